@@ -1,0 +1,28 @@
+import os, sys; sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+import json
+
+from shoal.component.base import Component
+from shoal.component.context import Context
+from shoal.component.scores import blend, check_weight
+from shoal.component.tensors import Arrays
+
+
+class Blend(Component):
+    """The encoder's and the forest's scores, weighted."""
+
+    def setup(self, context: Context) -> None:
+        settings = context.folder / "postprocess.json"
+        self.weight = json.loads(settings.read_text(encoding="utf-8"))["bert_weight"] if settings.is_file() else 0.5
+
+    def check(self, inputs: Arrays) -> None:
+        if "BERT_WEIGHT_INPUT" in inputs:
+            check_weight(inputs["BERT_WEIGHT_INPUT"], name="BERT_WEIGHT")
+
+    def run(self, batch: Arrays) -> Arrays:
+        bert, forest = batch["BERT_LARGE_SCORE"], batch["CUML_SCORE"]
+        score = blend(batch.get("BERT_WEIGHT_INPUT", self.weight), bert, forest)
+        return {"OUTPUT0": score, "BERT_SCORE": bert, "FOREST_SCORE": forest}
+
+
+TritonPythonModel = Blend.for_triton()

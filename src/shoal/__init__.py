@@ -1,0 +1,32 @@
+"""Reusable pre- and post-processing components for NVIDIA Triton, and the tools that make served pipelines of them."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from shoal.errors import ArtifactError, InputError, ServerError, SetupError, ShoalError
+
+if TYPE_CHECKING:
+    from shoal.component.base import Component as Component
+    from shoal.repository.compose import compose as compose
+    from shoal.serving.client import Client as Client
+    from shoal.serving.local import Pipeline as Pipeline
+    from shoal.serving.server import serve as serve
+
+__version__ = "0.1.0"
+
+# Looked up on first use: `import shoal` stays light, and beside a model.py only component/ exists.
+_HOMES = {
+    "Client": "shoal.serving.client",
+    "Component": "shoal.component.base",
+    "Pipeline": "shoal.serving.local",
+    "compose": "shoal.repository.compose",
+    "serve": "shoal.serving.server",
+}
+
+__all__ = ["ArtifactError", "InputError", "ServerError", "SetupError", "ShoalError", *_HOMES]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'shoal' has no attribute {name!r}")

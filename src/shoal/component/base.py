@@ -1,0 +1,155 @@
+"""Component: many requests -> one batch -> one call -> many responses; an error belongs to one request."""
+
+from __future__ import annotations
+
+import inspect
+import locale
+import logging
+import os
+from collections.abc import Sequence
+from json import loads
+from pathlib import Path
+from typing import Any, ClassVar
+
+from shoal.component import batching, tensors
+from shoal.component.context import Context, ModelSpec
+from shoal.component.tensors import Arrays
+from shoal.errors import SetupError, ShoalError
+
+_log = logging.getLogger("shoal")
+
+
+class Component:
+    """A model over arrays, which runs in Triton's Python backend, in a client, or in this process.
+
+    Subclass it in ``1/model.py``, write ``run``, and end the file with ``TritonPythonModel = Yours.for_triton()``::
+
+        class Double(Component):
+            def run(self, batch):
+                return {"Y": batch["X"] * 2}
+
+    Tensors are declared once, in the ``config.pbtxt`` beside it; ``self.context.spec`` holds them.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.setup(context)
+
+    def setup(self, context: Context) -> None:
+        """Load artifacts and build what every call uses. Called once."""
+
+    def check(self, inputs: Arrays) -> None:  # noqa: B027 -- most components have nothing to check
+        """Raise ``InputError`` if this one request cannot be answered. Its batch neighbours are not affected."""
+
+    def run(self, batch: Arrays) -> Arrays:
+        """Answer a whole batch.
+
+        ``batch`` maps input names to arrays ``[rows, *dims]`` on ``self.context.device``; TYPE_STRING inputs are NumPy
+        object arrays of ``bytes``; an optional input that was left out is absent. Returns every declared output, with
+        the same number of rows. Nothing of ``batch`` may be kept after the call.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define run(batch)")
+
+    def close(self) -> None:
+        """Release what ``setup`` took. Called once, when the model is unloaded."""
+
+    def process(self, requests: Sequence[Arrays]) -> list[Arrays | ShoalError]:
+        """Answer requests in order, each with its outputs or its own error.
+
+        Requests with the same set of inputs are joined to one batch, where the model batches at all. If a joined batch
+        fails, each of its requests is tried alone, so that one bad request never fails its neighbours.
+        """
+        answers: list[Arrays | ShoalError] = [{}] * len(requests)
+        groups: dict[tuple[frozenset[str], int], list[int]] = {}
+        for index, inputs in enumerate(requests):
+            try:
+                self.check(inputs)
+            except Exception as error:
+                answers[index] = self.failure(error)
+            else:
+                alone = 0 if self.context.spec.is_batched else index
+                groups.setdefault((frozenset(inputs), alone), []).append(index)
+        for members in groups.values():
+            for index, answer in zip(members, self._answer([requests[i] for i in members]), strict=True):
+                answers[index] = answer
+        return answers
+
+    def _answer(self, requests: list[Arrays]) -> list[Arrays | ShoalError]:
+        spec = self.context.spec
+        try:
+            batch, counts = batching.join(spec, requests)
+            outputs = self.run(batch)
+            batching.check_outputs(spec, outputs, sum(counts))
+            return list(batching.split(outputs, counts))
+        except Exception as error:
+            if len(requests) == 1:
+                return [self.failure(error)]
+            return [self._answer([request])[0] for request in requests]
+
+    def failure(self, error: Exception) -> ShoalError:
+        """The error that a client may see."""
+        if isinstance(error, ShoalError):
+            return error
+        name = self.context.spec.name
+        # The traceback is for the server's log: it names paths, which no client may see.
+        _log.error("model %s failed on a request", name, exc_info=error)
+        return ShoalError(f"Model {name} failed on this request ({type(error).__name__}).", "See the server's log.")
+
+    @classmethod
+    def for_triton(cls) -> type[TritonModel]:
+        """The class that Triton's Python backend looks for in ``model.py`` under the name ``TritonPythonModel``."""
+        return type("TritonPythonModel", (TritonModel,), {"component_class": cls})
+
+
+class TritonModel:
+    """Triton's side of a component: requests in, responses out."""
+
+    component_class: ClassVar[type[Component]]
+    component: Component
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Start the component; an exception here fails the load of the model."""
+        # Stubs start in the C locale, where open() without an encoding reads ASCII.
+        locale.setlocale(locale.LC_CTYPE, "C.UTF-8")
+        _refuse_foreign_package(Path(inspect.getfile(self.component_class)).parent)
+        tensors.self_test()
+        spec = ModelSpec.from_config(loads(args["model_config"]))
+        self.component = self.component_class(
+            Context(
+                spec=spec,
+                folder=Path(args["model_repository"]) / args["model_version"],
+                device=tensors.Device.from_triton(args),
+                num_threads=_threads(spec),
+            )
+        )
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """Answer every request, each with its own response."""
+        context = self.component.context
+        try:
+            inputs = [tensors.read_request(request, context.spec.inputs, context.device) for request in requests]
+            return [tensors.make_response(answer) for answer in self.component.process(inputs)]
+        except Exception as error:  # from here Triton would show the client the message and the file's path
+            return [tensors.make_response(self.component.failure(error)) for _ in requests]
+
+    def finalize(self) -> None:
+        """Release what the component holds."""
+        self.component.close()
+
+
+def _threads(spec: ModelSpec) -> int:
+    """The instance's share of the cores, unless the configuration's ``threads`` parameter says otherwise."""
+    if "threads" in spec.parameters:
+        return int(spec.parameters["threads"])
+    return max(1, len(os.sched_getaffinity(0)) // spec.num_instances)
+
+
+def _refuse_foreign_package(folder: Path) -> None:
+    """Refuse to start when ``folder`` carries its own copy of shoal and another one was imported."""
+    copy, imported = folder / "shoal", Path(inspect.getfile(ShoalError)).parent
+    if copy.is_dir() and not imported.samefile(copy):
+        raise SetupError(
+            f"{folder} carries its own copy of shoal, but the one in {imported} was imported.",
+            "Let model.py begin with: import os, sys; "
+            "sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))",
+        )

@@ -1,0 +1,71 @@
+"""Joining requests to one batch, checking what came out, and splitting it again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from array_api_compat import device
+
+from shoal.component.context import ModelSpec
+from shoal.component.tensors import Array, Arrays, TensorSpec, namespace
+from shoal.errors import ShoalError
+
+
+def join(spec: ModelSpec, requests: Sequence[Arrays]) -> tuple[Arrays, list[int]]:
+    """One batch of all requests, which share one set of inputs, and the number of rows each brought.
+
+    Inputs that allow ragged batches are padded with zeros to the widest request. A single request is not copied.
+    """
+    counts = [_rows(request) for request in requests] if spec.is_batched else [1]
+    if len(requests) == 1:
+        return requests[0], counts
+    names = requests[0].keys()
+    inputs = {tensor.name: tensor for tensor in spec.inputs}
+    return {name: _concat(inputs[name], [request[name] for request in requests]) for name in names}, counts
+
+
+def _rows(request: Arrays) -> int:
+    return int(next(iter(request.values())).shape[0])
+
+
+def _concat(tensor: TensorSpec, arrays: Sequence[Array]) -> Array:
+    xp = namespace(arrays[0])
+    if tensor.is_ragged and len({a.shape[1:] for a in arrays}) > 1:
+        widest = max(a.shape[1] for a in arrays)
+        arrays = [_widen(a, widest) for a in arrays]
+    return xp.concat(list(arrays), axis=0)
+
+
+def _widen(array: Array, width: int) -> Array:
+    xp = namespace(array)
+    shape = (array.shape[0], width - array.shape[1], *array.shape[2:])
+    zeros = xp.zeros(shape, dtype=array.dtype, device=device(array))
+    return xp.concat([array, zeros], axis=1)
+
+
+def check_outputs(spec: ModelSpec, outputs: Arrays, num_rows: int) -> None:
+    """Check names, dtypes, shapes and row counts, which Triton does not.
+
+    Raises:
+        ShoalError: an output is not what ``config.pbtxt`` declares.
+    """
+    declared = {tensor.name: tensor for tensor in spec.outputs}
+    if outputs.keys() != declared.keys():
+        raise ShoalError(f"Model {spec.name} gave outputs {sorted(outputs)}, its config declares {sorted(declared)}.")
+    for name, array in outputs.items():
+        mismatch = declared[name].mismatch(array, is_batched=spec.is_batched)
+        if mismatch:
+            raise ShoalError(f"Output {mismatch}, as the config of model {spec.name} declares.")
+        if spec.is_batched and array.shape[0] != num_rows:
+            raise ShoalError(f"Output {name} of model {spec.name} has {array.shape[0]} rows for {num_rows} rows in.")
+
+
+def split(outputs: Arrays, counts: Sequence[int]) -> Iterator[Arrays]:
+    """The outputs of each request, as views of the batch's."""
+    if len(counts) == 1:
+        yield outputs
+        return
+    start = 0
+    for count in counts:
+        yield {name: array[start : start + count] for name, array in outputs.items()}
+        start += count

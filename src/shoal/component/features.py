@@ -1,0 +1,193 @@
+"""207 features of a text: statistics, and shares of frequent and rare words.
+
+A *basic token* is what BERT's normalizer and pre-tokenizer give: lower-cased, accents stripped, punctuation split off.
+A *word* is a basic token that holds a letter or a digit (Unicode L* or Nd); any other basic token is punctuation. A
+*sentence* ends at a maximal run of ``. ! ? …`` tokens; text after the last run, if it holds a word, is one more.
+
+The host turns texts into codes (``TokenCoder``); everything after is array code, written once for every device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from array_api_compat import device
+
+from shoal.component.bundle import NUM_LISTED, Bundle
+from shoal.component.ragged import Ragged, Texts
+from shoal.component.tensors import Array, Device, namespace
+
+SENTENCE_ENDS = (".", "!", "?", "…")
+
+FEATURE_NAMES = (
+    "words",
+    "distinct_words",
+    "punctuation",
+    "sentences",
+    "words_per_sentence",
+    "stop_words",
+    "stop_words_per_sentence",
+    *(f"frequent_{k}" for k in range(1, NUM_LISTED + 1)),
+    *(f"rare_{k}" for k in range(1, NUM_LISTED + 1)),
+)
+
+
+def is_word(token: str) -> bool:
+    """Whether a basic token holds a letter or a digit."""
+    return any(c.isalpha() or c.isdecimal() for c in token)
+
+
+class BasicTokenizer:
+    """BERT's normalizer and pre-tokenizer, always lower-casing."""
+
+    def __init__(self) -> None:
+        from tokenizers import normalizers, pre_tokenizers
+
+        self._normalize = normalizers.BertNormalizer(lowercase=True).normalize_str
+        self._split = pre_tokenizers.BertPreTokenizer().pre_tokenize_str
+
+    def __call__(self, text: str) -> list[str]:
+        """The basic tokens of ``text``, in order."""
+        return [token for token, _ in self._split(self._normalize(text))]
+
+
+@dataclass(frozen=True)
+class Lexicon:
+    """What is known of each token code, as columns of a table.
+
+    Codes 0 .. n-1 are the listed tokens. Two rows follow them: n stands for every other word, n + 1 for every other
+    punctuation token. ``column`` is the share's column (0 .. 199), or 200 for tokens in neither list.
+    """
+
+    tokens: tuple[str, ...]
+    is_word: Array  # BOOL [n + 2]
+    is_stop: Array  # BOOL [n + 2]
+    is_end: Array  # BOOL [n + 2]
+    column: Array  # INT64 [n + 2]
+    num_listed: int
+
+    @classmethod
+    def build(cls, stop_words: Sequence[str], listed: Sequence[str], device: Device) -> Lexicon:
+        """``listed`` holds the words whose shares are features, in the order of their columns."""
+        tokens = tuple(dict.fromkeys([*SENTENCE_ENDS, *stop_words, *listed]))
+        columns = {word: k for k, word in enumerate(listed)}
+        put = device.put
+        return cls(
+            tokens=tokens,
+            is_word=put(np.array([*map(is_word, tokens), True, False])),
+            is_stop=put(np.array([*(t in set(stop_words) for t in tokens), False, False])),
+            is_end=put(np.array([*(t in SENTENCE_ENDS for t in tokens), False, False])),
+            column=put(np.array([*(columns.get(t, len(listed)) for t in tokens), len(listed), len(listed)])),
+            num_listed=len(listed),
+        )
+
+
+class TokenCoder:
+    """Texts to token codes, on the host.
+
+    Listed tokens get their row in the lexicon, other words a code above it that is their own within one batch, other
+    punctuation -1.
+    """
+
+    def __init__(self, lexicon: Lexicon) -> None:
+        self._codes = {token: code for code, token in enumerate(lexicon.tokens)}
+        self._tokenize = BasicTokenizer()
+
+    def __call__(self, texts: Texts) -> Ragged:
+        """INT64 codes, a row a text."""
+        codes, rows = dict(self._codes), []
+        for text in texts.strings:
+            row = []
+            for token in self._tokenize(text):
+                code = codes.get(token)
+                if code is None:
+                    code = codes[token] = len(codes) if is_word(token) else -1
+                row.append(code)
+            rows.append(row)
+        return Ragged.from_rows(rows)
+
+
+class _Counter(NamedTuple):
+    """Counts per row of a ragged batch."""
+
+    rows: Array
+    num_rows: int
+
+    def __call__(self, where: Array) -> Array:
+        """How many of the marked values each row has: FP64 ``[rows]``."""
+        xp = namespace(where)
+        return xp.astype(xp.bincount(self.rows[where], minlength=self.num_rows), xp.float64)
+
+
+def count_features(codes: Ragged, lexicon: Lexicon) -> Array:
+    """The raw features, FP64 ``[rows, 7 + lists]``; all 0 in a row without a word."""
+    xp = namespace(codes.values)
+    num_known, num_rows = len(lexicon.tokens), len(codes)
+    rows = codes.row_ids
+    kind = xp.where(codes.values < 0, xp.full_like(codes.values, num_known + 1), xp.clip(codes.values, max=num_known))
+    is_word, is_end = xp.take(lexicon.is_word, kind), xp.take(lexicon.is_end, kind)
+    count = _Counter(rows, num_rows)
+
+    words = count(is_word)
+    sentences = count(_run_starts(is_end, rows)) + _has_open_end(is_word, is_end, count)
+    stops = count(xp.take(lexicon.is_stop, kind))
+    statistics = [
+        words,
+        _distinct(codes.values[is_word], rows[is_word], num_rows),
+        count(~is_word),
+        sentences,
+        words / xp.clip(sentences, min=1.0),
+        stops,
+        stops / xp.clip(sentences, min=1.0),
+    ]
+    width = lexicon.num_listed + 1  # one column more, for the tokens in neither list
+    cells = xp.bincount(rows * width + xp.take(lexicon.column, kind), minlength=num_rows * width)
+    shares = xp.reshape(cells, (num_rows, width))[:, :-1] / xp.clip(words, min=1.0)[:, None]
+    raw = xp.concat([xp.stack(statistics, axis=1), shares], axis=1)
+    return xp.where((words > 0)[:, None], raw, xp.zeros_like(raw))
+
+
+def _run_starts(is_end: Array, rows: Array) -> Array:
+    """Where a run of sentence ends begins: the token before is none, or belongs to another row."""
+    xp = namespace(is_end)
+    goes_on = is_end[:-1] & (rows[1:] == rows[:-1])
+    return is_end & ~xp.concat([xp.zeros_like(is_end[:1]), goes_on])
+
+
+def _has_open_end(is_word: Array, is_end: Array, count: _Counter) -> Array:
+    """1 for each row with a word after its last sentence end, else 0."""
+    xp = namespace(is_word)
+    seen = xp.cumulative_sum(xp.astype(is_end, xp.int64))
+    # Sentence ends up to the end of each row: where a word has seen as many, none follows it.
+    total = xp.cumulative_sum(count(is_end))
+    return xp.astype(count(is_word & (seen == xp.take(total, count.rows))) > 0, xp.float64)
+
+
+def _distinct(codes: Array, rows: Array, num_rows: int) -> Array:
+    xp = namespace(codes)
+    if codes.shape[0] == 0:
+        return xp.zeros(num_rows, dtype=xp.float64, device=device(codes))
+    width = xp.max(codes) + 1
+    return xp.astype(xp.bincount(xp.unique_values(rows * width + codes) // width, minlength=num_rows), xp.float64)
+
+
+def normalise(raw: Array, mean: Array, std: Array) -> Array:
+    """z-scores, FP32 ``[rows, features]``."""
+    xp = namespace(raw)
+    return xp.astype((raw - mean) / std, xp.float32)
+
+
+class Features:
+    """Texts to the forest's input, as one bundle says."""
+
+    def __init__(self, bundle: Bundle, device: Device) -> None:
+        self._lexicon = Lexicon.build(bundle.stop_words, [*bundle.frequent, *bundle.rare], device)
+        self._code = TokenCoder(self._lexicon)
+        self._mean, self._std = (device.put(np.array(v)) for v in (bundle.mean, bundle.std))
+
+    def __call__(self, texts: Texts) -> Array:
+        """FP32 ``[rows, 207]``."""
+        return normalise(count_features(self._code(texts), self._lexicon), self._mean, self._std)

@@ -1,0 +1,104 @@
+"""Rows of different lengths as one flat array and offsets; texts are such rows of bytes.
+
+One text batch is one blob that crosses to a device once and is shared by the tokenizer and the features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+
+import numpy as np
+from array_api_compat import device
+
+from shoal.component.tensors import Array, namespace
+from shoal.errors import InputError
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """``values[offsets[i]:offsets[i + 1]]`` is row i.
+
+    ``values`` is one-dimensional; ``offsets`` is INT64 ``[rows + 1]``, ascending from 0 to ``len(values)``. Both lie on
+    the same device.
+    """
+
+    values: Array
+    offsets: Array
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[Sequence[int]]) -> Ragged:
+        """Flatten rows of integers on the host: INT64 values."""
+        offsets = _offsets(rows)
+        return Ragged(np.fromiter(chain.from_iterable(rows), np.int64, int(offsets[-1])), offsets)
+
+    def __len__(self) -> int:
+        return int(self.offsets.shape[0]) - 1
+
+    @property
+    def lengths(self) -> Array:
+        """INT64 ``[rows]``."""
+        return self.offsets[1:] - self.offsets[:-1]
+
+    @property
+    def row_ids(self) -> Array:
+        """INT64 ``[len(values)]``: the row that each value belongs to."""
+        xp = namespace(self.offsets)
+        rows = xp.arange(len(self), dtype=self.offsets.dtype, device=device(self.offsets))
+        return xp.repeat(rows, self.lengths)
+
+    def pad(self, width: int, fill: int) -> Array:
+        """``[rows, width]``: each row cut or filled up with ``fill``."""
+        xp = namespace(self.values)
+        columns = xp.arange(width, dtype=self.offsets.dtype, device=device(self.values))
+        if self.values.shape[0] == 0:
+            return xp.full((len(self), width), fill, dtype=self.values.dtype, device=device(self.values))
+        index = xp.clip(self.offsets[:-1, None] + columns, max=self.values.shape[0] - 1)
+        gathered = xp.reshape(xp.take(self.values, xp.reshape(index, (-1,))), index.shape)
+        return xp.where(columns < self.lengths[:, None], gathered, xp.asarray(fill, dtype=self.values.dtype))
+
+
+@dataclass(frozen=True)
+class Texts(Ragged):
+    """A batch of UTF-8 texts: UINT8 values."""
+
+    @classmethod
+    def from_bytes(cls, texts: Iterable[bytes]) -> Texts:
+        """Join texts to one blob on the host."""
+        texts = list(texts)
+        return cls(np.frombuffer(b"".join(texts), np.uint8), _offsets(texts))
+
+    @cached_property
+    def strings(self) -> list[str]:
+        """The texts decoded, once for everybody who asks; only for a blob on the host."""
+        blob, ends = self.values.tobytes(), self.offsets.tolist()
+        return [blob[start:stop].decode() for start, stop in zip(ends, ends[1:], strict=False)]
+
+
+def _offsets(rows: Sequence[Sequence[int]]) -> Array:
+    offsets = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum(np.fromiter(map(len, rows), np.int64, len(rows)), out=offsets[1:])
+    return offsets
+
+
+def check_texts(texts: Iterable[bytes], *, name: str, max_bytes: int) -> None:
+    """Check that each text is UTF-8 and not too long.
+
+    Raises:
+        InputError: it names the tensor, the row, and what stands there.
+    """
+    for row, text in enumerate(texts):
+        if len(text) > max_bytes:
+            raise InputError(
+                f"{name}[{row}] has {len(text)} bytes; at most {max_bytes} are allowed.",
+                "Split the text, or raise the max_text_bytes parameter in the model's config.pbtxt.",
+            )
+        try:
+            text.decode()
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"{name}[{row}] is not valid UTF-8: byte 0x{text[error.start]:02x} at position {error.start}.",
+                "Encode the text as UTF-8.",
+            ) from None

@@ -1,0 +1,27 @@
+"""The blend of two scores."""
+
+from __future__ import annotations
+
+from shoal.component.tensors import Array, namespace
+from shoal.errors import InputError
+
+
+def blend(weight: Array | float, first: Array, second: Array) -> Array:
+    """``weight * first + (1 - weight) * second``, element by element, in the arrays' own dtype."""
+    if isinstance(weight, float):  # rounded as a weight that came as a tensor is
+        weight = namespace(first).full_like(first, weight)
+    return weight * first + (1 - weight) * second
+
+
+def check_weight(weight: Array, *, name: str) -> None:
+    """Check that each weight lies between 0 and 1.
+
+    Raises:
+        InputError: it names the first row that does not, NaN and infinities included.
+    """
+    xp = namespace(weight)
+    is_bad = xp.reshape(~((weight >= 0) & (weight <= 1)), (-1,))
+    if bool(xp.any(is_bad)):
+        row = int(xp.argmax(xp.astype(is_bad, xp.int64)))
+        value = float(xp.reshape(weight, (-1,))[row])
+        raise InputError(f"{name}[{row}] is {value:g}; it must lie between 0 and 1.", "Leave it out for the default.")

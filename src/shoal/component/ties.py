@@ -1,0 +1,64 @@
+"""Files that belong together say so: an artifact carries the sha256 of those it was made with.
+
+A forest's columns mean nothing under another ``preprocess.json``, an encoder's ids nothing under another ``vocab.txt``.
+Nothing else would notice: shapes and dtypes fit.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from shoal.component.bundle import sha256
+from shoal.errors import ArtifactError
+
+METADATA = "shoal.json"  # the entry of a TorchScript archive that carries the ties
+
+
+def dump_ties(ties: Mapping[str, str]) -> str:
+    """The text that an artifact carries: file name -> sha256."""
+    return json.dumps({"shoal_ties": dict(ties)}, sort_keys=True)
+
+
+def read_ties(artifact: Path) -> dict[str, str]:
+    """The ties that a file carries; none where it is of no kind that could carry any."""
+    if artifact.suffix == ".pt":
+        with zipfile.ZipFile(artifact) as archive:  # what torch.jit.save writes
+            entries = [name for name in archive.namelist() if name.endswith(f"/extra/{METADATA}")]
+            return load_ties(archive.read(entries[0]).decode()) if entries else {}
+    if artifact.suffix == ".tl":
+        from treelite import Model
+
+        return load_ties(Model.deserialize(str(artifact)).attributes)
+    return {}
+
+
+def load_ties(text: str) -> dict[str, str]:
+    """The ties in an artifact's own text; none where shoal did not write it."""
+    try:
+        return dict(json.loads(text)["shoal_ties"])
+    except (ValueError, TypeError, KeyError):
+        return {}
+
+
+def check_ties(ties: Mapping[str, str], artifact: Path) -> None:
+    """Check an artifact that lies in a model repository, ``REPOSITORY/MODEL/VERSION/FILE``.
+
+    For each tie, a file of that name anywhere in the repository must be the one it was made with. Where there is none,
+    nothing is said: a client may hold it.
+
+    Raises:
+        ArtifactError: the repository holds another one.
+    """
+    repository = artifact.parents[2]
+    for name, wanted in ties.items():
+        found = sorted(repository.glob(f"*/[0-9]*/{name}"))
+        if found and wanted not in map(sha256, found):
+            model = found[0].parents[1].name
+            raise ArtifactError(
+                f"{artifact.name} was made with another {name} than the one of model {model}"
+                f" (expected sha256 {wanted[:12]}, found {sha256(found[0])[:12]}).",
+                "Take both from one artifact folder.",
+            )

@@ -1,0 +1,86 @@
+"""Token ids and attention mask, equal to Hugging Face's ``BertTokenizer``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from array_api_compat import device
+
+from shoal.component.ragged import Ragged, Texts
+from shoal.component.tensors import Array, namespace
+from shoal.errors import ArtifactError
+
+CLS, SEP, PAD, UNK, MASK = SPECIAL_TOKENS = ("[CLS]", "[SEP]", "[PAD]", "[UNK]", "[MASK]")
+MAX_WORD_CHARS = 100  # BERT's max_input_chars_per_word: longer words are [UNK]
+WIDTH_MULTIPLE = 8  # widths in steps: at most 32 shapes up to 256 tokens, each compiled once by the encoder
+
+
+@dataclass(frozen=True)
+class SpecialIds:
+    """Ids of the tokens that frame a row."""
+
+    cls: int
+    sep: int
+    pad: int
+
+
+def read_vocabulary(path: Path) -> list[str]:
+    """The tokens of a ``vocab.txt``, in the order of their ids.
+
+    Raises:
+        ArtifactError: a special token is missing, or a token stands there twice.
+    """
+    vocabulary = path.read_text(encoding="utf-8").split("\n")
+    if vocabulary[-1] == "":
+        vocabulary.pop()
+    missing = [token for token in SPECIAL_TOKENS if token not in vocabulary]
+    if missing or len(set(vocabulary)) != len(vocabulary):
+        fault = f"lacks {', '.join(missing)}" if missing else "holds a token twice"
+        raise ArtifactError(f"{path.name} {fault}.", "Take vocab.txt from the encoder's own tokenizer.")
+    return vocabulary
+
+
+def frame(pieces: Ragged, ids: SpecialIds, max_length: int) -> tuple[Array, Array]:
+    """Put ``[CLS]`` and ``[SEP]`` around each row, cut at ``max_length``, pad to the longest row.
+
+    ``pieces`` holds INT64 token ids. Returns ids and mask, INT64 ``[rows, width]``, ``width`` a multiple of 8 unless
+    ``max_length`` is smaller.
+    """
+    xp = namespace(pieces.values)
+    lengths = xp.clip(pieces.lengths, max=max_length - 2)
+    longest = int(xp.max(lengths)) + 2
+    width = min(max_length, -(-longest // WIDTH_MULTIPLE) * WIDTH_MULTIPLE)
+    position = xp.arange(width, dtype=xp.int64, device=device(pieces.values))[None, :]
+    last = lengths[:, None] + 1
+    body = pieces.pad(width, ids.pad)
+    shifted = xp.concat([xp.full_like(body[:, :1], ids.cls), body[:, :-1]], axis=1)
+    pad, sep = (xp.asarray(i, dtype=xp.int64) for i in (ids.pad, ids.sep))
+    framed = xp.where(position < last, shifted, xp.where(position == last, sep, pad))
+    return framed, xp.astype(position <= last, xp.int64)
+
+
+class WordPiece:
+    """BERT's basic tokenization and WordPiece over a vocabulary, on the host.
+
+    ``max_length`` counts ``[CLS]`` and ``[SEP]``.
+    """
+
+    def __init__(self, vocabulary: Sequence[str], *, is_lowercase: bool = True, max_length: int = 256) -> None:
+        from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+        vocab = {token: index for index, token in enumerate(vocabulary)}
+        model = models.WordPiece(vocab, unk_token=UNK, max_input_chars_per_word=MAX_WORD_CHARS)
+        self._tokenizer = Tokenizer(model)
+        # strip_accents follows lowercase where it is not given, as in the published BERT models
+        self._tokenizer.normalizer = normalizers.BertNormalizer(lowercase=is_lowercase)
+        self._tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        self._tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
+        self.ids = SpecialIds(vocab[CLS], vocab[SEP], vocab[PAD])
+        self.max_length = max_length
+
+    def encode(self, texts: Texts) -> tuple[Array, Array]:
+        """Token ids and attention mask of ``texts``: INT64 ``[len(texts), width]`` each."""
+        encodings = self._tokenizer.encode_batch_fast(texts.strings, add_special_tokens=False)
+        return frame(Ragged.from_rows([e.ids for e in encodings]), self.ids, self.max_length)

@@ -1,0 +1,42 @@
+"""What can go wrong, in few classes.
+
+    ShoalError
+    ├── InputError      a value that a caller gave cannot be used
+    ├── ArtifactError   a file is missing, damaged, or does not fit its neighbour
+    ├── SetupError      this machine or Python environment lacks something
+    └── ServerError     Triton did not start, went away, or refused
+"""
+
+
+class ShoalError(Exception):
+    """What happened, with the value; then the way out.
+
+    ``what`` is one sentence that names the value; ``fix`` is what to do or type. Both reach clients: neither may
+    hold a path of the server.
+    """
+
+    def __init__(self, what: str, fix: str = "") -> None:
+        super().__init__(f"{what} {fix}" if fix else what)
+        self.what = what
+        self.fix = fix
+
+
+class InputError(ShoalError):
+    """A value that a caller gave cannot be used; only that caller's request fails."""
+
+
+class ArtifactError(ShoalError):
+    """A file is missing, damaged, or does not fit its neighbour."""
+
+
+class SetupError(ShoalError):
+    """This machine or Python environment lacks something."""
+
+
+class ServerError(ShoalError):
+    """Triton did not start, went away, or refused the request."""
+
+
+def missing_extra(module: str, extra: str) -> SetupError:
+    """The error for a library that stands in one of shoal's extras and is not installed."""
+    return SetupError(f"{module} is not installed.", f"Type: pip install 'shoal[{extra}]'")

@@ -1,0 +1,151 @@
+"""Leaf folders + artifacts + plan -> model repository + manifest."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import shoal
+from shoal.component.bundle import sha256
+from shoal.component.ties import check_ties, read_ties
+from shoal.errors import ArtifactError, InputError
+from shoal.repository.graph import Graph
+from shoal.repository.leaves import collect, find_leaves
+from shoal.repository.paths import check_bearable, exchange
+from shoal.repository.pbtxt import ModelConfig, write_config
+from shoal.repository.placement import Plan, place
+
+MANIFEST = "manifest.json"
+PACKAGE = ("__init__.py", "errors.py", "component")  # what runs inside a model; the rest of shoal stays outside
+
+
+def compose(
+    ensemble: str,
+    repository: Path | str,
+    *,
+    artifacts: Path | str,
+    plan: Plan | None = None,
+    leaves: Iterable[Path] = (),
+) -> Path:
+    """Write the model repository that serves ``ensemble``; returns its absolute path.
+
+    It is made aside and put in place in one step: an interruption leaves the old repository whole. The same inputs
+    give the same bytes. ``leaves`` are folders with leaf folders of your own, in the rooms that shoal uses.
+
+    Raises:
+        InputError: Triton cannot bear the path, or something that is no composed repository stands there.
+        ArtifactError: an artifact is missing or does not fit another.
+    """
+    plan = plan or Plan()
+    target, artifacts = Path(repository).resolve(), Path(artifacts)
+    check_bearable(target)
+    _check_replaceable(target)
+    models = collect(ensemble, find_leaves(leaves))
+    Graph.build(models[-1], {model.name: model for model in models})
+    _check_present(models, artifacts)
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        contents = _contents(artifacts)
+        for model in models:
+            _write_model(model, aside / model.name, artifacts, plan, contents.get(model.name, ""))
+        check_artifacts(aside)
+        _write_manifest(aside, ensemble, plan, contents)
+        aside.chmod(0o755)  # mkdtemp's 0700 would keep a server under another user out
+        exchange(aside, target)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)  # the old repository, or what an error left
+    return target
+
+
+def _check_replaceable(target: Path) -> None:
+    if target.exists() and not (target / MANIFEST).is_file() and (not target.is_dir() or any(target.iterdir())):
+        raise InputError(
+            f"{target} exists and was not made by shoal compose; it will not be replaced.",
+            "Name another folder, or remove that one.",
+        )
+
+
+def _check_present(models: Sequence[ModelConfig], artifacts: Path) -> None:
+    wanted = {name for model in models for name, is_required in model.artifacts if is_required}
+    missing = sorted(name for name in wanted if not (artifacts / name).is_file())
+    if missing:
+        raise ArtifactError(
+            f"{artifacts} lacks {', '.join(missing)}.", f"Make them: shoal train --preset quick --out {artifacts}"
+        )
+
+
+def _write_model(model: ModelConfig, folder: Path, artifacts: Path, plan: Plan, content: str) -> None:
+    for source in _version_files(model.folder):
+        copy = folder / source.relative_to(model.folder)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, copy)
+    message = place(model, plan)
+    version = folder / "1"
+    if model.backend == "python":
+        copy_package(version)
+    for name, _ in model.artifacts:
+        if (artifacts / name).is_file():
+            shutil.copyfile(artifacts / name, version / name)
+    if content:
+        message.parameters["content"].string_value = content
+    write_config(message, folder / "config.pbtxt", comment="Written by shoal compose; what is edited here is lost.")
+
+
+def check_artifacts(repository: Path) -> None:
+    """Check that the artifacts in a repository were made with one another.
+
+    Raises:
+        ArtifactError: two of them were not.
+    """
+    for path in sorted(repository.glob("*/[0-9]*/*")):
+        check_ties(read_ties(path), path)
+
+
+def _version_files(leaf: Path) -> Iterator[Path]:
+    """The files under a leaf's numbered folders: what Triton reads, without training scripts and caches."""
+    for path in sorted(leaf.glob("[0-9]*/**/*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            yield path
+
+
+def copy_package(folder: Path) -> None:
+    """Put the part of shoal that runs inside a model into ``folder/shoal``."""
+    package = Path(shoal.__file__).parent
+    for name in PACKAGE:
+        source, copy = package / name, folder / "shoal" / name
+        if source.is_dir():
+            shutil.copytree(source, copy, ignore=shutil.ignore_patterns("__pycache__"), copy_function=shutil.copyfile)
+        else:
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, copy)
+
+
+def _contents(artifacts: Path) -> dict[str, str]:
+    """What the training report says is inside each model."""
+    report = artifacts / "report.json"
+    return dict(json.loads(report.read_text(encoding="utf-8")).get("contents", {})) if report.is_file() else {}
+
+
+def _write_manifest(repository: Path, ensemble: str, plan: Plan, contents: dict[str, str]) -> None:
+    files = {str(p.relative_to(repository)): sha256(p) for p in sorted(repository.rglob("*")) if p.is_file()}
+    manifest = {
+        "format": 1,
+        "shoal": shoal.__version__,
+        "ensemble": ensemble,
+        **asdict(plan),
+        "contents": contents,
+        "files": files,
+    }
+    (repository / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def read_manifest(repository: Path) -> dict[str, object]:
+    """The manifest of a composed repository; empty where there is none."""
+    path = repository / MANIFEST
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}

@@ -1,0 +1,50 @@
+"""Leaf folders: the models that shoal ships, and a user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import shoal
+from shoal.errors import ArtifactError
+from shoal.repository.pbtxt import ModelConfig, read_config
+
+ROOMS = ("preprocess", "postprocess", "models", "ensembles")
+
+
+def shipped_root() -> Path:
+    """The folder that holds shoal's own leaf folders: the checkout, or the package's data in an installed wheel."""
+    package = Path(shoal.__file__).parent
+    checkout = package.parents[1]
+    return checkout if (checkout / ROOMS[0]).is_dir() else package / "leaves"
+
+
+def find_leaves(roots: Iterable[Path] = ()) -> Mapping[str, ModelConfig]:
+    """Every leaf by its model's name: shoal's own and those under ``roots``, which win."""
+    leaves = {}
+    for root in [shipped_root(), *roots]:
+        for room in ROOMS:
+            for path in sorted(root.glob(f"{room}/*/config.pbtxt")):
+                config = read_config(path.parent)
+                leaves[config.name] = config
+    return leaves
+
+
+def collect(name: str, leaves: Mapping[str, ModelConfig]) -> list[ModelConfig]:
+    """The leaf called ``name`` and all that its steps call, members before ensembles.
+
+    Raises:
+        ArtifactError: there is no such leaf.
+    """
+    found: dict[str, ModelConfig] = {}
+
+    def visit(wanted: str) -> None:
+        if wanted not in leaves:
+            raise ArtifactError(f"There is no model {wanted}.", f"Known: {', '.join(sorted(leaves))}.")
+        for step in leaves[wanted].steps:
+            if step.model not in found:
+                visit(step.model)
+        found[wanted] = leaves[wanted]
+
+    visit(name)
+    return list(found.values())

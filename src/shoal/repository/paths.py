@@ -1,0 +1,41 @@
+"""Paths: which ones Triton can bear, and how one folder takes another's place."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from pathlib import Path
+
+from shoal.errors import InputError
+
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # <fcntl.h>, <linux/fs.h>
+
+
+def check_bearable(path: Path) -> None:
+    """Check that Triton can bear ``path``: it pastes paths into a shell command unquoted.
+
+    Raises:
+        InputError: it names the characters.
+    """
+    odd = sorted(set(re.findall(r"[^A-Za-z0-9_./+@:,=-]", str(path))))
+    if odd:
+        raise InputError(
+            f"Triton cannot bear the path {str(path)!r}: it holds {', '.join(map(repr, odd))}.",
+            "Use a folder whose path has only letters, digits and _ . - + @ : , =",
+        )
+
+
+def exchange(made: Path, target: Path) -> None:
+    """Put folder ``made`` at ``target`` in one step; what stood there, if anything, stands at ``made`` afterwards."""
+    if not target.exists():
+        made.rename(target)
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.renameat2(_AT_FDCWD, os.fsencode(made), _AT_FDCWD, os.fsencode(target), _RENAME_EXCHANGE) == 0:
+        return
+    # A file system without the exchange (NFS, for one): two renames, and a moment between them.
+    old = made.with_name(f"{made.name}.old")
+    target.rename(old)
+    made.rename(target)
+    old.rename(made)

@@ -1,0 +1,103 @@
+"""``config.pbtxt`` <-> typed records, over Triton's own protobuf schema."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shoal.component.context import ModelSpec
+from shoal.errors import ArtifactError
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of an ensemble: a model, and which ensemble tensor each of its tensors is.
+
+    ``inputs`` and ``outputs`` map the model's tensor names to the ensemble's.
+    """
+
+    model: str
+    version: int
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A model's configuration: what shoal reads of it, and the whole message for what it writes back."""
+
+    spec: ModelSpec
+    backend: str
+    platform: str
+    steps: tuple[Step, ...]
+    folder: Path
+    message: Any
+
+    @property
+    def name(self) -> str:
+        """The model's name in a repository."""
+        return self.spec.name
+
+    @property
+    def is_ensemble(self) -> bool:
+        """Whether this is a graph of other models."""
+        return self.platform == "ensemble"
+
+    @property
+    def artifacts(self) -> tuple[tuple[str, bool], ...]:
+        """The files that belong into the version folder, each with whether it must be there.
+
+        They stand in the parameter ``artifacts``, separated by spaces; ``?`` behind a name marks one that may be
+        missing.
+        """
+        names = self.spec.parameters.get("artifacts", "").split()
+        return tuple((name.removesuffix("?"), not name.endswith("?")) for name in names)
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """Read ``folder/config.pbtxt``; a configuration without a name is named after its folder, as Triton does.
+
+    Raises:
+        ArtifactError: there is none, or it is no model configuration; the message names file and line.
+    """
+    from google.protobuf import text_format
+    from tritonclient.grpc import model_config_pb2
+
+    path = folder / "config.pbtxt"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        raise ArtifactError(f"{folder} is no model folder: it has no config.pbtxt.", "Name a model's folder.") from None
+    message = model_config_pb2.ModelConfig()
+    try:
+        text_format.Parse(text, message)
+    except text_format.ParseError as error:
+        raise ArtifactError(f"{path}:{error}", "Mend that line; the fields are Triton's ModelConfig.") from None
+    message.name = message.name or folder.name
+    return _record(message, folder)
+
+
+def _record(message: Any, folder: Path) -> ModelConfig:
+    from google.protobuf import json_format
+
+    fields = json_format.MessageToDict(message, preserving_proto_field_name=True)
+    return ModelConfig(
+        spec=ModelSpec.from_config({"name": message.name, **fields}),
+        backend=message.backend,
+        platform=message.platform,
+        steps=tuple(
+            Step(s.model_name, int(s.model_version), dict(s.input_map), dict(s.output_map))
+            for s in message.ensemble_scheduling.step
+        ),
+        folder=folder,
+        message=message,
+    )
+
+
+def write_config(message: Any, path: Path, *, comment: str) -> None:
+    """Write a ModelConfig message in text form, under a comment line."""
+    from google.protobuf import text_format
+
+    path.write_text(f"# {comment}\n{text_format.MessageToString(message, as_utf8=True)}", encoding="utf-8")

@@ -1,0 +1,85 @@
+"""What callers give, as the arrays that a model declares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from shoal.component.tensors import STRING, Array, TensorSpec
+from shoal.errors import InputError
+
+
+def to_arrays(specs: Iterable[TensorSpec], values: Mapping[str, Any], *, is_batched: bool) -> dict[str, Array]:
+    """Lists or arrays, by input name, as NumPy arrays of the declared dtypes; the first dimension counts rows.
+
+    One value a row may be given flat: ``["a", "b"]`` for TYPE_STRING [1] is ``[2, 1]``. None is an input left out.
+
+    Raises:
+        InputError: an input is unknown or missing, has another dtype or shape, or another number of rows.
+    """
+    declared = {spec.name: spec for spec in specs}
+    given = {name: value for name, value in values.items() if value is not None}
+    unknown = sorted(given.keys() - declared.keys())
+    if unknown:
+        raise InputError(f"There is no input {unknown[0]}.", f"Inputs: {', '.join(declared)}.")
+    missing = [name for name, spec in declared.items() if not spec.is_optional and name not in given]
+    if missing:
+        raise InputError(f"The input {missing[0]} is missing.", f"Give {missing[0]}=[...].")
+    arrays = {name: _to_array(declared[name], value, is_batched=is_batched) for name, value in given.items()}
+    if is_batched:
+        _check_rows(arrays)
+    return arrays
+
+
+def _to_array(spec: TensorSpec, value: Any, *, is_batched: bool) -> Array:
+    if isinstance(value, str | bytes):
+        raise InputError(f"{spec.name} is a single string; give a list of them.", f"For one text: {spec.name}=[text].")
+    array = _to_bytes(spec.name, value) if spec.dtype == STRING else _to_numbers(spec, value)
+    if is_batched and spec.dims == (1,) and array.ndim == 1:
+        array = array[:, None]
+    mismatch = spec.mismatch(array, is_batched=is_batched)
+    if mismatch:
+        raise InputError(f"Input {mismatch}.")
+    return array
+
+
+def _to_numbers(spec: TensorSpec, value: Any) -> Array:
+    if isinstance(value, np.ndarray):
+        return value  # an array's dtype is its caller's decision: it is checked, not converted
+    try:
+        return np.asarray(value, spec.numpy_dtype)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InputError(f"{spec.name} cannot be read as {spec.dtype}: {error}.") from None
+
+
+def _to_bytes(name: str, value: Any) -> Array:
+    array = np.asarray(value, np.object_)
+    flat = np.empty(array.size, np.object_)
+    for row, text in enumerate(array.ravel().tolist()):
+        flat[row] = _encode(name, row, text)
+    return flat.reshape(array.shape)
+
+
+def _encode(name: str, row: int, text: object) -> bytes:
+    if isinstance(text, bytes):
+        return text
+    if not isinstance(text, str):
+        raise InputError(f"{name}[{row}] is {text!r}; it must be a string.", "Give str or UTF-8 bytes.")
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"{name}[{row}] holds the lone surrogate U+{ord(text[error.start]):04X} at position {error.start}.",
+            "Such a string has no UTF-8 form; decode its source with errors='replace'.",
+        ) from None
+
+
+def _check_rows(arrays: Mapping[str, Array]) -> None:
+    rows = {name: array.shape[0] for name, array in arrays.items()}
+    if len(set(rows.values())) > 1:
+        listing = ", ".join(f"{name} {count}" for name, count in rows.items())
+        raise InputError(f"The inputs have different numbers of rows: {listing}.", "Give one value of each per row.")
+    if 0 in rows.values():
+        raise InputError("The request has no rows.", "Give at least one.")

@@ -1,0 +1,142 @@
+"""A repository in this process, with Triton's semantics: the same components, the same graph, no server."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any, Protocol
+
+from shoal.component.base import Component
+from shoal.component.context import Context
+from shoal.component.tensors import Array, Arrays
+from shoal.errors import ArtifactError, InputError, ShoalError
+from shoal.repository.graph import Graph
+from shoal.repository.pbtxt import ModelConfig, Step
+from shoal.serving.arrays import to_arrays
+from shoal.serving.runtime import BACKENDS
+
+Model = Callable[[Arrays], Arrays]
+
+
+class Remote(Protocol):
+    """Who runs single models elsewhere; ``shoal.Client`` is one."""
+
+    def infer(self, model: str, /, **inputs: Any) -> dict[str, Array]:
+        """Outputs of one request."""
+
+
+class Pipeline:
+    """An ensemble (or a single model) whose steps run in this process::
+
+        scores = Pipeline.load("build/repository/ensemble_all")(excerpt=["A text."])["SCORE"]
+
+    With ``remote``, only Python components run here and the other models there: the client's half of a pipeline.
+    Calls may come from several threads.
+    """
+
+    def __init__(self, graph: Graph, models: Mapping[str, Model]) -> None:
+        self._graph = graph
+        self._models = models
+
+    @classmethod
+    def load(cls, folder: Path | str, *, remote: Remote | None = None) -> Pipeline:
+        """Load the model in ``folder`` and its members from the folders beside it.
+
+        Raises:
+            ArtifactError: a model, an artifact or a backend is missing.
+        """
+        graph = Graph.load(Path(folder))
+        return cls(graph, {name: _load_model(config, remote) for name, config in graph.members.items()})
+
+    def __call__(self, **inputs: Any) -> dict[str, Array]:
+        """Run one request: lists or arrays in, by input name; every output, ``[rows, *dims]``.
+
+        Raises:
+            InputError: an input is not what the model declares, or there are more rows than ``max_batch_size``.
+        """
+        spec = self._graph.config.spec
+        tensors = to_arrays(spec.inputs, inputs, is_batched=spec.is_batched)
+        rows = next(iter(tensors.values())).shape[0]
+        if spec.is_batched and rows > spec.max_batch_size:
+            raise InputError(
+                f"The request has {rows} rows; {spec.name} takes at most {spec.max_batch_size}.",
+                "Send them in several requests.",
+            )
+        self._run(tensors)
+        return {output.name: tensors[output.name] for output in spec.outputs}
+
+    def _run(self, tensors: dict[str, Array]) -> None:
+        """Run each step as soon as its inputs are there, independent ones side by side."""
+        waiting = list(self._graph.steps)
+        running: dict[Future[Arrays], Step] = {}
+        with ThreadPoolExecutor(max_workers=len(waiting)) as pool:
+            while waiting or running:
+                for step in [s for s in waiting if self._is_due(s, tensors)]:
+                    waiting.remove(step)
+                    running[pool.submit(self._models[step.model], _step_inputs(step, tensors))] = step
+                if not running:
+                    stuck = ", ".join(step.model for step in waiting)
+                    raise ArtifactError(f"Steps {stuck} of {self._graph.config.name} wait for tensors that nobody writes.")
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    step, outputs = running.pop(future), future.result()
+                    tensors.update({tensor: outputs[name] for name, tensor in step.outputs.items()})
+
+    def _is_due(self, step: Step, tensors: Arrays) -> bool:
+        """Whether every tensor that the step reads is there, or was left out of the request."""
+        return all(t in tensors or self._graph.producer(t) is None for t in step.inputs.values())
+
+
+def _step_inputs(step: Step, tensors: Arrays) -> Arrays:
+    return {name: tensors[tensor] for name, tensor in step.inputs.items() if tensor in tensors}
+
+
+def _load_model(config: ModelConfig, remote: Remote | None) -> Model:
+    if remote is not None and config.backend != "python":
+        return lambda inputs: remote.infer(config.name, **inputs)
+    component = load_component(config)
+
+    def call(inputs: Arrays) -> Arrays:
+        (answer,) = component.process([inputs])
+        if isinstance(answer, ShoalError):
+            raise answer
+        return answer
+
+    return call
+
+
+def load_component(config: ModelConfig) -> Component:
+    """Start the component behind a model: its own ``1/model.py``, or the python-based backend it names.
+
+    Raises:
+        ArtifactError: there is neither.
+    """
+    version = config.folder / "1"
+    path = version / "model.py" if config.backend == "python" else BACKENDS / config.backend / "model.py"
+    if not path.is_file():
+        known = ", ".join(["python", *sorted(p.parent.name for p in BACKENDS.glob("*/model.py"))])
+        raise ArtifactError(f"Model {config.name} has no {path.name} for backend {config.backend!r}.", f"Known: {known}.")
+    component = component_class(path)
+    return component(Context(spec=config.spec, folder=version.resolve()))
+
+
+def component_class(path: Path) -> type[Component]:
+    """The component that a ``model.py`` hands to Triton.
+
+    The file's first line puts its folder first on ``sys.path``, which is for stubs: it is undone here, or a copy of
+    shoal beside it would win over this one.
+    """
+    name = f"_shoal_model_{abs(hash(str(path.resolve())))}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ArtifactError(f"{path} cannot be loaded.", "Name a Python file.")
+    module = importlib.util.module_from_spec(spec)
+    before = list(sys.path)
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path[:] = before
+    component: type[Component] = module.TritonPythonModel.component_class
+    return component

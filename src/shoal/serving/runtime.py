@@ -1,0 +1,135 @@
+"""Finds the server: a tritonserver that SHOAL_TRITONSERVER names, else the one in the nvidia-pytriton wheel."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal.errors import SetupError, missing_extra
+from shoal.repository.compose import copy_package
+
+SERVER_VARIABLE = "SHOAL_TRITONSERVER"
+STUB = "triton_python_backend_stub"
+BACKENDS = Path(__file__).parent / "backends"
+IMAGE = "nvcr.io/nvidia/tritonserver"
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """A tritonserver and what its Python models need to start.
+
+    ``libraries`` go onto ``LD_LIBRARY_PATH``: the stub's libpython first, or another Python's would be loaded.
+    """
+
+    binary: Path
+    python_backend: Path
+    stub: Path
+    libraries: tuple[Path, ...]
+
+    def environment(self) -> dict[str, str]:
+        """The server's environment variables. Stubs inherit them; those that begin with PYTHON they ignore."""
+        executables = Path(sys.executable).parent
+        return {
+            **os.environ,
+            # Stubs take the first python3 on PATH as their environment: this one.
+            "PATH": f"{executables}{os.pathsep}{os.environ.get('PATH', '')}",
+            "LD_LIBRARY_PATH": os.pathsep.join(map(str, self.libraries)),
+            # Waiting actively at OpenMP barriers makes one busy neighbour cost a factor of 46.
+            "OMP_WAIT_POLICY": "PASSIVE",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+
+    def write_backends(self, folder: Path) -> None:
+        """Fill ``folder`` as a backend directory: Triton's Python backend, and shoal's python-based ones.
+
+        Copies throughout: Triton refuses symbolic links that leave the directory.
+        """
+        shutil.copytree(self.python_backend, folder / "python", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy2(self.stub, folder / "python" / STUB)
+        for source in sorted(BACKENDS.glob("*/model.py")):
+            backend = folder / source.parent.name
+            backend.mkdir()
+            shutil.copyfile(source, backend / "model.py")
+            copy_package(backend)
+
+    def missing_libraries(self) -> list[str]:
+        """Names of shared libraries that the server or the stub needs and the loader does not find."""
+        names = set()
+        for binary in (self.binary, self.stub, self.python_backend / "libtriton_python.so"):
+            listing = subprocess.run(["ldd", binary], env=self.environment(), capture_output=True, text=True, check=False)
+            names |= {line.split()[0] for line in listing.stdout.splitlines() if "not found" in line}
+        return sorted(names)
+
+
+def find_runtime() -> Runtime:
+    """The server to start.
+
+    Raises:
+        SetupError: there is none, it has no stub for this Python, or a library is missing.
+    """
+    if os.environ.get(SERVER_VARIABLE):
+        binary = Path(os.environ[SERVER_VARIABLE]).resolve()
+        if not binary.is_file():
+            raise SetupError(f"{SERVER_VARIABLE} names {binary}, which is no file.", "Name a tritonserver binary.")
+    else:
+        binary = _packaged_binary()
+    root = binary.parents[1]
+    runtime = Runtime(
+        binary=binary,
+        python_backend=root / "backends" / "python",
+        stub=_find_stub(root),
+        libraries=(Path(sysconfig.get_config_var("LIBDIR")), root.parents[1] / "nvidia_pytriton.libs", root / "lib"),
+    )
+    missing = runtime.missing_libraries()
+    if missing:
+        raise SetupError(f"Triton needs {', '.join(missing)}, which this machine lacks.", _library_fix(missing))
+    return runtime
+
+
+def _packaged_binary() -> Path:
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        raise SetupError(
+            f"The embedded Triton runs on Linux x86-64, not on {platform.system()} {platform.machine()}.",
+            "Use NVIDIA's container: shoal serve REPOSITORY --print",
+        )
+    spec = importlib.util.find_spec("pytriton")
+    if spec is None or spec.origin is None:
+        raise missing_extra("nvidia-pytriton (the embedded Triton)", "serve")
+    return Path(spec.origin).parent / "tritonserver" / "bin" / "tritonserver"
+
+
+def _find_stub(root: Path) -> Path:
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    candidates = [root / "python_backend_stubs" / version / STUB, root / "backends" / "python" / STUB]
+    for stub in candidates:
+        if stub.is_file():
+            return stub
+    known = sorted(path.name for path in (root / "python_backend_stubs").glob("*"))
+    raise SetupError(
+        f"{root} has no Python backend stub for Python {version}.",
+        f"Use one of: {', '.join(known)}." if known else f"Unset {SERVER_VARIABLE} to use the embedded server.",
+    )
+
+
+def _library_fix(missing: list[str]) -> str:
+    python = next((name for name in missing if name.startswith("libpython")), "")
+    if python:
+        package = python.split(".so")[0]
+        return f"Type: apt install {package}, or use a Python built with --enable-shared."
+    return "Reinstall it: pip install --force-reinstall --no-deps nvidia-pytriton==0.7.0"
+
+
+def container_command(repository: Path, release: str) -> str:
+    """The command that serves ``repository`` from NVIDIA's container of ``release``, on loopback."""
+    ports = " ".join(f"-p 127.0.0.1:{port}:{port}" for port in (8000, 8001, 8002))
+    return (
+        f"docker run --rm --gpus=all --shm-size=1g {ports} -v {repository}:/models:ro {IMAGE}:{release}-py3 "
+        "tritonserver --model-repository=/models --model-control-mode=none --disable-auto-complete-config"
+    )

@@ -1,0 +1,239 @@
+"""One Triton server over one repository: start, readiness, stop; a context manager."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from shoal.errors import InputError, ServerError, SetupError
+from shoal.repository.paths import check_bearable
+from shoal.serving.runtime import Runtime, find_runtime
+
+HOST = "127.0.0.1"
+START_SECONDS = 120.0
+EXIT_SECONDS = 30
+RESTRICTED = "model-repository,shared-memory,model-config,statistics,trace,logging"
+
+# Triton becomes a child that ends when its parent does: a killed test or notebook leaves no server behind.
+_LAUNCH = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+if os.getppid() != int(sys.argv[1]): sys.exit("the parent is gone")
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+class Server:
+    """A running Triton, on loopback. Use ``serve`` to make one."""
+
+    def __init__(self, repository: Path, runtime: Runtime, ports: tuple[int, int, int]) -> None:
+        self.repository = repository
+        self.http_url, self.grpc_url, self.metrics_url = (f"{HOST}:{port}" for port in ports)
+        self._folder = Path(tempfile.mkdtemp(prefix="shoal-"))
+        self.log = self._folder / "triton.log"
+        self._shared_memory = f"shoal_{os.getpid()}_{secrets.token_hex(4)}_"
+        try:
+            check_bearable(self._folder)
+            runtime.write_backends(self._folder / "backends")
+            (self._folder / "empty").mkdir()
+            self._process = self._launch(runtime, ports)
+        except BaseException:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+
+    def _launch(self, runtime: Runtime, ports: tuple[int, int, int]) -> subprocess.Popen[bytes]:
+        launcher = [sys.executable, "-S", "-c", _LAUNCH, str(os.getpid()), str(runtime.binary)]
+        with self.log.open("wb") as log:
+            return subprocess.Popen(
+                [*launcher, *self._flags(ports)],
+                env=runtime.environment(),
+                cwd=self._folder / "empty",  # the server's folder is first on the stubs' sys.path
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C reaches us alone, and we stop it in order
+            )
+
+    def _flags(self, ports: tuple[int, int, int]) -> list[str]:
+        http, grpc, metrics = ports
+        key = secrets.token_hex(16)
+        return [
+            f"--model-repository={self.repository}",
+            f"--backend-directory={self._folder / 'backends'}",
+            f"--backend-config=python,shm-region-prefix-name={self._shared_memory}",
+            "--model-control-mode=none",
+            "--disable-auto-complete-config",
+            "--exit-on-error=true",
+            "--strict-readiness=true",
+            f"--exit-timeout-secs={EXIT_SECONDS}",
+            "--model-load-thread-count=8",
+            f"--http-address={HOST}", f"--http-port={http}",
+            f"--grpc-address={HOST}", f"--grpc-port={grpc}",
+            f"--metrics-address={HOST}", f"--metrics-port={metrics}",
+            "--allow-sagemaker=false", "--allow-vertex-ai=false",
+            f"--http-restricted-api={RESTRICTED}:admin-key={key}",
+            f"--grpc-restricted-protocol={RESTRICTED}:admin-key={key}",
+        ]  # fmt: skip
+
+    def wait_ready(self, timeout: float = START_SECONDS) -> None:
+        """Wait until every model is loaded.
+
+        Raises:
+            ServerError: Triton ended, with the reason it logged, or ``timeout`` seconds passed.
+        """
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                raise ServerError(f"Triton did not start: {find_cause(self.log.read_text(errors='replace'))}")
+            if self.is_ready():
+                return
+            time.sleep(0.05)
+        raise ServerError(f"Triton was not ready after {timeout:g} s.", "Give it longer, or read its log.")
+
+    def is_ready(self) -> bool:
+        """What Triton's own readiness says; it stays true when a model's process has died."""
+        try:
+            with urllib.request.urlopen(f"http://{self.http_url}/v2/health/ready", timeout=1) as answer:
+                return bool(answer.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def wait(self) -> int:
+        """Wait until Triton ends; returns its exit code."""
+        return self._process.wait()
+
+    def stop(self) -> None:
+        """Stop Triton and remove all that it left: processes, shared memory, temporary files."""
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(EXIT_SECONDS + 10)
+            except subprocess.TimeoutExpired:
+                os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()
+        for region in Path("/dev/shm").glob(f"{self._shared_memory}*"):
+            region.unlink(missing_ok=True)  # only after a crash: the prefix is this server's alone
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+
+def serve(
+    repository: Path | str,
+    *,
+    http_port: int = 0,
+    grpc_port: int = 0,
+    metrics_port: int = 0,
+    timeout: float = START_SECONDS,
+    on_start: Callable[[Server], None] = lambda server: None,
+) -> Server:
+    """Start the embedded Triton over ``repository`` and wait until it is ready.
+
+    It is bound to loopback and meant for development and tests. A port of 0 is any free one. Use it as a context
+    manager, or call ``stop``::
+
+        with shoal.serve("build/repository") as server:
+            shoal.Client(server.grpc_url).infer("ensemble_all", excerpt=["A text."])
+
+    Raises:
+        InputError: Triton cannot bear the path, or there is no repository.
+        SetupError: a port is taken, or this environment cannot run the server.
+        ServerError: a model did not load.
+    """
+    path = Path(repository).resolve()
+    check_repository(path)
+    check_numpy(np.__version__)
+    runtime = find_runtime()
+    server = Server(path, runtime, (find_port(http_port), find_port(grpc_port), find_port(metrics_port)))
+    try:
+        on_start(server)
+        server.wait_ready(timeout)
+    except BaseException:
+        server.stop()
+        raise
+    return server
+
+
+def check_repository(path: Path) -> None:
+    """Check that ``path`` is a model repository that Triton can bear.
+
+    Raises:
+        InputError: it says what is wrong.
+    """
+    check_bearable(path)
+    if not any(path.glob("*/config.pbtxt")):
+        raise InputError(
+            f"{path} is no model repository: it holds no MODEL/config.pbtxt.",
+            "Make one: shoal compose ensemble_all REPOSITORY --artifacts DIR",
+        )
+    stray = sorted(p.name for p in path.iterdir() if p.is_dir() and not (p / "config.pbtxt").is_file())
+    if stray:
+        raise InputError(
+            f"{path} holds folders that are no models: {', '.join(stray)}.", "Triton would refuse to start: move them out."
+        )
+
+
+def check_numpy(version: str) -> None:
+    """Refuse the pair of stub and NumPy that corrupts tensors without an error.
+
+    Raises:
+        SetupError: NumPy is 2 or newer.
+    """
+    if int(version.split(".")[0]) >= 2:
+        raise SetupError(
+            f"The embedded Triton 24.10 corrupts tensors under NumPy {version}.", "Type: pip install 'numpy<2'"
+        )
+
+
+def find_port(wanted: int) -> int:
+    """``wanted`` if it is free; any free one for 0.
+
+    Raises:
+        SetupError: it is taken.
+    """
+    with contextlib.closing(socket.socket()) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, wanted))
+        except OSError:
+            raise SetupError(
+                f"Port {wanted} is in use.", "Stop what listens there (ss -ltnp shows it), or choose another port."
+            ) from None
+        return int(probe.getsockname()[1])
+
+
+def find_cause(log: str) -> str:
+    """The reason that a Triton log gives for not starting, in one line."""
+    patterns = (
+        r"Poll failed for model directory .*",
+        r"failed to load '.*?' version \d+: .*",
+        r"Invalid argument: .*",
+        r"error: .*",
+    )
+    for pattern in patterns:
+        found = re.findall(pattern, log)
+        if found:
+            return str(found[0]).rstrip('"').split("\\n")[0]
+    lines = [line for line in log.splitlines() if line.strip()]
+    return lines[-1] if lines else "it said nothing."

@@ -1,0 +1,94 @@
+"""The bundle of word lists and normaliser, and the forest on its features."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shoal.component.bundle import NUM_LISTED, Bundle
+from shoal.component.features import BasicTokenizer, Features, Lexicon, TokenCoder, count_features, is_word
+from shoal.component.ragged import Texts
+from shoal.component.tensors import Array, Device
+from shoal.component.ties import dump_ties
+from shoal.errors import ArtifactError, InputError, missing_extra
+from shoal.training.corpus import read_stop_words
+
+NUM_TREES, MAX_DEPTH = 100, 16  # the published recipe's
+TOLERANCE = 1e-5  # between the forest that was trained and the checkpoint that is served
+
+
+def to_texts(texts: Sequence[str]) -> Texts:
+    """A batch of strings on the host."""
+    return Texts.from_bytes(text.encode() for text in texts)
+
+
+def list_words(texts: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The 100 most and the 100 least frequent words of ``texts``, ties in alphabetical order.
+
+    Raises:
+        InputError: there are fewer than 200 different words.
+    """
+    tokenize = BasicTokenizer()
+    counts = Counter(token for text in texts for token in tokenize(text) if is_word(token))
+    if len(counts) < 2 * NUM_LISTED:
+        raise InputError(
+            f"The texts hold {len(counts)} different words; the word lists need {2 * NUM_LISTED}.", "Train on more text."
+        )
+    frequent = sorted(counts, key=lambda word: (-counts[word], word))
+    rare = sorted(counts, key=lambda word: (counts[word], word))
+    return tuple(frequent[:NUM_LISTED]), tuple(rare[:NUM_LISTED])
+
+
+def fit_bundle(texts: Sequence[str], *, vocabulary_sha256: str, is_lowercase: bool, max_length: int) -> Bundle:
+    """Word lists and z-scores from ``texts`` alone."""
+    frequent, rare = list_words(texts)
+    stop_words = read_stop_words()
+    lexicon = Lexicon.build(stop_words, [*frequent, *rare], Device())
+    raw = count_features(TokenCoder(lexicon)(to_texts(texts)), lexicon)
+    std = raw.std(axis=0)
+    return Bundle(
+        vocabulary_sha256=vocabulary_sha256,
+        is_lowercase=is_lowercase,
+        max_length=max_length,
+        stop_words=stop_words,
+        frequent=frequent,
+        rare=rare,
+        mean=tuple(raw.mean(axis=0).tolist()),
+        std=tuple(np.where(std == 0, 1.0, std).tolist()),
+    )
+
+
+def train_forest(bundle: Bundle, texts: Sequence[str], targets: Array, *, seed: int, num_trees: int = NUM_TREES) -> Any:
+    """A scikit-learn ``RandomForestRegressor`` on the features of ``texts``."""
+    try:
+        from sklearn.ensemble import RandomForestRegressor
+    except ImportError:
+        raise missing_extra("scikit-learn", "train") from None
+    forest = RandomForestRegressor(num_trees, max_depth=MAX_DEPTH, random_state=seed, n_jobs=-1)
+    return forest.fit(forest_inputs(bundle, texts), targets)
+
+
+def forest_inputs(bundle: Bundle, texts: Sequence[str]) -> Array:
+    """FP32 ``[len(texts), 207]``."""
+    return Features(bundle, Device())(to_texts(texts))
+
+
+def export_forest(forest: Any, features: Array, path: Path, *, bundle_sha256: str) -> None:
+    """Write a Treelite checkpoint, tied to its bundle, and compare it with ``forest`` on ``features``.
+
+    Raises:
+        ArtifactError: the checkpoint's scores differ by more than 1e-5.
+    """
+    import treelite
+
+    model = treelite.sklearn.import_model(forest)
+    model.get_header_accessor().set_field("attributes", dump_ties({"preprocess.json": bundle_sha256}))
+    model.serialize(str(path))
+    served = treelite.gtil.predict(treelite.Model.deserialize(str(path)), features, nthread=1).reshape(-1)
+    difference = float(np.abs(served - forest.predict(features)).max())
+    if not difference <= TOLERANCE:
+        raise ArtifactError(f"{path.name} differs from the trained forest by {difference:g}.", f"Allowed: {TOLERANCE:g}.")
