@@ -23,7 +23,7 @@ _HOMES = {
     "serve": "shoal.serving.server",
 }
 
-__all__ = ["ArtifactError", "InputError", "ServerError", "SetupError", "ShoalError", *_HOMES]  # noqa: PLE0604
+__all__ = ["ArtifactError", "InputError", "ServerError", "SetupError", "ShoalError", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:

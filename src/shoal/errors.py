@@ -1,10 +1,10 @@
 """What can go wrong, in few classes.
 
-    ShoalError
-    ├── InputError      a value that a caller gave cannot be used
-    ├── ArtifactError   a file is missing, damaged, or does not fit its neighbour
-    ├── SetupError      this machine or Python environment lacks something
-    └── ServerError     Triton did not start, went away, or refused
+ShoalError
+├── InputError      a value that a caller gave cannot be used
+├── ArtifactError   a file is missing, damaged, or does not fit its neighbour
+├── SetupError      this machine or Python environment lacks something
+└── ServerError     Triton did not start, went away, or refused
 """
 
 

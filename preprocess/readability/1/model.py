@@ -1,4 +1,6 @@
-import os, sys; sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import os, sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from shoal.component.base import Component
 from shoal.component.bundle import Bundle

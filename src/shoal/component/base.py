@@ -38,7 +38,7 @@ class Component:
     def setup(self, context: Context) -> None:
         """Load artifacts and build what every call uses. Called once."""
 
-    def check(self, inputs: Arrays) -> None:  # noqa: B027 -- most components have nothing to check
+    def check(self, inputs: Arrays) -> None:
         """Raise ``InputError`` if this one request cannot be answered. Its batch neighbours are not affected."""
 
     def run(self, batch: Arrays) -> Arrays:
@@ -150,6 +150,5 @@ def _refuse_foreign_package(folder: Path) -> None:
     if copy.is_dir() and not imported.samefile(copy):
         raise SetupError(
             f"{folder} carries its own copy of shoal, but the one in {imported} was imported.",
-            "Let model.py begin with: import os, sys; "
-            "sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))",
+            "Let model.py begin with: import os, sys; sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))",
         )

@@ -9,6 +9,7 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from shoal.errors import ArtifactError
 
@@ -62,7 +63,8 @@ class Bundle:
         """
         try:
             fields = json.loads(path.read_text(encoding="utf-8"))
-            return cls(**{name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()})
+            entries: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
+            return cls(**entries)
         except (ValueError, TypeError, AttributeError) as error:
             raise ArtifactError(f"{path.name} is not a preprocessing bundle: {error}.", "Train again.") from error
 
@@ -73,7 +75,9 @@ class Bundle:
             ArtifactError: it is another one.
         """
         if sha256(path) != self.vocabulary_sha256:
-            raise ArtifactError(f"{path.name} is not the one preprocess.json was made with.", "Copy both from one folder.")
+            raise ArtifactError(
+                f"{path.name} is not the one preprocess.json was made with.", "Copy both from one folder."
+            )
 
 
 def sha256(path: Path) -> str:

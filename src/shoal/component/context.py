@@ -54,7 +54,7 @@ class Context:
 
     spec: ModelSpec
     folder: Path
-    device: Device = Device()
+    device: Device = field(default_factory=Device)
     num_threads: int | None = None
 
     def artifact(self, name: str) -> Path:

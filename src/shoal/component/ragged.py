@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import chain, pairwise
 
 import numpy as np
 from array_api_compat import device
@@ -74,7 +74,7 @@ class Texts(Ragged):
     def strings(self) -> list[str]:
         """The texts decoded, once for everybody who asks; only for a blob on the host."""
         blob, ends = self.values.tobytes(), self.offsets.tolist()
-        return [blob[start:stop].decode() for start, stop in zip(ends, ends[1:], strict=False)]
+        return [blob[start:stop].decode() for start, stop in pairwise(ends)]
 
 
 def _offsets(rows: Sequence[Sequence[int]]) -> Array:

@@ -10,6 +10,7 @@ import json
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from shoal.component.bundle import sha256
 from shoal.errors import ArtifactError
@@ -27,20 +28,16 @@ def read_ties(artifact: Path) -> dict[str, str]:
     if artifact.suffix == ".pt":
         with zipfile.ZipFile(artifact) as archive:  # what torch.jit.save writes
             entries = [name for name in archive.namelist() if name.endswith(f"/extra/{METADATA}")]
-            return load_ties(archive.read(entries[0]).decode()) if entries else {}
+            return _ties(json.loads(archive.read(entries[0]))) if entries else {}
     if artifact.suffix == ".tl":
         from treelite import Model
 
-        return load_ties(Model.deserialize(str(artifact)).attributes)
+        return _ties(Model.deserialize(str(artifact)).attributes)
     return {}
 
 
-def load_ties(text: str) -> dict[str, str]:
-    """The ties in an artifact's own text; none where shoal did not write it."""
-    try:
-        return dict(json.loads(text)["shoal_ties"])
-    except (ValueError, TypeError, KeyError):
-        return {}
+def _ties(attributes: Mapping[str, Any]) -> dict[str, str]:
+    return dict(attributes.get("shoal_ties", {}))
 
 
 def check_ties(ties: Mapping[str, str], artifact: Path) -> None:

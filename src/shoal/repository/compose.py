@@ -12,10 +12,10 @@ from pathlib import Path
 import shoal
 from shoal.component.bundle import sha256
 from shoal.component.ties import check_ties, read_ties
-from shoal.errors import ArtifactError, InputError
+from shoal.errors import ArtifactError
 from shoal.repository.graph import Graph
 from shoal.repository.leaves import collect, find_leaves
-from shoal.repository.paths import check_bearable, exchange
+from shoal.repository.paths import check_bearable, check_replaceable, exchange
 from shoal.repository.pbtxt import ModelConfig, write_config
 from shoal.repository.placement import Plan, place
 
@@ -43,7 +43,7 @@ def compose(
     plan = plan or Plan()
     target, artifacts = Path(repository).resolve(), Path(artifacts)
     check_bearable(target)
-    _check_replaceable(target)
+    check_replaceable(target, MANIFEST)
     models = collect(ensemble, find_leaves(leaves))
     Graph.build(models[-1], {model.name: model for model in models})
     _check_present(models, artifacts)
@@ -61,14 +61,6 @@ def compose(
     finally:
         shutil.rmtree(aside, ignore_errors=True)  # the old repository, or what an error left
     return target
-
-
-def _check_replaceable(target: Path) -> None:
-    if target.exists() and not (target / MANIFEST).is_file() and (not target.is_dir() or any(target.iterdir())):
-        raise InputError(
-            f"{target} exists and was not made by shoal compose; it will not be replaced.",
-            "Name another folder, or remove that one.",
-        )
 
 
 def _check_present(models: Sequence[ModelConfig], artifacts: Path) -> None:

@@ -91,12 +91,19 @@ def _shape(tensor: TensorSpec) -> str:
 
 def _check_names(ensemble: str, step: Step, spec: ModelSpec) -> None:
     """Core's own rule, in core's words."""
-    known = {"input": {t.name for t in spec.inputs}, "output": {t.name for t in spec.outputs}}
-    for kind, verb, mapped in (("input", "to", step.inputs), ("output", "from", step.outputs)):
-        for name, tensor in mapped.items():
-            if name not in known[kind]:
-                raise ArtifactError(
-                    f"in ensemble {ensemble}, ensemble tensor {tensor} is mapp{'ing' if kind == 'input' else 'ed'} {verb}"
-                    f" non-existing {kind} {name} in model {step.model}.",
-                    f"Model {step.model} has: {', '.join(sorted(known[kind]))}.",
-                )
+    inputs, outputs = ({t.name for t in tensors} for tensors in (spec.inputs, spec.outputs))
+    for name, tensor in step.inputs.items():
+        if name not in inputs:
+            what = f"is mapping to non-existing input {name}"
+            raise ArtifactError(*_core_error(ensemble, tensor, what, step.model, inputs))
+    for name, tensor in step.outputs.items():
+        if name not in outputs:
+            what = f"is mapped from non-existing output {name}"
+            raise ArtifactError(*_core_error(ensemble, tensor, what, step.model, outputs))
+
+
+def _core_error(ensemble: str, tensor: str, what: str, model: str, known: set[str]) -> tuple[str, str]:
+    return (
+        f"in ensemble {ensemble}, ensemble tensor {tensor} {what} in model {model}.",
+        f"Model {model} has: {', '.join(sorted(known))}.",
+    )

@@ -26,6 +26,19 @@ def check_bearable(path: Path) -> None:
         )
 
 
+def check_replaceable(target: Path, mark: str) -> None:
+    """Check that nothing of anyone else's stands at ``target``: only a folder that holds the file ``mark`` may go.
+
+    Raises:
+        InputError: something else is there.
+    """
+    if target.exists() and not (target / mark).is_file() and (not target.is_dir() or any(target.iterdir())):
+        raise InputError(
+            f"{target} exists and shoal did not make it (it holds no {mark}); it will not be replaced.",
+            "Name another folder, or remove that one.",
+        )
+
+
 def exchange(made: Path, target: Path) -> None:
     """Put folder ``made`` at ``target`` in one step; what stood there, if anything, stands at ``made`` afterwards."""
     if not target.exists():

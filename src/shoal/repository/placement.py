@@ -35,7 +35,7 @@ class Plan:
             raise InputError(f"There is no target {self.target!r}.", f"Known: {EMBEDDED}, or a release such as 26.06.")
         if self.target != EMBEDDED and self.dtype != "fp32":
             raise InputError(
-                f"The native backends of {self.target} run a model.pt in the dtype it was exported in, not {self.dtype}.",
+                f"The native backends of {self.target} run model.pt in the dtype of its file, not in {self.dtype}.",
                 f"Leave the dtype out, or use --target {EMBEDDED}.",
             )
 

@@ -79,7 +79,9 @@ class Pipeline:
                     running[pool.submit(self._models[step.model], _step_inputs(step, tensors))] = step
                 if not running:
                     stuck = ", ".join(step.model for step in waiting)
-                    raise ArtifactError(f"Steps {stuck} of {self._graph.config.name} wait for tensors that nobody writes.")
+                    raise ArtifactError(
+                        f"Steps {stuck} of {self._graph.config.name} wait for tensors that nobody writes."
+                    )
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     step, outputs = running.pop(future), future.result()
                     tensors.update({tensor: outputs[name] for name, tensor in step.outputs.items()})
@@ -117,7 +119,9 @@ def load_component(config: ModelConfig) -> Component:
     path = version / "model.py" if config.backend == "python" else BACKENDS / config.backend / "model.py"
     if not path.is_file():
         known = ", ".join(["python", *sorted(p.parent.name for p in BACKENDS.glob("*/model.py"))])
-        raise ArtifactError(f"Model {config.name} has no {path.name} for backend {config.backend!r}.", f"Known: {known}.")
+        raise ArtifactError(
+            f"Model {config.name} has no {path.name} for backend {config.backend!r}.", f"Known: {known}."
+        )
     component = component_class(path)
     return component(Context(spec=config.spec, folder=version.resolve()))
 

@@ -63,7 +63,9 @@ class Runtime:
         """Names of shared libraries that the server or the stub needs and the loader does not find."""
         names = set()
         for binary in (self.binary, self.stub, self.python_backend / "libtriton_python.so"):
-            listing = subprocess.run(["ldd", binary], env=self.environment(), capture_output=True, text=True, check=False)
+            listing = subprocess.run(
+                ["ldd", binary], env=self.environment(), capture_output=True, text=True, check=False
+            )
             names |= {line.split()[0] for line in listing.stdout.splitlines() if "not found" in line}
         return sorted(names)
 

@@ -83,14 +83,18 @@ def read_clear(path: Path) -> Corpus:
     except ImportError:
         raise missing_extra("openpyxl", "train") from None
     if not path.is_file():
-        raise ArtifactError(f"There is no {path.name} in {path.parent}.", f"Name the file with --data, or unset {DATA_DIR}.")
+        raise ArtifactError(
+            f"There is no {path.name} in {path.parent}.", f"Name the file with --data, or unset {DATA_DIR}."
+        )
     workbook = openpyxl.load_workbook(path, read_only=True)
     try:
         rows = workbook.worksheets[0].iter_rows(values_only=True)
         header = list(next(rows))
         missing = [column for column in ("Excerpt", "BT_easiness") if column not in header]
         if missing:
-            raise ArtifactError(f"{path.name} has no column {missing[0]}.", f"Its columns: {', '.join(map(str, header))}.")
+            raise ArtifactError(
+                f"{path.name} has no column {missing[0]}.", f"Its columns: {', '.join(map(str, header))}."
+            )
         text, target = header.index("Excerpt"), header.index("BT_easiness")
         pairs = [(row[text], row[target]) for row in rows if row[text] is not None and row[target] is not None]
     finally:

@@ -87,7 +87,9 @@ def load_encoder(name: str, *, seed: int) -> Pretrained:
         ) from error
     vocab = tokenizer.get_vocab()
     if not set(SPECIAL_TOKENS) <= vocab.keys():
-        raise InputError(f"The encoder {name!r} has no WordPiece vocabulary.", f"Use a BERT-family one: {FULL_SIZE_ENCODER}.")
+        raise InputError(
+            f"The encoder {name!r} has no WordPiece vocabulary.", f"Use a BERT-family one: {FULL_SIZE_ENCODER}."
+        )
     torch.manual_seed(seed)
     trunk.pooler = None  # its output is not used, and its weights would only be carried along
     return Pretrained(
@@ -145,7 +147,9 @@ def export_encoder(encoder: Encoder, path: Path, *, ties: Mapping[str, str]) -> 
     torch.jit.save(trace(encoder), str(path), _extra_files={METADATA: dump_ties(ties)})
     difference = compare(torch.jit.load(str(path)), encoder, COMPARED_SHAPES)
     if not difference <= TOLERANCE:
-        raise ArtifactError(f"{path.name} differs from the trained encoder by {difference:g}.", f"Allowed: {TOLERANCE:g}.")
+        raise ArtifactError(
+            f"{path.name} differs from the trained encoder by {difference:g}.", f"Allowed: {TOLERANCE:g}."
+        )
 
 
 def compare(served: Any, encoder: Encoder, shapes: Sequence[tuple[int, int]]) -> float:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from shoal.component.wordpiece import WordPiece
+from shoal.training.corpus import Corpus
 from shoal.training.encoder import Encoder
 from shoal.training.forest import to_texts
 
@@ -33,8 +34,7 @@ def has_fast_bf16() -> bool:
 def train_encoder(
     encoder: Encoder,
     tokenizer: WordPiece,
-    texts: Sequence[str],
-    targets: np.ndarray[Any, Any],
+    corpus: Corpus,
     *,
     num_steps: int,
     seed: int,
@@ -44,19 +44,20 @@ def train_encoder(
     torch.manual_seed(seed)
     encoder.train()
     with torch.no_grad():  # start at the mean: the first steps would only learn it
-        encoder.head.bias.fill_(float(targets.mean()))
+        encoder.head.bias.fill_(float(corpus.targets.mean()))
     optimizer = torch.optim.AdamW(encoder.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, num_steps))
-    batches = _batches(len(texts), seed)
+    batches = _batches(len(corpus), seed)
     for step in range(num_steps):
         rows = next(batches)
-        ids, mask = _encode(tokenizer, [texts[i] for i in rows])
-        wanted = torch.from_numpy(targets[rows]).float()
+        batch = corpus.take(rows)
+        ids, mask = _encode(tokenizer, batch.texts)
+        wanted = torch.from_numpy(batch.targets).float()
         with torch.autocast("cpu", torch.bfloat16, enabled=has_fast_bf16()):
             scores = encoder(ids, mask)
         loss = torch.nn.functional.mse_loss(scores.float().squeeze(1), wanted).sqrt()
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(encoder.parameters(), 1.0)
         optimizer.step()
         schedule.step()

@@ -36,7 +36,8 @@ def list_words(texts: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     counts = Counter(token for text in texts for token in tokenize(text) if is_word(token))
     if len(counts) < 2 * NUM_LISTED:
         raise InputError(
-            f"The texts hold {len(counts)} different words; the word lists need {2 * NUM_LISTED}.", "Train on more text."
+            f"The texts hold {len(counts)} different words; the word lists need {2 * NUM_LISTED}.",
+            "Train on more text.",
         )
     frequent = sorted(counts, key=lambda word: (-counts[word], word))
     rare = sorted(counts, key=lambda word: (counts[word], word))
@@ -91,4 +92,6 @@ def export_forest(forest: Any, features: Array, path: Path, *, bundle_sha256: st
     served = treelite.gtil.predict(treelite.Model.deserialize(str(path)), features, nthread=1).reshape(-1)
     difference = float(np.abs(served - forest.predict(features)).max())
     if not difference <= TOLERANCE:
-        raise ArtifactError(f"{path.name} differs from the trained forest by {difference:g}.", f"Allowed: {TOLERANCE:g}.")
+        raise ArtifactError(
+            f"{path.name} differs from the trained forest by {difference:g}.", f"Allowed: {TOLERANCE:g}."
+        )

@@ -20,7 +20,7 @@ import shoal
 from shoal.component.bundle import Bundle, sha256
 from shoal.component.wordpiece import WordPiece
 from shoal.errors import InputError
-from shoal.repository.paths import exchange
+from shoal.repository.paths import check_replaceable, exchange
 from shoal.training import encoder as encoders
 from shoal.training import fit, forest
 from shoal.training.corpus import Corpus
@@ -85,7 +85,7 @@ def train(
         InputError: the corpus is too small, the encoder unknown, or ``out`` holds something else.
     """
     preset, out = preset or PRESETS["quick"], Path(out).resolve()
-    _check_replaceable(out)
+    check_replaceable(out, REPORT)
     known, held_out = split(corpus, preset, seed)
     clock = _Clock(on_progress)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -97,10 +97,8 @@ def train(
         with clock.stage("train forest"):
             trees = _train_forest(aside, bundle, known, preset, seed)
         with clock.stage("train encoder") as on_step:
-            fit.train_encoder(
-                pretrained.encoder, tokenizer, known.texts, known.targets,
-                num_steps=min(preset.num_steps, preset.max_epochs * fit.num_batches(len(known))), seed=seed, on_step=on_step,
-            )  # fmt: skip
+            num_steps = min(preset.num_steps, preset.max_epochs * fit.num_batches(len(known)))
+            fit.train_encoder(pretrained.encoder, tokenizer, known, num_steps=num_steps, seed=seed, on_step=on_step)
         with clock.stage("export encoder"):
             ties = {"vocab.txt": sha256(aside / "vocab.txt")}
             encoders.export_encoder(pretrained.encoder, aside / "model.pt", ties=ties)
@@ -132,18 +130,17 @@ def split(corpus: Corpus, preset: Preset, seed: int) -> tuple[Corpus, Corpus]:
     return corpus.take(known), corpus.take(order[:num_held_out])
 
 
-def _check_replaceable(out: Path) -> None:
-    if out.exists() and not (out / REPORT).is_file() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"{out} exists and is no artifact folder; it will not be replaced.", "Name another with --out.")
-
-
 def _write_text_path(
     out: Path, pretrained: encoders.Pretrained, known: Corpus, preset: Preset
 ) -> tuple[WordPiece, Bundle]:
     vocabulary = out / "vocab.txt"
     vocabulary.write_text("".join(f"{token}\n" for token in pretrained.vocabulary), encoding="utf-8")
     max_length = min(preset.max_length, pretrained.max_positions)
-    settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": pretrained.is_lowercase, "model_max_length": max_length}
+    settings = {
+        "tokenizer_class": "BertTokenizer",
+        "do_lower_case": pretrained.is_lowercase,
+        "model_max_length": max_length,
+    }
     (out / "tokenizer_config.json").write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
     bundle = forest.fit_bundle(
         known.texts,

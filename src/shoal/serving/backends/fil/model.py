@@ -1,4 +1,6 @@
-import os, sys; sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import os, sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import numpy as np
 import treelite
@@ -6,7 +8,7 @@ import treelite
 from shoal.component.base import Component
 from shoal.component.context import Context
 from shoal.component.tensors import Arrays
-from shoal.component.ties import check_ties, load_ties
+from shoal.component.ties import check_ties, read_ties
 from shoal.errors import ArtifactError
 
 
@@ -25,7 +27,7 @@ class Forest(Component):
             reason = str(error).splitlines()[0]
             raise ArtifactError(f"{path.name} is not a Treelite checkpoint: {reason}", "Export it again.") from error
         self._check(context)
-        check_ties(load_ties(self.model.attributes), path)
+        check_ties(read_ties(path), path)
 
     def _check(self, context: Context) -> None:
         (features,), (scores,) = context.spec.inputs, context.spec.outputs

@@ -1,4 +1,6 @@
-import os, sys; sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import os, sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from zipfile import BadZipFile
 
@@ -28,7 +30,9 @@ class TorchScript(Component):
             check_ties(read_ties(path), path)
             self.module = torch.jit.load(str(path), map_location=place).eval()
         except (RuntimeError, BadZipFile) as error:
-            raise ArtifactError(f"{path.name} is not a TorchScript file: {str(error).splitlines()[0]}", "Export it again.") from error
+            raise ArtifactError(
+                f"{path.name} is not a TorchScript file: {str(error).splitlines()[0]}", "Export it again."
+            ) from error
         self._convert(context.spec.parameters.get("dtype", "fp32"))
 
     def _convert(self, dtype: str) -> None:
@@ -53,7 +57,7 @@ class TorchScript(Component):
 def _tensor(array: Array) -> torch.Tensor:
     if isinstance(array, np.ndarray) and not array.flags.writeable:
         array = array.copy()  # torch has no read-only tensors
-    return torch.from_dlpack(array)
+    return torch.utils.dlpack.from_dlpack(array)
 
 
 def _array(tensor: torch.Tensor) -> Array:

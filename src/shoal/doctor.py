@@ -1,0 +1,114 @@
+"""Is this machine fit to serve? Each check names what it found and how to mend it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from shoal.errors import ShoalError
+from shoal.repository.paths import check_bearable
+from shoal.serving.runtime import find_runtime
+from shoal.serving.server import check_numpy, find_port
+
+OK, WARNING, FAULT = "ok", "warning", "fault"
+GLIBC = (2, 35)  # what the wheel nvidia-pytriton 0.7.0 is built for
+SHARED_MEMORY_MIB = 256  # containers get 64, which one batch of 512 rows of 256 tokens outgrows
+DISK_GIB = 2
+PORTS = (8000, 8001, 8002)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found; ``fix`` is empty where nothing is to be done."""
+
+    check: str
+    level: str
+    found: str
+    fix: str = ""
+
+
+def examine() -> list[Finding]:
+    """Every check, in the order in which a start would meet them."""
+    return [finding for check in _CHECKS for finding in check()]
+
+
+def _python() -> Iterator[Finding]:
+    found = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    is_fit = sys.version_info[:2] in ((3, 11), (3, 12), (3, 13)) and platform.machine() == "x86_64"
+    yield Finding("Python", OK if is_fit else WARNING, found, "" if is_fit else "Use Python 3.11-3.13 on Linux x86-64.")
+
+
+def _glibc() -> Iterator[Finding]:
+    name, version = platform.libc_ver()
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    is_fit = name == "glibc" and numbers >= GLIBC
+    fix = "" if is_fit else "Use Debian 12, Ubuntu 22.04 or newer, or NVIDIA's container."
+    yield Finding("C library", OK if is_fit else FAULT, f"{name} {version}", fix)
+
+
+def _numpy() -> Iterator[Finding]:
+    yield from _passes("NumPy", np.__version__, lambda: check_numpy(np.__version__))
+
+
+def _server() -> Iterator[Finding]:
+    try:
+        runtime = find_runtime()
+    except ShoalError as error:
+        yield Finding("Triton", FAULT, error.what, error.fix)
+        return
+    yield Finding("Triton", OK, str(runtime.binary))
+    yield Finding("stub", OK, str(runtime.stub))
+
+
+def _paths() -> Iterator[Finding]:
+    for name, path in (("temporary folder", Path(tempfile.gettempdir())), ("Python's folder", Path(sys.prefix))):
+        yield from _passes(name, str(path), lambda path=path: check_bearable(path))  # type: ignore[misc]
+
+
+def _ports() -> Iterator[Finding]:
+    for port in PORTS:
+        try:
+            find_port(port)
+        except ShoalError as error:
+            yield Finding(f"port {port}", WARNING, error.what, error.fix)
+        else:
+            yield Finding(f"port {port}", OK, "free")
+
+
+def _shared_memory() -> Iterator[Finding]:
+    region = Path("/dev/shm")
+    if not region.is_dir() or not os.access(region, os.W_OK):
+        yield Finding(
+            "shared memory", FAULT, f"{region} cannot be written", "Mount a tmpfs there, writable for this user."
+        )
+        return
+    free = shutil.disk_usage(region).free // 2**20
+    is_fit = free >= SHARED_MEMORY_MIB
+    fix = "" if is_fit else f"Give it {SHARED_MEMORY_MIB} MiB (docker run --shm-size=1g)."
+    yield Finding("shared memory", OK if is_fit else WARNING, f"{free} MiB free in {region}", fix)
+
+
+def _disk() -> Iterator[Finding]:
+    free = shutil.disk_usage(tempfile.gettempdir()).free // 2**30
+    is_fit = free >= DISK_GIB
+    yield Finding("disk", OK if is_fit else WARNING, f"{free} GiB free", "" if is_fit else f"Free {DISK_GIB} GiB.")
+
+
+def _passes(name: str, found: str, check: Callable[[], None]) -> Iterator[Finding]:
+    try:
+        check()
+    except ShoalError as error:
+        yield Finding(name, FAULT, error.what, error.fix)
+    else:
+        yield Finding(name, OK, found)
+
+
+_CHECKS = (_python, _glibc, _numpy, _server, _paths, _ports, _shared_memory, _disk)

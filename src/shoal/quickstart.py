@@ -1,0 +1,90 @@
+"""From nothing to a table of scores: train, compose, serve, score, stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shoal.repository.compose import compose
+from shoal.repository.placement import Plan
+from shoal.serving.client import Client
+from shoal.serving.server import Server, serve
+from shoal.training.corpus import find_corpus, read_passages
+from shoal.training.encoder import SMALL_ENCODER
+from shoal.training.train import PRESETS, REPORT, OnProgress, Preset, split, train
+
+ENSEMBLE = "ensemble_all"
+NUM_SCORED = 8
+
+
+@dataclass(frozen=True)
+class Score:
+    """One passage and what the ensemble says of it; higher is easier to read."""
+
+    text: str
+    bert: float
+    forest: float
+    blend: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a quickstart leaves."""
+
+    scores: tuple[Score, ...]
+    artifacts: Path
+    repository: Path
+    report: Path
+    rmse: dict[str, float]
+    is_demonstration: bool
+
+
+def run(
+    out: Path,
+    *,
+    data: Path | None = None,
+    encoder: str = SMALL_ENCODER,
+    preset: Preset | None = None,
+    on_progress: OnProgress = lambda stage, done, total: None,
+    on_ready: Callable[[Server], None] = lambda server: None,
+) -> Result:
+    """Train on ``data`` (else the corpus of SHOAL_DATA_DIR, else shoal's own passages), serve, score a few passages.
+
+    The passages scored are shoal's own, and none of them was trained on.
+    """
+    preset = preset or PRESETS["quick"]
+    corpus = find_corpus(data)
+    report = train(corpus, out / "artifacts", encoder=encoder, preset=preset, on_progress=on_progress)
+    on_progress("compose the repository", 0, 1)
+    repository = compose(ENSEMBLE, out / "repository", artifacts=out / "artifacts", plan=Plan())
+    on_progress("compose the repository", 1, 1)
+    passages = split(corpus, preset, 0)[1] if corpus.is_demonstration else read_passages()
+    on_progress("start Triton", 0, 1)
+    with serve(repository) as server:
+        on_progress("start Triton", 1, 1)
+        on_ready(server)
+        scores = _score(server, _spread(passages.texts, passages.targets.tolist()))
+    return Result(
+        scores=scores,
+        artifacts=out / "artifacts",
+        repository=repository,
+        report=out / "artifacts" / REPORT,
+        rmse=report["held_out_rmse"],
+        is_demonstration=corpus.is_demonstration,
+    )
+
+
+def _spread(texts: tuple[str, ...], targets: list[float]) -> list[str]:
+    """A few texts from the easiest to the hardest."""
+    order = sorted(range(len(texts)), key=lambda i: -targets[i])
+    step = (len(order) - 1) / (NUM_SCORED - 1)
+    return [texts[order[round(k * step)]] for k in range(NUM_SCORED)]
+
+
+def _score(server: Server, texts: list[str]) -> tuple[Score, ...]:
+    with Client(server.grpc_url) as client:
+        answer: dict[str, Any] = client.infer(ENSEMBLE, excerpt=texts)
+    columns = (answer[name][:, 0].tolist() for name in ("BERT_SCORE", "FOREST_SCORE", "SCORE"))
+    return tuple(Score(*row) for row in zip(texts, *columns, strict=True))
