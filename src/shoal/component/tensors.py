@@ -201,5 +201,6 @@ def _inward(ramp: np.ndarray[Any, Any]) -> Any:
 def _strings_survive() -> bool:
     pb_utils = _triton()
     strings = np.array([b"shoal", b"", "é\0…".encode()], dtype=np.object_)
-    blob = np.frombuffer(np.asarray(pb_utils.serialize_byte_tensor(strings), np.object_).item(), np.uint8)
+    encoded = bytearray(np.asarray(pb_utils.serialize_byte_tensor(strings), np.object_).item())
+    blob = np.frombuffer(encoded, np.uint8)  # over a bytearray: DLPack takes no read-only memory
     return bool(np.array_equal(pb_utils.deserialize_bytes_tensor(_inward(blob)), strings))

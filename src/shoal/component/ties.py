@@ -32,7 +32,8 @@ def read_ties(artifact: Path) -> dict[str, str]:
     if artifact.suffix == ".tl":
         from treelite import Model
 
-        return _ties(Model.deserialize(str(artifact)).attributes)
+        header = Model.deserialize(str(artifact)).get_header_accessor()
+        return _ties(json.loads(str(header.get_field("attributes")) or "{}"))
     return {}
 
 

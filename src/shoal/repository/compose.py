@@ -112,7 +112,12 @@ def copy_package(folder: Path) -> None:
     for name in PACKAGE:
         source, copy = package / name, folder / "shoal" / name
         if source.is_dir():
-            shutil.copytree(source, copy, ignore=shutil.ignore_patterns("__pycache__"), copy_function=shutil.copyfile)
+            shutil.copytree(
+                source,
+                copy,
+                ignore=shutil.ignore_patterns("__pycache__", "fake_triton.py"),
+                copy_function=shutil.copyfile,
+            )
         else:
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, copy)

@@ -138,6 +138,7 @@ def component_class(path: Path) -> type[Component]:
         raise ArtifactError(f"{path} cannot be loaded.", "Name a Python file.")
     module = importlib.util.module_from_spec(spec)
     before = list(sys.path)
+    sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
     finally:

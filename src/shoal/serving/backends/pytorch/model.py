@@ -2,6 +2,7 @@ import os, sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
+import warnings
 from zipfile import BadZipFile
 
 import numpy as np
@@ -28,7 +29,9 @@ class TorchScript(Component):
         place = "cpu" if context.device.kind == "cpu" else f"cuda:{context.device.index}"
         try:
             check_ties(read_ties(path), path)
-            self.module = torch.jit.load(str(path), map_location=place).eval()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript is deprecated, and what Triton serves
+                self.module = torch.jit.load(str(path), map_location=place).eval()
         except (RuntimeError, BadZipFile) as error:
             raise ArtifactError(
                 f"{path.name} is not a TorchScript file: {str(error).splitlines()[0]}", "Export it again."

