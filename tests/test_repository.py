@@ -85,7 +85,8 @@ def test_names_are_the_source_documents() -> None:
         "ensemble_all": (["excerpt", "BERT_WEIGHT"], ["SCORE", "BERT_SCORE", "FOREST_SCORE"]),
     }
     assert {e.name for e in graph.edges() if e.target is not None} == {
-        "excerpt", "BERT_WEIGHT", "bert_input_ids", "bert_attention_masks", "tree_feats", "bert_large_score", "cuml_score",
+        "excerpt", "BERT_WEIGHT", "bert_input_ids", "bert_attention_masks", "tree_feats", "bert_large_score",
+        "cuml_score",
     }  # fmt: skip
     assert all(step.version == 1 for step in graph.steps)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import threading
+import weakref
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -12,7 +14,7 @@ from shoal.errors import InputError, ServerError
 from shoal.serving.arrays import to_arrays
 
 PROTOCOLS = ("grpc", "http")
-# What Triton answers when the request, not the server, is at fault.
+# Triton's words for: the request is at fault, not the server.
 _CALLERS_FAULT = {"StatusCode.INVALID_ARGUMENT", "StatusCode.NOT_FOUND", "400", "404"}
 
 
@@ -22,8 +24,8 @@ class Client:
         with shoal.Client("127.0.0.1:8001") as client:
             client.infer("ensemble_all", excerpt=["A text."], BERT_WEIGHT=[0.7])["SCORE"]
 
-    ``protocol`` is ``grpc`` (port 8001, as Triton has it) or ``http`` (port 8000). Over gRPC threads may share a
-    client; over HTTP each needs its own. Close it: Triton waits for open HTTP connections before it stops.
+    ``protocol`` is ``grpc`` (port 8001, as Triton has it) or ``http`` (port 8000). Threads may share a client. Close
+    it: Triton waits for open HTTP connections before it stops.
     """
 
     def __init__(self, url: str = "127.0.0.1:8001", *, protocol: str = "grpc", timeout: float = 60.0) -> None:
@@ -31,7 +33,25 @@ class Client:
             raise InputError(f"There is no protocol {protocol!r}.", f"Known: {', '.join(PROTOCOLS)}.")
         self.url, self.protocol, self.timeout = url, protocol, timeout
         self._specs: dict[str, tuple[TensorSpec, ...]] = {}
-        self._triton = _connect(url, protocol, timeout)
+        self._here = threading.local()
+        self._connections: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._shared = self._connect() if protocol == "grpc" else None
+
+    def _connect(self) -> Any:
+        seconds = {"connection_timeout": self.timeout, "network_timeout": self.timeout}
+        options = seconds if self.protocol == "http" else {}
+        connection = _module(self.protocol).InferenceServerClient(self.url, **options)
+        self._connections.add(connection)
+        return connection
+
+    @property
+    def _connection(self) -> Any:
+        """tritonclient's own client; over HTTP one a thread, since it deadlocks when two share it."""
+        if self._shared is not None:
+            return self._shared
+        if not hasattr(self._here, "connection"):
+            self._here.connection = self._connect()
+        return self._here.connection
 
     def infer(self, model: str, /, **inputs: Any) -> dict[str, Array]:
         """Send one request: lists or arrays in, by input name; every output, ``[rows, *dims]``.
@@ -74,15 +94,16 @@ class Client:
         if self.protocol == "grpc":
             options["client_timeout"] = self.timeout
         try:
-            return getattr(self._triton, method)(*args, **options)
+            return getattr(self._connection, method)(*args, **options)
         except InferenceServerException as error:
             raise _translate(error, self.url) from None
         except OSError as error:  # the HTTP client's: refused, reset, timed out
             raise _absent(self.url, str(error)) from None
 
     def close(self) -> None:
-        """Close the connection."""
-        self._triton.close()
+        """Close every connection."""
+        for connection in list(self._connections):
+            connection.close()
 
     def __enter__(self) -> Self:
         return self
@@ -99,13 +120,6 @@ def _module(protocol: str) -> Any:
     else:
         import tritonclient.grpc as module
     return module
-
-
-def _connect(url: str, protocol: str, timeout: float) -> Any:
-    if protocol == "http":
-        options = {"connection_timeout": timeout, "network_timeout": timeout}
-        return _module(protocol).InferenceServerClient(url, **options)
-    return _module(protocol).InferenceServerClient(url)
 
 
 def _spec(entry: Mapping[str, Any]) -> TensorSpec:

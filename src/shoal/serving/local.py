@@ -19,6 +19,7 @@ from shoal.serving.arrays import to_arrays
 from shoal.serving.runtime import BACKENDS
 
 Model = Callable[[Arrays], Arrays]
+MAX_BRANCHES = 32  # steps of all callers that may run side by side
 
 
 class Remote(Protocol):
@@ -40,6 +41,7 @@ class Pipeline:
     def __init__(self, graph: Graph, models: Mapping[str, Model]) -> None:
         self._graph = graph
         self._models = models
+        self._pool = ThreadPoolExecutor(MAX_BRANCHES, thread_name_prefix="shoal-branch")
 
     @classmethod
     def load(cls, folder: Path | str, *, remote: Remote | None = None) -> Pipeline:
@@ -72,27 +74,30 @@ class Pipeline:
         """Run each step as soon as its inputs are there, independent ones side by side."""
         waiting = list(self._graph.steps)
         running: dict[Future[Arrays], Step] = {}
-        with ThreadPoolExecutor(max_workers=len(waiting)) as pool:
-            while waiting or running:
-                for step in [s for s in waiting if self._is_due(s, tensors)]:
-                    waiting.remove(step)
-                    running[pool.submit(self._models[step.model], _step_inputs(step, tensors))] = step
-                if not running:
-                    stuck = ", ".join(step.model for step in waiting)
-                    raise ArtifactError(
-                        f"Steps {stuck} of {self._graph.config.name} wait for tensors that nobody writes."
-                    )
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    step, outputs = running.pop(future), future.result()
-                    tensors.update({tensor: outputs[name] for name, tensor in step.outputs.items()})
+        while waiting or running:
+            due = [step for step in waiting if self._is_due(step, tensors)]
+            waiting = [step for step in waiting if step not in due]
+            if len(due) == 1 and not running:  # nothing beside it: no other thread is needed
+                _keep(due[0], self._call(due[0], tensors), tensors)
+                continue
+            running |= {self._pool.submit(self._call, step, tensors): step for step in due}
+            if not running:
+                stuck = ", ".join(step.model for step in waiting)
+                raise ArtifactError(f"Steps {stuck} of {self._graph.config.name} wait for tensors that nobody writes.")
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                _keep(running.pop(future), future.result(), tensors)
+
+    def _call(self, step: Step, tensors: Arrays) -> Arrays:
+        inputs = {name: tensors[tensor] for name, tensor in step.inputs.items() if tensor in tensors}
+        return self._models[step.model](inputs)
 
     def _is_due(self, step: Step, tensors: Arrays) -> bool:
         """Whether every tensor that the step reads is there, or was left out of the request."""
         return all(t in tensors or self._graph.producer(t) is None for t in step.inputs.values())
 
 
-def _step_inputs(step: Step, tensors: Arrays) -> Arrays:
-    return {name: tensors[tensor] for name, tensor in step.inputs.items() if tensor in tensors}
+def _keep(step: Step, outputs: Arrays, tensors: dict[str, Array]) -> None:
+    tensors.update({tensor: outputs[name] for name, tensor in step.outputs.items()})
 
 
 def _load_model(config: ModelConfig, remote: Remote | None) -> Model:

@@ -1,0 +1,103 @@
+"""What Triton costs at batch 1: the same ensemble over gRPC, over HTTP and in this process, in turn.
+
+    python benchmarks/latency.py [--num 200]
+
+It trains nothing worth keeping: scores do not matter here, shapes do. Texts are the CLEAR corpus's where SHOAL_DATA_DIR
+names its folder, else shoal's own. One text goes to each host before the next text; the first few are warm-up. The
+result, with hardware and versions, goes to benchmarks/results/latency-DATE.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in the server
+
+import numpy as np
+import typer
+
+from shoal import Client, Pipeline, compose, serve
+from shoal.training.corpus import find_corpus
+from shoal.training.train import Preset, train
+
+ENSEMBLE = "ensemble_all"
+NUM_WARM_UP = 20
+
+
+def main(num: int = 200) -> None:
+    """Measure and record."""
+    corpus = find_corpus()
+    texts = [corpus.texts[i] for i in np.random.default_rng(0).permutation(len(corpus))[: num + NUM_WARM_UP]]
+    with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
+        train(corpus, f"{folder}/artifacts", preset=Preset(num_rows=200, num_steps=1))
+        repository = compose(ENSEMBLE, f"{folder}/repository", artifacts=f"{folder}/artifacts")
+        pipeline = Pipeline.load(repository / ENSEMBLE)
+        with (
+            serve(repository) as server,
+            Client(server.grpc_url) as grpc,
+            Client(server.http_url, protocol="http") as http,
+        ):
+            seconds = measure(
+                {
+                    "in process": lambda text: pipeline(excerpt=[text]),
+                    "grpc": lambda text: grpc.infer(ENSEMBLE, excerpt=[text]),
+                    "http": lambda text: http.infer(ENSEMBLE, excerpt=[text]),
+                },
+                texts,
+            )
+    result = {
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": machine(),
+        "versions": {name: version(name) for name in ("numpy", "torch", "treelite", "tokenizers", "tritonclient")},
+        "corpus": corpus.name,
+        "encoder": "sentence-transformers/all-MiniLM-L6-v2, fp32",
+        "num_texts": num,
+        "milliseconds": {host: summary(times) for host, times in seconds.items()},
+        "p50_above_in_process_ms": {
+            host: round(1e3 * float(np.median(seconds[host]) - np.median(seconds["in process"])), 3)
+            for host in ("grpc", "http")
+        },
+        "median_of_paired_differences_ms": {
+            host: round(1e3 * float(np.median(np.subtract(seconds[host], seconds["in process"]))), 3)
+            for host in ("grpc", "http")
+        },
+    }
+    path = Path(__file__).parent / "results" / f"latency-{result['date']}.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(result, indent=1))
+
+
+def measure(hosts: dict[str, Callable[[str], Any]], texts: list[str]) -> dict[str, list[float]]:
+    """Seconds of each call, host by host, without the warm-up."""
+    seconds: dict[str, list[float]] = {host: [] for host in hosts}
+    for text in texts:
+        for host, call in hosts.items():
+            start = time.perf_counter()
+            call(text)
+            seconds[host].append(time.perf_counter() - start)
+    return {host: times[NUM_WARM_UP:] for host, times in seconds.items()}
+
+
+def summary(seconds: list[float]) -> dict[str, float]:
+    """Percentiles in milliseconds."""
+    return {f"p{q}": round(1e3 * float(np.percentile(seconds, q)), 3) for q in (10, 50, 90)}
+
+
+def machine() -> dict[str, Any]:
+    """What it ran on."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    cpu = next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    return {"cpu": cpu, "cores": len(os.sched_getaffinity(0)), "python": platform.python_version()}
+
+
+if __name__ == "__main__":
+    typer.run(main)
