@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -13,14 +13,14 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
+from rich.text import Text
 
 from shoal.errors import InputError, ShoalError
 
 app = typer.Typer(no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False, help=__doc__)
 _out, _err = Console(highlight=False), Console(stderr=True, highlight=False)
-# Tables keep their width where nobody resizes a window.
-_PLAIN_WIDTH = 120
+MIN_TEXT_WIDTH = 20  # of a text in a table, on however narrow a terminal
 
 Data = Annotated[Path | None, typer.Option(help="The CLEAR corpus (.xlsx); else SHOAL_DATA_DIR's, else shoal's own.")]
 Encoder = Annotated[str, typer.Option(help="A BERT-family encoder: a folder, or a Hugging Face name.")]
@@ -171,10 +171,7 @@ def infer(
     if as_json:
         _print_json([{"text": text, **dict(zip(columns, row, strict=True))} for text, row in _rows(texts, columns)])
         return
-    table = Table("text", *columns)
-    for text, row in _rows(texts, columns):
-        table.add_row(_shorten(text), *(f"{value:.3f}" for value in row))
-    _print_table(table)
+    _print_table(list(columns), _rows(texts, columns))
 
 
 def _rows(texts: Sequence[str], columns: dict[str, list[float]]) -> Iterator[tuple[str, tuple[float, ...]]]:
@@ -225,10 +222,8 @@ def quickstart(
     check_bearable(out.resolve())  # before minutes of training
     with _progress() as show:
         result = run(out, data=data, encoder=encoder, on_progress=show)
-    table = Table("text", "BERT score", "forest score", "blended score", title="Higher is easier to read")
-    for score in result.scores:
-        table.add_row(_shorten(score.text), f"{score.bert:.3f}", f"{score.forest:.3f}", f"{score.blend:.3f}")
-    _print_table(table)
+    rows = ((score.text, (score.bert, score.forest, score.blend)) for score in result.scores)
+    _print_table(["BERT score", "forest score", "blended score"], rows, title="Higher is easier to read")
     _print_rmse(result.rmse, result.is_demonstration)
     for name in ("artifacts", "repository", "report"):
         _out.print(f"{name}: {getattr(result, name).resolve()}", soft_wrap=True)
@@ -259,14 +254,16 @@ def _print_rmse(rmse: dict[str, float], is_demonstration: bool) -> None:
         _out.print("Trained on shoal's own hundred passages: these scores are a demonstration, not a measurement.")
 
 
-def _print_table(table: Table) -> None:
-    _out.print(table, width=None if _out.is_terminal else _PLAIN_WIDTH)
+def _print_table(names: Sequence[str], rows: Iterable[tuple[str, Sequence[float]]], title: str = "") -> None:
+    """A line a text, cut to what the scores leave of the width."""
+    table = Table("text", *(Column(name, justify="right") for name in names), title=title or None)
+    room = max(MIN_TEXT_WIDTH, _out.width - sum(len(name) + 3 for name in names) - 4)
+    for text, values in rows:
+        line = Text(" ".join(text.split()))
+        line.truncate(room, overflow="ellipsis")
+        table.add_row(line, *(f"{value:.3f}" for value in values))
+    _out.print(table)
 
 
 def _print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=1, ensure_ascii=False))
-
-
-def _shorten(text: str, width: int = 60) -> str:
-    line = " ".join(text.split())
-    return _plain(line if len(line) <= width else f"{line[: width - 1]}…")

@@ -127,7 +127,7 @@ def count_features(codes: Ragged, lexicon: Lexicon) -> Array:
     xp = namespace(codes.values)
     num_known, num_rows = len(lexicon.tokens), len(codes)
     rows = codes.row_ids
-    kind = xp.where(codes.values < 0, xp.full_like(codes.values, num_known + 1), xp.clip(codes.values, max=num_known))
+    kind = xp.where(codes.values < 0, xp.full_like(codes.values, num_known + 1), xp.minimum(codes.values, num_known))
     is_word, is_end = xp.take(lexicon.is_word, kind), xp.take(lexicon.is_end, kind)
     count = _Counter(rows, num_rows)
 
@@ -139,13 +139,13 @@ def count_features(codes: Ragged, lexicon: Lexicon) -> Array:
         _distinct(codes.values[is_word], rows[is_word], num_rows),
         count(~is_word),
         sentences,
-        words / xp.clip(sentences, min=1.0),
+        words / xp.maximum(sentences, 1.0),
         stops,
-        stops / xp.clip(sentences, min=1.0),
+        stops / xp.maximum(sentences, 1.0),
     ]
     width = lexicon.num_listed + 1  # one column more, for the tokens in neither list
     cells = xp.bincount(rows * width + xp.take(lexicon.column, kind), minlength=num_rows * width)
-    shares = xp.reshape(cells, (num_rows, width))[:, :-1] / xp.clip(words, min=1.0)[:, None]
+    shares = xp.reshape(cells, (num_rows, width))[:, :-1] / xp.maximum(words, 1.0)[:, None]
     raw = xp.concat([xp.stack(statistics, axis=1), shares], axis=1)
     return xp.where((words > 0)[:, None], raw, xp.zeros_like(raw))
 
@@ -171,7 +171,9 @@ def _distinct(codes: Array, rows: Array, num_rows: int) -> Array:
     if codes.shape[0] == 0:
         return xp.zeros(num_rows, dtype=xp.float64, device=device(codes))
     width = xp.max(codes) + 1
-    return xp.astype(xp.bincount(xp.unique_values(rows * width + codes) // width, minlength=num_rows), xp.float64)
+    keys = xp.sort(rows * width + codes)
+    is_first = xp.concat([xp.ones_like(keys[:1], dtype=xp.bool), keys[1:] != keys[:-1]])
+    return xp.astype(xp.bincount(keys[is_first] // width, minlength=num_rows), xp.float64)
 
 
 def normalise(raw: Array, mean: Array, std: Array) -> Array:

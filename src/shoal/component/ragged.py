@@ -55,7 +55,7 @@ class Ragged:
         columns = xp.arange(width, dtype=self.offsets.dtype, device=device(self.values))
         if self.values.shape[0] == 0:
             return xp.full((len(self), width), fill, dtype=self.values.dtype, device=device(self.values))
-        index = xp.clip(self.offsets[:-1, None] + columns, max=self.values.shape[0] - 1)
+        index = xp.minimum(self.offsets[:-1, None] + columns, self.values.shape[0] - 1)
         gathered = xp.reshape(xp.take(self.values, xp.reshape(index, (-1,))), index.shape)
         return xp.where(columns < self.lengths[:, None], gathered, xp.asarray(fill, dtype=self.values.dtype))
 

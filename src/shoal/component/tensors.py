@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -63,7 +64,7 @@ class TensorSpec:
             is_ragged=bool(entry.get("allow_ragged_batch", False)),
         )
 
-    @property
+    @cached_property
     def numpy_dtype(self) -> np.dtype[Any]:
         """The NumPy dtype; ``object`` for TYPE_STRING, whose elements are ``bytes``."""
         try:
@@ -76,9 +77,8 @@ class TensorSpec:
 
     def mismatch(self, array: Array, *, is_batched: bool) -> str:
         """How ``array`` differs from this declaration, in words; empty where it fits."""
-        expected = str(self.numpy_dtype)
-        if str(array.dtype).removeprefix("torch.") != expected:
-            return f"{self.name} has dtype {array.dtype}, expected {expected} ({self.dtype})"
+        if array.dtype != self.numpy_dtype and str(array.dtype).removeprefix("torch.") != str(self.numpy_dtype):
+            return f"{self.name} has dtype {array.dtype}, expected {self.numpy_dtype} ({self.dtype})"
         shape = tuple(array.shape[1:] if is_batched else array.shape)
         is_fit = len(shape) == len(self.dims) and all(d in (-1, s) for s, d in zip(shape, self.dims, strict=True))
         if is_fit and not (is_batched and array.ndim == 0):

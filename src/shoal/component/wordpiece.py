@@ -49,7 +49,7 @@ def frame(pieces: Ragged, ids: SpecialIds, max_length: int) -> tuple[Array, Arra
     ``max_length`` is smaller.
     """
     xp = namespace(pieces.values)
-    lengths = xp.clip(pieces.lengths, max=max_length - 2)
+    lengths = xp.minimum(pieces.lengths, max_length - 2)
     longest = int(xp.max(lengths)) + 2
     width = min(max_length, -(-longest // WIDTH_MULTIPLE) * WIDTH_MULTIPLE)
     position = xp.arange(width, dtype=xp.int64, device=device(pieces.values))[None, :]

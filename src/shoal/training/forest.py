@@ -70,7 +70,8 @@ def train_forest(bundle: Bundle, texts: Sequence[str], targets: Array, *, seed: 
     except ImportError:
         raise missing_extra("scikit-learn", "train") from None
     forest = RandomForestRegressor(num_trees, max_depth=MAX_DEPTH, random_state=seed, n_jobs=-1)
-    return forest.fit(forest_inputs(bundle, texts), targets)
+    forest.fit(forest_inputs(bundle, texts), targets)
+    return forest.set_params(n_jobs=1)  # threads would add up the trees in an order of their own
 
 
 def forest_inputs(bundle: Bundle, texts: Sequence[str]) -> Array:

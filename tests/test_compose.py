@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from shoal.component.bundle import sha256
+from shoal.errors import ArtifactError, InputError
+from shoal.repository import compose as composing
+from shoal.repository import paths
+from shoal.repository.compose import MANIFEST, compose, read_manifest
+from shoal.repository.pbtxt import read_config
+from shoal.repository.placement import Plan
+
+
+def files(folder: Path) -> dict[str, str]:
+    return {
+        str(p.relative_to(folder)): sha256(p)
+        for p in sorted(folder.rglob("*"))
+        if p.is_file() and "__pycache__" not in p.parts
+    }
+
+
+def test_the_same_inputs_give_the_same_bytes(repository: Path, artifacts: Path, tmp_path: Path) -> None:
+    assert files(compose("ensemble_all", tmp_path / "again", artifacts=artifacts)) == files(repository)
+
+
+def test_the_manifest_lists_every_file(repository: Path) -> None:
+    manifest = read_manifest(repository)
+    present = files(repository)
+    del present[MANIFEST]
+    assert manifest["files"] == present
+    assert (manifest["ensemble"], manifest["placement"], manifest["target"]) == ("ensemble_all", "cpu", "embedded")
+    assert "MiniLM" in read_config(repository / "bert-large").spec.parameters["content"]
+    assert read_manifest(repository / "cuml") == {}
+
+
+def test_only_what_runs_in_a_model_is_copied_beside_it(repository: Path) -> None:
+    copied = {p.name for p in (repository / "preprocess" / "1" / "shoal").iterdir()}
+    assert copied == {"__init__.py", "errors.py", "component"}
+    assert not (repository / "bert-large" / "train.py").exists()
+    assert (repository / "ensemble_all" / "1" / ".gitkeep").exists()
+
+
+def test_an_interrupted_compose_leaves_the_old_repository_whole(
+    artifacts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = compose("ensemble_all", tmp_path / "repository", artifacts=artifacts)
+    before = files(target)
+    for step in ("_write_model", "check_artifacts", "_write_manifest", "exchange"):
+        with monkeypatch.context() as patch:
+            patch.setattr(composing, step, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                compose("ensemble_all", target, artifacts=artifacts, plan=Plan(target="26.06"))
+        assert files(target) == before
+        assert [p.name for p in tmp_path.iterdir()] == ["repository"]
+    compose("ensemble_all", target, artifacts=artifacts, plan=Plan(target="26.06"))
+    assert read_manifest(target)["target"] == "26.06"
+    assert [p.name for p in tmp_path.iterdir()] == ["repository"]
+
+
+def test_what_shoal_did_not_make_is_not_replaced(artifacts: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work", encoding="utf-8")
+    for target in (tmp_path / "mine", tmp_path / "mine" / "thesis.txt"):
+        with pytest.raises(InputError, match="shoal did not make it"):
+            compose("ensemble_all", target, artifacts=artifacts)
+    assert (tmp_path / "mine" / "thesis.txt").read_text(encoding="utf-8") == "years of work"
+
+
+def test_missing_artifacts_are_named_together(tmp_path: Path) -> None:
+    with pytest.raises(
+        ArtifactError, match=r"lacks checkpoint\.tl, model\.pt, preprocess\.json, vocab\.txt\. Make them"
+    ):
+        compose("ensemble_all", tmp_path / "repository", artifacts=tmp_path)
+    assert not (tmp_path / "repository").exists()
+
+
+def test_a_forest_of_another_bundle_is_refused(artifacts: Path, tmp_path: Path) -> None:
+    mixed = tmp_path / "mixed"
+    shutil.copytree(artifacts, mixed)
+    bundle = json.loads((mixed / "preprocess.json").read_text(encoding="utf-8"))
+    bundle["mean"][0] += 1
+    (mixed / "preprocess.json").write_text(json.dumps(bundle), encoding="utf-8")
+    with pytest.raises(ArtifactError, match=r"checkpoint\.tl was made with another preprocess\.json"):
+        compose("ensemble_all", tmp_path / "repository", artifacts=mixed)
+
+
+@pytest.mark.parametrize("name", ["with blank", "semi;colon", "dollar$", "quote'", "café"])
+def test_paths_that_triton_cannot_bear(artifacts: Path, tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match="Triton cannot bear the path"):
+        compose("ensemble_all", tmp_path / name, artifacts=artifacts)
+
+
+def test_exchange_without_the_kernels_help(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, target = tmp_path / "made", tmp_path / "target"
+    made.mkdir()
+    target.mkdir()
+    (made / "new").touch()
+    (target / "old").touch()
+    monkeypatch.setattr(paths, "_RENAME_EXCHANGE", 1 << 20)  # a flag that no kernel knows
+    paths.exchange(made, target)
+    assert (target / "new").exists()
+    assert (made / "old").exists()
+    assert len(list(tmp_path.iterdir())) == 2

@@ -1,0 +1,164 @@
+"""Pipelines in this process, and what callers may give."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shoal.component.tensors import TensorSpec
+from shoal.errors import ArtifactError, InputError
+from shoal.serving import local
+from shoal.serving.arrays import to_arrays
+from shoal.serving.local import Pipeline, component_class
+from tests.conftest import ROOT
+
+TEXT = TensorSpec("excerpt", "TYPE_STRING", (1,))
+WEIGHT = TensorSpec("WEIGHT", "TYPE_FP32", (1,), is_optional=True)
+VECTOR = TensorSpec("V", "TYPE_INT64", (-1,))
+
+
+def convert(*specs: TensorSpec, **values: Any) -> Any:
+    return to_arrays(specs, values, is_batched=True)
+
+
+# --- arrays ------------------------------------------------------------------------------------------------------
+
+
+def test_lists_become_the_declared_arrays() -> None:
+    arrays = convert(TEXT, WEIGHT, excerpt=["é", b"b"], WEIGHT=[0, 1])
+    assert arrays["excerpt"].tolist() == [["é".encode()], [b"b"]]
+    assert arrays["WEIGHT"].dtype == np.float32
+    assert arrays["WEIGHT"].shape == (2, 1)
+    assert convert(TEXT, WEIGHT, excerpt=[["a"]], WEIGHT=None).keys() == {"excerpt"}
+    assert convert(VECTOR, V=[[1, 2, 3]])["V"].tolist() == [[1, 2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({}, "The input excerpt is missing. Give excerpt=[...]."),
+        ({"excerpt": ["a"], "words": [1]}, "There is no input words. Inputs: excerpt, WEIGHT."),
+        ({"excerpt": "a"}, "excerpt is a single string; give a list of them. For one text: excerpt=[text]."),
+        ({"excerpt": ["a", 3]}, "excerpt[1] is 3; it must be a string. Give str or UTF-8 bytes."),
+        ({"excerpt": ["a\ud800"]}, "excerpt[0] holds the lone surrogate U+D800 at position 1."),
+        ({"excerpt": []}, "The request has no rows. Give at least one."),
+        ({"excerpt": ["a"], "WEIGHT": [1, 1]}, "The inputs have different numbers of rows: excerpt 1, WEIGHT 2."),
+        ({"excerpt": ["a"], "WEIGHT": ["x"]}, "WEIGHT cannot be read as TYPE_FP32: could not convert string"),
+        ({"excerpt": ["a"], "WEIGHT": np.ones(1)}, "Input WEIGHT has dtype float64, expected float32 (TYPE_FP32)."),
+        ({"excerpt": ["a"], "WEIGHT": [[1, 2]]}, "Input WEIGHT has shape [1, 2], expected [rows, 1]."),
+        ({"excerpt": ["a"], "WEIGHT": 1}, "Input WEIGHT has shape [], expected [rows, 1]."),
+    ],
+)
+def test_values_that_do_not_fit(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as error:
+        convert(TEXT, WEIGHT, **values)
+    assert str(error.value).startswith(message)
+
+
+# --- pipelines ---------------------------------------------------------------------------------------------------
+
+
+def test_branches_run_side_by_side(repository: Path) -> None:
+    pipeline = Pipeline.load(repository / "ensemble_all")
+    meeting = threading.Barrier(2, timeout=20)  # breaks unless both branches are there at once
+
+    def meet(model: local.Model) -> local.Model:
+        def call(inputs: Any) -> Any:
+            meeting.wait()
+            return model(inputs)
+
+        return call
+
+    models = dict(pipeline._models)
+    for name in ("bert-large", "cuml"):
+        models[name] = meet(models[name])
+    assert Pipeline(pipeline._graph, models)(excerpt=["A cat."])["SCORE"].shape == (1, 1)
+
+
+def test_a_batch_is_its_rows(pipeline: Pipeline, passages: Any) -> None:
+    texts = [*passages.texts[:6], "", "漢字"]
+    batch = pipeline(excerpt=texts)["SCORE"]
+    singles = np.concatenate([pipeline(excerpt=[text])["SCORE"] for text in texts])
+    np.testing.assert_allclose(batch, singles, rtol=0, atol=1e-5)
+
+
+def test_a_single_model_is_a_pipeline(repository: Path) -> None:
+    features = Pipeline.load(repository / "preprocess")(INPUT0=["A cat."])["TREE_FEATS"]
+    assert features.shape == (1, 207)
+    assert Pipeline.load(repository / "cuml")(input__0=features)["output__0"].shape == (1, 1)
+
+
+def test_an_error_of_a_step_is_the_callers(pipeline: Pipeline) -> None:
+    with pytest.raises(InputError, match=r"excerpt\[0\] is not valid UTF-8"):
+        pipeline(excerpt=[b"\xff"])
+
+
+def test_steps_that_wait_for_nobody_are_named(repository: Path, tmp_path: Path) -> None:
+    shutil.copytree(repository, tmp_path / "r")
+    config = tmp_path / "r" / "ensemble_all" / "config.pbtxt"
+    text = config.read_text(encoding="utf-8")
+    config.write_text(text.replace('value: "excerpt"', 'value: "SCORE"'), encoding="utf-8")
+    with pytest.raises(ArtifactError, match="Steps preprocess, bert-large, cuml, postprocess of ensemble_all wait"):
+        Pipeline.load(tmp_path / "r" / "ensemble_all")(excerpt=["a"])
+
+
+def test_backends_that_are_not_known_are_named(repository: Path, tmp_path: Path) -> None:
+    shutil.copytree(repository / "cuml", tmp_path / "cuml")
+    config = tmp_path / "cuml" / "config.pbtxt"
+    config.write_text(config.read_text(encoding="utf-8").replace('"fil"', '"magic"'), encoding="utf-8")
+    with pytest.raises(
+        ArtifactError, match=r"Model cuml has no model\.py for backend 'magic'\. Known: python, fil, pytorch"
+    ):
+        Pipeline.load(tmp_path / "cuml")
+
+
+def test_loading_a_model_file_leaves_the_path_alone() -> None:
+    before = list(sys.path)
+    assert component_class(ROOT / "postprocess" / "readability" / "1" / "model.py").__name__ == "Blend"
+    assert sys.path == before
+
+
+# --- artifacts that are not what they should be ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "artifact", "message"),
+    [
+        ("cuml", "checkpoint.tl", r"checkpoint\.tl is not a Treelite checkpoint"),
+        ("bert-large", "model.pt", r"model\.pt is not a TorchScript file"),
+        ("preprocess", "preprocess.json", r"preprocess\.json is not a preprocessing bundle"),
+        ("preprocess", "vocab.txt", r"vocab\.txt is not the one preprocess\.json was made with"),
+    ],
+)
+def test_damaged_artifacts_are_named(repository: Path, tmp_path: Path, model: str, artifact: str, message: str) -> None:
+    for content in (b"", b"junk", None):
+        copy = tmp_path / str(content)
+        shutil.copytree(repository / model, copy / model)
+        path = copy / model / "1" / artifact
+        path.write_bytes(path.read_bytes()[:3000] if content is None else content)
+        with pytest.raises(ArtifactError, match=message):
+            Pipeline.load(copy / model)
+
+
+def test_a_forest_of_other_size_is_named(repository: Path, tmp_path: Path) -> None:
+    shutil.copytree(repository / "cuml", tmp_path / "cuml")
+    config = tmp_path / "cuml" / "config.pbtxt"
+    config.write_text(config.read_text(encoding="utf-8").replace("207", "206"), encoding="utf-8")
+    with pytest.raises(
+        ArtifactError, match=r"takes 207 features and gives 1 score; the config of cuml declares input__0 \[206\]"
+    ):
+        Pipeline.load(tmp_path / "cuml")
+
+
+def test_a_dtype_that_cannot_be(repository: Path, tmp_path: Path) -> None:
+    shutil.copytree(repository / "bert-large", tmp_path / "bert-large")
+    with (tmp_path / "bert-large" / "config.pbtxt").open("a", encoding="utf-8") as config:
+        config.write('parameters { key: "dtype" value: { string_value: "fp8" } }\n')
+    with pytest.raises(ArtifactError, match=r"model\.pt cannot run in dtype 'fp8'"):
+        Pipeline.load(tmp_path / "bert-large")

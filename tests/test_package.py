@@ -1,0 +1,108 @@
+"""The package as a whole: what importing it costs, what it hands out, how its files are kept."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import shoal
+from shoal.errors import ShoalError, missing_extra
+from tests.conftest import ROOT
+
+HEAVY = {"torch", "transformers", "tritonclient", "cupy", "sklearn", "treelite", "tokenizers", "numpy", "typer"}
+PUBLIC = {
+    "ArtifactError", "Client", "Component", "InputError", "Pipeline", "ServerError", "SetupError", "ShoalError",
+    "compose", "serve",
+}  # fmt: skip
+
+
+def tracked(*patterns: str) -> list[Path]:
+    listing = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", *patterns],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [ROOT / line for line in listing.stdout.splitlines() if (ROOT / line).is_file()]
+
+
+def test_importing_shoal_imports_nothing_heavy() -> None:
+    code = "import shoal, sys; print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert HEAVY.isdisjoint(modules)
+
+
+def test_public_names() -> None:
+    assert set(shoal.__all__) == PUBLIC
+    for name in PUBLIC:
+        assert getattr(shoal, name).__name__ == name
+    with pytest.raises(AttributeError, match="module 'shoal' has no attribute 'nope'"):
+        _ = shoal.nope
+
+
+def test_errors_say_what_and_how() -> None:
+    error = missing_extra("torch", "train")
+    assert isinstance(error, ShoalError)
+    assert str(error) == "torch is not installed. Type: pip install 'shoal[train]'"
+    assert str(ShoalError("It rains.")) == "It rains."
+
+
+def test_files_stay_short() -> None:
+    """A habit with reasons: one file, one thing; a model.py is its own documentation."""
+    for path in tracked("*.py"):
+        lines = len(path.read_text(encoding="utf-8").splitlines())
+        limit = 60 if path.parent.name == "1" else 300
+        assert lines <= limit, f"{path} has {lines} lines"
+
+
+def test_only_tensors_knows_tritons_module() -> None:
+    for path in tracked("src/shoal/**/*.py", "preprocess/**/*.py", "postprocess/**/*.py"):
+        if path.name in ("tensors.py", "fake_triton.py"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            assert "triton_python_backend_utils" not in names, path
+
+
+def test_floors_import_only_what_stands_below_them() -> None:
+    floors = ["component", "repository", "serving", "training"]
+    allowed = {"training": {"component", "repository"}}
+    for number, floor in enumerate(floors):
+        below = allowed.get(floor, set(floors[:number])) | {floor}
+        for path in tracked(f"src/shoal/{floor}/**/*.py", f"src/shoal/{floor}/*.py"):
+            used = re.findall(r"^\s*from shoal\.(\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+            assert set(used) - {"errors"} <= below, path
+
+
+def test_the_wheel_carries_the_leaf_folders(tmp_path: Path) -> None:
+    pytest.importorskip("hatchling", reason="the build backend is not installed here")
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path], cwd=ROOT, check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    assert {
+        "shoal/py.typed",
+        "shoal/leaves/ensembles/ensemble_all/1/.gitkeep",
+        "shoal/leaves/preprocess/readability/1/model.py",
+        "shoal/training/assets/passages.jsonl",
+        "shoal/serving/backends/pytorch/model.py",
+    } <= names
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    code = (
+        "import shoal; from shoal.repository.leaves import find_leaves, shipped_root;"
+        "print(shipped_root(), *sorted(find_leaves()))"
+    )
+    listing = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path / "site", capture_output=True, text=True, check=True
+    )
+    root, *models = listing.stdout.split()
+    assert Path(root) == tmp_path / "site" / "shoal" / "leaves"
+    assert models == ["bert-large", "cuml", "ensemble_all", "postprocess", "preprocess"]

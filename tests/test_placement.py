@@ -1,0 +1,67 @@
+"""Leaf folders, and where their models run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shoal.errors import ArtifactError, InputError
+from shoal.repository.leaves import collect, find_leaves, shipped_root
+from shoal.repository.placement import PYTHON_BASED_BACKENDS, Plan, place
+from shoal.serving.runtime import BACKENDS
+from tests.conftest import ROOT
+
+MODELS = {"preprocess", "bert-large", "cuml", "postprocess", "ensemble_all"}
+
+
+def test_collect_brings_members_before_ensembles() -> None:
+    names = [config.name for config in collect("ensemble_all", find_leaves())]
+    assert set(names) == MODELS
+    assert names[-1] == "ensemble_all"
+    with pytest.raises(ArtifactError, match=r"There is no model nope\. Known: bert-large, cuml, ensemble_all"):
+        collect("nope", find_leaves())
+
+
+def test_a_users_leaf_takes_the_place_of_ours(tmp_path: Path) -> None:
+    mine = tmp_path / "models" / "mine"
+    mine.mkdir(parents=True)
+    (mine / "config.pbtxt").write_text('name: "cuml"\nbackend: "python"\n', encoding="utf-8")
+    assert find_leaves([tmp_path])["cuml"].backend == "python"
+    assert shipped_root() == ROOT
+
+
+def test_targets_differ_in_the_lines_of_python_based_backends_only() -> None:
+    leaves = find_leaves()
+    assert {p.name for p in BACKENDS.iterdir() if (p / "model.py").is_file()} == set(PYTHON_BASED_BACKENDS)
+    for name in MODELS:
+        embedded, native = (place(leaves[name], Plan(target=target)) for target in ("embedded", "26.06"))
+        if name in ("bert-large", "cuml"):
+            assert (embedded.runtime, native.runtime) == ("model.py", "")
+            embedded.runtime = ""
+            for tensor in embedded.input:
+                assert tensor.allow_ragged_batch == (name == "bert-large")
+                tensor.allow_ragged_batch = False
+        assert embedded == native
+        kinds = [group.kind for group in embedded.instance_group]
+        assert kinds == ([] if name == "ensemble_all" else [embedded.instance_group[0].KIND_CPU])
+
+
+def test_dtype_is_the_encoders() -> None:
+    leaves = find_leaves()
+    placed = {name: place(leaves[name], Plan(dtype="bf16")) for name in MODELS}
+    assert {name for name, message in placed.items() if "dtype" in message.parameters} == {"bert-large"}
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ({"placement": "moon"}, "There is no placement 'moon'. Known: cpu"),
+        ({"dtype": "fp8"}, "There is no dtype 'fp8'. Known: fp32, bf16"),
+        ({"target": "latest"}, "There is no target 'latest'. Known: embedded, or a release"),
+        ({"target": "26.06", "dtype": "bf16"}, "The native backends of 26.06"),
+    ],
+)
+def test_plans_that_cannot_be(fault: dict[str, str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Plan(**fault)
