@@ -14,7 +14,7 @@ endif
 .PHONY: quickstart test verify clean
 
 quickstart: $(VENV)/.installed
-	$(BIN)/shoal quickstart
+	@$(BIN)/shoal quickstart
 
 test: $(VENV)/.installed
 	$(BIN)/ruff check .

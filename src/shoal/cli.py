@@ -249,9 +249,15 @@ def doctor(as_json: Json = False) -> None:
 
 
 def _print_rmse(rmse: dict[str, float], is_demonstration: bool) -> None:
-    _out.print("held-out RMSE: " + ", ".join(f"{name} {value:.3f}" for name, value in rmse.items()), soft_wrap=True)
+    _out.print(
+        "held-out RMSE: " + ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in rmse.items()),
+        soft_wrap=True,
+    )
     if is_demonstration:
-        _out.print("Trained on shoal's own hundred passages: these scores are a demonstration, not a measurement.")
+        _out.print(
+            "Trained on shoal's own hundred passages: these scores are a demonstration, not a measurement.",
+            soft_wrap=True,
+        )
 
 
 def _print_table(names: Sequence[str], rows: Iterable[tuple[str, Sequence[float]]], title: str = "") -> None:

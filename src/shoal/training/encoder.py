@@ -128,7 +128,7 @@ def trace(encoder: Encoder) -> Any:
     ids = torch.randint(1000, 1100, (2, 13))
     mask = torch.ones_like(ids)
     mask[1, 7:] = 0
-    with torch.inference_mode(), warnings.catch_warnings():
+    with torch.inference_mode(), _quiet_transformers(), warnings.catch_warnings():
         # transformers branches on sizes that do not matter here; what matters is compared afterwards, at other shapes
         warnings.simplefilter("ignore")
         return torch.jit.trace(encoder.eval(), (ids, mask), check_trace=False)

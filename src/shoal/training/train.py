@@ -44,7 +44,7 @@ class Preset:
     num_rows: int = 1000
     num_held_out: int = 200
     num_steps: int = 63  # one epoch of 1,000 rows
-    max_epochs: int = 6
+    max_epochs: int = 4
     num_trees: int = forest.NUM_TREES
     max_length: int = MAX_LENGTH
 
