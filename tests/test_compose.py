@@ -38,7 +38,7 @@ def test_the_manifest_lists_every_file(repository: Path) -> None:
 
 
 def test_only_what_runs_in_a_model_is_copied_beside_it(repository: Path) -> None:
-    copied = {p.name for p in (repository / "preprocess" / "1" / "shoal").iterdir()}
+    copied = {p.name for p in (repository / "preprocess" / "1" / "shoal").iterdir()} - {"__pycache__"}
     assert copied == {"__init__.py", "errors.py", "component"}
     assert not (repository / "bert-large" / "train.py").exists()
     assert (repository / "ensemble_all" / "1" / ".gitkeep").exists()

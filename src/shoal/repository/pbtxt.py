@@ -88,7 +88,13 @@ def _record(message: Any, folder: Path) -> ModelConfig:
         backend=message.backend,
         platform=message.platform,
         steps=tuple(
-            Step(s.model_name, int(s.model_version), dict(s.input_map), dict(s.output_map))
+            # protobuf's maps have no order of their own
+            Step(
+                s.model_name,
+                int(s.model_version),
+                dict(sorted(s.input_map.items())),
+                dict(sorted(s.output_map.items())),
+            )
             for s in message.ensemble_scheduling.step
         ),
         folder=folder,
