@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import shoal
-from shoal.errors import ShoalError, missing_extra
+from shoal.errors import SetupError, ShoalError, needs
 from tests.conftest import ROOT
 
 HEAVY = {"torch", "transformers", "tritonclient", "cupy", "sklearn", "treelite", "tokenizers", "numpy", "typer"}
@@ -48,10 +48,18 @@ def test_public_names() -> None:
 
 
 def test_errors_say_what_and_how() -> None:
-    error = missing_extra("torch", "train")
-    assert isinstance(error, ShoalError)
-    assert str(error) == "torch is not installed. Type: pip install 'shoal[train]'"
+    assert str(ShoalError("It rains.", "Take a coat.")) == "It rains. Take a coat."
     assert str(ShoalError("It rains.")) == "It rains."
+
+
+def test_a_missing_library_is_the_command_that_brings_it() -> None:
+    with (
+        pytest.raises(SetupError, match=r"^torch is not installed\. Type: pip install 'shoal\[train\]'$"),
+        needs("train"),
+    ):
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+    with pytest.raises(ModuleNotFoundError, match="mine"), needs("train"):  # not ours to explain
+        raise ModuleNotFoundError("No module named 'mine'", name="mine")
 
 
 def test_files_stay_short() -> None:

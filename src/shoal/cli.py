@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 from rich.text import Text
 
-from shoal.errors import InputError, ShoalError
+from shoal.errors import InputError, ShoalError, needs
 
 app = typer.Typer(no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False, help=__doc__)
 _out, _err = Console(highlight=False), Console(stderr=True, highlight=False)
@@ -77,9 +77,10 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train encoder and forest, and write the artifact folder."""
-    from shoal.training.corpus import find_corpus
-    from shoal.training.train import PRESETS
-    from shoal.training.train import train as train_pipeline
+    with needs("train"):
+        from shoal.training.corpus import find_corpus
+        from shoal.training.train import PRESETS
+        from shoal.training.train import train as train_pipeline
 
     if preset not in PRESETS:
         raise InputError(f"There is no preset {preset!r}.", f"Known: {', '.join(PRESETS)}.")
@@ -216,8 +217,10 @@ def quickstart(
     encoder: Encoder = SMALL_ENCODER,
 ) -> None:
     """Train, compose, serve with a real Triton, score passages, stop."""
-    from shoal.quickstart import run
     from shoal.repository.paths import check_bearable
+
+    with needs("train"):
+        from shoal.quickstart import run
 
     check_bearable(out.resolve())  # before minutes of training
     with _progress() as show:

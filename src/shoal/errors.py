@@ -7,6 +7,9 @@ ShoalError
 └── ServerError     Triton did not start, went away, or refused
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class ShoalError(Exception):
     """What happened, with the value; then the way out.
@@ -37,6 +40,19 @@ class ServerError(ShoalError):
     """Triton did not start, went away, or refused the request."""
 
 
-def missing_extra(module: str, extra: str) -> SetupError:
-    """The error for a library that stands in one of shoal's extras and is not installed."""
-    return SetupError(f"{module} is not installed.", f"Type: pip install 'shoal[{extra}]'")
+# The libraries of each extra in pyproject.toml, by the name they are imported under.
+_EXTRAS = {
+    "serve": ("pytriton", "torch", "treelite"),
+    "train": ("openpyxl", "sklearn", "torch", "transformers", "treelite"),
+}
+
+
+@contextmanager
+def needs(extra: str) -> Iterator[None]:
+    """Around an import from one of shoal's extras: where the library is missing, the error is the command to type."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name not in _EXTRAS[extra]:
+            raise
+        raise SetupError(f"{error.name} is not installed.", f"Type: pip install 'shoal[{extra}]'") from None

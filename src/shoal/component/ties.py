@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.component.bundle import sha256
-from shoal.errors import ArtifactError
+from shoal.errors import ArtifactError, needs
 
 METADATA = "shoal.json"  # the entry of a TorchScript archive that carries the ties
 
@@ -30,8 +30,8 @@ def read_ties(artifact: Path) -> dict[str, str]:
             entries = [name for name in archive.namelist() if name.endswith(f"/extra/{METADATA}")]
             return _ties(json.loads(archive.read(entries[0]))) if entries else {}
     if artifact.suffix == ".tl":
-        from treelite import Model
-
+        with needs("serve"):
+            from treelite import Model
         header = Model.deserialize(str(artifact)).get_header_accessor()
         return _ties(json.loads(str(header.get_field("attributes")) or "{}"))
     return {}

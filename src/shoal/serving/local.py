@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from shoal.component.base import Component
 from shoal.component.context import Context
 from shoal.component.tensors import Array, Arrays
-from shoal.errors import ArtifactError, InputError, ShoalError
+from shoal.errors import ArtifactError, InputError, ShoalError, needs
 from shoal.repository.graph import Graph
 from shoal.repository.pbtxt import ModelConfig, Step
 from shoal.serving.arrays import to_arrays
@@ -145,7 +145,8 @@ def component_class(path: Path) -> type[Component]:
     before = list(sys.path)
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        with needs("serve"):
+            spec.loader.exec_module(module)
     finally:
         sys.path[:] = before
     component: type[Component] = module.TritonPythonModel.component_class

@@ -12,7 +12,7 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.errors import SetupError, missing_extra
+from shoal.errors import SetupError
 from shoal.repository.compose import copy_package
 
 SERVER_VARIABLE = "SHOAL_TRITONSERVER"
@@ -103,7 +103,9 @@ def _packaged_binary() -> Path:
         )
     spec = importlib.util.find_spec("pytriton")
     if spec is None or spec.origin is None:
-        raise missing_extra("nvidia-pytriton (the embedded Triton)", "serve")
+        raise SetupError(
+            "The embedded Triton (the package nvidia-pytriton) is not installed.", "Type: pip install 'shoal[serve]'"
+        )
     return Path(spec.origin).parent / "tritonserver" / "bin" / "tritonserver"
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.errors import ArtifactError, missing_extra
+from shoal.errors import ArtifactError, needs
 
 ASSETS = Path(__file__).parent / "assets"
 CLEAR_FILE = "CLEAR_corpus_final.xlsx"
@@ -78,10 +78,8 @@ def read_clear(path: Path) -> Corpus:
         ArtifactError: the file is not there or has no such columns.
         SetupError: openpyxl is not installed.
     """
-    try:
+    with needs("train"):
         import openpyxl
-    except ImportError:
-        raise missing_extra("openpyxl", "train") from None
     if not path.is_file():
         raise ArtifactError(
             f"There is no {path.name} in {path.parent}.", f"Name the file with --data, or unset {DATA_DIR}."

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from shoal.component.ties import METADATA, dump_ties
 from shoal.component.wordpiece import SPECIAL_TOKENS
-from shoal.errors import ArtifactError, InputError, missing_extra
+from shoal.errors import ArtifactError, InputError, needs
 
 SMALL_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
 FULL_SIZE_ENCODER = "bert-large-uncased"
@@ -64,10 +64,8 @@ def load_encoder(name: str, *, seed: int) -> Pretrained:
         InputError: it cannot be loaded, or its tokenizer is no WordPiece.
         SetupError: transformers is not installed.
     """
-    try:
+    with needs("train"):
         from transformers import AutoModel, AutoTokenizer
-    except ImportError:
-        raise missing_extra("transformers", "train") from None
     place = _locate(name)
     try:
         with _quiet_transformers():

@@ -14,7 +14,7 @@ from shoal.component.features import BasicTokenizer, Features, Lexicon, TokenCod
 from shoal.component.ragged import Texts
 from shoal.component.tensors import Array, Device
 from shoal.component.ties import dump_ties
-from shoal.errors import ArtifactError, InputError, missing_extra
+from shoal.errors import ArtifactError, InputError, needs
 from shoal.training.corpus import read_stop_words
 
 NUM_TREES, MAX_DEPTH = 100, 16  # the published recipe's
@@ -65,10 +65,8 @@ def fit_bundle(texts: Sequence[str], *, vocabulary_sha256: str, is_lowercase: bo
 
 def train_forest(bundle: Bundle, texts: Sequence[str], targets: Array, *, seed: int, num_trees: int = NUM_TREES) -> Any:
     """A scikit-learn ``RandomForestRegressor`` on the features of ``texts``."""
-    try:
+    with needs("train"):
         from sklearn.ensemble import RandomForestRegressor
-    except ImportError:
-        raise missing_extra("scikit-learn", "train") from None
     forest = RandomForestRegressor(num_trees, max_depth=MAX_DEPTH, random_state=seed, n_jobs=-1)
     forest.fit(forest_inputs(bundle, texts), targets)
     return forest.set_params(n_jobs=1)  # threads would add up the trees in an order of their own
