@@ -54,7 +54,7 @@ def test_the_three_hosts_agree_to_the_last_bit(
     size: int, client: Client, pipeline: Pipeline, repository: Path, texts: list[str], scale: Scale, record: Record
 ) -> None:
     client_side = Pipeline.load(repository / "ensemble_all", remote=client)
-    sample = texts[: scale(21, 700)]
+    sample = texts[: scale(21, 301)]
     for batch in batches(sample, size):
         here = pipeline(excerpt=batch)
         for elsewhere in (client.infer("ensemble_all", excerpt=batch), client_side(excerpt=batch)):
@@ -62,29 +62,34 @@ def test_the_three_hosts_agree_to_the_last_bit(
     record(f"hosts are bit-equal, {client.protocol}, batch {size}", texts=len(sample), differing=0)
 
 
+@pytest.fixture(scope="module")
+def here(pipeline: Pipeline, texts: list[str], scale: Scale) -> tuple[list[str], dict[str, Array]]:
+    """A sample (or all) of the texts, and what this process says of them."""
+    sample = texts[: scale(96, len(texts))]
+    return sample, joined([pipeline(excerpt=batch) for batch in batches(sample, 32)])
+
+
 @pytest.mark.server
 def test_served_equals_in_process_on_every_text_in_order(
-    server: Server, pipeline: Pipeline, texts: list[str], scale: Scale, record: Record
+    server: Server, here: tuple[list[str], dict[str, Array]], record: Record
 ) -> None:
-    sample = texts[: scale(96, len(texts))]
-    here = joined([pipeline(excerpt=batch) for batch in batches(sample, 32)])
+    sample, expected = here
     with Client(server.grpc_url) as grpc, Client(server.http_url, protocol="http") as http:
         for client, size in ((grpc, 1), (http, 7), (grpc, 64)):
             served = joined([client.infer("ensemble_all", excerpt=batch) for batch in batches(sample, size)])
-            difference = largest_difference(served, here)
+            difference = largest_difference(served, expected)
             record(f"served = in process, {client.protocol}, batch {size}", texts=len(sample), max_diff=difference)
             assert difference <= 1e-5
 
 
 @pytest.mark.server
 def test_concurrent_callers_with_distinct_texts_never_mix(
-    server: Server, pipeline: Pipeline, texts: list[str], scale: Scale, record: Record
+    server: Server, here: tuple[list[str], dict[str, Array]], record: Record
 ) -> None:
-    sample = texts[: scale(96, len(texts))]
-    here = joined([pipeline(excerpt=batch) for batch in batches(sample, 32)])
+    sample, expected = here
     with Client(server.grpc_url) as client, ThreadPoolExecutor(16) as callers:
         served = joined(list(callers.map(lambda text: client.infer("ensemble_all", excerpt=[text]), sample)))
-    difference = largest_difference(served, here)
+    difference = largest_difference(served, expected)
     record("served = in process, 16 concurrent callers", texts=len(sample), max_diff=difference)
     assert difference <= 1e-5
 
