@@ -165,19 +165,31 @@ def test_errors_are_two_lines_and_exit_1() -> None:
 
 
 @pytest.mark.server
-def test_serve_until_interrupted(repository: Path) -> None:
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_serve_until_interrupted(repository: Path, tmp_path: Path, stop: signal.Signals) -> None:
     program = [sys.executable, "-c", "from shoal.cli import main; main()"]
     ports = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
     with subprocess.Popen(
-        [*program, "serve", repository, *ports], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*program, "serve", repository, *ports, "--log", tmp_path / "triton.log"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as running:
         assert running.stdout is not None
         line = running.stdout.readline()
         assert line.startswith("ready: http 127.0.0.1:")
         with Client(line.split()[4]) as client:
             assert client.is_ready("ensemble_all")
-        running.send_signal(signal.SIGINT)
+        running.send_signal(stop)
         _, errors = running.communicate(timeout=30)
     assert running.returncode == 0
     assert "for development and tests, on loopback" in errors
     assert "stopping ..." in errors
+    assert "Started HTTPService" in (tmp_path / "triton.log").read_text(encoding="utf-8")
+
+
+@pytest.mark.server
+def test_a_server_that_ends_by_itself_is_said(shoal: Shoal, repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Server, "wait", lambda self: self._process.kill() or self._process.wait())
+    with pytest.raises(ShoalError, match=r"Triton ended with exit code -9: .* Its whole log: shoal serve"):
+        shoal("serve", repository, "--http-port", 0, "--grpc-port", 0, "--metrics-port", 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 from rich.text import Text
 
-from shoal.errors import InputError, ShoalError, needs
+from shoal.errors import InputError, ServerError, ShoalError, needs
 
 app = typer.Typer(no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False, help=__doc__)
 _out, _err = Console(highlight=False), Console(stderr=True, highlight=False)
@@ -123,6 +124,7 @@ def serve(
     http_port: Annotated[int, typer.Option(help="0 is any free one.")] = 8000,
     grpc_port: Annotated[int, typer.Option(help="0 is any free one.")] = 8001,
     metrics_port: Annotated[int, typer.Option(help="0 is any free one.")] = 8002,
+    log: Annotated[Path | None, typer.Option(help="Keep Triton's log in this file.")] = None,
     is_printed: Annotated[
         bool, typer.Option("--print", help="Print the command for NVIDIA's container instead.")
     ] = False,
@@ -130,6 +132,7 @@ def serve(
     """Serve a repository with the embedded Triton until Ctrl-C; for development, on loopback."""
     from shoal.repository.compose import read_manifest
     from shoal.serving.runtime import container_command
+    from shoal.serving.server import KEEP_LOG
     from shoal.serving.server import serve as start
 
     if is_printed:
@@ -138,7 +141,9 @@ def serve(
         _out.print(container_command(repository.resolve(), release), soft_wrap=True)
         return
     _err.print("Embedded Triton 24.10: for development and tests, on loopback. In production: --print", soft_wrap=True)
-    with start(repository, http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port) as server:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop in order, as on Ctrl-C
+    ports = {"http_port": http_port, "grpc_port": grpc_port, "metrics_port": metrics_port}
+    with start(repository, **ports, log=log and log.resolve()) as server:
         _out.print(f"ready: http {server.http_url}  grpc {server.grpc_url}  metrics {server.metrics_url}")
         _err.print(f"log: {server.log}  (Ctrl-C stops)", soft_wrap=True)
         try:
@@ -146,7 +151,7 @@ def serve(
         except KeyboardInterrupt:
             _err.print("stopping ...")
         else:
-            raise ShoalError(f"Triton ended with exit code {code}.", "Its log was shown above; start it again.")
+            raise ServerError(f"Triton ended with exit code {code}: {server.cause()}", KEEP_LOG)
 
 
 @app.command()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,7 +47,6 @@ def run(
     encoder: str = SMALL_ENCODER,
     preset: Preset | None = None,
     on_progress: OnProgress = lambda stage, done, total: None,
-    on_ready: Callable[[Server], None] = lambda server: None,
 ) -> Result:
     """Train on ``data`` (else the corpus of SHOAL_DATA_DIR, else shoal's own passages), serve, score a few passages.
 
@@ -64,7 +62,6 @@ def run(
     on_progress("start Triton", 0, 1)
     with serve(repository) as server:
         on_progress("start Triton", 1, 1)
-        on_ready(server)
         scores = _score(server, _spread(passages.texts, passages.targets.tolist()))
     return Result(
         scores=scores,

@@ -20,7 +20,10 @@ class Readability(Component):
         bundle.check_vocabulary(vocabulary)
         self.max_text_bytes = int(context.spec.parameters["max_text_bytes"])
         self.encode = WordPiece(
-            read_vocabulary(vocabulary), is_lowercase=bundle.is_lowercase, max_length=bundle.max_length
+            read_vocabulary(vocabulary),
+            is_lowercase=bundle.is_lowercase,
+            max_length=bundle.max_length,
+            device=context.device,
         ).encode
         self.features = Features(bundle, context.device)
 

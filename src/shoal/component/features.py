@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from array_api_compat import device
+from array_api_compat import device as device_of
 
 from shoal.component.bundle import NUM_LISTED, Bundle
 from shoal.component.ragged import Ragged, Texts
@@ -73,12 +73,11 @@ class Lexicon:
     def build(cls, stop_words: Sequence[str], listed: Sequence[str], device: Device) -> Lexicon:
         """``listed`` holds the words whose shares are features, in the order of their columns."""
         tokens = tuple(dict.fromkeys([*SENTENCE_ENDS, *stop_words, *listed]))
-        columns = {word: k for k, word in enumerate(listed)}
-        put = device.put
+        columns, stops, put = {word: k for k, word in enumerate(listed)}, set(stop_words), device.put
         return cls(
             tokens=tokens,
             is_word=put(np.array([*map(is_word, tokens), True, False])),
-            is_stop=put(np.array([*(t in set(stop_words) for t in tokens), False, False])),
+            is_stop=put(np.array([*(t in stops for t in tokens), False, False])),
             is_end=put(np.array([*(t in SENTENCE_ENDS for t in tokens), False, False])),
             column=put(np.array([*(columns.get(t, len(listed)) for t in tokens), len(listed), len(listed)])),
             num_listed=len(listed),
@@ -169,7 +168,7 @@ def _has_open_end(is_word: Array, is_end: Array, count: _Counter) -> Array:
 def _distinct(codes: Array, rows: Array, num_rows: int) -> Array:
     xp = namespace(codes)
     if codes.shape[0] == 0:
-        return xp.zeros(num_rows, dtype=xp.float64, device=device(codes))
+        return xp.zeros(num_rows, dtype=xp.float64, device=device_of(codes))
     width = xp.max(codes) + 1
     keys = xp.sort(rows * width + codes)
     is_first = xp.concat([xp.ones_like(keys[:1], dtype=xp.bool), keys[1:] != keys[:-1]])
@@ -189,7 +188,9 @@ class Features:
         self._lexicon = Lexicon.build(bundle.stop_words, [*bundle.frequent, *bundle.rare], device)
         self._code = TokenCoder(self._lexicon)
         self._mean, self._std = (device.put(np.array(v)) for v in (bundle.mean, bundle.std))
+        self._device = device
 
     def __call__(self, texts: Texts) -> Array:
-        """FP32 ``[rows, 207]``."""
-        return normalise(count_features(self._code(texts), self._lexicon), self._mean, self._std)
+        """FP32 ``[rows, 207]``, on the device."""
+        codes = self._code(texts).to(self._device)
+        return normalise(count_features(codes, self._lexicon), self._mean, self._std)

@@ -11,9 +11,9 @@ from functools import cached_property
 from itertools import chain, pairwise
 
 import numpy as np
-from array_api_compat import device
+from array_api_compat import device as device_of
 
-from shoal.component.tensors import Array, namespace
+from shoal.component.tensors import Array, Device, namespace
 from shoal.errors import InputError
 
 
@@ -37,6 +37,10 @@ class Ragged:
     def __len__(self) -> int:
         return int(self.offsets.shape[0]) - 1
 
+    def to(self, device: Device) -> Ragged:
+        """The same rows on ``device``."""
+        return Ragged(device.put(self.values), device.put(self.offsets))
+
     @property
     def lengths(self) -> Array:
         """INT64 ``[rows]``."""
@@ -46,15 +50,15 @@ class Ragged:
     def row_ids(self) -> Array:
         """INT64 ``[len(values)]``: the row that each value belongs to."""
         xp = namespace(self.offsets)
-        rows = xp.arange(len(self), dtype=self.offsets.dtype, device=device(self.offsets))
+        rows = xp.arange(len(self), dtype=self.offsets.dtype, device=device_of(self.offsets))
         return xp.repeat(rows, self.lengths)
 
     def pad(self, width: int, fill: int) -> Array:
         """``[rows, width]``: each row cut or filled up with ``fill``."""
         xp = namespace(self.values)
-        columns = xp.arange(width, dtype=self.offsets.dtype, device=device(self.values))
+        columns = xp.arange(width, dtype=self.offsets.dtype, device=device_of(self.values))
         if self.values.shape[0] == 0:
-            return xp.full((len(self), width), fill, dtype=self.values.dtype, device=device(self.values))
+            return xp.full((len(self), width), fill, dtype=self.values.dtype, device=device_of(self.values))
         index = xp.minimum(self.offsets[:-1, None] + columns, self.values.shape[0] - 1)
         gathered = xp.reshape(xp.take(self.values, xp.reshape(index, (-1,))), index.shape)
         return xp.where(columns < self.lengths[:, None], gathered, xp.asarray(fill, dtype=self.values.dtype))

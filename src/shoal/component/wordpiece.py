@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from array_api_compat import device
+from array_api_compat import device as device_of
 
 from shoal.component.ragged import Ragged, Texts
-from shoal.component.tensors import Array, namespace
+from shoal.component.tensors import Array, Device, namespace
 from shoal.errors import ArtifactError
 
 CLS, SEP, PAD, UNK, MASK = SPECIAL_TOKENS = ("[CLS]", "[SEP]", "[PAD]", "[UNK]", "[MASK]")
@@ -52,7 +52,7 @@ def frame(pieces: Ragged, ids: SpecialIds, max_length: int) -> tuple[Array, Arra
     lengths = xp.minimum(pieces.lengths, max_length - 2)
     longest = int(xp.max(lengths)) + 2
     width = min(max_length, -(-longest // WIDTH_MULTIPLE) * WIDTH_MULTIPLE)
-    position = xp.arange(width, dtype=xp.int64, device=device(pieces.values))[None, :]
+    position = xp.arange(width, dtype=xp.int64, device=device_of(pieces.values))[None, :]
     last = lengths[:, None] + 1
     body = pieces.pad(width, ids.pad)
     shifted = xp.concat([xp.full_like(body[:, :1], ids.cls), body[:, :-1]], axis=1)
@@ -62,12 +62,19 @@ def frame(pieces: Ragged, ids: SpecialIds, max_length: int) -> tuple[Array, Arra
 
 
 class WordPiece:
-    """BERT's basic tokenization and WordPiece over a vocabulary, on the host.
+    """BERT's basic tokenization and WordPiece over a vocabulary.
 
-    ``max_length`` counts ``[CLS]`` and ``[SEP]``.
+    Texts become pieces on the host, ids and mask on ``device``. ``max_length`` counts ``[CLS]`` and ``[SEP]``.
     """
 
-    def __init__(self, vocabulary: Sequence[str], *, is_lowercase: bool = True, max_length: int = 256) -> None:
+    def __init__(
+        self,
+        vocabulary: Sequence[str],
+        *,
+        is_lowercase: bool = True,
+        max_length: int = 256,
+        device: Device | None = None,
+    ) -> None:
         from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
         vocab = {token: index for index, token in enumerate(vocabulary)}
@@ -79,8 +86,10 @@ class WordPiece:
         self._tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
         self.ids = SpecialIds(vocab[CLS], vocab[SEP], vocab[PAD])
         self.max_length = max_length
+        self._device = device or Device()
 
     def encode(self, texts: Texts) -> tuple[Array, Array]:
         """Token ids and attention mask of ``texts``: INT64 ``[len(texts), width]`` each."""
         encodings = self._tokenizer.encode_batch_fast(texts.strings, add_special_tokens=False)
-        return frame(Ragged.from_rows([e.ids for e in encodings]), self.ids, self.max_length)
+        pieces = Ragged.from_rows([e.ids for e in encodings]).to(self._device)
+        return frame(pieces, self.ids, self.max_length)

@@ -22,7 +22,7 @@ class Client:
     """A connection to one server::
 
         with shoal.Client("127.0.0.1:8001") as client:
-            client.infer("ensemble_all", excerpt=["A text."], BERT_WEIGHT=[0.7])["SCORE"]
+            client.infer("my_ensemble", TEXT=["A text."], WEIGHT=[0.7])["SCORE"]
 
     ``protocol`` is ``grpc`` (port 8001, as Triton has it) or ``http`` (port 8000). Threads may share a client. Close
     it: Triton waits for open HTTP connections before it stops.

@@ -32,7 +32,7 @@ class Remote(Protocol):
 class Pipeline:
     """An ensemble (or a single model) whose steps run in this process::
 
-        scores = Pipeline.load("build/repository/ensemble_all")(excerpt=["A text."])["SCORE"]
+        scores = Pipeline.load("build/repository/my_ensemble")(TEXT=["A text."])["SCORE"]
 
     With ``remote``, only Python components run here and the other models there: the client's half of a pipeline.
     Calls may come from several threads.
@@ -61,10 +61,10 @@ class Pipeline:
         """
         spec = self._graph.config.spec
         tensors = to_arrays(spec.inputs, inputs, is_batched=spec.is_batched)
-        rows = next(iter(tensors.values())).shape[0]
-        if spec.is_batched and rows > spec.max_batch_size:
+        if spec.is_batched and len(next(iter(tensors.values()))) > spec.max_batch_size:
             raise InputError(
-                f"The request has {rows} rows; {spec.name} takes at most {spec.max_batch_size}.",
+                f"The request has {len(next(iter(tensors.values())))} rows; {spec.name} takes at most"
+                f" {spec.max_batch_size}.",
                 "Send them in several requests.",
             )
         self._run(tensors)

@@ -15,7 +15,6 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -29,6 +28,7 @@ from shoal.serving.runtime import Runtime, find_runtime
 HOST = "127.0.0.1"
 START_SECONDS = 120.0
 EXIT_SECONDS = 10  # an idle keep-alive connection alone makes Triton wait all of it
+KEEP_LOG = "Its whole log: shoal serve REPOSITORY --log FILE"
 RESTRICTED = "model-repository,shared-memory,model-config,statistics,trace,logging"
 
 # Triton becomes a child that ends when its parent does: a killed test or notebook leaves no server behind.
@@ -43,11 +43,11 @@ os.execv(sys.argv[2], sys.argv[2:])
 class Server:
     """A running Triton, on loopback. Use ``serve`` to make one."""
 
-    def __init__(self, repository: Path, runtime: Runtime, ports: tuple[int, int, int]) -> None:
+    def __init__(self, repository: Path, runtime: Runtime, ports: tuple[int, int, int], log: Path | None) -> None:
         self.repository = repository
         self.http_url, self.grpc_url, self.metrics_url = (f"{HOST}:{port}" for port in ports)
         self._folder = Path(tempfile.mkdtemp(prefix="shoal-"))
-        self.log = self._folder / "triton.log"
+        self.log = log or self._folder / "triton.log"
         self._shared_memory = f"shoal_{os.getpid()}_{secrets.token_hex(4)}_"
         try:
             check_bearable(self._folder)
@@ -101,11 +101,11 @@ class Server:
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
-                raise ServerError(f"Triton did not start: {find_cause(self.log.read_text(errors='replace'))}")
+                raise ServerError(f"Triton did not start: {self.cause()}", KEEP_LOG)
             if self.is_ready():
                 return
             time.sleep(0.05)
-        raise ServerError(f"Triton was not ready after {timeout:g} s.", "Give it longer, or read its log.")
+        raise ServerError(f"Triton was not ready after {timeout:g} s.", f"Give it longer. {KEEP_LOG}")
 
     def is_ready(self) -> bool:
         """What Triton's own readiness says; it stays true when a model's process has died."""
@@ -118,6 +118,10 @@ class Server:
     def wait(self) -> int:
         """Wait until Triton ends; returns its exit code."""
         return self._process.wait()
+
+    def cause(self) -> str:
+        """Why Triton ended, as its log has it."""
+        return find_cause(self.log.read_text(encoding="utf-8", errors="replace"))
 
     def stop(self) -> None:
         """Stop Triton and remove all that it left: processes, shared memory, temporary files."""
@@ -148,15 +152,15 @@ def serve(
     grpc_port: int = 0,
     metrics_port: int = 0,
     timeout: float = START_SECONDS,
-    on_start: Callable[[Server], None] = lambda server: None,
+    log: Path | None = None,
 ) -> Server:
     """Start the embedded Triton over ``repository`` and wait until it is ready.
 
-    It is bound to loopback and meant for development and tests. A port of 0 is any free one. Use it as a context
-    manager, or call ``stop``::
+    It is bound to loopback and meant for development and tests. A port of 0 is any free one. Triton's log goes to
+    ``log``; without one it goes when the server does. Use it as a context manager, or call ``stop``::
 
         with shoal.serve("build/repository") as server:
-            shoal.Client(server.grpc_url).infer("ensemble_all", excerpt=["A text."])
+            shoal.Client(server.grpc_url).infer("my_ensemble", TEXT=["A text."])
 
     Raises:
         InputError: Triton cannot bear the path, or there is no repository.
@@ -167,9 +171,8 @@ def serve(
     check_repository(path)
     check_numpy(np.__version__)
     runtime = find_runtime()
-    server = Server(path, runtime, (find_port(http_port), find_port(grpc_port), find_port(metrics_port)))
+    server = Server(path, runtime, (find_port(http_port), find_port(grpc_port), find_port(metrics_port)), log)
     try:
-        on_start(server)
         server.wait_ready(timeout)
     except BaseException:
         server.stop()
@@ -187,7 +190,7 @@ def check_repository(path: Path) -> None:
     if not any(path.glob("*/config.pbtxt")):
         raise InputError(
             f"{path} is no model repository: it holds no MODEL/config.pbtxt.",
-            "Make one: shoal compose ensemble_all REPOSITORY --artifacts DIR",
+            "Make one: shoal compose ENSEMBLE REPOSITORY --artifacts DIR",
         )
     stray = sorted(p.name for p in path.iterdir() if p.is_dir() and not (p / "config.pbtxt").is_file())
     if stray:
