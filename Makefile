@@ -29,8 +29,8 @@ verify: $(VENV)/.installed
 # torch first and by its exact version: an open range would take the newest build with gigabytes of CUDA. The encoder's
 # package asks for libraries that its weights do not need.
 $(VENV)/.installed: pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	    { echo "shoal needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V). Type: make PYTHON=python3.11 ..."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' || \
+	    { echo "The pinned libraries need Python 3.11 or 3.12; $(PYTHON) is $$($(PYTHON) -V). Type: make PYTHON=python3.11 ..."; exit 1; }
 	@echo "Installing into $(VENV) (two or three minutes the first time) ..."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch

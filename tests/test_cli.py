@@ -65,10 +65,6 @@ def test_train_and_compose(shoal: Shoal, tmp_path: Path) -> None:
     assert "tritonserver:26.06-py3" in shoal("serve", repository, "--print")
 
 
-def test_serve_prints_a_command_for_any_repository(shoal: Shoal, repository: Path) -> None:
-    assert "tritonserver:YY.MM-py3" in shoal("serve", repository, "--print")
-
-
 def test_graph(shoal: Shoal, repository: Path) -> None:
     text = shoal("graph", repository / "ensemble_all")
     assert text.startswith("flowchart LR\n")
@@ -89,6 +85,8 @@ def test_infer(shoal: Shoal, server: Server) -> None:
         (("--set", "W=1"), "There is no input W"),
         (("--set", "BERT_WEIGHT=2"), r"BERT_WEIGHT\[0\] is 2"),
         (("--model", "nope"), "nope"),
+        (("--model", "cuml"), "Model cuml takes no text"),
+        (("--model", "preprocess"), "gives more than one number a text"),
     ):
         with pytest.raises(ShoalError, match=message):
             shoal(*arguments, *fault)
@@ -123,7 +121,7 @@ def test_doctor(shoal: Shoal, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "fault" not in {f["level"] for f in findings}
     assert "NumPy" in shoal("doctor")
     monkeypatch.setattr("shoal.doctor.np.__version__", "2.1.0")
-    monkeypatch.setattr("shoal.doctor.find_port", _taken)
+    monkeypatch.setattr("shoal.doctor.find_ports", _taken)
     monkeypatch.setattr("platform.libc_ver", lambda: ("glibc", "2.31"))
     monkeypatch.setattr("shutil.disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 0))
     monkeypatch.setenv("SHOAL_TRITONSERVER", "/nowhere")
@@ -139,7 +137,7 @@ def test_doctor(shoal: Shoal, monkeypatch: pytest.MonkeyPatch) -> None:
         assert words in result.stdout
 
 
-def _taken(port: int) -> int:
+def _taken(port: int, *_: int) -> tuple[int, int, int]:
     raise ShoalError(f"Port {port} is taken.")
 
 
@@ -160,7 +158,7 @@ def test_errors_are_two_lines_and_exit_1() -> None:
     assert run.stdout == ""
     assert run.stderr.splitlines()[-2:] == [
         "error: /nowhere is no model repository: it holds no MODEL/config.pbtxt.",
-        "  Make one: shoal compose ensemble_all REPOSITORY --artifacts DIR",
+        "  Make one: shoal compose ENSEMBLE REPOSITORY --artifacts DIR",
     ]
 
 

@@ -21,6 +21,7 @@ from shoal.serving.local import component_class
 CONFIG: dict[str, Any] = {
     "name": "double",
     "max_batch_size": 8,
+    "dynamic_batching": {},
     "input": [
         {"name": "X", "data_type": "TYPE_FP32", "dims": [-1], "allow_ragged_batch": True},
         {"name": "BIAS", "data_type": "TYPE_FP32", "dims": [1], "optional": True},
@@ -133,15 +134,26 @@ def test_models_that_do_not_batch_get_one_request_a_call(tmp_path: Path) -> None
     assert all(isinstance(o, ShoalError) for o in outputs)  # Y comes out [1, 1], which dims [-1] without a batch is not
 
 
-def test_unreadable_requests_are_answered_too(tmp_path: Path) -> None:
-    """Whatever fails outside the component still gives each request a response."""
-    on_gpu = InferenceRequest([Tensor("X", rows([1]), is_on_gpu=True)])
-    made = stub(tmp_path)
-    assert made.infer(on_gpu)[0].arrays()["Y"].tolist() == [[2]]  # by DLPack, since as_numpy would raise
-    texts = InferenceRequest([Tensor("X", np.array([[b"a"]], np.object_), is_on_gpu=True)])
-    (response,) = made.infer(texts)
-    assert response.error is not None
-    assert response.error.message().startswith("Model double failed on this request (TritonModelException).")
+def test_unreadable_requests_fail_alone(tmp_path: Path) -> None:
+    on_gpu = InferenceRequest([Tensor("X", rows([1]), is_on_gpu=True)])  # by DLPack, since as_numpy would raise
+    unreadable = InferenceRequest([Tensor("X", np.array([[b"a"]], np.object_), is_on_gpu=True)])
+    first, second, third = stub(tmp_path).infer(on_gpu, unreadable, on_gpu)
+    assert first.arrays()["Y"].tolist() == third.arrays()["Y"].tolist() == [[2]]
+    assert second.error is not None
+    assert second.error.message().startswith("Model double failed on this request (TritonModelException).")
+
+
+def test_answers_that_cannot_be_sent_fail_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    send = tensors.make_response
+
+    def choosy(answer: Any) -> Any:
+        if not isinstance(answer, ShoalError) and answer["Y"][0, 0] == 4:
+            raise ValueError("/secret/path")
+        return send(answer)
+
+    monkeypatch.setattr(tensors, "make_response", choosy)
+    got = answers(stub(tmp_path), {"X": rows([1])}, {"X": rows([2])})
+    assert got == [[[2]], "Model double failed on this request (ValueError). See the server's log."]
 
 
 def test_finalize_closes(tmp_path: Path) -> None:
@@ -156,8 +168,12 @@ def test_errors_have_codes(tmp_path: Path) -> None:
             raise ServerError("The other server is gone.") if batch["X"][0, 0] else ArtifactError("Lost.")
 
     made = Stub(Failing, tmp_path, CONFIG)
-    codes = [r.error.code() for r in made.infer({"X": rows([1])}) + made.infer({"X": rows([0])}) if r.error]
-    assert codes == [TritonError.UNAVAILABLE, TritonError.INTERNAL]
+    first, second = (made.infer({"X": rows([x])})[0].error for x in (1, 0))
+    assert first is not None
+    assert second is not None
+    assert (first.code(), second.code()) == (TritonError.UNAVAILABLE, TritonError.INTERNAL)
+    assert first.message() == "The other server is gone."
+    assert "Lost" not in second.message()  # such messages name paths
 
 
 def test_run_must_be_defined(tmp_path: Path) -> None:

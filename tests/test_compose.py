@@ -13,6 +13,7 @@ from shoal.repository import paths
 from shoal.repository.compose import MANIFEST, compose, read_manifest
 from shoal.repository.pbtxt import read_config
 from shoal.repository.placement import Plan
+from tests.conftest import ROOT
 
 
 def files(folder: Path) -> dict[str, str]:
@@ -68,6 +69,41 @@ def test_what_shoal_did_not_make_is_not_replaced(artifacts: Path, tmp_path: Path
         with pytest.raises(InputError, match="shoal did not make it"):
             compose("ensemble_all", target, artifacts=artifacts)
     assert (tmp_path / "mine" / "thesis.txt").read_text(encoding="utf-8") == "years of work"
+
+
+def test_what_was_added_to_a_repository_is_not_lost(artifacts: Path, tmp_path: Path) -> None:
+    target = compose("ensemble_all", tmp_path / "repository", artifacts=artifacts)
+    (target / "mine" / "1").mkdir(parents=True)
+    (target / "mine" / "1" / "model.py").touch()
+    with pytest.raises(InputError, match=r"holds mine/1/model\.py, which shoal did not put there"):
+        compose("ensemble_all", target, artifacts=artifacts)
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / MANIFEST).write_text('{"name": "a web app"}', encoding="utf-8")
+    with pytest.raises(InputError, match=r"it holds no manifest\.json of shoal's"):
+        compose("ensemble_all", tmp_path / "app", artifacts=artifacts)
+
+
+def test_a_leaf_may_hold_its_artifact_and_no_version_folder(artifacts: Path, tmp_path: Path) -> None:
+    leaves = tmp_path / "leaves"
+    for leaf in ("models/cuml", "ensembles/ensemble_all"):
+        shutil.copytree(ROOT / leaf, leaves / leaf)
+        shutil.rmtree(leaves / leaf / "1")
+    (leaves / "models" / "cuml" / "1").mkdir()
+    some = tmp_path / "some"
+    shutil.copytree(artifacts, some)
+    shutil.move(some / "checkpoint.tl", leaves / "models" / "cuml" / "1")
+    made = compose("ensemble_all", tmp_path / "repository", artifacts=some, leaves=[leaves])
+    assert (made / "ensemble_all" / "1").is_dir()
+    assert (made / "cuml" / "1" / "checkpoint.tl").is_file()
+
+
+def test_damaged_artifacts_are_named(artifacts: Path, tmp_path: Path) -> None:
+    for name, kind in (("model.pt", "TorchScript file"), ("checkpoint.tl", "Treelite checkpoint")):
+        some = tmp_path / name
+        shutil.copytree(artifacts, some)
+        (some / name).write_bytes(b"junk" * 100)
+        with pytest.raises(ArtifactError, match=f"{name} is not a {kind}"):
+            compose("ensemble_all", tmp_path / "repository", artifacts=some)
 
 
 def test_missing_artifacts_are_named_together(tmp_path: Path) -> None:

@@ -64,6 +64,11 @@ def test_corpora_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         read_clear(tmp_path / "x.xlsx")
     with pytest.raises(ArtifactError, match=r"has no column Excerpt\. Its columns: ID, Text\."):
         read_clear(workbook(tmp_path / "y.xlsx", [["ID", "Text"]]))
+    (tmp_path / "z.xlsx").write_text("a,b", encoding="utf-8")
+    with pytest.raises(ArtifactError, match=r"z\.xlsx is no Excel workbook"):
+        read_clear(tmp_path / "z.xlsx")
+    with pytest.raises(ArtifactError, match="has no column Excerpt"):
+        read_clear(workbook(tmp_path / "empty.xlsx", []))
     monkeypatch.setitem(sys.modules, "openpyxl", None)
     with pytest.raises(SetupError, match=r"openpyxl is not installed\. Type: pip install 'shoal\[train\]'"):
         read_clear(tmp_path / "y.xlsx")

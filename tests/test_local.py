@@ -49,7 +49,7 @@ def test_lists_become_the_declared_arrays() -> None:
         ({"excerpt": ["a\ud800"]}, "excerpt[0] holds the lone surrogate U+D800 at position 1."),
         ({"excerpt": []}, "The request has no rows. Give at least one."),
         ({"excerpt": ["a"], "WEIGHT": [1, 1]}, "The inputs have different numbers of rows: excerpt 1, WEIGHT 2."),
-        ({"excerpt": ["a"], "WEIGHT": ["x"]}, "WEIGHT cannot be read as TYPE_FP32: could not convert string"),
+        ({"excerpt": ["a"], "WEIGHT": ["x"]}, "WEIGHT cannot be read as TYPE_FP32: Cannot cast array data"),
         ({"excerpt": ["a"], "WEIGHT": np.ones(1)}, "Input WEIGHT has dtype float64, expected float32 (TYPE_FP32)."),
         ({"excerpt": ["a"], "WEIGHT": [[1, 2]]}, "Input WEIGHT has shape [1, 2], expected [rows, 1]."),
         ({"excerpt": ["a"], "WEIGHT": 1}, "Input WEIGHT has shape [], expected [rows, 1]."),
@@ -59,6 +59,19 @@ def test_values_that_do_not_fit(values: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError) as error:
         convert(TEXT, WEIGHT, **values)
     assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize("numbers", [[[1.9]], [[2**70]], [[-1]], [[256]]])
+def test_numbers_are_not_bent_to_fit(numbers: list[list[float]]) -> None:
+    spec = TensorSpec("V", "TYPE_UINT8", (-1,))
+    assert convert(spec, V=[[0, 255]])["V"].tolist() == [[0, 255]]
+    with pytest.raises(InputError, match=r"V (cannot be read as|holds a number that) TYPE_UINT8"):
+        convert(spec, V=numbers)
+
+
+def test_a_request_needs_an_input() -> None:
+    with pytest.raises(InputError, match="The request has no inputs"):
+        convert(WEIGHT)
 
 
 # --- pipelines ---------------------------------------------------------------------------------------------------
@@ -92,6 +105,40 @@ def test_a_single_model_is_a_pipeline(repository: Path) -> None:
     features = Pipeline.load(repository / "preprocess")(INPUT0=["A cat."])["TREE_FEATS"]
     assert features.shape == (1, 207)
     assert Pipeline.load(repository / "cuml")(input__0=features)["output__0"].shape == (1, 1)
+
+
+def test_ensembles_may_be_nested(repository: Path, pipeline: Pipeline, tmp_path: Path) -> None:
+    shutil.copytree(repository, tmp_path / "r")
+    outer = tmp_path / "r" / "outer"
+    outer.mkdir()
+    (outer / "config.pbtxt").write_text(
+        """
+        platform: "ensemble" max_batch_size: 512
+        input { name: "T" data_type: TYPE_STRING dims: [1] }
+        output { name: "S" data_type: TYPE_FP32 dims: [1] }
+        ensemble_scheduling { step {
+          model_name: "ensemble_all" model_version: -1
+          input_map { key: "excerpt" value: "T" } output_map { key: "SCORE" value: "S" } } }
+        """,
+        encoding="utf-8",
+    )
+    nested = Pipeline.load(outer)
+    assert np.array_equal(nested(T=["A cat."])["S"], pipeline(excerpt=["A cat."])["SCORE"])
+    nested.close()
+
+
+def test_batch_mates_of_the_same_width_change_nothing(pipeline: Pipeline) -> None:
+    rows = [
+        pipeline(excerpt=["The cat sat.", mate, mate, mate])["SCORE"][0] for mate in ("A dog ran.", "Fish do swim!")
+    ]
+    assert rows[0] == rows[1]
+
+
+def test_a_model_needs_a_version_folder(repository: Path, tmp_path: Path) -> None:
+    shutil.copytree(repository / "cuml", tmp_path / "cuml")
+    shutil.rmtree(tmp_path / "cuml" / "1")
+    with pytest.raises(ArtifactError, match="Model cuml has no version folder"):
+        Pipeline.load(tmp_path / "cuml")
 
 
 def test_an_error_of_a_step_is_the_callers(pipeline: Pipeline) -> None:

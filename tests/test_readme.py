@@ -15,7 +15,7 @@ import pytest
 
 from shoal.repository.graph import Graph
 from shoal.repository.leaves import find_leaves
-from shoal.serving.server import find_port
+from shoal.serving.server import find_ports
 from tests.conftest import ROOT
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -28,7 +28,7 @@ class Reader:
 
     def __init__(self, clone: Path) -> None:
         self.clone = clone
-        self.ports = {name: find_port(0) for name in ("8000", "8001", "8002")}
+        self.ports = dict(zip(("8000", "8001", "8002"), find_ports(0, 0, 0), strict=True))
         self.server: subprocess.Popen[str] | None = None
         hidden = ("SHOAL_DATA_DIR", "VIRTUAL_ENV", "MAKEFLAGS", "MAKELEVEL", "MFLAGS")
         self.environment = {name: value for name, value in os.environ.items() if name not in hidden}

@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from shoal.errors import SetupError
+from shoal.errors import InputError, SetupError
+from shoal.repository.compose import compose
+from shoal.repository.placement import Plan
 from shoal.serving import runtime
-from shoal.serving.runtime import container_command, find_runtime
+from shoal.serving.runtime import check_numpy, container_command, find_runtime
 
 
 def test_the_runtime_is_found_by_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -43,7 +45,16 @@ def test_other_machines_are_pointed_to_the_container(monkeypatch: pytest.MonkeyP
         find_runtime()
 
 
-def test_the_container_command() -> None:
-    command = container_command(Path("/srv/repository"), "26.06")
-    assert "nvcr.io/nvidia/tritonserver:26.06-py3 tritonserver --model-repository=/models" in command
-    assert "-v /srv/repository:/models:ro" in command
+def test_the_container_command(repository: Path, artifacts: Path, tmp_path: Path) -> None:
+    made = compose("ensemble_all", tmp_path / "made", artifacts=artifacts, plan=Plan(target="26.06"))
+    command = container_command(made)
+    assert f"-v {made}:/models:ro nvcr.io/nvidia/tritonserver:26.06-py3 bash -c 'pip install tokenizers" in command
+    assert "exec tritonserver --model-repository=/models" in command
+    for other in (repository, tmp_path):
+        with pytest.raises(InputError, match=r"was not composed for NVIDIA's container\. Type: shoal compose"):
+            container_command(other)
+
+
+def test_numpy_2_is_refused_for_the_packaged_stub() -> None:
+    with pytest.raises(SetupError, match=r"corrupts tensors under NumPy 2\.1\.0\. Type: pip install 'numpy<2'"):
+        check_numpy("2.1.0")

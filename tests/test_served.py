@@ -14,7 +14,7 @@ from shoal.repository.compose import compose
 from shoal.repository.placement import Plan
 from shoal.serving.client import Client
 from shoal.serving.local import Pipeline
-from shoal.serving.server import Server, find_port, serve
+from shoal.serving.server import Server, find_ports, serve
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.server
@@ -104,7 +104,7 @@ def test_names_that_are_not_there(client: Client) -> None:
 
 
 def test_no_server_is_said_plainly() -> None:
-    url = f"127.0.0.1:{find_port(0)}"
+    url = f"127.0.0.1:{find_ports(0, 0, 0)[0]}"
     for protocol in ("grpc", "http"):
         with Client(url, protocol=protocol) as client, pytest.raises(ServerError, match=f"No Triton answers at {url}"):
             client.infer("ensemble_all", excerpt=["a"])

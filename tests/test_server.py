@@ -9,12 +9,16 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from shoal.errors import InputError, ServerError, SetupError
-from shoal.serving.server import check_numpy, check_repository, find_cause, serve
+from shoal.errors import ArtifactError, InputError, ServerError, SetupError
+from shoal.repository.compose import MANIFEST
+from shoal.serving.client import Client
+from shoal.serving.local import Pipeline
+from shoal.serving.server import check_repository, find_cause, serve
 
 pytestmark = pytest.mark.server
 
@@ -54,17 +58,45 @@ def test_the_server_ends_with_its_parent(repository: Path, tmp_path: Path) -> No
     assert not Path(f"/proc/{pid}").exists()
 
 
+def test_the_server_outlives_the_thread_that_started_it(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")  # and no proxy stands between us and loopback
+    with ThreadPoolExecutor(1) as brief:
+        running = brief.submit(serve, repository).result()
+    time.sleep(0.5)
+    with running, Client(running.grpc_url) as client:
+        assert client.is_ready("ensemble_all")
+
+
+def without_manifest(repository: Path, copy: Path) -> Path:
+    shutil.copytree(repository, copy)
+    (copy / MANIFEST).unlink()
+    return copy
+
+
+def test_files_are_checked_against_the_manifest_before_anything_runs(repository: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(repository, copy)
+    with (copy / "preprocess" / "1" / "model.py").open("a", encoding="utf-8") as file:
+        file.write("# changed\n")
+    message = r"preprocess/1/model\.py in .* is not what manifest\.json says\. Compose again"
+    with pytest.raises(ArtifactError, match=message):
+        serve(copy)
+    with pytest.raises(ArtifactError, match=message):
+        Pipeline.load(copy / "ensemble_all")
+    (copy / "preprocess" / "1" / "model.py").unlink()
+    with pytest.raises(ArtifactError, match=r"model\.py in .* is missing, though manifest\.json says"):
+        serve(copy)
+
+
 def test_a_model_that_does_not_load_is_named_with_its_own_error(repository: Path, tmp_path: Path) -> None:
-    broken = tmp_path / "broken"
-    shutil.copytree(repository, broken)
+    broken = without_manifest(repository, tmp_path / "broken")
     (broken / "preprocess" / "1" / "vocab.txt").write_text("[PAD]\n", encoding="utf-8")
     with pytest.raises(ServerError, match=r"failed to load 'preprocess' .* vocab\.txt is not the one preprocess\.json"):
         serve(broken)
 
 
 def test_a_forest_of_another_bundle_is_refused_at_load(repository: Path, tmp_path: Path) -> None:
-    broken = tmp_path / "broken"
-    shutil.copytree(repository, broken)
+    broken = without_manifest(repository, tmp_path / "broken")
     path = broken / "preprocess" / "1" / "preprocess.json"
     path.write_text(path.read_text(encoding="utf-8") + "\n", encoding="utf-8")
     with pytest.raises(ServerError, match=r"failed to load 'cuml' .* checkpoint\.tl was made with another preprocess"):
@@ -88,15 +120,17 @@ def test_faults_are_found_before_the_start(repository: Path, tmp_path: Path, mon
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(SetupError, match="is in use"):
+        with pytest.raises(
+            SetupError, match=r"Port \d+ cannot be used: Address already in use\. Stop what listens there"
+        ):
             serve(repository, http_port=taken.getsockname()[1])
+    with pytest.raises(SetupError, match=r"Port 70000 cannot be used: there are 65,535"):
+        serve(repository, grpc_port=70000)
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.pbtxt").touch()
     (tmp_path / ".git").mkdir()
     with pytest.raises(InputError, match=r"holds folders that are no models: \.git"):
         check_repository(tmp_path)
-    with pytest.raises(SetupError, match=r"corrupts tensors under NumPy 2\.1\.0\. Type: pip install 'numpy<2'"):
-        check_numpy("2.1.0")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "white space"))
     (tmp_path / "white space").mkdir()
     with pytest.raises(InputError, match="cannot bear"):

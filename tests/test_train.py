@@ -39,7 +39,7 @@ def test_the_same_seed_gives_the_same_text_artifacts(tiny_bert: Path, passages: 
 
 def test_what_is_no_artifact_folder_is_not_replaced(passages: Corpus, tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").touch()
-    with pytest.raises(InputError, match=r"shoal did not make it \(it holds no report\.json\)"):
+    with pytest.raises(InputError, match=r"shoal did not make it \(it holds no report\.json of shoal's\)"):
         train(passages, tmp_path, preset=TINY)
 
 

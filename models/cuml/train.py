@@ -3,9 +3,11 @@
     python models/cuml/train.py build/artifacts
 
 It reads `preprocess.json` of the artifact folder, trains on the corpus that SHOAL_DATA_DIR names (else on shoal's own
-passages), and replaces `checkpoint.tl`, tied to that bundle. Then: cp build/artifacts/checkpoint.tl REPOSITORY/cuml/1/
+passages), all of it, and replaces `checkpoint.tl`, tied to that bundle, when it has been compared with the trained
+forest. The report's held-out figures of the old forest go. Then: cp build/artifacts/checkpoint.tl REPOSITORY/cuml/1/
 """
 
+import json
 from pathlib import Path
 
 import typer
@@ -20,8 +22,13 @@ def main(artifacts: Path, data: Path | None = None, seed: int = 0) -> None:
     corpus, bundle = find_corpus(data), Bundle.load(artifacts / "preprocess.json")
     forest = train_forest(bundle, corpus.texts, corpus.targets, seed=seed)
     inputs = forest_inputs(bundle, corpus.texts)
-    path = artifacts / "checkpoint.tl"
-    export_forest(forest, inputs, path, bundle_sha256=sha256(artifacts / "preprocess.json"))
+    path, aside = artifacts / "checkpoint.tl", artifacts / ".checkpoint.tl"
+    export_forest(forest, inputs, aside, bundle_sha256=sha256(artifacts / "preprocess.json"))
+    aside.replace(path)
+    report = json.loads((artifacts / "report.json").read_text(encoding="utf-8"))
+    report["held_out_rmse"] = {"encoder": report["held_out_rmse"]["encoder"]}
+    report["files"][path.name] = sha256(path)
+    (artifacts / "report.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(f"trained on {len(corpus)} texts; wrote {path}")
 
 

@@ -130,23 +130,20 @@ def serve(
     ] = False,
 ) -> None:
     """Serve a repository with the embedded Triton until Ctrl-C; for development, on loopback."""
-    from shoal.repository.compose import read_manifest
     from shoal.serving.runtime import container_command
     from shoal.serving.server import KEEP_LOG
     from shoal.serving.server import serve as start
 
     if is_printed:
-        target = str(read_manifest(repository).get("target", "YY.MM"))
-        release = "YY.MM" if target == "embedded" else target
-        _out.print(container_command(repository.resolve(), release), soft_wrap=True)
+        _out.print(container_command(repository), soft_wrap=True)
         return
     _err.print("Embedded Triton 24.10: for development and tests, on loopback. In production: --print", soft_wrap=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop in order, as on Ctrl-C
     ports = {"http_port": http_port, "grpc_port": grpc_port, "metrics_port": metrics_port}
     with start(repository, **ports, log=log and log.resolve()) as server:
-        _out.print(f"ready: http {server.http_url}  grpc {server.grpc_url}  metrics {server.metrics_url}")
-        _err.print(f"log: {server.log}  (Ctrl-C stops)", soft_wrap=True)
         try:
+            _out.print(f"ready: http {server.http_url}  grpc {server.grpc_url}  metrics {server.metrics_url}")
+            _err.print(f"log: {server.log}  (Ctrl-C stops)", soft_wrap=True)
             code = server.wait()
         except KeyboardInterrupt:
             _err.print("stopping ...")
@@ -170,10 +167,14 @@ def infer(
 
     with Client(url) as client:
         model = model or _find_ensemble(client)
-        text_input = next(spec.name for spec in client.inputs(model) if spec.dtype == STRING)
+        text_input = next((spec.name for spec in client.inputs(model) if spec.dtype == STRING), "")
+        if not text_input:
+            raise InputError(f"Model {model} takes no text.", "Name an ensemble that does: --model NAME")
         others = {name: [value] * len(texts) for name, value in map(_parse_setting, values or ())}
         outputs = client.infer(model, **{text_input: texts, **others})
-    columns = {name: array[:, 0].tolist() for name, array in outputs.items()}
+    columns = {name: array[:, 0].tolist() for name, array in outputs.items() if array.shape[1:] == (1,)}
+    if len(columns) < len(outputs):
+        raise InputError(f"Model {model} gives more than one number a text.", "Use shoal.Client.")
     if as_json:
         _print_json([{"text": text, **dict(zip(columns, row, strict=True))} for text, row in _rows(texts, columns)])
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
 import shutil
@@ -15,8 +16,8 @@ import numpy as np
 
 from shoal.errors import ShoalError
 from shoal.repository.paths import check_bearable
-from shoal.serving.runtime import find_runtime
-from shoal.serving.server import check_numpy, find_port
+from shoal.serving.runtime import check_numpy, find_runtime
+from shoal.serving.server import find_ports
 
 OK, WARNING, FAULT = "ok", "warning", "fault"
 GLIBC = (2, 35)  # what the wheel nvidia-pytriton 0.7.0 is built for
@@ -42,8 +43,10 @@ def examine() -> list[Finding]:
 
 def _python() -> Iterator[Finding]:
     found = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
-    is_fit = sys.version_info[:2] in ((3, 11), (3, 12), (3, 13)) and platform.machine() == "x86_64"
-    yield Finding("Python", OK if is_fit else WARNING, found, "" if is_fit else "Use Python 3.11-3.13 on Linux x86-64.")
+    is_fit = sys.version_info[:2] in ((3, 11), (3, 12)) and platform.machine() == "x86_64"
+    yield Finding(
+        "Python", OK if is_fit else WARNING, found, "" if is_fit else "Use Python 3.11 or 3.12 on Linux x86-64."
+    )
 
 
 def _glibc() -> Iterator[Finding]:
@@ -68,6 +71,13 @@ def _server() -> Iterator[Finding]:
     yield Finding("stub", OK, str(runtime.stub))
 
 
+def _libraries() -> Iterator[Finding]:
+    for name in ("torch", "treelite"):
+        is_there = importlib.util.find_spec(name) is not None
+        fix = "" if is_there else "Type: pip install 'shoal[serve]'"
+        yield Finding(name, OK if is_there else FAULT, "installed" if is_there else "not installed", fix)
+
+
 def _paths() -> Iterator[Finding]:
     for name, path in (("temporary folder", Path(tempfile.gettempdir())), ("Python's folder", Path(sys.prefix))):
         yield from _passes(name, str(path), lambda path=path: check_bearable(path))  # type: ignore[misc]
@@ -76,7 +86,7 @@ def _paths() -> Iterator[Finding]:
 def _ports() -> Iterator[Finding]:
     for port in PORTS:
         try:
-            find_port(port)
+            find_ports(port, 0, 0)
         except ShoalError as error:
             yield Finding(f"port {port}", WARNING, error.what, error.fix)
         else:
@@ -111,4 +121,4 @@ def _passes(name: str, found: str, check: Callable[[], None]) -> Iterator[Findin
         yield Finding(name, OK, found)
 
 
-_CHECKS = (_python, _glibc, _numpy, _server, _paths, _ports, _shared_memory, _disk)
+_CHECKS = (_python, _glibc, _numpy, _server, _libraries, _paths, _ports, _shared_memory, _disk)

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 class ShoalError(Exception):
     """What happened, with the value; then the way out.
 
-    ``what`` is one sentence that names the value; ``fix`` is what to do or type. Both reach clients: neither may
-    hold a path of the server.
+    ``what`` is one sentence that names the value; ``fix`` is what to do or type. In a served component, messages of
+    ArtifactError and SetupError stay in the server's log, since they name its paths; all others reach clients.
     """
 
     def __init__(self, what: str, fix: str = "") -> None:

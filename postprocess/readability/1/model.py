@@ -4,6 +4,8 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import json
 
+import numpy as np
+
 from shoal.component.base import Component
 from shoal.component.context import Context
 from shoal.component.scores import blend, check_weight
@@ -16,6 +18,7 @@ class Blend(Component):
     def setup(self, context: Context) -> None:
         settings = context.folder / "postprocess.json"
         self.weight = json.loads(settings.read_text(encoding="utf-8"))["bert_weight"] if settings.is_file() else 0.5
+        check_weight(np.float32([self.weight]), name="bert_weight of postprocess.json")
 
     def check(self, inputs: Arrays) -> None:
         if "BERT_WEIGHT_INPUT" in inputs:

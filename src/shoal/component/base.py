@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from shoal.component import batching, tensors
 from shoal.component.context import Context, ModelSpec
 from shoal.component.tensors import Arrays
-from shoal.errors import SetupError, ShoalError
+from shoal.errors import ArtifactError, SetupError, ShoalError
 
 _log = logging.getLogger("shoal")
 
@@ -87,11 +87,10 @@ class Component:
             return [self._answer([request])[0] for request in requests]
 
     def failure(self, error: Exception) -> ShoalError:
-        """The error that a client may see."""
-        if isinstance(error, ShoalError):
+        """The error that a client may see: errors of files and machines name paths, so they go to the log alone."""
+        if isinstance(error, ShoalError) and not isinstance(error, ArtifactError | SetupError):
             return error
         name = self.context.spec.name
-        # The traceback is for the server's log: it names paths, which no client may see.
         _log.error("model %s failed on a request", name, exc_info=error)
         return ShoalError(f"Model {name} failed on this request ({type(error).__name__}).", "See the server's log.")
 
@@ -111,13 +110,15 @@ class TritonModel:
         """Start the component; an exception here fails the load of the model."""
         # Stubs start in the C locale, where open() without an encoding reads ASCII.
         locale.setlocale(locale.LC_CTYPE, "C.UTF-8")
-        _refuse_foreign_package(Path(inspect.getfile(self.component_class)).parent)
+        folder = Path(args["model_repository"]) / args["model_version"]
+        for place in (folder, Path(inspect.getfile(self.component_class)).parent):
+            _refuse_foreign_package(place)
         tensors.self_test()
         spec = ModelSpec.from_config(loads(args["model_config"]))
         self.component = self.component_class(
             Context(
                 spec=spec,
-                folder=Path(args["model_repository"]) / args["model_version"],
+                folder=folder,
                 device=tensors.Device.from_triton(args),
                 num_threads=_threads(spec),
             )
@@ -125,12 +126,24 @@ class TritonModel:
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer every request, each with its own response."""
+        read = [self._read(request) for request in requests]
+        answers = iter(self.component.process([inputs for inputs in read if not isinstance(inputs, ShoalError)]))
+        return [self._respond(inputs if isinstance(inputs, ShoalError) else next(answers)) for inputs in read]
+
+    # What escaped from these two would fail the whole batch, and show its clients the message and the file's path.
+
+    def _read(self, request: Any) -> Arrays | ShoalError:
         context = self.component.context
         try:
-            inputs = [tensors.read_request(request, context.spec.inputs, context.device) for request in requests]
-            return [tensors.make_response(answer) for answer in self.component.process(inputs)]
-        except Exception as error:  # from here Triton would show the client the message and the file's path
-            return [tensors.make_response(self.component.failure(error)) for _ in requests]
+            return tensors.read_request(request, context.spec.inputs, context.device)
+        except Exception as error:
+            return self.component.failure(error)
+
+    def _respond(self, answer: Arrays | ShoalError) -> Any:
+        try:
+            return tensors.make_response(answer)
+        except Exception as error:
+            return tensors.make_response(self.component.failure(error))
 
     def finalize(self) -> None:
         """Release what the component holds."""

@@ -35,7 +35,7 @@ class ModelSpec:
             outputs=tuple(map(TensorSpec.from_config, config.get("output", []))),
             max_batch_size=int(config.get("max_batch_size", 0)),
             num_instances=max(1, sum(int(group.get("count", 1)) for group in groups)),
-            parameters={key: entry["string_value"] for key, entry in config.get("parameters", {}).items()},
+            parameters={key: entry.get("string_value", "") for key, entry in config.get("parameters", {}).items()},
         )
 
     @property

@@ -192,6 +192,7 @@ class Stub:
         self, component: type[Component], folder: Path, config: Mapping[str, Any], *, version: int = 1
     ) -> None:
         self.spec = ModelSpec.from_config(config)
+        self._batches_dynamically = "dynamic_batching" in config
         self._model = component.for_triton()()
         args = {
             "model_repository": str(folder),
@@ -224,11 +225,15 @@ class Stub:
         self._model.finalize()
 
     def _batches(self, requests: Sequence[InferenceRequest]) -> Iterator[list[InferenceRequest]]:
-        """Neighbours in the queue that bring the same inputs in the same shapes; ragged inputs may differ in width."""
+        """Neighbours in the queue that bring the same inputs in the same shapes; ragged inputs may differ in width.
+
+        Without ``dynamic_batching`` every request comes alone.
+        """
         batch: list[InferenceRequest] = []
         for request in requests:
             rows = sum(r.tensors[0]._array.shape[0] for r in [*batch, request])
-            if batch and (self._shape(request) != self._shape(batch[0]) or rows > self.spec.max_batch_size):
+            is_alike = self._batches_dynamically and bool(batch) and self._shape(request) == self._shape(batch[0])
+            if batch and (not is_alike or rows > self.spec.max_batch_size):
                 yield batch
                 batch = []
             batch.append(request)

@@ -81,6 +81,11 @@ class Texts(Ragged):
         return [blob[start:stop].decode() for start, stop in pairwise(ends)]
 
 
+def to_texts(strings: Iterable[str]) -> Texts:
+    """A batch of strings on the host."""
+    return Texts.from_bytes(string.encode() for string in strings)
+
+
 def _offsets(rows: Sequence[Sequence[int]]) -> Array:
     offsets = np.zeros(len(rows) + 1, np.int64)
     np.cumsum(np.fromiter(map(len, rows), np.int64, len(rows)), out=offsets[1:])

@@ -58,8 +58,8 @@ class TensorSpec:
         """Read an ``input`` or ``output`` entry of a model configuration in its JSON form."""
         return cls(
             name=entry["name"],
-            dtype=entry["data_type"],
-            dims=tuple(int(d) for d in entry["dims"]),
+            dtype=entry.get("data_type", "TYPE_INVALID"),
+            dims=tuple(int(d) for d in entry.get("dims", ())),
             is_optional=bool(entry.get("optional", False)),
             is_ragged=bool(entry.get("allow_ragged_batch", False)),
         )

@@ -24,16 +24,32 @@ def dump_ties(ties: Mapping[str, str]) -> str:
 
 
 def read_ties(artifact: Path) -> dict[str, str]:
-    """The ties that a file carries; none where it is of no kind that could carry any."""
+    """The ties that a file carries; none where it is of no kind that could carry any.
+
+    Raises:
+        ArtifactError: it is a TorchScript archive or a Treelite checkpoint by its name, and not by its content.
+    """
+    try:
+        return _ties(_attributes(artifact))
+    except (zipfile.BadZipFile, ValueError) as error:
+        kind = {".pt": "TorchScript file", ".tl": "Treelite checkpoint"}[artifact.suffix]
+        reason = str(error).splitlines()[0]
+        raise ArtifactError(f"{artifact.name} is not a {kind}: {reason}", "Export it again.") from error
+
+
+def _attributes(artifact: Path) -> Mapping[str, Any]:
     if artifact.suffix == ".pt":
         with zipfile.ZipFile(artifact) as archive:  # what torch.jit.save writes
             entries = [name for name in archive.namelist() if name.endswith(f"/extra/{METADATA}")]
-            return _ties(json.loads(archive.read(entries[0]))) if entries else {}
+            return dict(json.loads(archive.read(entries[0]))) if entries else {}
     if artifact.suffix == ".tl":
         with needs("serve"):
-            from treelite import Model
-        header = Model.deserialize(str(artifact)).get_header_accessor()
-        return _ties(json.loads(str(header.get_field("attributes")) or "{}"))
+            from treelite import Model, TreeliteError
+        try:
+            header = Model.deserialize(str(artifact)).get_header_accessor()
+        except TreeliteError as error:
+            raise ValueError(str(error)) from error
+        return dict(json.loads(str(header.get_field("attributes")) or "{}"))
     return {}
 
 

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import shoal
 from shoal.component.bundle import sha256
@@ -64,8 +65,8 @@ def compose(
 
 
 def _check_present(models: Sequence[ModelConfig], artifacts: Path) -> None:
-    wanted = {name for model in models for name, is_required in model.artifacts if is_required}
-    missing = sorted(name for name in wanted if not (artifacts / name).is_file())
+    wanted = [(m, name) for m in models for name, is_required in m.artifacts if is_required]
+    missing = sorted({n for m, n in wanted if not any((at / n).is_file() for at in (artifacts, m.folder / "1"))})
     if missing:
         raise ArtifactError(
             f"{artifacts} lacks {', '.join(missing)}.", f"Make them: shoal train --preset quick --out {artifacts}"
@@ -79,6 +80,7 @@ def _write_model(model: ModelConfig, folder: Path, artifacts: Path, plan: Plan, 
         shutil.copyfile(source, copy)
     message = place(model, plan)
     version = folder / "1"
+    version.mkdir(parents=True, exist_ok=True)
     if model.backend == "python":
         copy_package(version)
     for name, _ in model.artifacts:
@@ -142,7 +144,26 @@ def _write_manifest(repository: Path, ensemble: str, plan: Plan, contents: dict[
     (repository / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def read_manifest(repository: Path) -> dict[str, object]:
+def check_manifest(repository: Path) -> None:
+    """Check every file of a composed repository against its manifest, before anything is loaded from it.
+
+    Model files and ``model.py`` are programs. Configurations may be tuned by hand, and a repository without a manifest
+    is its owner's own.
+
+    Raises:
+        ArtifactError: a file is missing or changed.
+    """
+    files: dict[str, str] = read_manifest(repository).get("files", {})
+    for name, expected in files.items():
+        path = repository / name
+        if path.name != "config.pbtxt" and (not path.is_file() or sha256(path) != expected):
+            raise ArtifactError(
+                f"{name} in {repository} is {'not what' if path.is_file() else 'missing, though'} {MANIFEST} says.",
+                f"Compose again; if the change is yours, remove {MANIFEST}.",
+            )
+
+
+def read_manifest(repository: Path) -> dict[str, Any]:
     """The manifest of a composed repository; empty where there is none."""
     path = repository / MANIFEST
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import re
 from pathlib import Path
@@ -27,16 +28,30 @@ def check_bearable(path: Path) -> None:
 
 
 def check_replaceable(target: Path, mark: str) -> None:
-    """Check that nothing of anyone else's stands at ``target``: only a folder that holds the file ``mark`` may go.
+    """Check that nothing of anyone else's stands at ``target``.
+
+    A folder that shoal made holds the JSON file ``mark``, which names shoal's version and every other file.
 
     Raises:
-        InputError: something else is there.
+        InputError: something else is there; it is named.
     """
-    if target.exists() and not (target / mark).is_file() and (not target.is_dir() or any(target.iterdir())):
+    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
+        return
+    try:
+        made = json.loads((target / mark).read_text(encoding="utf-8"))
+        ours = {mark, *made["files"]} if made["shoal"] else set()
+    except (OSError, ValueError, KeyError, TypeError):
         raise InputError(
-            f"{target} exists and shoal did not make it (it holds no {mark}); it will not be replaced.",
+            f"{target} exists and shoal did not make it (it holds no {mark} of shoal's); it will not be replaced.",
             "Name another folder, or remove that one.",
-        )
+        ) from None
+    files = (path for path in sorted(target.rglob("*")) if path.is_file() and "__pycache__" not in path.parts)
+    for path in files:
+        if str(path.relative_to(target)) not in ours:
+            raise InputError(
+                f"{target} holds {path.relative_to(target)}, which shoal did not put there; it will not be replaced.",
+                "Move that file out, or name another folder.",
+            )
 
 
 def exchange(made: Path, target: Path) -> None:
@@ -50,5 +65,9 @@ def exchange(made: Path, target: Path) -> None:
     # A file system without the exchange (NFS, for one): two renames, and a moment between them.
     old = made.with_name(f"{made.name}.old")
     target.rename(old)
-    made.rename(target)
+    try:
+        made.rename(target)
+    except OSError:
+        old.rename(target)
+        raise
     old.rename(made)

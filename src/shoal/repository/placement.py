@@ -50,9 +50,9 @@ def place(config: ModelConfig, plan: Plan) -> Any:
     message.CopyFrom(config.message)
     if config.is_ensemble:
         return message
-    message.ClearField("instance_group")
-    group = message.instance_group.add(count=1)
-    group.kind = group.KIND_CPU
+    for group in message.instance_group or [message.instance_group.add()]:
+        group.kind = group.KIND_CPU
+        group.ClearField("gpus")
     if plan.target == EMBEDDED and config.backend in PYTHON_BASED_BACKENDS:
         message.runtime = "model.py"
         for tensor in message.input:

@@ -49,9 +49,14 @@ def _to_numbers(spec: TensorSpec, value: Any) -> Array:
     if isinstance(value, np.ndarray):
         return value  # an array's dtype is its caller's decision: it is checked, not converted
     try:
-        return np.asarray(value, spec.numpy_dtype)
-    except (TypeError, ValueError, OverflowError) as error:
+        given = np.asarray(value)
+        are_integers = given.dtype.kind in "iu" and spec.numpy_dtype.kind in "iu"  # whose range is checked below
+        array = given.astype(spec.numpy_dtype, casting="unsafe" if are_integers else "same_kind")
+    except (TypeError, ValueError) as error:
         raise InputError(f"{spec.name} cannot be read as {spec.dtype}: {error}.") from None
+    if array.dtype.kind in "iu" and not np.array_equal(array, given):
+        raise InputError(f"{spec.name} holds a number that {spec.dtype} cannot.", "Give smaller ones.")
+    return array
 
 
 def _to_bytes(name: str, value: Any) -> Array:
@@ -77,6 +82,8 @@ def _encode(name: str, row: int, text: object) -> bytes:
 
 
 def _check_rows(arrays: Mapping[str, Array]) -> None:
+    if not arrays:
+        raise InputError("The request has no inputs.", "Give at least one.")
     rows = {name: array.shape[0] for name, array in arrays.items()}
     if len(set(rows.values())) > 1:
         listing = ", ".join(f"{name} {count}" for name, count in rows.items())

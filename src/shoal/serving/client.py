@@ -1,4 +1,4 @@
-"""Any served pipeline over HTTP or gRPC."""
+"""Any served model or pipeline that batches, over HTTP or gRPC."""
 
 from __future__ import annotations
 
@@ -38,8 +38,9 @@ class Client:
         self._shared = self._connect() if protocol == "grpc" else None
 
     def _connect(self) -> Any:
-        seconds = {"connection_timeout": self.timeout, "network_timeout": self.timeout}
-        options = seconds if self.protocol == "http" else {}
+        options: dict[str, Any] = {"connection_timeout": self.timeout, "network_timeout": self.timeout}
+        if self.protocol == "grpc":
+            options = {"channel_args": _channel_options(self.url)}
         connection = _module(self.protocol).InferenceServerClient(self.url, **options)
         self._connections.add(connection)
         return connection
@@ -93,6 +94,7 @@ class Client:
         return tensor
 
     def _call(self, method: str, *args: Any, **options: Any) -> Any:
+        from geventhttpclient.response import HTTPParseError
         from tritonclient.utils import InferenceServerException
 
         if self.protocol == "grpc":
@@ -101,7 +103,7 @@ class Client:
             return getattr(self._connection, method)(*args, **options)
         except InferenceServerException as error:
             raise _translate(error, self.url) from None
-        except OSError as error:  # the HTTP client's: refused, reset, timed out
+        except (OSError, RuntimeError, HTTPParseError) as error:  # the HTTP client's: refused, cut off, timed out
             raise _absent(self.url, str(error)) from None
 
     def close(self) -> None:
@@ -124,6 +126,13 @@ def _module(protocol: str) -> Any:
     else:
         import tritonclient.grpc as module
     return module
+
+
+def _channel_options(url: str) -> list[tuple[str, int]]:
+    """No limit to messages, and no proxy between this machine and itself."""
+    is_here = url.startswith(("127.", "localhost", "[::1]"))
+    limits = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+    return [*limits, ("grpc.enable_http_proxy", 0)] if is_here else limits
 
 
 def _spec(entry: Mapping[str, Any]) -> TensorSpec:

@@ -6,6 +6,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,6 +14,7 @@ from shoal.component.base import Component
 from shoal.component.context import Context
 from shoal.component.tensors import Array, Arrays
 from shoal.errors import ArtifactError, InputError, ShoalError, needs
+from shoal.repository.compose import check_manifest
 from shoal.repository.graph import Graph
 from shoal.repository.pbtxt import ModelConfig, Step
 from shoal.serving.arrays import to_arrays
@@ -38,10 +40,11 @@ class Pipeline:
     Calls may come from several threads.
     """
 
-    def __init__(self, graph: Graph, models: Mapping[str, Model]) -> None:
+    def __init__(self, graph: Graph, models: Mapping[str, Model], held: ExitStack | None = None) -> None:
         self._graph = graph
         self._models = models
-        self._pool = ThreadPoolExecutor(MAX_BRANCHES, thread_name_prefix="shoal-branch")
+        self._held = held or ExitStack()
+        self._pool = self._held.enter_context(ThreadPoolExecutor(MAX_BRANCHES, thread_name_prefix="shoal-branch"))
 
     @classmethod
     def load(cls, folder: Path | str, *, remote: Remote | None = None) -> Pipeline:
@@ -50,8 +53,15 @@ class Pipeline:
         Raises:
             ArtifactError: a model, an artifact or a backend is missing.
         """
+        check_manifest(Path(folder).parent)
         graph = Graph.load(Path(folder))
-        return cls(graph, {name: _load_model(config, remote) for name, config in graph.members.items()})
+        with ExitStack() as held:
+            models = {name: _load_model(config, remote, held) for name, config in graph.members.items()}
+            return cls(graph, models, held.pop_all())
+
+    def close(self) -> None:
+        """Release what the components hold."""
+        self._held.close()
 
     def __call__(self, **inputs: Any) -> dict[str, Array]:
         """Run one request: lists or arrays in, by input name; every output, ``[rows, *dims]``.
@@ -61,10 +71,10 @@ class Pipeline:
         """
         spec = self._graph.config.spec
         tensors = to_arrays(spec.inputs, inputs, is_batched=spec.is_batched)
-        if spec.is_batched and len(next(iter(tensors.values()))) > spec.max_batch_size:
+        num_rows = len(next(iter(tensors.values()))) if spec.is_batched else 0
+        if num_rows > spec.max_batch_size:
             raise InputError(
-                f"The request has {len(next(iter(tensors.values())))} rows; {spec.name} takes at most"
-                f" {spec.max_batch_size}.",
+                f"The request has {num_rows} rows; {spec.name} takes at most {spec.max_batch_size}.",
                 "Send them in several requests.",
             )
         self._run(tensors)
@@ -100,10 +110,15 @@ def _keep(step: Step, outputs: Arrays, tensors: dict[str, Array]) -> None:
     tensors.update({tensor: outputs[name] for name, tensor in step.outputs.items()})
 
 
-def _load_model(config: ModelConfig, remote: Remote | None) -> Model:
+def _load_model(config: ModelConfig, remote: Remote | None, held: ExitStack) -> Model:
+    if config.is_ensemble:
+        nested = Pipeline.load(config.folder, remote=remote)
+        held.callback(nested.close)
+        return lambda inputs: nested(**inputs)
     if remote is not None and config.backend != "python":
         return lambda inputs: remote.infer(config.name, **inputs)
     component = load_component(config)
+    held.callback(component.close)
 
     def call(inputs: Arrays) -> Arrays:
         (answer,) = component.process([inputs])
@@ -120,7 +135,7 @@ def load_component(config: ModelConfig) -> Component:
     Raises:
         ArtifactError: there is neither.
     """
-    version = config.folder / "1"
+    version = _latest_version(config)
     path = version / "model.py" if config.backend == "python" else BACKENDS / config.backend / "model.py"
     if not path.is_file():
         known = ", ".join(["python", *sorted(p.parent.name for p in BACKENDS.glob("*/model.py"))])
@@ -129,6 +144,14 @@ def load_component(config: ModelConfig) -> Component:
         )
     component = component_class(path)
     return component(Context(spec=config.spec, folder=version.resolve()))
+
+
+def _latest_version(config: ModelConfig) -> Path:
+    """The folder that Triton would load: the highest number."""
+    numbers = [int(path.name) for path in config.folder.iterdir() if path.is_dir() and path.name.isdecimal()]
+    if not numbers:
+        raise ArtifactError(f"Model {config.name} has no version folder.", f"Make {config.folder}/1.")
+    return config.folder / str(max(numbers))
 
 
 def component_class(path: Path) -> type[Component]:

@@ -12,12 +12,16 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.errors import SetupError
-from shoal.repository.compose import copy_package
+import numpy as np
+
+from shoal.errors import InputError, SetupError
+from shoal.repository.compose import copy_package, read_manifest
+from shoal.repository.placement import EMBEDDED
 
 SERVER_VARIABLE = "SHOAL_TRITONSERVER"
 STUB = "triton_python_backend_stub"
 BACKENDS = Path(__file__).parent / "backends"
+COMPONENT_NEEDS = ("tokenizers", "array-api-compat")  # what components import that NVIDIA's image lacks
 IMAGE = "nvcr.io/nvidia/tritonserver"
 
 
@@ -81,6 +85,7 @@ def find_runtime() -> Runtime:
         if not binary.is_file():
             raise SetupError(f"{SERVER_VARIABLE} names {binary}, which is no file.", "Name a tritonserver binary.")
     else:
+        check_numpy(np.__version__)
         binary = _packaged_binary()
     root = binary.parents[1]
     runtime = Runtime(
@@ -93,6 +98,18 @@ def find_runtime() -> Runtime:
     if missing:
         raise SetupError(f"Triton needs {', '.join(missing)}, which this machine lacks.", _library_fix(missing))
     return runtime
+
+
+def check_numpy(version: str) -> None:
+    """Refuse the pair of the packaged stub and NumPy that corrupts tensors without an error.
+
+    Raises:
+        SetupError: NumPy is 2 or newer.
+    """
+    if int(version.split(".")[0]) >= 2:
+        raise SetupError(
+            f"The embedded Triton 24.10 corrupts tensors under NumPy {version}.", "Type: pip install 'numpy<2'"
+        )
 
 
 def _packaged_binary() -> Path:
@@ -130,10 +147,21 @@ def _library_fix(missing: list[str]) -> str:
     return "Reinstall it: pip install --force-reinstall --no-deps nvidia-pytriton==0.7.0"
 
 
-def container_command(repository: Path, release: str) -> str:
-    """The command that serves ``repository`` from NVIDIA's container of ``release``, on loopback."""
+def container_command(repository: Path) -> str:
+    """The command that serves a composed repository from NVIDIA's container of its target release, on loopback.
+
+    Raises:
+        InputError: the repository was not composed for a release of the container.
+    """
+    target = str(read_manifest(repository).get("target", ""))
+    if target in ("", EMBEDDED):
+        raise InputError(
+            f"{repository} was not composed for NVIDIA's container.",
+            f"Type: shoal compose ENSEMBLE {repository} --artifacts DIR --target 26.06",
+        )
     ports = " ".join(f"-p 127.0.0.1:{port}:{port}" for port in (8000, 8001, 8002))
     return (
-        f"docker run --rm --gpus=all --shm-size=1g {ports} -v {repository}:/models:ro {IMAGE}:{release}-py3 "
-        "tritonserver --model-repository=/models --model-control-mode=none --disable-auto-complete-config"
+        f"docker run --rm --shm-size=1g {ports} -v {repository.resolve()}:/models:ro {IMAGE}:{target}-py3 "
+        f"bash -c 'pip install {' '.join(COMPONENT_NEEDS)} && exec tritonserver --model-repository=/models "
+        "--model-control-mode=none --disable-auto-complete-config'"
     )

@@ -15,13 +15,13 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import numpy as np
-
 from shoal.errors import InputError, ServerError, SetupError
+from shoal.repository.compose import check_manifest
 from shoal.repository.paths import check_bearable
 from shoal.serving.runtime import Runtime, find_runtime
 
@@ -38,6 +38,9 @@ ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 if os.getppid() != int(sys.argv[1]): sys.exit("the parent is gone")
 os.execv(sys.argv[2], sys.argv[2:])
 """
+# The kernel takes the thread that started a child for its parent: this one lives as long as the process.
+_LAUNCHER = ThreadPoolExecutor(1, thread_name_prefix="shoal-launcher")
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy knows nothing of our loopback
 
 
 class Server:
@@ -61,7 +64,8 @@ class Server:
     def _launch(self, runtime: Runtime, ports: tuple[int, int, int]) -> subprocess.Popen[bytes]:
         launcher = [sys.executable, "-S", "-c", _LAUNCH, str(os.getpid()), str(runtime.binary)]
         with self.log.open("wb") as log:
-            return subprocess.Popen(
+            starting = _LAUNCHER.submit(
+                subprocess.Popen[bytes],
                 [*launcher, *self._flags(ports)],
                 env=runtime.environment(),
                 cwd=self._folder / "empty",  # the server's folder is first on the stubs' sys.path
@@ -70,6 +74,7 @@ class Server:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C reaches us alone, and we stop it in order
             )
+            return starting.result()
 
     def _flags(self, ports: tuple[int, int, int]) -> list[str]:
         http, grpc, metrics = ports
@@ -110,7 +115,7 @@ class Server:
     def is_ready(self) -> bool:
         """What Triton's own readiness says; it stays true when a model's process has died."""
         try:
-            with urllib.request.urlopen(f"http://{self.http_url}/v2/health/ready", timeout=1) as answer:
+            with _DIRECT.open(f"http://{self.http_url}/v2/health/ready", timeout=1) as answer:
                 return bool(answer.status == 200)
         except (urllib.error.URLError, OSError):
             return False
@@ -169,9 +174,9 @@ def serve(
     """
     path = Path(repository).resolve()
     check_repository(path)
-    check_numpy(np.__version__)
+    check_manifest(path)
     runtime = find_runtime()
-    server = Server(path, runtime, (find_port(http_port), find_port(grpc_port), find_port(metrics_port)), log)
+    server = Server(path, runtime, find_ports(http_port, grpc_port, metrics_port), log)
     try:
         server.wait_ready(timeout)
     except BaseException:
@@ -200,33 +205,29 @@ def check_repository(path: Path) -> None:
         )
 
 
-def check_numpy(version: str) -> None:
-    """Refuse the pair of stub and NumPy that corrupts tensors without an error.
+def find_ports(*wanted: int) -> tuple[int, int, int]:
+    """The three ports, each ``wanted`` or, for 0, a free one; no two are the same.
 
     Raises:
-        SetupError: NumPy is 2 or newer.
+        SetupError: one cannot be had.
     """
-    if int(version.split(".")[0]) >= 2:
+    with contextlib.ExitStack() as held:
+        http, grpc, metrics = (_bind(port, held) for port in wanted)
+        return http, grpc, metrics
+
+
+def _bind(wanted: int, held: contextlib.ExitStack) -> int:
+    probe = held.enter_context(socket.socket())
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        probe.bind((HOST, wanted))
+    except (OSError, OverflowError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "there are 65,535"
         raise SetupError(
-            f"The embedded Triton 24.10 corrupts tensors under NumPy {version}.", "Type: pip install 'numpy<2'"
-        )
-
-
-def find_port(wanted: int) -> int:
-    """``wanted`` if it is free; any free one for 0.
-
-    Raises:
-        SetupError: it is taken.
-    """
-    with contextlib.closing(socket.socket()) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, wanted))
-        except OSError:
-            raise SetupError(
-                f"Port {wanted} is in use.", "Stop what listens there (ss -ltnp shows it), or choose another port."
-            ) from None
-        return int(probe.getsockname()[1])
+            f"Port {wanted} cannot be used: {reason}.",
+            "Stop what listens there (ss -ltnp shows it), or choose another.",
+        ) from None
+    return int(probe.getsockname()[1])
 
 
 def find_cause(log: str) -> str:

