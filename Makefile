@@ -7,7 +7,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-ifneq ($(shell printf %s '$(CURDIR)' | tr -d 'A-Za-z0-9_./+@:,=-'),)
+ifneq ($(shell pwd | tr -d 'A-Za-z0-9_./+@:,=\n-' | wc -c),0)
 $(error This folder's path ($(CURDIR)) has a character that Triton cannot bear: clone into one with letters, digits and _ . - + @ : , = only)
 endif
 
