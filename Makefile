@@ -1,7 +1,7 @@
 # make quickstart   from a fresh clone to a table of scores, served by a real Triton
 # make test         lint, types, tests
 # make verify       the full figures behind the claims, recorded under benchmarks/results
-# PYTHON=python3.12 make ...   chooses the interpreter (3.11 or 3.12; 3.11 is the default machine's)
+# PYTHON=python3.12 make ...   chooses the interpreter: 3.11 or 3.12
 
 PYTHON ?= python3
 VENV   := .venv
