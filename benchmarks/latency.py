@@ -5,7 +5,7 @@
 It trains nothing worth keeping: scores do not matter here, shapes do. Texts are the CLEAR corpus's where SHOAL_DATA_DIR
 names its folder, else shoal's own. The hosts take turns, ten texts each, the same texts. The first text of a turn is
 not counted, since it finds its code and weights pushed out of the caches by the host before. (Where the hosts alternate
-text by text, every call does: then gRPC's p50 lay 2.0 to 4.5 ms above the call in process, in four runs.) The result,
+text by text, every call does: then gRPC's p50 lay 2.0 to 4.5 ms above the call in process, in three runs.) The result,
 with hardware and versions, goes to benchmarks/results/latency-DATE.json.
 """
 
