@@ -23,6 +23,17 @@ def test_collect_brings_members_before_ensembles() -> None:
         collect("nope", find_leaves())
 
 
+def test_ensembles_in_a_circle_are_named(tmp_path: Path) -> None:
+    for name, other in (("a", "b"), ("b", "a")):
+        (tmp_path / "ensembles" / name).mkdir(parents=True)
+        (tmp_path / "ensembles" / name / "config.pbtxt").write_text(
+            f'name: "{name}" platform: "ensemble" ensemble_scheduling {{ step {{ model_name: "{other}" }} }}',
+            encoding="utf-8",
+        )
+    with pytest.raises(ArtifactError, match=r"circular dependency between ensembles: a -> b -> a\."):
+        collect("a", find_leaves([tmp_path]))
+
+
 def test_a_users_leaf_takes_the_place_of_ours(tmp_path: Path) -> None:
     mine = tmp_path / "models" / "mine"
     mine.mkdir(parents=True)

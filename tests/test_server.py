@@ -124,6 +124,8 @@ def test_faults_are_found_before_the_start(repository: Path, tmp_path: Path, mon
             SetupError, match=r"Port \d+ cannot be used: Address already in use\. Stop what listens there"
         ):
             serve(repository, http_port=taken.getsockname()[1])
+    with pytest.raises(InputError, match=r"The log .*triton\.log cannot be written: No such file or directory"):
+        serve(repository, log=tmp_path / "nowhere" / "triton.log")
     with pytest.raises(SetupError, match=r"Port 70000 cannot be used: there are 65,535"):
         serve(repository, grpc_port=70000)
     (tmp_path / "model").mkdir()

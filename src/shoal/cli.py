@@ -223,12 +223,9 @@ def quickstart(
     encoder: Encoder = SMALL_ENCODER,
 ) -> None:
     """Train, compose, serve with a real Triton, score passages, stop."""
-    from shoal.repository.paths import check_bearable
-
     with needs("train"):
         from shoal.quickstart import run
 
-    check_bearable(out.resolve())  # before minutes of training
     with _progress() as show:
         result = run(out, data=data, encoder=encoder, on_progress=show)
     rows = ((score.text, (score.bert, score.forest, score.blend)) for score in result.scores)

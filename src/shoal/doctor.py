@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -80,7 +81,7 @@ def _libraries() -> Iterator[Finding]:
 
 def _paths() -> Iterator[Finding]:
     for name, path in (("temporary folder", Path(tempfile.gettempdir())), ("Python's folder", Path(sys.prefix))):
-        yield from _passes(name, str(path), lambda path=path: check_bearable(path))  # type: ignore[misc]
+        yield from _passes(name, str(path), partial(check_bearable, path))
 
 
 def _ports() -> Iterator[Finding]:

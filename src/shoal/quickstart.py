@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from shoal.repository.compose import compose
+from shoal.repository.paths import check_bearable
 from shoal.repository.placement import Plan
 from shoal.serving.client import Client
+from shoal.serving.runtime import find_runtime
 from shoal.serving.server import Server, serve
 from shoal.training.corpus import find_corpus, read_passages
 from shoal.training.encoder import SMALL_ENCODER
@@ -52,6 +54,8 @@ def run(
 
     The passages scored are shoal's own, and none of them was trained on.
     """
+    check_bearable(out.resolve())  # what would stop the server is better said before minutes of training
+    find_runtime()
     preset = preset or PRESETS["quick"]
     corpus = find_corpus(data)
     report = train(corpus, out / "artifacts", encoder=encoder, preset=preset, on_progress=on_progress)

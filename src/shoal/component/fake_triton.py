@@ -88,7 +88,8 @@ class Tensor:
         array = np.from_dlpack(source if hasattr(source, "__dlpack__") else _Holder(source))
         if not array.flags.c_contiguous:
             raise TritonModelException(
-                "DLPack tensor is not contiguous. Only contiguous DLPack tensors that are stored in C-Order are supported."  # noqa: E501
+                "DLPack tensor is not contiguous. "
+                "Only contiguous DLPack tensors that are stored in C-Order are supported."
             )
         return Tensor(name, array, is_on_gpu=getattr(source, "_is_on_gpu", False))
 

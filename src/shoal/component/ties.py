@@ -29,32 +29,42 @@ def read_ties(artifact: Path) -> dict[str, str]:
     Raises:
         ArtifactError: it is a TorchScript archive or a Treelite checkpoint by its name, and not by its content.
     """
-    try:
-        return _ties(_attributes(artifact))
-    except (zipfile.BadZipFile, ValueError) as error:
-        kind = {".pt": "TorchScript file", ".tl": "Treelite checkpoint"}[artifact.suffix]
-        reason = str(error).splitlines()[0]
-        raise ArtifactError(f"{artifact.name} is not a {kind}: {reason}", "Export it again.") from error
-
-
-def _attributes(artifact: Path) -> Mapping[str, Any]:
     if artifact.suffix == ".pt":
+        return _archive_ties(artifact)
+    return forest_ties(load_forest(artifact)) if artifact.suffix == ".tl" else {}
+
+
+def _archive_ties(artifact: Path) -> dict[str, str]:
+    try:
         with zipfile.ZipFile(artifact) as archive:  # what torch.jit.save writes
             entries = [name for name in archive.namelist() if name.endswith(f"/extra/{METADATA}")]
-            return dict(json.loads(archive.read(entries[0]))) if entries else {}
-    if artifact.suffix == ".tl":
-        with needs("serve"):
-            from treelite import Model, TreeliteError
-        try:
-            header = Model.deserialize(str(artifact)).get_header_accessor()
-        except TreeliteError as error:
-            raise ValueError(str(error)) from error
-        return dict(json.loads(str(header.get_field("attributes")) or "{}"))
-    return {}
+            return _ties(archive.read(entries[0]).decode()) if entries else {}
+    except zipfile.BadZipFile as error:
+        raise ArtifactError(f"{artifact.name} is not a TorchScript file: {error}", "Export it again.") from error
 
 
-def _ties(attributes: Mapping[str, Any]) -> dict[str, str]:
-    return dict(attributes.get("shoal_ties", {}))
+def load_forest(artifact: Path) -> Any:
+    """The ``treelite.Model`` in a checkpoint.
+
+    Raises:
+        ArtifactError: it is no Treelite checkpoint.
+    """
+    with needs("serve"):
+        from treelite import Model, TreeliteError
+    try:
+        return Model.deserialize(str(artifact))
+    except TreeliteError as error:
+        reason = str(error).splitlines()[0]
+        raise ArtifactError(f"{artifact.name} is not a Treelite checkpoint: {reason}", "Export it again.") from error
+
+
+def forest_ties(model: Any) -> dict[str, str]:
+    """The ties that a loaded forest carries."""
+    return _ties(str(model.get_header_accessor().get_field("attributes")))
+
+
+def _ties(attributes: str) -> dict[str, str]:
+    return dict(json.loads(attributes or "{}").get("shoal_ties", {}))
 
 
 def check_ties(ties: Mapping[str, str], artifact: Path) -> None:

@@ -34,16 +34,19 @@ def collect(name: str, leaves: Mapping[str, ModelConfig]) -> list[ModelConfig]:
     """The leaf called ``name`` and all that its steps call, members before ensembles.
 
     Raises:
-        ArtifactError: there is no such leaf.
+        ArtifactError: there is no such leaf, or an ensemble calls itself.
     """
     found: dict[str, ModelConfig] = {}
 
-    def visit(wanted: str) -> None:
+    def visit(wanted: str, callers: tuple[str, ...] = ()) -> None:
+        if wanted in callers:  # core's own rule, in core's words
+            circle = " -> ".join([*callers, wanted])
+            raise ArtifactError(f"circular dependency between ensembles: {circle}.", "Take one step out.")
         if wanted not in leaves:
             raise ArtifactError(f"There is no model {wanted}.", f"Known: {', '.join(sorted(leaves))}.")
         for step in leaves[wanted].steps:
             if step.model not in found:
-                visit(step.model)
+                visit(step.model, (*callers, wanted))
         found[wanted] = leaves[wanted]
 
     visit(name)

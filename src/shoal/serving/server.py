@@ -63,7 +63,11 @@ class Server:
 
     def _launch(self, runtime: Runtime, ports: tuple[int, int, int]) -> subprocess.Popen[bytes]:
         launcher = [sys.executable, "-S", "-c", _LAUNCH, str(os.getpid()), str(runtime.binary)]
-        with self.log.open("wb") as log:
+        try:
+            log = self.log.open("wb")
+        except OSError as error:
+            raise InputError(f"The log {self.log} cannot be written: {error.strerror}.", "Name another file.") from None
+        with log:
             starting = _LAUNCHER.submit(
                 subprocess.Popen[bytes],
                 [*launcher, *self._flags(ports)],

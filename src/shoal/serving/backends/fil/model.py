@@ -8,7 +8,7 @@ import treelite
 from shoal.component.base import Component
 from shoal.component.context import Context
 from shoal.component.tensors import Arrays
-from shoal.component.ties import check_ties, read_ties
+from shoal.component.ties import check_ties, forest_ties, load_forest
 from shoal.errors import ArtifactError
 
 
@@ -21,8 +21,8 @@ class Forest(Component):
 
     def setup(self, context: Context) -> None:
         path = context.artifact("checkpoint.tl")
-        check_ties(read_ties(path), path)
-        self.model = treelite.Model.deserialize(str(path))
+        self.model = load_forest(path)
+        check_ties(forest_ties(self.model), path)
         self._check(context)
 
     def _check(self, context: Context) -> None:
