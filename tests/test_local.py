@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.component.tensors import TensorSpec
+from shoal.component.spec import TensorSpec
 from shoal.errors import ArtifactError, InputError
 from shoal.serving import local
 from shoal.serving.arrays import to_arrays
@@ -84,9 +84,9 @@ def test_branches_run_side_by_side(repository: Path) -> None:
     def meet(model: local.Model) -> local.Model:
         def call(inputs: Any) -> Any:
             meeting.wait()
-            return model(inputs)
+            return model.call(inputs)
 
-        return call
+        return model._replace(call=call)
 
     models = dict(pipeline._models)
     for name in ("bert-large", "cuml"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,12 +68,17 @@ def test_dtype_is_the_encoders() -> None:
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ({"placement": "moon"}, "There is no placement 'moon'. Known: cpu"),
-        ({"dtype": "fp8"}, "There is no dtype 'fp8'. Known: fp32, bf16"),
+        ({"placement": "moon"}, "There is no placement 'moon'. Known: cpu, hybrid, gpu"),
+        ({"dtype": "fp8"}, "There is no dtype 'fp8'. Known: fp32, bf16, fp16"),
         ({"target": "latest"}, "There is no target 'latest'. Known: embedded, or a release"),
         ({"target": "26.06", "dtype": "bf16"}, "The native backends of 26.06"),
+        ({"placement": "gpu", "gpus": ()}, "Placement gpu needs a GPU. Name one, --gpu 0"),
+        ({"placement": "cpu", "gpus": (0,)}, "Placement cpu uses no GPU. Leave --gpu out"),
+        ({"placement": "gpu", "gpus": (1, 1)}, r"GPUs \[1, 1\] are not different indices from 0 up"),
+        ({"placement": "gpu", "gpus": (-1,)}, r"GPUs \[-1\] are not different"),
+        ({"concurrency": 0}, "The concurrency is 0; it must be at least 1"),
     ],
 )
-def test_plans_that_cannot_be(fault: dict[str, str], message: str) -> None:
+def test_plans_that_cannot_be(fault: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Plan(**fault)

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
-from rich.text import Text
 
+from shoal.console import ERR, OUT, plain, print_json, print_table, show_progress
 from shoal.errors import InputError, ServerError, ShoalError, needs
 
 app = typer.Typer(no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False, help=__doc__)
-_out, _err = Console(highlight=False), Console(stderr=True, highlight=False)
-MIN_TEXT_WIDTH = 20  # of a text in a table, on however narrow a terminal
 
 Data = Annotated[Path | None, typer.Option(help="The CLEAR corpus (.xlsx); else SHOAL_DATA_DIR's, else shoal's own.")]
 Encoder = Annotated[str, typer.Option(help="A BERT-family encoder: a folder, or a Hugging Face name.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Placement = Annotated[str, typer.Option(help="Where the models run: cpu, hybrid (with a client), or gpu.")]
+Target = Annotated[str, typer.Option(help="embedded, or a release of NVIDIA's container such as 26.06.")]
+Gpu = Annotated[str, typer.Option(help="Pin the models to these: 0,1 (or none, for hybrid on the host).")]
+Concurrency = Annotated[int, typer.Option(help="Requests in flight that memory is sized for.")]
 SMALL_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
 
 
@@ -34,38 +32,10 @@ def main() -> None:
     try:
         app(standalone_mode=True)
     except ShoalError as error:
-        _err.print(f"[red]error:[/] {_plain(error.what)}", soft_wrap=True)
+        ERR.print(f"[red]error:[/] {plain(error.what)}", soft_wrap=True)
         if error.fix:
-            _err.print(f"  {_plain(error.fix)}", soft_wrap=True)
+            ERR.print(f"  {plain(error.fix)}", soft_wrap=True)
         sys.exit(1)
-
-
-def _plain(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
-
-
-@contextmanager
-def _progress() -> Iterator[Any]:
-    """A bar per stage on a terminal, a line per stage elsewhere."""
-    if not _err.is_terminal:
-        yield lambda stage, done, total: _err.print(f"{stage} ...", soft_wrap=True) if done == 0 else None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=_err) as progress:
-        tasks: dict[str, Any] = {}
-
-        def show(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = progress.add_task(stage)
-            current = progress.tasks[tasks[stage]]
-            # The end of a stage says 1 of 1; a bar that has counted steps stays at its own total.
-            if (done, total) == (1, 1) and (current.total or 0) > 1 and current.finished:
-                return
-            progress.update(tasks[stage], completed=done, total=total)
-
-        yield show
 
 
 @app.command()
@@ -86,13 +56,13 @@ def train(
     if preset not in PRESETS:
         raise InputError(f"There is no preset {preset!r}.", f"Known: {', '.join(PRESETS)}.")
     corpus = find_corpus(data)
-    with _progress() as show:
+    with show_progress() as show:
         report = train_pipeline(corpus, out, encoder=encoder, preset=PRESETS[preset], seed=seed, on_progress=show)
     if as_json:
-        _print_json(report)
+        print_json(report)
         return
     _print_rmse(report["held_out_rmse"], report["is_demonstration"])
-    _out.print(f"artifacts: {out.resolve()}", soft_wrap=True)
+    OUT.print(f"artifacts: {out.resolve()}", soft_wrap=True)
 
 
 @app.command()
@@ -100,22 +70,101 @@ def compose(
     ensemble: Annotated[str, typer.Argument(help="The ensemble's name, such as ensemble_all.")],
     repository: Annotated[Path, typer.Argument(help="The model repository to write.")],
     artifacts: Annotated[Path, typer.Option(help="The folder that `shoal train` wrote.")] = Path("build/artifacts"),
-    placement: Annotated[str, typer.Option(help="Where the models run: cpu.")] = "cpu",
-    target: Annotated[
-        str, typer.Option(help="embedded, or a release of NVIDIA's container such as 26.06.")
-    ] = "embedded",
-    dtype: Annotated[str, typer.Option(help="The encoder's: fp32 or bf16.")] = "fp32",
+    placement: Placement = "cpu",
+    target: Target = "embedded",
+    dtype: Annotated[str, typer.Option(help="The encoder's: fp32, bf16 or fp16.")] = "fp32",
+    gpu: Gpu = "",
+    concurrency: Concurrency = 16,
     leaves: Annotated[list[Path] | None, typer.Option(help="Folders with leaf folders of your own.")] = None,
 ) -> None:
     """Write a model repository: leaf folders, artifacts, placement."""
     from shoal.repository.compose import compose as compose_repository
     from shoal.repository.placement import Plan
 
-    plan = Plan(placement=placement, target=target, dtype=dtype)
+    plan = Plan(placement, target, dtype, _parse_gpus(gpu), concurrency)
     path = compose_repository(ensemble, repository, artifacts=artifacts, plan=plan, leaves=leaves or ())
-    _out.print(f"repository: {path}", soft_wrap=True)
+    OUT.print(f"repository: {path}", soft_wrap=True)
     serve_it = f"shoal serve {path}"
-    _out.print(f"next: {serve_it if target == 'embedded' else f'{serve_it} --print'}", soft_wrap=True)
+    OUT.print(f"next: {serve_it if target == 'embedded' else f'{serve_it} --print'}", soft_wrap=True)
+
+
+@app.command()
+def plan(
+    ensemble: Annotated[str, typer.Argument(help="The ensemble's name, such as ensemble_all.")],
+    placement: Placement = "cpu",
+    target: Target = "embedded",
+    gpu: Gpu = "",
+    concurrency: Concurrency = 16,
+    rows: Annotated[int, typer.Option(help="Of the largest request; 0 is max_batch_size.", min=0)] = 0,
+    width: Annotated[int, typer.Option(help="Of a dimension that is -1, such as tokens.", min=1)] = 256,
+    text_bytes: Annotated[int, typer.Option(help="Of the largest text.", min=1)] = 65_536,
+    leaves: Annotated[list[Path] | None, typer.Option(help="Folders with leaf folders of your own.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show where the models run, and the memory it takes: pools, shared memory, launch flags."""
+    from shoal.repository.graph import Graph
+    from shoal.repository.leaves import collect, find_leaves
+    from shoal.repository.placement import Plan
+    from shoal.repository.sizes import Largest, find_sizes
+
+    chosen = Plan(placement, target, gpus=_parse_gpus(gpu), concurrency=concurrency)
+    models = collect(ensemble, find_leaves(leaves or ()))
+    drawn = Graph.build(models[-1], {model.name: model for model in models})
+    sizes = find_sizes(drawn, chosen, Largest(rows or drawn.config.spec.max_batch_size, width, text_bytes))
+    places = {model.name: list(chosen.gpus_of(model)) for model in models if not model.is_ensemble}
+    if as_json:
+        print_json({"gpus": places, **sizes.as_dict()})
+        return
+    for name, gpus in places.items():
+        where = f"GPU {', '.join(map(str, gpus))}" if gpus else "host"
+        is_here = placement == "hybrid" and drawn.members[name].backend == "python"
+        OUT.print(f"{name}: {'client' if is_here else where}", soft_wrap=True)
+    for line in sizes.explain():
+        OUT.print(line, soft_wrap=True)
+    OUT.print(f"flags: {' '.join(sizes.flags())}", soft_wrap=True)
+
+
+def _parse_gpus(text: str) -> tuple[int, ...] | None:
+    """``0,1`` as indices, ``none`` as none of them, nothing as the plan's own choice."""
+    if not text:
+        return None
+    try:
+        return () if text == "none" else tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"--gpu {text!r} is no list of GPUs.", "For example: --gpu 0,1, or --gpu none") from None
+
+
+@app.command()
+def copies(
+    folder: Annotated[Path, typer.Argument(help="An ensemble in the served repository: build/repository/ensemble_all")],
+    url: Annotated[str, typer.Option(help="The server's metrics address.")] = "127.0.0.1:8002",
+    as_json: Json = False,
+) -> None:
+    """Show what a running server's components copied between host and device, by edge; exit code 1 beyond the budget.
+
+    The budget holds for placement gpu: the request up, the answer down, control scalars of at most 1 KiB a batch.
+    """
+    from shoal.repository.compose import read_manifest
+    from shoal.repository.graph import Graph
+    from shoal.serving.copies import read_metrics
+
+    read, drawn = read_metrics(url), Graph.load(folder)
+    beyond = read.beyond(drawn) if read_manifest(folder.parent).get("placement") == "gpu" else []
+    if as_json:
+        rows = [{"model": c.model, **c.edge._asdict(), **asdict(c.traffic)} for c in read]
+        print_json({"copies": rows, "events": read.events, "beyond_budget": beyond})
+    else:
+        table = Table("model", "edge", "direction", *(Column(n, justify="right") for n in ("copies", "bytes", "ms")))
+        for copy in read:
+            traffic = copy.traffic
+            numbers = (f"{traffic.copies:,}", f"{traffic.num_bytes:,}", f"{traffic.seconds * 1000:,.1f}")
+            table.add_row(copy.model, *copy.edge, *numbers)
+        OUT.print(table if table.row_count else "Nothing was copied between host and device.")
+        for model, events in read.events.items():
+            counts = ", ".join(f"{number:,} {event.replace('_', ' ')}" for event, number in events.items())
+            OUT.print(f"{model}: {counts}", soft_wrap=True)
+    if beyond:
+        raise ShoalError(f"Copied beyond the budget: {'; '.join(beyond)}.")
 
 
 @app.command()
@@ -135,18 +184,18 @@ def serve(
     from shoal.serving.server import serve as start
 
     if is_printed:
-        _out.print(container_command(repository), soft_wrap=True)
+        OUT.print(container_command(repository), soft_wrap=True)
         return
-    _err.print("Embedded Triton 24.10: for development and tests, on loopback. In production: --print", soft_wrap=True)
+    ERR.print("Embedded Triton 24.10: for development and tests, on loopback. In production: --print", soft_wrap=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop in order, as on Ctrl-C
     ports = {"http_port": http_port, "grpc_port": grpc_port, "metrics_port": metrics_port}
     with start(repository, **ports, log=log and log.resolve()) as server:
         try:
-            _out.print(f"ready: http {server.http_url}  grpc {server.grpc_url}  metrics {server.metrics_url}")
-            _err.print(f"log: {server.log}  (Ctrl-C stops)", soft_wrap=True)
+            OUT.print(f"ready: http {server.http_url}  grpc {server.grpc_url}  metrics {server.metrics_url}")
+            ERR.print(f"log: {server.log}  (Ctrl-C stops)", soft_wrap=True)
             code = server.wait()
         except KeyboardInterrupt:
-            _err.print("stopping ...")
+            ERR.print("stopping ...")
         else:
             raise ServerError(f"Triton ended with exit code {code}: {server.cause()}", KEEP_LOG)
 
@@ -162,7 +211,7 @@ def infer(
     as_json: Json = False,
 ) -> None:
     """Score texts on a running server."""
-    from shoal.component.tensors import STRING
+    from shoal.component.spec import STRING
     from shoal.serving.client import Client
 
     with Client(url) as client:
@@ -176,9 +225,9 @@ def infer(
     if len(columns) < len(outputs):
         raise InputError(f"Model {model} gives more than one number a text.", "Use shoal.Client.")
     if as_json:
-        _print_json([{"text": text, **dict(zip(columns, row, strict=True))} for text, row in _rows(texts, columns)])
+        print_json([{"text": text, **dict(zip(columns, row, strict=True))} for text, row in _rows(texts, columns)])
         return
-    _print_table(list(columns), _rows(texts, columns))
+    print_table(list(columns), _rows(texts, columns))
 
 
 def _rows(texts: Sequence[str], columns: dict[str, list[float]]) -> Iterator[tuple[str, tuple[float, ...]]]:
@@ -226,14 +275,14 @@ def quickstart(
     with needs("train"):
         from shoal.quickstart import run
 
-    with _progress() as show:
+    with show_progress() as show:
         result = run(out, data=data, encoder=encoder, on_progress=show)
     rows = ((score.text, (score.bert, score.forest, score.blend)) for score in result.scores)
-    _print_table(["BERT score", "forest score", "blended score"], rows, title="Higher is easier to read")
+    print_table(["BERT score", "forest score", "blended score"], rows, title="Higher is easier to read")
     _print_rmse(result.rmse, result.is_demonstration)
     for name in ("artifacts", "repository", "report"):
-        _out.print(f"{name}: {getattr(result, name).resolve()}", soft_wrap=True)
-    _out.print(f"next: shoal serve {result.repository}", soft_wrap=True)
+        OUT.print(f"{name}: {getattr(result, name).resolve()}", soft_wrap=True)
+    OUT.print(f"next: shoal serve {result.repository}", soft_wrap=True)
 
 
 @app.command()
@@ -243,39 +292,24 @@ def doctor(as_json: Json = False) -> None:
 
     findings = examine()
     if as_json:
-        _print_json([asdict(finding) for finding in findings])
+        print_json([asdict(finding) for finding in findings])
     else:
         for finding in findings:
             colour = {"ok": "green", "warning": "yellow"}.get(finding.level, "red")
-            _out.print(f"[{colour}]{finding.level:8}[/] {finding.check}: {_plain(finding.found)}", soft_wrap=True)
+            OUT.print(f"[{colour}]{finding.level:8}[/] {finding.check}: {plain(finding.found)}", soft_wrap=True)
             if finding.level != OK:
-                _out.print(f"         {_plain(finding.fix)}", soft_wrap=True)
+                OUT.print(f"         {plain(finding.fix)}", soft_wrap=True)
     if any(finding.level == FAULT for finding in findings):
         raise typer.Exit(1)
 
 
 def _print_rmse(rmse: dict[str, float], is_demonstration: bool) -> None:
-    _out.print(
+    OUT.print(
         "held-out RMSE: " + ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in rmse.items()),
         soft_wrap=True,
     )
     if is_demonstration:
-        _out.print(
+        OUT.print(
             "Trained on shoal's own hundred passages: these scores are a demonstration, not a measurement.",
             soft_wrap=True,
         )
-
-
-def _print_table(names: Sequence[str], rows: Iterable[tuple[str, Sequence[float]]], title: str = "") -> None:
-    """A line a text, cut to what the scores leave of the width."""
-    table = Table("text", *(Column(name, justify="right") for name in names), title=title or None)
-    room = max(MIN_TEXT_WIDTH, _out.width - sum(len(name) + 3 for name in names) - 4)
-    for text, values in rows:
-        line = Text(" ".join(text.split()))
-        line.truncate(room, overflow="ellipsis")
-        table.add_row(line, *(f"{value:.3f}" for value in values))
-    _out.print(table)
-
-
-def _print_json(value: Any) -> None:
-    typer.echo(json.dumps(value, indent=1, ensure_ascii=False))

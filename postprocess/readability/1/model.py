@@ -22,7 +22,8 @@ class Blend(Component):
 
     def check(self, inputs: Arrays) -> None:
         if "BERT_WEIGHT_INPUT" in inputs:
-            check_weight(inputs["BERT_WEIGHT_INPUT"], name="BERT_WEIGHT")
+            weight = self.context.device.fetch(inputs["BERT_WEIGHT_INPUT"], "BERT_WEIGHT_INPUT")
+            check_weight(weight, name="BERT_WEIGHT")
 
     def run(self, batch: Arrays) -> Arrays:
         bert, forest = batch["BERT_LARGE_SCORE"], batch["CUML_SCORE"]

@@ -12,7 +12,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from shoal.component import batching, tensors
-from shoal.component.context import Context, ModelSpec
+from shoal.component.context import Context
+from shoal.component.ledger import BATCHES, ROWS
+from shoal.component.metrics import Metrics
+from shoal.component.self_test import check_stub
+from shoal.component.spec import ModelSpec
 from shoal.component.tensors import Arrays
 from shoal.errors import ArtifactError, SetupError, ShoalError
 
@@ -28,18 +32,26 @@ class Component:
             def run(self, batch):
                 return {"Y": batch["X"] * 2}
 
-    Tensors are declared once, in the ``config.pbtxt`` beside it; ``self.context.spec`` holds them.
+    Tensors are declared once, in the ``config.pbtxt`` beside it; ``self.context.spec`` holds them. On a GPU arrays are
+    CuPy's; a component that computes with torch says ``library = "torch"``.
     """
+
+    library: ClassVar[str] = "cupy"
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self.setup(context)
+        context.device.prepare()
+        with context.device.active():
+            self.setup(context)
 
     def setup(self, context: Context) -> None:
         """Load artifacts and build what every call uses. Called once."""
 
     def check(self, inputs: Arrays) -> None:
-        """Raise ``InputError`` if this one request cannot be answered. Its batch neighbours are not affected."""
+        """Raise ``InputError`` if this one request cannot be answered. Its batch neighbours are not affected.
+
+        ``inputs`` are as they came: what a client sent is on the host, whatever this component's device.
+        """
 
     def run(self, batch: Arrays) -> Arrays:
         """Answer a whole batch.
@@ -75,11 +87,14 @@ class Component:
         return answers
 
     def _answer(self, requests: list[Arrays]) -> list[Arrays | ShoalError]:
-        spec = self.context.spec
+        spec, device = self.context.spec, self.context.device
         try:
-            batch, counts = batching.join(spec, requests)
-            outputs = self.run(batch)
+            with device.active():
+                batch, counts = batching.join(spec, requests, device)
+                outputs = self.run(batch)
             batching.check_outputs(spec, outputs, sum(counts))
+            device.ledger.count(BATCHES)
+            device.ledger.count(ROWS, sum(counts))
             return list(batching.split(outputs, counts))
         except Exception as error:
             if len(requests) == 1:
@@ -108,21 +123,23 @@ class TritonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Start the component; an exception here fails the load of the model."""
+        device = tensors.Device.from_triton(args, self.component_class.library)
         # Stubs start in the C locale, where open() without an encoding reads ASCII.
         locale.setlocale(locale.LC_CTYPE, "C.UTF-8")
         folder = Path(args["model_repository"]) / args["model_version"]
         for place in (folder, Path(inspect.getfile(self.component_class)).parent):
             _refuse_foreign_package(place)
-        tensors.self_test()
+        check_stub()
         spec = ModelSpec.from_config(loads(args["model_config"]))
         self.component = self.component_class(
             Context(
                 spec=spec,
                 folder=folder,
-                device=tensors.Device.from_triton(args),
+                device=device,
                 num_threads=_threads(spec),
             )
         )
+        self._metrics = Metrics(device.ledger, spec.name)
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer every request, each with its own response."""
@@ -147,6 +164,7 @@ class TritonModel:
 
     def finalize(self) -> None:
         """Release what the component holds."""
+        self._metrics.close()
         self.component.close()
 
 

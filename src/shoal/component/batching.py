@@ -4,24 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from array_api_compat import device
+import numpy as np
+from array_api_compat import device as device_of
 
-from shoal.component.context import ModelSpec
-from shoal.component.tensors import Array, Arrays, TensorSpec, namespace
+from shoal.component.spec import ModelSpec, TensorSpec
+from shoal.component.tensors import Array, Arrays, Device, namespace
 from shoal.errors import ShoalError
 
 
-def join(spec: ModelSpec, requests: Sequence[Arrays]) -> tuple[Arrays, list[int]]:
-    """One batch of all requests, which share one set of inputs, and the number of rows each brought.
+def join(spec: ModelSpec, requests: Sequence[Arrays], device: Device) -> tuple[Arrays, list[int]]:
+    """One batch on ``device`` of all requests, which share one set of inputs, and the number of rows each brought.
 
-    Inputs that allow ragged batches are padded with zeros to the widest request. A single request is not copied.
+    Inputs that allow ragged batches are padded with zeros to the widest request. What lies on the host is joined there
+    and goes up in one copy. A single request that is in place already is not copied.
     """
     counts = [_rows(request) for request in requests] if spec.is_batched else [1]
-    if len(requests) == 1:
-        return requests[0], counts
     names = requests[0].keys()
     inputs = {tensor.name: tensor for tensor in spec.inputs}
-    return {name: _concat(inputs[name], [request[name] for request in requests]) for name in names}, counts
+    return {name: _join(inputs[name], [request[name] for request in requests], device) for name in names}, counts
+
+
+def _join(tensor: TensorSpec, arrays: Sequence[Array], device: Device) -> Array:
+    if len(arrays) == 1:
+        return device.put(arrays[0], tensor.name)
+    if not all(isinstance(array, np.ndarray) for array in arrays):  # some, or all, are on the device already
+        arrays = [device.put(array, tensor.name) for array in arrays]
+    return device.put(_concat(tensor, arrays), tensor.name)
 
 
 def _rows(request: Arrays) -> int:
@@ -39,7 +47,7 @@ def _concat(tensor: TensorSpec, arrays: Sequence[Array]) -> Array:
 def _widen(array: Array, width: int) -> Array:
     xp = namespace(array)
     shape = (array.shape[0], width - array.shape[1], *array.shape[2:])
-    zeros = xp.zeros(shape, dtype=array.dtype, device=device(array))
+    zeros = xp.zeros(shape, dtype=array.dtype, device=device_of(array))
     return xp.concat([array, zeros], axis=1)
 
 

@@ -2,46 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from shoal.component.tensors import Device, TensorSpec
+from shoal.component.spec import ModelSpec
+from shoal.component.tensors import Device
 from shoal.errors import ArtifactError
-
-
-@dataclass(frozen=True)
-class ModelSpec:
-    """What ``config.pbtxt`` says of one model, as far as running it needs.
-
-    ``max_batch_size`` 0 means that tensors carry no batch dimension of Triton's.
-    """
-
-    name: str
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    max_batch_size: int = 0
-    num_instances: int = 1
-    parameters: Mapping[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> ModelSpec:
-        """Read a model configuration in its JSON form, as Triton hands it to a stub."""
-        groups = config.get("instance_group", [])
-        return cls(
-            name=config["name"],
-            inputs=tuple(map(TensorSpec.from_config, config.get("input", []))),
-            outputs=tuple(map(TensorSpec.from_config, config.get("output", []))),
-            max_batch_size=int(config.get("max_batch_size", 0)),
-            num_instances=max(1, sum(int(group.get("count", 1)) for group in groups)),
-            parameters={key: entry.get("string_value", "") for key, entry in config.get("parameters", {}).items()},
-        )
-
-    @property
-    def is_batched(self) -> bool:
-        """Whether the first dimension of every tensor counts rows."""
-        return self.max_batch_size > 0
 
 
 @dataclass(frozen=True)

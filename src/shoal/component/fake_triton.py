@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from shoal.component.base import Component
-from shoal.component.context import ModelSpec
+from shoal.component.spec import ModelSpec
 
 Array = np.ndarray[Any, Any]
 _CPU, _CUDA = 1, 2  # DLDeviceType
@@ -91,7 +91,8 @@ class Tensor:
                 "DLPack tensor is not contiguous. "
                 "Only contiguous DLPack tensors that are stored in C-Order are supported."
             )
-        return Tensor(name, array, is_on_gpu=getattr(source, "_is_on_gpu", False))
+        is_on_gpu = hasattr(source, "__dlpack_device__") and source.__dlpack_device__()[0] == _CUDA
+        return Tensor(name, array, is_on_gpu=is_on_gpu)
 
 
 @dataclass
@@ -146,6 +147,34 @@ class InferenceResponse:
         return {tensor.name(): tensor.as_numpy() for tensor in self.output_tensors}
 
 
+class MetricFamily:
+    """Custom metrics of one name."""
+
+    COUNTER, GAUGE = range(2)
+
+    def __init__(self, name: str, description: str, kind: int) -> None:
+        self.name, self.description, self.kind = name, description, kind
+
+    def Metric(self, labels: Mapping[str, str]) -> Metric:  # noqa: N802
+        """The metric with these labels."""
+        return Metric(self.kind, dict(labels))
+
+
+@dataclass
+class Metric:
+    """One number."""
+
+    kind: int
+    labels: Mapping[str, str]
+    number: float = 0.0
+
+    def increment(self, added: float) -> None:
+        """Add to it; a counter refuses to fall."""
+        if added < 0 and self.kind == MetricFamily.COUNTER:
+            raise TritonModelException("Cannot decrease a counter.")
+        self.number += added
+
+
 def get_input_tensor_by_name(request: InferenceRequest, name: str) -> Tensor | None:
     """The input called ``name``, or None."""
     return next((tensor for tensor in request.inputs() if tensor.name() == name), None)
@@ -186,11 +215,17 @@ def installed() -> Iterator[None]:
 class Stub:
     """One model instance: ``initialize`` once, then ``execute`` on what Triton's batcher would join.
 
-    ``config`` is the model's configuration in its JSON form.
+    ``config`` is the model's configuration in its JSON form; ``kind`` is CPU or GPU.
     """
 
     def __init__(
-        self, component: type[Component], folder: Path, config: Mapping[str, Any], *, version: int = 1
+        self,
+        component: type[Component],
+        folder: Path,
+        config: Mapping[str, Any],
+        *,
+        version: int = 1,
+        kind: str = "CPU",
     ) -> None:
         self.spec = ModelSpec.from_config(config)
         self._batches_dynamically = "dynamic_batching" in config
@@ -200,7 +235,7 @@ class Stub:
             "model_name": self.spec.name,
             "model_version": str(version),
             "model_instance_name": f"{self.spec.name}_0_0",
-            "model_instance_kind": "CPU",
+            "model_instance_kind": kind,
             "model_instance_device_id": "0",
             "model_config": json.dumps(config),
         }

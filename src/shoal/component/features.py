@@ -11,15 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
 
 import numpy as np
 from array_api_compat import device as device_of
 
 from shoal.component.bundle import NUM_LISTED, Bundle
+from shoal.component.ledger import SETUP
 from shoal.component.ragged import Ragged, Texts
 from shoal.component.tensors import Array, Device, namespace
+from shoal.component.words import CodePoints, Words
 
+_MAX_OWN_CODE = 2**62 - 1
 SENTENCE_ENDS = (".", "!", "?", "…")
 
 FEATURE_NAMES = (
@@ -69,11 +72,17 @@ class Lexicon:
     column: Array  # INT64 [n + 2]
     num_listed: int
 
+    @property
+    def num_known(self) -> int:
+        """The number of listed tokens."""
+        return len(self.tokens)
+
     @classmethod
     def build(cls, stop_words: Sequence[str], listed: Sequence[str], device: Device) -> Lexicon:
         """``listed`` holds the words whose shares are features, in the order of their columns."""
         tokens = tuple(dict.fromkeys([*SENTENCE_ENDS, *stop_words, *listed]))
-        columns, stops, put = {word: k for k, word in enumerate(listed)}, set(stop_words), device.put
+        columns, stops = {word: k for k, word in enumerate(listed)}, set(stop_words)
+        put = partial(device.put, edge=SETUP)
         return cls(
             tokens=tokens,
             is_word=put(np.array([*map(is_word, tokens), True, False])),
@@ -109,33 +118,36 @@ class TokenCoder:
         return Ragged.from_rows(rows)
 
 
-class _Counter(NamedTuple):
-    """Counts per row of a ragged batch."""
+def device_codes(words: Words, listed: Array, lexicon: Lexicon, word_characters: CodePoints, factors: Array) -> Array:
+    """What ``TokenCoder`` gives, for tokens on a device: INT64 ``[num_tokens]``.
 
-    rows: Array
-    num_rows: int
-
-    def __call__(self, where: Array) -> Array:
-        """How many of the marked values each row has: FP64 ``[rows]``."""
-        xp = namespace(where)
-        return xp.astype(xp.bincount(self.rows[where], minlength=self.num_rows), xp.float64)
+    ``listed`` holds the row of each token in the lexicon, INT64, or -1 for tokens that are not listed. A word's own
+    code is its hash, so two words may share one, with a probability of about 2^-57 a pair.
+    """
+    xp = namespace(listed)
+    own = lexicon.num_known + (words.hashes(factors) & _MAX_OWN_CODE)
+    unlisted = xp.where(words.are_words(word_characters), own, xp.full_like(listed[:1], -1))
+    return xp.where(listed >= 0, listed, unlisted)
 
 
 def count_features(codes: Ragged, lexicon: Lexicon) -> Array:
     """The raw features, FP64 ``[rows, 7 + lists]``; all 0 in a row without a word."""
     xp = namespace(codes.values)
-    num_known, num_rows = len(lexicon.tokens), len(codes)
+    num_known, num_rows = lexicon.num_known, len(codes)
     rows = codes.row_ids
-    kind = xp.where(codes.values < 0, xp.full_like(codes.values, num_known + 1), xp.minimum(codes.values, num_known))
+    kind = xp.where(codes.values < 0, xp.full_like(codes.values[:1], num_known + 1), codes.values)
+    kind = xp.where(codes.values > num_known, xp.full_like(codes.values[:1], num_known), kind)
     is_word, is_end = xp.take(lexicon.is_word, kind), xp.take(lexicon.is_end, kind)
-    count = _Counter(rows, num_rows)
+
+    def count(where: Array) -> Array:
+        return xp.astype(codes.sum(where), xp.float64)
 
     words = count(is_word)
-    sentences = count(_run_starts(is_end, rows)) + _has_open_end(is_word, is_end, count)
+    sentences = count(_run_starts(is_end, rows)) + _has_open_end(is_word, is_end, codes)
     stops = count(xp.take(lexicon.is_stop, kind))
     statistics = [
         words,
-        _distinct(codes.values[is_word], rows[is_word], num_rows),
+        _distinct(codes, is_word, rows),
         count(~is_word),
         sentences,
         words / xp.maximum(sentences, 1.0),
@@ -143,10 +155,20 @@ def count_features(codes: Ragged, lexicon: Lexicon) -> Array:
         stops / xp.maximum(sentences, 1.0),
     ]
     width = lexicon.num_listed + 1  # one column more, for the tokens in neither list
-    cells = xp.bincount(rows * width + xp.take(lexicon.column, kind), minlength=num_rows * width)
+    cells = count_keys(rows * width + xp.take(lexicon.column, kind), num_rows * width)
     shares = xp.reshape(cells, (num_rows, width))[:, :-1] / xp.maximum(words, 1.0)[:, None]
     raw = xp.concat([xp.stack(statistics, axis=1), shares], axis=1)
     return xp.where((words > 0)[:, None], raw, xp.zeros_like(raw))
+
+
+def count_keys(keys: Array, num_keys: int) -> Array:
+    """How often each of 0 .. ``num_keys`` - 1 stands in ``keys``: INT64 ``[num_keys]``."""
+    if isinstance(keys, np.ndarray):
+        return np.bincount(keys, minlength=num_keys)
+    # On a GPU bincount would wait to learn the greatest key.
+    xp = namespace(keys)
+    ends = xp.searchsorted(xp.sort(keys), xp.arange(num_keys, dtype=keys.dtype, device=device_of(keys)), side="right")
+    return xp.concat([ends[:1], ends[1:] - ends[:-1]])
 
 
 def _run_starts(is_end: Array, rows: Array) -> Array:
@@ -156,23 +178,32 @@ def _run_starts(is_end: Array, rows: Array) -> Array:
     return is_end & ~xp.concat([xp.zeros_like(is_end[:1]), goes_on])
 
 
-def _has_open_end(is_word: Array, is_end: Array, count: _Counter) -> Array:
-    """1 for each row with a word after its last sentence end, else 0."""
+def _has_open_end(is_word: Array, is_end: Array, codes: Ragged) -> Array:
+    """1 for each row with a word after its last sentence end, else 0: FP64 ``[rows]``."""
     xp = namespace(is_word)
     seen = xp.cumulative_sum(xp.astype(is_end, xp.int64))
     # Sentence ends up to the end of each row: where a word has seen as many, none follows it.
-    total = xp.cumulative_sum(count(is_end))
-    return xp.astype(count(is_word & (seen == xp.take(total, count.rows))) > 0, xp.float64)
+    total = xp.cumulative_sum(codes.sum(is_end))
+    return xp.astype(codes.sum(is_word & (seen == xp.take(total, codes.row_ids))) > 0, xp.float64)
 
 
-def _distinct(codes: Array, rows: Array, num_rows: int) -> Array:
-    xp = namespace(codes)
-    if codes.shape[0] == 0:
-        return xp.zeros(num_rows, dtype=xp.float64, device=device_of(codes))
-    width = xp.max(codes) + 1
-    keys = xp.sort(rows * width + codes)
-    is_first = xp.concat([xp.ones_like(keys[:1], dtype=xp.bool), keys[1:] != keys[:-1]])
-    return xp.astype(xp.bincount(keys[is_first] // width, minlength=num_rows), xp.float64)
+def _distinct(codes: Ragged, is_word: Array, rows: Array) -> Array:
+    """How many different words each row has: FP64 ``[rows]``."""
+    xp, num_tokens = namespace(is_word), is_word.shape[0]
+    if num_tokens == 0:
+        return xp.zeros(len(codes), dtype=xp.float64, device=device_of(codes.offsets))
+    values = xp.where(is_word, codes.values, xp.full_like(codes.values[:1], -1))
+    order = xp.argsort(values)
+    rank = xp.cumulative_sum(xp.astype(_differs(xp.take(values, order)), xp.int64))
+    keys = xp.sort(xp.take(rows, order) * (num_tokens + 1) + rank)  # sorted by row, so that sums over rows hold
+    has_others = codes.sum(~is_word) > 0  # they share one code, -1
+    return xp.astype(codes.sum(_differs(keys)) - xp.astype(has_others, xp.int64), xp.float64)
+
+
+def _differs(values: Array) -> Array:
+    """Whether each value differs from the one before it."""
+    xp = namespace(values)
+    return xp.concat([xp.ones_like(values[:1], dtype=xp.bool), values[1:] != values[:-1]])
 
 
 def normalise(raw: Array, mean: Array, std: Array) -> Array:
@@ -182,15 +213,17 @@ def normalise(raw: Array, mean: Array, std: Array) -> Array:
 
 
 class Features:
-    """Texts to the forest's input, as one bundle says."""
+    """Codes or texts to the forest's input, as one bundle says."""
 
     def __init__(self, bundle: Bundle, device: Device) -> None:
-        self._lexicon = Lexicon.build(bundle.stop_words, [*bundle.frequent, *bundle.rare], device)
-        self._code = TokenCoder(self._lexicon)
-        self._mean, self._std = (device.put(np.array(v)) for v in (bundle.mean, bundle.std))
-        self._device = device
+        self.lexicon = Lexicon.build(bundle.stop_words, [*bundle.frequent, *bundle.rare], device)
+        self.code = TokenCoder(self.lexicon)
+        self._mean, self._std = (device.put(np.array(v), SETUP) for v in (bundle.mean, bundle.std))
 
     def __call__(self, texts: Texts) -> Array:
-        """FP32 ``[rows, 207]``, on the device."""
-        codes = self._code(texts).to(self._device)
-        return normalise(count_features(codes, self._lexicon), self._mean, self._std)
+        """FP32 ``[rows, 207]`` of texts on the host, there."""
+        return self.of_codes(self.code(texts))
+
+    def of_codes(self, codes: Ragged) -> Array:
+        """FP32 ``[rows, 207]``, where the codes are."""
+        return normalise(count_features(codes, self.lexicon), self._mean, self._std)

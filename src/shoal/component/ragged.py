@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, pairwise
+from typing import Self
 
 import numpy as np
 from array_api_compat import device as device_of
@@ -37,9 +38,14 @@ class Ragged:
     def __len__(self) -> int:
         return int(self.offsets.shape[0]) - 1
 
-    def to(self, device: Device) -> Ragged:
-        """The same rows on ``device``."""
-        return Ragged(device.put(self.values), device.put(self.offsets))
+    def to(self, device: Device, edge: str) -> Self:
+        """The same rows on ``device``; from the host, offsets and values go up as one copy."""
+        if device.is_host or not isinstance(self.values, np.ndarray):
+            return type(self)(device.put(self.values, edge), device.put(self.offsets, edge))
+        xp, size = device.xp, self.offsets.nbytes
+        both = device.put(np.concatenate([self.offsets.view(np.uint8), self.values.view(np.uint8)]), edge)
+        dtype = getattr(xp, self.values.dtype.name)
+        return type(self)(both[size:].view(dtype), both[:size].view(xp.int64))
 
     @property
     def lengths(self) -> Array:
@@ -50,8 +56,14 @@ class Ragged:
     def row_ids(self) -> Array:
         """INT64 ``[len(values)]``: the row that each value belongs to."""
         xp = namespace(self.offsets)
-        rows = xp.arange(len(self), dtype=self.offsets.dtype, device=device_of(self.offsets))
-        return xp.repeat(rows, self.lengths)
+        places = xp.arange(self.values.shape[0], dtype=xp.int64, device=device_of(self.offsets))
+        return xp.searchsorted(self.offsets[1:], places, side="right")  # repeat() by counts would wait for the device
+
+    def sum(self, values: Array) -> Array:
+        """Sums over the rows of ``values``, which has an element for each of this one's: INT64 ``[rows]``."""
+        xp = namespace(values)
+        total = _from_zero(xp.cumulative_sum(xp.astype(values, xp.int64)))
+        return xp.take(total, self.offsets[1:]) - xp.take(total, self.offsets[:-1])
 
     def pad(self, width: int, fill: int) -> Array:
         """``[rows, width]``: each row cut or filled up with ``fill``."""
@@ -61,7 +73,7 @@ class Ragged:
             return xp.full((len(self), width), fill, dtype=self.values.dtype, device=device_of(self.values))
         index = xp.minimum(self.offsets[:-1, None] + columns, self.values.shape[0] - 1)
         gathered = xp.reshape(xp.take(self.values, xp.reshape(index, (-1,))), index.shape)
-        return xp.where(columns < self.lengths[:, None], gathered, xp.asarray(fill, dtype=self.values.dtype))
+        return xp.where(columns < self.lengths[:, None], gathered, xp.full_like(gathered[:1, :1], fill))
 
 
 @dataclass(frozen=True)
@@ -80,10 +92,20 @@ class Texts(Ragged):
         blob, ends = self.values.tobytes(), self.offsets.tolist()
         return [blob[start:stop].decode() for start, stop in pairwise(ends)]
 
+    def select(self, rows: Iterable[int]) -> Texts:
+        """Some of the texts; only for a blob on the host."""
+        return to_texts(self.strings[row] for row in rows)
+
 
 def to_texts(strings: Iterable[str]) -> Texts:
     """A batch of strings on the host."""
     return Texts.from_bytes(string.encode() for string in strings)
+
+
+def _from_zero(totals: Array) -> Array:
+    """Running totals with a 0 before them."""
+    xp = namespace(totals)
+    return xp.concat([xp.zeros(1, dtype=totals.dtype, device=device_of(totals)), totals])
 
 
 def _offsets(rows: Sequence[Sequence[int]]) -> Array:

@@ -6,36 +6,23 @@ GPU; array code takes its namespace from its input (``namespace(x)``) and so is 
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+import importlib
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
-from array_api_compat import array_namespace
+from array_api_compat import array_namespace, is_array_api_obj
 
-from shoal.errors import InputError, ServerError, SetupError, ShoalError
+from shoal.component.ledger import ACROSS, DOWN, UP, Ledger
+from shoal.component.spec import TensorSpec
+from shoal.errors import InputError, ServerError, SetupError, ShoalError, needs
 
 Array: TypeAlias = Any  # NumPy, CuPy or torch: whatever array_api_compat knows
 Arrays: TypeAlias = Mapping[str, Array]
-
-STRING = "TYPE_STRING"
-_DTYPES = {
-    "TYPE_BOOL": np.bool_,
-    "TYPE_UINT8": np.uint8,
-    "TYPE_UINT16": np.uint16,
-    "TYPE_UINT32": np.uint32,
-    "TYPE_UINT64": np.uint64,
-    "TYPE_INT8": np.int8,
-    "TYPE_INT16": np.int16,
-    "TYPE_INT32": np.int32,
-    "TYPE_INT64": np.int64,
-    "TYPE_FP16": np.float16,
-    "TYPE_FP32": np.float32,
-    "TYPE_FP64": np.float64,
-    STRING: np.object_,
-}
+_DL_CPU = 1  # DLDeviceType of the host, in dlpack.h
 
 
 def namespace(*arrays: Array) -> Any:
@@ -44,163 +31,230 @@ def namespace(*arrays: Array) -> Any:
 
 
 @dataclass(frozen=True)
-class TensorSpec:
-    """One tensor as ``config.pbtxt`` declares it; ``dims`` excludes the batch dimension, -1 is any size."""
-
-    name: str
-    dtype: str
-    dims: tuple[int, ...]
-    is_optional: bool = False
-    is_ragged: bool = False
-
-    @classmethod
-    def from_config(cls, entry: Mapping[str, Any]) -> TensorSpec:
-        """Read an ``input`` or ``output`` entry of a model configuration in its JSON form."""
-        return cls(
-            name=entry["name"],
-            dtype=entry.get("data_type", "TYPE_INVALID"),
-            dims=tuple(int(d) for d in entry.get("dims", ())),
-            is_optional=bool(entry.get("optional", False)),
-            is_ragged=bool(entry.get("allow_ragged_batch", False)),
-        )
-
-    @cached_property
-    def numpy_dtype(self) -> np.dtype[Any]:
-        """The NumPy dtype; ``object`` for TYPE_STRING, whose elements are ``bytes``."""
-        try:
-            return np.dtype(_DTYPES[self.dtype])
-        except KeyError:
-            raise InputError(
-                f"Tensor {self.name} has data type {self.dtype}, which has no NumPy form.",
-                f"Known: {', '.join(_DTYPES)}.",
-            ) from None
-
-    def mismatch(self, array: Array, *, is_batched: bool) -> str:
-        """How ``array`` differs from this declaration, in words; empty where it fits."""
-        if array.dtype != self.numpy_dtype and str(array.dtype).removeprefix("torch.") != str(self.numpy_dtype):
-            return f"{self.name} has dtype {array.dtype}, expected {self.numpy_dtype} ({self.dtype})"
-        shape = tuple(array.shape[1:] if is_batched else array.shape)
-        is_fit = len(shape) == len(self.dims) and all(d in (-1, s) for s, d in zip(shape, self.dims, strict=True))
-        if is_fit and not (is_batched and array.ndim == 0):
-            return ""
-        wanted = [*(["rows"] if is_batched else []), *self.dims]
-        return f"{self.name} has shape {list(array.shape)}, expected [{', '.join(map(str, wanted))}]"
-
-
-@dataclass(frozen=True)
 class Device:
-    """Where a component's arrays live: the host, or GPU ``index``."""
+    """Where a component's arrays live: the host, or GPU ``index``; and what was copied there and back.
+
+    On a GPU, ``library`` names the array library: ``cupy``, or ``torch`` for components that compute with it. All work
+    is queued on the device's default stream, which orders the libraries among one another.
+    """
 
     kind: str = "cpu"
     index: int = 0
+    library: str = "cupy"
+    ledger: Ledger = field(default_factory=Ledger, compare=False, repr=False)
 
     @classmethod
-    def from_triton(cls, args: Mapping[str, str]) -> Device:
+    def from_triton(cls, args: Mapping[str, str], library: str = "cupy") -> Device:
         """The device of a model instance; to be called before any GPU library is imported."""
         is_gpu = args["model_instance_kind"] == "GPU"
-        return cls("gpu", int(args["model_instance_device_id"])) if is_gpu else cls()
+        return cls("gpu", int(args["model_instance_device_id"]), library) if is_gpu else cls()
+
+    @property
+    def is_host(self) -> bool:
+        """Whether arrays live in the host's memory."""
+        return self.kind == "cpu"
 
     @property
     def xp(self) -> Any:
         """The array library of this device."""
-        if self.kind == "cpu":
+        if self.is_host:
             return np
-        import cupy
+        return importlib.import_module(f"array_api_compat.{self.library}")
 
-        cupy.cuda.Device(self.index).use()
-        return cupy
+    @property
+    def torch_name(self) -> str:
+        """What torch calls this device."""
+        return "cpu" if self.is_host else f"cuda:{self.index}"
 
-    def put(self, array: Array) -> Array:
-        """``array`` on this device: the same object where it is there already."""
-        if self.kind == "cpu" or not isinstance(array, np.ndarray) or array.dtype == np.object_:
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Make this device and its default stream the current ones."""
+        if self.is_host:
+            yield
+        elif self.library == "torch":
+            import torch
+
+            with torch.cuda.device(self.index), torch.cuda.stream(torch.cuda.default_stream(self.index)):
+                yield
+        else:
+            import cupy
+
+            with cupy.cuda.Device(self.index), cupy.cuda.Stream.null:
+                yield
+
+    def prepare(self) -> None:
+        """Claim the GPU, and one pool of its memory that CuPy and libcudf share, before anything is allocated.
+
+        Raises:
+            SetupError: there is no such GPU, or no library for it.
+        """
+        if self.is_host:
+            return
+        with needs("gpu"):
+            num_gpus = _prepare_torch(self.index) if self.library == "torch" else _prepare_cupy(self.index)
+        if self.index >= num_gpus:
+            raise SetupError(
+                f"This model is placed on GPU {self.index}; its process sees {num_gpus} of them.",
+                "Compose with --placement cpu, or name another one with --gpu.",
+            )
+
+    def owns(self, array: Array) -> bool:
+        """Whether ``array`` is here already, in this device's own library."""
+        if isinstance(array, np.ndarray):
+            return self.is_host
+        if self.is_host or not is_array_api_obj(array) or namespace(array) is not self.xp:
+            return False
+        place = array.device
+        return bool((place.index if self.library == "torch" else place.id) == self.index)
+
+    def put(self, array: Array, edge: str) -> Array:
+        """``array`` on this device: the same object where it is there already, else a copy that the ledger names.
+
+        ``array`` is NumPy's, or anything with ``__dlpack__``: memory of this device is taken over without a copy,
+        after the work that its producer has queued. Arrays of ``bytes`` stay on the host.
+        """
+        if self.owns(array) or (isinstance(array, np.ndarray) and array.dtype == np.object_):
             return array
-        return self.xp.asarray(array)
+        if self.is_host:
+            return self.fetch(array, edge)
+        start = time.perf_counter()
+        if isinstance(array, np.ndarray):
+            here, direction = self._upload(np.ascontiguousarray(array)), UP
+        else:
+            here, direction = self._adopt(array)
+        if direction:
+            self.ledger.record(edge, direction, int(here.nbytes), time.perf_counter() - start)
+        return here
+
+    def _upload(self, array: np.ndarray[Any, Any]) -> Array:
+        if self.library != "torch":
+            with self.active():
+                return self.xp.asarray(array)
+        if not array.flags.writeable:
+            array = array.copy()  # torch has no read-only tensors
+        return self.xp.from_numpy(array).to(self.torch_name)
+
+    def _adopt(self, array: Any) -> tuple[Array, str]:
+        """A device array of any library as ours, and the direction it was copied in, if it was."""
+        source = int(array.__dlpack_device__()[1])
+        with replace(self, index=source).active():
+            ours = self.xp.from_dlpack(array)
+        if source == self.index:
+            return ours, ""
+        with self.active():
+            return (ours.to(self.torch_name) if self.library == "torch" else ours.copy()), ACROSS
+
+    def fetch(self, array: Array, edge: str) -> np.ndarray[Any, Any]:
+        """``array`` in the host's memory: the same object where it is there already, else a copy after all work on it.
+
+        The only way down: whatever else reads a device array's values is refused by a test.
+        """
+        if isinstance(array, np.ndarray):
+            return array
+        if array.__dlpack_device__()[0] == _DL_CPU and not self.owns(array):
+            return np.from_dlpack(array)
+        start = time.perf_counter()
+        there = self._download(array)
+        self.ledger.record(edge, DOWN, there.nbytes, time.perf_counter() - start)
+        return there
+
+    def _download(self, array: Any) -> np.ndarray[Any, Any]:
+        if hasattr(array, "cpu"):
+            return np.asarray(array.detach().cpu())
+        try:
+            import cupy
+        except ModuleNotFoundError:  # a component on the host, with a tensor that another one left on a GPU
+            with needs("gpu"):
+                import torch
+            return np.asarray(torch.utils.dlpack.from_dlpack(array).cpu())
+        with cupy.cuda.Device(int(array.__dlpack_device__()[1])):
+            return np.asarray(cupy.asnumpy(array if isinstance(array, cupy.ndarray) else cupy.from_dlpack(array)))
+
+
+def _prepare_torch(index: int) -> int:
+    import torch
+
+    count = torch.cuda.device_count()
+    if index < count:
+        torch.cuda.set_device(index)
+    return count
+
+
+def _prepare_cupy(index: int) -> int:
+    import cupy
+
+    try:
+        count = int(cupy.cuda.runtime.getDeviceCount())
+    except cupy.cuda.runtime.CUDARuntimeError:  # no driver
+        return 0
+    if index < count:
+        cupy.cuda.Device(index).use()
+        _share_pool(cupy)
+    return count
+
+
+def _share_pool(cupy: Any) -> None:
+    """RMM's asynchronous pool where RMM is installed (libcudf allocates from it), else CUDA's own through CuPy."""
+    try:
+        import rmm
+        from rmm.allocators.cupy import rmm_cupy_allocator
+    except ModuleNotFoundError:
+        cupy.cuda.set_allocator(cupy.cuda.MemoryAsyncPool().malloc)
+        return
+    rmm.mr.set_current_device_resource(rmm.mr.CudaAsyncMemoryResource())
+    cupy.cuda.set_allocator(rmm_cupy_allocator)
 
 
 # --- Triton's side of the door -----------------------------------------------------------------------------------
 
 
-def _triton() -> Any:
+def triton() -> Any:
+    """Triton's own module, which only a stub has."""
     import triton_python_backend_utils as pb_utils
 
     return pb_utils
 
 
 def read_request(request: Any, specs: Iterable[TensorSpec], device: Device) -> dict[str, Array]:
-    """The inputs of one Triton request, by name, on ``device``; inputs that were left out are absent.
+    """The inputs of one Triton request, by name; inputs that were left out are absent.
 
-    Tensors already on the device are not copied. TYPE_STRING tensors are NumPy object arrays of ``bytes`` always.
+    Tensors on the host are NumPy arrays and stay there until the batch is joined, even if ``device`` is a GPU: one
+    upload a batch, not one a request. TYPE_STRING tensors are object arrays of ``bytes``. Tensors on a GPU become
+    arrays of ``device`` without a copy, unless they lie on another one.
     """
     inputs = {}
     for spec in specs:
-        tensor = _triton().get_input_tensor_by_name(request, spec.name)
+        tensor = triton().get_input_tensor_by_name(request, spec.name)
         if tensor is not None:
-            inputs[spec.name] = device.put(tensor.as_numpy() if tensor.is_cpu() else device.xp.from_dlpack(tensor))
+            inputs[spec.name] = tensor.as_numpy() if tensor.is_cpu() else device.put(tensor, spec.name)
     return inputs
 
 
 def make_response(answer: Arrays | ShoalError) -> Any:
     """The Triton response that carries ``answer``."""
-    pb_utils = _triton()
+    pb_utils = triton()
     if isinstance(answer, ShoalError):
         return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(answer), _code(answer)))
     return pb_utils.InferenceResponse(output_tensors=[_tensor(name, array) for name, array in answer.items()])
 
 
 def _tensor(name: str, array: Array) -> Any:
-    pb_utils = _triton()
     if isinstance(array, np.ndarray):
-        return pb_utils.Tensor(name, np.ascontiguousarray(array))
-    # The array itself, never a capsule: Triton orders its copy after the producer's stream only for the former.
-    return pb_utils.Tensor.from_dlpack(name, array)
+        return triton().Tensor(name, np.ascontiguousarray(array))
+    # Triton takes C order alone; and the array itself, never a capsule: only then it orders its copy after the
+    # producer's stream.
+    is_torch = hasattr(array, "contiguous")
+    array = array.detach().contiguous() if is_torch else namespace(array).ascontiguousarray(array)
+    return triton().Tensor.from_dlpack(name, array)
+
+
+def metric_family() -> Any:
+    """The class behind Triton's custom metrics."""
+    return triton().MetricFamily
 
 
 def _code(error: ShoalError) -> Any:
-    codes = _triton().TritonError
+    codes = triton().TritonError
     if isinstance(error, InputError):
         return codes.INVALID_ARG
     return codes.UNAVAILABLE if isinstance(error, ServerError) else codes.INTERNAL
-
-
-def self_test() -> None:
-    """Send a ramp of each dtype, and a few strings, through this stub's tensors both ways.
-
-    A stub built against another NumPy ABI gives wrong values without an error: Triton 24.10's stub under NumPy 2
-    reads 1, 2, 3 as 1, 1, 1 and sends empty outputs.
-
-    Raises:
-        SetupError: a value came back changed.
-    """
-    for name, dtype in _DTYPES.items():
-        ramp = np.arange(12).reshape(3, 4)
-        try:
-            is_exact = _strings_survive() if name == STRING else _survives(ramp.astype(dtype))
-        except Exception:
-            logging.getLogger("shoal").exception("self-test of %s", name)
-            is_exact = False
-        if not is_exact:
-            raise SetupError(
-                f"This stub corrupts {name} tensors under NumPy {np.__version__}.",
-                "Use numpy<2 in the environment of a Triton 24.10 stub, or a stub built for NumPy 2.",
-            )
-
-
-def _survives(ramp: np.ndarray[Any, Any]) -> bool:
-    trips = [_inward(ramp)]
-    if ramp.dtype != np.bool_:  # which NumPy 1 does not take from DLPack
-        trips.append(np.from_dlpack(_triton().Tensor("ramp", ramp)))  # outward: by the pointer that Triton would copy
-    return all(trip.dtype == ramp.dtype and np.array_equal(trip, ramp) for trip in trips)
-
-
-def _inward(ramp: np.ndarray[Any, Any]) -> Any:
-    """``ramp`` as a request would bring it: in an array that the stub made."""
-    pb_utils = _triton()
-    return pb_utils.Tensor.from_dlpack("ramp", pb_utils.Tensor("ramp", ramp)).as_numpy()
-
-
-def _strings_survive() -> bool:
-    pb_utils = _triton()
-    strings = np.array([b"shoal", b"", "é\0…".encode()], dtype=np.object_)
-    encoded = bytearray(np.asarray(pb_utils.serialize_byte_tensor(strings), np.object_).item())
-    blob = np.frombuffer(encoded, np.uint8)  # over a bytearray: DLPack takes no read-only memory
-    return bool(np.array_equal(pb_utils.deserialize_bytes_tensor(_inward(blob)), strings))

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from array_api_compat import device as device_of
 
 from shoal.component.ragged import Ragged, Texts
-from shoal.component.tensors import Array, Device, namespace
+from shoal.component.tensors import Array, namespace
 from shoal.errors import ArtifactError
 
 CLS, SEP, PAD, UNK, MASK = SPECIAL_TOKENS = ("[CLS]", "[SEP]", "[PAD]", "[UNK]", "[MASK]")
@@ -42,21 +43,23 @@ def read_vocabulary(path: Path) -> list[str]:
     return vocabulary
 
 
-def frame(pieces: Ragged, ids: SpecialIds, max_length: int) -> tuple[Array, Array]:
-    """Put ``[CLS]`` and ``[SEP]`` around each row, cut at ``max_length``, pad to the longest row.
+def round_up(longest: Any) -> Any:
+    """The width, in steps of 8, that holds ``longest`` pieces and the two tokens around them; ints or arrays."""
+    return -(-(longest + 2) // WIDTH_MULTIPLE)
 
-    ``pieces`` holds INT64 token ids. Returns ids and mask, INT64 ``[rows, width]``, ``width`` a multiple of 8 unless
-    ``max_length`` is smaller.
+
+def frame(pieces: Ragged, ids: SpecialIds, width: int) -> tuple[Array, Array]:
+    """Put ``[CLS]`` and ``[SEP]`` around each row, cut or padded to ``width`` tokens.
+
+    ``pieces`` holds INT64 token ids. Returns ids and mask, INT64 ``[rows, width]``.
     """
     xp = namespace(pieces.values)
-    lengths = xp.minimum(pieces.lengths, max_length - 2)
-    longest = int(xp.max(lengths)) + 2
-    width = min(max_length, -(-longest // WIDTH_MULTIPLE) * WIDTH_MULTIPLE)
+    lengths = xp.minimum(pieces.lengths, width - 2)
     position = xp.arange(width, dtype=xp.int64, device=device_of(pieces.values))[None, :]
     last = lengths[:, None] + 1
     body = pieces.pad(width, ids.pad)
     shifted = xp.concat([xp.full_like(body[:, :1], ids.cls), body[:, :-1]], axis=1)
-    pad, sep = (xp.asarray(i, dtype=xp.int64) for i in (ids.pad, ids.sep))
+    pad, sep = (xp.full_like(body[:1, :1], token) for token in (ids.pad, ids.sep))
     framed = xp.where(position < last, shifted, xp.where(position == last, sep, pad))
     return framed, xp.astype(position <= last, xp.int64)
 
@@ -64,7 +67,7 @@ def frame(pieces: Ragged, ids: SpecialIds, max_length: int) -> tuple[Array, Arra
 class WordPiece:
     """BERT's basic tokenization and WordPiece over a vocabulary.
 
-    Texts become pieces on the host, ids and mask on ``device``. ``max_length`` counts ``[CLS]`` and ``[SEP]``.
+    It runs on the host. ``max_length`` counts ``[CLS]`` and ``[SEP]``.
     """
 
     def __init__(
@@ -73,7 +76,6 @@ class WordPiece:
         *,
         is_lowercase: bool = True,
         max_length: int = 256,
-        device: Device | None = None,
     ) -> None:
         from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
@@ -86,10 +88,17 @@ class WordPiece:
         self._tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
         self.ids = SpecialIds(vocab[CLS], vocab[SEP], vocab[PAD])
         self.max_length = max_length
-        self._device = device or Device()
 
     def encode(self, texts: Texts) -> tuple[Array, Array]:
-        """Token ids and attention mask of ``texts``: INT64 ``[len(texts), width]`` each."""
+        """Token ids and attention mask of ``texts``: INT64 ``[len(texts), width]`` each.
+
+        The width is that of the longest row, a multiple of 8 unless ``max_length`` is smaller.
+        """
+        pieces = self.pieces(texts)
+        steps = round_up(min(int(pieces.lengths.max()), self.max_length - 2))
+        return frame(pieces, self.ids, min(self.max_length, steps * WIDTH_MULTIPLE))
+
+    def pieces(self, texts: Texts) -> Ragged:
+        """The token ids of each text, without those that frame a row, in full length."""
         encodings = self._tokenizer.encode_batch_fast(texts.strings, add_special_tokens=False)
-        pieces = Ragged.from_rows([e.ids for e in encodings]).to(self._device)
-        return frame(pieces, self.ids, self.max_length)
+        return Ragged.from_rows([e.ids for e in encodings])

@@ -15,12 +15,15 @@ from shoal.component.bundle import sha256
 from shoal.component.ties import check_ties, read_ties
 from shoal.errors import ArtifactError
 from shoal.repository.graph import Graph
+from shoal.repository.hybrid import MODELS, models_ensemble
 from shoal.repository.leaves import collect, find_leaves
 from shoal.repository.paths import check_bearable, check_replaceable, exchange
 from shoal.repository.pbtxt import ModelConfig, write_config
-from shoal.repository.placement import Plan, place
+from shoal.repository.placement import HYBRID, Plan, place
+from shoal.repository.sizes import find_sizes
 
 MANIFEST = "manifest.json"
+_COMMENT = "Written by shoal compose; what is edited here is lost."
 PACKAGE = ("__init__.py", "errors.py", "component")  # what runs inside a model; the rest of shoal stays outside
 
 
@@ -46,7 +49,8 @@ def compose(
     check_bearable(target)
     check_replaceable(target, MANIFEST)
     models = collect(ensemble, find_leaves(leaves))
-    Graph.build(models[-1], {model.name: model for model in models})
+    graph = Graph.build(models[-1], {model.name: model for model in models})
+    added = [(models_ensemble(graph), MODELS)] if plan.placement == HYBRID else []
     _check_present(models, artifacts)
 
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -55,8 +59,12 @@ def compose(
         contents = _contents(artifacts)
         for model in models:
             _write_model(model, aside / model.name, artifacts, plan, contents.get(model.name, ""))
+        for message, name in added:
+            (aside / name / "1").mkdir(parents=True)
+            (aside / name / "1" / ".gitkeep").touch()
+            write_config(message, aside / name / "config.pbtxt", comment=_COMMENT)
         check_artifacts(aside)
-        _write_manifest(aside, ensemble, plan, contents)
+        _write_manifest(aside, graph, plan, contents)
         aside.chmod(0o755)  # mkdtemp's 0700 would keep a server under another user out
         exchange(aside, target)
     finally:
@@ -88,7 +96,7 @@ def _write_model(model: ModelConfig, folder: Path, artifacts: Path, plan: Plan, 
             shutil.copyfile(artifacts / name, version / name)
     if content:
         message.parameters["content"].string_value = content
-    write_config(message, folder / "config.pbtxt", comment="Written by shoal compose; what is edited here is lost.")
+    write_config(message, folder / "config.pbtxt", comment=_COMMENT)
 
 
 def check_artifacts(repository: Path) -> None:
@@ -131,13 +139,15 @@ def _contents(artifacts: Path) -> dict[str, str]:
     return dict(json.loads(report.read_text(encoding="utf-8")).get("contents", {})) if report.is_file() else {}
 
 
-def _write_manifest(repository: Path, ensemble: str, plan: Plan, contents: dict[str, str]) -> None:
+def _write_manifest(repository: Path, graph: Graph, plan: Plan, contents: dict[str, str]) -> None:
     files = {str(p.relative_to(repository)): sha256(p) for p in sorted(repository.rglob("*")) if p.is_file()}
+    sizes = find_sizes(graph, plan)
     manifest = {
         "format": 1,
         "shoal": shoal.__version__,
-        "ensemble": ensemble,
+        "ensemble": graph.config.name,
         **asdict(plan),
+        "launch": {"flags": sizes.flags(), "shared_memory": sizes.shared_memory},
         "contents": contents,
         "files": files,
     }
@@ -161,6 +171,11 @@ def check_manifest(repository: Path) -> None:
                 f"{name} in {repository} is {'not what' if path.is_file() else 'missing, though'} {MANIFEST} says.",
                 f"Compose again; if the change is yours, remove {MANIFEST}.",
             )
+
+
+def launch_flags(repository: Path) -> list[str]:
+    """The flags of tritonserver that a composed repository was sized for; none where there is no manifest."""
+    return list(read_manifest(repository).get("launch", {}).get("flags", []))
 
 
 def read_manifest(repository: Path) -> dict[str, Any]:

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.component.context import ModelSpec
-from shoal.component.tensors import TensorSpec
+from shoal.component.spec import ModelSpec, TensorSpec
 from shoal.errors import ArtifactError
 from shoal.repository.pbtxt import ModelConfig, Step, read_config
 

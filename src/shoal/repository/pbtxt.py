@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shoal.component.context import ModelSpec
+from shoal.component.spec import ModelSpec
 from shoal.errors import ArtifactError
 
 

@@ -9,8 +9,8 @@ from typing import Any
 from shoal.errors import InputError
 from shoal.repository.pbtxt import ModelConfig
 
-PLACEMENTS = ("cpu",)
-DTYPES = ("fp32", "bf16")
+CPU, HYBRID, GPU = PLACEMENTS = ("cpu", "hybrid", "gpu")
+DTYPES = ("fp32", "bf16", "fp16")
 EMBEDDED = "embedded"
 PYTHON_BASED_BACKENDS = ("fil", "pytorch")  # those of shoal.serving.backends
 
@@ -19,13 +19,19 @@ PYTHON_BASED_BACKENDS = ("fil", "pytorch")  # those of shoal.serving.backends
 class Plan:
     """One switch for a whole repository.
 
-    ``target`` is ``embedded`` (Triton 24.10 of the PyPI wheel, with shoal's python-based backends) or a release of
-    NVIDIA's container such as ``26.06`` (with its native backends). ``dtype`` is the encoder's.
+    ``placement`` is ``gpu`` (every model on a GPU), ``hybrid`` (the models there, pre- and post-processing in the
+    client) or ``cpu``. ``gpus`` are the indices that the models are pinned to, one instance on each: the first GPU
+    where it is None; with none at all, ``hybrid`` keeps its models on the host. ``target`` is ``embedded`` (Triton
+    24.10 of the PyPI wheel, with shoal's python-based backends) or a release of NVIDIA's container such as ``26.06``
+    (with its native backends). ``dtype`` is the encoder's. ``concurrency`` is the number of requests in flight that
+    memory is sized for.
     """
 
-    placement: str = "cpu"
+    placement: str = CPU
     target: str = EMBEDDED
     dtype: str = "fp32"
+    gpus: tuple[int, ...] | None = None
+    concurrency: int = 16
 
     def __post_init__(self) -> None:
         for name, value, known in (("placement", self.placement, PLACEMENTS), ("dtype", self.dtype, DTYPES)):
@@ -38,25 +44,49 @@ class Plan:
                 f"The native backends of {self.target} run model.pt in the dtype of its file, not in {self.dtype}.",
                 f"Leave the dtype out, or use --target {EMBEDDED}.",
             )
+        if self.concurrency < 1:
+            raise InputError(f"The concurrency is {self.concurrency}; it must be at least 1.")
+        if self.gpus is None:
+            object.__setattr__(self, "gpus", () if self.placement == CPU else (0,))
+        self._check_gpus(self.gpus or ())
+
+    def _check_gpus(self, gpus: tuple[int, ...]) -> None:
+        if len(set(gpus)) != len(gpus) or any(gpu < 0 for gpu in gpus):
+            raise InputError(f"GPUs {list(gpus)} are not different indices from 0 up.", "For example: --gpu 0,1")
+        if gpus and self.placement == CPU:
+            raise InputError("Placement cpu uses no GPU.", "Leave --gpu out, or say --placement gpu.")
+        if not gpus and self.placement == GPU:
+            raise InputError("Placement gpu needs a GPU.", "Name one, --gpu 0, or say --placement cpu.")
+
+    def gpus_of(self, config: ModelConfig) -> tuple[int, ...]:
+        """The GPUs that a model has an instance on; none where it runs on the host, or is an ensemble."""
+        is_elsewhere = config.is_ensemble or (self.placement == HYBRID and config.backend == "python")
+        return () if is_elsewhere else self.gpus or ()
 
 
 def place(config: ModelConfig, plan: Plan) -> Any:
     """The configuration message of one model under ``plan``; the leaf's own is left alone.
 
-    Between two targets only lines of the python-based backends differ: ``runtime``, and ``allow_ragged_batch``, since
-    shoal's backend pads requests of different widths to one batch, which the native one does not.
+    Between two targets only lines of the python-based backends differ: those of shoal's own backends say ``runtime``,
+    take tensors on a GPU as they are, and allow ragged batches, since they pad requests of different widths to one
+    batch, which the native ones do not.
     """
     message = type(config.message)()
     message.CopyFrom(config.message)
     if config.is_ensemble:
         return message
+    gpus = plan.gpus_of(config)
     for group in message.instance_group or [message.instance_group.add()]:
-        group.kind = group.KIND_CPU
+        group.kind = group.KIND_GPU if gpus else group.KIND_CPU
         group.ClearField("gpus")
-    if plan.target == EMBEDDED and config.backend in PYTHON_BASED_BACKENDS:
+        group.gpus.extend(gpus)
+    is_ours = plan.target == EMBEDDED and config.backend in PYTHON_BASED_BACKENDS
+    if is_ours:
         message.runtime = "model.py"
         for tensor in message.input:
             tensor.allow_ragged_batch = -1 in tensor.dims
+    if is_ours or config.backend == "python":  # or Triton would bring each of them a copy on the host
+        message.parameters["FORCE_CPU_ONLY_INPUT_TENSORS"].string_value = "no"
     if config.backend == "pytorch" and plan.dtype != "fp32":
         message.parameters["dtype"].string_value = plan.dtype
     return message

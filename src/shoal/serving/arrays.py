@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from shoal.component.tensors import STRING, Array, TensorSpec
+from shoal.component.spec import STRING, TensorSpec
+from shoal.component.tensors import Array
 from shoal.errors import InputError
 
 

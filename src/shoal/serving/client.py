@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from shoal.component.tensors import STRING, Array, TensorSpec
+from shoal.component.spec import STRING, TensorSpec
+from shoal.component.tensors import Array
 from shoal.errors import InputError, ServerError
 from shoal.serving.arrays import to_arrays
 

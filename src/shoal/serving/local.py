@@ -8,19 +8,20 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from shoal.component.base import Component
 from shoal.component.context import Context
-from shoal.component.tensors import Array, Arrays
+from shoal.component.tensors import Array, Arrays, Device
 from shoal.errors import ArtifactError, InputError, ShoalError, needs
 from shoal.repository.compose import check_manifest
 from shoal.repository.graph import Graph
-from shoal.repository.pbtxt import ModelConfig, Step
+from shoal.repository.hybrid import MODELS, outsource
+from shoal.repository.pbtxt import ModelConfig, Step, read_config
 from shoal.serving.arrays import to_arrays
+from shoal.serving.copies import Copies
 from shoal.serving.runtime import BACKENDS
 
-Model = Callable[[Arrays], Arrays]
 MAX_BRANCHES = 32  # steps of all callers that may run side by side
 
 
@@ -36,8 +37,8 @@ class Pipeline:
 
         scores = Pipeline.load("build/repository/my_ensemble")(TEXT=["A text."])["SCORE"]
 
-    With ``remote``, only Python components run here and the other models there: the client's half of a pipeline.
-    Calls may come from several threads.
+    With ``remote``, only Python components run here and the other models there: the client's half of a pipeline. In a
+    repository of placement ``hybrid`` these are one request. Calls may come from several threads.
     """
 
     def __init__(self, graph: Graph, models: Mapping[str, Model], held: ExitStack | None = None) -> None:
@@ -55,9 +56,26 @@ class Pipeline:
         """
         check_manifest(Path(folder).parent)
         graph = Graph.load(Path(folder))
+        models_folder = Path(folder).parent / MODELS
+        if remote is not None and graph.config.is_ensemble and models_folder.is_dir():
+            graph = outsource(graph, read_config(models_folder))
         with ExitStack() as held:
             models = {name: _load_model(config, remote, held) for name, config in graph.members.items()}
             return cls(graph, models, held.pop_all())
+
+    def copies(self) -> Copies:
+        """What the components have copied between host and device so far, and how many batches they ran::
+
+        before = pipeline.copies()
+        pipeline(TEXT=["A text."])
+        (pipeline.copies() - before).check(pipeline.graph)  # an error if it is beyond the budget
+        """
+        return Copies.read({name: model.device.ledger for name, model in self._models.items()})
+
+    @property
+    def graph(self) -> Graph:
+        """The steps, as they are called."""
+        return self._graph
 
     def close(self) -> None:
         """Release what the components hold."""
@@ -78,7 +96,14 @@ class Pipeline:
                 "Send them in several requests.",
             )
         self._run(tensors)
-        return {output.name: tensors[output.name] for output in spec.outputs}
+        return {output.name: self._fetch(output.name, tensors[output.name]) for output in spec.outputs}
+
+    def _fetch(self, tensor: str, array: Array) -> Array:
+        """An answer in the host's memory."""
+        index = self._graph.producer(tensor)
+        step = self._graph.steps[index or 0]
+        names = [name for name, written in step.outputs.items() if written == tensor]
+        return self._models[step.model].device.fetch(array, *names)
 
     def _run(self, tensors: dict[str, Array]) -> None:
         """Run each step as soon as its inputs are there, independent ones side by side."""
@@ -99,7 +124,7 @@ class Pipeline:
 
     def _call(self, step: Step, tensors: Arrays) -> Arrays:
         inputs = {name: tensors[tensor] for name, tensor in step.inputs.items() if tensor in tensors}
-        return self._models[step.model](inputs)
+        return self._models[step.model].call(inputs)
 
     def _is_due(self, step: Step, tensors: Arrays) -> bool:
         """Whether every tensor that the step reads is there, or was left out of the request."""
@@ -110,13 +135,20 @@ def _keep(step: Step, outputs: Arrays, tensors: dict[str, Array]) -> None:
     tensors.update({tensor: outputs[name] for name, tensor in step.outputs.items()})
 
 
+class Model(NamedTuple):
+    """One member, and the device its outputs are on."""
+
+    call: Callable[[Arrays], Arrays]
+    device: Device
+
+
 def _load_model(config: ModelConfig, remote: Remote | None, held: ExitStack) -> Model:
+    if remote is not None and config.backend != "python" and (config.name == MODELS or not config.is_ensemble):
+        return Model(lambda inputs: remote.infer(config.name, **inputs), Device())
     if config.is_ensemble:
         nested = Pipeline.load(config.folder, remote=remote)
         held.callback(nested.close)
-        return lambda inputs: nested(**inputs)
-    if remote is not None and config.backend != "python":
-        return lambda inputs: remote.infer(config.name, **inputs)
+        return Model(lambda inputs: nested(**inputs), Device())
     component = load_component(config)
     held.callback(component.close)
 
@@ -126,7 +158,7 @@ def _load_model(config: ModelConfig, remote: Remote | None, held: ExitStack) -> 
             raise answer
         return answer
 
-    return call
+    return Model(call, component.context.device)
 
 
 def load_component(config: ModelConfig) -> Component:
@@ -143,7 +175,16 @@ def load_component(config: ModelConfig) -> Component:
             f"Model {config.name} has no {path.name} for backend {config.backend!r}.", f"Known: {known}."
         )
     component = component_class(path)
-    return component(Context(spec=config.spec, folder=version.resolve()))
+    device = _device(config, component.library)
+    return component(Context(spec=config.spec, folder=version.resolve(), device=device))
+
+
+def _device(config: ModelConfig, library: str) -> Device:
+    """Where the configuration places a model's first instance."""
+    group = next(iter(config.message.instance_group), None)
+    if group is None or group.kind != group.KIND_GPU:
+        return Device()
+    return Device("gpu", next(iter(group.gpus), 0), library)
 
 
 def _latest_version(config: ModelConfig) -> Path:

@@ -16,12 +16,13 @@ import numpy as np
 
 from shoal.errors import InputError, SetupError
 from shoal.repository.compose import copy_package, read_manifest
-from shoal.repository.placement import EMBEDDED
+from shoal.repository.placement import EMBEDDED, GPU
 
 SERVER_VARIABLE = "SHOAL_TRITONSERVER"
 STUB = "triton_python_backend_stub"
 BACKENDS = Path(__file__).parent / "backends"
 COMPONENT_NEEDS = ("tokenizers", "array-api-compat")  # what components import that NVIDIA's image lacks
+GPU_COMPONENT_NEEDS = ("cupy-cuda13x", "pylibcudf-cu13")  # and those that are placed on a GPU
 IMAGE = "nvcr.io/nvidia/tritonserver"
 
 
@@ -153,15 +154,20 @@ def container_command(repository: Path) -> str:
     Raises:
         InputError: the repository was not composed for a release of the container.
     """
-    target = str(read_manifest(repository).get("target", ""))
+    manifest = read_manifest(repository)
+    target = str(manifest.get("target", ""))
     if target in ("", EMBEDDED):
         raise InputError(
             f"{repository} was not composed for NVIDIA's container.",
             f"Type: shoal compose ENSEMBLE {repository} --artifacts DIR --target 26.06",
         )
     ports = " ".join(f"-p 127.0.0.1:{port}:{port}" for port in (8000, 8001, 8002))
+    launch, gpus = manifest["launch"], ",".join(map(str, manifest["gpus"]))
+    devices = f"--gpus '\"device={gpus}\"' " if gpus else ""
+    needed = " ".join(COMPONENT_NEEDS + (GPU_COMPONENT_NEEDS if manifest["placement"] == GPU else ()))
     return (
-        f"docker run --rm --shm-size=1g {ports} -v {repository.resolve()}:/models:ro {IMAGE}:{target}-py3 "
-        f"bash -c 'pip install {' '.join(COMPONENT_NEEDS)} && exec tritonserver --model-repository=/models "
-        "--model-control-mode=none --disable-auto-complete-config'"
+        f"docker run --rm {devices}--shm-size={launch['shared_memory']} {ports} "
+        f"-v {repository.resolve()}:/models:ro {IMAGE}:{target}-py3 "
+        f"bash -c 'pip install {needed} && exec tritonserver --model-repository=/models "
+        f"--model-control-mode=none --disable-auto-complete-config {' '.join(launch['flags'])}'"
     )

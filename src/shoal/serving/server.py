@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Self
 
 from shoal.errors import InputError, ServerError, SetupError
-from shoal.repository.compose import check_manifest
+from shoal.repository.compose import check_manifest, launch_flags
 from shoal.repository.paths import check_bearable
 from shoal.serving.runtime import Runtime, find_runtime
 
@@ -99,6 +99,7 @@ class Server:
             "--allow-sagemaker=false", "--allow-vertex-ai=false",
             f"--http-restricted-api={RESTRICTED}:admin-key={key}",
             f"--grpc-restricted-protocol={RESTRICTED}:admin-key={key}",
+            *launch_flags(self.repository),
         ]  # fmt: skip
 
     def wait_ready(self, timeout: float = START_SECONDS) -> None:

@@ -2,32 +2,38 @@ import os, sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import numpy as np
-import treelite
 
 from shoal.component.base import Component
 from shoal.component.context import Context
-from shoal.component.tensors import Arrays
+from shoal.component.tensors import Array, Arrays, Device
 from shoal.component.ties import check_ties, forest_ties, load_forest
-from shoal.errors import ArtifactError
+from shoal.errors import ArtifactError, needs
+
+_DEFAULT_STREAM = 1  # cudaStreamLegacy of cuda_runtime_api.h; nvForest's own choice would not wait for it
 
 
 class Forest(Component):
     """``checkpoint.tl`` behind Triton's ``fil`` configuration, for servers without the native backend.
 
-    Regression forests only; Treelite's own GTIL engine computes them, on one thread: at the sizes of a request threads
-    cost more than they bring.
+    Regression forests only. On a GPU nvForest computes them, on the host Treelite's own GTIL engine, on one thread: at
+    the sizes of a request threads cost more than they bring.
     """
 
     def setup(self, context: Context) -> None:
         path = context.artifact("checkpoint.tl")
-        self.model = load_forest(path)
-        check_ties(forest_ties(self.model), path)
-        self._check(context)
+        model = load_forest(path)
+        check_ties(forest_ties(model), path)
+        self._check(context, model.num_feature)
+        self.predict = _on_host(model) if context.device.is_host else _on_gpu(path, context.device)
 
-    def _check(self, context: Context) -> None:
+    def _check(self, context: Context, found: int) -> None:
         (features,), (scores,) = context.spec.inputs, context.spec.outputs
-        found, declared = self.model.num_feature, features.dims
+        declared = features.dims
         if (found,) != declared or scores.dims != (1,):
             raise ArtifactError(
                 f"checkpoint.tl takes {found} features and gives 1 score; the config of {context.spec.name} declares"
@@ -37,8 +43,30 @@ class Forest(Component):
 
     def run(self, batch: Arrays) -> Arrays:
         (features,), (scores,) = self.context.spec.inputs, self.context.spec.outputs
-        leaves = treelite.gtil.predict(self.model, batch[features.name], nthread=1)
-        return {scores.name: leaves.reshape(-1, 1).astype(np.float32)}
+        return {scores.name: self.predict(batch[features.name])}
+
+
+def _on_host(model: Any) -> Callable[[Array], Array]:
+    import treelite
+
+    return lambda rows: treelite.gtil.predict(model, rows, nthread=1).reshape(-1, 1).astype(np.float32)
+
+
+def _on_gpu(path: Path, device: Device) -> Callable[[Array], Array]:
+    """nvForest in single precision, on the device's default stream: FP32 ``[rows, 1]``."""
+    with needs("gpu"):
+        import nvforest
+
+    handle = nvforest.Handle(stream=_DEFAULT_STREAM)
+    forest = nvforest.load_model(
+        str(path),
+        model_type="treelite_checkpoint",
+        device="gpu",
+        device_id=device.index,
+        precision="single",
+        handle=handle,
+    )
+    return lambda rows: forest.predict(rows).reshape(-1, 1)
 
 
 TritonPythonModel = Forest.for_triton()

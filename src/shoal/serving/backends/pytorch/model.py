@@ -3,9 +3,9 @@ import os, sys
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import warnings
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from shoal.component.base import Component
 from shoal.component.context import Context
@@ -13,24 +13,30 @@ from shoal.component.tensors import Array, Arrays
 from shoal.component.ties import check_ties, read_ties
 from shoal.errors import ArtifactError
 
+if TYPE_CHECKING:  # torch itself only when the device is chosen
+    import torch
+
 
 class TorchScript(Component):
     """``model.pt`` behind Triton's ``pytorch`` configuration, for servers without the native backend.
 
-    Inputs are given in the order of the configuration, outputs taken in the same way. The parameter ``dtype`` (``fp32``
-    or ``bf16``) converts the submodule ``trunk`` at load; the file itself stays fp32.
+    Inputs are given in the order of the configuration, outputs taken in the same way. The parameter ``dtype``
+    (``fp32``, ``bf16`` or ``fp16``) converts the submodule ``trunk`` at load; the file itself stays fp32.
     """
 
+    library = "torch"
+
     def setup(self, context: Context) -> None:
+        import torch
+
         if context.num_threads:
             torch.set_num_threads(context.num_threads)
         path = context.artifact("model.pt")
-        place = "cpu" if context.device.kind == "cpu" else f"cuda:{context.device.index}"
         check_ties(read_ties(path), path)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript is deprecated, and what Triton serves
-                self.module = torch.jit.load(str(path), map_location=place).eval()
+                self.module = torch.jit.load(str(path), map_location=context.device.torch_name).eval()
         except RuntimeError as error:
             raise ArtifactError(
                 f"{path.name} is not a TorchScript file: {str(error).splitlines()[0]}", "Export it again."
@@ -38,32 +44,36 @@ class TorchScript(Component):
         self._convert(context.spec.parameters.get("dtype", "fp32"))
 
     def _convert(self, dtype: str) -> None:
+        import torch
+
         if dtype == "fp32":
             return
-        if dtype != "bf16" or not hasattr(self.module, "trunk"):
+        known = {"bf16": torch.bfloat16, "fp16": torch.float16}
+        if dtype not in known or not hasattr(self.module, "trunk"):
             raise ArtifactError(
                 f"model.pt cannot run in dtype {dtype!r}.",
-                "Known: fp32, and bf16 for a module with a submodule `trunk`.",
+                "Known: fp32, and bf16 or fp16 for a module with a submodule `trunk`.",
             )
-        self.module.trunk.to(torch.bfloat16)
+        self.module.trunk.to(known[dtype])
 
     def run(self, batch: Arrays) -> Arrays:
+        import torch
+
         spec = self.context.spec
         with torch.inference_mode():
             outputs = self.module(*(_tensor(batch[tensor.name]) for tensor in spec.inputs))
         if isinstance(outputs, torch.Tensor):
             outputs = (outputs,)
-        return {tensor.name: _array(out) for tensor, out in zip(spec.outputs, outputs, strict=True)}
+        to_array = np.from_dlpack if self.context.device.is_host else torch.Tensor.detach
+        return {tensor.name: to_array(out) for tensor, out in zip(spec.outputs, outputs, strict=True)}
 
 
-def _tensor(array: Array) -> torch.Tensor:
+def _tensor(array: Array) -> "torch.Tensor":
+    import torch
+
     if isinstance(array, np.ndarray) and not array.flags.writeable:
         array = array.copy()  # torch has no read-only tensors
     return torch.utils.dlpack.from_dlpack(array)
-
-
-def _array(tensor: torch.Tensor) -> Array:
-    return np.from_dlpack(tensor) if tensor.device.type == "cpu" else tensor
 
 
 TritonPythonModel = TorchScript.for_triton()

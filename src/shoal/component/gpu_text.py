@@ -1,0 +1,116 @@
+"""BERT's normalizer, WordPiece and a word-list lookup on a GPU, over pylibcudf; the only place that calls it.
+
+Nothing is copied between pylibcudf's columns and CuPy's arrays: both see the same memory, on the default stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from shoal.component.ledger import CONTROL, DOWN, SETUP
+from shoal.component.ragged import Ragged, Texts, to_texts
+from shoal.component.tensors import Array, Device
+from shoal.errors import needs
+
+
+class TextEngine(Protocol):
+    """What makes tokens of texts on a device, by rules of its own: ``routing.py`` knows where they differ."""
+
+    def normalise(self, texts: Texts) -> Texts:
+        """Lower-cased, without accents; tokens and punctuation stand between spaces."""
+
+    def pieces(self, clean: Texts) -> Ragged:
+        """Token ids of normalised texts, in full length: INT64, a row a text."""
+
+    def listed(self, clean: Texts) -> Ragged:
+        """The place of each token in the word list, or -1: INT64, a row a text."""
+
+
+# The host reads sizes inside libcudf's calls: so many copies of at most 8 bytes, counted in its source (26.10) and not
+# yet by a profiler.
+_SIZES_READ = {"normalise": 3, "pieces": 4, "listed": 4}
+# libcudf's wordpiece_tokenize writes past its own buffer when a batch is next to nothing but spaces (26.10); with this
+# row in front none is.
+_SENTINEL = b"aaaa"
+
+
+class GpuText:
+    """pylibcudf's text functions with one vocabulary and one word list.
+
+    Lower-casing only: libcudf keeps accents where it keeps case, as Hugging Face's does, but nobody compared them.
+    """
+
+    def __init__(self, vocabulary: Sequence[str], word_list: Sequence[str], device: Device) -> None:
+        with needs("gpu"):
+            from pylibcudf import Scalar
+            from pylibcudf.nvtext import normalize, tokenize, wordpiece_tokenize
+
+        self._device = device
+        self._normalize, self._tokenize, self._wordpiece = normalize, tokenize, wordpiece_tokenize
+
+        def column(strings: Sequence[str]) -> Any:
+            return self._column(to_texts(strings).to(device, SETUP))
+
+        self._normalizer = normalize.CharacterNormalizer(True, column([]))
+        self._vocabulary = wordpiece_tokenize.WordPieceVocabulary(column(vocabulary))
+        self._word_list = tokenize.TokenizeVocabulary(column(word_list))
+        self._whitespace = Scalar.from_py("")  # libcudf's name for: at whitespace
+        self._sentinel = Texts.from_bytes([_SENTINEL]).to(device, SETUP)
+        alone = wordpiece_tokenize.wordpiece_tokenize(self._column(self._sentinel), self._vocabulary, 0)
+        self._sentinel_pieces = int(alone.list_view().child().size())
+
+    def normalise(self, texts: Texts) -> Texts:
+        """See ``TextEngine``."""
+        clean = self._normalize.normalize_characters(self._column(texts), self._normalizer)
+        self._record("normalise")
+        return Texts(self._array(clean.data(), "uint8"), self._integers(clean.child(0)))
+
+    def pieces(self, clean: Texts) -> Ragged:
+        """See ``TextEngine``."""
+        xp, size = self._device.xp, len(_SENTINEL)
+        guarded = Texts(
+            xp.concat([self._sentinel.values, clean.values]),
+            xp.concat([self._sentinel.offsets[:1], clean.offsets + size]),
+        )
+        # 0, all words: a limit takes another kernel (26.10), which loses the last word of "a b" and of "Hello world. "
+        found = self._ragged(self._wordpiece.wordpiece_tokenize(self._column(guarded), self._vocabulary, 0))
+        self._record("pieces")
+        return Ragged(found.values[self._sentinel_pieces :], found.offsets[1:] - self._sentinel_pieces)
+
+    def listed(self, clean: Texts) -> Ragged:
+        """See ``TextEngine``."""
+        places = self._tokenize.tokenize_with_vocabulary(self._column(clean), self._word_list, self._whitespace, -1)
+        self._record("listed")
+        return self._ragged(places)
+
+    def _record(self, call: str) -> None:
+        copies = _SIZES_READ[call]
+        self._device.ledger.record(CONTROL, DOWN, 8 * copies, copies=copies)
+
+    def _column(self, texts: Texts) -> Any:
+        from pylibcudf import Column, DataType, TypeId, gpumemoryview
+
+        xp = self._device.xp
+        blob = texts.values if texts.values.shape[0] else xp.zeros(1, dtype=xp.uint8)  # an empty array has no address
+        offsets = xp.astype(texts.offsets, xp.int32)
+        ends = Column(DataType(TypeId.INT32), len(texts) + 1, gpumemoryview(offsets), None, 0, 0, [])
+        return Column(DataType(TypeId.STRING), len(texts), gpumemoryview(blob), None, 0, 0, [ends])
+
+    def _ragged(self, lists: Any) -> Ragged:
+        view = lists.list_view()
+        return Ragged(self._integers(view.child()), self._integers(view.offsets()))
+
+    def _integers(self, column: Any) -> Array:
+        """An INT32 or INT64 column as INT64."""
+        from pylibcudf import TypeId
+
+        name = "int64" if column.type().id() == TypeId.INT64 else "int32"
+        return self._device.xp.astype(self._array(column.data(), name)[: column.size()], self._device.xp.int64)
+
+    def _array(self, memory: Any, dtype: str) -> Array:
+        """The array over a column's memory."""
+        xp = self._device.xp
+        if memory is None or memory.size == 0:
+            return xp.zeros(0, dtype=getattr(xp, dtype))
+        return xp.asarray(memory).view(getattr(xp, dtype))

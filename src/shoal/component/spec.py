@@ -1,0 +1,106 @@
+"""What ``config.pbtxt`` declares of a model, as far as running it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from shoal.errors import InputError
+
+STRING = "TYPE_STRING"
+DTYPES = {
+    "TYPE_BOOL": np.bool_,
+    "TYPE_UINT8": np.uint8,
+    "TYPE_UINT16": np.uint16,
+    "TYPE_UINT32": np.uint32,
+    "TYPE_UINT64": np.uint64,
+    "TYPE_INT8": np.int8,
+    "TYPE_INT16": np.int16,
+    "TYPE_INT32": np.int32,
+    "TYPE_INT64": np.int64,
+    "TYPE_FP16": np.float16,
+    "TYPE_FP32": np.float32,
+    "TYPE_FP64": np.float64,
+    STRING: np.object_,
+}
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One tensor as ``config.pbtxt`` declares it; ``dims`` excludes the batch dimension, -1 is any size."""
+
+    name: str
+    dtype: str
+    dims: tuple[int, ...]
+    is_optional: bool = False
+    is_ragged: bool = False
+
+    @classmethod
+    def from_config(cls, entry: Mapping[str, Any]) -> TensorSpec:
+        """Read an ``input`` or ``output`` entry of a model configuration in its JSON form."""
+        return cls(
+            name=entry["name"],
+            dtype=entry.get("data_type", "TYPE_INVALID"),
+            dims=tuple(int(d) for d in entry.get("dims", ())),
+            is_optional=bool(entry.get("optional", False)),
+            is_ragged=bool(entry.get("allow_ragged_batch", False)),
+        )
+
+    @cached_property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        """The NumPy dtype; ``object`` for TYPE_STRING, whose elements are ``bytes``."""
+        try:
+            return np.dtype(DTYPES[self.dtype])
+        except KeyError:
+            raise InputError(
+                f"Tensor {self.name} has data type {self.dtype}, which has no NumPy form.",
+                f"Known: {', '.join(DTYPES)}.",
+            ) from None
+
+    def mismatch(self, array: Any, *, is_batched: bool) -> str:
+        """How ``array`` differs from this declaration, in words; empty where it fits."""
+        if array.dtype != self.numpy_dtype and str(array.dtype).removeprefix("torch.") != str(self.numpy_dtype):
+            return f"{self.name} has dtype {array.dtype}, expected {self.numpy_dtype} ({self.dtype})"
+        shape = tuple(array.shape[1:] if is_batched else array.shape)
+        is_fit = len(shape) == len(self.dims) and all(d in (-1, s) for s, d in zip(shape, self.dims, strict=True))
+        if is_fit and not (is_batched and array.ndim == 0):
+            return ""
+        wanted = [*(["rows"] if is_batched else []), *self.dims]
+        return f"{self.name} has shape {list(array.shape)}, expected [{', '.join(map(str, wanted))}]"
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What ``config.pbtxt`` says of one model, as far as running it needs.
+
+    ``max_batch_size`` 0 means that tensors carry no batch dimension of Triton's.
+    """
+
+    name: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    max_batch_size: int = 0
+    num_instances: int = 1
+    parameters: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> ModelSpec:
+        """Read a model configuration in its JSON form, as Triton hands it to a stub."""
+        groups = config.get("instance_group", [])
+        return cls(
+            name=config["name"],
+            inputs=tuple(map(TensorSpec.from_config, config.get("input", []))),
+            outputs=tuple(map(TensorSpec.from_config, config.get("output", []))),
+            max_batch_size=int(config.get("max_batch_size", 0)),
+            num_instances=max(1, sum(int(group.get("count", 1)) for group in groups)),
+            parameters={key: entry.get("string_value", "") for key, entry in config.get("parameters", {}).items()},
+        )
+
+    @property
+    def is_batched(self) -> bool:
+        """Whether the first dimension of every tensor counts rows."""
+        return self.max_batch_size > 0

@@ -1,0 +1,133 @@
+"""The tokens of normalised texts, by array code alone: where each stands, whether it is a word, and a hash of it.
+
+A normalised text is UTF-8 whose tokens have spaces between them. What runs here on a GPU runs in the tests on NumPy and
+torch. Nothing waits for the device: no shape depends on a value there, and no value is read.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from array_api_compat import device as device_of
+
+from shoal.component.ledger import SETUP
+from shoal.component.ragged import Ragged, Texts
+from shoal.component.tensors import Array, Device, namespace
+from shoal.component.wordpiece import MAX_WORD_CHARS
+
+_SPACE = 0x20
+
+
+def hash_factors(device: Device) -> Array:
+    """Random odd factors for ``Words.hashes``, the same in every process: INT64 ``[100]``."""
+    return device.put(np.random.default_rng(207).integers(-(2**62), 2**62, MAX_WORD_CHARS) * 2 + 1, SETUP)
+
+
+@dataclass(frozen=True)
+class CodePoints:
+    """A set of Unicode code points: BOOL ``[0x110000]``."""
+
+    table: Array
+
+    @classmethod
+    def words(cls, device: Device) -> CodePoints:
+        """Those that make a token a word: letters (L*) and decimal digits (Nd)."""
+        characters = map(chr, range(sys.maxunicode + 1))
+        table = np.fromiter((c.isalpha() or c.isdecimal() for c in characters), np.bool_, sys.maxunicode + 1)
+        return cls(device.put(table, SETUP))
+
+    @classmethod
+    def ranges(cls, ranges: Sequence[tuple[int, int]], device: Device) -> CodePoints:
+        """Those in ``ranges``, first and last included."""
+        table = np.zeros(sys.maxunicode + 1, np.bool_)
+        for first, last in ranges:
+            table[first : last + 1] = True
+        return cls(device.put(table, SETUP))
+
+    def find(self, texts: Texts) -> Array:
+        """BOOL ``[len(texts.values)]``: true at the first byte of each character that is in the set."""
+        xp = namespace(texts.values)
+        return xp.take(self.table, code_points(texts.values)) & ((texts.values & 0xC0) != 0x80)
+
+
+def code_points(values: Array) -> Array:
+    """The code point that begins at each byte of valid UTF-8, INT64; at a continuation byte it means nothing.
+
+    RFC 3629: a lead byte below 0x80 is the code point; 0xC0, 0xE0 and 0xF0 lead two, three and four bytes, of which the
+    following carry six bits each.
+    """
+    xp = namespace(values)
+    padded = xp.concat([xp.astype(values, xp.int64), xp.zeros(3, dtype=xp.int64, device=device_of(values))])
+    lead = padded[:-3]
+    second, third, fourth = (padded[k : k + lead.shape[0]] & 0x3F for k in (1, 2, 3))
+    two = ((lead & 0x1F) << 6) | second
+    three = ((lead & 0x0F) << 12) | (second << 6) | third
+    four = ((lead & 0x07) << 18) | (second << 12) | (third << 6) | fourth
+    points = xp.where(lead < 0x80, lead, xp.where(lead < 0xE0, two, xp.where(lead < 0xF0, three, four)))
+    return xp.minimum(points, sys.maxunicode)
+
+
+@dataclass(frozen=True)
+class Words:
+    """The tokens of a batch of normalised texts, ``tokens`` of them in all, which the host knows."""
+
+    texts: Texts
+    num_tokens: int
+
+    @cached_property
+    def _is_inside(self) -> Array:
+        return self.texts.values > _SPACE
+
+    @cached_property
+    def _number(self) -> Array:
+        """INT64 ``[bytes]``: how many tokens have begun up to and including each byte."""
+        xp, inside, rows = namespace(self.texts.values), self._is_inside, self.texts.row_ids
+        goes_on = inside[:-1] & (rows[1:] == rows[:-1])
+        begins = inside & ~xp.concat([xp.zeros_like(inside[:1]), goes_on])
+        return xp.cumulative_sum(xp.astype(begins, xp.int64))
+
+    @cached_property
+    def _starts(self) -> Array:
+        """INT64 ``[num_tokens]``: the first byte of each token."""
+        xp = namespace(self._number)
+        ordinals = xp.arange(1, self.num_tokens + 1, dtype=xp.int64, device=device_of(self._number))
+        return xp.searchsorted(self._number, ordinals, side="left")
+
+    @cached_property
+    def _places(self) -> Array:
+        """INT64 ``[bytes]``: the place of each byte in its token."""
+        xp, number = namespace(self._number), self._number
+        all_places = xp.arange(number.shape[0], dtype=xp.int64, device=device_of(number))
+        if self.num_tokens == 0:
+            return all_places
+        return all_places - xp.take(self._starts, xp.maximum(number - 1, 0))
+
+    def _sum(self, values: Array) -> Array:
+        """Sums over the bytes of each token: INT64 ``[num_tokens]``, wrapping around at 64 bits."""
+        xp = namespace(values)
+        end = xp.full((1,), values.shape[0], dtype=xp.int64, device=device_of(values))
+        spans = Ragged(values, xp.concat([self._starts, end]))
+        return spans.sum(xp.where(self._is_inside, xp.astype(values, xp.int64), xp.zeros_like(spans.offsets[:1])))
+
+    def hashes(self, factors: Array) -> Array:
+        """A 64-bit hash of each token of at most 100 bytes, INT64 ``[num_tokens]``.
+
+        Multilinear over the bytes (Lemire and Kaser, 2014): with random odd ``factors``, two given words agree with a
+        probability of at most 2^-57.
+        """
+        xp, values = namespace(self.texts.values), self.texts.values
+        place = xp.minimum(xp.maximum(self._places, 0), MAX_WORD_CHARS - 1)
+        return self._sum((xp.astype(values, xp.int64) + 1) * xp.take(factors, place))
+
+    def are_words(self, word_characters: CodePoints) -> Array:
+        """Whether each token holds a letter or a digit: BOOL ``[num_tokens]``."""
+        return self._sum(word_characters.find(self.texts)) > 0
+
+    @property
+    def has_long(self) -> Array:
+        """BOOL ``[rows]``: whether a row has a token of more than 100 bytes."""
+        return self.texts.sum(self._is_inside & (self._places >= MAX_WORD_CHARS)) > 0

@@ -1,0 +1,62 @@
+"""What the command line prints with: a console for answers, one for the rest, tables, progress."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Column, Table
+from rich.text import Text
+
+OUT, ERR = Console(highlight=False), Console(stderr=True, highlight=False)
+MIN_TEXT_WIDTH = 20  # of a text in a table, on however narrow a terminal
+
+
+def plain(text: str) -> str:
+    """``text`` with nothing in it taken for markup."""
+    from rich.markup import escape
+
+    return escape(text)
+
+
+@contextmanager
+def show_progress() -> Iterator[Any]:
+    """A bar per stage on a terminal, a line per stage elsewhere."""
+    if not ERR.is_terminal:
+        yield lambda stage, done, total: ERR.print(f"{stage} ...", soft_wrap=True) if done == 0 else None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=ERR) as progress:
+        tasks: dict[str, Any] = {}
+
+        def show(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = progress.add_task(stage)
+            current = progress.tasks[tasks[stage]]
+            # The end of a stage says 1 of 1; a bar that has counted steps stays at its own total.
+            if (done, total) == (1, 1) and (current.total or 0) > 1 and current.finished:
+                return
+            progress.update(tasks[stage], completed=done, total=total)
+
+        yield show
+
+
+def print_table(names: Sequence[str], rows: Iterable[tuple[str, Sequence[float]]], title: str = "") -> None:
+    """A line a text, cut to what the scores leave of the width."""
+    table = Table("text", *(Column(name, justify="right") for name in names), title=title or None)
+    room = max(MIN_TEXT_WIDTH, OUT.width - sum(len(name) + 3 for name in names) - 4)
+    for text, values in rows:
+        line = Text(" ".join(text.split()))
+        line.truncate(room, overflow="ellipsis")
+        table.add_row(line, *(f"{value:.3f}" for value in values))
+    OUT.print(table)
+
+
+def print_json(value: Any) -> None:
+    """For machines, on standard output."""
+    typer.echo(json.dumps(value, indent=1, ensure_ascii=False))

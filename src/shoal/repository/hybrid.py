@@ -1,0 +1,77 @@
+"""Placement ``hybrid``: the models of an ensemble as one ensemble of their own, called once by a client.
+
+The client runs the Python components, the server the rest: ``ensemble_models``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from shoal.component.spec import TensorSpec
+from shoal.errors import InputError
+from shoal.repository.graph import Graph
+from shoal.repository.pbtxt import ModelConfig, Step
+
+MODELS = "ensemble_models"
+
+
+def models_ensemble(graph: Graph) -> Any:
+    """The configuration message of the ensemble of all steps that are no Python components.
+
+    Raises:
+        InputError: there are none, or a Python component stands between two of them.
+    """
+    if not graph.config.is_ensemble:
+        raise InputError(f"{graph.config.name} is no ensemble.", "Placement hybrid is for ensembles.")
+    steps = _models(graph)
+    _check_one_request(graph, steps)
+    inputs, outputs = _boundary(graph, steps)
+    message = type(graph.config.message)(
+        name=MODELS, platform="ensemble", max_batch_size=graph.config.spec.max_batch_size
+    )
+    for tensors, entries in ((inputs, message.input), (outputs, message.output)):
+        for name, tensor in tensors.items():
+            entry = entries.add(name=name, dims=tensor.dims)
+            entry.data_type = entry.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_name[tensor.dtype].number
+    for index in steps:
+        message.ensemble_scheduling.step.add().CopyFrom(graph.config.message.ensemble_scheduling.step[index])
+    return message
+
+
+def outsource(graph: Graph, models: ModelConfig) -> Graph:
+    """``graph`` with the steps of ``models`` as one step, which takes and gives tensors under the ensemble's names."""
+    steps = _models(graph)
+    inputs, outputs = ({t.name: t.name for t in tensors} for tensors in (models.spec.inputs, models.spec.outputs))
+    kept = tuple(step for index, step in enumerate(graph.steps) if index not in steps)
+    members = {name: member for name, member in graph.members.items() if member.backend == "python"}
+    return replace(graph, steps=(*kept, Step(MODELS, 1, inputs, outputs)), members={**members, MODELS: models})
+
+
+def _models(graph: Graph) -> list[int]:
+    return [i for i, step in enumerate(graph.steps) if graph.members[step.model].backend != "python"]
+
+
+def _boundary(graph: Graph, steps: Iterable[int]) -> tuple[Mapping[str, TensorSpec], Mapping[str, TensorSpec]]:
+    """What goes into ``steps`` from outside, and what comes out."""
+    chosen = set(steps)
+    inputs = {e.name: e.tensor for e in graph.edges() if e.target in chosen and e.source not in chosen}
+    outputs = {e.name: e.tensor for e in graph.edges() if e.source in chosen and e.target not in chosen}
+    return inputs, outputs
+
+
+def _check_one_request(graph: Graph, steps: list[int]) -> None:
+    """One request can hold them only if nothing that the client runs stands between two of them."""
+    if not steps:
+        raise InputError(f"{graph.config.name} has no model but Python components.", "Use --placement cpu.")
+    after: set[int] = set()  # steps that the client runs behind a model
+    for _ in graph.steps:
+        after |= {e.target for e in graph.edges() if e.target is not None and e.source in (*steps, *after)} - set(steps)
+    for edge in graph.edges():
+        if edge.source in after and edge.target in steps and edge.target is not None:
+            first, then = (graph.steps[index].model for index in (edge.source, edge.target) if index is not None)
+            raise InputError(
+                f"The component {first} stands between two models: {then} needs it.",
+                "Placement hybrid calls the models once; use --placement cpu or gpu.",
+            )

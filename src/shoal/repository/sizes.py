@@ -1,0 +1,151 @@
+"""How much memory a placement needs: CUDA pool, pinned pool, shared memory; with the arithmetic shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from math import prod
+from typing import Any
+
+from shoal.component.spec import STRING, TensorSpec
+from shoal.repository.graph import Graph
+from shoal.repository.placement import EMBEDDED, PYTHON_BASED_BACKENDS, Plan
+
+MIB = 2**20
+CUDA_POOL_MIB = 64  # Triton's own default, and the step that ours is rounded up to
+PINNED_POOL_MIB = 256  # likewise
+HEADROOM = 2  # a pool gives out contiguous blocks, and is never filled to the last byte
+COPIES_IN_SHARED_MEMORY = 3  # of each tensor, while a batch goes to a stub and its answer comes back
+INSTANCE_MIB = 2  # what an instance's region takes before the first tensor
+
+
+@dataclass(frozen=True)
+class Largest:
+    """The largest request that memory is sized for."""
+
+    rows: int
+    width: int = 256  # of a dimension that is -1
+    text_bytes: int = 65_536
+
+    def num_bytes(self, tensor: TensorSpec) -> int:
+        """The size of a tensor with ``rows`` rows."""
+        elements = self.rows * prod(self.width if size < 0 else size for size in tensor.dims)
+        return elements * (self.text_bytes if tensor.dtype == STRING else tensor.numpy_dtype.itemsize)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One tensor's share of one pool: ``num_bytes`` times ``factor``."""
+
+    pool: str
+    what: str
+    num_bytes: int
+    factor: int
+
+    @property
+    def total(self) -> int:
+        """Bytes in all."""
+        return self.num_bytes * self.factor
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a plan needs, in bytes: ``cuda_pool`` on each GPU, the others on the host.
+
+    Without a GPU Triton keeps no pools.
+    """
+
+    gpus: tuple[int, ...]
+    lines: tuple[Line, ...]
+
+    def _sum(self, pool: str) -> int:
+        return sum(line.total for line in self.lines if line.pool == pool)
+
+    @property
+    def cuda_pool(self) -> int:
+        """Of each GPU; 0 without one."""
+        return _round_up(HEADROOM * self._sum("cuda"), CUDA_POOL_MIB) if self.gpus else 0
+
+    @property
+    def pinned_pool(self) -> int:
+        """Of the server; 0 without a GPU."""
+        if not self.gpus:
+            return 0
+        return _round_up(self._sum("pinned"), PINNED_POOL_MIB)
+
+    @property
+    def shared_memory(self) -> int:
+        """What ``/dev/shm`` must hold."""
+        return _round_up(self._sum("shared"), 64)
+
+    def explain(self) -> list[str]:
+        """The arithmetic, a line a tensor and a line a pool."""
+        told = [
+            f"  {line.pool:6} {line.what}: {line.num_bytes:,} x {line.factor} = {line.total:,}" for line in self.lines
+        ]
+        cuda = f"CUDA pool, of each GPU: {HEADROOM} x {self._sum('cuda'):,} -> {self.cuda_pool:,}"
+        return [
+            *told,
+            *([cuda] if self.gpus else []),
+            f"pinned pool: {self._sum('pinned'):,} -> {self.pinned_pool:,}",
+            f"shared memory: {self._sum('shared'):,} -> {self.shared_memory:,}",
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same for machines."""
+        lines = [{**asdict(line), "total": line.total} for line in self.lines]
+        pools = {name: getattr(self, name) for name in ("cuda_pool", "pinned_pool", "shared_memory")}
+        return {"lines": lines, **pools, "flags": self.flags()}
+
+    def flags(self) -> list[str]:
+        """The launch flags of tritonserver; without a GPU there are no pools."""
+        if not self.gpus:
+            return []
+        pools = [f"--cuda-memory-pool-byte-size={gpu}:{self.cuda_pool}" for gpu in self.gpus]
+        return [*pools, f"--pinned-memory-pool-byte-size={self.pinned_pool}"]
+
+
+def _round_up(num_bytes: int, step_mib: int) -> int:
+    """To whole steps, and at least one."""
+    step = step_mib * MIB
+    return max(1, -(-num_bytes // step)) * step
+
+
+def find_sizes(graph: Graph, plan: Plan, largest: Largest | None = None) -> Sizes:
+    """The memory that ``graph`` needs under ``plan``.
+
+    A tensor lies where the step that writes it runs, and the request's on the host. Any request may meet any GPU, so
+    each one's pool holds them all.
+    """
+    largest = largest or Largest(graph.config.spec.max_batch_size)
+    return Sizes(plan.gpus or (), (*_pools(graph, plan, largest), *_shared(graph, plan, largest)))
+
+
+def _pools(graph: Graph, plan: Plan, largest: Largest) -> Iterator[Line]:
+    seen: set[str] = set()
+    if not plan.gpus:
+        return
+    for edge in graph.edges():
+        # A tensor that two steps read is one; the request's stay in the buffers they were received in.
+        if edge.name not in seen and edge.source is not None:
+            seen.add(edge.name)
+            pool = "cuda" if _on_gpu(graph, plan, edge.source) else "pinned"
+            yield Line(pool, edge.name, largest.num_bytes(edge.tensor), plan.concurrency)
+
+
+def _shared(graph: Graph, plan: Plan, largest: Largest) -> Iterator[Line]:
+    """Stubs get and give tensors on the host through shared memory, a region an instance."""
+    for index, step in enumerate(graph.steps):
+        config = graph.members[step.model]
+        if not (config.backend == "python" or (plan.target == EMBEDDED and config.backend in PYTHON_BASED_BACKENDS)):
+            continue
+        instances = config.spec.num_instances * max(1, len(plan.gpus_of(config)))
+        yield Line("shared", f"{step.model}: regions", INSTANCE_MIB * MIB, instances)
+        for edge in graph.edges():
+            if index in (edge.source, edge.target) and not _on_gpu(graph, plan, edge.source):
+                num_bytes = largest.num_bytes(edge.tensor) * COPIES_IN_SHARED_MEMORY
+                yield Line("shared", f"{step.model}: {edge.name}", num_bytes, instances)
+
+
+def _on_gpu(graph: Graph, plan: Plan, step: int | None) -> bool:
+    return step is not None and bool(plan.gpus_of(graph.members[graph.steps[step].model]))

@@ -1,0 +1,139 @@
+"""What a pipeline copied between host and device, and whether that is within the budget."""
+
+from __future__ import annotations
+
+import urllib.request
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from shoal.component.ledger import ACROSS, BATCHES, CONTROL, EXACT, SETUP, UP, Edge, Ledger, Traffic
+from shoal.component.metrics import BYTES, COPIES, SECONDS
+from shoal.errors import ServerError, ShoalError
+from shoal.repository.graph import Graph
+
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy knows nothing of our loopback
+CONTROL_BYTES = 1024  # a batch: what decides sizes on the host
+
+
+class Copy(NamedTuple):
+    """The traffic over one edge of one model."""
+
+    model: str
+    edge: Edge
+    traffic: Traffic
+
+
+@dataclass(frozen=True)
+class Copies:
+    """A reading of the ledgers of a pipeline's models; the difference of two readings is what happened between them.
+
+    ``events`` counts batches, rows, and rows on the exact path, by model.
+    """
+
+    traffic: Mapping[tuple[str, Edge], Traffic]
+    events: Mapping[str, Mapping[str, int]]
+
+    @classmethod
+    def read(cls, ledgers: Mapping[str, Ledger]) -> Copies:
+        """The ledgers of this process, by model."""
+        traffic = {(model, edge): t for model, ledger in ledgers.items() for edge, t in ledger.traffic.items()}
+        return cls(traffic, {model: dict(ledger.events) for model, ledger in ledgers.items()})
+
+    @classmethod
+    def parse(cls, metrics: str) -> Copies:
+        """A server's ledgers, from the text of its metrics endpoint; they follow a batch within a second."""
+        from prometheus_client.parser import text_string_to_metric_families
+
+        parts: dict[tuple[str, Edge], dict[str, float]] = defaultdict(dict)
+        events: dict[str, dict[str, int]] = defaultdict(dict)
+        for family in text_string_to_metric_families(metrics):
+            for name, labels, value, *_ in family.samples:
+                if not name.startswith("shoal_"):
+                    continue
+                if "edge" in labels:
+                    parts[labels["model"], Edge(labels["edge"], labels["direction"])][name] = value
+                else:
+                    events[labels["model"]][name.removeprefix("shoal_").removesuffix("_total")] = int(value)
+        traffic = {
+            key: Traffic(int(part[COPIES]), int(part.get(BYTES, 0)), part.get(SECONDS, 0.0))
+            for key, part in parts.items()
+        }
+        return cls(traffic, dict(events))
+
+    def __sub__(self, before: Copies) -> Copies:
+        traffic = {key: t - before.traffic.get(key, Traffic()) for key, t in self.traffic.items()}
+        events = {
+            model: {event: number - before.events.get(model, {}).get(event, 0) for event, number in counts.items()}
+            for model, counts in self.events.items()
+        }
+        return Copies({key: t for key, t in traffic.items() if t.copies}, events)
+
+    def __iter__(self) -> Iterator[Copy]:
+        """Every edge with traffic, in the order of models and edges."""
+        return (Copy(model, edge, self.traffic[model, edge]) for model, edge in sorted(self.traffic))
+
+    def total(self, direction: str) -> Traffic:
+        """All traffic in one direction, but for what was copied once at the start."""
+        chosen = (copy.traffic for copy in self if copy.edge.direction == direction and copy.edge.name != SETUP)
+        return sum(chosen, Traffic())
+
+    def beyond(self, graph: Graph) -> list[str]:
+        """What a pipeline that lies wholly on one GPU should not have copied, in words; empty if it kept the budget.
+
+        The budget: the request's tensors up; ids of rows on the exact path up; control scalars of at most 1 KiB a
+        batch; the answer down. Nothing between steps.
+        """
+        return [
+            f"{copy.model}: {copy.edge.name} went {copy.edge.direction} {copy.traffic.copies} times,"
+            f" {copy.traffic.num_bytes} bytes in all"
+            for copy in self
+            if not self._is_within(copy, graph)
+        ]
+
+    def _is_within(self, copy: Copy, graph: Graph) -> bool:
+        name, direction = copy.edge
+        if name == CONTROL:
+            return copy.traffic.num_bytes <= CONTROL_BYTES * self.events.get(copy.model, {}).get(BATCHES, 0)
+        if name in (SETUP, EXACT):
+            return direction == UP
+        return direction != ACROSS and (copy.model, name) in _ends(graph, direction)
+
+    def check(self, graph: Graph) -> None:
+        """Check that nothing was copied beyond the budget.
+
+        Raises:
+            ShoalError: it names the edges.
+        """
+        beyond = self.beyond(graph)
+        if beyond:
+            raise ShoalError(
+                f"Copied beyond the budget: {'; '.join(beyond)}.",
+                "Keep arrays on context.device, and read values with device.fetch(array, CONTROL) alone.",
+            )
+
+
+def read_metrics(url: str) -> Copies:
+    """The ledgers of a running server, from its metrics endpoint.
+
+    Raises:
+        ServerError: nothing answers there.
+    """
+    try:
+        with _DIRECT.open(f"http://{url}/metrics", timeout=10) as answer:
+            return Copies.parse(answer.read().decode())
+    except OSError as error:
+        raise ServerError(
+            f"No Triton answers at {url} ({error}).", "Give the metrics address: --url 127.0.0.1:8002"
+        ) from None
+
+
+def _ends(graph: Graph, direction: str) -> set[tuple[str, str]]:
+    """The tensors of models, by model and name, that are the request's (up) or the answer's (down)."""
+    if direction == UP:
+        read = ((step.model, name, tensor) for step in graph.steps for name, tensor in step.inputs.items())
+        return {(model, name) for model, name, tensor in read if graph.producer(tensor) is None}
+    answers = {tensor.name for tensor in graph.config.spec.outputs}
+    written = ((step.model, name, tensor) for step in graph.steps for name, tensor in step.outputs.items())
+    return {(model, name) for model, name, tensor in written if tensor in answers}
