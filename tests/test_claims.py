@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 
 from shoal.component.bundle import Bundle
 from shoal.component.features import BasicTokenizer, Features
-from shoal.component.ragged import Texts
+from shoal.component.ledger import EXACT_ROWS
+from shoal.component.ragged import Texts, to_texts
+from shoal.component.reader import DeviceReader, Reader, Reading
 from shoal.component.tensors import Array, Device
 from shoal.component.wordpiece import WordPiece, read_vocabulary
 from shoal.serving.client import Client
@@ -27,6 +29,8 @@ from shoal.training.encoder import SMALL_ENCODER, compare, load_encoder, trace
 from shoal.training.forest import export_forest, forest_inputs, train_forest
 from tests import references
 from tests.conftest import Scale
+from tests.emulation import EmulatedText
+from tests.pretend import PretendGpu
 
 Record = Callable[..., None]
 OUTPUTS = ("SCORE", "BERT_SCORE", "FOREST_SCORE")
@@ -154,7 +158,7 @@ NASTY = st.sampled_from(
         "é", "e\u0301", "ﬁ", "İ", "ß", "漢字", "שלום", "مرحبا", "\u200d", "\u00ad", "\0", "\t", "\u3000", "\ufffd",
         "🐟", "[SEP]", "[CLS]", "[MASK]", "[sep]", "[UNK]", "…", "¿", "—", "don't", "x²", "ﷺ",
         "\u0300" * 9, " ", "\u00a0",
-        "fish", "a" * 101,
+        "fish", "a" * 101, "[PAD]", "\ue000", "กขค", "ก" * 34, "\u302e", "\U0001d165",
     ]
 )  # fmt: skip
 NASTY_TEXT = st.lists(NASTY | st.text(max_size=5), max_size=20).map("".join)
@@ -181,6 +185,46 @@ def test_tokens_equal_hugging_faces_on_nasty_unicode(
     count = scale(1000, 10_000)
     nasty_strings(check, count)
     record("tokens = Hugging Face's, nasty Unicode", strings=count, differing=0)
+
+
+def test_the_gpus_path_equals_the_hosts_on_real_texts(
+    artifacts: Path, bundle: Bundle, texts: list[str], scale: Scale, record: Record
+) -> None:
+    """By libcudf's published rules: tests/emulation.py. What those get wrong must have been routed to the host."""
+    sample = texts[: scale(200, len(texts))]
+    read, reference, device = readers(artifacts, bundle)
+    for batch in batches(sample, 50):
+        assert_same_reading(read(to_texts(batch)), reference(to_texts(batch)))
+    routed = device.ledger.events.get(EXACT_ROWS, 0)
+    record("GPU path by libcudf's rules = host, real texts", texts=len(sample), differing=0, on_exact_path=routed)
+
+
+def test_the_gpus_path_equals_the_hosts_on_nasty_unicode(
+    artifacts: Path, bundle: Bundle, scale: Scale, record: Record
+) -> None:
+    read, reference, device = readers(artifacts, bundle)
+
+    def check(strings: list[str]) -> None:
+        assert_same_reading(read(to_texts(strings)), reference(to_texts(strings)))
+
+    count = scale(1000, 100_000)
+    nasty_strings(check, count)
+    routed = device.ledger.events.get(EXACT_ROWS, 0)
+    assert 0 < routed < count
+    record("GPU path by libcudf's rules = host, nasty Unicode", strings=count, differing=0, on_exact_path=routed)
+
+
+def readers(artifacts: Path, bundle: Bundle) -> tuple[DeviceReader, Reader, PretendGpu]:
+    vocabulary, device = read_vocabulary(artifacts / "vocab.txt"), PretendGpu()
+    words = Features(bundle, Device()).lexicon.tokens
+    read = DeviceReader(vocabulary, bundle, device, "TEXT", EmulatedText(vocabulary, words, device))
+    return read, Reader(vocabulary, bundle, Device()), device
+
+
+def assert_same_reading(some: Reading, other: Reading) -> None:
+    assert np.array_equal(some.ids, other.ids)
+    assert np.array_equal(some.mask, other.mask)
+    np.testing.assert_allclose(some.features, other.features, rtol=1e-6, atol=1e-6)
 
 
 def test_a_plain_wordpiece_agrees(artifacts: Path, texts: list[str], scale: Scale, record: Record) -> None:

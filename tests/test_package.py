@@ -79,6 +79,42 @@ def test_only_tensors_knows_tritons_module() -> None:
             assert "triton_python_backend_utils" not in names, path
 
 
+# Calls that read a device array's values, in NumPy, CuPy or torch. `get` is theirs without arguments.
+READS = {"asnumpy", "cpu", "get", "item", "numpy", "to_numpy", "to_pylist", "tobytes", "tolist"}
+# Where they are meant: arrays that are on the host whatever the device.
+HOST_ONLY = {
+    ("ragged.py", "strings", "tobytes"), ("ragged.py", "strings", "tolist"),  # decodes texts that were never sent up
+    ("self_test.py", "_strings_survive", "item"),
+}  # fmt: skip
+
+
+def test_nothing_in_the_serving_path_reads_a_device_array() -> None:
+    """But ``Device.fetch``, which writes it down."""
+    found = set()
+    leaves = [*tracked("preprocess/**/model.py", "postprocess/**/model.py", "src/shoal/serving/backends/**/model.py")]
+    for path in [*tracked("src/shoal/component/*.py", "src/shoal/serving/local.py"), *leaves]:
+        if path.name not in ("tensors.py", "fake_triton.py"):
+            found |= {(path.name, *read) for read in reads(ast.parse(path.read_text(encoding="utf-8")))}
+    assert found == HOST_ONLY
+
+
+def reads(tree: ast.AST) -> set[tuple[str, str]]:
+    """The function and the method of each such call."""
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    return {
+        (function.name, call.func.attr)
+        for function in functions
+        for call in ast.walk(function)
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in READS
+        if call.func.attr != "get" or not call.args
+    }
+
+
+def test_such_reads_are_seen() -> None:
+    code = "def run(x):\n    y = x.get('a')\n    return x.cpu(), x.get(), cp.asnumpy(x)"
+    assert reads(ast.parse(code)) == {("run", "cpu"), ("run", "get"), ("run", "asnumpy")}
+
+
 def test_floors_import_only_what_stands_below_them() -> None:
     floors = ["component", "repository", "serving", "training"]
     allowed = {"training": {"component", "repository"}}

@@ -59,6 +59,23 @@ def test_targets_differ_in_the_lines_of_python_based_backends_only() -> None:
         assert kinds == ([] if name == "ensemble_all" else [embedded.instance_group[0].KIND_CPU])
 
 
+@pytest.mark.parametrize("gpus", [(0,), (0, 1), (3,), (0, 1, 2, 3)])
+def test_instances_are_pinned(gpus: tuple[int, ...]) -> None:
+    leaves = find_leaves()
+    for placement, on_gpu in (("gpu", MODELS - {"ensemble_all"}), ("hybrid", {"bert-large", "cuml"})):
+        for name in MODELS - {"ensemble_all"}:
+            message = place(leaves[name], Plan(placement=placement, gpus=gpus))
+            (group,) = message.instance_group
+            kind, pinned = (group.KIND_GPU, list(gpus)) if name in on_gpu else (group.KIND_CPU, [])
+            assert (group.kind, list(group.gpus)) == (kind, pinned)
+            assert message.parameters["FORCE_CPU_ONLY_INPUT_TENSORS"].string_value == "no"
+
+
+def test_the_first_gpu_is_the_choice_of_a_plan_without_one() -> None:
+    assert [Plan(placement=name).gpus for name in ("cpu", "hybrid", "gpu")] == [(), (0,), (0,)]
+    assert Plan(placement="hybrid", gpus=()).gpus == ()
+
+
 def test_dtype_is_the_encoders() -> None:
     leaves = find_leaves()
     placed = {name: place(leaves[name], Plan(dtype="bf16")) for name in MODELS}

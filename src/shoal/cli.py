@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Column, Table
 
-from shoal.console import ERR, OUT, plain, print_json, print_table, show_progress
+from shoal.console import ERR, OUT, plain, print_copies, print_json, print_rmse, print_table, show_progress
 from shoal.errors import InputError, ServerError, ShoalError, needs
 
 app = typer.Typer(no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False, help=__doc__)
@@ -61,7 +60,7 @@ def train(
     if as_json:
         print_json(report)
         return
-    _print_rmse(report["held_out_rmse"], report["is_demonstration"])
+    print_rmse(report["held_out_rmse"], report["is_demonstration"])
     OUT.print(f"artifacts: {out.resolve()}", soft_wrap=True)
 
 
@@ -121,7 +120,8 @@ def plan(
         OUT.print(f"{name}: {'client' if is_here else where}", soft_wrap=True)
     for line in sizes.explain():
         OUT.print(line, soft_wrap=True)
-    OUT.print(f"flags: {' '.join(sizes.flags())}", soft_wrap=True)
+    if sizes.flags():
+        OUT.print(f"flags: {' '.join(sizes.flags())}", soft_wrap=True)
 
 
 def _parse_gpus(text: str) -> tuple[int, ...] | None:
@@ -154,15 +154,7 @@ def copies(
         rows = [{"model": c.model, **c.edge._asdict(), **asdict(c.traffic)} for c in read]
         print_json({"copies": rows, "events": read.events, "beyond_budget": beyond})
     else:
-        table = Table("model", "edge", "direction", *(Column(n, justify="right") for n in ("copies", "bytes", "ms")))
-        for copy in read:
-            traffic = copy.traffic
-            numbers = (f"{traffic.copies:,}", f"{traffic.num_bytes:,}", f"{traffic.seconds * 1000:,.1f}")
-            table.add_row(copy.model, *copy.edge, *numbers)
-        OUT.print(table if table.row_count else "Nothing was copied between host and device.")
-        for model, events in read.events.items():
-            counts = ", ".join(f"{number:,} {event.replace('_', ' ')}" for event, number in events.items())
-            OUT.print(f"{model}: {counts}", soft_wrap=True)
+        print_copies(read)
     if beyond:
         raise ShoalError(f"Copied beyond the budget: {'; '.join(beyond)}.")
 
@@ -279,7 +271,7 @@ def quickstart(
         result = run(out, data=data, encoder=encoder, on_progress=show)
     rows = ((score.text, (score.bert, score.forest, score.blend)) for score in result.scores)
     print_table(["BERT score", "forest score", "blended score"], rows, title="Higher is easier to read")
-    _print_rmse(result.rmse, result.is_demonstration)
+    print_rmse(result.rmse, result.is_demonstration)
     for name in ("artifacts", "repository", "report"):
         OUT.print(f"{name}: {getattr(result, name).resolve()}", soft_wrap=True)
     OUT.print(f"next: shoal serve {result.repository}", soft_wrap=True)
@@ -301,15 +293,3 @@ def doctor(as_json: Json = False) -> None:
                 OUT.print(f"         {plain(finding.fix)}", soft_wrap=True)
     if any(finding.level == FAULT for finding in findings):
         raise typer.Exit(1)
-
-
-def _print_rmse(rmse: dict[str, float], is_demonstration: bool) -> None:
-    OUT.print(
-        "held-out RMSE: " + ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in rmse.items()),
-        soft_wrap=True,
-    )
-    if is_demonstration:
-        OUT.print(
-            "Trained on shoal's own hundred passages: these scores are a demonstration, not a measurement.",
-            soft_wrap=True,
-        )

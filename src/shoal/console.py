@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from shoal.serving.copies import Copies
 
 OUT, ERR = Console(highlight=False), Console(stderr=True, highlight=False)
 MIN_TEXT_WIDTH = 20  # of a text in a table, on however narrow a terminal
@@ -57,6 +60,32 @@ def print_table(names: Sequence[str], rows: Iterable[tuple[str, Sequence[float]]
     OUT.print(table)
 
 
+def print_copies(copies: Copies) -> None:
+    """What was copied between host and device, a line an edge, and what each model has run."""
+    table = Table("model", "edge", "direction", *(Column(name, justify="right") for name in ("copies", "bytes", "ms")))
+    for copy in copies:
+        traffic = copy.traffic
+        numbers = (f"{traffic.copies:,}", f"{traffic.num_bytes:,}", f"{traffic.seconds * 1000:,.1f}")
+        table.add_row(copy.model, *copy.edge, *numbers)
+    OUT.print(table if table.row_count else "Nothing was copied between host and device.")
+    for model, events in copies.events.items():
+        counts = ", ".join(f"{number:,} {event.replace('_', ' ')}" for event, number in events.items())
+        OUT.print(f"{model}: {counts}", soft_wrap=True)
+
+
 def print_json(value: Any) -> None:
     """For machines, on standard output."""
     typer.echo(json.dumps(value, indent=1, ensure_ascii=False))
+
+
+def print_rmse(rmse: dict[str, float], is_demonstration: bool) -> None:
+    """What a training left to its held-out rows."""
+    OUT.print(
+        "held-out RMSE: " + ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in rmse.items()),
+        soft_wrap=True,
+    )
+    if is_demonstration:
+        OUT.print(
+            "Trained on shoal's own hundred passages: these scores are a demonstration, not a measurement.",
+            soft_wrap=True,
+        )

@@ -52,9 +52,11 @@ class Ragged:
         """INT64 ``[rows]``."""
         return self.offsets[1:] - self.offsets[:-1]
 
-    @property
+    @cached_property
     def row_ids(self) -> Array:
         """INT64 ``[len(values)]``: the row that each value belongs to."""
+        if isinstance(self.offsets, np.ndarray):
+            return np.repeat(np.arange(len(self)), self.lengths)
         xp = namespace(self.offsets)
         places = xp.arange(self.values.shape[0], dtype=xp.int64, device=device_of(self.offsets))
         return xp.searchsorted(self.offsets[1:], places, side="right")  # repeat() by counts would wait for the device

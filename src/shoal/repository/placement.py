@@ -67,9 +67,8 @@ class Plan:
 def place(config: ModelConfig, plan: Plan) -> Any:
     """The configuration message of one model under ``plan``; the leaf's own is left alone.
 
-    Between two targets only lines of the python-based backends differ: those of shoal's own backends say ``runtime``,
-    take tensors on a GPU as they are, and allow ragged batches, since they pad requests of different widths to one
-    batch, which the native ones do not.
+    Between two targets only lines of the python-based backends differ: ``runtime``, and ``allow_ragged_batch``, since
+    shoal's backend pads requests of different widths to one batch, which the native one does not.
     """
     message = type(config.message)()
     message.CopyFrom(config.message)
@@ -80,12 +79,11 @@ def place(config: ModelConfig, plan: Plan) -> Any:
         group.kind = group.KIND_GPU if gpus else group.KIND_CPU
         group.ClearField("gpus")
         group.gpus.extend(gpus)
-    is_ours = plan.target == EMBEDDED and config.backend in PYTHON_BASED_BACKENDS
-    if is_ours:
+    if plan.target == EMBEDDED and config.backend in PYTHON_BASED_BACKENDS:
         message.runtime = "model.py"
         for tensor in message.input:
             tensor.allow_ragged_batch = -1 in tensor.dims
-    if is_ours or config.backend == "python":  # or Triton would bring each of them a copy on the host
+    if config.backend in ("python", *PYTHON_BASED_BACKENDS):  # or Triton would bring them copies on the host
         message.parameters["FORCE_CPU_ONLY_INPUT_TENSORS"].string_value = "no"
     if config.backend == "pytorch" and plan.dtype != "fp32":
         message.parameters["dtype"].string_value = plan.dtype

@@ -81,15 +81,14 @@ class Sizes:
     def explain(self) -> list[str]:
         """The arithmetic, a line a tensor and a line a pool."""
         told = [
-            f"  {line.pool:6} {line.what}: {line.num_bytes:,} x {line.factor} = {line.total:,}" for line in self.lines
+            f"{line.pool:6} {line.what}: {line.num_bytes:,} x {line.factor} = {line.total:,}" for line in self.lines
         ]
-        cuda = f"CUDA pool, of each GPU: {HEADROOM} x {self._sum('cuda'):,} -> {self.cuda_pool:,}"
-        return [
-            *told,
-            *([cuda] if self.gpus else []),
+        pools = [
+            f"CUDA pool, of each GPU: {HEADROOM} x {self._sum('cuda'):,} -> {self.cuda_pool:,}",
             f"pinned pool: {self._sum('pinned'):,} -> {self.pinned_pool:,}",
-            f"shared memory: {self._sum('shared'):,} -> {self.shared_memory:,}",
         ]
+        shared = f"shared memory: {self._sum('shared'):,} -> {self.shared_memory:,}"
+        return [*told, *(pools if self.gpus else []), shared]
 
     def as_dict(self) -> dict[str, Any]:
         """The same for machines."""

@@ -1,0 +1,99 @@
+"""Placement hybrid on a real server, its models on the host; and what the server's metrics tell of copies."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from shoal.cli import app
+from shoal.component.ledger import BATCHES, ROWS
+from shoal.errors import InputError, ServerError
+from shoal.repository.compose import compose
+from shoal.repository.hybrid import MODELS
+from shoal.repository.placement import Plan
+from shoal.serving.client import Client
+from shoal.serving.copies import Copies, read_metrics
+from shoal.serving.local import Pipeline
+from shoal.serving.server import Server, serve
+
+pytestmark = pytest.mark.server
+TEXTS = ["The cat sat.", "", "It is nonetheless imperative that epistemology be considered.", "漢字 🐟"]
+OUTPUTS = ("SCORE", "BERT_SCORE", "FOREST_SCORE")
+
+
+class Counting:
+    """A client that counts its requests by model."""
+
+    def __init__(self, client: Client) -> None:
+        self.client, self.calls = client, list[str]()
+
+    def infer(self, model: str, /, **inputs: Any) -> Any:
+        self.calls.append(model)
+        return self.client.infer(model, **inputs)
+
+
+@pytest.fixture(scope="module")
+def hybrid(artifacts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    plan = Plan(placement="hybrid", gpus=())
+    return compose("ensemble_all", tmp_path_factory.mktemp("hybrid") / "repository", artifacts=artifacts, plan=plan)
+
+
+@pytest.fixture(scope="module")
+def hybrid_server(hybrid: Path) -> Iterator[Server]:
+    with serve(hybrid) as running:
+        yield running
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_hybrid_gives_the_same_scores_with_one_request(
+    hybrid: Path, hybrid_server: Server, pipeline: Pipeline, protocol: str
+) -> None:
+    url = hybrid_server.grpc_url if protocol == "grpc" else hybrid_server.http_url
+    with Client(url, protocol=protocol) as client:
+        counting = Counting(client)
+        mine = Pipeline.load(hybrid / "ensemble_all", remote=counting)
+        for inputs in ({"excerpt": TEXTS}, {"excerpt": TEXTS[:1], "BERT_WEIGHT": [0.9]}):
+            expected = pipeline(**inputs)
+            for got in (mine(**inputs), client.infer("ensemble_all", **inputs)):
+                assert all(np.array_equal(got[name], expected[name]) for name in OUTPUTS)
+        mine.close()
+        assert counting.calls == [MODELS, MODELS]
+        with pytest.raises(InputError, match=r"excerpt\[0\] is not valid UTF-8"):
+            Pipeline.load(hybrid / "ensemble_all", remote=client)(excerpt=[b"\xff"])
+
+
+def test_the_servers_metrics_carry_the_ledger(hybrid: Path, hybrid_server: Server) -> None:
+    before = settled(hybrid_server)
+    with Client(hybrid_server.grpc_url) as client:
+        client.infer("ensemble_all", excerpt=TEXTS)
+    told = settled(hybrid_server) - before
+    for model in ("preprocess", "bert-large", "cuml", "postprocess"):
+        assert told.events[model] == {BATCHES: 1, ROWS: 4}
+    assert list(told) == []  # on the host nothing crosses
+    run = CliRunner().invoke(app, ["copies", str(hybrid / "ensemble_all"), "--url", hybrid_server.metrics_url])
+    assert run.exit_code == 0
+    assert "Nothing was copied between host and device." in run.output
+    assert "preprocess: " in run.output
+
+
+def settled(server: Server) -> Copies:
+    """What the metrics say when they have caught up: they follow within a second."""
+    for _ in range(20):
+        read = read_metrics(server.metrics_url)
+        time.sleep(2)
+        if read_metrics(server.metrics_url) == read:
+            return read
+    raise AssertionError("the metrics do not settle")
+
+
+def test_a_server_that_is_not_there(hybrid: Path) -> None:
+    with pytest.raises(ServerError, match=r"No Triton answers at 127\.0\.0\.1:9 .* Give the metrics address"):
+        CliRunner().invoke(
+            app, ["copies", str(hybrid / "ensemble_all"), "--url", "127.0.0.1:9"], catch_exceptions=False
+        )

@@ -1,0 +1,149 @@
+"""The arithmetic of placements, and the repository that hybrid adds to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shoal.component.bundle import sha256
+from shoal.component.spec import TensorSpec
+from shoal.errors import InputError
+from shoal.repository.compose import compose, launch_flags, read_manifest
+from shoal.repository.graph import Graph
+from shoal.repository.hybrid import MODELS, models_ensemble
+from shoal.repository.leaves import collect, find_leaves
+from shoal.repository.pbtxt import ModelConfig, read_config
+from shoal.repository.placement import Plan
+from shoal.repository.sizes import MIB, Largest, find_sizes
+from shoal.serving.runtime import container_command
+
+LARGEST = Largest(rows=512, width=256, text_bytes=1000)
+IDS, FEATURES, SCORE, TEXTS = 512 * 256 * 8, 512 * 207 * 4, 512 * 4, 512 * 1000
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    models = collect("ensemble_all", find_leaves())
+    return Graph.build(models[-1], {model.name: model for model in models})
+
+
+def test_the_size_of_a_tensor() -> None:
+    assert LARGEST.num_bytes(TensorSpec("X", "TYPE_INT64", (-1,))) == IDS
+    assert LARGEST.num_bytes(TensorSpec("X", "TYPE_FP32", (207,))) == FEATURES
+    assert LARGEST.num_bytes(TensorSpec("X", "TYPE_STRING", (1,))) == TEXTS
+
+
+@pytest.mark.parametrize("gpus", [(0,), (0, 1), (0, 1, 2, 3)])
+@pytest.mark.parametrize("concurrency", [1, 16, 100])
+def test_placement_gpu(graph: Graph, gpus: tuple[int, ...], concurrency: int) -> None:
+    sizes = find_sizes(graph, Plan(placement="gpu", gpus=gpus, concurrency=concurrency), LARGEST)
+    between = concurrency * (2 * IDS + FEATURES + 5 * SCORE)  # two scores in, three out of postprocess
+    assert sum(line.total for line in sizes.lines if line.pool == "cuda") == between
+    assert 2 * between <= sizes.cuda_pool < 2 * between + 64 * MIB
+    assert sizes.pinned_pool == 256 * MIB
+    # Four models with an instance on each GPU; only the request comes through shared memory.
+    shared = len(gpus) * (4 * 2 * MIB + 3 * (TEXTS + SCORE))
+    assert sum(line.total for line in sizes.lines if line.pool == "shared") == shared
+    assert sizes.flags() == [
+        *(f"--cuda-memory-pool-byte-size={gpu}:{sizes.cuda_pool}" for gpu in gpus),
+        f"--pinned-memory-pool-byte-size={sizes.pinned_pool}",
+    ]
+
+
+def test_placement_hybrid(graph: Graph) -> None:
+    """In the whole ensemble of such a repository what preprocess gives lies on the host, what models give does not."""
+    sizes = find_sizes(graph, Plan(placement="hybrid", concurrency=10), LARGEST)
+    pools = {pool: sum(line.total for line in sizes.lines if line.pool == pool) for pool in ("cuda", "pinned")}
+    assert pools == {"cuda": 10 * 2 * SCORE, "pinned": 10 * (2 * IDS + FEATURES + 3 * SCORE)}
+
+
+def test_placement_cpu(graph: Graph) -> None:
+    sizes = find_sizes(graph, Plan(), LARGEST)
+    assert (sizes.cuda_pool, sizes.pinned_pool, sizes.flags()) == (0, 0, [])
+    tensors = TEXTS + 2 * (2 * IDS + FEATURES) + (2 + 2) * SCORE + 4 * SCORE
+    assert sum(line.total for line in sizes.lines if line.pool == "shared") == 4 * 2 * MIB + 3 * tensors
+
+
+def test_native_backends_need_no_shared_memory(graph: Graph) -> None:
+    sizes = find_sizes(graph, Plan(target="26.06"), LARGEST)
+    assert not [line for line in sizes.lines if line.what.startswith(("bert-large", "cuml"))]
+
+
+def test_the_arithmetic_is_shown(graph: Graph) -> None:
+    told = find_sizes(graph, Plan(placement="gpu"), LARGEST).explain()
+    assert "cuda   tree_feats: 423,936 x 16 = 6,782,976" in told
+    assert "CUDA pool, of each GPU: 2 x 40,501,248 -> 134,217,728" in told
+
+
+# --- repositories ------------------------------------------------------------------------------------------------
+
+
+def contents(repository: Path) -> dict[str, str]:
+    return {str(p.relative_to(repository)): sha256(p) for p in repository.rglob("*") if p.is_file()}
+
+
+def test_placements_differ_in_configs_and_in_what_hybrid_adds(artifacts: Path, tmp_path: Path) -> None:
+    made = {
+        name: contents(compose("ensemble_all", tmp_path / name, artifacts=artifacts, plan=Plan(placement=name)))
+        for name in ("cpu", "hybrid", "gpu")
+    }
+    assert set(made["cpu"]) == set(made["gpu"])
+    assert set(made["hybrid"]) - set(made["cpu"]) == {f"{MODELS}/config.pbtxt", f"{MODELS}/1/.gitkeep"}
+    for name in ("hybrid", "gpu"):
+        differing = {path for path in made["cpu"] if made[name][path] != made["cpu"][path]}
+        assert {Path(path).name for path in differing} == {"config.pbtxt", "manifest.json"}
+    assert launch_flags(tmp_path / "cpu") == []
+    assert launch_flags(tmp_path / "gpu")[0].startswith("--cuda-memory-pool-byte-size=0:")
+    assert read_manifest(tmp_path / "gpu")["gpus"] == [0]
+
+
+def test_the_models_of_an_ensemble_as_one(artifacts: Path, tmp_path: Path) -> None:
+    repository = compose("ensemble_all", tmp_path / "r", artifacts=artifacts, plan=Plan(placement="hybrid"))
+    config = read_config(repository / MODELS)
+    assert config.is_ensemble
+    assert config.spec.max_batch_size == 512
+    assert [(t.name, t.dtype, t.dims) for t in config.spec.inputs] == [
+        ("bert_input_ids", "TYPE_INT64", (-1,)),
+        ("bert_attention_masks", "TYPE_INT64", (-1,)),
+        ("tree_feats", "TYPE_FP32", (207,)),
+    ]
+    assert {t.name for t in config.spec.outputs} == {"bert_large_score", "cuml_score"}
+    assert [step.model for step in config.steps] == ["bert-large", "cuml"]
+
+
+def leaf(folder: Path, text: str) -> ModelConfig:
+    folder.mkdir()
+    (folder / "config.pbtxt").write_text(text, encoding="utf-8")
+    return read_config(folder)
+
+
+def test_a_component_between_two_models_cannot_be_hybrid(tmp_path: Path) -> None:
+    tensors = 'input { name: "X" data_type: TYPE_FP32 dims: [1] } output { name: "Y" data_type: TYPE_FP32 dims: [1] }'
+    members = {
+        name: leaf(tmp_path / name, f'name: "{name}" backend: "{backend}" max_batch_size: 4 {tensors}')
+        for name, backend in (("first", "fil"), ("between", "python"), ("last", "fil"))
+    }
+    names = ["a", "b", "c", "d"]
+    steps = "".join(
+        f'step {{ model_name: "{model}" model_version: 1 input_map {{ key: "X" value: "{read}" }}'
+        f' output_map {{ key: "Y" value: "{written}" }} }}'
+        for model, read, written in zip(members, names[:-1], names[1:], strict=True)
+    )
+    outer = tensors.replace('"X"', '"a"').replace('"Y"', '"d"')
+    ensemble = leaf(
+        tmp_path / "e",
+        f'name: "e" platform: "ensemble" max_batch_size: 4 {outer} ensemble_scheduling {{ {steps} }}',
+    )
+    with pytest.raises(InputError, match=r"The component between stands between two models: last needs it\."):
+        models_ensemble(Graph.build(ensemble, members))
+    with pytest.raises(InputError, match="first is no ensemble"):
+        models_ensemble(Graph.build(members["first"], {}))
+
+
+def test_the_container_gets_its_gpus_and_pools(artifacts: Path, tmp_path: Path) -> None:
+    plan = Plan(placement="gpu", target="26.06", gpus=(1, 3))
+    command = container_command(compose("ensemble_all", tmp_path / "r", artifacts=artifacts, plan=plan))
+    assert "--gpus '\"device=1,3\"' --shm-size=" in command
+    assert "--cuda-memory-pool-byte-size=3:134217728 --pinned-memory-pool-byte-size=268435456'" in command
+    assert "pylibcudf-cu13" in command
