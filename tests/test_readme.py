@@ -21,6 +21,7 @@ from tests.conftest import ROOT
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 README = BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8"))
 OTHER_PAGES = sorted((ROOT / "docs").glob("*.md"))
+PLACEMENT = BLOCK.findall((ROOT / "docs" / "placement.md").read_text(encoding="utf-8"))
 
 
 class Reader:
@@ -40,7 +41,8 @@ class Reader:
             block = block.replace(port, str(free))
         if language == "python":
             return self.run(["python", "-c", block])
-        block = block.replace("shoal infer", f"shoal infer --url 127.0.0.1:{self.ports['8001']}")
+        for command, port in (("infer", "8001"), ("copies", "8002")):
+            block = block.replace(f"shoal {command}", f"shoal {command} --url 127.0.0.1:{self.ports[port]}")
         *before, last = block.strip().split("\n")
         if not last.startswith("shoal serve") or "--print" in last:
             return self.run(["bash", "-ec", block])
@@ -107,6 +109,15 @@ def test_every_block_of_the_readme_works(reader: Reader) -> None:
     assert "tritonserver:26.06-py3" in container
 
 
+@pytest.mark.server
+def test_every_block_of_the_placement_page_works(reader: Reader) -> None:
+    """With what the README has left: build/artifacts and build/repository."""
+    printed = [reader.type(language, block) for language, block in PLACEMENT]
+    (plan,) = [text for text in printed if "CUDA pool" in text]
+    assert "--cuda-memory-pool-byte-size=1:" in plan
+    assert "Nothing was copied between host and device." in printed[-1]
+
+
 def _shape(text: str) -> list[str]:
     """The output without its numbers, texts, paths and rules: what a reader recognises it by."""
     lines = [re.sub(r"[━┃│┏┓┳┡┩╇└┘┴─\s]+", " ", line).strip() for line in text.splitlines()]
@@ -124,7 +135,8 @@ def test_the_picture_is_the_ensemble() -> None:
 
 def test_other_pages_hold_no_block_that_nobody_runs() -> None:
     for page in OTHER_PAGES:
-        assert not BLOCK.findall(page.read_text(encoding="utf-8")), page
+        if page.name != "placement.md":
+            assert not BLOCK.findall(page.read_text(encoding="utf-8")), page
 
 
 def test_links_and_folders_are_there() -> None:

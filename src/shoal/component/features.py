@@ -22,7 +22,6 @@ from shoal.component.ragged import Ragged, Texts
 from shoal.component.tensors import Array, Device, namespace
 from shoal.component.words import CodePoints, Words
 
-_MAX_OWN_CODE = 2**62 - 1
 SENTENCE_ENDS = (".", "!", "?", "…")
 
 FEATURE_NAMES = (
@@ -96,7 +95,7 @@ class Lexicon:
 class TokenCoder:
     """Texts to token codes, on the host.
 
-    Listed tokens get their row in the lexicon, other words a code above it that is their own within one batch, other
+    Listed tokens get their row in the lexicon, other words the next numbers, each its own within one batch, other
     punctuation -1.
     """
 
@@ -122,12 +121,20 @@ def device_codes(words: Words, listed: Array, lexicon: Lexicon, word_characters:
     """What ``TokenCoder`` gives, for tokens on a device: INT64 ``[num_tokens]``.
 
     ``listed`` holds the row of each token in the lexicon, INT64, or -1 for tokens that are not listed. A word's own
-    code is its hash, so two words may share one, with a probability of about 2^-57 a pair.
+    code is the rank of its hash, so two words may share one, with a probability of about 2^-57 a pair.
     """
     xp = namespace(listed)
-    own = lexicon.num_known + (words.hashes(factors) & _MAX_OWN_CODE)
+    own = lexicon.num_known + _rank(words.hashes(factors))
     unlisted = xp.where(words.are_words(word_characters), own, xp.full_like(listed[:1], -1))
     return xp.where(listed >= 0, listed, unlisted)
+
+
+def _rank(values: Array) -> Array:
+    """The place of each value among the different ones, in order: INT64, from 0."""
+    xp = namespace(values)
+    order = xp.argsort(values)
+    rank = xp.cumulative_sum(xp.astype(_differs(xp.take(values, order)), xp.int64)) - 1
+    return xp.take(rank, xp.argsort(order))
 
 
 def count_features(codes: Ragged, lexicon: Lexicon) -> Array:
@@ -147,7 +154,7 @@ def count_features(codes: Ragged, lexicon: Lexicon) -> Array:
     stops = count(xp.take(lexicon.is_stop, kind))
     statistics = [
         words,
-        _distinct(codes, is_word, rows),
+        _distinct(codes, is_word, rows, num_known),
         count(~is_word),
         sentences,
         words / xp.maximum(sentences, 1.0),
@@ -187,16 +194,15 @@ def _has_open_end(is_word: Array, is_end: Array, codes: Ragged) -> Array:
     return xp.astype(codes.sum(is_word & (seen == xp.take(total, codes.row_ids))) > 0, xp.float64)
 
 
-def _distinct(codes: Ragged, is_word: Array, rows: Array) -> Array:
+def _distinct(codes: Ragged, is_word: Array, rows: Array, num_known: int) -> Array:
     """How many different words each row has: FP64 ``[rows]``."""
     xp, num_tokens = namespace(is_word), is_word.shape[0]
     if num_tokens == 0:
         return xp.zeros(len(codes), dtype=xp.float64, device=device_of(codes.offsets))
-    values = xp.where(is_word, codes.values, xp.full_like(codes.values[:1], -1))
-    order = xp.argsort(values)
-    rank = xp.cumulative_sum(xp.astype(_differs(xp.take(values, order)), xp.int64))
-    keys = xp.sort(xp.take(rows, order) * (num_tokens + 1) + rank)  # sorted by row, so that sums over rows hold
-    has_others = codes.sum(~is_word) > 0  # they share one code, -1
+    width = num_known + num_tokens + 1  # codes are below
+    words = xp.where(is_word, codes.values + 1, xp.zeros_like(codes.values[:1]))
+    keys = xp.sort(rows * width + words)  # sorted by row, so that sums over rows hold
+    has_others = codes.sum(~is_word) > 0  # they share one code, 0
     return xp.astype(codes.sum(_differs(keys)) - xp.astype(has_others, xp.int64), xp.float64)
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -171,6 +172,7 @@ class Device:
             return np.asarray(cupy.asnumpy(array if isinstance(array, cupy.ndarray) else cupy.from_dlpack(array)))
 
 
+@cache
 def _prepare_torch(index: int) -> int:
     import torch
 
@@ -180,6 +182,7 @@ def _prepare_torch(index: int) -> int:
     return count
 
 
+@cache  # a second pool would not give back what the first one holds
 def _prepare_cupy(index: int) -> int:
     import cupy
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -58,13 +59,37 @@ def fit_bundle(texts: Sequence[str], *, vocabulary_sha256: str, is_lowercase: bo
     )
 
 
+def has_cuml() -> bool:
+    """Whether cuML is installed and has a GPU to train on."""
+    if importlib.util.find_spec("cuml") is None:
+        return False
+    import cupy
+
+    try:
+        return bool(cupy.cuda.runtime.getDeviceCount())
+    except cupy.cuda.runtime.CUDARuntimeError:
+        return False
+
+
 def train_forest(bundle: Bundle, texts: Sequence[str], targets: Array, *, seed: int, num_trees: int = NUM_TREES) -> Any:
-    """A scikit-learn ``RandomForestRegressor`` on the features of ``texts``."""
+    """A ``RandomForestRegressor`` on the features of ``texts``: cuML's where it and a GPU are, else scikit-learn's."""
+    if has_cuml():
+        return _train_on_gpu(forest_inputs(bundle, texts), targets, seed=seed, num_trees=num_trees)
     with needs("train"):
         from sklearn.ensemble import RandomForestRegressor
     forest = RandomForestRegressor(num_trees, max_depth=MAX_DEPTH, random_state=seed, n_jobs=-1)
     forest.fit(forest_inputs(bundle, texts), targets)
     return forest.set_params(n_jobs=1)  # threads would add up the trees in an order of their own
+
+
+def _train_on_gpu(features: Array, targets: Array, *, seed: int, num_trees: int) -> Any:
+    """One stream, so that the same seed gives the same trees. cuML's own depth has no limit."""
+    from cuml.ensemble import RandomForestRegressor
+
+    forest = RandomForestRegressor(
+        n_estimators=num_trees, max_depth=MAX_DEPTH, random_state=seed, n_streams=1, output_type="numpy"
+    )
+    return forest.fit(features, np.asarray(targets, np.float32))
 
 
 def forest_inputs(bundle: Bundle, texts: Sequence[str]) -> Array:
@@ -75,12 +100,14 @@ def forest_inputs(bundle: Bundle, texts: Sequence[str]) -> Array:
 def export_forest(forest: Any, features: Array, path: Path, *, bundle_sha256: str) -> None:
     """Write a Treelite checkpoint, tied to its bundle, and compare it with ``forest`` on ``features``.
 
+    ``forest`` is scikit-learn's or cuML's.
+
     Raises:
         ArtifactError: the checkpoint's scores differ by more than 1e-5.
     """
     import treelite
 
-    model = treelite.sklearn.import_model(forest)
+    model = forest.as_treelite() if hasattr(forest, "as_treelite") else treelite.sklearn.import_model(forest)
     model.get_header_accessor().set_field("attributes", dump_ties({"preprocess.json": bundle_sha256}))
     model.serialize(str(path))
     served = treelite.gtil.predict(treelite.Model.deserialize(str(path)), features, nthread=1).reshape(-1)
