@@ -50,3 +50,24 @@ def test_the_same_seed_gives_the_same_forest(bundle: Any, passages: Corpus) -> N
     grown = [forest.train_forest(bundle, passages.texts, passages.targets, seed=3, num_trees=4) for _ in range(2)]
     inputs = forest.forest_inputs(bundle, passages.texts)
     assert np.array_equal(grown[0].predict(inputs), grown[1].predict(inputs))
+
+
+def test_thresholds_are_single_precision_and_decide_the_same(bundle: Any, passages: Corpus, tmp_path: Path) -> None:
+    """An engine that computes in single precision reads the same thresholds as one that does not."""
+    import treelite
+
+    grown = forest.train_forest(bundle, passages.texts, passages.targets, seed=0, num_trees=10)
+    inputs = forest.forest_inputs(bundle, passages.texts)
+    plain = treelite.sklearn.import_model(grown)
+    forest.export_forest(grown, inputs, tmp_path / "checkpoint.tl", bundle_sha256="0")
+    rounded = treelite.Model.deserialize(str(tmp_path / "checkpoint.tl"))
+    num_moved = 0
+    for index in range(10):
+        before, after = (m.get_tree_accessor(index).get_field("threshold") for m in (plain, rounded))
+        assert np.array_equal(after, after.astype(np.float32))
+        assert np.all((after <= before) & (np.nextafter(after.astype(np.float32), np.float32(np.inf)) > before))
+        num_moved += int((after != before).sum())
+    assert num_moved > 0
+    np.testing.assert_allclose(
+        treelite.gtil.predict(rounded, inputs).reshape(-1), grown.predict(inputs), rtol=0, atol=1e-12
+    )

@@ -6,6 +6,8 @@ Without one every test here is skipped. With one: ``make gpu``.
 from __future__ import annotations
 
 import json
+import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,10 @@ import pytest
 from shoal.component.ledger import ACROSS, DOWN, SETUP, UP, Edge
 from shoal.component.tensors import Device
 from shoal.errors import ShoalError
-from shoal.serving.copies import Copies
+from shoal.serving.client import Client
+from shoal.serving.copies import Copies, read_metrics
 from shoal.serving.local import Pipeline
+from shoal.serving.server import serve
 from tests.conftest import Scale, needs_gpu
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
@@ -88,6 +92,23 @@ def test_a_planted_copy_is_seen(gpu_pipeline: Pipeline, monkeypatch: pytest.Monk
 
 def test_setup_copies_are_not_a_batchs(gpu_pipeline: Pipeline) -> None:
     assert all(copy.edge == Edge(SETUP, UP) or copy.traffic.copies for copy in gpu_pipeline.copies())
+
+
+@pytest.mark.server
+def test_a_server_hands_tensors_on_from_gpu_to_gpu(gpu_pipeline: Pipeline, texts: list[str]) -> None:
+    """The embedded Triton, with a stub built for NumPy 2 and for GPUs: nothing but the budget is copied."""
+    if not os.environ.get("SHOAL_STUB"):
+        pytest.skip("SHOAL_STUB names no stub that is built for NumPy 2")
+    sample = texts[:64]
+    expected = gpu_pipeline(excerpt=sample)
+    with serve(gpu_pipeline.graph.config.folder.parent) as server, Client(server.grpc_url) as client:
+        got = client.infer("ensemble_all", excerpt=sample)
+        time.sleep(2)  # metrics follow within a second
+        copies = read_metrics(server.metrics_url)
+    for name in expected:
+        np.testing.assert_allclose(got[name], expected[name], atol=1e-3)
+    copies.check(gpu_pipeline.graph)
+    assert copies.total(UP).copies
 
 
 # --- under load --------------------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+import shutil
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,19 @@ def test_the_runtime_is_found_by_path(monkeypatch: pytest.MonkeyPatch, tmp_path:
     (tmp_path / "bin" / "tritonserver").touch()
     monkeypatch.setenv("SHOAL_TRITONSERVER", str(tmp_path / "bin" / "tritonserver"))
     with pytest.raises(SetupError, match="has no Python backend stub for Python"):
+        find_runtime()
+
+
+def test_a_stub_of_ones_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It may be built for NumPy 2: then this NumPy is the model's business, whose start tries it."""
+    packaged = find_runtime()
+    own = tmp_path / runtime.STUB
+    shutil.copy2(packaged.stub, own)
+    monkeypatch.setenv("SHOAL_STUB", str(own))
+    monkeypatch.setattr("numpy.__version__", "2.5.2")
+    assert find_runtime() == dataclasses.replace(packaged, stub=own)
+    monkeypatch.setenv("SHOAL_STUB", str(tmp_path / "nowhere"))
+    with pytest.raises(SetupError, match=r"SHOAL_STUB names .*nowhere, which is no file"):
         find_runtime()
 
 

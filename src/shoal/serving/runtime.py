@@ -1,4 +1,7 @@
-"""Finds the server: a tritonserver that SHOAL_TRITONSERVER names, else the one in the nvidia-pytriton wheel."""
+"""Finds the server: a tritonserver that SHOAL_TRITONSERVER names, else the one in the nvidia-pytriton wheel.
+
+SHOAL_STUB names a Python backend stub of one's own, such as one built for NumPy 2.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from shoal.errors import InputError, SetupError
 from shoal.repository.compose import copy_package, read_manifest
 from shoal.repository.placement import EMBEDDED, GPU
 
-SERVER_VARIABLE = "SHOAL_TRITONSERVER"
+SERVER_VARIABLE, STUB_VARIABLE = "SHOAL_TRITONSERVER", "SHOAL_STUB"
 STUB = "triton_python_backend_stub"
 BACKENDS = Path(__file__).parent / "backends"
 COMPONENT_NEEDS = ("tokenizers", "array-api-compat")  # what components import that NVIDIA's image lacks
@@ -86,7 +89,8 @@ def find_runtime() -> Runtime:
         if not binary.is_file():
             raise SetupError(f"{SERVER_VARIABLE} names {binary}, which is no file.", "Name a tritonserver binary.")
     else:
-        check_numpy(np.__version__)
+        if not os.environ.get(STUB_VARIABLE):  # whoever brings a stub has its NumPy checked when a model starts
+            check_numpy(np.__version__)
         binary = _packaged_binary()
     root = binary.parents[1]
     runtime = Runtime(
@@ -128,6 +132,11 @@ def _packaged_binary() -> Path:
 
 
 def _find_stub(root: Path) -> Path:
+    if os.environ.get(STUB_VARIABLE):
+        stub = Path(os.environ[STUB_VARIABLE]).resolve()
+        if not stub.is_file():
+            raise SetupError(f"{STUB_VARIABLE} names {stub}, which is no file.", f"Name a {STUB} binary.")
+        return stub
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     candidates = [root / "python_backend_stubs" / version / STUB, root / "backends" / "python" / STUB]
     for stub in candidates:
