@@ -35,9 +35,8 @@ def normal_form(character: str) -> str:
 class EmulatedText:
     """See ``shoal.component.gpu_text.TextEngine``. Its arrays lie where ``device`` puts them."""
 
-    def __init__(self, vocabulary: Sequence[str], word_list: Sequence[str], device: Device | None = None) -> None:
+    def __init__(self, vocabulary: Sequence[str], device: Device | None = None) -> None:
         self._vocabulary = {token: index for index, token in enumerate(vocabulary)}
-        self._word_list = {word: index for index, word in enumerate(word_list)}
         self._device = device or PretendGpu()
 
     def normalise(self, texts: Texts) -> Texts:
@@ -48,9 +47,6 @@ class EmulatedText:
         return self._ragged(
             [p for word in text.split(" ") if word for p in self._word(word)] for text in _strings(clean)
         )
-
-    def listed(self, clean: Texts) -> Ragged:
-        return self._ragged([self._word_list.get(word, -1) for word in text.split()] for text in _strings(clean))
 
     def _word(self, word: str) -> list[int]:
         unknown = self._vocabulary["[UNK]"]

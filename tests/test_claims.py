@@ -216,8 +216,8 @@ def test_the_gpus_path_equals_the_hosts_on_nasty_unicode(
 
 def readers(artifacts: Path, bundle: Bundle) -> tuple[DeviceReader, Reader, PretendGpu]:
     vocabulary, device = read_vocabulary(artifacts / "vocab.txt"), PretendGpu()
-    words = Features(bundle, Device()).lexicon.tokens
-    read = DeviceReader(vocabulary, bundle, device, "TEXT", EmulatedText(vocabulary, words, device))
+    read = DeviceReader(vocabulary, bundle, device, "TEXT", EmulatedText(vocabulary, device))
+    device.ledger.end_setup()
     return read, Reader(vocabulary, bundle, Device()), device
 
 

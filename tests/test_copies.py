@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from shoal.component import reader
-from shoal.component.ledger import ACROSS, BATCHES, CONTROL, DOWN, EXACT, SETUP, UP, Edge, Traffic
+from shoal.component.ledger import ACROSS, BATCHES, CONTROL, DOWN, EXACT, EXACT_ROWS, SETUP, UP, Edge, Traffic
 from shoal.component.tensors import Array
 from shoal.errors import ShoalError
 from shoal.repository.compose import compose
@@ -83,13 +83,13 @@ def test_nothing_but_the_budget_is_copied(on_gpu: Pipeline) -> None:
     assert exact[0] == 2
     assert found == {
         ("preprocess", "INPUT0", UP): (1, blob),
-        ("preprocess", CONTROL, DOWN): (1, len(TEXTS) + 1),
+        ("preprocess", CONTROL, DOWN): (2, 8 + len(TEXTS) + 1),
         ("postprocess", "BERT_WEIGHT_INPUT", UP): (1, 16),
         ("postprocess", "OUTPUT0", DOWN): (1, 16),
         ("postprocess", "BERT_SCORE", DOWN): (1, 16),
         ("postprocess", "FOREST_SCORE", DOWN): (1, 16),
     }
-    assert moved.total(DOWN).num_bytes == len(TEXTS) + 1 + 3 * 16
+    assert moved.total(DOWN).num_bytes == 8 + len(TEXTS) + 1 + 3 * 16
     assert before.total(UP) == Traffic()  # what went up at the start is not counted
 
 
@@ -109,8 +109,10 @@ def test_a_planted_copy_breaks_the_budget(on_gpu: Pipeline, model: str, monkeypa
         (on_gpu.copies() - before).check(on_gpu.graph)
 
 
-def copies(model: str, name: str, direction: str, num_bytes: int = 8) -> Copies:
-    return Copies({(model, Edge(name, direction)): Traffic(1, num_bytes, 0.1)}, {model: {BATCHES: 2}})
+def copies(model: str, name: str, direction: str, num_bytes: int = 8, times: int = 1, exact: int = 0) -> Copies:
+    """One edge's traffic in two batches."""
+    events = {model: {BATCHES: 2, EXACT_ROWS: exact}}
+    return Copies({(model, Edge(name, direction)): Traffic(times, num_bytes, 0.1)}, events, has_setup=False)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +120,15 @@ def copies(model: str, name: str, direction: str, num_bytes: int = 8) -> Copies:
     [
         (copies("preprocess", "INPUT0", UP), True),
         (copies("preprocess", "INPUT0", DOWN), False),
-        (copies("preprocess", SETUP, UP), True),
+        (copies("preprocess", "INPUT0", UP, times=2), True),
+        (copies("preprocess", "INPUT0", UP, times=3), False),
+        (copies("preprocess", SETUP, UP), False),  # in a difference of two readings
+        (copies("preprocess", EXACT, UP), False),
+        (copies("preprocess", EXACT, UP, exact=1), True),
+        (copies("preprocess", EXACT, UP, exact=1, times=5), False),
+        (copies("preprocess", CONTROL, ACROSS), False),
+        (copies("postprocess", "OUTPUT0", DOWN, times=3), False),
+        (copies("another", "X", DOWN), True),  # none of this pipeline's models
         (copies("preprocess", EXACT, DOWN), False),
         (copies("preprocess", CONTROL, DOWN, 2048), True),
         (copies("preprocess", CONTROL, DOWN, 2049), False),
@@ -136,18 +146,20 @@ def test_the_budget(copied: Copies, is_within: bool, pipeline: Pipeline) -> None
 def test_metrics_are_read_back() -> None:
     text = """
 # TYPE shoal_copies_total counter
-shoal_copies_total{direction="up",edge="INPUT0",model="preprocess"} 3
+shoal_copies_total{direction="up",edge="INPUT0",instance="preprocess_0_0-7",model="preprocess"} 3
+shoal_copies_total{direction="up",edge="INPUT0",instance="preprocess_0_1-8",model="preprocess"} 4
 # TYPE shoal_copied_bytes_total counter
 shoal_copied_bytes_total{direction="up",edge="INPUT0",model="preprocess"} 300
 # TYPE shoal_copy_seconds_total counter
 shoal_copy_seconds_total{direction="up",edge="INPUT0",model="preprocess"} 0.5
 # TYPE shoal_batches_total counter
-shoal_batches_total{model="preprocess"} 3
+shoal_batches_total{instance="preprocess_0_0-7",model="preprocess"} 3
+shoal_batches_total{instance="preprocess_0_1-8",model="preprocess"} 4
 # TYPE nv_inference_count counter
 nv_inference_count{model="preprocess",version="1"} 9
 """
     read = Copies.parse(text)
     assert [(copy.model, copy.edge, copy.traffic) for copy in read] == [
-        ("preprocess", Edge("INPUT0", UP), Traffic(3, 300, 0.5))
+        ("preprocess", Edge("INPUT0", UP), Traffic(7, 300, 0.5))
     ]
-    assert read.events == {"preprocess": {BATCHES: 3}}
+    assert read.events == {"preprocess": {BATCHES: 7}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 import weakref
@@ -129,7 +130,7 @@ def test_host_arrays_cross_nothing() -> None:
 
 def test_a_gpu_that_is_not_there_is_named() -> None:
     for library in ("cupy", "torch"):
-        with pytest.raises(SetupError, match=r"GPU 7; its process sees 0 of them|cupy is not installed"):
+        with pytest.raises(SetupError, match=r"GPU 7; its process sees \d of them|cupy is not installed"):
             Device("gpu", 7, library).prepare()
 
 
@@ -176,7 +177,7 @@ def test_metrics_follow_the_ledger() -> None:
 
     ledger = Ledger()
     with installed():
-        metrics = Metrics(ledger, "double", seconds=60)
+        metrics = Metrics(ledger, "double", "double_0_0", seconds=60)
     ledger.record("X", UP, 10)
     ledger.count(ROWS, 3)
     for _ in range(2):
@@ -187,11 +188,14 @@ def test_metrics_follow_the_ledger() -> None:
         ("shoal_copied_bytes_total", "X", UP): 10,
         ("shoal_rows_total",): 3,
     }
+    assert metrics._counters["shoal_rows_total",].labels == {"model": "double", "instance": f"double_0_0-{os.getpid()}"}
     metrics.close()
 
 
-def test_a_server_without_metrics_answers_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
-    from shoal.component.fake_triton import MetricFamily, installed
+def test_a_server_without_metrics_answers_all_the_same(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from shoal.component.fake_triton import MetricFamily
 
     class Refusing(MetricFamily):
         def Metric(self, labels: Any) -> Any:  # noqa: ARG002, N802
@@ -199,9 +203,8 @@ def test_a_server_without_metrics_answers_all_the_same(caplog: pytest.LogCapture
 
     ledger = Ledger()
     ledger.count(ROWS)
-    with installed():
-        metrics = Metrics(ledger, "double", seconds=0.01)
-        metrics._family = Refusing
+    monkeypatch.setattr("shoal.component.metrics.metric_family", lambda: Refusing)
+    metrics = Metrics(ledger, "double", "double_0_0", seconds=0.01)
     metrics._thread.join(5)
     assert "model double publishes no metrics" in caplog.text
     metrics.close()

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.component.ledger import ACROSS, DOWN, SETUP, UP, Edge
+from shoal.component.ledger import ACROSS, DOWN, UP, Edge
 from shoal.component.tensors import Device
 from shoal.errors import ShoalError
 from shoal.serving.client import Client
@@ -68,8 +68,8 @@ def test_the_ledger_is_what_the_profiler_sees(gpu_pipeline: Pipeline, batch: lis
     moved = gpu_pipeline.copies() - before
     moved.check(gpu_pipeline.graph)
     assert {k: v[0] for k, v in told(moved).items()} == {k: v[0] for k, v in seen.items()}
-    assert told(moved)[UP][1] == seen[UP][1]
-    assert seen[DOWN][1] <= told(moved)[DOWN][1]  # libcudf's sizes are counted as 8 bytes each; some are 4
+    for direction in (UP, DOWN):  # libcudf's sizes are counted as 8 bytes each; some are 4
+        assert 0 <= told(moved)[direction][1] - seen[direction][1] <= 4 * 8
 
 
 def test_a_planted_copy_is_seen(gpu_pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -90,15 +90,11 @@ def test_a_planted_copy_is_seen(gpu_pipeline: Pipeline, monkeypatch: pytest.Monk
     assert seen[UP][0] == moved[UP][0] + 1
 
 
-def test_setup_copies_are_not_a_batchs(gpu_pipeline: Pipeline) -> None:
-    assert all(copy.edge == Edge(SETUP, UP) or copy.traffic.copies for copy in gpu_pipeline.copies())
-
-
 @pytest.mark.server
 def test_a_server_hands_tensors_on_from_gpu_to_gpu(gpu_pipeline: Pipeline, texts: list[str]) -> None:
     """The embedded Triton, with a stub built for NumPy 2 and for GPUs: nothing but the budget is copied."""
-    if not os.environ.get("SHOAL_STUB"):
-        pytest.skip("SHOAL_STUB names no stub that is built for NumPy 2")
+    if not os.environ.get("SHOAL_STUB") or not os.environ.get("SHOAL_TRITONSERVER"):
+        pytest.skip("SHOAL_TRITONSERVER and SHOAL_STUB name no server and no stub that is built for NumPy 2")
     sample = texts[:64]
     expected = gpu_pipeline(excerpt=sample)
     with serve(gpu_pipeline.graph.config.folder.parent) as server, Client(server.grpc_url) as client:

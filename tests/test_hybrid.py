@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,18 @@ def test_the_servers_metrics_carry_the_ledger(hybrid: Path, hybrid_server: Serve
     assert run.exit_code == 0
     assert "Nothing was copied between host and device." in run.output
     assert "preprocess: " in run.output
+
+
+def test_instances_of_a_model_add_up(artifacts: Path, tmp_path: Path) -> None:
+    repository = compose("ensemble_all", tmp_path / "r", artifacts=artifacts)
+    config = repository / "preprocess" / "config.pbtxt"
+    text = config.read_text(encoding="utf-8")
+    config.write_text(text.replace("instance_group {", "instance_group {\n  count: 2"), encoding="utf-8")
+    with serve(repository) as server, Client(server.grpc_url) as client, ThreadPoolExecutor(4) as callers:
+        list(callers.map(lambda _: client.infer("ensemble_all", excerpt=TEXTS), range(24)))
+        told = settled(server)
+    assert told.events["preprocess"][ROWS] == 24 * len(TEXTS)
+    assert told.events["postprocess"][ROWS] == 24 * len(TEXTS)
 
 
 def settled(server: Server) -> Copies:

@@ -99,20 +99,31 @@ def test_nothing_in_the_serving_path_reads_a_device_array() -> None:
 
 
 def reads(tree: ast.AST) -> set[tuple[str, str]]:
-    """The function and the method of each such call."""
+    """The function and the method of each such call; and of Python's numbers made of what array code gave."""
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-    return {
-        (function.name, call.func.attr)
-        for function in functions
-        for call in ast.walk(function)
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in READS
-        if call.func.attr != "get" or not call.args
-    }
+    calls = [(f.name, call) for f in functions for call in ast.walk(f) if isinstance(call, ast.Call)]
+    methods = {(name, call.func.attr) for name, call in calls if isinstance(call.func, ast.Attribute) and _reads(call)}
+    casts = {(n, call.func.id) for n, call in calls if isinstance(call.func, ast.Name) and _casts(call)}
+    return methods | casts
+
+
+def _reads(call: ast.Call) -> bool:
+    assert isinstance(call.func, ast.Attribute)
+    if call.func.attr == "to":
+        return any(isinstance(a, ast.Constant) and str(a.value) == "cpu" for a in call.args)
+    return call.func.attr in READS and (call.func.attr != "get" or not call.args)
+
+
+def _casts(call: ast.Call) -> bool:
+    assert isinstance(call.func, ast.Name)
+    names = {node.id for a in call.args for node in ast.walk(a) if isinstance(node, ast.Name)}
+    return call.func.id in ("bool", "float", "int") and "xp" in names
 
 
 def test_such_reads_are_seen() -> None:
-    code = "def run(x):\n    y = x.get('a')\n    return x.cpu(), x.get(), cp.asnumpy(x)"
-    assert reads(ast.parse(code)) == {("run", "cpu"), ("run", "get"), ("run", "asnumpy")}
+    code = "def run(x):\n    y = x.get('a')\n    return x.cpu(), x.get(), cp.asnumpy(x), x.to('cpu'), int(xp.max(x))"
+    found = {name for _, name in reads(ast.parse(code))}
+    assert found == {"cpu", "get", "asnumpy", "to", "int"}
 
 
 def test_floors_import_only_what_stands_below_them() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,12 +11,13 @@ import numpy as np
 import pytest
 
 from shoal.component.bundle import Bundle
-from shoal.component.ledger import CONTROL, DOWN, EXACT, EXACT_ROWS, UP, Edge
-from shoal.component.ragged import to_texts
+from shoal.component.ledger import CONTROL, DOWN, EXACT, EXACT_ROWS, SETUP, UP, Edge
+from shoal.component.ragged import Ragged, Texts, to_texts
 from shoal.component.reader import DeviceReader, Reader, Reading, make_reader
 from shoal.component.routing import read_code_points
 from shoal.component.tensors import Device
 from shoal.component.wordpiece import read_vocabulary
+from shoal.errors import ArtifactError, SetupError
 from tests.emulation import EmulatedText
 from tests.pretend import PretendGpu
 
@@ -30,9 +32,9 @@ def vocabulary(artifacts: Path) -> list[str]:
 
 
 def device_reader(vocabulary: Sequence[str], bundle: Bundle, device: Device) -> DeviceReader:
-    host = Reader(vocabulary, bundle, Device())
-    engine = EmulatedText(vocabulary, host._features.lexicon.tokens, device)
-    return DeviceReader(vocabulary, bundle, device, "TEXT", engine)
+    read = DeviceReader(vocabulary, bundle, device, "TEXT", EmulatedText(vocabulary, device))
+    device.ledger.end_setup()
+    return read
 
 
 def assert_equal(some: Reading, other: Reading) -> None:
@@ -57,26 +59,24 @@ def test_only_rows_that_need_it_take_the_exact_path(vocabulary: list[str], bundl
     assert device.ledger.events[EXACT_ROWS] == len(EXACT_TEXTS)
 
 
-def test_one_upload_and_one_read_a_batch(vocabulary: list[str], bundle: Bundle) -> None:
+def test_one_upload_and_two_small_reads_a_batch(vocabulary: list[str], bundle: Bundle) -> None:
     device = PretendGpu()
     read = device_reader(vocabulary, bundle, device)
-    start = dict(device.ledger.traffic)
     read(to_texts(PLAIN))
-    moved = {edge: traffic for edge, traffic in device.ledger.traffic.items() if edge not in start}
+    moved = {edge: traffic for edge, traffic in device.ledger.traffic.items() if edge.name != SETUP}
     assert {(edge.name, edge.direction) for edge in moved} == {("TEXT", UP), (CONTROL, DOWN)}
     sizes = {edge.name: (traffic.copies, traffic.num_bytes) for edge, traffic in moved.items()}
     blob = sum(len(text.encode()) for text in PLAIN)
-    assert sizes == {"TEXT": (1, blob + 8 * (len(PLAIN) + 1)), CONTROL: (1, len(PLAIN) + 1)}
+    assert sizes == {"TEXT": (1, blob + 8 * (len(PLAIN) + 1)), CONTROL: (2, 8 + len(PLAIN) + 1)}
     read(to_texts([*PLAIN, "[SEP]"]))
     assert device.ledger.traffic[Edge(EXACT, UP)].copies == 2  # token ids, and codes for the features
 
 
 def test_encoders_that_keep_case_are_read_on_the_host(vocabulary: list[str], bundle: Bundle) -> None:
-    from dataclasses import replace
-
-    cased = replace(bundle, is_lowercase=False)
+    cased = dataclasses.replace(bundle, is_lowercase=False)
     device = PretendGpu()
     reading = make_reader(vocabulary, cased, device, edge="TEXT")(to_texts(PLAIN))
+    assert device.ledger.events[EXACT_ROWS] == len(PLAIN)
     assert_equal(reading, Reader(vocabulary, cased, Device())(to_texts(PLAIN)))
     assert device.owns(reading.ids)
 
@@ -92,3 +92,22 @@ def test_marks_that_change_places_are_on_the_list() -> None:
         kept = [c for c in unicodedata.normalize("NFD", chr(code)) if unicodedata.category(c) != "Mn"]
         classes |= {unicodedata.combining(c) for c in kept} - {0}
     assert classes == {6, 9}  # the signs of vowel killers keep their order among themselves, and U+16FF0 with them
+
+
+def test_a_device_that_reads_otherwise_does_not_start(vocabulary: list[str], bundle: Bundle) -> None:
+    class Otherwise(EmulatedText):
+        """Loses a row's last word, as a kernel of libcudf's does under a limit of words."""
+
+        def pieces(self, clean: Texts) -> Ragged:
+            found = super().pieces(clean)
+            return Ragged(found.values, found.offsets - 1 * (found.offsets > 0))
+
+    device = PretendGpu()
+    with pytest.raises(SetupError, match=r"The text functions of GPU 0 give other \w+ than the host's\."):
+        DeviceReader(vocabulary, bundle, device, "TEXT", Otherwise(vocabulary, device))
+
+
+def test_widths_that_a_byte_cannot_carry_are_refused(vocabulary: list[str], bundle: Bundle) -> None:
+    wide = dataclasses.replace(bundle, max_length=4096)
+    with pytest.raises(ArtifactError, match="max_length 4096; on a GPU at most 2040"):
+        DeviceReader(vocabulary, wide, PretendGpu(), "TEXT", EmulatedText(vocabulary))

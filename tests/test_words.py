@@ -9,24 +9,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.component.features import (
+    DeviceCoder,
     Lexicon,
     TokenCoder,
     count_features,
-    device_codes,
     is_word,
     normalise,
 )
-from shoal.component.ragged import Ragged, Texts, to_texts
+from shoal.component.ragged import Texts, to_texts
 from shoal.component.reader import Reading, _merge
 from shoal.component.routing import Routing
 from shoal.component.scores import blend
 from shoal.component.tensors import Array, Device
 from shoal.component.wordpiece import SpecialIds, frame, round_up
-from shoal.component.words import CodePoints, Words, code_points, hash_factors
+from shoal.component.words import CodePoints, Words, code_points, count_begun, hash_factors
 from tests.pretend import PretendGpu
 
 HOST, DEVICE = Device(), PretendGpu()
 LETTERS = {device: CodePoints.words(device) for device in (HOST, DEVICE)}
+STOP_WORDS, LISTED = ["a", "b"], ["c", "é", "bc"]
+CODERS = {device: DeviceCoder(Lexicon.build(STOP_WORDS, LISTED, device), device) for device in (HOST, DEVICE)}
 ON = pytest.mark.parametrize("device", [HOST, DEVICE], ids=["numpy", "torch"])
 UNHURRIED = settings(deadline=None)  # torch's first calls are slow
 WORD = st.text("abcé漢字0.!…-ก\U0001f41f", min_size=1, max_size=12)
@@ -55,7 +57,8 @@ def test_code_points(device: Device, texts: list[str]) -> None:
 @given(texts=CLEAN)
 def test_words_are_found(device: Device, texts: list[str]) -> None:
     expected = tokens(texts)
-    words = Words(there(to_texts([f" {text}  " for text in texts]), device), len(expected))
+    words = Words.find(there(to_texts([f" {text}  " for text in texts]), device), device)
+    assert words.num_tokens == len(expected)
     assert np.asarray(words.are_words(LETTERS[device])).tolist() == [is_word(token) for token in expected]
     hashes = np.asarray(words.hashes(hash_factors(device))).tolist()
     assert len(set(hashes)) == len(set(expected)) == len(set(zip(hashes, expected, strict=True)))
@@ -65,7 +68,7 @@ def test_words_are_found(device: Device, texts: list[str]) -> None:
 @pytest.mark.parametrize(("text", "expected"), [("a" * 100, False), ("a" * 101, True), ("é" * 51, True), ("", False)])
 def test_long_words_are_found(device: Device, text: str, expected: bool) -> None:
     texts = ["a b", f"b {text} b", "a" * 60, "a" * 60]
-    words = Words(there(to_texts(texts), device), len(tokens(texts)))
+    words = Words.find(there(to_texts(texts), device), device)
     assert np.asarray(words.has_long).tolist() == [False, expected, False, False]
 
 
@@ -73,17 +76,13 @@ def test_long_words_are_found(device: Device, text: str, expected: bool) -> None
 @UNHURRIED
 @given(texts=CLEAN)
 def test_codes_on_a_device_give_the_features_of_the_hosts(device: Device, texts: list[str]) -> None:
-    stop_words, listed = ["a", "b"], ["c", "é", "bc"]
-    host = Lexicon.build(stop_words, listed, Device())
+    host = Lexicon.build(STOP_WORDS, LISTED, Device())
     expected = count_features(TokenCoder(host)(to_texts(texts)), host)
 
-    there_lexicon = Lexicon.build(stop_words, listed, device)
-    clean = [" ".join(TokenCoder(host)._tokenize(text)) for text in texts]
-    places = {token: place for place, token in enumerate(host.tokens)}
-    rows = Ragged.from_rows([[places.get(token, -1) for token in text.split()] for text in clean]).to(device, "PLACES")
-    words = Words(there(to_texts(clean), device), rows.values.shape[0])
-    codes = device_codes(words, rows.values, there_lexicon, LETTERS[device], hash_factors(device))
-    got = count_features(Ragged(codes, rows.offsets), there_lexicon)
+    there_lexicon = Lexicon.build(STOP_WORDS, LISTED, device)
+    clean = to_texts(" ".join(TokenCoder(host)._tokenize(text)) for text in texts)
+    codes = CODERS[device](Words.find(there(clean, device), device))
+    got = count_features(codes, there_lexicon)
     np.testing.assert_allclose(got, expected, rtol=1e-12)
 
 
@@ -100,15 +99,14 @@ def test_nothing_reads_a_value_from_the_device() -> None:
     device, num_tokens = MetaGpu(), 7
     texts = Texts(meta(np.zeros(40, np.uint8)), meta(np.zeros(4, np.int64)))
     lexicon = Lexicon.build(["a"], ["b"], device)
-    words = Words(texts, num_tokens)
-    listed = Ragged(meta(np.zeros(num_tokens, np.int64)), meta(np.zeros(4, np.int64)))
-    codes = device_codes(words, listed.values, lexicon, CodePoints.words(device), hash_factors(device))
-    raw = count_features(Ragged(codes, listed.offsets), lexicon)
+    words = Words(texts, count_begun(texts), num_tokens)
+    codes = DeviceCoder(lexicon, device)(words)
+    raw = count_features(codes, lexicon)
     features = normalise(raw, meta(np.zeros(8)), meta(np.ones(8)))
     assert features.shape == (3, 7 + 1)
     is_exact = Routing(device).find(texts, words)
-    ids, mask = frame(listed, SpecialIds(1, 2, 0), 16)
-    round_up(torch.max(listed.lengths))
+    ids, mask = frame(codes, SpecialIds(1, 2, 0), 16)
+    round_up(torch.max(codes.lengths))
     reading = Reading(ids, mask, features)
     assert _merge(reading, reading, is_exact).ids.shape == (3, 16)
     assert blend(0.5, features[:, 0], features[:, 1]).shape == (3,)

@@ -43,6 +43,7 @@ class Component:
         context.device.prepare()
         with context.device.active():
             self.setup(context)
+        context.device.ledger.end_setup()
 
     def setup(self, context: Context) -> None:
         """Load artifacts and build what every call uses. Called once."""
@@ -91,10 +92,10 @@ class Component:
         try:
             with device.active():
                 batch, counts = batching.join(spec, requests, device)
+                device.ledger.count(BATCHES)
+                device.ledger.count(ROWS, sum(counts))
                 outputs = self.run(batch)
             batching.check_outputs(spec, outputs, sum(counts))
-            device.ledger.count(BATCHES)
-            device.ledger.count(ROWS, sum(counts))
             return list(batching.split(outputs, counts))
         except Exception as error:
             if len(requests) == 1:
@@ -139,7 +140,7 @@ class TritonModel:
                 num_threads=_threads(spec),
             )
         )
-        self._metrics = Metrics(device.ledger, spec.name)
+        self._metrics = Metrics(device.ledger, spec.name, args["model_instance_name"])
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer every request, each with its own response."""

@@ -11,6 +11,8 @@ from shoal.component.spec import ModelSpec, TensorSpec
 from shoal.component.tensors import Array, Arrays, Device, namespace
 from shoal.errors import ShoalError
 
+_MAX_CONCAT = 8  # for more arrays CuPy sends a table of pointers up
+
 
 def join(spec: ModelSpec, requests: Sequence[Arrays], device: Device) -> tuple[Arrays, list[int]]:
     """One batch on ``device`` of all requests, which share one set of inputs, and the number of rows each brought.
@@ -41,6 +43,8 @@ def _concat(tensor: TensorSpec, arrays: Sequence[Array]) -> Array:
     if tensor.is_ragged and len({a.shape[1:] for a in arrays}) > 1:
         widest = max(a.shape[1] for a in arrays)
         arrays = [_widen(a, widest) for a in arrays]
+    while len(arrays) > _MAX_CONCAT and not isinstance(arrays[0], np.ndarray):
+        arrays = [xp.concat(arrays[k : k + _MAX_CONCAT], axis=0) for k in range(0, len(arrays), _MAX_CONCAT)]
     return xp.concat(list(arrays), axis=0)
 
 

@@ -20,7 +20,7 @@ from shoal.component.bundle import NUM_LISTED, Bundle
 from shoal.component.ledger import SETUP
 from shoal.component.ragged import Ragged, Texts
 from shoal.component.tensors import Array, Device, namespace
-from shoal.component.words import CodePoints, Words
+from shoal.component.words import CodePoints, WordList, Words
 
 SENTENCE_ENDS = (".", "!", "?", "…")
 
@@ -117,16 +117,25 @@ class TokenCoder:
         return Ragged.from_rows(rows)
 
 
-def device_codes(words: Words, listed: Array, lexicon: Lexicon, word_characters: CodePoints, factors: Array) -> Array:
-    """What ``TokenCoder`` gives, for tokens on a device: INT64 ``[num_tokens]``.
+class DeviceCoder:
+    """What ``TokenCoder`` gives, by array code, for tokens on a device.
 
-    ``listed`` holds the row of each token in the lexicon, INT64, or -1 for tokens that are not listed. A word's own
-    code is the rank of its hash, so two words may share one, with a probability of about 2^-57 a pair.
+    A word's own code is the rank of its hash, so two words of a batch may share one, with a probability of about 2^-57
+    a pair.
     """
-    xp = namespace(listed)
-    own = lexicon.num_known + _rank(words.hashes(factors))
-    unlisted = xp.where(words.are_words(word_characters), own, xp.full_like(listed[:1], -1))
-    return xp.where(listed >= 0, listed, unlisted)
+
+    def __init__(self, lexicon: Lexicon, device: Device) -> None:
+        self._num_known = lexicon.num_known
+        self._word_list = WordList(lexicon.tokens, device)
+        self._word_characters = CodePoints.words(device)
+
+    def __call__(self, words: Words) -> Ragged:
+        """INT64 codes, a row a text."""
+        hashes = self._word_list.hashes(words)
+        xp, listed = namespace(hashes), self._word_list.find(hashes)
+        own = self._num_known + _rank(hashes)
+        unlisted = xp.where(words.are_words(self._word_characters), own, xp.full_like(listed[:1], -1))
+        return Ragged(xp.where(listed >= 0, listed, unlisted), words.offsets)
 
 
 def _rank(values: Array) -> Array:

@@ -1,4 +1,4 @@
-"""BERT's normalizer, WordPiece and a word-list lookup on a GPU, over pylibcudf; the only place that calls it.
+"""BERT's normalizer and WordPiece on a GPU, over pylibcudf; the only place that calls it.
 
 Nothing is copied between pylibcudf's columns and CuPy's arrays: both see the same memory, on the default stream.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from shoal.component.ledger import CONTROL, DOWN, SETUP
+from shoal.component.ledger import CONTROL, DOWN, SETUP, UP
 from shoal.component.ragged import Ragged, Texts, to_texts
 from shoal.component.tensors import Array, Device
 from shoal.errors import needs
@@ -23,39 +23,33 @@ class TextEngine(Protocol):
     def pieces(self, clean: Texts) -> Ragged:
         """Token ids of normalised texts, in full length: INT64, a row a text."""
 
-    def listed(self, clean: Texts) -> Ragged:
-        """The place of each token in the word list, or -1: INT64, a row a text."""
 
-
-# The host reads sizes inside libcudf's calls: so many copies of at most 8 bytes, counted in its source (26.10) and not
-# yet by a profiler.
-_SIZES_READ = {"normalise": 3, "pieces": 4, "listed": 4}
+# The host reads and sets sizes inside libcudf's calls: so many copies of at most 8 bytes down and up, counted in its
+# source (26.10) and not yet by a profiler.
+_SIZES = {"normalise": (3, 1), "pieces": (4, 1)}
 # libcudf's wordpiece_tokenize writes past its own buffer when a batch is next to nothing but spaces (26.10); with this
 # row in front none is.
 _SENTINEL = b"aaaa"
 
 
 class GpuText:
-    """pylibcudf's text functions with one vocabulary and one word list.
+    """pylibcudf's text functions with one vocabulary.
 
     Lower-casing only: libcudf keeps accents where it keeps case, as Hugging Face's does, but nobody compared them.
     """
 
-    def __init__(self, vocabulary: Sequence[str], word_list: Sequence[str], device: Device) -> None:
+    def __init__(self, vocabulary: Sequence[str], device: Device) -> None:
         with needs("gpu"):
-            from pylibcudf import Scalar
-            from pylibcudf.nvtext import normalize, tokenize, wordpiece_tokenize
+            from pylibcudf.nvtext import normalize, wordpiece_tokenize
 
         self._device = device
-        self._normalize, self._tokenize, self._wordpiece = normalize, tokenize, wordpiece_tokenize
+        self._normalize, self._wordpiece = normalize, wordpiece_tokenize
 
         def column(strings: Sequence[str]) -> Any:
             return self._column(to_texts(strings).to(device, SETUP))
 
         self._normalizer = normalize.CharacterNormalizer(True, column([]))
         self._vocabulary = wordpiece_tokenize.WordPieceVocabulary(column(vocabulary))
-        self._word_list = tokenize.TokenizeVocabulary(column(word_list))
-        self._whitespace = Scalar.from_py("")  # libcudf's name for: at whitespace
         self._sentinel = Texts.from_bytes([_SENTINEL]).to(device, SETUP)
         alone = wordpiece_tokenize.wordpiece_tokenize(self._column(self._sentinel), self._vocabulary, 0)
         self._sentinel_pieces = int(alone.list_view().child().size())
@@ -78,15 +72,9 @@ class GpuText:
         self._record("pieces")
         return Ragged(found.values[self._sentinel_pieces :], found.offsets[1:] - self._sentinel_pieces)
 
-    def listed(self, clean: Texts) -> Ragged:
-        """See ``TextEngine``."""
-        places = self._tokenize.tokenize_with_vocabulary(self._column(clean), self._word_list, self._whitespace, -1)
-        self._record("listed")
-        return self._ragged(places)
-
     def _record(self, call: str) -> None:
-        copies = _SIZES_READ[call]
-        self._device.ledger.record(CONTROL, DOWN, 8 * copies, copies=copies)
+        for direction, copies in zip((DOWN, UP), _SIZES[call], strict=True):
+            self._device.ledger.record(CONTROL, direction, 8 * copies, copies=copies)
 
     def _column(self, texts: Texts) -> Any:
         from pylibcudf import Column, DataType, TypeId, gpumemoryview

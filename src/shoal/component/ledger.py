@@ -1,6 +1,7 @@
 """The copy ledger: every copy between host and device that a component makes, by edge.
 
-Nothing crosses but through ``Device.put`` and ``Device.fetch`` (in ``tensors.py``), which write here.
+Arrays cross through ``Device.put`` and ``Device.fetch`` (in ``tensors.py``), which write here; so do the calls of
+libraries that are known to copy a few bytes of their own.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import NamedTuple
 UP, DOWN, ACROSS = "up", "down", "across"  # host to device, device to host, device to device
 
 # Edges that are no tensor of the model.
-SETUP = "(setup)"  # word lists and the like, once at the start
+SETUP = "(setup)"  # word lists and a rehearsal, once at the start
 EXACT = "(exact rows)"  # token ids of rows that the device's tokenizer would get wrong, made on the host
 CONTROL = "(control)"  # a few bytes a batch that decide sizes on the host
 
@@ -60,6 +61,14 @@ class Ledger:
         """Add to a count: batches, rows, rows on the exact path."""
         with self._lock:
             self._events[event] = self._events.get(event, 0) + number
+
+    def end_setup(self) -> None:
+        """Take all that was copied so far for the start's, and forget the counts."""
+        with self._lock:
+            before, self._traffic, self._events = self._traffic, {}, {}
+            for edge, traffic in before.items():
+                key = Edge(SETUP, edge.direction)
+                self._traffic[key] = self._traffic.get(key, Traffic()) + traffic
 
     @property
     def traffic(self) -> Mapping[Edge, Traffic]:

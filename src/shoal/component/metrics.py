@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from typing import Any
 
@@ -23,13 +24,15 @@ _log = logging.getLogger("shoal")
 
 
 class Metrics:
-    """Brings Triton's counters up to a ledger's totals, once a second while there is work, and at the end.
+    """Brings Triton's counters up to a ledger's totals, once a second while there is work.
 
     An increment is a round trip to the server of about a tenth of a millisecond, so requests do not wait for it.
+    Counters are this process's own: Triton deletes equal ones of several instances with the first that ends.
     """
 
-    def __init__(self, ledger: Ledger, model: str, *, seconds: float = 1.0) -> None:
+    def __init__(self, ledger: Ledger, model: str, instance: str, *, seconds: float = 1.0) -> None:
         self._ledger, self._model, self._seconds = ledger, model, seconds
+        self._labels = {"model": model, "instance": f"{instance}-{os.getpid()}"}
         self._family = metric_family()
         self._families: dict[str, Any] = {}
         self._counters: dict[tuple[str, ...], Any] = {}
@@ -66,11 +69,11 @@ class Metrics:
     def _make_counter(self, name: str, *edge: str) -> Any:
         if name not in self._families:
             self._families[name] = self._family(name=name, description=_DESCRIPTIONS[name], kind=self._family.COUNTER)
-        labels = {"model": self._model, **dict(zip(("edge", "direction"), edge, strict=False))}
+        labels = {**self._labels, **dict(zip(("edge", "direction"), edge, strict=False))}
         return self._families[name].Metric(labels=labels)
 
     def close(self) -> None:
-        """Stop. Triton drops a model's counters when it is unloaded, so nothing is left to tell."""
+        """Stop; Triton drops this process's counters now, so nothing is left to tell."""
         self._has_ended.set()
         self._thread.join()
 

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from shoal.component.bundle import Bundle
-from shoal.component.features import Features, device_codes
+from shoal.component.features import DeviceCoder, Features
 from shoal.component.gpu_text import GpuText, TextEngine
-from shoal.component.ledger import CONTROL, EXACT, EXACT_ROWS
-from shoal.component.ragged import Ragged, Texts
+from shoal.component.ledger import CONTROL, EXACT, EXACT_ROWS, SETUP
+from shoal.component.ragged import Ragged, Texts, to_texts
 from shoal.component.routing import Routing
 from shoal.component.tensors import Array, Device, namespace
 from shoal.component.wordpiece import WIDTH_MULTIPLE, WordPiece, frame, round_up
-from shoal.component.words import CodePoints, Words, hash_factors
+from shoal.component.words import Words
+from shoal.errors import ArtifactError, SetupError
+
+MAX_WIDTH = 255 * WIDTH_MULTIPLE  # the width in steps travels as a byte
+_SAMPLES = (
+    "A cat sat on the mat. " * 9,
+    "",
+    " ",
+    "a",
+    "Naïve café, 1984… isn't it?",
+    "漢字 [SEP] " + "x" * 101,
+    "\n Blank at both ends. \n",
+    "I",
+)
 
 
 class Reading(NamedTuple):
@@ -40,6 +52,8 @@ class Reader:
 
     def __call__(self, texts: Texts) -> Reading:
         """Read a batch of texts that lie on the host."""
+        if not self._device.is_host:
+            self._device.ledger.count(EXACT_ROWS, len(texts))
         pieces, steps = self._pieces(texts)
         return self._finish(pieces, self._features.code(texts), steps)
 
@@ -64,20 +78,36 @@ class DeviceReader(Reader):
         self, vocabulary: Sequence[str], bundle: Bundle, device: Device, edge: str, engine: TextEngine | None = None
     ) -> None:
         super().__init__(vocabulary, bundle, device)
-        self._engine = engine or GpuText(vocabulary, self._features.lexicon.tokens, device)
+        if bundle.max_length > MAX_WIDTH:
+            raise ArtifactError(
+                f"preprocess.json has max_length {bundle.max_length}; on a GPU at most {MAX_WIDTH} tokens are read.",
+                "Compose with --placement cpu or hybrid.",
+            )
+        self._engine = engine or GpuText(vocabulary, device)
         self._edge = edge
         self._routing = Routing(device)
-        characters, factors = CodePoints.words(device), hash_factors(device)
-        self._codes = partial(device_codes, lexicon=self._features.lexicon, word_characters=characters, factors=factors)
+        self._code = DeviceCoder(self._features.lexicon, device)
+        self._rehearse(Reader(vocabulary, bundle, Device()))
+
+    def _rehearse(self, host: Reader) -> None:
+        """Read a few texts both ways: kernels are compiled before the first request, and a fault stops the start."""
+        for texts in (_SAMPLES, _SAMPLES[-1:]):
+            here, there = (read(to_texts(texts)) for read in (host, self))
+            for name, expected, array in zip(Reading._fields, here, there, strict=True):
+                found = self._device.fetch(array, SETUP)
+                if found.shape != expected.shape or not np.allclose(found, expected, rtol=1e-5, atol=1e-5):
+                    raise SetupError(
+                        f"The text functions of GPU {self._device.index} give other {name} than the host's.",
+                        "Compose with --placement cpu or hybrid, and report the version of pylibcudf.",
+                    )
 
     def __call__(self, texts: Texts) -> Reading:
         """Read a batch of texts that lie on the host."""
         here = texts.to(self._device, self._edge)
         clean = self._engine.normalise(here)
         pieces = self._engine.pieces(clean)
-        listed = self._engine.listed(clean)
-        words = Words(clean, int(listed.values.shape[0]))
-        codes = Ragged(self._codes(words, listed.values), listed.offsets)
+        words = Words.find(clean, self._device)
+        codes = self._code(words)
 
         is_exact = self._routing.find(here, words)
         rows, steps = self._decide(pieces, is_exact)
@@ -93,7 +123,7 @@ class DeviceReader(Reader):
     def _decide(self, pieces: Ragged, is_exact: Array) -> tuple[np.ndarray[tuple[int], np.dtype[np.intp]], int]:
         """What the host must know: which rows are its own, and the width of the others in steps of 8.
 
-        One copy of a byte a row and one more: the only wait for the device in a batch.
+        One copy, of a byte a row and one more.
         """
         xp = namespace(is_exact)
         lengths = xp.minimum(pieces.lengths, self._max_length - 2)

@@ -1,7 +1,7 @@
 """Which rows the GPU's tokenizer would get wrong: they take the exact path, Hugging Face's on the host.
 
-libcudf's normalizer and WordPiece give Hugging Face's tokens but for three kinds of text: one that names a special
-token such as ``[SEP]``, one with a word of more than 100 characters, and one with a code point that their Unicode
+libcudf's normalizer and WordPiece give Hugging Face's tokens, but not always for three kinds of text: one that names a
+special token such as ``[SEP]``, one with a word of more than 100 bytes, and one with a code point that their Unicode
 tables treat differently (``exact_codepoints.json``).
 """
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
 from shoal.component.tensors import Array, namespace
 from shoal.errors import InputError
 
@@ -13,15 +17,12 @@ def blend(weight: Array | float, first: Array, second: Array) -> Array:
     return weight * first + (1 - weight) * second
 
 
-def check_weight(weight: Array, *, name: str) -> None:
+def check_weight(weight: np.ndarray[Any, Any], *, name: str) -> None:
     """Check that each weight lies between 0 and 1.
 
     Raises:
         InputError: it names the first row that does not, NaN and infinities included.
     """
-    xp = namespace(weight)
-    is_bad = xp.reshape(~((weight >= 0) & (weight <= 1)), (-1,))
-    if bool(xp.any(is_bad)):
-        row = int(xp.argmax(xp.astype(is_bad, xp.int64)))
-        value = float(xp.reshape(weight, (-1,))[row])
+    for row in np.flatnonzero(~((weight >= 0) & (weight <= 1))):
+        value = weight.reshape(-1)[row]
         raise InputError(f"{name}[{row}] is {value:g}; it must lie between 0 and 1.", "Leave it out for the default.")

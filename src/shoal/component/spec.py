@@ -96,7 +96,7 @@ class ModelSpec:
             inputs=tuple(map(TensorSpec.from_config, config.get("input", []))),
             outputs=tuple(map(TensorSpec.from_config, config.get("output", []))),
             max_batch_size=int(config.get("max_batch_size", 0)),
-            num_instances=max(1, sum(int(group.get("count", 1)) for group in groups)),
+            num_instances=max(1, sum(int(g.get("count", 1)) * max(1, len(g.get("gpus", ()))) for g in groups)),
             parameters={key: entry.get("string_value", "") for key, entry in config.get("parameters", {}).items()},
         )
 

@@ -119,6 +119,8 @@ class Device:
         if self.is_host:
             return self.fetch(array, edge)
         start = time.perf_counter()
+        if not isinstance(array, np.ndarray) and array.__dlpack_device__()[0] == _DL_CPU:
+            array = np.from_dlpack(array)
         if isinstance(array, np.ndarray):
             here, direction = self._upload(np.ascontiguousarray(array)), UP
         else:
@@ -160,15 +162,16 @@ class Device:
         return there
 
     def _download(self, array: Any) -> np.ndarray[Any, Any]:
-        if hasattr(array, "cpu"):
-            return np.asarray(array.detach().cpu())
+        if hasattr(array, "cpu"):  # torch's, which copies on its current stream
+            with replace(self, kind="gpu", index=array.device.index, library="torch").active():
+                return np.asarray(array.detach().cpu())
         try:
             import cupy
         except ModuleNotFoundError:  # a component on the host, with a tensor that another one left on a GPU
             with needs("gpu"):
                 import torch
             return np.asarray(torch.utils.dlpack.from_dlpack(array).cpu())
-        with cupy.cuda.Device(int(array.__dlpack_device__()[1])):
+        with cupy.cuda.Device(int(array.__dlpack_device__()[1])), cupy.cuda.Stream.null:
             return np.asarray(cupy.asnumpy(array if isinstance(array, cupy.ndarray) else cupy.from_dlpack(array)))
 
 

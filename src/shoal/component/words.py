@@ -1,7 +1,7 @@
-"""The tokens of normalised texts, by array code alone: where each stands, whether it is a word, and a hash of it.
+"""The tokens of normalised texts, by array code alone: where each stands, whether it is a word, which one it is.
 
 A normalised text is UTF-8 whose tokens have spaces between them. What runs here on a GPU runs in the tests on NumPy and
-torch. Nothing waits for the device: no shape depends on a value there, and no value is read.
+torch. But for their number, nothing here waits for the device: no shape depends on a value there, no value is read.
 """
 
 from __future__ import annotations
@@ -14,12 +14,20 @@ from functools import cached_property
 import numpy as np
 from array_api_compat import device as device_of
 
-from shoal.component.ledger import SETUP
-from shoal.component.ragged import Ragged, Texts
+from shoal.component.ledger import CONTROL, SETUP
+from shoal.component.ragged import Ragged, Texts, to_texts
 from shoal.component.tensors import Array, Device, namespace
 from shoal.component.wordpiece import MAX_WORD_CHARS
 
 _SPACE = 0x20
+
+
+def count_begun(texts: Texts) -> Array:
+    """How many tokens have begun up to and including each byte of normalised texts: INT64 ``[bytes]``."""
+    xp, inside, rows = namespace(texts.values), texts.values > _SPACE, texts.row_ids
+    goes_on = inside[:-1] & (rows[1:] == rows[:-1])
+    begins = inside & ~xp.concat([xp.zeros_like(inside[:1]), goes_on])
+    return xp.cumulative_sum(xp.astype(begins, xp.int64))
 
 
 def hash_factors(device: Device) -> Array:
@@ -73,34 +81,40 @@ def code_points(values: Array) -> Array:
 
 @dataclass(frozen=True)
 class Words:
-    """The tokens of a batch of normalised texts, ``tokens`` of them in all, which the host knows."""
+    """The tokens of a batch of normalised texts, ``num_tokens`` of them in all, which the host must know."""
 
     texts: Texts
+    begun: Array  # INT64 [bytes]: how many tokens have begun up to and including each byte
     num_tokens: int
+
+    @classmethod
+    def find(cls, texts: Texts, device: Device) -> Words:
+        """The tokens of ``texts``. Their number comes down from the device, 8 bytes."""
+        begun = count_begun(texts)
+        return cls(texts, begun, int(device.fetch(begun[-1:], CONTROL)[0]) if begun.shape[0] else 0)
 
     @cached_property
     def _is_inside(self) -> Array:
         return self.texts.values > _SPACE
 
-    @cached_property
-    def _number(self) -> Array:
-        """INT64 ``[bytes]``: how many tokens have begun up to and including each byte."""
-        xp, inside, rows = namespace(self.texts.values), self._is_inside, self.texts.row_ids
-        goes_on = inside[:-1] & (rows[1:] == rows[:-1])
-        begins = inside & ~xp.concat([xp.zeros_like(inside[:1]), goes_on])
-        return xp.cumulative_sum(xp.astype(begins, xp.int64))
+    @property
+    def offsets(self) -> Array:
+        """INT64 ``[rows + 1]``: where each row begins among the tokens."""
+        xp = namespace(self.begun)
+        begun = xp.concat([xp.zeros_like(self.texts.offsets[:1]), self.begun])
+        return xp.take(begun, self.texts.offsets)
 
     @cached_property
     def _starts(self) -> Array:
         """INT64 ``[num_tokens]``: the first byte of each token."""
-        xp = namespace(self._number)
-        ordinals = xp.arange(1, self.num_tokens + 1, dtype=xp.int64, device=device_of(self._number))
-        return xp.searchsorted(self._number, ordinals, side="left")
+        xp = namespace(self.begun)
+        ordinals = xp.arange(1, self.num_tokens + 1, dtype=xp.int64, device=device_of(self.begun))
+        return xp.searchsorted(self.begun, ordinals, side="left")
 
     @cached_property
     def _places(self) -> Array:
         """INT64 ``[bytes]``: the place of each byte in its token."""
-        xp, number = namespace(self._number), self._number
+        xp, number = namespace(self.begun), self.begun
         all_places = xp.arange(number.shape[0], dtype=xp.int64, device=device_of(number))
         if self.num_tokens == 0:
             return all_places
@@ -131,3 +145,30 @@ class Words:
     def has_long(self) -> Array:
         """BOOL ``[rows]``: whether a row has a token of more than 100 bytes."""
         return self.texts.sum(self._is_inside & (self._places >= MAX_WORD_CHARS)) > 0
+
+
+class WordList:
+    """Finds listed tokens by their hash; a word of a text is taken for a listed one with a probability of 2^-57 a pair.
+
+    Not by libcudf's ``tokenize_with_vocabulary``: its kernel for long rows (26.10) loses or adds tokens at the edges of
+    some rows.
+    """
+
+    def __init__(self, tokens: Sequence[str], device: Device) -> None:
+        self._factors = hash_factors(device)
+        texts = to_texts(tokens).to(device, SETUP)
+        hashes = self.hashes(Words(texts, count_begun(texts), len(tokens)))
+        xp = namespace(hashes)
+        self._places = xp.argsort(hashes)
+        self._sorted = xp.take(hashes, self._places)
+
+    def hashes(self, words: Words) -> Array:
+        """INT64 ``[num_tokens]``."""
+        return words.hashes(self._factors)
+
+    def find(self, hashes: Array) -> Array:
+        """The place of each token in the list, INT64 ``[num_tokens]``; -1 for tokens that are not listed."""
+        xp = namespace(hashes)
+        nearest = xp.minimum(xp.searchsorted(self._sorted, hashes, side="left"), self._sorted.shape[0] - 1)
+        is_listed = xp.take(self._sorted, nearest) == hashes
+        return xp.where(is_listed, xp.take(self._places, nearest), xp.full_like(hashes[:1], -1))

@@ -138,7 +138,8 @@ def _shared(graph: Graph, plan: Plan, largest: Largest) -> Iterator[Line]:
         config = graph.members[step.model]
         if not (config.backend == "python" or (plan.target == EMBEDDED and config.backend in PYTHON_BASED_BACKENDS)):
             continue
-        instances = config.spec.num_instances * max(1, len(plan.gpus_of(config)))
+        groups = config.message.instance_group
+        instances = max(1, sum(max(1, group.count) for group in groups)) * max(1, len(plan.gpus_of(config)))
         yield Line("shared", f"{step.model}: regions", INSTANCE_MIB * MIB, instances)
         for edge in graph.edges():
             if index in (edge.source, edge.target) and not _on_gpu(graph, plan, edge.source):

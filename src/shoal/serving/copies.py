@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import urllib.request
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from shoal.component.ledger import ACROSS, BATCHES, CONTROL, EXACT, SETUP, UP, Edge, Ledger, Traffic
+from shoal.component.ledger import ACROSS, BATCHES, CONTROL, EXACT, EXACT_ROWS, SETUP, UP, Edge, Ledger, Traffic
 from shoal.component.metrics import BYTES, COPIES, SECONDS
 from shoal.errors import ServerError, ShoalError
 from shoal.repository.graph import Graph
@@ -29,11 +29,13 @@ class Copy(NamedTuple):
 class Copies:
     """A reading of the ledgers of a pipeline's models; the difference of two readings is what happened between them.
 
-    ``events`` counts batches, rows, and rows on the exact path, by model.
+    ``events`` counts batches, rows, and rows on the exact path, by model. Read a pipeline that is idle: a batch that is
+    under way has its copies told one by one.
     """
 
     traffic: Mapping[tuple[str, Edge], Traffic]
     events: Mapping[str, Mapping[str, int]]
+    has_setup: bool = True  # whether what was copied at the start is in it
 
     @classmethod
     def read(cls, ledgers: Mapping[str, Ledger]) -> Copies:
@@ -46,21 +48,20 @@ class Copies:
         """A server's ledgers, from the text of its metrics endpoint; they follow a batch within a second."""
         from prometheus_client.parser import text_string_to_metric_families
 
-        parts: dict[tuple[str, Edge], dict[str, float]] = defaultdict(dict)
-        events: dict[str, dict[str, int]] = defaultdict(dict)
+        parts: dict[tuple[str, Edge], Counter[str]] = defaultdict(Counter)
+        events: dict[str, Counter[str]] = defaultdict(Counter)
         for family in text_string_to_metric_families(metrics):
             for name, labels, value, *_ in family.samples:
                 if not name.startswith("shoal_"):
                     continue
-                if "edge" in labels:
-                    parts[labels["model"], Edge(labels["edge"], labels["direction"])][name] = value
+                if "edge" in labels:  # instances of one model add up
+                    parts[labels["model"], Edge(labels["edge"], labels["direction"])][name] += value  # type: ignore[assignment]
                 else:
-                    events[labels["model"]][name.removeprefix("shoal_").removesuffix("_total")] = int(value)
+                    events[labels["model"]][name.removeprefix("shoal_").removesuffix("_total")] += int(value)
         traffic = {
-            key: Traffic(int(part[COPIES]), int(part.get(BYTES, 0)), part.get(SECONDS, 0.0))
-            for key, part in parts.items()
+            key: Traffic(int(part[COPIES]), int(part[BYTES]), float(part[SECONDS])) for key, part in parts.items()
         }
-        return cls(traffic, dict(events))
+        return cls(traffic, {model: dict(counts) for model, counts in events.items()})
 
     def __sub__(self, before: Copies) -> Copies:
         traffic = {key: t - before.traffic.get(key, Traffic()) for key, t in self.traffic.items()}
@@ -68,7 +69,7 @@ class Copies:
             model: {event: number - before.events.get(model, {}).get(event, 0) for event, number in counts.items()}
             for model, counts in self.events.items()
         }
-        return Copies({key: t for key, t in traffic.items() if t.copies}, events)
+        return Copies({key: t for key, t in traffic.items() if t.copies}, events, has_setup=False)
 
     def __iter__(self) -> Iterator[Copy]:
         """Every edge with traffic, in the order of models and edges."""
@@ -89,16 +90,22 @@ class Copies:
             f"{copy.model}: {copy.edge.name} went {copy.edge.direction} {copy.traffic.copies} times,"
             f" {copy.traffic.num_bytes} bytes in all"
             for copy in self
-            if not self._is_within(copy, graph)
+            if copy.model in graph.members and not self._is_within(copy, graph)
         ]
 
     def _is_within(self, copy: Copy, graph: Graph) -> bool:
-        name, direction = copy.edge
+        (name, direction), traffic = copy.edge, copy.traffic
+        events = self.events.get(copy.model, {})
+        batches = events.get(BATCHES, 0)
+        if name == SETUP:
+            return self.has_setup
+        if direction == ACROSS:
+            return False
         if name == CONTROL:
-            return copy.traffic.num_bytes <= CONTROL_BYTES * self.events.get(copy.model, {}).get(BATCHES, 0)
-        if name in (SETUP, EXACT):
-            return direction == UP
-        return direction != ACROSS and (copy.model, name) in _ends(graph, direction)
+            return traffic.num_bytes <= CONTROL_BYTES * batches
+        if name == EXACT:
+            return direction == UP and traffic.copies <= 2 * batches and events.get(EXACT_ROWS, 0) > 0
+        return traffic.copies <= batches and (copy.model, name) in _ends(graph, direction)
 
     def check(self, graph: Graph) -> None:
         """Check that nothing was copied beyond the budget.

@@ -19,13 +19,14 @@ import numpy as np
 
 from shoal.errors import InputError, SetupError
 from shoal.repository.compose import copy_package, read_manifest
-from shoal.repository.placement import EMBEDDED, GPU
+from shoal.repository.placement import EMBEDDED, GPU, HYBRID
 
 SERVER_VARIABLE, STUB_VARIABLE = "SHOAL_TRITONSERVER", "SHOAL_STUB"
 STUB = "triton_python_backend_stub"
 BACKENDS = Path(__file__).parent / "backends"
 COMPONENT_NEEDS = ("tokenizers", "array-api-compat")  # what components import that NVIDIA's image lacks
-GPU_COMPONENT_NEEDS = ("cupy-cuda13x", "pylibcudf-cu13")  # and those that are placed on a GPU
+# and those that are placed on a GPU, or get tensors from one
+GPU_COMPONENT_NEEDS = {GPU: ("cupy-cuda13x", "pylibcudf-cu13"), HYBRID: ("cupy-cuda13x",)}
 IMAGE = "nvcr.io/nvidia/tritonserver"
 
 
@@ -44,11 +45,12 @@ class Runtime:
     def environment(self) -> dict[str, str]:
         """The server's environment variables. Stubs inherit them; those that begin with PYTHON they ignore."""
         executables = Path(sys.executable).parent
+        set_already = os.environ.get("LD_LIBRARY_PATH")  # stays, behind: a driver may be found through nothing else
         return {
             **os.environ,
             # Stubs take the first python3 on PATH as their environment: this one.
             "PATH": f"{executables}{os.pathsep}{os.environ.get('PATH', '')}",
-            "LD_LIBRARY_PATH": os.pathsep.join(map(str, self.libraries)),
+            "LD_LIBRARY_PATH": os.pathsep.join(filter(None, [*map(str, self.libraries), set_already])),
             # Waiting actively at OpenMP barriers makes one busy neighbour cost a factor of 46.
             "OMP_WAIT_POLICY": "PASSIVE",
             "TOKENIZERS_PARALLELISM": "false",
@@ -171,9 +173,9 @@ def container_command(repository: Path) -> str:
             f"Type: shoal compose ENSEMBLE {repository} --artifacts DIR --target 26.06",
         )
     ports = " ".join(f"-p 127.0.0.1:{port}:{port}" for port in (8000, 8001, 8002))
-    launch, gpus = manifest["launch"], ",".join(map(str, manifest["gpus"]))
-    devices = f"--gpus '\"device={gpus}\"' " if gpus else ""
-    needed = " ".join(COMPONENT_NEEDS + (GPU_COMPONENT_NEEDS if manifest["placement"] == GPU else ()))
+    launch = manifest["launch"]
+    devices = "--gpus all " if manifest["gpus"] else ""  # all: a choice would number them anew inside
+    needed = " ".join([*COMPONENT_NEEDS, *(GPU_COMPONENT_NEEDS[manifest["placement"]] if manifest["gpus"] else ())])
     return (
         f"docker run --rm {devices}--shm-size={launch['shared_memory']} {ports} "
         f"-v {repository.resolve()}:/models:ro {IMAGE}:{target}-py3 "
