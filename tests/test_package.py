@@ -146,6 +146,7 @@ def test_the_wheel_carries_the_leaf_folders(tmp_path: Path) -> None:
         "shoal/py.typed",
         "shoal/leaves/ensembles/ensemble_all/1/.gitkeep",
         "shoal/leaves/preprocess/readability/1/model.py",
+        "shoal/component/exact_codepoints.json",
         "shoal/training/assets/passages.jsonl",
         "shoal/serving/backends/pytorch/model.py",
     } <= names
