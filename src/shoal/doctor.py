@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from shoal.errors import ShoalError
-from shoal.repository.paths import check_bearable
+from shoal.paths import check_bearable
 from shoal.serving.runtime import check_numpy, find_runtime
 from shoal.serving.server import find_ports
 

@@ -42,6 +42,7 @@ class ServerError(ShoalError):
 
 # The libraries of each extra in pyproject.toml, by the name they are imported under.
 _EXTRAS = {
+    "env": ("conda_pack", "elftools", "packaging", "rattler", "yaml"),
     "gpu": ("cupy", "nvforest", "pylibcudf", "rmm", "torch"),
     "serve": ("pytriton", "torch", "treelite"),
     "train": ("openpyxl", "sklearn", "torch", "transformers", "treelite"),

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shoal.paths import check_bearable
 from shoal.repository.compose import compose
-from shoal.repository.paths import check_bearable
 from shoal.repository.placement import Plan
 from shoal.serving.client import Client
 from shoal.serving.runtime import find_runtime

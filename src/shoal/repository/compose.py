@@ -14,10 +14,10 @@ import shoal
 from shoal.component.bundle import sha256
 from shoal.component.ties import check_ties, read_ties
 from shoal.errors import ArtifactError
+from shoal.paths import check_bearable, check_replaceable, exchange
 from shoal.repository.graph import Graph
 from shoal.repository.hybrid import MODELS, models_ensemble
 from shoal.repository.leaves import collect, find_leaves
-from shoal.repository.paths import check_bearable, check_replaceable, exchange
 from shoal.repository.pbtxt import ModelConfig, write_config
 from shoal.repository.placement import HYBRID, Plan, place
 from shoal.repository.sizes import find_sizes

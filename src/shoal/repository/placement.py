@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
+from shoal.environment.targets import EMBEDDED, parse_release
 from shoal.errors import InputError
 from shoal.repository.pbtxt import ModelConfig
 
 CPU, HYBRID, GPU = PLACEMENTS = ("cpu", "hybrid", "gpu")
 DTYPES = ("fp32", "bf16", "fp16")
-EMBEDDED = "embedded"
 PYTHON_BASED_BACKENDS = ("fil", "pytorch")  # those of shoal.serving.backends
 
 
@@ -37,8 +36,7 @@ class Plan:
         for name, value, known in (("placement", self.placement, PLACEMENTS), ("dtype", self.dtype, DTYPES)):
             if value not in known:
                 raise InputError(f"There is no {name} {value!r}.", f"Known: {', '.join(known)}.")
-        if self.target != EMBEDDED and not re.fullmatch(r"\d\d\.\d\d", self.target):
-            raise InputError(f"There is no target {self.target!r}.", f"Known: {EMBEDDED}, or a release such as 26.06.")
+        parse_release(self.target)
         if self.target != EMBEDDED and self.dtype != "fp32":
             raise InputError(
                 f"The native backends of {self.target} run model.pt in the dtype of its file, not in {self.dtype}.",

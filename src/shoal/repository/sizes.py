@@ -8,8 +8,9 @@ from math import prod
 from typing import Any
 
 from shoal.component.spec import STRING, TensorSpec
+from shoal.environment.targets import EMBEDDED
 from shoal.repository.graph import Graph
-from shoal.repository.placement import EMBEDDED, PYTHON_BASED_BACKENDS, Plan
+from shoal.repository.placement import PYTHON_BASED_BACKENDS, Plan
 
 MIB = 2**20
 CUDA_POOL_MIB = 64  # Triton's own default, and the step that ours is rounded up to

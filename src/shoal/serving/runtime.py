@@ -17,12 +17,13 @@ from pathlib import Path
 
 import numpy as np
 
+from shoal.environment.stub import STUB
+from shoal.environment.targets import EMBEDDED
 from shoal.errors import InputError, SetupError
 from shoal.repository.compose import copy_package, read_manifest
-from shoal.repository.placement import EMBEDDED, GPU, HYBRID
+from shoal.repository.placement import GPU, HYBRID
 
 SERVER_VARIABLE, STUB_VARIABLE = "SHOAL_TRITONSERVER", "SHOAL_STUB"
-STUB = "triton_python_backend_stub"
 BACKENDS = Path(__file__).parent / "backends"
 COMPONENT_NEEDS = ("tokenizers", "array-api-compat")  # what components import that NVIDIA's image lacks
 # and those that are placed on a GPU, or get tensors from one

@@ -21,8 +21,8 @@ from types import TracebackType
 from typing import Self
 
 from shoal.errors import InputError, ServerError, SetupError
+from shoal.paths import check_bearable
 from shoal.repository.compose import check_manifest, launch_flags
-from shoal.repository.paths import check_bearable
 from shoal.serving.runtime import Runtime, find_runtime
 
 HOST = "127.0.0.1"

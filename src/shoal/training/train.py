@@ -20,7 +20,7 @@ import shoal
 from shoal.component.bundle import Bundle, sha256
 from shoal.component.wordpiece import WordPiece
 from shoal.errors import InputError
-from shoal.repository.paths import check_replaceable, exchange
+from shoal.paths import check_replaceable, exchange
 from shoal.training import encoder as encoders
 from shoal.training import fit, forest
 from shoal.training.corpus import Corpus

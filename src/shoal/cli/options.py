@@ -1,0 +1,18 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Data = Annotated[Path | None, typer.Option(help="The CLEAR corpus (.xlsx); else SHOAL_DATA_DIR's, else shoal's own.")]
+Encoder = Annotated[str, typer.Option(help="A BERT-family encoder: a folder, or a Hugging Face name.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Placement = Annotated[str, typer.Option(help="Where the models run: cpu, hybrid (with a client), or gpu.")]
+Target = Annotated[str, typer.Option(help="embedded, or a release of NVIDIA's container such as 26.06.")]
+Gpu = Annotated[str, typer.Option(help="Pin the models to these: 0,1 (or none, for hybrid on the host).")]
+Concurrency = Annotated[int, typer.Option(help="Requests in flight that memory is sized for.")]
+
+SMALL_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"

@@ -1,0 +1,89 @@
+"""Making and showing a model repository."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal.cli.options import Concurrency, Gpu, Json, Placement, Target
+from shoal.console import OUT, print_json
+from shoal.errors import InputError
+
+
+def compose(
+    ensemble: Annotated[str, typer.Argument(help="The ensemble's name, such as ensemble_all.")],
+    repository: Annotated[Path, typer.Argument(help="The model repository to write.")],
+    artifacts: Annotated[Path, typer.Option(help="The folder that `shoal train` wrote.")] = Path("build/artifacts"),
+    placement: Placement = "cpu",
+    target: Target = "embedded",
+    dtype: Annotated[str, typer.Option(help="The encoder's: fp32, bf16 or fp16.")] = "fp32",
+    gpu: Gpu = "",
+    concurrency: Concurrency = 16,
+    leaves: Annotated[list[Path] | None, typer.Option(help="Folders with leaf folders of your own.")] = None,
+) -> None:
+    """Write a model repository: leaf folders, artifacts, placement."""
+    from shoal.repository.compose import compose as compose_repository
+    from shoal.repository.placement import Plan
+
+    plan = Plan(placement, target, dtype, _parse_gpus(gpu), concurrency)
+    path = compose_repository(ensemble, repository, artifacts=artifacts, plan=plan, leaves=leaves or ())
+    OUT.print(f"repository: {path}", soft_wrap=True)
+    serve_it = f"shoal serve {path}"
+    OUT.print(f"next: {serve_it if target == 'embedded' else f'{serve_it} --print'}", soft_wrap=True)
+
+
+def plan(
+    ensemble: Annotated[str, typer.Argument(help="The ensemble's name, such as ensemble_all.")],
+    placement: Placement = "cpu",
+    target: Target = "embedded",
+    gpu: Gpu = "",
+    concurrency: Concurrency = 16,
+    rows: Annotated[int, typer.Option(help="Of the largest request; 0 is max_batch_size.", min=0)] = 0,
+    width: Annotated[int, typer.Option(help="Of a dimension that is -1, such as tokens.", min=1)] = 256,
+    text_bytes: Annotated[int, typer.Option(help="Of the largest text.", min=1)] = 65_536,
+    leaves: Annotated[list[Path] | None, typer.Option(help="Folders with leaf folders of your own.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show where the models run, and the memory it takes: pools, shared memory, launch flags."""
+    from shoal.repository.graph import Graph
+    from shoal.repository.leaves import collect, find_leaves
+    from shoal.repository.placement import Plan
+    from shoal.repository.sizes import Largest, find_sizes
+
+    chosen = Plan(placement, target, gpus=_parse_gpus(gpu), concurrency=concurrency)
+    models = collect(ensemble, find_leaves(leaves or ()))
+    drawn = Graph.build(models[-1], {model.name: model for model in models})
+    sizes = find_sizes(drawn, chosen, Largest(rows or drawn.config.spec.max_batch_size, width, text_bytes))
+    places = {model.name: list(chosen.gpus_of(model)) for model in models if not model.is_ensemble}
+    if as_json:
+        print_json({"gpus": places, **sizes.as_dict()})
+        return
+    for name, gpus in places.items():
+        where = f"GPU {', '.join(map(str, gpus))}" if gpus else "host"
+        is_here = placement == "hybrid" and drawn.members[name].backend == "python"
+        OUT.print(f"{name}: {'client' if is_here else where}", soft_wrap=True)
+    for line in sizes.explain():
+        OUT.print(line, soft_wrap=True)
+    if sizes.flags():
+        OUT.print(f"flags: {' '.join(sizes.flags())}", soft_wrap=True)
+
+
+def _parse_gpus(text: str) -> tuple[int, ...] | None:
+    """``0,1`` as indices, ``none`` as none of them, nothing as the plan's own choice."""
+    if not text:
+        return None
+    try:
+        return () if text == "none" else tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"--gpu {text!r} is no list of GPUs.", "For example: --gpu 0,1, or --gpu none") from None
+
+
+def graph(
+    folder: Annotated[Path, typer.Argument(help="An ensemble in a repository, such as build/repository/ensemble_all.")],
+) -> None:
+    """Draw an ensemble as Mermaid text."""
+    from shoal.repository.graph import Graph
+
+    typer.echo(Graph.load(folder).mermaid(), nl=False)

@@ -1,0 +1,244 @@
+"""What an environment holds, entry by entry: out of a packed archive without unpacking it, or out of a folder."""
+
+from __future__ import annotations
+
+import gzip
+import posixpath
+import stat
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from shoal.errors import ArtifactError
+
+FILE, FOLDER, SYMLINK, HARD_LINK = "file", "folder", "symbolic link", "hard link"
+_OTHER = {  # of tar's types, those that no environment holds
+    tarfile.CHRTYPE: "character device",
+    tarfile.BLKTYPE: "block device",
+    tarfile.FIFOTYPE: "named pipe",
+    tarfile.GNUTYPE_SPARSE: "sparse file",
+}
+_FORMATS = {b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstandard", b"PK\x03\x04": "zip"}
+_MAX_PATH, _MAX_NAME = 4096, 255  # PATH_MAX and NAME_MAX of <linux/limits.h>
+_MAX_READ = 4 * 2**20  # of one read by the tar parser: a header larger than this is an attack on memory
+_BLOCK, _CHUNK = 512, 2**20
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much an archive may hold: bytes unpacked in all, entries, and bytes unpacked for each one packed."""
+
+    num_bytes: int = 64 * 2**30
+    num_entries: int = 2_000_000
+    ratio: int = 200  # environments have 2 to 5, a bomb of zeros 1000
+    free_of_ratio: int = 64 * 2**20  # small archives may be of anything
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file, folder or link. ``link`` is a link's target; ``chunks`` gives a file's content, from front to back."""
+
+    path: str
+    kind: str
+    size: int
+    mode: int
+    mtime: float
+    link: str
+    chunks: Callable[[], Iterator[bytes]]
+
+
+def read_archive(path: Path, limits: Limits | None = None) -> Iterator[Entry]:
+    """The entries of a ``.tar.gz``, in order; each can be read until the next one is asked for.
+
+    Nothing in the archive is trusted: ``Guard`` says which entries may be written.
+
+    Raises:
+        ArtifactError: it is no gzip tar, is damaged or cut off, or holds more than ``limits``.
+    """
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise ArtifactError(f"{path} cannot be read: {error.strerror}.", "Name a packed environment.") from None
+    with file, _damage(path):
+        packed = path.stat().st_size
+        _check_format(file.read(6), path)
+        file.seek(0)
+        yield from _read_tar(_Bounded(gzip.GzipFile(fileobj=file)), path, limits or Limits(), packed)
+
+
+@contextmanager
+def _damage(path: Path) -> Iterator[None]:
+    """What parsing a damaged archive raises, as one error: tarfile checks little of what it reads."""
+    try:
+        yield
+    except (tarfile.TarError, EOFError, zlib.error, OSError, ValueError, OverflowError) as error:
+        raise ArtifactError(f"{path} is damaged or cut off: {error}", "Copy it again, or build it anew.") from error
+
+
+def _check_format(start: bytes, path: Path) -> None:
+    if start.startswith(b"\x1f\x8b"):
+        return
+    known = next((name for magic, name in _FORMATS.items() if start.startswith(magic)), "")
+    raise ArtifactError(
+        f"{path} is {f'a {known} file' if known else 'no gzip file'}; Triton reads .tar.gz only.",
+        "Pack it again: conda-pack --output custom_env.tar.gz",
+    )
+
+
+def _read_tar(file: _Bounded, path: Path, limits: Limits, packed: int) -> Iterator[Entry]:
+    num_entries = num_bytes = end = 0
+    most = min(limits.num_bytes, max(limits.free_of_ratio, packed * limits.ratio))
+    with tarfile.TarFile(fileobj=file, encoding="utf-8") as archive:  # type: ignore[arg-type]  # reads, seeks, tells
+        while (member := archive.next()) is not None:
+            num_entries += 1
+            num_bytes += max(0, member.size)
+            # A member before the one before it: a size below zero would have the parser run in a circle.
+            if member.size < 0 or member.offset_data < end:
+                raise ArtifactError(f"{path} is damaged: entry {member.name[:200]!r} has a size below 0.")
+            if num_entries > limits.num_entries or num_bytes > most:
+                raise ArtifactError(
+                    f"{path} would unpack to more than {most:,} bytes or {limits.num_entries:,} entries.",
+                    "That is no environment; if it is, unpack it by hand.",
+                )
+            yield _member(archive, member, path)
+            archive.members.clear()  # type: ignore[attr-defined]  # or it keeps a record of every entry
+            end = member.offset_data
+        _check_end(file, archive.offset, path)
+
+
+def _check_end(file: _Bounded, offset: int, path: Path) -> None:
+    """A tar ends with two blocks of zeros, and gzip with a checksum: whoever cut it off left neither."""
+    file.seek(offset)
+    if any(file.read(_BLOCK)) or file.tell() != offset + _BLOCK:
+        raise ArtifactError(f"{path} is cut off: its end is missing.", "Copy it again, or build it anew.")
+    while file.read(_CHUNK):
+        pass
+
+
+def _member(archive: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> Entry:
+    if member.type in _OTHER or member.issparse():
+        kind = _OTHER.get(member.type, "sparse file")
+    elif member.isdir():
+        kind = FOLDER
+    elif member.issym():
+        kind = SYMLINK
+    elif member.islnk():
+        kind = HARD_LINK
+    else:
+        kind = FILE if member.isreg() else f"entry of type {member.type!r}"
+
+    def chunks() -> Iterator[bytes]:
+        content = archive.extractfile(member) if kind == FILE else None
+        while content:
+            with _damage(path):
+                chunk = content.read(_CHUNK)
+            if not chunk:
+                return
+            yield chunk
+
+    return Entry(member.name, kind, member.size, member.mode, float(member.mtime), member.linkname, chunks)
+
+
+class _Bounded:
+    """A gzip file of which nobody can ask for more than a header could mean."""
+
+    def __init__(self, file: gzip.GzipFile) -> None:
+        self._file = file
+        self.name, self.mode = "", "rb"  # tarfile asks
+        self.seek, self.tell = file.seek, file.tell
+
+    def read(self, size: int = -1) -> bytes:
+        if size < 0 or size > _MAX_READ:
+            raise tarfile.ReadError(f"a header of {size:,} bytes")
+        return self._file.read(size)
+
+
+def read_folder(folder: Path) -> Iterator[Entry]:
+    """The entries of a folder, sorted; links are not followed.
+
+    Raises:
+        ArtifactError: there is no such folder.
+    """
+    if not folder.is_dir():
+        raise ArtifactError(f"There is no environment at {folder}.", "Name a packed environment or its folder.")
+    for path in sorted(folder.rglob("*")):
+        status = path.lstat()
+        is_link, is_folder = stat.S_ISLNK(status.st_mode), stat.S_ISDIR(status.st_mode)
+        kind = SYMLINK if is_link else FOLDER if is_folder else FILE if stat.S_ISREG(status.st_mode) else "special file"
+        link = str(path.readlink()) if is_link else ""
+        name = path.relative_to(folder).as_posix()
+        size = status.st_size if kind == FILE else 0
+        yield Entry(name, kind, size, status.st_mode, status.st_mtime, link, partial(_chunks, path))
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            yield chunk
+
+
+class Guard:
+    """Says of each entry of an archive, in order, whether it stays in the folder that it is unpacked into.
+
+    It does not rely on tarfile's filters, whose ways round are published (CVE-2025-4517, CVE-2025-4330).
+    """
+
+    def __init__(self) -> None:
+        self._kinds: dict[str, str] = {}
+
+    def refusal(self, entry: Entry) -> str:
+        """Why ``entry`` may not be written; empty where it may."""
+        name = entry.path
+        path = posixpath.normpath(name)
+        if name.startswith("/"):
+            return "its name is absolute"
+        if ".." in name.split("/"):
+            return "its name climbs out of the folder"
+        if len(name.encode(errors="surrogateescape")) > _MAX_PATH or _has_long_part(name):
+            return "its name is too long"
+        if entry.kind not in (FILE, FOLDER, SYMLINK, HARD_LINK):
+            return f"it is a {entry.kind}"
+        if entry.kind != FOLDER and entry.mode & (stat.S_ISUID | stat.S_ISGID):
+            return "it would run as another user (setuid or setgid)"
+        if path == ".":
+            return "" if entry.kind == FOLDER else "it stands for the folder itself"
+        return self._place(path, entry)
+
+    def _place(self, path: str, entry: Entry) -> str:
+        for parent in _parents(path):
+            if self._kinds.setdefault(parent, FOLDER) != FOLDER:
+                return f"it would be written through {parent}, which is a {self._kinds[parent]}"
+        if path in self._kinds and (self._kinds[path], entry.kind) != (FOLDER, FOLDER):
+            return "it comes twice"
+        if entry.kind == SYMLINK and _climbs(path, entry.link):
+            return f"it links to {entry.link[:200]}, outside the folder"
+        if entry.kind == HARD_LINK and self._kinds.get(posixpath.normpath(entry.link)) not in (FILE, HARD_LINK):
+            return f"it is a hard link to {entry.link[:200]}, which is no file before it in the archive"
+        self._kinds[path] = entry.kind
+        return ""
+
+
+def _has_long_part(name: str) -> bool:
+    return any(len(part.encode(errors="surrogateescape")) > _MAX_NAME for part in name.split("/"))
+
+
+def _parents(path: str) -> Iterator[str]:
+    at = path.find("/")
+    while at != -1:
+        yield path[:at]
+        at = path.find("/", at + 1)
+
+
+def _climbs(path: str, link: str) -> bool:
+    """Whether a link at ``path`` could lead outside.
+
+    ``..`` counts at its target's beginning only, where what it leaves is known to be a real folder; behind a name,
+    which may itself be a link, it is refused.
+    """
+    parts = link.split("/")
+    ups = next((k for k, part in enumerate(parts) if part != ".."), len(parts))
+    return link.startswith("/") or not link or ups > path.count("/") or ".." in parts[ups:]

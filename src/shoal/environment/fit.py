@@ -1,0 +1,163 @@
+"""Do an environment, a stub and a server fit? Asked before Triton finds out, or silently computes wrong values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from shoal.environment.elf import Version, parse_version, show_version
+from shoal.environment.inspect import ARCHIVE, VENV, Environment
+from shoal.environment.stub import Stub
+from shoal.environment.targets import EMBEDDED, FIRST_FOLDER, Target
+from shoal.errors import ArtifactError
+
+_BUILD = "shoal env build --target {target} --python {python}"
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """One reason why a pair does not fit; ``fix`` is what to do or type."""
+
+    what: str
+    fix: str
+
+
+def find_misfits(environment: Environment, stub: Stub | None, target: Target) -> list[Misfit]:
+    """Every reason why ``target`` could not run models in ``environment`` with ``stub``; none if they fit.
+
+    Without a stub, the target's own is meant.
+    """
+    return [
+        *_damage(environment),
+        *_completeness(environment, stub),
+        *_python(environment, stub, target),
+        *_numpy(environment, stub, target),
+        *_stub(environment, stub, target),
+        *_c_library(environment, stub, target),
+        *_cxx_library(environment, stub, target),
+        *_form(environment, target),
+    ]
+
+
+def check_fit(environment: Environment, stub: Stub | None, target: Target) -> None:
+    """Refuse what does not fit.
+
+    Raises:
+        ArtifactError: the first reason, and how many more there are.
+    """
+    misfits = find_misfits(environment, stub, target)
+    if misfits:
+        more = f" (and {len(misfits) - 1} more: shoal env fit lists them)" if len(misfits) > 1 else ""
+        raise ArtifactError(
+            f"{environment.source} does not fit target {target.name}: {misfits[0].what}{more}", misfits[0].fix
+        )
+
+
+def _damage(env: Environment) -> Iterator[Misfit]:
+    if env.escapes:
+        yield Misfit(f"It holds {env.escapes[0]}.", "Do not use it; have its maker pack it again.")
+    for sentence in env.editable:
+        yield Misfit(f"In it, {sentence}.", "Install that package as a wheel: pip install PATH, without -e.")
+    for sentence in env.leaks:
+        yield Misfit(f"Its {sentence}.", "Build it anew with PYTHONNOUSERSITE=1, as env/build_env.sh does.")
+
+
+def _completeness(env: Environment, stub: Stub | None) -> Iterator[Misfit]:
+    if not env.has_activate:
+        yield Misfit("It has no bin/activate, which Triton demands.", "Pack it with conda-pack, or make it with venv.")
+    if not env.has_interpreter:
+        yield Misfit("It has no bin/python3, by which its packages are found.", "Link bin/python3 to its Python.")
+    if stub and not env.has_libpython and not _brings_libpython(stub):
+        yield Misfit(
+            f"Its lib/ has no libpython{stub.python}.so.1.0, which the stub loads.",
+            "Use a Python built with --enable-shared; link its library into lib/.",
+        )
+    if not env.numpy:
+        yield Misfit("It has no NumPy, which Triton's Python backend imports.", "Install numpy into it.")
+
+
+def _brings_libpython(stub: Stub) -> bool:
+    """Whether the wheel that the stub is of brings its Python library too."""
+    return any(name.startswith("libpython") and "-" in name for name in stub.libraries)
+
+
+def _python(env: Environment, stub: Stub | None, target: Target) -> Iterator[Misfit]:
+    python = env.python_minor
+    if stub and stub.python != python:
+        yield Misfit(
+            f"It is for Python {python} and the stub for Python {stub.python}.",
+            f"Make both for one: {_BUILD.format(target=target.name, python=python)}",
+        )
+    if not stub and target.python and target.python != python:
+        yield Misfit(
+            f"It is for Python {python} and the stub of {target.name} for Python {target.python}.",
+            f"Make a stub for it: {_BUILD.format(target=target.name, python=python)}",
+        )
+
+
+def _numpy(env: Environment, stub: Stub | None, target: Target) -> Iterator[Misfit]:
+    bears_it = stub.bears_numpy_2 if stub else target.bears_numpy_2
+    if parse_version(env.numpy) >= (2,) and not bears_it:
+        of = "this stub" if stub else f"the stub of {target.name}"
+        yield Misfit(
+            f"It has NumPy {env.numpy}, and {of} silently corrupts tensors under NumPy 2 (its pybind11 is too old).",
+            f"Use numpy<2, or a stub that is right for it: {_BUILD.format(target=target.name, python=env.python_minor)}"
+            " --stub compile",
+        )
+
+
+def _stub(env: Environment, stub: Stub | None, target: Target) -> Iterator[Misfit]:
+    machines = {name for name in (env.machine, stub.machine if stub else "", target.machine) if name}
+    if len(machines) > 1:
+        parts = f"environment {env.machine or 'any'}, stub {stub.machine if stub else 'none'}, server {target.machine}"
+        yield Misfit(f"They are for different machines: {parts}.", "Make them on a machine like the server's.")
+    if stub and stub.is_of_wheel and not target.is_embedded:
+        yield Misfit(
+            f"The stub is of the wheel nvidia-pytriton and needs its libraries, which {target.name} lacks.",
+            f"Compile one: {_BUILD.format(target=target.name, python=env.python_minor)} --stub compile",
+        )
+    if stub and stub.release and parse_version(stub.release) != target.release:
+        yield Misfit(
+            f"The stub is of release {stub.release}, the server of {'.'.join(f'{part:02}' for part in target.release)}:"
+            " they speak through shared memory whose layout changes between releases.",
+            f"Make one for it: {_BUILD.format(target=target.name, python=env.python_minor)}",
+        )
+
+
+def _c_library(env: Environment, stub: Stub | None, target: Target) -> Iterator[Misfit]:
+    for version, who in ((env.glibc.version, env.glibc.path), (stub.glibc if stub else (), "the stub")):
+        if target.glibc and version > target.glibc:
+            yield Misfit(
+                f"{who} needs glibc {show_version(version)}; {target.system} has {show_version(target.glibc)}.",
+                "Build it on a system as old as the server's, or use a newer release.",
+            )
+
+
+def _cxx_library(env: Environment, stub: Stub | None, target: Target) -> Iterator[Misfit]:
+    given = env.own_glibcxx or target.glibcxx  # lib/ of the environment comes first on the loader's path
+    where = "its own libstdc++" if env.own_glibcxx else target.system
+    for version, who in ((env.glibcxx.version, env.glibcxx.path), (stub.glibcxx if stub else (), "the stub")):
+        if given and version > given:
+            major = _gcc(version)
+            yield Misfit(
+                f"{who} needs GLIBCXX_{show_version(version)}; {where} gives {show_version(given)}.",
+                f"Add libstdcxx-ng>={major} to the environment (conda-forge).",
+            )
+
+
+def _gcc(glibcxx: Version) -> int:
+    """The first GCC whose libstdc++ gives ``glibcxx``.
+
+    Source: the table of symbol versions in the GCC manual, libstdc++, "ABI Policy and Guidelines".
+    """
+    return next((gcc for last, gcc in ((28, 10), (29, 11), (30, 12), (32, 13), (33, 14)) if glibcxx[-1] <= last), 15)
+
+
+def _form(env: Environment, target: Target) -> Iterator[Misfit]:
+    if env.kind != ARCHIVE and target.release < FIRST_FOLDER:
+        yield Misfit(f"{target.name} takes no folder as an environment.", "Give it the packed custom_env.tar.gz.")
+    if env.kind == VENV and target.name != EMBEDDED:
+        yield Misfit(
+            f"It is a venv: its Python lies outside of it, and {target.name} runs in a container without it.",
+            "Pack one that holds its Python: shoal env build --engine rattler",
+        )

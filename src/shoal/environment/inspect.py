@@ -1,0 +1,290 @@
+"""What is in an environment: read from the packed archive, or from a folder, without running or unpacking it."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from email.parser import BytesHeaderParser
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from shoal.environment.elf import MAGIC, Version, read_binary
+from shoal.environment.entries import FILE, FOLDER, HARD_LINK, SYMLINK, Entry, Guard, Limits, read_archive, read_folder
+from shoal.errors import ArtifactError, needs
+
+ARCHIVE, CONDA, VENV = "archive", "folder", "venv"
+_SPOOL = 64 * 2**20  # a binary larger than this is read from a temporary file
+_SITE = re.compile(r"lib/python(\d+\.\d+)/site-packages/")
+
+
+@dataclass(frozen=True)
+class Package:
+    """A distribution in the environment; ``num_bytes`` is what its own list of files comes to."""
+
+    name: str
+    version: str
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class Need:
+    """The highest version of a symbol family that a file asks for, and the file."""
+
+    version: Version = ()
+    path: str = ""
+
+
+@dataclass
+class Environment:
+    """What one environment holds.
+
+    ``python`` is ``3.12.1``, or ``3.12`` where nothing says more. ``glibc`` and ``glibcxx`` are the highest that any
+    binary asks for; ``own_glibcxx`` is what its own libstdc++ gives, empty where it has none. Each of ``escapes``,
+    ``editable``, ``leaks``, ``unmet`` and ``prefixes`` is a list of sentences, empty in a good environment:
+
+    * ``escapes``: entries that would get out of the folder that they are unpacked into;
+    * ``editable``: packages that are links to someone's sources;
+    * ``leaks``: ways in for packages from outside, such as a user's own site-packages;
+    * ``unmet``: packages that others need and that are not there, which is what such a leak leaves behind;
+    * ``prefixes``: absolute paths that exist on the machine that made it.
+    """
+
+    source: Path
+    kind: str
+    python: str = ""
+    numpy: str = ""
+    machine: str = ""
+    glibc: Need = field(default_factory=Need)
+    glibcxx: Need = field(default_factory=Need)
+    own_glibcxx: Version = ()
+    own_libraries: set[str] = field(default_factory=set)
+    has_interpreter: bool = False
+    has_activate: bool = False
+    packages: list[Package] = field(default_factory=list)
+    num_entries: int = 0
+    num_bytes: int = 0
+    num_hard_links: int = 0
+    escapes: list[str] = field(default_factory=list)
+    editable: list[str] = field(default_factory=list)
+    leaks: list[str] = field(default_factory=list)
+    unmet: list[str] = field(default_factory=list)
+    prefixes: list[str] = field(default_factory=list)
+
+    @property
+    def python_minor(self) -> str:
+        """The version that a stub must be built for: ``3.12``."""
+        return ".".join(self.python.split(".")[:2])
+
+    @property
+    def has_libpython(self) -> bool:
+        """Whether ``lib/`` holds the shared library that stubs load."""
+        return f"libpython{self.python_minor}.so.1.0" in self.own_libraries
+
+
+def inspect(source: Path, limits: Limits | None = None) -> Environment:
+    """Read an environment: a packed ``.tar.gz``, an unpacked folder, or a venv.
+
+    Raises:
+        ArtifactError: there is none, or it is damaged.
+    """
+    is_folder = source.is_dir()
+    kind = VENV if (source / "pyvenv.cfg").is_file() else CONDA if is_folder else ARCHIVE
+    reading = _Reading(Environment(source.absolute(), kind))
+    for entry in read_folder(source) if is_folder else read_archive(source, limits):
+        reading.take(entry)
+    return reading.finish()
+
+
+class _Reading:
+    """One pass over the entries: an archive can be read from front to back only."""
+
+    def __init__(self, environment: Environment) -> None:
+        self.environment = environment
+        self.guard = Guard() if environment.kind == ARCHIVE else None
+        self.sizes: dict[str, int] = {}
+        self.records: dict[str, list[str]] = {}  # folder of a distribution -> its files
+        self.metadata: dict[str, tuple[str, str, list[str]]] = {}  # the same -> name, version, requirements
+        self.full_version = ""
+
+    def take(self, entry: Entry) -> None:
+        """Note what one entry tells."""
+        env = self.environment
+        env.num_entries += 1
+        env.num_bytes += entry.size
+        refusal = self.guard.refusal(entry) if self.guard else ""
+        if refusal:
+            env.escapes.append(f"{entry.path[:200]!r}: {refusal}")
+            return
+        path = PurePosixPath(entry.path).as_posix()
+        self._note_place(path, entry)
+        if entry.kind == FILE:
+            self.sizes[path] = entry.size
+            self._read(path, entry)
+
+    def _note_place(self, path: str, entry: Entry) -> None:
+        env = self.environment
+        if entry.kind == FOLDER:
+            return
+        env.num_hard_links += entry.kind == HARD_LINK
+        env.has_activate |= path == "bin/activate"
+        env.has_interpreter |= path == "bin/python3"
+        name = path.rsplit("/", 1)[-1]
+        if path == f"lib/{name}" and ".so" in name:
+            env.own_libraries.add(name)
+        found = re.fullmatch(r"bin/python(\d\.\d+)", path) or _SITE.match(path)
+        if found and not env.python:
+            env.python = found[1]
+        if entry.kind == SYMLINK and entry.link.startswith("/"):
+            env.prefixes.append(f"{path} links to {entry.link}")
+
+    def _read(self, path: str, entry: Entry) -> None:
+        """Read a file for what it tells: a binary's needs, or a package's own account of itself."""
+        readers = {
+            "pyvenv.cfg": self._read_venv,
+            "direct_url.json": self._read_origin,
+            "METADATA": self._read_metadata,
+            "RECORD": self._read_record,
+        }
+        name = path.rsplit("/", 1)[-1]
+        read = readers.get(name, self._read_links if name.endswith((".pth", ".egg-link")) else None)
+        if path.startswith("conda-meta/") and name.endswith(".json"):
+            read = self._read_conda
+        if read:
+            read(path, b"".join(entry.chunks()))
+        else:
+            self._read_binary(path, entry.chunks())
+
+    def _read_binary(self, path: str, chunks: Iterator[bytes]) -> None:
+        first = next(chunks, b"")
+        if not first.startswith(MAGIC):
+            return
+        with tempfile.SpooledTemporaryFile(_SPOOL) as file:
+            file.write(first)
+            file.writelines(chunks)
+            file.seek(0)
+            try:
+                binary = read_binary(file, path)
+            except ArtifactError:
+                return  # object files and debug symbols of odd kinds ask nothing of the loader
+        env = self.environment
+        if not binary.needed and not binary.requires:
+            return
+        if env.machine == "" or path.startswith("bin/python"):
+            env.machine = binary.machine
+        env.glibc = _higher(env.glibc, Need(binary.requires.get("GLIBC", ()), path))
+        env.glibcxx = _higher(env.glibcxx, Need(binary.requires.get("GLIBCXX", ()), path))
+        if path.startswith("lib/libstdc++.so.6"):
+            env.own_glibcxx = max(env.own_glibcxx, binary.provides.get("GLIBCXX", ()))
+
+    def _read_venv(self, path: str, content: bytes) -> None:
+        lines = re.findall(r"(?m)^(\S+)\s*=\s*(.*?)\s*$", content.decode(errors="replace"))
+        settings: dict[str, str] = dict(lines)
+        self.full_version = settings.get("version", settings.get("version_info", ""))
+        self.environment.prefixes.append(f"{path} names {settings.get('home', '')}, where its Python is")
+        if settings.get("include-system-site-packages", "").lower() == "true":
+            self.environment.leaks.append(f"{path} lets the base Python's packages in")
+
+    def _read_origin(self, path: str, content: bytes) -> None:
+        origin = _read_json(content)
+        if (origin.get("dir_info") or {}).get("editable"):
+            package = PurePosixPath(path).parent.name.split("-")[0]
+            self.environment.editable.append(f"{package} is an editable install of {origin.get('url', 'a folder')}")
+
+    def _read_metadata(self, path: str, content: bytes) -> None:
+        folder = PurePosixPath(path).parent.as_posix()
+        if _SITE.match(path) and folder.endswith(".dist-info") and folder.count("/") == 3:
+            message = BytesHeaderParser().parsebytes(content)
+            self.metadata[folder] = (
+                str(message["Name"]),
+                str(message["Version"]),
+                [str(line) for line in message.get_all("Requires-Dist", [])],
+            )
+
+    def _read_record(self, path: str, content: bytes) -> None:
+        folder = PurePosixPath(path).parent
+        lines = content.decode(errors="replace").splitlines()
+        self.records[folder.as_posix()] = [f"{folder.parent}/{line.split(',')[0].strip(chr(34))}" for line in lines]
+
+    def _read_links(self, path: str, content: bytes) -> None:
+        name = path.rsplit("/", 1)[-1]
+        lines = [line.strip() for line in content.decode(errors="replace").splitlines()]
+        if name.endswith(".egg-link") or name.startswith("__editable__"):
+            if not any(name.split("-")[0].split(".")[-1] in known for known in self.environment.editable):
+                self.environment.editable.append(f"{path} is an editable install of {lines[0] if lines else ''}")
+            return
+        inside = str(self.environment.source)
+        for line in lines:
+            if line.startswith("/") and not line.startswith(inside):
+                kind = "a user's own packages" if "/.local/" in line else "packages outside"
+                self.environment.leaks.append(f"{path} lets {kind} in: {line}")
+
+    def _read_conda(self, path: str, content: bytes) -> None:
+        record = _read_json(content)
+        name, version = str(record.get("name", "")), str(record.get("version", ""))
+        if not name:
+            return
+        if name == "python":
+            self.full_version = version
+        self.records[path] = [str(file) for file in record.get("files") or ()]
+        self.metadata.setdefault(path, (name, version, []))
+
+    def finish(self) -> Environment:
+        """The environment, with what only the whole tells."""
+        env = self.environment
+        if self.full_version.startswith(env.python or "3"):
+            env.python = self.full_version
+        seen: set[str] = set()
+        for folder, (name, version, _) in sorted(self.metadata.items(), key=lambda item: item[0], reverse=True):
+            if normalise(name) not in seen:  # a conda package of Python's has both records
+                seen.add(normalise(name))
+                size = sum(self.sizes.get(PurePosixPath(file).as_posix(), 0) for file in self.records.get(folder, ()))
+                env.packages.append(Package(name, version, size))
+        env.packages.sort(key=lambda package: package.name.lower())
+        env.numpy = next((package.version for package in env.packages if normalise(package.name) == "numpy"), "")
+        env.unmet = sorted(self._find_unmet(seen))
+        if not env.python:
+            raise ArtifactError(f"{env.source} holds no Python environment.", "Name one that conda-pack or venv made.")
+        return env
+
+    def _find_unmet(self, present: set[str]) -> set[str]:
+        with needs("env"):
+            from packaging.markers import default_environment
+            from packaging.requirements import InvalidRequirement, Requirement
+        env = self.environment
+        there = {
+            **{name: str(value) for name, value in default_environment().items()},
+            "python_version": env.python_minor,
+            "python_full_version": env.python,
+            "platform_machine": env.machine or "x86_64",
+            "extra": "",
+        }
+        unmet = set()
+        for name, _, requirements in self.metadata.values():
+            for line in requirements:
+                try:
+                    wanted = Requirement(line)
+                except InvalidRequirement:
+                    continue  # of an age before the standard; pip passes them over too
+                if normalise(wanted.name) not in present and (not wanted.marker or wanted.marker.evaluate(there)):
+                    unmet.add(f"{name} needs {wanted.name}, which is not there")
+        return unmet
+
+
+def normalise(name: str) -> str:
+    """A distribution's name as indexes compare it (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _higher(one: Need, other: Need) -> Need:
+    return other if other.version > one.version else one
+
+
+def _read_json(content: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(content)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,82 @@
+"""A Python backend stub, told by what the binary holds and needs, not by its name."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from shoal.component.bundle import sha256
+from shoal.environment.elf import Version, read_binary, soname_python
+from shoal.errors import ArtifactError
+
+STUB = "triton_python_backend_stub"  # the file name that Triton looks for, in the backend's folder or in the model's
+RECORD = "env.json"  # what `shoal env build` writes beside a stub
+_WHEEL_LIBRARY, _WHEEL_RELEASE = "libcudart-", "24.10"  # auditwheel puts a hash into a library's name
+_MAX_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class Stub:
+    """A stub's needs.
+
+    ``python`` is the version whose shared library it is linked to, such as ``3.12``. ``bears_numpy_2`` is whether its
+    pybind11 knows NumPy 2's module names (2.12 and newer do; with an older one tensors are corrupted silently).
+    ``release`` is the server's that it was made for, such as ``24.10``; empty where nothing tells.
+    """
+
+    path: Path
+    python: str
+    machine: str
+    glibc: Version
+    glibcxx: Version
+    libraries: tuple[str, ...]
+    bears_numpy_2: bool
+    digest: str
+    release: str
+
+    @property
+    def is_of_wheel(self) -> bool:
+        """Whether it is one of nvidia-pytriton's, linked to libraries that the wheel brings."""
+        return any(name.startswith(_WHEEL_LIBRARY) for name in self.libraries)
+
+
+def read_stub(path: Path) -> Stub:
+    """Read a stub.
+
+    Raises:
+        ArtifactError: there is none, or the file is no Python backend stub.
+    """
+    try:
+        size = path.stat().st_size
+        content = path.read_bytes() if size <= _MAX_BYTES else b""
+    except OSError as error:
+        raise ArtifactError(f"The stub {path} cannot be read: {error.strerror}.", f"Name a {STUB} file.") from None
+    fix = "Take the file `triton_python_backend_stub` of a Python backend, or let `shoal env build` make one."
+    binary = read_binary(io.BytesIO(content), str(path))
+    python = soname_python(binary.needed)
+    if not python or b"triton_python_backend_utils" not in content:
+        raise ArtifactError(f"{path} is no Python backend stub, though an ELF file.", fix)
+    digest = sha256(path)
+    stub = Stub(
+        path=path,
+        python=python,
+        machine=binary.machine,
+        glibc=binary.requires.get("GLIBC", ()),
+        glibcxx=binary.requires.get("GLIBCXX", ()),
+        libraries=binary.needed,
+        bears_numpy_2=b"numpy._core" in content,
+        digest=digest,
+        release=_recorded_release(path, digest),
+    )
+    return replace(stub, release=_WHEEL_RELEASE) if stub.is_of_wheel else stub
+
+
+def _recorded_release(path: Path, digest: str) -> str:
+    """The release that the record beside a stub gives for a file with this content."""
+    try:
+        record = json.loads((path.parent / RECORD).read_text(encoding="utf-8"))
+        return str(record["stub"]["release"]) if record["files"][path.name] == digest else ""
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""

@@ -1,0 +1,92 @@
+"""The servers that environments are made for: what Python, C library and NumPy they bear."""
+
+from __future__ import annotations
+
+import platform
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal.environment.elf import Version, parse_version, read_binary
+from shoal.errors import InputError
+
+EMBEDDED = "embedded"
+EMBEDDED_RELEASE = (24, 10)  # of the wheel nvidia-pytriton 0.7.0
+FIRST_NUMPY_2 = (24, 11)  # python_backend's pybind11 went from 2.10 to 2.12 (pull request 384)
+FIRST_FOLDER = (23, 7)  # python_backend's pull request 266: EXECUTION_ENV_PATH may be a folder
+
+# NVIDIA's images by their first release: Ubuntu, its glibc, its libstdc++ and its Python. Read off `build.py` of the
+# server's release branches and the compatibility table of its documentation, up to 26.08; later releases are taken to
+# be like the last known.
+_IMAGES: dict[tuple[int, int], tuple[str, Version, Version, str]] = {
+    (23, 1): ("20.04", (2, 31), (3, 4, 28), "3.8"),
+    (23, 5): ("22.04", (2, 35), (3, 4, 30), "3.10"),
+    (24, 11): ("24.04", (2, 39), (3, 4, 33), "3.12"),
+}
+_LIBSTDCXX = ("/usr/lib/x86_64-linux-gnu/libstdc++.so.6", "/usr/lib64/libstdc++.so.6", "/usr/lib/libstdc++.so.6")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A server: NVIDIA's container of a release, or the embedded one on this machine.
+
+    ``python`` is the one that its own stub is for; the embedded server has a stub for each of several, and none that
+    is used by default: it is empty. ``glibc`` and ``glibcxx`` are what its system libraries give, empty where that is
+    not known.
+    """
+
+    name: str
+    release: tuple[int, int]
+    system: str
+    machine: str
+    python: str
+    glibc: Version
+    glibcxx: Version
+
+    @property
+    def bears_numpy_2(self) -> bool:
+        """Whether its own stub carries tensors of NumPy 2 unharmed."""
+        return self.release >= FIRST_NUMPY_2
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether it is the wheel's, on this machine."""
+        return self.name == EMBEDDED
+
+
+def parse_release(name: str) -> tuple[int, int]:
+    """The release of a target: ``26.06`` as (26, 6), ``embedded`` as its wheel's.
+
+    Raises:
+        InputError: there is no such release.
+    """
+    if name == EMBEDDED:
+        return EMBEDDED_RELEASE
+    found = re.fullmatch(r"(\d\d)\.(\d\d)", name)
+    release = (int(found[1]), int(found[2])) if found else (0, 0)
+    if release < min(_IMAGES) or not 1 <= release[1] <= 12:
+        raise InputError(f"There is no target {name!r}.", f"Known: {EMBEDDED}, or a release from 23.01 on: 26.06.")
+    return release
+
+
+def find_target(name: str) -> Target:
+    """The target called ``embedded``, or the release ``YY.MM`` of NVIDIA's container.
+
+    Raises:
+        InputError: there is no such release.
+    """
+    release = parse_release(name)
+    if name == EMBEDDED:
+        library, version = platform.libc_ver()
+        glibc = parse_version(version) if library == "glibc" else ()
+        return Target(name, release, f"this machine ({library} {version})", "x86_64", "", glibc, _system_glibcxx())
+    ubuntu, glibc, glibcxx, python = _IMAGES[max(first for first in _IMAGES if first <= release)]
+    return Target(name, release, f"Ubuntu {ubuntu}", "x86_64", python, glibc, glibcxx)
+
+
+def _system_glibcxx() -> Version:
+    path = next((path for path in map(Path, _LIBSTDCXX) if path.is_file()), None)
+    if path is None:
+        return ()
+    with path.open("rb") as file:
+        return read_binary(file, str(path)).provides.get("GLIBCXX", ())

@@ -1,0 +1,86 @@
+"""Unpacks an environment without letting anything out of its folder."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from shoal.environment.entries import FILE, FOLDER, SYMLINK, Entry, Guard, Limits, read_archive
+from shoal.errors import ArtifactError, InputError, SetupError
+from shoal.paths import check_bearable
+
+Progress = Callable[[str, int, int], None]
+_ALWAYS = 0o755, 0o644  # what a server under another user needs of folders, and of files
+
+
+def unpack(
+    archive: Path,
+    folder: Path,
+    *,
+    limits: Limits | None = None,
+    on_progress: Progress = lambda stage, done, total: None,
+) -> Path:
+    """Unpack a packed environment into ``folder``, which must not exist; returns its absolute path.
+
+    Triton given a folder starts at once; given an archive it unpacks it at each start, in releases before 26.06 to
+    wherever the archive says. Here an entry that would get out refuses the whole archive: absolute names, ``..``,
+    links that lead outside, writing through links, devices, setuid files. It is made aside and put in place in one
+    step.
+
+    Raises:
+        ArtifactError: the archive is damaged, too large, or holds such an entry.
+        InputError: something stands at ``folder``, or Triton cannot bear its path.
+        SetupError: the disk is full, or the folder cannot be written.
+    """
+    target = folder.absolute()
+    check_bearable(target)
+    if target.exists() or target.is_symlink():
+        raise InputError(f"{target} exists; it will not be replaced.", "Name another folder, or remove that one.")
+    aside: Path | None = None
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        _write_all(archive, aside, limits, on_progress)
+        aside.chmod(_ALWAYS[0])
+        aside.rename(target)
+    except OSError as error:
+        raise SetupError(
+            f"{archive} cannot be unpacked into {target}: {error.strerror or error}.", "Nothing was left there."
+        ) from error
+    finally:
+        if aside:
+            shutil.rmtree(aside, ignore_errors=True)
+    return target
+
+
+def _write_all(archive: Path, folder: Path, limits: Limits | None, on_progress: Progress) -> None:
+    guard = Guard()
+    on_progress("unpack", 0, 1)
+    for entry in read_archive(archive, limits):
+        refusal = guard.refusal(entry)
+        if refusal:
+            raise ArtifactError(
+                f"{archive} holds {entry.path[:200]!r}: {refusal}.", "Do not use it; have its maker pack it again."
+            )
+        _write(entry, folder)
+    on_progress("unpack", 1, 1)
+
+
+def _write(entry: Entry, folder: Path) -> None:
+    path = folder / posixpath.normpath(entry.path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if entry.kind == FOLDER:
+        path.mkdir(exist_ok=True)
+    elif entry.kind == SYMLINK:
+        path.symlink_to(entry.link)
+    elif entry.kind == FILE:
+        with path.open("xb") as file:
+            file.writelines(entry.chunks())
+        path.chmod(entry.mode & 0o755 | _ALWAYS[1])
+        os.utime(path, (entry.mtime, entry.mtime))  # compiled modules are used only if their source is of this time
+    else:
+        os.link(folder / posixpath.normpath(entry.link), path, follow_symlinks=False)
