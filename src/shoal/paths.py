@@ -1,4 +1,4 @@
-"""Paths: which ones Triton can bear, and how one folder takes another's place."""
+"""Paths: where shoal's own files lie, which ones Triton can bear, and how one folder takes another's place."""
 
 from __future__ import annotations
 
@@ -8,9 +8,17 @@ import os
 import re
 from pathlib import Path
 
+import shoal
 from shoal.errors import InputError
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # <fcntl.h>, <linux/fs.h>
+
+
+def shipped_root() -> Path:
+    """The folder of shoal's own leaf folders and environment files: the checkout, or data in an installed wheel."""
+    package = Path(shoal.__file__).parent
+    checkout = package.parents[1]
+    return checkout if (checkout / "preprocess").is_dir() else package / "leaves"
 
 
 def check_bearable(path: Path) -> None:

@@ -2,6 +2,126 @@
 
 from __future__ import annotations
 
+import signal
+from pathlib import Path
+from typing import Annotated
+
 import typer
 
+from shoal.cli.options import Json, Target
+from shoal.console import OUT, plain, print_json, show_progress
+
 app = typer.Typer(no_args_is_help=True, help=__doc__)
+
+Source = Annotated[
+    Path | None,
+    typer.Argument(help="environment.yml, requirements.txt, a lock file, or a conda environment; else shoal's own."),
+]
+Place = Annotated[Path, typer.Argument(help="A packed environment, its folder, or what `env build` wrote.")]
+Stub = Annotated[Path | None, typer.Option(help="A Python backend stub; else the one that was built with it.")]
+NUM_LARGEST = 10
+
+
+@app.command()
+def build(
+    source: Source = None,
+    out: Annotated[Path, typer.Option(help="The folder to write.")] = Path("build/env"),
+    target: Target = "embedded",
+    python: Annotated[str, typer.Option(help="Such as 3.12; else the source's, else the target's own.")] = "",
+    is_for_gpu: Annotated[bool, typer.Option("--gpu", help="Components on a GPU: RAPIDS 26.10 for CUDA 13.")] = False,
+    engine: Annotated[str, typer.Option(help="rattler, conda, mamba, micromamba or venv.")] = "rattler",
+    stub: Annotated[str, typer.Option(help="auto, wheel, compile, none, or a finished stub's path.")] = "auto",
+    stub_builder: Annotated[Path | None, typer.Option(help="Your program that compiles one.")] = None,
+    is_for_numpy_2: Annotated[bool, typer.Option("--numpy2", help="Compile a stub that is right for NumPy 2.")] = False,
+    channel: Annotated[list[str] | None, typer.Option(help="A conda channel, in place of the source's.")] = None,
+    is_offline: Annotated[bool, typer.Option("--offline", help="Use local channels and caches only.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Make an environment, pack it, make its stub, and check that they fit."""
+    from shoal.environment.build import Request, build
+    from shoal.environment.files import find_file
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # leave nothing half made, as on Ctrl-C
+    request = Request(
+        source or find_file(target, engine, is_for_gpu=is_for_gpu),
+        out,
+        target=target,
+        python=python,
+        engine=engine,
+        stub=stub,
+        is_for_numpy_2=is_for_numpy_2,
+        is_for_gpu=is_for_gpu,
+        builder=stub_builder,
+        channels=tuple(channel or ()),
+        is_offline=is_offline,
+    )
+    with show_progress() as show:
+        built = build(request, show)
+    if as_json:
+        print_json({**built.record, "is_new": built.is_new})
+        return
+    record = built.record
+    OUT.print(f"environment: {built.environment}{'' if built.is_new else '  (unchanged)'}", soft_wrap=True)
+    no_stub = f"none needed, {target} has its own for Python {record['python']}"
+    OUT.print(f"stub: {built.stub or no_stub}", soft_wrap=True)
+    OUT.print(f"Python {record['python']}, NumPy {record['numpy']}, needs glibc {record['glibc']}: fits {target}")
+    OUT.print(f"next: shoal compose ensemble_all build/repository --target {target} --env {out}", soft_wrap=True)
+
+
+@app.command()
+def inspect(place: Place, as_json: Json = False) -> None:
+    """Show what an environment holds, without unpacking or running it."""
+    from shoal.environment.built import read_built
+    from shoal.environment.inspect import inspect as read
+
+    built = read_built(place)
+    environment = read(built.environment if built else place)
+    if as_json:
+        print_json(environment.as_dict())
+        return
+    for name, value in environment.summary().items():
+        OUT.print(f"{name}: {plain(value)}", soft_wrap=True)
+    largest = sorted(environment.packages, key=lambda package: -package.num_bytes)[:NUM_LARGEST]
+    for package in largest:
+        OUT.print(f"  {package.num_bytes / 2**20:8.1f} MiB  {package.name} {package.version}")
+    for sentence in environment.remarks():
+        OUT.print(f"[yellow]note[/] {plain(sentence)}", soft_wrap=True)
+
+
+@app.command()
+def fit(place: Place, stub: Stub = None, target: Target = "embedded", as_json: Json = False) -> None:
+    """Check whether environment, stub and server fit; exit code 1 if not, with each reason."""
+    from shoal.environment.built import read_built
+    from shoal.environment.fit import find_misfits
+    from shoal.environment.inspect import inspect as read
+    from shoal.environment.stub import read_stub
+    from shoal.environment.targets import find_target
+
+    built = read_built(place)
+    path = stub or (built.stub if built else None)
+    environment = read(built.environment if built else place)
+    misfits = find_misfits(environment, read_stub(path) if path else None, find_target(target))
+    if as_json:
+        print_json([{"what": misfit.what, "fix": misfit.fix} for misfit in misfits])
+    for misfit in [] if as_json else misfits:
+        OUT.print(f"[red]does not fit[/] {plain(misfit.what)}", soft_wrap=True)
+        OUT.print(f"  {plain(misfit.fix)}", soft_wrap=True)
+    if misfits:
+        raise typer.Exit(1)
+    if not as_json:
+        OUT.print(f"fits {target}: Python {environment.python}, NumPy {environment.numpy}", soft_wrap=True)
+
+
+@app.command()
+def unpack(
+    archive: Annotated[Path, typer.Argument(help="custom_env.tar.gz, or what `env build` wrote.")],
+    folder: Annotated[Path, typer.Argument(help="The folder to make.")],
+) -> None:
+    """Unpack an environment into a folder, letting nothing out of it; Triton loads a folder faster than an archive."""
+    from shoal.environment.built import read_built
+    from shoal.environment.unpack import unpack as write
+
+    built = read_built(archive)
+    with show_progress() as show:
+        path = write(built.environment if built else archive, folder, on_progress=show)
+    OUT.print(f"environment: {path}", soft_wrap=True)

@@ -22,16 +22,38 @@ def compose(
     gpu: Gpu = "",
     concurrency: Concurrency = 16,
     leaves: Annotated[list[Path] | None, typer.Option(help="Folders with leaf folders of your own.")] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(help="An execution environment for the Python models, or MODEL=PATH for one of them."),
+    ] = None,
+    stub: Annotated[list[str] | None, typer.Option(help="Its stub, if not built with it: PATH or MODEL=PATH.")] = None,
 ) -> None:
-    """Write a model repository: leaf folders, artifacts, placement."""
+    """Write a model repository: leaf folders, artifacts, placement, execution environments."""
     from shoal.repository.compose import compose as compose_repository
     from shoal.repository.placement import Plan
 
     plan = Plan(placement, target, dtype, _parse_gpus(gpu), concurrency)
-    path = compose_repository(ensemble, repository, artifacts=artifacts, plan=plan, leaves=leaves or ())
+    path = compose_repository(
+        ensemble,
+        repository,
+        artifacts=artifacts,
+        plan=plan,
+        leaves=leaves or (),
+        environments=_by_model(env),
+        stubs=_by_model(stub),
+    )
     OUT.print(f"repository: {path}", soft_wrap=True)
     serve_it = f"shoal serve {path}"
     OUT.print(f"next: {serve_it if target == 'embedded' else f'{serve_it} --print'}", soft_wrap=True)
+
+
+def _by_model(options: list[str] | None) -> dict[str, Path]:
+    """``PATH`` for every model, ``MODEL=PATH`` for one."""
+    paths = {}
+    for option in options or ():
+        model, _, path = ("", "", option) if Path(option).exists() else option.rpartition("=")
+        paths[model] = Path(path)
+    return paths
 
 
 def plan(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from shoal.environment.contents import ARCHIVE, VENV, Environment
 from shoal.environment.elf import Version, parse_version, show_version
-from shoal.environment.inspect import ARCHIVE, VENV, Environment
 from shoal.environment.stub import Stub
 from shoal.environment.targets import EMBEDDED, FIRST_FOLDER, Target
 from shoal.errors import ArtifactError

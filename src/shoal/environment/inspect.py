@@ -6,82 +6,17 @@ import json
 import re
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from email.parser import BytesHeaderParser
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from shoal.environment.elf import MAGIC, Version, read_binary
+from shoal.environment.contents import ARCHIVE, CONDA, VENV, Environment, Need, Package
+from shoal.environment.elf import MAGIC, read_binary
 from shoal.environment.entries import FILE, FOLDER, HARD_LINK, SYMLINK, Entry, Guard, Limits, read_archive, read_folder
 from shoal.errors import ArtifactError, needs
 
-ARCHIVE, CONDA, VENV = "archive", "folder", "venv"
 _SPOOL = 64 * 2**20  # a binary larger than this is read from a temporary file
 _SITE = re.compile(r"lib/python(\d+\.\d+)/site-packages/")
-
-
-@dataclass(frozen=True)
-class Package:
-    """A distribution in the environment; ``num_bytes`` is what its own list of files comes to."""
-
-    name: str
-    version: str
-    num_bytes: int
-
-
-@dataclass(frozen=True)
-class Need:
-    """The highest version of a symbol family that a file asks for, and the file."""
-
-    version: Version = ()
-    path: str = ""
-
-
-@dataclass
-class Environment:
-    """What one environment holds.
-
-    ``python`` is ``3.12.1``, or ``3.12`` where nothing says more. ``glibc`` and ``glibcxx`` are the highest that any
-    binary asks for; ``own_glibcxx`` is what its own libstdc++ gives, empty where it has none. Each of ``escapes``,
-    ``editable``, ``leaks``, ``unmet`` and ``prefixes`` is a list of sentences, empty in a good environment:
-
-    * ``escapes``: entries that would get out of the folder that they are unpacked into;
-    * ``editable``: packages that are links to someone's sources;
-    * ``leaks``: ways in for packages from outside, such as a user's own site-packages;
-    * ``unmet``: packages that others need and that are not there, which is what such a leak leaves behind;
-    * ``prefixes``: absolute paths that exist on the machine that made it.
-    """
-
-    source: Path
-    kind: str
-    python: str = ""
-    numpy: str = ""
-    machine: str = ""
-    glibc: Need = field(default_factory=Need)
-    glibcxx: Need = field(default_factory=Need)
-    own_glibcxx: Version = ()
-    own_libraries: set[str] = field(default_factory=set)
-    has_interpreter: bool = False
-    has_activate: bool = False
-    packages: list[Package] = field(default_factory=list)
-    num_entries: int = 0
-    num_bytes: int = 0
-    num_hard_links: int = 0
-    escapes: list[str] = field(default_factory=list)
-    editable: list[str] = field(default_factory=list)
-    leaks: list[str] = field(default_factory=list)
-    unmet: list[str] = field(default_factory=list)
-    prefixes: list[str] = field(default_factory=list)
-
-    @property
-    def python_minor(self) -> str:
-        """The version that a stub must be built for: ``3.12``."""
-        return ".".join(self.python.split(".")[:2])
-
-    @property
-    def has_libpython(self) -> bool:
-        """Whether ``lib/`` holds the shared library that stubs load."""
-        return f"libpython{self.python_minor}.so.1.0" in self.own_libraries
 
 
 def inspect(source: Path, limits: Limits | None = None) -> Environment:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from shoal.component.bundle import sha256
 from shoal.component.ties import check_ties, read_ties
 from shoal.errors import ArtifactError
 from shoal.paths import check_bearable, check_replaceable, exchange
+from shoal.repository.environments import find_environments
 from shoal.repository.graph import Graph
 from shoal.repository.hybrid import MODELS, models_ensemble
 from shoal.repository.leaves import collect, find_leaves
@@ -34,15 +35,19 @@ def compose(
     artifacts: Path | str,
     plan: Plan | None = None,
     leaves: Iterable[Path] = (),
+    environments: Mapping[str, Path] | None = None,
+    stubs: Mapping[str, Path] | None = None,
 ) -> Path:
     """Write the model repository that serves ``ensemble``; returns its absolute path.
 
     It is made aside and put in place in one step: an interruption leaves the old repository whole. The same inputs
     give the same bytes. ``leaves`` are folders with leaf folders of your own, in the rooms that shoal uses.
+    ``environments`` gives Python models by name (all of them: ``""``) an execution environment: an archive, a folder,
+    or what `shoal env build` wrote; ``stubs`` a Python backend stub, where the environment does not bring it.
 
     Raises:
         InputError: Triton cannot bear the path, or something that is no composed repository stands there.
-        ArtifactError: an artifact is missing or does not fit another.
+        ArtifactError: an artifact is missing or does not fit another; environment, stub and server do not fit.
     """
     plan = plan or Plan()
     target, artifacts = Path(repository).resolve(), Path(artifacts)
@@ -52,13 +57,21 @@ def compose(
     graph = Graph.build(models[-1], {model.name: model for model in models})
     added = [(models_ensemble(graph), MODELS)] if plan.placement == HYBRID else []
     _check_present(models, artifacts)
+    placed = find_environments(models, environments or {}, stubs or {}, plan.target)
 
     target.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
         contents = _contents(artifacts)
+        copies: dict[Path, Path] = {}
         for model in models:
-            _write_model(model, aside / model.name, artifacts, plan, contents.get(model.name, ""))
+            message = place(model, plan)
+            if contents.get(model.name):
+                message.parameters["content"].string_value = contents[model.name]
+            _write_files(model, aside / model.name, artifacts)
+            if model.name in placed:
+                placed[model.name].write(aside / model.name, message, copies)
+            write_config(message, aside / model.name / "config.pbtxt", comment=_COMMENT)
         for message, name in added:
             (aside / name / "1").mkdir(parents=True)
             (aside / name / "1" / ".gitkeep").touch()
@@ -81,12 +94,11 @@ def _check_present(models: Sequence[ModelConfig], artifacts: Path) -> None:
         )
 
 
-def _write_model(model: ModelConfig, folder: Path, artifacts: Path, plan: Plan, content: str) -> None:
+def _write_files(model: ModelConfig, folder: Path, artifacts: Path) -> None:
     for source in _version_files(model.folder):
         copy = folder / source.relative_to(model.folder)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, copy)
-    message = place(model, plan)
     version = folder / "1"
     version.mkdir(parents=True, exist_ok=True)
     if model.backend == "python":
@@ -94,9 +106,6 @@ def _write_model(model: ModelConfig, folder: Path, artifacts: Path, plan: Plan, 
     for name, _ in model.artifacts:
         if (artifacts / name).is_file():
             shutil.copyfile(artifacts / name, version / name)
-    if content:
-        message.parameters["content"].string_value = content
-    write_config(message, folder / "config.pbtxt", comment=_COMMENT)
 
 
 def check_artifacts(repository: Path) -> None:

@@ -5,18 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-import shoal
 from shoal.errors import ArtifactError
+from shoal.paths import shipped_root
 from shoal.repository.pbtxt import ModelConfig, read_config
 
 ROOMS = ("preprocess", "postprocess", "models", "ensembles")
-
-
-def shipped_root() -> Path:
-    """The folder that holds shoal's own leaf folders: the checkout, or the package's data in an installed wheel."""
-    package = Path(shoal.__file__).parent
-    checkout = package.parents[1]
-    return checkout if (checkout / ROOMS[0]).is_dir() else package / "leaves"
 
 
 def find_leaves(roots: Iterable[Path] = ()) -> Mapping[str, ModelConfig]:

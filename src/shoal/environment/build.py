@@ -1,0 +1,223 @@
+"""Makes an environment, its archive and its stub, and puts them in place only if they fit."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import shoal
+from shoal.component.bundle import sha256
+from shoal.environment import engines
+from shoal.environment.built import ARCHIVE, FOLDER, LOG, Built, alone, aside_prefix, check_ours, is_whole, read_built
+from shoal.environment.contents import Environment
+from shoal.environment.elf import parse_version, show_version
+from shoal.environment.engines import RATTLER, VENV, Job
+from shoal.environment.fit import check_fit
+from shoal.environment.inspect import inspect
+from shoal.environment.provide import AUTO, StubOrder, provide_stub
+from shoal.environment.stub import RECORD, STUB, Stub, read_stub
+from shoal.environment.targets import EMBEDDED, Target, find_target
+from shoal.environment.tools import run
+from shoal.environment.wanted import Wanted, read_wanted
+from shoal.errors import InputError, SetupError, needs
+from shoal.paths import check_bearable, exchange
+
+OnProgress = Callable[[str, int, int], None]  # stage, steps done, steps in all
+_OLDEST_PYTHON = (3, 11)  # that shoal's components run on
+_COMPRESS_LEVEL = 4  # conda-pack's own; 9 takes three times as long for a few per cent
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to build an environment from, for which server, and how.
+
+    ``python`` is a version such as ``3.12``; where empty, the one that ``source`` pins, else the target's own, else
+    this process's. ``stub`` is ``auto``, ``wheel``, ``compile``, ``none`` or the path of a finished one; ``builder`` is
+    the program that compiles one (see ``compile``), and ``is_for_numpy_2`` has it be right for NumPy 2 whatever the
+    environment holds. ``channels`` replace those of ``source``.
+    """
+
+    source: Path
+    out: Path
+    target: str = EMBEDDED
+    python: str = ""
+    engine: str = RATTLER
+    stub: str = AUTO
+    is_for_numpy_2: bool = False
+    is_for_gpu: bool = False
+    builder: Path | None = None
+    channels: tuple[str, ...] = ()
+    is_offline: bool = False
+
+
+def build(request: Request, on_progress: OnProgress = lambda stage, done, total: None) -> Built:
+    """Build what ``request`` asks for, or find that it is there already.
+
+    Everything is made aside and put at ``request.out`` in one step, once environment, stub and target are known to
+    fit: a full disk or an interruption leaves what stood there before.
+
+    Raises:
+        InputError: the request asks for something that cannot be.
+        SetupError: a tool is missing or failed, or the disk is full.
+        ArtifactError: what was made does not fit.
+    """
+    target, out = find_target(request.target), request.out.absolute()
+    check_bearable(out)
+    wanted = read_wanted(request.source)
+    python = request.python or wanted.python or _default_python(target)
+    if wanted.conda or wanted.pip:
+        wanted = wanted.with_python(python)
+    inputs = _digest(request, wanted, python)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with alone(out):
+        check_ours(out)
+        there = read_built(out)
+        if there and there.record.get("inputs") == inputs and is_whole(out, there):
+            return there
+        aside = Path(tempfile.mkdtemp(prefix=aside_prefix(out), dir=out.parent))
+        try:
+            record = _make(request, wanted, python, target, aside, out, on_progress)
+            (aside / RECORD).write_text(json.dumps({**record, "inputs": inputs}, indent=1) + "\n", encoding="utf-8")
+            aside.chmod(0o755)
+            exchange(aside, out)
+        except OSError as error:
+            raise SetupError(
+                f"{out} cannot be built: {error.strerror or error}.", f"Nothing at {out} was changed."
+            ) from error
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+    built = read_built(out)
+    assert built
+    return Built(built.environment, built.stub, built.record, is_new=True)
+
+
+def _make(
+    request: Request,
+    wanted: Wanted,
+    python: str,
+    target: Target,
+    aside: Path,
+    out: Path,
+    on_progress: OnProgress,
+) -> dict[str, Any]:
+    """Fill ``aside``; returns the record of it."""
+    log = out.with_name(f"{out.name}.log")
+    log.unlink(missing_ok=True)
+    oldest = min(filter(None, (target.glibc, find_target(EMBEDDED).glibc)), default=())  # it must run here, too
+    job = Job(python, request.channels or wanted.channels, request.is_offline, log, show_version(oldest))
+    prefix = wanted.folder or aside / FOLDER
+    is_venv = request.engine == VENV and not wanted.folder
+    with _stage(on_progress, "environment"):
+        if not wanted.folder:
+            engines.make(request.engine, wanted, prefix, job)
+    with _stage(on_progress, "stub"):
+        order = StubOrder(
+            request.stub,
+            prefix,
+            target,
+            is_for_numpy_2=request.is_for_numpy_2,
+            is_for_gpu=request.is_for_gpu,
+            builder=request.builder,
+            is_offline=request.is_offline,
+        )
+        made = provide_stub(order, aside / STUB, log)
+    with _stage(on_progress, "pack"):
+        if is_venv:
+            engines.relocate(prefix, out / FOLDER)
+        else:
+            pack(prefix, aside / ARCHIVE, log)
+            if not wanted.folder:
+                shutil.rmtree(prefix)
+    with _stage(on_progress, "verify"):
+        environment = inspect(aside / (FOLDER if is_venv else ARCHIVE))
+        stub = read_stub(aside / STUB) if made else None
+        check_fit(environment, stub, target)
+    if log.exists():
+        log.rename(aside / LOG)
+    return _record(request, environment, stub, made, target, aside)
+
+
+def pack(prefix: Path, archive: Path, log: Path) -> None:
+    """Pack a conda environment with conda-pack.
+
+    Raises:
+        InputError: it is no conda environment.
+        SetupError: conda-pack refused it.
+    """
+    if not (prefix / "conda-meta").is_dir():
+        is_venv = (prefix / "pyvenv.cfg").is_file()
+        raise InputError(
+            f"{prefix} is {'a venv, whose Python lies outside of it' if is_venv else 'no conda environment'}.",
+            "Write down what it holds and build that: pip freeze > requirements.txt",
+        )
+    with needs("env"):
+        import conda_pack  # noqa: F401  # said here, and not in the log of the other process
+    # In a process of its own: its threads print where nobody reads, and its temporary file may stay behind.
+    command: list[str | Path] = [sys.executable, "-m", "conda_pack.cli", "--prefix", prefix, "--output", archive]
+    options = ["--quiet", "--n-threads", "-1", "--compress-level", str(_COMPRESS_LEVEL), "--exclude", "CACHEDIR.TAG"]
+    run([*command, *options], log=log, what="Packing by conda-pack", variables={"TMPDIR": str(archive.parent)})
+    archive.chmod(0o644)
+
+
+def _record(
+    request: Request, environment: Environment, stub: Stub | None, made: str, target: Target, folder: Path
+) -> dict[str, Any]:
+    release = ".".join(f"{part:02}" for part in target.release)
+    return {
+        "format": 1,
+        "shoal": shoal.__version__,
+        "environment": environment.source.name,
+        "stub": {"made": made, "release": release, "bears_numpy_2": stub.bears_numpy_2} if stub else None,
+        "target": target.name,
+        "python": environment.python,
+        "numpy": environment.numpy,
+        "platform": f"linux-{environment.machine or target.machine}",
+        "glibc": show_version(environment.glibc.version),
+        "glibcxx": show_version(environment.glibcxx.version),
+        "num_bytes": environment.num_bytes,
+        "made": {"engine": request.engine, "from": request.source.name, "channels": list(request.channels)},
+        "packages": {package.name: package.version for package in environment.packages},
+        "files": {path.name: sha256(path) for path in sorted(folder.iterdir()) if path.is_file()},
+    }
+
+
+def _default_python(target: Target) -> str:
+    """The target's own, if shoal's components run on it; else, and for the embedded server, this process's."""
+    running = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return target.python if parse_version(target.python) >= _OLDEST_PYTHON else running
+
+
+def _digest(request: Request, wanted: Wanted, python: str) -> str:
+    parts = (
+        shoal.__version__,
+        wanted.digest,
+        python,
+        request.target,
+        request.engine,
+        request.stub,
+        request.is_for_numpy_2,
+        request.is_for_gpu,
+        request.channels,
+        *_digest_of_files(request),
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+@contextlib.contextmanager
+def _stage(on_progress: OnProgress, name: str) -> Iterator[None]:
+    on_progress(name, 0, 1)
+    yield
+    on_progress(name, 1, 1)
+
+
+def _digest_of_files(request: Request) -> list[str]:
+    """Of what is named besides the source: a finished stub, a build program."""
+    return [sha256(path) for path in (Path(request.stub), request.builder) if path and path.is_file()]

@@ -1,0 +1,82 @@
+"""The folder that a build writes: what is in it, and how it is kept whole."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shoal.component.bundle import sha256
+from shoal.environment.stub import RECORD, STUB
+from shoal.errors import InputError, SetupError
+
+ARCHIVE, FOLDER, LOG = "custom_env.tar.gz", "environment", "build.log"
+
+
+@dataclass(frozen=True)
+class Built:
+    """An environment that was built: what to give to Triton, and the record of how it was made."""
+
+    environment: Path
+    stub: Path | None
+    record: dict[str, Any]
+    is_new: bool = False
+
+
+def read_built(folder: Path) -> Built | None:
+    """What was built at ``folder``; None where nothing was."""
+    try:
+        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        environment, stub = folder / record["environment"], record["stub"]
+        return Built(environment.absolute(), (folder / STUB).absolute() if stub else None, record)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def is_whole(out: Path, built: Built) -> bool:
+    """Whether what was built there is still what was built."""
+    files: dict[str, str] = built.record["files"]
+    is_there = built.environment.is_file() or (built.environment / "bin" / "python3").exists()
+    return is_there and all((out / n).is_file() and sha256(out / n) == digest for n, digest in files.items())
+
+
+def check_ours(out: Path) -> None:
+    """Refuse to replace what ``build`` did not make."""
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    names = {path.name for path in out.iterdir()} if out.is_dir() else {out.name}
+    strange = sorted(names - {ARCHIVE, FOLDER, STUB, RECORD, LOG} if read_built(out) else names)
+    if strange:
+        raise InputError(
+            f"{out} exists and holds {strange[0]}, which shoal did not put there; it will not be replaced.",
+            "Name another folder, or remove that one.",
+        )
+
+
+def aside_prefix(out: Path) -> str:
+    """How the names of folders begin in which ``out`` is made aside."""
+    return f".{out.name}.building-"
+
+
+@contextlib.contextmanager
+def alone(out: Path) -> Iterator[None]:
+    """Nobody else builds beside ``out`` meanwhile; what a killed build left there is removed."""
+    at = os.open(out.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(at, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise SetupError(
+                f"Another build is at work in {out.parent}.", "Wait for it, or name another folder."
+            ) from None
+        for left in out.parent.glob(f"{aside_prefix(out)}*"):
+            shutil.rmtree(left, ignore_errors=True)
+        yield
+    finally:
+        os.close(at)

@@ -1,0 +1,127 @@
+"""Runs a build program of the user's that compiles NVIDIA's stub, and checks beforehand what such a build needs.
+
+How it is compiled stands in NVIDIA's own words, under "Building Custom Python Backend Stub" in python_backend's README;
+the program is those commands. It is told by environment variables what to build:
+
+=====================  ======================================================================================
+SHOAL_STUB_OUT         the file to write
+SHOAL_STUB_BRANCH      python_backend's branch, and the tag of its three sister repositories: ``r24.10``
+SHOAL_STUB_PYTHON      the interpreter that it is for
+SHOAL_STUB_PYBIND11    the oldest pybind11 that is right for the environment's NumPy; empty where any is
+SHOAL_STUB_GPU         ``ON`` or ``OFF``: whether it is to carry tensors on a GPU
+SHOAL_STUB_WORK        an empty folder to work in; it is removed afterwards
+=====================  ======================================================================================
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from shoal.environment.elf import parse_version, show_version
+from shoal.environment.stub import read_stub
+from shoal.environment.targets import Target
+from shoal.environment.tools import run
+from shoal.errors import ArtifactError, InputError, SetupError
+
+BUILDER = "SHOAL_STUB_BUILDER"
+README = "https://github.com/triton-inference-server/python_backend#building-custom-python-backend-stub"
+FIRST_PYBIND11 = "2.12"  # that is right for NumPy 2
+NEWER_CMAKE = (25, 8), (3, 31, 8)  # from this release on, at least this version
+OLDER_CMAKE = (3, 17)
+HEADERS = {  # what NVIDIA's CMakeLists.txt looks for on the system -> Debian's package
+    "rapidjson/document.h": "rapidjson-dev",
+    "archive.h": "libarchive-dev",
+    "zlib.h": "zlib1g-dev",
+    "boost/interprocess/managed_external_buffer.hpp": "libboost-dev",
+}
+
+
+def find_missing(release: tuple[int, int]) -> list[tuple[str, str]]:
+    """What a build of ``release``'s stub lacks on this machine: each with the command that brings it.
+
+    Boost is downloaded by NVIDIA's build itself; where it cannot be, the system's must serve.
+    """
+    return list(_find_missing(release))
+
+
+def _find_missing(release: tuple[int, int]) -> Iterator[tuple[str, str]]:
+    if shutil.which("git") is None:
+        yield "git", "apt install git"
+    cmake = shutil.which("cmake")
+    oldest = NEWER_CMAKE[1] if release >= NEWER_CMAKE[0] else OLDER_CMAKE
+    if cmake is None or _cmake_version(cmake) < oldest:
+        yield f"cmake {show_version(oldest)} or newer", "pip install cmake"
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        yield "a C++ compiler", "apt install g++"
+        return
+    for header, package in HEADERS.items():
+        check = [compiler, "-E", "-x", "c++", "-"]
+        source = f"#include <{header}>\n"
+        if subprocess.run(check, input=source, capture_output=True, text=True, check=False).returncode:
+            yield header, f"apt install {package}"
+
+
+def _cmake_version(cmake: str) -> tuple[int, ...]:
+    answer = subprocess.run([cmake, "--version"], capture_output=True, text=True, check=False).stdout
+    found = re.search(r"version (\S+)", answer)
+    return parse_version(found[1]) if found else ()
+
+
+def compile_stub(
+    target: Target,
+    python: Path,
+    stub: Path,
+    *,
+    what: str,
+    builder: Path | None,
+    needs_pybind11: str,
+    is_for_gpu: bool,
+    log: Path,
+) -> None:
+    """Have ``builder``, or the program that SHOAL_STUB_BUILDER names, compile the stub for ``python``.
+
+    ``what`` is what needs it, for the error.
+
+    Raises:
+        InputError: no program is named.
+        SetupError: something that the build needs is missing, or it failed.
+        ArtifactError: what it wrote is no stub.
+    """
+    named = builder or os.environ.get(BUILDER)
+    if not named:
+        raise InputError(
+            f"{what} needs a stub that is compiled for it, and no program that does it is named.",
+            f"Put NVIDIA's commands ({README}) into a program and name it, --stub-builder PROGRAM;"
+            " give a finished one, --stub FILE; or use what needs none: see docs/environments.md.",
+        )
+    program = Path(named).absolute()
+    missing = find_missing(target.release)
+    if missing:
+        names = ", ".join(name for name, _ in missing)
+        raise SetupError(f"Compiling a stub needs {names}.", f"Type: {' && '.join(fix for _, fix in missing)}")
+    work = stub.with_name(f"{stub.name}.work")
+    work.mkdir()
+    variables = {
+        "SHOAL_STUB_OUT": str(stub),
+        "SHOAL_STUB_BRANCH": f"r{target.release[0]:02}.{target.release[1]:02}",
+        "SHOAL_STUB_PYTHON": str(python),
+        "SHOAL_STUB_PYBIND11": needs_pybind11,
+        "SHOAL_STUB_GPU": "ON" if is_for_gpu else "OFF",
+        "SHOAL_STUB_WORK": str(work),
+    }
+    run([program], log=log, what=f"Compiling the stub by {program.name}", cwd=work, variables=variables)
+    shutil.rmtree(work)
+    if not stub.is_file():
+        raise ArtifactError(f"{program} wrote no stub.", "It must write the file that SHOAL_STUB_OUT names.")
+    stub.chmod(0o755)
+    if needs_pybind11 and not read_stub(stub).bears_numpy_2:
+        raise ArtifactError(
+            f"The stub that {program} wrote corrupts tensors under NumPy 2: its pybind11 is too old.",
+            f"Build it with pybind11 {needs_pybind11} or newer, as SHOAL_STUB_PYBIND11 says.",
+        )

@@ -1,0 +1,132 @@
+"""What makes an environment: a conda of the user's, rattler, or Python's own venv."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal.environment.tools import install, run
+from shoal.environment.wanted import Wanted
+from shoal.errors import InputError, SetupError
+
+RATTLER, VENV = "rattler", "venv"
+CONDAS = ("conda", "mamba", "micromamba")
+ENGINES = (RATTLER, *CONDAS, VENV)
+
+
+@dataclass(frozen=True)
+class Job:
+    """How an environment is to be made: with which Python, by which channels, with or without a network.
+
+    ``glibc`` is the highest that packages may ask for, such as ``2.35``.
+    """
+
+    python: str
+    channels: tuple[str, ...]
+    is_offline: bool
+    log: Path
+    glibc: str = ""
+
+
+def make(engine: str, wanted: Wanted, prefix: Path, job: Job) -> None:
+    """Make the environment ``wanted`` at ``prefix``, which must not exist.
+
+    Raises:
+        InputError: the engine is not known, or cannot make it.
+        SetupError: the engine is not installed, or failed.
+    """
+    if engine == VENV:
+        make_venv(wanted, prefix, job)
+    elif engine == RATTLER:
+        from shoal.environment.rattler import make_rattler
+
+        make_rattler(wanted, prefix, job)
+    elif engine in CONDAS:
+        make_conda(engine, wanted, prefix, job)
+    else:
+        raise InputError(f"There is no engine {engine!r}.", f"Known: {', '.join(ENGINES)}.")
+    if wanted.pip:
+        install(prefix, wanted.pip, is_offline=job.is_offline, log=job.log)
+
+
+def make_conda(tool: str, wanted: Wanted, prefix: Path, job: Job) -> None:
+    """Make it with ``tool``, which understands conda's command line."""
+    program = shutil.which(tool)
+    if program is None:
+        raise SetupError(f"{tool} is not installed.", f"Install it, or use --engine {RATTLER}, which needs no conda.")
+    if wanted.lock:
+        raise InputError(f"{tool} cannot read {wanted.source.name}.", f"Use --engine {RATTLER}.")
+    options: list[str | Path] = ["--yes", "--prefix", prefix, *(["--offline"] if job.is_offline else [])]
+    if wanted.urls:
+        run([program, "create", *options, "--file", wanted.source], log=job.log, what=f"Installing by {tool}")
+        return
+    channels = [word for channel in job.channels if channel != "nodefaults" for word in ("--channel", channel)]
+    specs = [*wanted.conda, *(["pip"] if wanted.pip and "pip" not in wanted.conda else [])]
+    override = ["--override-channels"] if channels else []
+    run([program, "create", *options, *channels, *override, *specs], log=job.log, what=f"Installing by {tool}")
+
+
+def make_venv(wanted: Wanted, prefix: Path, job: Job) -> None:
+    """Make a venv. Its Python stays outside of it: for servers on this machine only.
+
+    Raises:
+        InputError: it holds conda packages.
+        SetupError: there is no such Python, or it has no shared library for the stub.
+    """
+    if not wanted.is_pip_only:
+        raise InputError(
+            f"{wanted.source.name} asks for conda packages, which a venv cannot hold.",
+            f"Use --engine {RATTLER}, or name a requirements.txt.",
+        )
+    base = find_python(job.python)
+    run([base, "-m", "venv", prefix], log=job.log, what="Making the venv")
+    link_libpython(base, prefix)
+
+
+def find_python(version: str) -> Path:
+    """The interpreter of a version such as ``3.12``: this one, one on PATH, or one of pyenv's.
+
+    Raises:
+        SetupError: there is none.
+    """
+    if version == f"{sys.version_info.major}.{sys.version_info.minor}":
+        return Path(sys.base_prefix) / "bin" / f"python{version}"
+    pyenv = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}"))
+    for candidate in [*pyenv[-1:], shutil.which(f"python{version}")]:
+        # pyenv's shims are on PATH for every version, also for those that it would refuse to run
+        if candidate and subprocess.run([candidate, "-c", ""], capture_output=True, check=False).returncode == 0:
+            return Path(candidate)
+    raise SetupError(
+        f"There is no python{version} on this machine.", f"Install it, or use --engine {RATTLER}, which brings its own."
+    )
+
+
+def link_libpython(base: Path, prefix: Path) -> None:
+    """Put a Python's shared library where Triton's stub looks for it: into the environment's ``lib/``.
+
+    Raises:
+        SetupError: that Python has none.
+    """
+    code = "import json, sysconfig as s; print(json.dumps([s.get_config_var(n) for n in ('LIBDIR', 'INSTSONAME')]))"
+    answer = subprocess.run([base, "-c", code], capture_output=True, text=True, check=True).stdout
+    folder, name = json.loads(answer)
+    library = Path(folder) / str(name)
+    if not str(name).endswith(".so.1.0") or not library.is_file():
+        raise SetupError(
+            f"{base} has no shared library, which Triton's stub loads.",
+            "Use a Python built with --enable-shared; on Debian and Ubuntu: apt install libpython3-dev",
+        )
+    (prefix / "lib" / library.name).symlink_to(library)
+
+
+def relocate(prefix: Path, target: Path) -> None:
+    """Make a venv that is about to be moved from ``prefix`` believe that it was made at ``target``."""
+    for path in [prefix / "pyvenv.cfg", *(prefix / "bin").iterdir()]:
+        if path.is_file() and not path.is_symlink():
+            content = path.read_bytes()
+            if str(prefix).encode() in content:
+                path.write_bytes(content.replace(str(prefix).encode(), str(target).encode()))

@@ -1,0 +1,101 @@
+"""Which stub an environment needs, if any, and where it comes from."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal.environment.compile import FIRST_PYBIND11, compile_stub
+from shoal.environment.elf import parse_version
+from shoal.environment.stub import read_stub
+from shoal.environment.targets import FIRST_NUMPY_2, Target
+from shoal.environment.wheel import take_stub
+from shoal.errors import ArtifactError, InputError
+
+AUTO, WHEEL, COMPILE, NONE = STUBS = ("auto", "wheel", "compile", "none")
+
+
+@dataclass(frozen=True)
+class StubOrder:
+    """A stub for the environment at ``prefix``: from where, and for which server.
+
+    ``choice`` is one of ``STUBS``, or the path of a finished stub. ``builder`` is the program that compiles one.
+    """
+
+    choice: str
+    prefix: Path
+    target: Target
+    is_for_numpy_2: bool = False
+    is_for_gpu: bool = False
+    builder: Path | None = None
+    is_offline: bool = False
+
+
+def provide_stub(order: StubOrder, stub: Path, log: Path) -> str:
+    """Put the stub that is needed at ``stub``; returns how it was made, empty where none is needed.
+
+    Raises:
+        InputError: there is no such choice, or no program that would compile one.
+        ArtifactError: there is no Python at ``prefix``, or the stub is none.
+        SetupError: it cannot be had, or the compiler lacks something.
+    """
+    if order.choice not in STUBS:
+        return _copy(Path(order.choice), stub)
+    python, numpy = find_python_version(order.prefix), find_numpy_version(order.prefix)
+    has_numpy_2 = parse_version(numpy) >= (2,)
+    choice = choose(order.target, python, has_numpy_2 or order.is_for_numpy_2) if order.choice == AUTO else order.choice
+    if choice == WHEEL:
+        take_stub(python, stub, is_offline=order.is_offline, log=log)
+    elif choice == COMPILE:
+        wants_newer = (has_numpy_2 or order.is_for_numpy_2) and order.target.release < FIRST_NUMPY_2
+        compile_stub(
+            order.target,
+            order.prefix / "bin" / "python3",
+            stub,
+            what=f"Python {python} with NumPy {numpy or 'missing'} for target {order.target.name}",
+            builder=order.builder,
+            needs_pybind11=FIRST_PYBIND11 if wants_newer else "",
+            is_for_gpu=order.is_for_gpu,
+            log=log,
+        )
+    return "" if choice == NONE else choice
+
+
+def _copy(given: Path, stub: Path) -> str:
+    if not given.is_file():
+        raise InputError(f"There is no stub {str(given)!r}.", f"Known: {', '.join(STUBS)}, or the path of a stub.")
+    read_stub(given)
+    shutil.copyfile(given, stub)
+    stub.chmod(0o755)
+    return "given"
+
+
+def choose(target: Target, python: str, is_for_numpy_2: bool) -> str:
+    """What ``auto`` means: none where the target's own stub fits, the wheel's for the embedded server, else compiled.
+
+    For the embedded server the wheel's stub is always put beside the environment: its own choice follows the Python
+    that happens to start it.
+    """
+    bears_numpy = target.bears_numpy_2 or not is_for_numpy_2
+    if target.is_embedded:
+        return WHEEL if bears_numpy else COMPILE
+    return NONE if python == target.python and bears_numpy else COMPILE
+
+
+def find_python_version(prefix: Path) -> str:
+    """The Python of the environment at ``prefix``, such as ``3.12``.
+
+    Raises:
+        ArtifactError: there is none.
+    """
+    found = sorted(prefix.glob("lib/python3.*/os.py")) or sorted(prefix.glob("lib/python3.*/site-packages"))
+    if not found:
+        raise ArtifactError(f"{prefix} holds no Python.", "Add python to what it is made from.")
+    return next(part for part in found[0].parts if part.startswith("python3.")).removeprefix("python")
+
+
+def find_numpy_version(prefix: Path) -> str:
+    """The NumPy of the environment at ``prefix``; empty where it has none."""
+    found = sorted(prefix.glob("lib/python3.*/site-packages/numpy-*.dist-info"))
+    return found[0].name.split("-")[1].removesuffix(".dist") if found else ""

@@ -1,0 +1,163 @@
+"""Makes a conda environment without conda: rattler, from PyPI, solves and installs.
+
+It runs in a process of its own: rattler's threads go on writing for a while after an error or Ctrl-C, and end only when
+their process does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import sys
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from shoal.environment.engines import Job
+from shoal.environment.tools import run
+from shoal.environment.wanted import Wanted
+from shoal.errors import InputError, needs
+
+if TYPE_CHECKING:
+    import rattler
+
+Platform = Literal["linux-64", "noarch"]
+PLATFORMS: list[Platform] = ["linux-64", "noarch"]
+_DEFAULTS = ("https://repo.anaconda.com/pkgs/main", "https://repo.anaconda.com/pkgs/r")  # conda's own `defaults`
+_ALIAS = "CONDA_CHANNEL_ALIAS"  # conda's own variable: the server of channels that are names
+
+
+def make_rattler(wanted: Wanted, prefix: Path, job: Job) -> None:
+    """Make ``wanted`` at ``prefix``.
+
+    Raises:
+        InputError: no channel is named.
+        SetupError: rattler failed: a channel or package is not to be had, or the specs exclude one another.
+    """
+    with needs("env"):
+        import rattler  # noqa: F401  # said here, and not in the log of the other process
+    channels = [url for name in job.channels for url in (_DEFAULTS if name == "defaults" else (name,))]
+    if wanted.conda and not channels:
+        raise InputError(f"{wanted.source.name} names no channels.", "Name them: --channel conda-forge")
+    order = {
+        "conda": [*wanted.conda, *(["pip"] if wanted.pip and "pip" not in wanted.conda else [])],
+        "channels": [channel for channel in channels if channel != "nodefaults"],
+        "explicit": str(wanted.source.absolute()) if wanted.urls else "",
+        "lock": str(wanted.lock or ""),
+        "prefix": str(prefix),  # absolute: it is written into files as it stands
+        "is_offline": job.is_offline,
+    }
+    variables = {"CONDA_OVERRIDE_GLIBC": job.glibc} if job.glibc else {}
+    command = [sys.executable, "-m", "shoal.environment.rattler", json.dumps(order)]
+    run(command, log=job.log, what="Installing by rattler", variables=variables)
+
+
+def main(order: dict[str, Any]) -> None:
+    """What the other process does."""
+    try:
+        asyncio.run(_make(order))
+    except Exception as error:  # rattler's have no base of their own; the text is what its user is to read
+        sys.exit(f"error: {' '.join(str(error).split())}")
+
+
+async def _make(order: dict[str, Any]) -> None:
+    import rattler
+
+    cache = Path(os.environ.get("RATTLER_CACHE_DIR") or _user_cache()).absolute()
+    action: Literal["force-cache-only", "cache-or-fetch"]
+    action = "force-cache-only" if order["is_offline"] else "cache-or-fetch"
+    gateway = rattler.Gateway(cache_dir=cache, default_config=rattler.SourceConfig(cache_action=action))
+    if order["lock"]:
+        records = _read_lock(Path(order["lock"]))
+    elif order["explicit"]:
+        records = await _read_explicit(Path(order["explicit"]), gateway)
+    else:
+        records = await _solve(order, gateway)
+    check_local(records)
+    sys.stdout.writelines(f"{record.url}\n" for record in records)
+    await rattler.install(
+        records,
+        order["prefix"],
+        cache_dir=cache / "pkgs",
+        platform=rattler.Subdir("linux-64"),
+        show_progress=False,
+    )
+
+
+def _user_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rattler" / "cache"
+
+
+async def _solve(order: dict[str, Any], gateway: rattler.Gateway) -> list[rattler.RepoDataRecord]:
+    import rattler
+
+    alias = os.environ.get(_ALIAS)
+    config = rattler.ChannelConfig(alias) if alias else rattler.ChannelConfig()
+    return await rattler.solve(
+        [rattler.Channel(channel, config) for channel in order["channels"]],
+        [_parse_spec(spec) for spec in order["conda"]],
+        gateway,
+        platforms=PLATFORMS,
+        virtual_packages=rattler.VirtualPackage.detect(rattler.VirtualPackageOverrides.from_env()),
+    )
+
+
+def _parse_spec(spec: str) -> rattler.MatchSpec:
+    import rattler
+    from rattler.exceptions import InvalidMatchSpecError
+
+    try:
+        return rattler.MatchSpec(spec)
+    except InvalidMatchSpecError as error:
+        raise ValueError(f"{spec!r} is no package specification: {error}") from None
+
+
+def _read_lock(path: Path) -> list[rattler.RepoDataRecord]:
+    """The packages of the environment ``default`` in a lock file of rattler's or pixi's."""
+    import rattler
+
+    lock = rattler.LockFile.from_path(path)
+    platform = next((each for each in lock.platforms() if each.name == PLATFORMS[0]), None)
+    environment = lock.environment("default")
+    if platform is None or environment is None:
+        raise ValueError(f"{path.name} has no environment `default` for {PLATFORMS[0]}.")
+    return list(environment.conda_repodata_records_for_platform(platform) or [])
+
+
+async def _read_explicit(path: Path, gateway: rattler.Gateway) -> list[rattler.RepoDataRecord]:
+    """The packages of conda's ``@EXPLICIT`` lists, ``URL#HASH``; each is downloaded, and read."""
+    import rattler
+    from rattler.explicit_environment import ExplicitEnvironmentSpec
+
+    records = []
+    for entry in ExplicitEnvironmentSpec.from_path(path).packages:
+        url, _, digest = entry.url.partition("#")
+        digest = digest.removeprefix("sha256:").removeprefix("md5:")
+        kind = {64: "sha256", 32: "md5"}.get(len(digest))
+        name = url.rpartition("/")[2].rsplit("-", 2)[0]
+        check = f",{kind}={digest}" if kind else ""  # in the URL itself it would be dropped without a word
+        spec = rattler.MatchSpec(f'{name}[url="{url}"{check}]')
+        [[record]] = await gateway.query([], PLATFORMS, [spec], recursive=False)
+        records.append(record)
+    return records
+
+
+def check_local(records: list[rattler.RepoDataRecord]) -> None:
+    """Check the packages of ``file://`` channels, whose hashes rattler does not look at.
+
+    Raises:
+        ValueError: one is not what its channel says.
+    """
+    for record in records:
+        kind, expected = ("sha256", record.sha256) if record.sha256 else ("md5", record.md5)
+        if record.url.startswith("file://") and expected:
+            path = Path(urllib.request.url2pathname(record.url.removeprefix("file://")))
+            with path.open("rb") as file:
+                if hashlib.file_digest(file, kind).digest() != expected:
+                    raise ValueError(f"{path} is not what its channel says: its {kind} differs.")
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,83 @@
+"""Runs other people's tools: what they print goes to a log, and why they failed into one line."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from shoal.errors import SetupError
+
+# What would let packages of this process, or of this user, into the environment that is being made.
+_LEAKS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX", "PIP_USER", "PIP_TARGET", "PIP_REQUIRE_VIRTUALENV")
+_TAIL = 200  # lines in which a reason is looked for
+_REASONS = ("No space left on device", "ERROR:", "fatal:", "CMake Error", "error:", "Error:", "error")
+
+
+def run(
+    command: Sequence[str | Path],
+    *,
+    log: Path,
+    what: str,
+    cwd: Path | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> None:
+    """Run ``command`` with a user's own packages shut out; ``what`` is what it does, for the error.
+
+    Raises:
+        SetupError: it failed, or is not there.
+    """
+    words = [str(word) for word in command]
+    kept = {name: value for name, value in os.environ.items() if name not in _LEAKS}
+    with log.open("ab") as file:
+        file.write(f"$ {shlex.join(words)}\n".encode())
+        file.flush()
+        start = file.tell()
+        try:
+            code = subprocess.run(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                cwd=cwd,
+                env={**kept, "PYTHONNOUSERSITE": "1", **(variables or {})},
+                check=False,
+            ).returncode
+        except OSError as error:
+            raise SetupError(f"{what} failed: {words[0]}: {error.strerror}.", "Install it, or name another.") from None
+    if code:
+        raise SetupError(f"{what} failed: {_reason(log, start) or f'exit code {code}'}", f"Its log: {log}")
+
+
+def _reason(log: Path, start: int) -> str:
+    with log.open("rb") as file:
+        file.seek(start)
+        text = file.read().decode(errors="replace")
+    lines = [line.strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines() if line.strip()][-_TAIL:]
+    for reason in _REASONS:
+        found = next((line for line in lines if reason in line), "")
+        if found:
+            return found[:600]
+    return lines[-1][:600] if lines else ""
+
+
+def install(prefix: Path, lines: Sequence[str], *, is_offline: bool, log: Path) -> None:
+    """Install packages by pip into the environment at ``prefix``, by the index of the user's own configuration.
+
+    Its own pip does it where it has one, else this process's. Offline, only what ``PIP_FIND_LINKS`` names is taken.
+
+    Raises:
+        SetupError: pip failed.
+    """
+    python = prefix / "bin" / "python3"
+    has_pip = any(prefix.glob("lib/python*/site-packages/pip"))
+    pip: list[str | Path] = [python, "-m", "pip"] if has_pip else [sys.executable, "-m", "pip", "--python", python]
+    requirements = prefix.with_name(f"{prefix.name}.requirements.txt")
+    requirements.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    options = ["--no-input", "--disable-pip-version-check", *(["--no-index"] if is_offline else [])]
+    run([*pip, "install", *options, "--requirement", requirements], log=log, what="Installing packages by pip")
+    requirements.unlink()
