@@ -40,7 +40,12 @@ def build_channel(channel: Path, python: Path, distributions: Sequence[str], wor
 
 def _add_python(channel: Path, prefix: Path, tree: Path) -> str:
     """The package ``python``; returns its version as ``3.11``."""
-    command = [prefix / "bin" / "python3", "-IS", "-c", "import platform; print(platform.python_version())"]
+    command: list[str | Path] = [
+        prefix / "bin" / "python3",
+        "-IS",
+        "-c",
+        "import platform; print(platform.python_version())",
+    ]
     version = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
     name = f"python{version.rpartition('.')[0]}"
 

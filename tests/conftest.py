@@ -30,6 +30,7 @@ from shoal.serving.server import Server, serve
 from shoal.training.corpus import CLEAR_FILE, DATA_DIR, Corpus, read_clear, read_passages
 from shoal.training.train import Preset, train
 
+pytest_plugins = ["tests.environments"]
 ROOT = Path(__file__).parents[1]
 TINY = Preset(num_held_out=20, num_steps=2, num_trees=20)
 

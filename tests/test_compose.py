@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from shoal import paths
 from shoal.component.bundle import sha256
 from shoal.errors import ArtifactError, InputError
 from shoal.repository import compose as composing
-from shoal.repository import paths
 from shoal.repository.compose import MANIFEST, compose, read_manifest
 from shoal.repository.pbtxt import read_config
 from shoal.repository.placement import Plan

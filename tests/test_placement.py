@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from shoal.errors import ArtifactError, InputError
-from shoal.repository.leaves import collect, find_leaves, shipped_root
+from shoal.paths import shipped_root
+from shoal.repository.leaves import collect, find_leaves
 from shoal.repository.placement import PYTHON_BASED_BACKENDS, Plan, place
 from shoal.serving.runtime import BACKENDS
 from tests.conftest import ROOT

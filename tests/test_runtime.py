@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from shoal.environment.stub import STUB
 from shoal.errors import InputError, SetupError
 from shoal.repository.compose import compose
 from shoal.repository.placement import Plan
@@ -30,7 +31,7 @@ def test_the_runtime_is_found_by_path(monkeypatch: pytest.MonkeyPatch, tmp_path:
 def test_a_stub_of_ones_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """It may be built for NumPy 2: then this NumPy is the model's business, whose start tries it."""
     packaged = find_runtime()
-    own = tmp_path / runtime.STUB
+    own = tmp_path / STUB
     shutil.copy2(packaged.stub, own)
     monkeypatch.setenv("SHOAL_STUB", str(own))
     monkeypatch.setattr("numpy.__version__", "2.5.2")

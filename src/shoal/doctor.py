@@ -6,6 +6,7 @@ import importlib.util
 import os
 import platform
 import shutil
+import site
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -15,6 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
+from shoal.environment.compile import find_missing
+from shoal.environment.engines import CONDAS, RATTLER, VENV
+from shoal.environment.stub import read_stub
+from shoal.environment.targets import EMBEDDED_RELEASE
 from shoal.errors import ShoalError
 from shoal.paths import check_bearable
 from shoal.serving.runtime import check_numpy, find_runtime
@@ -69,7 +74,50 @@ def _server() -> Iterator[Finding]:
         yield Finding("Triton", FAULT, error.what, error.fix)
         return
     yield Finding("Triton", OK, str(runtime.binary))
-    yield Finding("stub", OK, str(runtime.stub))
+    yield from _stub(runtime.stub)
+
+
+def _stub(path: Path) -> Iterator[Finding]:
+    if importlib.util.find_spec("elftools") is None:  # without which nothing is read from it
+        yield Finding("stub", OK, str(path))
+        return
+    try:
+        stub = read_stub(path)
+    except ShoalError as error:
+        yield Finding("stub", FAULT, error.what, error.fix)
+        return
+    running = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if stub.python != running:
+        fix = f"Name a stub for Python {running}, or run shoal with Python {stub.python}."
+        yield Finding("stub", FAULT, f"{path} is for Python {stub.python}, this is {running}", fix)
+    elif int(np.__version__.split(".")[0]) >= 2 and not stub.bears_numpy_2:
+        yield Finding("stub", FAULT, f"{path} corrupts tensors under NumPy 2", "Type: pip install 'numpy<2'")
+    else:
+        yield Finding("stub", OK, f"{path} for Python {stub.python}")
+
+
+def _user_site() -> Iterator[Finding]:
+    folder = Path(site.getusersitepackages())
+    packages = sorted(path.name.split("-")[0] for path in folder.glob("*.dist-info"))
+    if packages:
+        found = f"{folder} holds {', '.join(packages[:5])}{', ...' if len(packages) > 5 else ''}"
+        fix = "From Triton 24.11 on these come before an environment's own: start the server with PYTHONNOUSERSITE=1."
+        yield Finding("this user's own packages", WARNING, found, fix)
+    else:
+        yield Finding("this user's own packages", OK, "none")
+
+
+def _tools() -> Iterator[Finding]:
+    libraries = {"rattler": "py-rattler", "conda_pack": "conda-pack", "elftools": "pyelftools"}
+    absent = [package for module, package in libraries.items() if importlib.util.find_spec(module) is None]
+    if absent:
+        yield Finding("environments", WARNING, f"not installed: {', '.join(absent)}", "Type: pip install 'shoal[env]'")
+        return
+    condas = [tool for tool in CONDAS if shutil.which(tool)]
+    yield Finding("environments", OK, f"can be built with {', '.join([RATTLER, VENV, *condas])}")
+    missing = find_missing(EMBEDDED_RELEASE)
+    lacks = f"lacks {', '.join(f'{name} ({fix})' for name, fix in missing)}" if missing else "has all it needs"
+    yield Finding("compiling stubs", OK, f"this machine {lacks}")
 
 
 def _libraries() -> Iterator[Finding]:
@@ -122,4 +170,4 @@ def _passes(name: str, found: str, check: Callable[[], None]) -> Iterator[Findin
         yield Finding(name, OK, found)
 
 
-_CHECKS = (_python, _glibc, _numpy, _server, _libraries, _paths, _ports, _shared_memory, _disk)
+_CHECKS = (_python, _glibc, _numpy, _server, _libraries, _user_site, _tools, _paths, _ports, _shared_memory, _disk)

@@ -148,7 +148,7 @@ def _make(
 
 def compile_modules(prefix: Path, log: Path) -> None:
     """Compile the modules that an engine left as sources: Triton may not write beside them, and would at each start."""
-    command = [prefix / "bin" / "python3", "-m", "compileall", "-q", "-j", "0", prefix / "lib"]
+    command: list[str | Path] = [prefix / "bin" / "python3", "-m", "compileall", "-q", "-j", "0", prefix / "lib"]
     with contextlib.suppress(SetupError):  # some packages carry templates that are no Python
         run(command, log=log, what="Compiling modules")
 

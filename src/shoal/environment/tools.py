@@ -15,7 +15,7 @@ from shoal.errors import SetupError
 # What would let packages of this process, or of this user, into the environment that is being made.
 _LEAKS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX", "PIP_USER", "PIP_TARGET", "PIP_REQUIRE_VIRTUALENV")
 _TAIL = 200  # lines in which a reason is looked for
-_REASONS = ("No space left on device", "ERROR:", "fatal:", "CMake Error", "error:", "Error:", "error")
+_REASONS = ("No space left on device", "ERROR:", "fatal:", "CMake Error", "error:", "Error:")
 
 
 def run(

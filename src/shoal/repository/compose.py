@@ -15,7 +15,7 @@ from shoal.component.bundle import sha256
 from shoal.component.ties import check_ties, read_ties
 from shoal.errors import ArtifactError
 from shoal.paths import check_bearable, check_replaceable, exchange
-from shoal.repository.environments import find_environments
+from shoal.repository.environments import Placed, find_environments
 from shoal.repository.graph import Graph
 from shoal.repository.hybrid import MODELS, models_ensemble
 from shoal.repository.leaves import collect, find_leaves
@@ -77,7 +77,7 @@ def compose(
             (aside / name / "1" / ".gitkeep").touch()
             write_config(message, aside / name / "config.pbtxt", comment=_COMMENT)
         check_artifacts(aside)
-        _write_manifest(aside, graph, plan, contents)
+        _write_manifest(aside, graph, plan, contents, _name_environments(models, placed))
         aside.chmod(0o755)  # mkdtemp's 0700 would keep a server under another user out
         exchange(aside, target)
     finally:
@@ -148,7 +148,15 @@ def _contents(artifacts: Path) -> dict[str, str]:
     return dict(json.loads(report.read_text(encoding="utf-8")).get("contents", {})) if report.is_file() else {}
 
 
-def _write_manifest(repository: Path, graph: Graph, plan: Plan, contents: dict[str, str]) -> None:
+def _name_environments(models: Sequence[ModelConfig], placed: Mapping[str, Placed]) -> dict[str, Any]:
+    """For the manifest: which Python models have an environment of their own, and which have not."""
+    others = [model.name for model in models if model.backend == "python" and model.name not in placed]
+    return {"environments": {name: place.path for name, place in placed.items()}, "without_environment": others}
+
+
+def _write_manifest(
+    repository: Path, graph: Graph, plan: Plan, contents: dict[str, str], environments: dict[str, Any]
+) -> None:
     files = {str(p.relative_to(repository)): sha256(p) for p in sorted(repository.rglob("*")) if p.is_file()}
     sizes = find_sizes(graph, plan)
     manifest = {
@@ -158,6 +166,7 @@ def _write_manifest(repository: Path, graph: Graph, plan: Plan, contents: dict[s
         **asdict(plan),
         "launch": {"flags": sizes.flags(), "shared_memory": sizes.shared_memory},
         "contents": contents,
+        **environments,
         "files": files,
     }
     (repository / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n", encoding="utf-8")

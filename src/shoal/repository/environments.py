@@ -30,16 +30,19 @@ class Placed:
     environment: Path
     stub: Path | None
 
+    @property
+    def path(self) -> str:
+        """What Triton is told: a folder's path, or the archive in the model's own folder."""
+        return str(self.environment) if self.environment.is_dir() else _IN_MODEL
+
     def write(self, folder: Path, message: Any, copies: dict[Path, Path]) -> None:
         """Put it into a model's ``folder`` and its configuration.
 
         An archive is copied once and linked into the others: ``copies`` says where the first copy of each is. A folder
         stays where it is.
         """
-        if self.environment.is_dir():
-            message.parameters[PARAMETER].string_value = str(self.environment)
-        else:
-            message.parameters[PARAMETER].string_value = _IN_MODEL
+        message.parameters[PARAMETER].string_value = self.path
+        if not self.environment.is_dir():
             first = copies.setdefault(self.environment, folder / ARCHIVE)
             if first == folder / ARCHIVE:
                 shutil.copyfile(self.environment, first)

@@ -5,7 +5,6 @@ SHOAL_STUB names a Python backend stub of one's own, such as one built for NumPy
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import platform
 import shutil
@@ -19,6 +18,7 @@ import numpy as np
 
 from shoal.environment.stub import STUB
 from shoal.environment.targets import EMBEDDED
+from shoal.environment.wheel import DISTRIBUTION, VERSION, find_installed
 from shoal.errors import InputError, SetupError
 from shoal.repository.compose import copy_package, read_manifest
 from shoal.repository.placement import GPU, HYBRID
@@ -126,12 +126,12 @@ def _packaged_binary() -> Path:
             f"The embedded Triton runs on Linux x86-64, not on {platform.system()} {platform.machine()}.",
             "Use NVIDIA's container: shoal serve REPOSITORY --print",
         )
-    spec = importlib.util.find_spec("pytriton")
-    if spec is None or spec.origin is None:
+    root = find_installed()
+    if root is None:
         raise SetupError(
-            "The embedded Triton (the package nvidia-pytriton) is not installed.", "Type: pip install 'shoal[serve]'"
+            f"The embedded Triton (the package {DISTRIBUTION}) is not installed.", "Type: pip install 'shoal[serve]'"
         )
-    return Path(spec.origin).parent / "tritonserver" / "bin" / "tritonserver"
+    return root / "bin" / "tritonserver"
 
 
 def _find_stub(root: Path) -> Path:
@@ -157,7 +157,7 @@ def _library_fix(missing: list[str]) -> str:
     if python:
         package = python.split(".so")[0]
         return f"Type: apt install {package}, or use a Python built with --enable-shared."
-    return "Reinstall it: pip install --force-reinstall --no-deps nvidia-pytriton==0.7.0"
+    return f"Reinstall it: pip install --force-reinstall --no-deps {DISTRIBUTION}=={VERSION}"
 
 
 def container_command(repository: Path) -> str:
@@ -176,10 +176,14 @@ def container_command(repository: Path) -> str:
     ports = " ".join(f"-p 127.0.0.1:{port}:{port}" for port in (8000, 8001, 8002))
     launch = manifest["launch"]
     devices = "--gpus all " if manifest["gpus"] else ""  # all: a choice would number them anew inside
+    environments: dict[str, str] = manifest.get("environments", {})
+    folders = sorted({path for path in environments.values() if path.startswith("/")})
+    mounts = "".join(f"-v {path}:{path}:ro " for path in folders)
     needed = " ".join([*COMPONENT_NEEDS, *(GPU_COMPONENT_NEEDS[manifest["placement"]] if manifest["gpus"] else ())])
+    install = "" if environments and not manifest["without_environment"] else f"pip install {needed} && "
     return (
-        f"docker run --rm {devices}--shm-size={launch['shared_memory']} {ports} "
+        f"docker run --rm {devices}--shm-size={launch['shared_memory']} {ports} {mounts}"
         f"-v {repository.resolve()}:/models:ro {IMAGE}:{target}-py3 "
-        f"bash -c 'pip install {needed} && exec tritonserver --model-repository=/models "
+        f"bash -c '{install}exec tritonserver --model-repository=/models "
         f"--model-control-mode=none --disable-auto-complete-config {' '.join(launch['flags'])}'"
     )
