@@ -27,7 +27,7 @@ from shoal.environment.stub import RECORD, STUB, Stub, read_stub
 from shoal.environment.targets import EMBEDDED, Target, find_target
 from shoal.environment.tools import run
 from shoal.environment.wanted import Wanted, read_wanted
-from shoal.errors import InputError, SetupError, needs
+from shoal.errors import ArtifactError, InputError, SetupError, needs
 from shoal.paths import check_bearable, exchange
 
 OnProgress = Callable[[str, int, int], None]  # stage, steps done, steps in all
@@ -118,11 +118,16 @@ def _make(
     with _stage(on_progress, "environment"):
         if not wanted.folder:
             engines.make(request.engine, wanted, prefix, job)
-            compile_modules(prefix, log)
+        there = inspect(prefix, reads_binaries=False)
+        if there.editable:
+            raise ArtifactError(
+                f"In {request.source.name}, {there.editable[0]}.",
+                "Triton's machine will not have that folder: install the package as a wheel, without -e.",
+            )
     with _stage(on_progress, "stub"):
         order = StubOrder(
             request.stub,
-            prefix,
+            there,
             target,
             is_for_numpy_2=request.is_for_numpy_2,
             is_for_gpu=request.is_for_gpu,
@@ -143,14 +148,7 @@ def _make(
         check_fit(environment, stub, target, f"The environment of {request.source.name}")
     if log.exists():
         log.rename(aside / LOG)
-    return _record(request, environment, stub, made, target, aside)
-
-
-def compile_modules(prefix: Path, log: Path) -> None:
-    """Compile the modules that an engine left as sources: Triton may not write beside them, and would at each start."""
-    command: list[str | Path] = [prefix / "bin" / "python3", "-m", "compileall", "-q", "-j", "0", prefix / "lib"]
-    with contextlib.suppress(SetupError):  # some packages carry templates that are no Python
-        run(command, log=log, what="Compiling modules")
+    return _record(request, job.channels, environment, stub, made, target, aside)
 
 
 def pack(prefix: Path, archive: Path, log: Path) -> None:
@@ -176,7 +174,13 @@ def pack(prefix: Path, archive: Path, log: Path) -> None:
 
 
 def _record(
-    request: Request, environment: Environment, stub: Stub | None, made: str, target: Target, folder: Path
+    request: Request,
+    channels: tuple[str, ...],
+    environment: Environment,
+    stub: Stub | None,
+    made: str,
+    target: Target,
+    folder: Path,
 ) -> dict[str, Any]:
     release = ".".join(f"{part:02}" for part in target.release)
     return {
@@ -191,7 +195,7 @@ def _record(
         "glibc": show_version(environment.glibc.version),
         "glibcxx": show_version(environment.glibcxx.version),
         "num_bytes": environment.num_bytes,
-        "made": {"engine": request.engine, "from": request.source.name, "channels": list(request.channels)},
+        "made": {"engine": request.engine, "from": request.source.name, "channels": list(channels)},
         "packages": {package.name: package.version for package in environment.packages},
         "files": {path.name: sha256(path) for path in sorted(folder.iterdir()) if path.is_file()},
     }

@@ -212,8 +212,10 @@ class Guard:
         for parent in _parents(path):
             if self._kinds.setdefault(parent, FOLDER) != FOLDER:
                 return f"it would be written through {parent}, which is a {self._kinds[parent]}"
-        if path in self._kinds and (self._kinds[path], entry.kind) != (FOLDER, FOLDER):
-            return "it comes twice"
+        before = self._kinds.get(path)
+        # conda-pack itself packs a few scripts twice; a second of another kind could undo what is known of the first.
+        if before and (before, entry.kind) not in ((FOLDER, FOLDER), (FILE, FILE)):
+            return f"it comes twice, first as a {before}"
         if entry.kind == SYMLINK and _climbs(path, entry.link):
             return f"it links to {entry.link[:200]}, outside the folder"
         if entry.kind == HARD_LINK and self._kinds.get(posixpath.normpath(entry.link)) not in (FILE, HARD_LINK):

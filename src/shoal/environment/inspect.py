@@ -19,15 +19,17 @@ _SPOOL = 64 * 2**20  # a binary larger than this is read from a temporary file
 _SITE = re.compile(r"lib/python(\d+\.\d+)/site-packages/")
 
 
-def inspect(source: Path, limits: Limits | None = None) -> Environment:
+def inspect(source: Path, limits: Limits | None = None, *, reads_binaries: bool = True) -> Environment:
     """Read an environment: a packed ``.tar.gz``, an unpacked folder, or a venv.
+
+    Without ``reads_binaries`` what they need is left out, which takes most of the time.
 
     Raises:
         ArtifactError: there is none, or it is damaged.
     """
     is_folder = source.is_dir()
     kind = VENV if (source / "pyvenv.cfg").is_file() else CONDA if is_folder else ARCHIVE
-    reading = _Reading(Environment(source.absolute(), kind))
+    reading = _Reading(Environment(source.absolute(), kind), reads_binaries)
     for entry in read_folder(source) if is_folder else read_archive(source, limits):
         reading.take(entry)
     return reading.finish()
@@ -36,8 +38,9 @@ def inspect(source: Path, limits: Limits | None = None) -> Environment:
 class _Reading:
     """One pass over the entries: an archive can be read from front to back only."""
 
-    def __init__(self, environment: Environment) -> None:
+    def __init__(self, environment: Environment, reads_binaries: bool) -> None:
         self.environment = environment
+        self.reads_binaries = reads_binaries
         self.guard = Guard() if environment.kind == ARCHIVE else None
         self.sizes: dict[str, int] = {}
         self.records: dict[str, list[str]] = {}  # folder of a distribution -> its files
@@ -89,7 +92,7 @@ class _Reading:
             read = self._read_conda
         if read:
             read(path, b"".join(entry.chunks()))
-        else:
+        elif self.reads_binaries:
             self._read_binary(path, entry.chunks())
 
     def _read_binary(self, path: str, chunks: Iterator[bytes]) -> None:

@@ -7,24 +7,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.environment.compile import FIRST_PYBIND11, compile_stub
+from shoal.environment.contents import Environment
 from shoal.environment.elf import parse_version
 from shoal.environment.stub import read_stub
 from shoal.environment.targets import FIRST_NUMPY_2, Target
 from shoal.environment.wheel import take_stub
-from shoal.errors import ArtifactError, InputError
+from shoal.errors import InputError
 
 AUTO, WHEEL, COMPILE, NONE = STUBS = ("auto", "wheel", "compile", "none")
 
 
 @dataclass(frozen=True)
 class StubOrder:
-    """A stub for the environment at ``prefix``: from where, and for which server.
+    """A stub for an environment, which is a folder: from where, and for which server.
 
     ``choice`` is one of ``STUBS``, or the path of a finished stub. ``builder`` is the program that compiles one.
     """
 
     choice: str
-    prefix: Path
+    environment: Environment
     target: Target
     is_for_numpy_2: bool = False
     is_for_gpu: bool = False
@@ -37,12 +38,12 @@ def provide_stub(order: StubOrder, stub: Path, log: Path) -> str:
 
     Raises:
         InputError: there is no such choice, or no program that would compile one.
-        ArtifactError: there is no Python at ``prefix``, or the stub is none.
+        ArtifactError: the stub is none.
         SetupError: it cannot be had, or the compiler lacks something.
     """
     if order.choice not in STUBS:
         return _copy(Path(order.choice), stub)
-    python, numpy = find_python_version(order.prefix), find_numpy_version(order.prefix)
+    python, numpy = order.environment.python_minor, order.environment.numpy
     has_numpy_2 = parse_version(numpy) >= (2,)
     choice = choose(order.target, python, has_numpy_2 or order.is_for_numpy_2) if order.choice == AUTO else order.choice
     if choice == WHEEL:
@@ -51,7 +52,7 @@ def provide_stub(order: StubOrder, stub: Path, log: Path) -> str:
         wants_newer = (has_numpy_2 or order.is_for_numpy_2) and order.target.release < FIRST_NUMPY_2
         compile_stub(
             order.target,
-            order.prefix / "bin" / "python3",
+            order.environment.source / "bin" / "python3",
             stub,
             what=f"Python {python} with NumPy {numpy or 'missing'} for target {order.target.name}",
             builder=order.builder,
@@ -81,21 +82,3 @@ def choose(target: Target, python: str, is_for_numpy_2: bool) -> str:
     if target.is_embedded:
         return WHEEL if bears_numpy else COMPILE
     return NONE if python == target.python and bears_numpy else COMPILE
-
-
-def find_python_version(prefix: Path) -> str:
-    """The Python of the environment at ``prefix``, such as ``3.12``.
-
-    Raises:
-        ArtifactError: there is none.
-    """
-    found = sorted(prefix.glob("lib/python3.*/os.py")) or sorted(prefix.glob("lib/python3.*/site-packages"))
-    if not found:
-        raise ArtifactError(f"{prefix} holds no Python.", "Add python to what it is made from.")
-    return next(part for part in found[0].parts if part.startswith("python3.")).removeprefix("python")
-
-
-def find_numpy_version(prefix: Path) -> str:
-    """The NumPy of the environment at ``prefix``; empty where it has none."""
-    found = sorted(prefix.glob("lib/python3.*/site-packages/numpy-*.dist-info"))
-    return found[0].name.split("-")[1].removesuffix(".dist") if found else ""

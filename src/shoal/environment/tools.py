@@ -11,9 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from shoal.errors import SetupError
+from shoal.processes import bound
 
 # What would let packages of this process, or of this user, into the environment that is being made.
 _LEAKS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX", "PIP_USER", "PIP_TARGET", "PIP_REQUIRE_VIRTUALENV")
+_LONG = 600  # characters of a reason
 _TAIL = 200  # lines in which a reason is looked for
 _REASONS = ("No space left on device", "ERROR:", "fatal:", "CMake Error", "error:", "Error:")
 
@@ -37,18 +39,15 @@ def run(
         file.write(f"$ {shlex.join(words)}\n".encode())
         file.flush()
         start = file.tell()
-        try:
-            code = subprocess.run(
-                words,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                cwd=cwd,
-                env={**kept, "PYTHONNOUSERSITE": "1", **(variables or {})},
-                check=False,
-            ).returncode
-        except OSError as error:
-            raise SetupError(f"{what} failed: {words[0]}: {error.strerror}.", "Install it, or name another.") from None
+        code = subprocess.run(
+            bound(words),  # a build that is killed leaves nobody writing
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            cwd=cwd,
+            env={**kept, "PYTHONNOUSERSITE": "1", **(variables or {})},
+            check=False,
+        ).returncode
     if code:
         raise SetupError(f"{what} failed: {_reason(log, start) or f'exit code {code}'}", f"Its log: {log}")
 
@@ -61,8 +60,13 @@ def _reason(log: Path, start: int) -> str:
     for reason in _REASONS:
         found = next((line for line in lines if reason in line), "")
         if found:
-            return found[:600]
-    return lines[-1][:600] if lines else ""
+            return _shorten(found)
+    return _shorten(lines[-1]) if lines else ""
+
+
+def _shorten(line: str) -> str:
+    """Both ends of a long line: what failed stands at its beginning, and why at its end."""
+    return line if len(line) <= _LONG else f"{line[: _LONG // 2]} ... {line[-_LONG // 2 :]}"
 
 
 def install(prefix: Path, lines: Sequence[str], *, is_offline: bool, log: Path) -> None:

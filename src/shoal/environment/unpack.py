@@ -78,6 +78,7 @@ def _write(entry: Entry, folder: Path) -> None:
     elif entry.kind == SYMLINK:
         path.symlink_to(entry.link)
     elif entry.kind == FILE:
+        path.unlink(missing_ok=True)  # not to write into what an earlier one may be linked to
         with path.open("xb") as file:
             file.writelines(entry.chunks())
         path.chmod(entry.mode & 0o755 | _ALWAYS[1])

@@ -122,7 +122,10 @@ def _pip_lines(lines: list[str], source: Path, seen: tuple[Path, ...] = ()) -> t
     """Lines for pip, with the requirement files that they name read in, and paths made absolute."""
     found: list[str] = []
     for line in "\n".join(lines).replace("\\\n", " ").splitlines():  # a backslash joins a line to the next one
-        words = shlex.split(line, comments=True)
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError:
+            raise InputError(f"{source.name} has a quote that is not closed: {line.strip()}", "Close it.") from None
         if not words:
             continue
         option, _, value = words[0].partition("=")

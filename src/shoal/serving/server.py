@@ -10,7 +10,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.error
@@ -22,6 +21,7 @@ from typing import Self
 
 from shoal.errors import InputError, ServerError, SetupError
 from shoal.paths import check_bearable
+from shoal.processes import bound
 from shoal.repository.compose import check_manifest, launch_flags
 from shoal.serving.runtime import Runtime, find_runtime
 
@@ -31,13 +31,6 @@ EXIT_SECONDS = 10  # an idle keep-alive connection alone makes Triton wait all o
 KEEP_LOG = "Its whole log: shoal serve REPOSITORY --log FILE"
 RESTRICTED = "model-repository,shared-memory,model-config,statistics,trace,logging"
 
-# Triton becomes a child that ends when its parent does: a killed test or notebook leaves no server behind.
-_LAUNCH = """
-import ctypes, os, signal, sys
-ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-if os.getppid() != int(sys.argv[1]): sys.exit("the parent is gone")
-os.execv(sys.argv[2], sys.argv[2:])
-"""
 # The kernel takes the thread that started a child for its parent: this one lives as long as the process.
 _LAUNCHER = ThreadPoolExecutor(1, thread_name_prefix="shoal-launcher")
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy knows nothing of our loopback
@@ -62,7 +55,6 @@ class Server:
             raise
 
     def _launch(self, runtime: Runtime, ports: tuple[int, int, int]) -> subprocess.Popen[bytes]:
-        launcher = [sys.executable, "-S", "-c", _LAUNCH, str(os.getpid()), str(runtime.binary)]
         try:
             log = self.log.open("wb")
         except OSError as error:
@@ -70,7 +62,7 @@ class Server:
         with log:
             starting = _LAUNCHER.submit(
                 subprocess.Popen[bytes],
-                [*launcher, *self._flags(ports)],
+                bound([runtime.binary, *self._flags(ports)]),  # a killed test or notebook leaves no server behind
                 env=runtime.environment(),
                 cwd=self._folder / "empty",  # the server's folder is first on the stubs' sys.path
                 stdin=subprocess.DEVNULL,

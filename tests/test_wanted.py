@@ -1,0 +1,114 @@
+"""What environments are made from: the files people bring."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shoal.environment.files import find_file
+from shoal.environment.wanted import Wanted, read_wanted
+from shoal.errors import InputError
+from tests.conftest import ROOT
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_an_environment_yml(tmp_path: Path) -> None:
+    write(tmp_path / "more.txt", "tokenizers>=0.21  # words\n\n# nothing\n-r deeper.txt\n")
+    write(tmp_path / "deeper.txt", "rich \\\n  >=13\n-r more.txt\n")
+    source = write(
+        tmp_path / "environment.yml",
+        "name: x\nchannels: [conda-forge, nodefaults]\n"
+        "dependencies:\n  - python=3.12\n  - numpy <2\n  - pip\n  - pip: ['-r more.txt', './a.whl']\n",
+    )
+    wanted = read_wanted(source)
+    assert wanted.channels == ("conda-forge", "nodefaults")
+    assert wanted.conda == ("python=3.12", "numpy <2", "pip")
+    assert wanted.pip == ("tokenizers>=0.21", "rich    >=13", str(tmp_path / "a.whl"))
+    assert wanted.python == "3.12"
+    assert not wanted.is_pip_only
+    assert wanted.with_python("3.12").conda == ("python 3.12.*", "numpy <2", "pip")
+    with pytest.raises(InputError, match=r"asks for Python 3\.12, and --python for 3\.11"):
+        wanted.with_python("3.11")
+
+
+def test_the_digest_follows_contents_not_places(tmp_path: Path) -> None:
+    first = write(tmp_path / "a.txt", "numpy<2\n")
+    second = write(tmp_path / "b.txt", "# the same\nnumpy<2\n")
+    assert read_wanted(first).digest == read_wanted(second).digest
+    write(second, "-r c.txt\n")
+    write(tmp_path / "c.txt", "numpy<3\n")
+    changed = read_wanted(second).digest
+    assert changed != read_wanted(first).digest
+    write(tmp_path / "c.txt", "numpy<4\n")
+    assert read_wanted(second).digest != changed
+
+
+@pytest.mark.parametrize(
+    ("spec", "python"),
+    [("python=3.12", "3.12"), ("python 3.11.*", "3.11"), ("python==3.13.1", "3.13"), ("python >=3.11,<3.13", "")],
+)
+def test_which_python_is_pinned(spec: str, python: str) -> None:
+    assert Wanted(Path("x"), conda=(spec,)).python == python
+
+
+def test_lock_files_are_told_by_their_content(tmp_path: Path) -> None:
+    explicit = write(tmp_path / "lock.txt", "# made by conda\n@EXPLICIT\nhttps://host/linux-64/a-1-0.conda#abc\n")
+    assert read_wanted(explicit).urls == ("https://host/linux-64/a-1-0.conda#abc",)
+    pixi = write(tmp_path / "pixi.lock", "version: 6\nenvironments: {}\npackages: []\n")
+    assert read_wanted(pixi).lock == pixi
+    assert read_wanted(tmp_path).folder == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("e.yml", "a: [", "is not YAML: while parsing"),
+        ("e.yml", "name: x\n", "has no list `dependencies`"),
+        ("e.yml", "dependencies: [{conda: [x]}]\n", r"has the dependency \{'conda': \['x'\]\}, which is no text"),
+        ("e.yml", "dependencies: [{pip: ['-e ./mine']}]\n", r"asks for an editable install of \./mine"),
+        ("r.txt", "numpy\n--editable=git+https://host/x\n", "asks for an editable install of git"),
+        ("r.txt", "-r nowhere.txt\n", "refers to .*nowhere.txt, which cannot be read"),
+        ("r.txt", 'numpy; python_version < "3\n', "has a quote that is not closed"),
+        ("r.txt", "caf\xe9", "cannot be read: it is not UTF-8"),
+    ],
+)
+def test_what_cannot_be_used_is_named(tmp_path: Path, name: str, text: str, words: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(InputError, match=words):
+        read_wanted(path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"nowhere\.yml cannot be read: No such file"):
+        read_wanted(tmp_path / "nowhere.yml")
+
+
+@pytest.mark.parametrize(
+    ("target", "engine", "is_for_gpu", "name"),
+    [
+        ("embedded", "rattler", False, "environment-embedded.yml"),
+        ("24.10", "conda", False, "environment-embedded.yml"),
+        ("26.06", "rattler", False, "environment.yml"),
+        ("26.06", "micromamba", True, "environment-gpu.yml"),
+        ("embedded", "venv", False, "requirements-embedded.txt"),
+    ],
+)
+def test_shoals_own_files(target: str, engine: str, is_for_gpu: bool, name: str) -> None:
+    path = find_file(target, engine, is_for_gpu=is_for_gpu)
+    assert path == ROOT / "env" / name
+    wanted = read_wanted(path)
+    assert any(line.startswith("tokenizers") for line in wanted.pip)
+    assert any("numpy" in line and "<2" in line for line in wanted.pip) == name.endswith(("-embedded.yml", "d.txt"))
+    assert wanted.is_pip_only
+
+
+def test_rapids_needs_a_server_that_bears_numpy_2() -> None:
+    for target in ("embedded", "24.10"):
+        with pytest.raises(InputError, match="RAPIDS needs NumPy 2"):
+            find_file(target, "rattler", is_for_gpu=True)
