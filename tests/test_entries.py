@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import os
 import stat
@@ -122,7 +123,6 @@ ESCAPES: dict[str, tuple[str, str, Callable[[Path], bytes]]] = {
     "folder of a file, then file": ("d", "comes twice", lambda out: item("d/f") + item("d")),
     "dot as a file": (".", "stands for the folder itself", lambda out: item(".")),
     "no name": ("", "stands for the folder itself", lambda out: item("")),
-    "dot as a link": ("./.", "stands for the folder itself", lambda out: link("./.", "x")),
 }  # fmt: skip
 
 
@@ -178,12 +178,16 @@ def test_what_would_get_out_is_refused_by_name(case: str, yard: Path) -> None:
     assert misfits[0].fix
 
 
-NAMES = st.lists(st.sampled_from(["a", "a", "b", "b", "c", "canary", "..", ".", ""]), min_size=1, max_size=4).map(
-    "/".join
-)
-KINDS = st.sampled_from(
-    [tarfile.REGTYPE, tarfile.REGTYPE, DIR, tarfile.SYMTYPE, tarfile.SYMTYPE, HARD, tarfile.FIFOTYPE]
-)
+NAMES = st.lists(st.sampled_from([*"aabbc", "canary", "..", ".", ""]), min_size=1, max_size=4).map("/".join)
+KINDS = st.sampled_from([bytes([kind]) for kind in b"0022156"])  # files, symbolic and hard links, folders, pipes
+
+
+def is_circle(path: str) -> bool:
+    """Links in a circle lead nowhere, whatever `realpath` makes of them (of `b -> b//a`, `/a`)."""
+    try:
+        return not Path(path).stat()
+    except OSError as error:
+        return error.errno == errno.ELOOP
 
 
 @settings(max_examples=300, deadline=None)
@@ -204,7 +208,8 @@ def test_nothing_is_written_outside_whatever_the_entries(entries: list[tuple[byt
         written = {path for path in after if path == target or path.startswith(f"{target}/")}
         assert {path: state for path, state in after.items() if path not in written} == before
         for path in written:
-            assert os.path.realpath(path) == target or os.path.realpath(path).startswith(f"{target}/")
+            if not is_circle(path):
+                assert f"{os.path.realpath(path)}/".startswith(f"{target}/")
 
 
 GOOD = (
@@ -217,7 +222,6 @@ GOOD = (
     link("bin/x", "../lib/deep/er/x.py"),
     link("lib/deep/up", ".."),
     link("lib64", "lib"),
-    link("dangling", "nowhere"),
     item("./lib/walk", type=HARD, linkname="./bin/run", mode=0o755, mtime=1_000_000_000),
     item("é" * 60, b"n" * 1000),
     pax(path="l/" * 40 + "o", mtime="1500000000.25") + item("short", b"pax"),
@@ -263,7 +267,7 @@ def test_a_file_packed_twice_is_the_second_one(tmp_path: Path) -> None:
     assert [(target / name).read_bytes() for name in "fgh"] == [b"second", b"second", b"first"]
 
 
-def test_what_stands_there_is_kept(tmp_path: Path) -> None:
+def test_what_stands_there_is_kept_and_what_cannot_be_written_is_named(tmp_path: Path) -> None:
     archive = pack(tmp_path / "env.tar.gz", PYTHON)
     (tmp_path / "empty").mkdir()
     (tmp_path / "dangling").symlink_to("nowhere")
@@ -272,14 +276,10 @@ def test_what_stands_there_is_kept(tmp_path: Path) -> None:
             unpack(archive, tmp_path / name)
     with pytest.raises(InputError, match="Triton cannot bear the path"):
         unpack(archive, tmp_path / "with blank")
-    assert {path.name for path in tmp_path.iterdir()} == {"empty", "dangling", "env.tar.gz"}
-
-
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
-    archive = pack(tmp_path / "env.tar.gz", PYTHON)
     for parent in (archive, Path("/proc")):
         with pytest.raises(SetupError, match=f"cannot be unpacked into {parent}/env: "):
             unpack(archive, parent / "env")
+    assert {path.name for path in tmp_path.iterdir()} == {"empty", "dangling", "env.tar.gz"}
 
 
 def test_a_full_or_locked_disk(tmp_path: Path) -> None:

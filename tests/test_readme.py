@@ -17,10 +17,12 @@ from shoal.repository.graph import Graph
 from shoal.repository.leaves import find_leaves
 from shoal.serving.server import find_ports
 from tests.conftest import ROOT
+from tests.environments import WHEELS
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 README = BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8"))
 OTHER_PAGES = sorted((ROOT / "docs").glob("*.md"))
+ENVIRONMENTS = BLOCK.findall((ROOT / "docs" / "environments.md").read_text(encoding="utf-8"))
 PLACEMENT = BLOCK.findall((ROOT / "docs" / "placement.md").read_text(encoding="utf-8"))
 
 
@@ -118,6 +120,17 @@ def test_every_block_of_the_placement_page_works(reader: Reader) -> None:
     assert "Nothing was copied between host and device." in printed[-1]
 
 
+@pytest.mark.server
+def test_every_block_of_the_environments_page_works(reader: Reader) -> None:
+    """With build/artifacts, and pip's index in a folder."""
+    if not any(WHEELS.glob("*.whl")):
+        pytest.skip(f"{WHEELS} holds no wheels: `make test` downloads them")
+    reader.environment |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(WHEELS)}
+    printed = [reader.type(language, block) for language, block in ENVIRONMENTS]
+    assert "The cat sat on the mat." in printed[1]
+    assert "fits embedded: Python 3." in printed[2]
+
+
 def _shape(text: str) -> list[str]:
     """The output without its numbers, texts, paths and rules: what a reader recognises it by."""
     lines = [re.sub(r"[━┃│┏┓┳┡┩╇└┘┴─\s]+", " ", line).strip() for line in text.splitlines()]
@@ -135,7 +148,7 @@ def test_the_picture_is_the_ensemble() -> None:
 
 def test_other_pages_hold_no_block_that_nobody_runs() -> None:
     for page in OTHER_PAGES:
-        if page.name != "placement.md":
+        if page.name not in ("environments.md", "placement.md"):
             assert not BLOCK.findall(page.read_text(encoding="utf-8")), page
 
 
