@@ -78,7 +78,15 @@ def test_the_script_is_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     if not (ROOT / ".venv" / ".installed").exists() or not any(WHEELS.glob("*.whl")):
         pytest.skip("make has not installed .venv here, with the wheels for tests")
     monkeypatch.setenv("PIP_FIND_LINKS", str(WHEELS))
-    command = [ROOT / "env" / "build_env.sh", NUMPY_1, "--engine", "venv", "--out", "env", "--offline"]
+    command: list[str | Path] = [
+        ROOT / "env" / "build_env.sh",
+        NUMPY_1,
+        "--engine",
+        "venv",
+        "--out",
+        "env",
+        "--offline",
+    ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert f"environment: {tmp_path}/env/environment" in done.stdout
     assert "verify" in done.stderr

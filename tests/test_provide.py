@@ -151,7 +151,7 @@ def test_without_a_program_the_way_out_is_said(tmp_path: Path, monkeypatch: pyte
         provide_stub(order(tmp_path, numpy="2.5.5"), tmp_path / "stub", tmp_path / "log")
 
 
-def test_a_finished_stub_that_bears_numpy_2(tmp_path: Path) -> None:
+def test_a_finished_stub_that_bears_numpy_2() -> None:
     stub = read_stub(Path(find_stub("3.12")))
     assert stub.bears_numpy_2
     assert stub.release == ""
