@@ -61,7 +61,6 @@ DAMAGED: dict[str, tuple[str, Callable[[], bytes], Limits | None]] = {
     "bzip2": ("a bzip2 file", lambda: bz2.compress(PYTHON + END), None),
     "zstandard": ("a zstandard file", lambda: b"\x28\xb5\x2f\xfd" + NOISE, None),
     "gzip of nothing": ("damaged or cut off", lambda: gzip.compress(b""), None),
-    "gzip of text": ("damaged or cut off", lambda: gzip.compress(b"text" * 300), None),
     "junk behind": ("damaged or cut off", lambda: cut(9999) + b"junk", None),
     "tar without its end": ("its end is missing", lambda: cut(-1024), None),
     "tar cut in a file": ("damaged or cut off", lambda: cut(3000), None),
@@ -79,9 +78,9 @@ DAMAGED: dict[str, tuple[str, Callable[[], bytes], Limits | None]] = {
     "size below 0": ("below 0", lambda: gzip.compress(item("f", size=-512) + END), None),
     "size below 0 by pax": ("below 0", lambda: gzip.compress(PYTHON + pax(size="-2048") + item("f") + END), None),
     "sparse size below 0": ("below 0", lambda: gzip.compress(pax(GNU_sparse_realsize="-9") + item("f") + END), None),
-    "content over the next header": ("", lambda: gzip.compress(pax(GNU_sparse_realsize="9") + item("f") + END), None),
-    "pax of pax": ("", lambda: gzip.compress(pax(comment="c") * 2000 + PYTHON + END), None),
-    "long name of long names": ("", lambda: gzip.compress(item("n", b"n\0", type=b"L") * 2000 + PYTHON + END), None),
+    "content over the next": ("damaged", lambda: gzip.compress(pax(GNU_sparse_realsize="9") + item("f") + END), None),
+    "pax of pax": ("damaged", lambda: gzip.compress(pax(comment="c") * 2000 + PYTHON + END), None),
+    "name of a name": ("damaged", lambda: gzip.compress(item("n", b"n\0", type=b"L") * 2000 + PYTHON + END), None),
 }  # fmt: skip
 
 
@@ -140,7 +139,7 @@ def test_no_more_is_read_than_the_limits_allow(raw: bytes, tmp_path: Path, monke
     archive.write_bytes(gzip.compress(PYTHON + raw + END))
     monkeypatch.setattr(gzip, "GzipFile", Counting)
     refused(archive, yard / "env", Limits(num_bytes=2**20))
-    assert num_bytes < 5 * 2**20  # the limit, and one header
+    assert num_bytes < 6 * 2**20  # the limit, one header and a little
 
 
 def metadata(name: str, version: str = "1.0", *requires: str) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,6 +41,15 @@ def read_binary(file: IO[bytes], name: str) -> Binary:
         from elftools.elf.gnuversions import GNUVerDefSection, GNUVerNeedSection
     try:
         elf = ELFFile(file)
+        length = file.seek(0, io.SEEK_END)
+        for section in elf.iter_sections():
+            if section["sh_type"] != "SHT_NOBITS" and section["sh_offset"] + section["sh_size"] > length:
+                raise ELFError(f"section {section.name} ends behind the file")
+            if (
+                isinstance(section, GNUVerNeedSection | GNUVerDefSection)
+                and section["sh_info"] * 16 > section["sh_size"]
+            ):
+                raise ELFError(f"section {section.name} counts more than it holds")
         dynamic = elf.get_section_by_name(".dynamic")
         tags = dynamic.iter_tags() if dynamic is not None and hasattr(dynamic, "iter_tags") else ()
         needed = tuple(tag.needed for tag in tags if tag.entry.d_tag == "DT_NEEDED")

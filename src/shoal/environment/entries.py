@@ -24,6 +24,9 @@ _OTHER = {  # of tar's types, those that no environment holds
 }
 _FORMATS = {b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstandard", b"PK\x03\x04": "zip"}
 _MAX_PATH, _MAX_NAME = 4096, 255  # PATH_MAX and NAME_MAX of <linux/limits.h>
+_MAX_DEPTH = 64  # of folders in folders; what is much deeper breaks whoever walks it, and cannot be removed
+_MAX_TIME = 2**40  # seconds; beyond it file systems have no times
+_MAX_PAX = 100  # settings for all entries that follow, which stay in memory
 _MAX_READ = 4 * 2**20  # of one read by the tar parser: a header larger than this is an attack on memory
 _BLOCK, _CHUNK = 512, 2**20
 
@@ -67,7 +70,9 @@ def read_archive(path: Path, limits: Limits | None = None) -> Iterator[Entry]:
         packed = path.stat().st_size
         _check_format(file.read(6), path)
         file.seek(0)
-        yield from _read_tar(_Bounded(gzip.GzipFile(fileobj=file)), path, limits or Limits(), packed)
+        limits = limits or Limits()
+        most = min(limits.num_bytes, max(limits.free_of_ratio, packed * limits.ratio))
+        yield from _read_tar(_Bounded(gzip.GzipFile(fileobj=file), path, most), path, limits, most)
 
 
 @contextmanager
@@ -75,7 +80,7 @@ def _damage(path: Path) -> Iterator[None]:
     """What parsing a damaged archive raises, as one error: tarfile checks little of what it reads."""
     try:
         yield
-    except (tarfile.TarError, EOFError, zlib.error, OSError, ValueError, OverflowError) as error:
+    except (tarfile.TarError, EOFError, zlib.error, OSError, ValueError, OverflowError, RecursionError) as error:
         raise ArtifactError(f"{path} is damaged or cut off: {error}", "Copy it again, or build it anew.") from error
 
 
@@ -89,9 +94,8 @@ def _check_format(start: bytes, path: Path) -> None:
     )
 
 
-def _read_tar(file: _Bounded, path: Path, limits: Limits, packed: int) -> Iterator[Entry]:
+def _read_tar(file: _Bounded, path: Path, limits: Limits, most: int) -> Iterator[Entry]:
     num_entries = num_bytes = end = 0
-    most = min(limits.num_bytes, max(limits.free_of_ratio, packed * limits.ratio))
     with tarfile.TarFile(fileobj=file, encoding="utf-8") as archive:  # type: ignore[arg-type]  # reads, seeks, tells
         while (member := archive.next()) is not None:
             num_entries += 1
@@ -99,6 +103,10 @@ def _read_tar(file: _Bounded, path: Path, limits: Limits, packed: int) -> Iterat
             # A member before the one before it: a size below zero would have the parser run in a circle.
             if member.size < 0 or member.offset_data < end:
                 raise ArtifactError(f"{path} is damaged: entry {member.name[:200]!r} has a size below 0.")
+            if member.isreg() and not member.issparse() and member.offset_data + member.size > archive.offset:
+                raise ArtifactError(f"{path} is damaged: entry {member.name[:200]!r} reaches into the next one.")
+            if len(archive.pax_headers) > _MAX_PAX:
+                raise ArtifactError(f"{path} says more than {_MAX_PAX} things of every entry; no environment does.")
             if num_entries > limits.num_entries or num_bytes > most:
                 raise ArtifactError(
                     f"{path} would unpack to more than {most:,} bytes or {limits.num_entries:,} entries.",
@@ -111,9 +119,9 @@ def _read_tar(file: _Bounded, path: Path, limits: Limits, packed: int) -> Iterat
 
 
 def _check_end(file: _Bounded, offset: int, path: Path) -> None:
-    """A tar ends with two blocks of zeros, and gzip with a checksum: whoever cut it off left neither."""
-    file.seek(offset)
-    if any(file.read(_BLOCK)) or file.tell() != offset + _BLOCK:
+    """A tar ends with blocks of zeros, and gzip with a checksum: whoever cut it off left neither."""
+    last = file.last  # what the parser stopped at; to seek back would be to unpack it all again
+    if any(last) or len(last) != _BLOCK or file.tell() != offset + _BLOCK:
         raise ArtifactError(f"{path} is cut off: its end is missing.", "Copy it again, or build it anew.")
     while file.read(_CHUNK):
         pass
@@ -146,15 +154,19 @@ def _member(archive: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> En
 class _Bounded:
     """A gzip file of which nobody can ask for more than a header could mean."""
 
-    def __init__(self, file: gzip.GzipFile) -> None:
-        self._file = file
+    def __init__(self, file: gzip.GzipFile, path: Path, most: int) -> None:
+        self._file, self._path, self._most = file, path, most
         self.name, self.mode = "", "rb"  # tarfile asks
+        self.last = b""
         self.seek, self.tell = file.seek, file.tell
 
     def read(self, size: int = -1) -> bytes:
         if size < 0 or size > _MAX_READ:
             raise tarfile.ReadError(f"a header of {size:,} bytes")
-        return self._file.read(size)
+        if self._file.tell() > self._most + _MAX_READ:
+            raise ArtifactError(f"{self._path} would unpack to more than {self._most:,} bytes.")
+        self.last = self._file.read(size)
+        return self.last
 
 
 def read_folder(folder: Path) -> Iterator[Entry]:
@@ -200,6 +212,12 @@ class Guard:
             return "its name climbs out of the folder"
         if len(name.encode(errors="surrogateescape")) > _MAX_PATH or _has_long_part(name):
             return "its name is too long"
+        if name.count("/") > _MAX_DEPTH:
+            return "it lies too deep"
+        if "\0" in name + entry.link or len(entry.link.encode(errors="surrogateescape")) >= _MAX_PATH:
+            return "its name or link is none that a file system takes"
+        if not abs(entry.mtime) < _MAX_TIME:  # nan too
+            return "its time is beyond all clocks"
         if entry.kind not in (FILE, FOLDER, SYMLINK, HARD_LINK):
             return f"it is a {entry.kind}"
         if entry.kind != FOLDER and entry.mode & (stat.S_ISUID | stat.S_ISGID):

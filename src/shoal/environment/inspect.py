@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import posixpath
 import re
 import tempfile
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from shoal.environment.entries import FILE, FOLDER, HARD_LINK, SYMLINK, Entry, G
 from shoal.errors import ArtifactError, needs
 
 _SPOOL = 64 * 2**20  # a binary larger than this is read from a temporary file
+_MAX_TEXT = 32 * 2**20  # of a file that tells of packages; the longest seen, of torch, has 2 MiB
 _SITE = re.compile(r"lib/python(\d+\.\d+)/site-packages/")
 
 
@@ -45,6 +47,7 @@ class _Reading:
         self.sizes: dict[str, int] = {}
         self.records: dict[str, list[str]] = {}  # folder of a distribution -> its files
         self.metadata: dict[str, tuple[str, str, list[str]]] = {}  # the same -> name, version, requirements
+        self.links: dict[str, str] = {}  # path of a link to someone's sources -> where they are
         self.full_version = ""
 
     def take(self, entry: Entry) -> None:
@@ -86,11 +89,16 @@ class _Reading:
             "METADATA": self._read_metadata,
             "RECORD": self._read_record,
         }
-        name = path.rsplit("/", 1)[-1]
-        read = readers.get(name, self._read_links if name.endswith((".pth", ".egg-link")) else None)
-        if path.startswith("conda-meta/") and name.endswith(".json"):
+        folder, _, name = path.rpartition("/")
+        is_in_site = bool(_SITE.fullmatch(f"{folder}/"))
+        read = readers.get(name)
+        if name == "pyvenv.cfg" and folder:
+            read = None  # a template, or a test's
+        elif is_in_site and name.endswith((".pth", ".egg-link")):  # elsewhere torch saves weights as .pth
+            read = self._read_links
+        elif folder == "conda-meta" and name.endswith(".json"):
             read = self._read_conda
-        if read:
+        if read and entry.size <= _MAX_TEXT:
             read(path, b"".join(entry.chunks()))
         elif self.reads_binaries:
             self._read_binary(path, entry.chunks())
@@ -127,7 +135,8 @@ class _Reading:
 
     def _read_origin(self, path: str, content: bytes) -> None:
         origin = _read_json(content)
-        if (origin.get("dir_info") or {}).get("editable"):
+        about = origin.get("dir_info")
+        if isinstance(about, dict) and about.get("editable"):
             package = PurePosixPath(path).parent.name.split("-")[0]
             self.environment.editable.append(f"{package} is an editable install of {origin.get('url', 'a folder')}")
 
@@ -135,6 +144,8 @@ class _Reading:
         folder = PurePosixPath(path).parent.as_posix()
         if _SITE.match(path) and folder.endswith(".dist-info") and folder.count("/") == 3:
             message = BytesHeaderParser().parsebytes(content)
+            if not message["Name"]:
+                return
             self.metadata[folder] = (
                 str(message["Name"]),
                 str(message["Version"]),
@@ -150,12 +161,14 @@ class _Reading:
         name = path.rsplit("/", 1)[-1]
         lines = [line.strip() for line in content.decode(errors="replace").splitlines()]
         if name.endswith(".egg-link") or name.startswith("__editable__"):
-            if not any(name.split("-")[0].split(".")[-1] in known for known in self.environment.editable):
-                self.environment.editable.append(f"{path} is an editable install of {lines[0] if lines else ''}")
+            self.links[path] = lines[0] if lines else ""
             return
         inside = str(self.environment.source)
         for line in lines:
-            if line.startswith("/") and not line.startswith(inside):
+            if not line or line.startswith(("#", "import ", "import\t")):  # as Python's site module reads them
+                continue
+            at = posixpath.normpath(posixpath.join(inside, posixpath.dirname(path), line))
+            if at != inside and not at.startswith(f"{inside}/"):
                 kind = "a user's own packages" if "/.local/" in line else "packages outside"
                 self.environment.leaks.append(f"{path} lets {kind} in: {line}")
 
@@ -166,7 +179,8 @@ class _Reading:
             return
         if name == "python":
             self.full_version = version
-        self.records[path] = [str(file) for file in record.get("files") or ()]
+        files = record.get("files")
+        self.records[path] = [str(file) for file in files] if isinstance(files, list) else []
         self.metadata.setdefault(path, (name, version, []))
 
     def finish(self) -> Environment:
@@ -182,10 +196,23 @@ class _Reading:
                 env.packages.append(Package(name, version, size))
         env.packages.sort(key=lambda package: package.name.lower())
         env.numpy = next((package.version for package in env.packages if normalise(package.name) == "numpy"), "")
+        env.editable += self._find_linked(env.editable)
+        env.editable.sort()
+        env.leaks.sort()
+        env.prefixes.sort()
         env.unmet = sorted(self._find_unmet(seen))
         if not env.python:
             raise ArtifactError(f"{env.source} holds no Python environment.", "Name one that conda-pack or venv made.")
         return env
+
+    def _find_linked(self, told: list[str]) -> list[str]:
+        """Editable installs that only a link tells of; newer ones have a record of their origin, too."""
+        known = {sentence.split()[0].lower() for sentence in told}
+        return [
+            f"{path} is an editable install of {where}"
+            for path, where in self.links.items()
+            if path.rsplit("/", 1)[-1].removeprefix("__editable__").strip("._").split("-")[0].lower() not in known
+        ]
 
     def _find_unmet(self, present: set[str]) -> set[str]:
         with needs("env"):
@@ -206,7 +233,11 @@ class _Reading:
                     wanted = Requirement(line)
                 except InvalidRequirement:
                     continue  # of an age before the standard; pip passes them over too
-                if normalise(wanted.name) not in present and (not wanted.marker or wanted.marker.evaluate(there)):
+                try:
+                    applies = not wanted.marker or wanted.marker.evaluate(there)
+                except ValueError:
+                    applies = False
+                if normalise(wanted.name) not in present and applies:
                     unmet.add(f"{name} needs {wanted.name}, which is not there")
         return unmet
 
@@ -217,12 +248,14 @@ def normalise(name: str) -> str:
 
 
 def _higher(one: Need, other: Need) -> Need:
+    if other.version == one.version:
+        return min(one, other, key=lambda need: need.path or "\x7f")
     return other if other.version > one.version else one
 
 
 def _read_json(content: bytes) -> dict[str, Any]:
     try:
         value = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

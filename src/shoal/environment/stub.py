@@ -77,6 +77,6 @@ def _recorded_release(path: Path, digest: str) -> str:
     """The release that the record beside a stub gives for a file with this content."""
     try:
         record = json.loads((path.parent / RECORD).read_text(encoding="utf-8"))
-        return str(record["stub"]["release"]) if record["files"][path.name] == digest else ""
+        return str(record["stub"]["release"] or "") if record["files"][path.name] == digest else ""
     except (OSError, ValueError, KeyError, TypeError):
         return ""

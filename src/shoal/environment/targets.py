@@ -62,7 +62,7 @@ def parse_release(name: str) -> tuple[int, int]:
     """
     if name == EMBEDDED:
         return EMBEDDED_RELEASE
-    found = re.fullmatch(r"(\d\d)\.(\d\d)", name)
+    found = re.fullmatch(r"([0-9]{2})\.([0-9]{2})", name)
     release = (int(found[1]), int(found[2])) if found else (0, 0)
     if release < min(_IMAGES) or not 1 <= release[1] <= 12:
         raise InputError(f"There is no target {name!r}.", f"Known: {EMBEDDED}, or a release from 23.01 on: 26.06.")

@@ -72,10 +72,10 @@ def _write_all(archive: Path, folder: Path, limits: Limits | None, on_progress: 
 
 def _write(entry: Entry, folder: Path) -> None:
     path = folder / posixpath.normpath(entry.path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _make_folder(path if entry.kind == FOLDER else path.parent)
     if entry.kind == FOLDER:
-        path.mkdir(exist_ok=True)
-    elif entry.kind == SYMLINK:
+        return
+    if entry.kind == SYMLINK:
         path.symlink_to(entry.link)
     elif entry.kind == FILE:
         path.unlink(missing_ok=True)  # not to write into what an earlier one may be linked to
@@ -85,3 +85,10 @@ def _write(entry: Entry, folder: Path) -> None:
         os.utime(path, (entry.mtime, entry.mtime))  # compiled modules are used only if their source is of this time
     else:
         os.link(folder / posixpath.normpath(entry.link), path, follow_symlinks=False)
+
+
+def _make_folder(path: Path) -> None:
+    if not path.exists():
+        _make_folder(path.parent)
+        path.mkdir()
+        path.chmod(_ALWAYS[0])  # whatever the umask
