@@ -15,7 +15,21 @@ import shoal
 from shoal.errors import SetupError, ShoalError, needs
 from tests.conftest import ROOT
 
-HEAVY = {"torch", "transformers", "tritonclient", "cupy", "sklearn", "treelite", "tokenizers", "numpy", "typer"}
+HEAVY = {
+    "conda_pack",
+    "elftools",
+    "rattler",
+    "yaml",
+    "torch",
+    "transformers",
+    "tritonclient",
+    "cupy",
+    "sklearn",
+    "treelite",
+    "tokenizers",
+    "numpy",
+    "typer",
+}
 PUBLIC = {
     "ArtifactError", "Client", "Component", "InputError", "Pipeline", "ServerError", "SetupError", "ShoalError",
     "compose", "serve",
@@ -145,6 +159,8 @@ def test_the_wheel_carries_the_leaf_folders(tmp_path: Path) -> None:
     assert {
         "shoal/py.typed",
         "shoal/leaves/ensembles/ensemble_all/1/.gitkeep",
+        "shoal/leaves/env/environment-gpu.yml",
+        "shoal/leaves/env/requirements-embedded.txt",
         "shoal/leaves/preprocess/readability/1/model.py",
         "shoal/component/exact_codepoints.json",
         "shoal/training/assets/passages.jsonl",

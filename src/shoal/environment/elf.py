@@ -43,12 +43,11 @@ def read_binary(file: IO[bytes], name: str) -> Binary:
         elf = ELFFile(file)
         length = file.seek(0, io.SEEK_END)
         for section in elf.iter_sections():
-            if section["sh_type"] != "SHT_NOBITS" and section["sh_offset"] + section["sh_size"] > length:
+            begin, size = section["sh_offset"], section["sh_size"]
+            if section["sh_type"] != "SHT_NOBITS" and begin + size > length:
                 raise ELFError(f"section {section.name} ends behind the file")
-            if (
-                isinstance(section, GNUVerNeedSection | GNUVerDefSection)
-                and section["sh_info"] * 16 > section["sh_size"]
-            ):
+            # They have 16 bytes each; the parser would count up to whatever is said.
+            if isinstance(section, GNUVerNeedSection | GNUVerDefSection) and section["sh_info"] * 16 > size:
                 raise ELFError(f"section {section.name} counts more than it holds")
         dynamic = elf.get_section_by_name(".dynamic")
         tags = dynamic.iter_tags() if dynamic is not None and hasattr(dynamic, "iter_tags") else ()
