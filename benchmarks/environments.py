@@ -3,9 +3,10 @@
     python benchmarks/environments.py [--num 7]
 
 The environment is the one of the readability components on CPU, made from a conda channel in a folder (this Python and
-this environment's NumPy, tokenizers and array-api-compat), so that no network is measured. The model that is loaded is
-`preprocess`, alone in a repository, without an environment, with a folder, with a venv and with the archive, in turn. A
-load is what Triton's log says of it, from `loading` to `successfully loaded`. The first turn is not counted: it writes
+this environment's NumPy, tokenizers and array-api-compat), so that no network is measured; the venv is made
+by pip, and not timed. The model that is loaded is `preprocess`, alone in a repository, without an environment, with a
+folder, with a venv and with the archive, in turn. A load is what Triton's log says of it, from `loading` to
+`successfully loaded`. The first turn is not counted: it writes
 what Python compiles. The result goes to benchmarks/results/environments-DATE.json.
 """
 
@@ -34,7 +35,8 @@ from shoal.environment.unpack import unpack
 from shoal.training.corpus import find_corpus
 from shoal.training.train import Preset, train
 
-sys.path.append(str(Path(__file__).parents[1]))
+ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT))
 from tests.channel import build_channel
 
 MODEL = "preprocess"
@@ -50,7 +52,9 @@ def main(num: int = 7) -> None:
         start = time.perf_counter()
         unpacked = unpack(built.environment, folder / "unpacked")
         seconds["unpack"] = time.perf_counter() - start
-        venv = build(Request(Path("env/requirements-embedded.txt"), folder / "venv", engine="venv"))
+        venv = build(
+            Request(Path(__file__).parents[1] / "env" / "requirements-embedded.txt", folder / "venv", engine="venv")
+        )
         stubs = {"": built.stub} if built.stub else {}
         repositories = {
             "none": alone(folder, "none", {}, {}),
@@ -117,7 +121,7 @@ def _time(text: str, words: str) -> Any:
     found = re.search(rf"^I(\d{{4}} [\d:.]+) .*{re.escape(words)}", text, re.MULTILINE)
     if not found:
         raise SystemExit(f"Triton's log has no line {words}.")
-    return datetime.strptime(found[1], "%m%d %H:%M:%S.%f")
+    return datetime.strptime(f"{time.gmtime().tm_year}{found[1]}", "%Y%m%d %H:%M:%S.%f")
 
 
 if __name__ == "__main__":

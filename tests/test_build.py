@@ -85,14 +85,19 @@ def test_an_interruption_leaves_what_was_there(packed: Built, environment_yml: P
     before = listing(tmp_path)
     for kind, left in ((signal.SIGTERM, False), (signal.SIGKILL, True)):
         process = subprocess.Popen([*SHOAL, environment_yml, "--out", out, "--offline"], stderr=subprocess.PIPE)
-        while process.poll() is None and not list(tmp_path.glob(".env.building-*/environment/bin/python3")):
+        deadline = time.monotonic() + 60
+        while (
+            process.poll() is None
+            and time.monotonic() < deadline
+            and not list(tmp_path.glob(".env.building-*/environment/bin/python3"))
+        ):
             time.sleep(0.01)
         process.send_signal(kind)
         _, printed = process.communicate(timeout=30)
         assert process.returncode != 0, printed
         aside = list(tmp_path.glob(".env.building-*"))
         assert bool(aside) == left
-        assert {k: v for k, v in listing(tmp_path).items() if not k.startswith((".env.", "env.log"))} == before
+        assert {k: v for k, v in listing(tmp_path).items() if not k.startswith((".env.", "env.build.log"))} == before
     build(request(environment_yml, tmp_path))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["env"]
 
@@ -109,7 +114,7 @@ def small_disk(tmp_path: Path) -> object:
     if subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("a small disk cannot be mounted here: that takes root")
     yield disk
-    subprocess.run(["umount", disk], check=True)
+    subprocess.run(["umount", "--lazy", disk], check=True)  # a failed test may hold a file open
 
 
 @pytest.mark.parametrize(
@@ -132,7 +137,7 @@ def test_a_full_disk_leaves_what_was_there(
     with pytest.raises(SetupError, match="No space left on device"):
         build(request(environment_yml, small_disk), fill)
     (small_disk / "filler").unlink()
-    (small_disk / "env.log").unlink(missing_ok=True)
+    (small_disk / "env.build.log").unlink(missing_ok=True)
     assert listing(small_disk) == before
     assert sorted(path.name for path in small_disk.iterdir()) == ["env"]
     assert inspect(read_built(out).environment).numpy  # type: ignore[union-attr]
@@ -160,7 +165,7 @@ def test_what_shoal_did_not_make_is_not_replaced(environment_yml: Path, tmp_path
 def test_what_cannot_be_solved_is_said(channel: str, tmp_path: Path, specs: tuple[str, ...], words: str) -> None:
     with pytest.raises(SetupError, match=words):
         build(request(small(channel, tmp_path, *specs), tmp_path))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["env.log", "environment.yml"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["env.build.log", "environment.yml"]
 
 
 def test_channels_that_are_not_there(tmp_path: Path) -> None:

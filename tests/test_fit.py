@@ -25,6 +25,7 @@ from shoal.environment.stub import RECORD, STUB, Stub, read_stub
 from shoal.environment.targets import Target, find_target, parse_release
 from shoal.environment.wheel import find_installed
 from shoal.errors import ArtifactError, InputError
+from tests.environments import RUNNING
 from tests.test_inspect import LIBRARY, lay
 
 STUBS = (find_installed() or Path()) / "python_backend_stubs"
@@ -260,7 +261,7 @@ def test_servers_by_their_release() -> None:
         assert target == Target(name, release, system, "x86_64", python, glibc, glibcxx)
         assert (target.bears_numpy_2, target.is_embedded, parse_release(name)) == (bears_numpy_2, False, release)
     embedded = find_target("embedded")
-    assert (embedded.release, embedded.python, embedded.is_embedded) == ((24, 10), "", True)
+    assert (embedded.release, embedded.python, embedded.is_embedded) == ((24, 10), RUNNING, True)
     assert not embedded.bears_numpy_2
 
 

@@ -146,7 +146,7 @@ def test_what_it_wrote_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_without_a_program_the_way_out_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SHOAL_STUB_BUILDER", raising=False)
     with pytest.raises(
-        InputError, match=r"^Python 3\.12 with NumPy 2\.5\.5 for target embedded needs a stub that is compiled"
+        InputError, match=r"^Python 3\.12 with NumPy 2\.5\.5 for target embedded needs a program that compiles a stub"
     ):
         provide_stub(order(tmp_path, numpy="2.5.5"), tmp_path / "stub", tmp_path / "log")
 

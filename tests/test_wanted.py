@@ -18,21 +18,22 @@ def write(path: Path, text: str) -> Path:
 
 
 def test_an_environment_yml(tmp_path: Path) -> None:
+    (tmp_path / "a.whl").touch()
     write(tmp_path / "more.txt", "tokenizers>=0.21  # words\n\n# nothing\n-r deeper.txt\n")
     write(tmp_path / "deeper.txt", "rich \\\n  >=13\n-r more.txt\n")
     source = write(
         tmp_path / "environment.yml",
         "name: x\nchannels: [conda-forge, nodefaults]\n"
-        "dependencies:\n  - python=3.12\n  - numpy <2\n  - pip\n  - pip: ['-r more.txt', './a.whl']\n",
+        "dependencies:\n  - python=3.12\n  - numpy <2\n  - pip\n  - pip: ['-r more.txt', './a.whl --hash=sha256:12']\n",
     )
     wanted = read_wanted(source)
     assert wanted.channels == ("conda-forge", "nodefaults")
     assert wanted.conda == ("python=3.12", "numpy <2", "pip")
-    assert wanted.pip == ("tokenizers>=0.21", "rich    >=13", str(tmp_path / "a.whl"))
+    assert wanted.pip == ("tokenizers>=0.21", "rich    >=13", f"{tmp_path}/a.whl --hash=sha256:12")
     assert wanted.python == "3.12"
     assert not wanted.is_pip_only
-    assert wanted.with_python("3.12").conda == ("python 3.12.*", "numpy <2", "pip")
-    with pytest.raises(InputError, match=r"asks for Python 3\.12, and --python for 3\.11"):
+    assert wanted.with_python("3.12").conda == ("python 3.12.*", "python=3.12", "numpy <2", "pip")
+    with pytest.raises(InputError, match=r"asks for python=3\.12, which Python 3\.11 is not"):
         wanted.with_python("3.11")
 
 
@@ -56,6 +57,22 @@ def test_which_python_is_pinned(spec: str, python: str) -> None:
     assert Wanted(Path("x"), conda=(spec,)).python == python
 
 
+def test_a_range_of_pythons_is_kept() -> None:
+    wanted = Wanted(Path("e.yml"), conda=("python >=3.11,<3.13", "numpy"))
+    assert wanted.with_python("3.12").conda == ("python 3.12.*", "python >=3.11,<3.13", "numpy")
+    with pytest.raises(InputError, match=r"asks for python >=3\.11,<3\.13, which Python 3\.13 is not"):
+        wanted.with_python("3.13")
+
+
+def test_an_environment_that_changed_is_another_one(tmp_path: Path) -> None:
+    record = tmp_path / "lib" / "python3.11" / "site-packages" / "a-1.dist-info" / "RECORD"
+    record.parent.mkdir(parents=True)
+    record.touch()
+    before = read_wanted(tmp_path).digest
+    write(record, "a.py,,\n")
+    assert read_wanted(tmp_path).digest != before
+
+
 def test_lock_files_are_told_by_their_content(tmp_path: Path) -> None:
     explicit = write(tmp_path / "lock.txt", "# made by conda\n@EXPLICIT\nhttps://host/linux-64/a-1-0.conda#abc\n")
     assert read_wanted(explicit).urls == ("https://host/linux-64/a-1-0.conda#abc",)
@@ -72,6 +89,7 @@ def test_lock_files_are_told_by_their_content(tmp_path: Path) -> None:
         ("e.yml", "dependencies: [{conda: [x]}]\n", r"has the dependency \{'conda': \['x'\]\}, which is no text"),
         ("e.yml", "dependencies: [{pip: ['-e ./mine']}]\n", r"asks for an editable install of \./mine"),
         ("r.txt", "numpy\n--editable=git+https://host/x\n", "asks for an editable install of git"),
+        ("r.txt", "# nothing\n", "asks for nothing"),
         ("r.txt", "-r nowhere.txt\n", "refers to .*nowhere.txt, which cannot be read"),
         ("r.txt", 'numpy; python_version < "3\n', "has a quote that is not closed"),
         ("r.txt", "caf\xe9", "cannot be read: it is not UTF-8"),

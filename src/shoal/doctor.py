@@ -22,7 +22,7 @@ from shoal.environment.stub import read_stub
 from shoal.environment.targets import EMBEDDED_RELEASE
 from shoal.errors import ShoalError
 from shoal.paths import check_bearable
-from shoal.serving.runtime import check_numpy, find_runtime
+from shoal.serving.runtime import STUB_VARIABLE, check_numpy, find_runtime
 from shoal.serving.server import find_ports
 
 OK, WARNING, FAULT = "ok", "warning", "fault"
@@ -64,6 +64,9 @@ def _glibc() -> Iterator[Finding]:
 
 
 def _numpy() -> Iterator[Finding]:
+    if os.environ.get(STUB_VARIABLE):  # whether that stub bears this NumPy is said of the stub
+        yield Finding("NumPy", OK, np.__version__)
+        return
     yield from _passes("NumPy", np.__version__, lambda: check_numpy(np.__version__))
 
 
@@ -79,7 +82,7 @@ def _server() -> Iterator[Finding]:
 
 def _stub(path: Path) -> Iterator[Finding]:
     if importlib.util.find_spec("elftools") is None:  # without which nothing is read from it
-        yield Finding("stub", OK, str(path))
+        yield Finding("stub", OK, f"{path} (not read: pip install 'shoal[env]')")
         return
     try:
         stub = read_stub(path)
@@ -99,7 +102,7 @@ def _stub(path: Path) -> Iterator[Finding]:
 def _user_site() -> Iterator[Finding]:
     folder = Path(site.getusersitepackages())
     packages = sorted(path.name.split("-")[0] for path in folder.glob("*.dist-info"))
-    if packages:
+    if packages and not os.environ.get("PYTHONNOUSERSITE"):
         found = f"{folder} holds {', '.join(packages[:5])}{', ...' if len(packages) > 5 else ''}"
         fix = "From Triton 24.11 on these come before an environment's own: start the server with PYTHONNOUSERSITE=1."
         yield Finding("this user's own packages", WARNING, found, fix)

@@ -71,7 +71,7 @@ def exchange(made: Path, target: Path) -> None:
     if libc.renameat2(_AT_FDCWD, os.fsencode(made), _AT_FDCWD, os.fsencode(target), _RENAME_EXCHANGE) == 0:
         return
     # A file system without the exchange (NFS, for one): two renames, and a moment between them.
-    old = made.with_name(f"{made.name}.old")
+    old = made.with_name(f".old-{made.name.lstrip('.')}")
     target.rename(old)
     try:
         made.rename(target)

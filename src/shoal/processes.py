@@ -18,4 +18,5 @@ except OSError as error: sys.exit(f"error: {sys.argv[2]}: {error.strerror}")
 
 def bound(command: Sequence[str | Path]) -> list[str]:
     """``command``, such that it gets SIGTERM when the *thread* that starts it is gone."""
-    return [sys.executable, "-S", "-c", _LAUNCH, str(os.getpid()), *map(str, command)]
+    # -I: nothing of the current folder, or of the user, is taken for one of Python's modules
+    return [sys.executable, "-I", "-S", "-c", _LAUNCH, str(os.getpid()), *map(str, command)]

@@ -83,7 +83,7 @@ def inspect(place: Place, as_json: Json = False) -> None:
         OUT.print(f"{name}: {plain(value)}", soft_wrap=True)
     largest = sorted(environment.packages, key=lambda package: -package.num_bytes)[:NUM_LARGEST]
     for package in largest:
-        OUT.print(f"  {package.num_bytes / 2**20:8.1f} MiB  {package.name} {package.version}")
+        OUT.print(f"  {package.num_bytes / 2**20:8.1f} MiB  {plain(f'{package.name} {package.version}')}")
     for sentence in environment.remarks():
         OUT.print(f"[yellow]note[/] {plain(sentence)}", soft_wrap=True)
 
@@ -109,7 +109,7 @@ def fit(place: Place, stub: Stub = None, target: Target = "embedded", as_json: J
     if misfits:
         raise typer.Exit(1)
     if not as_json:
-        OUT.print(f"fits {target}: Python {environment.python}, NumPy {environment.numpy}", soft_wrap=True)
+        OUT.print(f"fits {target}: Python {environment.python}, NumPy {plain(environment.numpy)}", soft_wrap=True)
 
 
 @app.command()
@@ -121,6 +121,7 @@ def unpack(
     from shoal.environment.built import read_built
     from shoal.environment.unpack import unpack as write
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # leave nothing half unpacked
     built = read_built(archive)
     with show_progress() as show:
         path = write(built.environment if built else archive, folder, on_progress=show)

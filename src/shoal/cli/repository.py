@@ -51,8 +51,9 @@ def _by_model(options: list[str] | None) -> dict[str, Path]:
     """``PATH`` for every model, ``MODEL=PATH`` for one."""
     paths = {}
     for option in options or ():
-        model, _, path = ("", "", option) if Path(option).exists() else option.rpartition("=")
-        paths[model] = Path(path)
+        model, sign, path = option.partition("=")
+        is_named = sign and "/" not in model and not Path(option).exists()
+        paths[model if is_named else ""] = Path(path if is_named else option)
     return paths
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,16 @@ import shoal
 from shoal.component.bundle import sha256
 from shoal.environment import engines
 from shoal.environment.built import ARCHIVE, FOLDER, LOG, Built, alone, aside_prefix, check_ours, is_whole, read_built
+from shoal.environment.compile import BUILDER
 from shoal.environment.contents import Environment
 from shoal.environment.elf import parse_version, show_version
 from shoal.environment.engines import RATTLER, VENV, Job
 from shoal.environment.fit import check_fit
 from shoal.environment.inspect import inspect
-from shoal.environment.provide import AUTO, StubOrder, provide_stub
+from shoal.environment.provide import AUTO, StubOrder, check_choice, provide_stub
 from shoal.environment.stub import RECORD, STUB, Stub, read_stub
 from shoal.environment.targets import EMBEDDED, Target, find_target
-from shoal.environment.tools import run
+from shoal.environment.tools import run, without_secrets
 from shoal.environment.wanted import Wanted, read_wanted
 from shoal.errors import ArtifactError, InputError, SetupError, needs
 from shoal.paths import check_bearable, exchange
@@ -69,34 +71,43 @@ def build(request: Request, on_progress: OnProgress = lambda stage, done, total:
         SetupError: a tool is missing or failed, or the disk is full.
         ArtifactError: what was made does not fit.
     """
-    target, out = find_target(request.target), request.out.absolute()
+    target, out = find_target(request.target), request.out.resolve()
     check_bearable(out)
     wanted = read_wanted(request.source)
     python = request.python or wanted.python or _default_python(target)
     if wanted.conda or wanted.pip:
         wanted = wanted.with_python(python)
+    check_choice(request.stub, request.builder, target, is_for_numpy_2=request.is_for_numpy_2)
     inputs = _digest(request, wanted, python)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with alone(out):
-        check_ours(out)
-        there = read_built(out)
-        if there and there.record.get("inputs") == inputs and is_whole(out, there):
-            return there
-        aside = Path(tempfile.mkdtemp(prefix=aside_prefix(out), dir=out.parent))
-        try:
-            record = _make(request, wanted, python, target, aside, out, on_progress)
-            (aside / RECORD).write_text(json.dumps({**record, "inputs": inputs}, indent=1) + "\n", encoding="utf-8")
-            aside.chmod(0o755)
-            exchange(aside, out)
-        except OSError as error:
-            raise SetupError(
-                f"{out} cannot be built: {error.strerror or error}.", f"Nothing at {out} was changed."
-            ) from error
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with alone(out):
+            check_ours(out)
+            there = read_built(out)
+            if there and there.record.get("inputs") == inputs and is_whole(out, there):
+                return there
+            _replace(request, wanted, python, target, out, inputs, on_progress)
+    except OSError as error:
+        raise SetupError(
+            f"{out} cannot be built: {error.strerror or error}.", "What stood there, if anything, is as it was."
+        ) from error
     built = read_built(out)
     assert built
-    return Built(built.environment, built.stub, built.record, is_new=True)
+    return replace(built, is_new=True)
+
+
+def _replace(
+    request: Request, wanted: Wanted, python: str, target: Target, out: Path, inputs: str, on_progress: OnProgress
+) -> None:
+    """Make it aside, and put it at ``out``."""
+    aside = Path(tempfile.mkdtemp(prefix=aside_prefix(out), dir=out.parent))
+    try:
+        record = _make(request, wanted, python, target, aside, out, on_progress)
+        (aside / RECORD).write_text(json.dumps({**record, "inputs": inputs}, indent=1) + "\n", encoding="utf-8")
+        aside.chmod(0o755)
+        exchange(aside, out)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _make(
@@ -109,8 +120,8 @@ def _make(
     on_progress: OnProgress,
 ) -> dict[str, Any]:
     """Fill ``aside``; returns the record of it."""
-    log = out.with_name(f"{out.name}.log")
-    log.unlink(missing_ok=True)
+    log = out.with_name(f"{out.name}.{LOG}")
+    log.write_bytes(b"")
     oldest = min(filter(None, (target.glibc, find_target(EMBEDDED).glibc)), default=())  # it must run here, too
     job = Job(python, request.channels or wanted.channels, request.is_offline, log, show_version(oldest))
     prefix = wanted.folder or aside / FOLDER
@@ -119,6 +130,11 @@ def _make(
         if not wanted.folder:
             engines.make(request.engine, wanted, prefix, job)
         there = inspect(prefix, reads_binaries=False)
+        if request.python and request.python != there.python_minor:
+            raise InputError(
+                f"{request.source.name} brings Python {there.python}, and --python asks for {request.python}.",
+                "Leave --python out, or name another source.",
+            )
         if there.editable:
             raise ArtifactError(
                 f"In {request.source.name}, {there.editable[0]}.",
@@ -146,8 +162,7 @@ def _make(
         environment = inspect(aside / (FOLDER if is_venv else ARCHIVE))
         stub = read_stub(aside / STUB) if made else None
         check_fit(environment, stub, target, f"The environment of {request.source.name}")
-    if log.exists():
-        log.rename(aside / LOG)
+    log.rename(aside / LOG)
     return _record(request, job.channels, environment, stub, made, target, aside)
 
 
@@ -167,7 +182,7 @@ def pack(prefix: Path, archive: Path, log: Path) -> None:
     with needs("env"):
         import conda_pack  # noqa: F401  # said here, and not in the log of the other process
     # In a process of its own: its threads print where nobody reads, and its temporary file may stay behind.
-    command: list[str | Path] = [sys.executable, "-m", "conda_pack.cli", "--prefix", prefix, "--output", archive]
+    command: list[str | Path] = [sys.executable, "-P", "-m", "conda_pack.cli", "--prefix", prefix, "--output", archive]
     options = ["--quiet", "--n-threads", "-1", "--compress-level", str(_COMPRESS_LEVEL), "--exclude", "CACHEDIR.TAG"]
     run([*command, *options], log=log, what="Packing by conda-pack", variables={"TMPDIR": str(archive.parent)})
     archive.chmod(0o644)
@@ -195,7 +210,12 @@ def _record(
         "glibc": show_version(environment.glibc.version),
         "glibcxx": show_version(environment.glibcxx.version),
         "num_bytes": environment.num_bytes,
-        "made": {"engine": request.engine, "from": request.source.name, "channels": list(channels)},
+        "package_bytes": environment.package_bytes,
+        "made": {
+            "engine": request.engine,
+            "from": request.source.name,
+            "channels": list(map(without_secrets, channels)),
+        },
         "packages": {package.name: package.version for package in environment.packages},
         "files": {path.name: sha256(path) for path in sorted(folder.iterdir()) if path.is_file()},
     }
@@ -232,4 +252,5 @@ def _stage(on_progress: OnProgress, name: str) -> Iterator[None]:
 
 def _digest_of_files(request: Request) -> list[str]:
     """Of what is named besides the source: a finished stub, a build program."""
-    return [sha256(path) for path in (Path(request.stub), request.builder) if path and path.is_file()]
+    builder = str(request.builder or os.environ.get(BUILDER, ""))
+    return [sha256(Path(name)) for name in (request.stub, builder) if Path(name).is_file()]

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from shoal.component.bundle import sha256
+from shoal.environment.inspect import inspect
 from shoal.environment.stub import RECORD, STUB
-from shoal.errors import InputError, SetupError
+from shoal.errors import ArtifactError, InputError, SetupError
 
 ARCHIVE, FOLDER, LOG = "custom_env.tar.gz", "environment", "build.log"
 
@@ -34,6 +35,8 @@ def read_built(folder: Path) -> Built | None:
     try:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         environment, stub = folder / record["environment"], record["stub"]
+        if not isinstance(record["files"], dict):
+            return None
         return Built(environment.absolute(), (folder / STUB).absolute() if stub else None, record)
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -42,8 +45,15 @@ def read_built(folder: Path) -> Built | None:
 def is_whole(out: Path, built: Built) -> bool:
     """Whether what was built there is still what was built."""
     files: dict[str, str] = built.record["files"]
-    is_there = built.environment.is_file() or (built.environment / "bin" / "python3").exists()
-    return is_there and all((out / n).is_file() and sha256(out / n) == digest for n, digest in files.items())
+    if not all((out / name).is_file() and sha256(out / name) == digest for name, digest in files.items()):
+        return False
+    if built.environment.is_file():
+        return True
+    try:  # a folder: by what its packages' own lists of files come to
+        there = inspect(built.environment, reads_binaries=False)
+    except ArtifactError:
+        return False
+    return there.has_interpreter and there.package_bytes == built.record.get("package_bytes")
 
 
 def check_ours(out: Path) -> None:
@@ -71,7 +81,7 @@ def alone(out: Path) -> Iterator[None]:
     try:
         try:
             fcntl.flock(at, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             raise SetupError(
                 f"Another build is at work in {out.parent}.", "Wait for it, or name another folder."
             ) from None

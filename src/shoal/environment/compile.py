@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -44,7 +45,7 @@ HEADERS = {  # what NVIDIA's CMakeLists.txt looks for on the system -> Debian's 
 def find_missing(release: tuple[int, int]) -> list[tuple[str, str]]:
     """What a build of ``release``'s stub lacks on this machine: each with the command that brings it.
 
-    Boost is downloaded by NVIDIA's build itself; where it cannot be, the system's must serve.
+    Boost is among it: NVIDIA's build downloads one of its own, which not every machine may.
     """
     return list(_find_missing(release))
 
@@ -56,12 +57,12 @@ def _find_missing(release: tuple[int, int]) -> Iterator[tuple[str, str]]:
     oldest = NEWER_CMAKE[1] if release >= NEWER_CMAKE[0] else OLDER_CMAKE
     if cmake is None or _cmake_version(cmake) < oldest:
         yield f"cmake {show_version(oldest)} or newer", "pip install cmake"
-    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
-    if compiler is None:
+    compiler = shlex.split(os.environ.get("CXX", "")) or ["c++"]
+    if shutil.which(compiler[0]) is None:
         yield "a C++ compiler", "apt install g++"
         return
     for header, package in HEADERS.items():
-        check = [compiler, "-E", "-x", "c++", "-"]
+        check = [*compiler, "-E", "-x", "c++", "-"]
         source = f"#include <{header}>\n"
         if subprocess.run(check, input=source, capture_output=True, text=True, check=False).returncode:
             yield header, f"apt install {package}"
@@ -71,6 +72,27 @@ def _cmake_version(cmake: str) -> tuple[int, ...]:
     answer = subprocess.run([cmake, "--version"], capture_output=True, text=True, check=False).stdout
     found = re.search(r"version (\S+)", answer)
     return parse_version(found[1]) if found else ()
+
+
+def check_builder(builder: Path | None, target: Target, what: str) -> Path:
+    """The build program, if it is named and the machine has what it needs; ``what`` needs it, for the error.
+
+    Raises:
+        InputError: no program is named.
+        SetupError: something that the build needs is missing.
+    """
+    named = builder or os.environ.get(BUILDER)
+    if not named:
+        raise InputError(
+            f"{what} needs a program that compiles a stub, and none is named.",
+            f"Put NVIDIA's commands ({README}) into a program and name it, --stub-builder PROGRAM;"
+            " give a finished stub, --stub FILE; or use what needs none: see docs/environments.md.",
+        )
+    missing = find_missing(target.release)
+    if missing:
+        names = ", ".join(name for name, _ in missing)
+        raise SetupError(f"Compiling a stub needs {names}.", f"Type: {' && '.join(fix for _, fix in missing)}")
+    return Path(named).absolute()
 
 
 def compile_stub(
@@ -93,18 +115,7 @@ def compile_stub(
         SetupError: something that the build needs is missing, or it failed.
         ArtifactError: what it wrote is no stub.
     """
-    named = builder or os.environ.get(BUILDER)
-    if not named:
-        raise InputError(
-            f"{what} needs a stub that is compiled for it, and no program that does it is named.",
-            f"Put NVIDIA's commands ({README}) into a program and name it, --stub-builder PROGRAM;"
-            " give a finished one, --stub FILE; or use what needs none: see docs/environments.md.",
-        )
-    program = Path(named).absolute()
-    missing = find_missing(target.release)
-    if missing:
-        names = ", ".join(name for name, _ in missing)
-        raise SetupError(f"Compiling a stub needs {names}.", f"Type: {' && '.join(fix for _, fix in missing)}")
+    program = check_builder(builder, target, what)
     work = stub.with_name(f"{stub.name}.work")
     work.mkdir()
     variables = {

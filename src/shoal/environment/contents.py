@@ -77,6 +77,11 @@ class Environment:
         return ".".join(self.python.split(".")[:2])
 
     @property
+    def package_bytes(self) -> int:
+        """What the packages' own lists of files come to."""
+        return sum(package.num_bytes for package in self.packages)
+
+    @property
     def has_libpython(self) -> bool:
         """Whether ``lib/`` holds the shared library that stubs load."""
         return f"libpython{self.python_minor}.so.1.0" in self.own_libraries

@@ -6,7 +6,7 @@ import io
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Any
 
 from shoal.errors import ArtifactError, needs
 
@@ -55,7 +55,7 @@ def read_binary(file: IO[bytes], name: str) -> Binary:
         required, provided = [], []
         for section in elf.iter_sections():
             if isinstance(section, GNUVerNeedSection):
-                required += [version.name for _, versions in section.iter_versions() for version in versions]
+                required += _names(section)
             elif isinstance(section, GNUVerDefSection):
                 provided += [next(names).name for _, names in section.iter_versions()]
         machine = elf.get_machine_arch()
@@ -63,6 +63,17 @@ def read_binary(file: IO[bytes], name: str) -> Binary:
     except (ELFError, AttributeError, AssertionError, LookupError, OSError, OverflowError, TypeError, ValueError) as e:
         raise ArtifactError(f"{name} is not a whole ELF file: {type(e).__name__} {e}".rstrip(), "Make it again.") from e
     return Binary(_MACHINES.get(machine, machine), needed, _highest(required), _highest(provided))
+
+
+def _names(section: Any) -> list[str]:
+    """The versions that a section asks for: of 16 bytes each, whatever it says their number is."""
+    names = []
+    for _, versions in section.iter_versions():
+        for version in versions:
+            names.append(version.name)
+            if len(names) * 16 > section["sh_size"]:
+                raise ValueError(f"section {section.name} counts more than it holds")
+    return names
 
 
 def _highest(names: list[str]) -> dict[str, Version]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -61,13 +62,15 @@ def make_conda(tool: str, wanted: Wanted, prefix: Path, job: Job) -> None:
     if wanted.lock:
         raise InputError(f"{tool} cannot read {wanted.source.name}.", f"Use --engine {RATTLER}.")
     options: list[str | Path] = ["--yes", "--prefix", prefix, *(["--offline"] if job.is_offline else [])]
+    variables = {"CONDA_OVERRIDE_GLIBC": job.glibc} if job.glibc else {}
+    what = f"Installing by {tool}"
     if wanted.urls:
-        run([program, "create", *options, "--file", wanted.source], log=job.log, what=f"Installing by {tool}")
+        run([program, "create", *options, "--file", wanted.source], log=job.log, what=what, variables=variables)
         return
     channels = [word for channel in job.channels if channel != "nodefaults" for word in ("--channel", channel)]
     specs = [*wanted.conda, *(["pip"] if wanted.pip and "pip" not in wanted.conda else [])]
     override = ["--override-channels"] if channels else []
-    run([program, "create", *options, *channels, *override, *specs], log=job.log, what=f"Installing by {tool}")
+    run([program, "create", *options, *channels, *override, *specs], log=job.log, what=what, variables=variables)
 
 
 def make_venv(wanted: Wanted, prefix: Path, job: Job) -> None:
@@ -95,7 +98,8 @@ def find_python(version: str) -> Path:
     """
     if version == f"{sys.version_info.major}.{sys.version_info.minor}":
         return Path(sys.base_prefix) / "bin" / f"python{version}"
-    pyenv = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}"))
+    home = Path(os.environ.get("HOME", "/nonexistent"))  # where HOME is not set, Path.home() may raise
+    pyenv = sorted(home.glob(f".pyenv/versions/{version}.*/bin/python{version}"))
     for candidate in [*pyenv[-1:], shutil.which(f"python{version}")]:
         # pyenv's shims are on PATH for every version, also for those that it would refuse to run
         if candidate and subprocess.run([candidate, "-c", ""], capture_output=True, check=False).returncode == 0:
@@ -118,7 +122,7 @@ def link_libpython(base: Path, prefix: Path) -> None:
     if not str(name).endswith(".so.1.0") or not library.is_file():
         raise SetupError(
             f"{base} has no shared library, which Triton's stub loads.",
-            "Use a Python built with --enable-shared; on Debian and Ubuntu: apt install libpython3-dev",
+            f"Use a Python built with --enable-shared; on Debian and Ubuntu: apt install lib{base.name}",
         )
     (prefix / "lib" / library.name).symlink_to(library)
 

@@ -25,8 +25,10 @@ _OTHER = {  # of tar's types, those that no environment holds
 _FORMATS = {b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstandard", b"PK\x03\x04": "zip"}
 _MAX_PATH, _MAX_NAME = 4096, 255  # PATH_MAX and NAME_MAX of <linux/limits.h>
 _MAX_DEPTH = 64  # of folders in folders; what is much deeper breaks whoever walks it, and cannot be removed
+_MAX_NAMES = 2**28  # characters of all names, which are kept: two million of usual length
 _MAX_TIME = 2**40  # seconds; beyond it file systems have no times
 _MAX_PAX = 100  # settings for all entries that follow, which stay in memory
+_MAX_HEADERS = 2**18  # bytes of one entry: the longest name and link take a twentieth
 _MAX_READ = 4 * 2**20  # of one read by the tar parser: a header larger than this is an attack on memory
 _BLOCK, _CHUNK = 512, 2**20
 
@@ -52,6 +54,7 @@ class Entry:
     mtime: float
     link: str
     chunks: Callable[[], Iterator[bytes]]
+    file: Path | None = None
 
 
 def read_archive(path: Path, limits: Limits | None = None) -> Iterator[Entry]:
@@ -97,7 +100,7 @@ def _check_format(start: bytes, path: Path) -> None:
 def _read_tar(file: _Bounded, path: Path, limits: Limits, most: int) -> Iterator[Entry]:
     num_entries = num_bytes = end = 0
     with tarfile.TarFile(fileobj=file, encoding="utf-8") as archive:  # type: ignore[arg-type]  # reads, seeks, tells
-        while (member := archive.next()) is not None:
+        while (member := file.within_budget(archive.next)) is not None:
             num_entries += 1
             num_bytes += max(0, member.size)
             # A member before the one before it: a size below zero would have the parser run in a circle.
@@ -158,10 +161,21 @@ class _Bounded:
         self._file, self._path, self._most = file, path, most
         self.name, self.mode = "", "rb"  # tarfile asks
         self.last = b""
+        self._budget: int | None = None
         self.seek, self.tell = file.seek, file.tell
 
+    def within_budget(self, parse: Callable[[], tarfile.TarInfo | None]) -> tarfile.TarInfo | None:
+        """Let the parser read the headers of one entry, which may be many, and no more than any entry needs."""
+        self._budget = _MAX_HEADERS
+        try:
+            return parse()
+        finally:
+            self._budget = None
+
     def read(self, size: int = -1) -> bytes:
-        if size < 0 or size > _MAX_READ:
+        if self._budget is not None:
+            self._budget -= max(size, 0)
+        if size < 0 or size > _MAX_READ or (self._budget or 0) < 0:
             raise tarfile.ReadError(f"a header of {size:,} bytes")
         if self._file.tell() > self._most + _MAX_READ:
             raise ArtifactError(f"{self._path} would unpack to more than {self._most:,} bytes.")
@@ -184,13 +198,16 @@ def read_folder(folder: Path) -> Iterator[Entry]:
         link = str(path.readlink()) if is_link else ""
         name = path.relative_to(folder).as_posix()
         size = status.st_size if kind == FILE else 0
-        yield Entry(name, kind, size, status.st_mode, status.st_mtime, link, partial(_chunks, path))
+        yield Entry(name, kind, size, status.st_mode, status.st_mtime, link, partial(_chunks, path), path)
 
 
 def _chunks(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            yield chunk
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK):
+                yield chunk
+    except PermissionError as error:
+        raise ArtifactError(f"{path} cannot be read: {error.strerror}.", "Read it as its owner.") from None
 
 
 class Guard:
@@ -201,6 +218,7 @@ class Guard:
 
     def __init__(self) -> None:
         self._kinds: dict[str, str] = {}
+        self._num_chars = 0
 
     def refusal(self, entry: Entry) -> str:
         """Why ``entry`` may not be written; empty where it may."""
@@ -227,8 +245,14 @@ class Guard:
         return self._place(path, entry)
 
     def _place(self, path: str, entry: Entry) -> str:
+        self._num_chars += len(path)
+        if self._num_chars > _MAX_NAMES:
+            return "it is one name too many"
         for parent in _parents(path):
-            if self._kinds.setdefault(parent, FOLDER) != FOLDER:
+            if parent not in self._kinds:
+                self._kinds[parent] = FOLDER
+                self._num_chars += len(parent)
+            if self._kinds[parent] != FOLDER:
                 return f"it would be written through {parent}, which is a {self._kinds[parent]}"
         before = self._kinds.get(path)
         # conda-pack itself packs a few scripts twice; a second of another kind could undo what is known of the first.

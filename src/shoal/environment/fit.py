@@ -12,6 +12,7 @@ from shoal.environment.targets import EMBEDDED, FIRST_FOLDER, Target
 from shoal.errors import ArtifactError
 
 _BUILD = "shoal env build --target {target} --python {python}"
+_COMPILE = f"{_BUILD} --stub compile --stub-builder PROGRAM"
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def _python(env: Environment, stub: Stub | None, target: Target) -> Iterator[Mis
             f"It is for Python {python} and the stub for Python {stub.python}.",
             f"Make both for one: {_BUILD.format(target=target.name, python=python)}",
         )
-    if not stub and target.python and target.python != python:
+    if not stub and target.python != python:
         yield Misfit(
             f"It is for Python {python} and the stub of {target.name} for Python {target.python}.",
             f"Make a stub for it: {_BUILD.format(target=target.name, python=python)}",
@@ -101,8 +102,7 @@ def _numpy(env: Environment, stub: Stub | None, target: Target) -> Iterator[Misf
         of = "this stub" if stub else f"the stub of {target.name}"
         yield Misfit(
             f"It has NumPy {env.numpy}, and {of} silently corrupts tensors under NumPy 2 (its pybind11 is too old).",
-            f"Use numpy<2, or a stub that is right for it: {_BUILD.format(target=target.name, python=env.python_minor)}"
-            " --stub compile",
+            f"Use numpy<2, or a stub for it: {_COMPILE.format(target=target.name, python=env.python_minor)}",
         )
 
 
@@ -114,7 +114,9 @@ def _stub(env: Environment, stub: Stub | None, target: Target) -> Iterator[Misfi
     if stub and stub.is_of_wheel and not target.is_embedded:
         yield Misfit(
             f"The stub is of the wheel nvidia-pytriton and needs its libraries, which {target.name} lacks.",
-            f"Compile one: {_BUILD.format(target=target.name, python=env.python_minor)} --stub compile",
+            "Leave the stub out: the target has its own for this Python."
+            if target.python == env.python_minor
+            else f"Compile one: {_COMPILE.format(target=target.name, python=env.python_minor)}",
         )
     if stub and stub.release and parse_version(stub.release) != target.release:
         yield Misfit(

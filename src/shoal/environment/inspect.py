@@ -9,12 +9,12 @@ import tempfile
 from collections.abc import Iterator
 from email.parser import BytesHeaderParser
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import IO, Any
 
 from shoal.environment.contents import ARCHIVE, CONDA, VENV, Environment, Need, Package
 from shoal.environment.elf import MAGIC, read_binary
 from shoal.environment.entries import FILE, FOLDER, HARD_LINK, SYMLINK, Entry, Guard, Limits, read_archive, read_folder
-from shoal.errors import ArtifactError, needs
+from shoal.errors import ArtifactError, SetupError, needs
 
 _SPOOL = 64 * 2**20  # a binary larger than this is read from a temporary file
 _MAX_TEXT = 32 * 2**20  # of a file that tells of packages; the longest seen, of torch, has 2 MiB
@@ -70,6 +70,9 @@ class _Reading:
         if entry.kind == FOLDER:
             return
         env.num_hard_links += entry.kind == HARD_LINK
+        if env.kind != ARCHIVE and entry.kind == SYMLINK and not (env.source / path).exists():
+            env.prefixes.append(f"{path} links to {entry.link}, which is not there")
+            return
         env.has_activate |= path == "bin/activate"
         env.has_interpreter |= path == "bin/python3"
         name = path.rsplit("/", 1)[-1]
@@ -101,20 +104,18 @@ class _Reading:
         if read and entry.size <= _MAX_TEXT:
             read(path, b"".join(entry.chunks()))
         elif self.reads_binaries:
-            self._read_binary(path, entry.chunks())
+            self._read_binary(path, entry)
 
-    def _read_binary(self, path: str, chunks: Iterator[bytes]) -> None:
+    def _read_binary(self, path: str, entry: Entry) -> None:
+        chunks = entry.chunks()
         first = next(chunks, b"")
         if not first.startswith(MAGIC):
             return
-        with tempfile.SpooledTemporaryFile(_SPOOL) as file:
-            file.write(first)
-            file.writelines(chunks)
-            file.seek(0)
-            try:
+        try:
+            with entry.file.open("rb") if entry.file else _spool(first, chunks) as file:
                 binary = read_binary(file, path)
-            except ArtifactError:
-                return  # object files and debug symbols of odd kinds ask nothing of the loader
+        except ArtifactError:
+            return  # object files and debug symbols of odd kinds ask nothing of the loader
         env = self.environment
         if not binary.needed and not binary.requires:
             return
@@ -245,6 +246,22 @@ class _Reading:
 def normalise(name: str) -> str:
     """A distribution's name as indexes compare it (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _spool(first: bytes, chunks: Iterator[bytes]) -> IO[bytes]:
+    """A file with this content, which can be read in any order; a large one lies in the temporary folder."""
+    file = tempfile.SpooledTemporaryFile(_SPOOL)  # noqa: SIM115  # whoever asked closes it
+    try:
+        file.write(first)
+        file.writelines(chunks)
+    except OSError as error:
+        file.close()
+        raise SetupError(
+            f"{tempfile.gettempdir()} cannot take a library of the environment: {error.strerror}.",
+            "Name another folder: TMPDIR=... shoal env ...",
+        ) from error
+    file.seek(0)
+    return file
 
 
 def _higher(one: Need, other: Need) -> Need:

@@ -6,7 +6,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.environment.compile import FIRST_PYBIND11, compile_stub
+from shoal.environment.compile import FIRST_PYBIND11, check_builder, compile_stub
 from shoal.environment.contents import Environment
 from shoal.environment.elf import parse_version
 from shoal.environment.stub import read_stub
@@ -33,6 +33,24 @@ class StubOrder:
     is_offline: bool = False
 
 
+def check_choice(choice: str, builder: Path | None, target: Target, *, is_for_numpy_2: bool) -> None:
+    """Refuse what could only fail, before anything is built.
+
+    Raises:
+        InputError: there is no such choice, no program that would compile a stub, or the wheel is to bear NumPy 2.
+        ArtifactError: a finished stub is none.
+        SetupError: the machine lacks what compiling needs.
+    """
+    if choice == COMPILE:
+        check_builder(builder, target, "--stub compile")
+    elif choice == WHEEL and is_for_numpy_2:
+        raise InputError("The wheel's stubs corrupt tensors under NumPy 2.", "Leave --numpy2 out, or --stub wheel.")
+    elif choice not in STUBS:
+        if not Path(choice).is_file():
+            raise InputError(f"There is no stub {choice!r}.", f"Known: {', '.join(STUBS)}, or the path of a stub.")
+        read_stub(Path(choice))
+
+
 def provide_stub(order: StubOrder, stub: Path, log: Path) -> str:
     """Put the stub that is needed at ``stub``; returns how it was made, empty where none is needed.
 
@@ -41,6 +59,7 @@ def provide_stub(order: StubOrder, stub: Path, log: Path) -> str:
         ArtifactError: the stub is none.
         SetupError: it cannot be had, or the compiler lacks something.
     """
+    check_choice(order.choice, order.builder, order.target, is_for_numpy_2=order.is_for_numpy_2)
     if order.choice not in STUBS:
         return _copy(Path(order.choice), stub)
     python, numpy = order.environment.python_minor, order.environment.numpy
@@ -64,9 +83,6 @@ def provide_stub(order: StubOrder, stub: Path, log: Path) -> str:
 
 
 def _copy(given: Path, stub: Path) -> str:
-    if not given.is_file():
-        raise InputError(f"There is no stub {str(given)!r}.", f"Known: {', '.join(STUBS)}, or the path of a stub.")
-    read_stub(given)
     shutil.copyfile(given, stub)
     stub.chmod(0o755)
     return "given"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from shoal.environment.engines import Job
-from shoal.environment.tools import run
+from shoal.environment.tools import run, without_secrets
 from shoal.environment.wanted import Wanted
 from shoal.errors import InputError, needs
 
@@ -50,8 +50,8 @@ def make_rattler(wanted: Wanted, prefix: Path, job: Job) -> None:
         "is_offline": job.is_offline,
     }
     variables = {"CONDA_OVERRIDE_GLIBC": job.glibc} if job.glibc else {}
-    command = [sys.executable, "-m", "shoal.environment.rattler", json.dumps(order)]
-    run(command, log=job.log, what="Installing by rattler", variables=variables)
+    command = [sys.executable, "-P", "-m", "shoal.environment.rattler"]  # the order may hold a channel's password
+    run(command, log=job.log, what="Installing by rattler", variables=variables, given=json.dumps(order))
 
 
 def main(order: dict[str, Any]) -> None:
@@ -61,7 +61,7 @@ def main(order: dict[str, Any]) -> None:
         asyncio.run(_make(order))
     except Exception as error:  # rattler's have no base of their own; the text is what its user is to read
         code = 1
-        sys.stdout.write(f"error: {' '.join(str(error).split())}\n")
+        sys.stdout.write(f"error: {without_secrets(' '.join(str(error).split()))}\n")
     sys.stdout.flush()
     os._exit(code)
 
@@ -76,11 +76,15 @@ async def _make(order: dict[str, Any]) -> None:
     if order["lock"]:
         records = _read_lock(Path(order["lock"]))
     elif order["explicit"]:
+        if order["is_offline"]:
+            check_cached(read_urls(Path(order["explicit"])), cache)
         records = await _read_explicit(Path(order["explicit"]), gateway)
     else:
         records = await _solve(order, gateway)
     check_local(records)
-    sys.stdout.writelines(f"{record.url}\n" for record in records)
+    if order["is_offline"]:
+        check_cached([record.url for record in records], cache)
+    sys.stdout.writelines(f"{without_secrets(record.url)}\n" for record in records)
     await rattler.install(
         records,
         order["prefix"],
@@ -127,6 +131,11 @@ def _read_lock(path: Path) -> list[rattler.RepoDataRecord]:
     environment = lock.environment("default")
     if platform is None or environment is None:
         raise ValueError(f"{path.name} has no environment `default` for {PLATFORMS[0]}.")
+    others = environment.pypi_packages_for_platform(platform) or []
+    if others:
+        raise ValueError(
+            f"{path.name} holds packages of PyPI ({others[0].name}, ...): name them in a requirements.txt."
+        )
     return list(environment.conda_repodata_records_for_platform(platform) or [])
 
 
@@ -148,6 +157,25 @@ async def _read_explicit(path: Path, gateway: rattler.Gateway) -> list[rattler.R
     return records
 
 
+def read_urls(path: Path) -> list[str]:
+    """The packages of an ``@EXPLICIT`` list, without their hashes."""
+    from rattler.explicit_environment import ExplicitEnvironmentSpec
+
+    return [entry.url.partition("#")[0] for entry in ExplicitEnvironmentSpec.from_path(path).packages]
+
+
+def check_cached(urls: list[str], cache: Path) -> None:
+    """Refuse packages that would have to be downloaded; rattler's cache has a folder for each that it has.
+
+    Raises:
+        ValueError: one is neither on this machine nor in the cache.
+    """
+    for url in urls:
+        name = url.rpartition("/")[2].removesuffix(".conda").removesuffix(".tar.bz2")
+        if not url.startswith(("file://", "/")) and not (cache / "pkgs" / name / "info").is_dir():
+            raise ValueError(f"{url} is not in rattler's cache, and --offline downloads nothing.")
+
+
 def check_local(records: list[rattler.RepoDataRecord]) -> None:
     """Check the packages of ``file://`` channels, whose hashes rattler does not look at.
 
@@ -164,4 +192,4 @@ def check_local(records: list[rattler.RepoDataRecord]) -> None:
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    main(json.load(sys.stdin))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,9 +31,8 @@ _LIBSTDCXX = ("/usr/lib/x86_64-linux-gnu/libstdc++.so.6", "/usr/lib64/libstdc++.
 class Target:
     """A server: NVIDIA's container of a release, or the embedded one on this machine.
 
-    ``python`` is the one that its own stub is for; the embedded server has a stub for each of several, and none that
-    is used by default: it is empty. ``glibc`` and ``glibcxx`` are what its system libraries give, empty where that is
-    not known.
+    ``python`` is the one that its own stub is for: the embedded server takes, of its several, the one for the Python
+    that starts it. ``glibc`` and ``glibcxx`` are what its system libraries give, empty where that is not known.
     """
 
     name: str
@@ -79,7 +79,8 @@ def find_target(name: str) -> Target:
     if name == EMBEDDED:
         library, version = platform.libc_ver()
         glibc = parse_version(version) if library == "glibc" else ()
-        return Target(name, release, f"this machine ({library} {version})", "x86_64", "", glibc, _system_glibcxx())
+        python = f"{sys.version_info.major}.{sys.version_info.minor}"
+        return Target(name, release, f"this machine ({library} {version})", "x86_64", python, glibc, _system_glibcxx())
     ubuntu, glibc, glibcxx, python = _IMAGES[max(first for first in _IMAGES if first <= release)]
     return Target(name, release, f"Ubuntu {ubuntu}", "x86_64", python, glibc, glibcxx)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,10 +16,13 @@ from shoal.errors import SetupError
 from shoal.processes import bound
 
 # What would let packages of this process, or of this user, into the environment that is being made.
-_LEAKS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX", "PIP_USER", "PIP_TARGET", "PIP_REQUIRE_VIRTUALENV")
+_LEAKS = (
+    "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX", "PIP_USER", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT",
+    "PIP_PYTHON", "PIP_REQUIRE_VIRTUALENV",
+)  # fmt: skip
 _LONG = 600  # characters of a reason
 _TAIL = 200  # lines in which a reason is looked for
-_REASONS = ("No space left on device", "ERROR:", "fatal:", "CMake Error", "error:", "Error:")
+_REASONS = ("No space left on device", "ERROR:", "ensurepip is not", "fatal:", "CMake Error", "error:", "Error:")
 
 
 def run(
@@ -27,8 +32,11 @@ def run(
     what: str,
     cwd: Path | None = None,
     variables: Mapping[str, str] | None = None,
+    given: str = "",
 ) -> None:
     """Run ``command`` with a user's own packages shut out; ``what`` is what it does, for the error.
+
+    ``given`` is its standard input. It runs in a session of its own: whatever ends it ends all that it started.
 
     Raises:
         SetupError: it failed, or is not there.
@@ -36,20 +44,27 @@ def run(
     words = [str(word) for word in command]
     kept = {name: value for name, value in os.environ.items() if name not in _LEAKS}
     with log.open("ab") as file:
-        file.write(f"$ {shlex.join(words)}\n".encode())
+        file.write(f"$ {without_secrets(shlex.join(words))}\n".encode())
         file.flush()
         start = file.tell()
-        code = subprocess.run(
-            bound(words),  # a build that is killed leaves nobody writing
-            stdin=subprocess.DEVNULL,
+        process = subprocess.Popen(
+            bound(words),
+            stdin=subprocess.PIPE,
             stdout=file,
             stderr=subprocess.STDOUT,
             cwd=cwd,
             env={**kept, "PYTHONNOUSERSITE": "1", **(variables or {})},
-            check=False,
-        ).returncode
-    if code:
-        raise SetupError(f"{what} failed: {_reason(log, start) or f'exit code {code}'}", f"Its log: {log}")
+            start_new_session=True,
+        )
+        try:
+            process.communicate(given.encode())
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise
+    if process.returncode:
+        reason = _reason(log, start) or f"exit code {process.returncode}"
+        raise SetupError(f"{what} failed: {reason}", f"Its log: {log}")
 
 
 def _reason(log: Path, start: int) -> str:
@@ -69,17 +84,26 @@ def _shorten(line: str) -> str:
     return line if len(line) <= _LONG else f"{line[: _LONG // 2]} ... {line[-_LONG // 2 :]}"
 
 
+def without_secrets(text: str) -> str:
+    """``text`` without the passwords and tokens that URLs of private channels carry."""
+    return re.sub(r"/t/[^/\s]+/", "/t/***/", re.sub(r"://[^/@\s]+@", "://***@", text))
+
+
 def install(prefix: Path, lines: Sequence[str], *, is_offline: bool, log: Path) -> None:
     """Install packages by pip into the environment at ``prefix``, by the index of the user's own configuration.
 
-    Its own pip does it where it has one, else this process's. Offline, only what ``PIP_FIND_LINKS`` names is taken.
+    This process's pip does it where it has one, else the environment's. Offline, only what ``PIP_FIND_LINKS`` names is
+    taken.
 
     Raises:
         SetupError: pip failed.
     """
     python = prefix / "bin" / "python3"
-    has_pip = any(prefix.glob("lib/python*/site-packages/pip"))
-    pip: list[str | Path] = [python, "-m", "pip"] if has_pip else [sys.executable, "-m", "pip", "--python", python]
+    has_pip = importlib.util.find_spec("pip") is not None
+    # -P: a file in the user's folder called like one of Python's modules is not taken for it
+    pip: list[str | Path] = (
+        [sys.executable, "-P", "-m", "pip", "--python", python] if has_pip else [python, "-m", "pip"]
+    )
     requirements = prefix.with_name(f"{prefix.name}.requirements.txt")
     requirements.write_text("\n".join(lines) + "\n", encoding="utf-8")
     options = ["--no-input", "--disable-pip-version-check", *(["--no-index"] if is_offline else [])]

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from shoal.environment.built import alone, aside_prefix
 from shoal.environment.entries import FILE, FOLDER, SYMLINK, Entry, Guard, Limits, read_archive
 from shoal.errors import ArtifactError, InputError, SetupError
 from shoal.paths import check_bearable
@@ -40,21 +41,25 @@ def unpack(
     check_bearable(target)
     if target.exists() or target.is_symlink():
         raise InputError(f"{target} exists; it will not be replaced.", "Name another folder, or remove that one.")
-    aside: Path | None = None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-        _write_all(archive, aside, limits, on_progress)
-        aside.chmod(_ALWAYS[0])
-        aside.rename(target)
+        with alone(target):
+            _unpack_aside(archive, target, limits, on_progress)
     except OSError as error:
         raise SetupError(
             f"{archive} cannot be unpacked into {target}: {error.strerror or error}.", "Nothing was left there."
         ) from error
-    finally:
-        if aside:
-            shutil.rmtree(aside, ignore_errors=True)
     return target
+
+
+def _unpack_aside(archive: Path, target: Path, limits: Limits | None, on_progress: Progress) -> None:
+    aside = Path(tempfile.mkdtemp(prefix=aside_prefix(target), dir=target.parent))
+    try:
+        _write_all(archive, aside, limits, on_progress)
+        aside.chmod(_ALWAYS[0])
+        aside.rename(target)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _write_all(archive: Path, folder: Path, limits: Limits | None, on_progress: Progress) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from shoal.component.bundle import sha256
 from shoal.errors import InputError, needs
 
 EXPLICIT = "@EXPLICIT"  # the first line of conda's own lock files
@@ -33,11 +34,17 @@ class Wanted:
 
     @property
     def digest(self) -> str:
-        """The same for the same contents, wherever their files lie."""
-        at = str(self.folder or "")
-        lock = self.lock.read_bytes() if self.lock else b""
-        parts = repr((self.channels, self.conda, self.pip, self.urls, at)).encode()
-        return hashlib.sha256(parts + lock).hexdigest()
+        """Another one if anything changes that it is made from: files that lines name, an environment that is there.
+
+        Channels and indexes are not looked into.
+        """
+        named = [Path(line.removeprefix("-c ").split(" ")[0]) for line in self.pip]
+        files = [path for path in (*named, self.lock) if path and path.is_file()]
+        if self.folder:  # what its packages say of themselves
+            records = ("conda-meta/*.json", "lib/python3.*/site-packages/*.dist-info/RECORD")
+            files += [path for pattern in records for path in sorted(self.folder.glob(pattern))]
+        parts = (self.channels, self.conda, self.pip, self.urls, str(self.folder or ""), *map(sha256, files))
+        return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     @property
     def is_pip_only(self) -> bool:
@@ -55,17 +62,29 @@ class Wanted:
         return ""
 
     def with_python(self, version: str) -> Wanted:
-        """With Python pinned to ``version``, such as ``3.12``.
+        """With Python pinned to ``version``, such as ``3.12``, besides what it asks for itself.
 
         Raises:
-            InputError: it is pinned to another one.
+            InputError: it asks for another one.
         """
-        if self.python and self.python != version:
+        asked = [spec for spec in self.conda if re.fullmatch(r"python\b(?!-).*", spec.strip())]
+        if (self.python and self.python != version) or not all(_allows(spec, version) for spec in asked):
             raise InputError(
-                f"{self.source.name} asks for Python {self.python}, and --python for {version}.", "Change one of them."
+                f"{self.source.name} asks for {', '.join(asked)}, which Python {version} is not.",
+                "Name one that it is: --python VERSION",
             )
-        others = tuple(spec for spec in self.conda if re.split(r"[\s=<>!~]", spec)[0] != "python")
-        return replace(self, conda=(f"python {version}.*", *others))
+        return replace(self, conda=(f"python {version}.*", *self.conda))
+
+
+def _allows(spec: str, version: str) -> bool:
+    """Whether a range such as ``python >=3.11,<3.13`` holds any Python of ``version``; forms of conda's own pass."""
+    with needs("env"):
+        from packaging.specifiers import InvalidSpecifier, SpecifierSet
+    try:
+        range_ = SpecifierSet(spec.strip().removeprefix("python").strip())
+    except InvalidSpecifier:
+        return True
+    return range_.contains(f"{version}.0") or range_.contains(f"{version}.99")
 
 
 def read_wanted(source: Path) -> Wanted:
@@ -77,7 +96,11 @@ def read_wanted(source: Path) -> Wanted:
     if source.is_dir():
         return Wanted(source, folder=source.absolute())
     try:
-        text = source.read_text(encoding="utf-8") if source.stat().st_size <= _MAX_BYTES else ""
+        if source.stat().st_size > _MAX_BYTES:
+            raise InputError(
+                f"{source} has more than {_MAX_BYTES:,} bytes.", "Name a list of packages, not an archive."
+            )
+        text = source.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise InputError(
@@ -88,7 +111,10 @@ def read_wanted(source: Path) -> Wanted:
         return Wanted(source, urls=tuple(urls))
     if source.suffix in (".yml", ".yaml", ".lock"):
         return _read_yaml(source, text)
-    return Wanted(source, pip=_pip_lines(text.splitlines(), source))
+    wanted = Wanted(source, pip=_pip_lines(text.splitlines(), source))
+    if not wanted.pip:
+        raise InputError(f"{source} asks for nothing.", "Write a package a line.")
+    return wanted
 
 
 def _read_yaml(source: Path, text: str) -> Wanted:
@@ -141,15 +167,18 @@ def _pip_lines(lines: list[str], source: Path, seen: tuple[Path, ...] = ()) -> t
                 found.append(f"-c {path.absolute()}")
             elif path.absolute() not in seen:
                 found += _pip_lines(_read_lines(path, source), path, (*seen, path.absolute()))
-        elif words[0].startswith(("./", "../")):
-            found.append(str((source.parent / words[0]).absolute()))
-        else:
-            found.append(re.sub(r"(^|\s)#.*$", "", line).strip())
+            continue
+        line = re.sub(r"(^|\s)#.*$", "", line).strip()
+        for word in words[:2] if option in ("-f", "--find-links") else words[:1]:
+            if (source.parent / word).exists():  # pip will be given the lines in a file elsewhere
+                line = line.replace(word, str((source.parent / word).absolute()), 1)
+        found.append(line)
     return tuple(found)
 
 
 def _read_lines(path: Path, asker: Path) -> list[str]:
     try:
         return path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise InputError(f"{asker.name} refers to {path}, which cannot be read: {error.strerror}.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise InputError(f"{asker.name} refers to {path}, which cannot be read: {reason}.") from None

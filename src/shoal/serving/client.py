@@ -110,7 +110,10 @@ class Client:
     def close(self) -> None:
         """Close every connection."""
         for connection in list(self._connections):
-            connection.close()
+            try:
+                connection.close()
+            except RuntimeError:  # gevent refuses to wait for another thread's requests; there are none
+                connection._client_stub.close()
 
     def __enter__(self) -> Self:
         return self

@@ -178,11 +178,11 @@ def container_command(repository: Path) -> str:
     devices = "--gpus all " if manifest["gpus"] else ""  # all: a choice would number them anew inside
     environments: dict[str, str] = manifest.get("environments", {})
     folders = sorted({path for path in environments.values() if path.startswith("/")})
-    mounts = "".join(f"-v {path}:{path}:ro " for path in folders)
+    mounts = "".join(f"--mount type=bind,src={path},dst={path},readonly " for path in folders)
     needed = " ".join([*COMPONENT_NEEDS, *(GPU_COMPONENT_NEEDS[manifest["placement"]] if manifest["gpus"] else ())])
     install = "" if environments and not manifest["without_environment"] else f"pip install {needed} && "
     return (
-        f"docker run --rm {devices}--shm-size={launch['shared_memory']} {ports} {mounts}"
+        f"docker run --rm {devices}--shm-size={launch['shared_memory']} {ports} {mounts}-e PYTHONNOUSERSITE=1 "
         f"-v {repository.resolve()}:/models:ro {IMAGE}:{target}-py3 "
         f"bash -c '{install}exec tritonserver --model-repository=/models "
         f"--model-control-mode=none --disable-auto-complete-config {' '.join(launch['flags'])}'"
