@@ -35,10 +35,10 @@ from shoal.environment.unpack import unpack
 from shoal.training.corpus import find_corpus
 from shoal.training.train import Preset, train
 
-ROOT = Path(__file__).parents[1]
-sys.path.append(str(ROOT))
+sys.path.append(str(Path(__file__).parents[1]))
 from tests.channel import build_channel
 
+ROOT = Path(__file__).parents[1]
 MODEL = "preprocess"
 PACKAGES = ("numpy", "tokenizers", "array-api-compat")
 
