@@ -24,7 +24,7 @@ from shoal.environment.elf import parse_version, show_version
 from shoal.environment.engines import RATTLER, VENV, Job
 from shoal.environment.fit import check_fit
 from shoal.environment.inspect import inspect
-from shoal.environment.provide import AUTO, StubOrder, check_choice, provide_stub
+from shoal.environment.provide import AUTO, GIVEN, StubOrder, check_choice, provide_stub
 from shoal.environment.stub import RECORD, STUB, Stub, read_stub
 from shoal.environment.targets import EMBEDDED, Target, find_target
 from shoal.environment.tools import run, without_secrets
@@ -160,10 +160,17 @@ def _make(
                 shutil.rmtree(prefix)
     with _stage(on_progress, "verify"):
         environment = inspect(aside / (FOLDER if is_venv else ARCHIVE))
-        stub = read_stub(aside / STUB) if made else None
+        stub = _read_stub(aside / STUB, request, target, made) if made else None
         check_fit(environment, stub, target, f"The environment of {request.source.name}")
     log.rename(aside / LOG)
     return _record(request, job.channels, environment, stub, made, target, aside)
+
+
+def _read_stub(path: Path, request: Request, target: Target, made: str) -> Stub:
+    """The stub, with the release that it is of: the target's if it was made for it, else what its own record says."""
+    if made == GIVEN:
+        return replace(read_stub(path), release=read_stub(Path(request.stub)).release)
+    return replace(read_stub(path), release=".".join(f"{part:02}" for part in target.release))
 
 
 def pack(prefix: Path, archive: Path, log: Path) -> None:
@@ -197,12 +204,11 @@ def _record(
     target: Target,
     folder: Path,
 ) -> dict[str, Any]:
-    release = ".".join(f"{part:02}" for part in target.release)
     return {
         "format": 1,
         "shoal": shoal.__version__,
         "environment": environment.source.name,
-        "stub": {"made": made, "release": release, "bears_numpy_2": stub.bears_numpy_2} if stub else None,
+        "stub": {"made": made, "release": stub.release, "bears_numpy_2": stub.bears_numpy_2} if stub else None,
         "target": target.name,
         "python": environment.python,
         "numpy": environment.numpy,
@@ -243,14 +249,14 @@ def _digest(request: Request, wanted: Wanted, python: str) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
+def _digest_of_files(request: Request) -> list[str]:
+    """Of what is named besides the source: a finished stub, a build program."""
+    builder = str(request.builder or os.environ.get(BUILDER, ""))
+    return [sha256(Path(name)) for name in (request.stub, builder) if Path(name).is_file()]
+
+
 @contextlib.contextmanager
 def _stage(on_progress: OnProgress, name: str) -> Iterator[None]:
     on_progress(name, 0, 1)
     yield
     on_progress(name, 1, 1)
-
-
-def _digest_of_files(request: Request) -> list[str]:
-    """Of what is named besides the source: a finished stub, a build program."""
-    builder = str(request.builder or os.environ.get(BUILDER, ""))
-    return [sha256(Path(name)) for name in (request.stub, builder) if Path(name).is_file()]

@@ -15,6 +15,7 @@ from shoal.environment.wheel import take_stub
 from shoal.errors import InputError
 
 AUTO, WHEEL, COMPILE, NONE = STUBS = ("auto", "wheel", "compile", "none")
+GIVEN = "given"  # what a finished stub is said to be made by
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def provide_stub(order: StubOrder, stub: Path, log: Path) -> str:
 def _copy(given: Path, stub: Path) -> str:
     shutil.copyfile(given, stub)
     stub.chmod(0o755)
-    return "given"
+    return GIVEN
 
 
 def choose(target: Target, python: str, is_for_numpy_2: bool) -> str:
