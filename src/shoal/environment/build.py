@@ -73,6 +73,7 @@ def build(request: Request, on_progress: OnProgress = lambda stage, done, total:
     """
     target, out = find_target(request.target), request.out.resolve()
     check_bearable(out)
+    engines.check_engine(request.engine, target)
     wanted = read_wanted(request.source)
     python = request.python or wanted.python or _default_python(target)
     if wanted.conda or wanted.pip:

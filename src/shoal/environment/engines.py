@@ -10,6 +10,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from shoal.environment.targets import Target
 from shoal.environment.tools import install, run
 from shoal.environment.wanted import Wanted
 from shoal.errors import InputError, SetupError
@@ -33,11 +34,26 @@ class Job:
     glibc: str = ""
 
 
+def check_engine(engine: str, target: Target) -> None:
+    """Refuse an engine that is not known, or whose environments the target could not run.
+
+    Raises:
+        InputError: it says which to take.
+    """
+    if engine not in ENGINES:
+        raise InputError(f"There is no engine {engine!r}.", f"Known: {', '.join(ENGINES)}.")
+    if engine == VENV and not target.is_embedded:
+        raise InputError(
+            f"A venv's Python lies outside of it, and {target.name} runs in a container without it.",
+            f"Use --engine {RATTLER}, which packs one that holds its Python.",
+        )
+
+
 def make(engine: str, wanted: Wanted, prefix: Path, job: Job) -> None:
     """Make the environment ``wanted`` at ``prefix``, which must not exist.
 
     Raises:
-        InputError: the engine is not known, or cannot make it.
+        InputError: the engine cannot make it.
         SetupError: the engine is not installed, or failed.
     """
     if engine == VENV:
@@ -46,10 +62,8 @@ def make(engine: str, wanted: Wanted, prefix: Path, job: Job) -> None:
         from shoal.environment.rattler import make_rattler
 
         make_rattler(wanted, prefix, job)
-    elif engine in CONDAS:
-        make_conda(engine, wanted, prefix, job)
     else:
-        raise InputError(f"There is no engine {engine!r}.", f"Known: {', '.join(ENGINES)}.")
+        make_conda(engine, wanted, prefix, job)
     if wanted.pip:
         install(prefix, wanted.pip, is_offline=job.is_offline, log=job.log)
 
