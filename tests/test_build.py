@@ -204,10 +204,33 @@ def test_lock_files(channel: str, packed: Built, tmp_path: Path) -> None:
     lock.write_text("@EXPLICIT\n" + "".join(f"{url}#{digest}\n" for url, digest in hashes.items()), encoding="utf-8")
     built = build(request(lock, tmp_path))
     assert built.record["packages"] == packed.record["packages"]
+    pixi = tmp_path / "pixi.lock"
+    pixi.write_text(pixi_lock(channel, [url.rpartition("/")[2] for url in urls], index), encoding="utf-8")
+    locked = build(Request(pixi, tmp_path / "pixi", is_offline=True))
+    assert locked.record["packages"] == packed.record["packages"]
     wrong = tmp_path / "wrong.txt"
     wrong.write_text(lock.read_text(encoding="utf-8").replace(hashes[urls[0]], "0" * 64), encoding="utf-8")
     with pytest.raises(SetupError, match="Installing by rattler failed"):
         build(Request(wrong, tmp_path / "other", is_offline=True))
+
+
+def pixi_lock(channel: str, files: list[str], index: dict[str, dict[str, object]]) -> str:
+    """A lock as rattler and pixi write it; JSON is YAML."""
+    folder = channel.removeprefix("file://")
+    packages = [
+        {"conda": f"{folder}/linux-64/{name}", "subdir": "linux-64", "channel": channel, **_of(index[name])}
+        for name in files
+    ]
+    chosen = [{"conda": package["conda"]} for package in packages]
+    default = {"channels": [{"url": f"{channel}/"}], "packages": {"linux-64": chosen}}
+    platforms = [{"name": "linux-64"}]
+    return json.dumps(
+        {"version": 7, "platforms": platforms, "environments": {"default": default}, "packages": packages}
+    )
+
+
+def _of(record: dict[str, object]) -> dict[str, object]:
+    return {key: record[key] for key in ("sha256", "md5", "depends", "size", "timestamp")}
 
 
 def test_existing_environments(packed: Built, venvs: Venvs, tmp_path: Path) -> None:

@@ -67,6 +67,29 @@ def test_the_server_outlives_the_thread_that_started_it(repository: Path, monkey
         assert client.is_ready("ensemble_all")
 
 
+def test_a_stub_that_hangs_does_not_outlive_its_server(repository: Path) -> None:
+    """Triton crashes, or gives up on it and ends; whoever started Triton ends what is left."""
+    running = serve(repository)
+    tasks = Path(f"/proc/{running._process.pid}/task").glob("*/children")
+    stubs = [int(pid) for task in tasks for pid in task.read_text().split()]
+    assert len(stubs) == 4
+    os.kill(stubs[0], signal.SIGSTOP)
+    running._process.kill()
+    running.wait()
+    running.stop()
+    deadline = time.monotonic() + 5  # the kernel takes its time to end what was killed
+    while any(map(_is_alive, stubs)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def without_manifest(repository: Path, copy: Path) -> Path:
     shutil.copytree(repository, copy)
     (copy / MANIFEST).unlink()
