@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shoal.environment.build import Request, build
 from shoal.environment.built import Built
+from shoal.environment.engines import find_python
 from shoal.environment.unpack import unpack
 from shoal.errors import ArtifactError, InputError, ServerError
 from shoal.repository.compose import compose
@@ -18,7 +20,8 @@ from shoal.repository.placement import Plan
 from shoal.serving.client import Client
 from shoal.serving.local import Pipeline
 from shoal.serving.server import serve
-from tests.environments import NUMPY_2, Venvs, find_stub
+from tests.channel import build_channel
+from tests.environments import NUMPY_2, ROOT, WHEELS, Venvs, find_stub, skip_without
 
 TEXTS = ["The cat sat.", "It is nonetheless imperative that epistemology be considered.", "", "漢字 🐟 שלום"]
 pytestmark = pytest.mark.server
@@ -65,6 +68,20 @@ def test_venvs_of_two_pythons_in_one_server(venvs: Venvs, artifacts: Path, pipel
     """NumPy below 2 and the wheel's stubs: Python 3.12 in one model, 3.11 in the other."""
     places = {"preprocess": venvs("3.12").environment.parent, "postprocess": venvs("3.11").environment.parent}
     repository = compose_with(artifacts, tmp_path, places)
+    np.testing.assert_allclose(score(repository), pipeline(excerpt=TEXTS)["SCORE"], atol=1e-6)
+
+
+def test_shoals_own_file_packed_for_another_python(
+    artifacts: Path, pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """env/environment-embedded.yml: Python 3.12 from a conda channel, the rest by pip."""
+    skip_without("3.12")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(WHEELS))
+    monkeypatch.setenv("RATTLER_CACHE_DIR", str(tmp_path / "cache"))  # the other channel's pip has the same name
+    url = build_channel(tmp_path / "channel", find_python("3.12").parents[1], ["pip"], tmp_path / "work")
+    source = ROOT / "env" / "environment-embedded.yml"
+    built = build(Request(source, tmp_path / "env", python="3.12", channels=(url,), is_offline=True))
+    repository = compose_with(artifacts, tmp_path, {"": built.environment.parent})
     np.testing.assert_allclose(score(repository), pipeline(excerpt=TEXTS)["SCORE"], atol=1e-6)
 
 
