@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
+from shoal.doctor import examine
 from shoal.environment.stub import STUB
 from shoal.errors import InputError, SetupError
 from shoal.repository.compose import compose
@@ -74,3 +76,22 @@ def test_the_container_command(repository: Path, artifacts: Path, tmp_path: Path
 def test_numpy_2_is_refused_for_the_packaged_stub() -> None:
     with pytest.raises(SetupError, match=r"corrupts tensors under NumPy 2\.1\.0\. Type: pip install 'numpy<2'"):
         check_numpy("2.1.0")
+
+
+def test_the_doctor_reads_the_stub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One of one's own, for an older NumPy or none at all; and a user's own packages."""
+    root = find_runtime().stub.parents[1]
+    own = root / f"{sys.version_info.major}.{sys.version_info.minor}" / STUB
+    monkeypatch.setenv("SHOAL_STUB", str(own))
+    monkeypatch.setattr("shoal.doctor.np.__version__", "2.5.5")
+    assert "corrupts tensors under NumPy 2" in _told("stub")
+    monkeypatch.setenv("SHOAL_STUB", __file__)
+    assert "is not a whole ELF file" in _told("stub")
+    (tmp_path / "numpy-2.5.5.dist-info").mkdir()
+    monkeypatch.setattr("site.getusersitepackages", lambda: str(tmp_path))
+    monkeypatch.delenv("PYTHONNOUSERSITE", raising=False)
+    assert _told("this user's own packages") == f"{tmp_path} holds numpy"
+
+
+def _told(check: str) -> str:
+    return next(finding.found for finding in examine() if finding.check == check)

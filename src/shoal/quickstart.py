@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.paths import check_bearable
+from shoal.progress import OnProgress
 from shoal.repository.compose import compose
 from shoal.repository.placement import Plan
 from shoal.serving.client import Client
@@ -14,7 +15,7 @@ from shoal.serving.runtime import find_runtime
 from shoal.serving.server import Server, serve
 from shoal.training.corpus import find_corpus, read_passages
 from shoal.training.encoder import SMALL_ENCODER
-from shoal.training.train import PRESETS, REPORT, OnProgress, Preset, split, train
+from shoal.training.train import PRESETS, REPORT, Preset, split, train
 
 ENSEMBLE = "ensemble_all"
 NUM_SCORED = 8

@@ -71,11 +71,10 @@ def build(
 @app.command()
 def inspect(place: Place, as_json: Json = False) -> None:
     """Show what an environment holds, without unpacking or running it."""
-    from shoal.environment.built import read_built
+    from shoal.environment.built import locate
     from shoal.environment.inspect import inspect as read
 
-    built = read_built(place)
-    environment = read(built.environment if built else place)
+    environment = read(locate(place)[0])
     if as_json:
         print_json(environment.as_dict())
         return
@@ -91,16 +90,16 @@ def inspect(place: Place, as_json: Json = False) -> None:
 @app.command()
 def fit(place: Place, stub: Stub = None, target: Target = "embedded", as_json: Json = False) -> None:
     """Check whether environment, stub and server fit; exit code 1 if not, with each reason."""
-    from shoal.environment.built import read_built
+    from shoal.environment.built import locate
     from shoal.environment.fit import find_misfits
     from shoal.environment.inspect import inspect as read
     from shoal.environment.stub import read_stub
     from shoal.environment.targets import find_target
 
-    built = read_built(place)
-    path = stub or (built.stub if built else None)
-    environment = read(built.environment if built else place)
-    misfits = find_misfits(environment, read_stub(path) if path else None, find_target(target))
+    where, own_stub = locate(place)
+    chosen = stub or own_stub
+    environment = read(where)
+    misfits = find_misfits(environment, read_stub(chosen) if chosen else None, find_target(target))
     if as_json:
         print_json([{"what": misfit.what, "fix": misfit.fix} for misfit in misfits])
     for misfit in [] if as_json else misfits:
@@ -118,11 +117,10 @@ def unpack(
     folder: Annotated[Path, typer.Argument(help="The folder to make.")],
 ) -> None:
     """Unpack an environment into a folder, letting nothing out of it; Triton loads a folder faster than an archive."""
-    from shoal.environment.built import read_built
+    from shoal.environment.built import locate
     from shoal.environment.unpack import unpack as write
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # leave nothing half unpacked
-    built = read_built(archive)
     with show_progress() as show:
-        path = write(built.environment if built else archive, folder, on_progress=show)
+        path = write(locate(archive)[0], folder, on_progress=show)
     OUT.print(f"environment: {path}", soft_wrap=True)

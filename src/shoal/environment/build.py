@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,8 @@ from shoal.environment.tools import run, without_secrets
 from shoal.environment.wanted import Wanted, read_wanted
 from shoal.errors import ArtifactError, InputError, SetupError, needs
 from shoal.paths import check_bearable, exchange
+from shoal.progress import OnProgress
 
-OnProgress = Callable[[str, int, int], None]  # stage, steps done, steps in all
 _OLDEST_PYTHON = (3, 11)  # that shoal's components run on
 _COMPRESS_LEVEL = 4  # conda-pack's own; 9 takes three times as long for a few per cent
 
@@ -171,7 +171,7 @@ def _read_stub(path: Path, request: Request, target: Target, made: str) -> Stub:
     """The stub, with the release that it is of: the target's if it was made for it, else what its own record says."""
     if made == GIVEN:
         return replace(read_stub(path), release=read_stub(Path(request.stub)).release)
-    return replace(read_stub(path), release=".".join(f"{part:02}" for part in target.release))
+    return replace(read_stub(path), release=target.version)
 
 
 def pack(prefix: Path, archive: Path, log: Path) -> None:

@@ -42,6 +42,12 @@ def read_built(folder: Path) -> Built | None:
         return None
 
 
+def locate(place: Path) -> tuple[Path, Path | None]:
+    """The environment at ``place`` and its stub: what a build wrote there, else the archive or folder itself."""
+    built = read_built(place)
+    return (built.environment, built.stub) if built else (place.absolute(), None)
+
+
 def is_whole(out: Path, built: Built) -> bool:
     """Whether what was built there is still what was built."""
     files: dict[str, str] = built.record["files"]

@@ -120,7 +120,7 @@ def compile_stub(
     work.mkdir()
     variables = {
         "SHOAL_STUB_OUT": str(stub),
-        "SHOAL_STUB_BRANCH": f"r{target.release[0]:02}.{target.release[1]:02}",
+        "SHOAL_STUB_BRANCH": f"r{target.version}",
         "SHOAL_STUB_PYTHON": str(python),
         "SHOAL_STUB_PYBIND11": needs_pybind11,
         "SHOAL_STUB_GPU": "ON" if is_for_gpu else "OFF",

@@ -82,9 +82,8 @@ def make_conda(tool: str, wanted: Wanted, prefix: Path, job: Job) -> None:
         run([program, "create", *options, "--file", wanted.source], log=job.log, what=what, variables=variables)
         return
     channels = [word for channel in job.channels if channel != "nodefaults" for word in ("--channel", channel)]
-    specs = [*wanted.conda, *(["pip"] if wanted.pip and "pip" not in wanted.conda else [])]
     override = ["--override-channels"] if channels else []
-    run([program, "create", *options, *channels, *override, *specs], log=job.log, what=what, variables=variables)
+    run([program, "create", *options, *channels, *override, *wanted.specs], log=job.log, what=what, variables=variables)
 
 
 def make_venv(wanted: Wanted, prefix: Path, job: Job) -> None:

@@ -118,9 +118,9 @@ def _stub(env: Environment, stub: Stub | None, target: Target) -> Iterator[Misfi
             if target.python == env.python_minor
             else f"Compile one: {_COMPILE.format(target=target.name, python=env.python_minor)}",
         )
-    if stub and stub.release and parse_version(stub.release) != target.release:
+    if stub and stub.release and stub.release != target.version:
         yield Misfit(
-            f"The stub is of release {stub.release}, the server of {'.'.join(f'{part:02}' for part in target.release)}:"
+            f"The stub is of release {stub.release}, the server of {target.version}:"
             " they speak through shared memory whose layout changes between releases.",
             f"Make one for it: {_BUILD.format(target=target.name, python=env.python_minor)}",
         )

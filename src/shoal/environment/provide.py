@@ -47,9 +47,7 @@ def check_choice(choice: str, builder: Path | None, target: Target, *, is_for_nu
     elif choice == WHEEL and is_for_numpy_2:
         raise InputError("The wheel's stubs corrupt tensors under NumPy 2.", "Leave --numpy2 out, or --stub wheel.")
     elif choice not in STUBS:
-        if not Path(choice).is_file():
-            raise InputError(f"There is no stub {choice!r}.", f"Known: {', '.join(STUBS)}, or the path of a stub.")
-        read_stub(Path(choice))
+        _check_given(choice)
 
 
 def provide_stub(order: StubOrder, stub: Path, log: Path) -> str:
@@ -60,7 +58,6 @@ def provide_stub(order: StubOrder, stub: Path, log: Path) -> str:
         ArtifactError: the stub is none.
         SetupError: it cannot be had, or the compiler lacks something.
     """
-    check_choice(order.choice, order.builder, order.target, is_for_numpy_2=order.is_for_numpy_2)
     if order.choice not in STUBS:
         return _copy(Path(order.choice), stub)
     python, numpy = order.environment.python_minor, order.environment.numpy
@@ -83,7 +80,14 @@ def provide_stub(order: StubOrder, stub: Path, log: Path) -> str:
     return "" if choice == NONE else choice
 
 
+def _check_given(choice: str) -> None:
+    if not Path(choice).is_file():
+        raise InputError(f"There is no stub {choice!r}.", f"Known: {', '.join(STUBS)}, or the path of a stub.")
+    read_stub(Path(choice))
+
+
 def _copy(given: Path, stub: Path) -> str:
+    _check_given(str(given))
     shutil.copyfile(given, stub)
     stub.chmod(0o755)
     return GIVEN

@@ -42,7 +42,7 @@ def make_rattler(wanted: Wanted, prefix: Path, job: Job) -> None:
     if wanted.conda and not channels:
         raise InputError(f"{wanted.source.name} names no channels.", "Name them: --channel conda-forge")
     order = {
-        "conda": [*wanted.conda, *(["pip"] if wanted.pip and "pip" not in wanted.conda else [])],
+        "conda": wanted.specs,
         "channels": [channel for channel in channels if channel != "nodefaults"],
         "explicit": str(wanted.source.absolute()) if wanted.urls else "",
         "lock": str(wanted.lock or ""),

@@ -44,6 +44,11 @@ class Target:
     glibcxx: Version
 
     @property
+    def version(self) -> str:
+        """Its release as it is written: ``24.10``."""
+        return f"{self.release[0]:02}.{self.release[1]:02}"
+
+    @property
     def bears_numpy_2(self) -> bool:
         """Whether its own stub carries tensors of NumPy 2 unharmed."""
         return self.release >= FIRST_NUMPY_2

@@ -6,15 +6,14 @@ import os
 import posixpath
 import shutil
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 from shoal.environment.built import alone, aside_prefix
 from shoal.environment.entries import FILE, FOLDER, SYMLINK, Entry, Guard, Limits, read_archive
 from shoal.errors import ArtifactError, InputError, SetupError
 from shoal.paths import check_bearable
+from shoal.progress import OnProgress
 
-Progress = Callable[[str, int, int], None]
 _ALWAYS = 0o755, 0o644  # what a server under another user needs of folders, and of files
 
 
@@ -23,7 +22,7 @@ def unpack(
     folder: Path,
     *,
     limits: Limits | None = None,
-    on_progress: Progress = lambda stage, done, total: None,
+    on_progress: OnProgress = lambda stage, done, total: None,
 ) -> Path:
     """Unpack a packed environment into ``folder``, which must not exist; returns its absolute path.
 
@@ -52,7 +51,7 @@ def unpack(
     return target
 
 
-def _unpack_aside(archive: Path, target: Path, limits: Limits | None, on_progress: Progress) -> None:
+def _unpack_aside(archive: Path, target: Path, limits: Limits | None, on_progress: OnProgress) -> None:
     aside = Path(tempfile.mkdtemp(prefix=aside_prefix(target), dir=target.parent))
     try:
         _write_all(archive, aside, limits, on_progress)
@@ -62,7 +61,7 @@ def _unpack_aside(archive: Path, target: Path, limits: Limits | None, on_progres
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _write_all(archive: Path, folder: Path, limits: Limits | None, on_progress: Progress) -> None:
+def _write_all(archive: Path, folder: Path, limits: Limits | None, on_progress: OnProgress) -> None:
     guard = Guard()
     on_progress("unpack", 0, 1)
     for entry in read_archive(archive, limits):

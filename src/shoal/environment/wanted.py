@@ -47,6 +47,11 @@ class Wanted:
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     @property
+    def specs(self) -> tuple[str, ...]:
+        """What conda installs: its own packages, and pip where pip installs others."""
+        return (*self.conda, "pip") if self.pip and "pip" not in self.conda else self.conda
+
+    @property
     def is_pip_only(self) -> bool:
         """Whether a venv could hold it: nothing of conda's but Python and pip."""
         others = [spec for spec in self.conda if re.split(r"[\s=<>!~]", spec)[0] not in ("python", "pip")]

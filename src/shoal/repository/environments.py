@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shoal.environment.built import ARCHIVE, read_built
+from shoal.environment.built import ARCHIVE, locate
 from shoal.environment.fit import check_fit
 from shoal.environment.inspect import inspect
 from shoal.environment.stub import STUB, read_stub
@@ -82,7 +82,9 @@ def find_environments(
     for name in python_models:
         place = environments.get(name, environments.get(ALL))
         if place:
-            wanted[name] = _find(place, stubs.get(name, stubs.get(ALL)))
+            environment, stub = locate(place)
+            given = stubs.get(name, stubs.get(ALL))
+            wanted[name] = Placed(environment, given.absolute() if given else stub)
         elif name in stubs:
             raise InputError(f"Model {name} was given a stub, and no environment.", f"Give it one: --env {name}=PATH")
     for placed in dict.fromkeys(wanted.values()):  # an archive is read through, which takes its time
@@ -90,9 +92,3 @@ def find_environments(
             check_bearable(placed.environment)
         check_fit(inspect(placed.environment), read_stub(placed.stub) if placed.stub else None, find_target(target))
     return wanted
-
-
-def _find(place: Path, stub: Path | None) -> Placed:
-    built = read_built(place)
-    environment = built.environment if built else place.absolute()
-    return Placed(environment, stub.absolute() if stub else built.stub if built else None)

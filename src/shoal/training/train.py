@@ -7,7 +7,7 @@ import platform
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
@@ -21,6 +21,7 @@ from shoal.component.bundle import Bundle, sha256
 from shoal.component.wordpiece import WordPiece
 from shoal.errors import InputError
 from shoal.paths import check_replaceable, exchange
+from shoal.progress import OnProgress
 from shoal.training import encoder as encoders
 from shoal.training import fit, forest
 from shoal.training.corpus import Corpus
@@ -29,8 +30,6 @@ MAX_LENGTH = 256
 DEFAULT_WEIGHT = 0.5  # the plain average
 REPORT = "report.json"
 LIBRARIES = ("numpy", "scikit-learn", "tokenizers", "torch", "transformers", "treelite")
-
-OnProgress = Callable[[str, int, int], None]  # stage, steps done, steps in all
 
 
 @dataclass(frozen=True)
