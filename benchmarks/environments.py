@@ -47,7 +47,7 @@ def main(num: int = 7) -> None:
     """Measure and record."""
     with tempfile.TemporaryDirectory(prefix="shoal-") as name:
         folder = Path(name)
-        train(find_corpus(), folder / "artifacts", preset=Preset(num_rows=200, num_steps=1))
+        train(find_corpus(), folder / "artifacts", preset=Preset(num_rows=200, max_steps=1))
         built, seconds = make(folder)
         start = time.perf_counter()
         unpacked = unpack(built.environment, folder / "unpacked")

@@ -35,7 +35,8 @@ from shoal.repository.pbtxt import read_config
 from shoal.repository.placement import Plan
 from shoal.serving.local import load_component
 from shoal.training.corpus import Corpus, find_corpus
-from shoal.training.encoder import Encoder, export_encoder
+from shoal.training.encoder import Encoder
+from shoal.training.export import export_encoder
 from shoal.training.train import Preset, train
 
 ENSEMBLE = "ensemble_all"
@@ -85,7 +86,7 @@ def make_artifacts(corpus: Corpus, out: Path, *, layers: int, hidden: int) -> No
     """Real word lists and forest, and an encoder of the wanted size."""
     from transformers import BertConfig, BertModel
 
-    train(corpus, out, preset=Preset(num_rows=1000, num_steps=1))
+    train(corpus, out, preset=Preset(num_rows=1000, max_steps=1))
     config = BertConfig(
         vocab_size=len(read_vocabulary(out / "vocab.txt")),
         hidden_size=hidden,
@@ -96,7 +97,8 @@ def make_artifacts(corpus: Corpus, out: Path, *, layers: int, hidden: int) -> No
     )
     torch.manual_seed(0)
     trunk = BertModel(config, add_pooling_layer=False)
-    export_encoder(Encoder(trunk, hidden).eval(), out / "model.pt", ties={"vocab.txt": sha256(out / "vocab.txt")})
+    encoder = Encoder(trunk, torch.nn.Linear(hidden, 1)).eval()
+    export_encoder(encoder, out / "model.pt", ties={"vocab.txt": sha256(out / "vocab.txt")})
 
 
 def compare(

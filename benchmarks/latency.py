@@ -39,7 +39,7 @@ def main(num: int = 200) -> None:
     corpus = find_corpus()
     texts = [corpus.texts[i] for i in np.random.default_rng(0).permutation(len(corpus))[: num + NUM_A_TURN]]
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
-        train(corpus, f"{folder}/artifacts", preset=Preset(num_rows=200, num_steps=1))
+        train(corpus, f"{folder}/artifacts", preset=Preset(num_rows=200, max_steps=1))
         repository = compose(ENSEMBLE, f"{folder}/repository", artifacts=f"{folder}/artifacts")
         pipeline = Pipeline.load(repository / ENSEMBLE)
         with (

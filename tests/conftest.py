@@ -27,12 +27,12 @@ from shoal.repository.placement import Plan
 from shoal.serving.client import Client
 from shoal.serving.local import Pipeline
 from shoal.serving.server import Server, serve
-from shoal.training.corpus import CLEAR_FILE, DATA_DIR, Corpus, read_clear, read_passages
+from shoal.training.corpus import CLEAR_FILE, DATA_DIR, Corpus, read_corpus, read_passages
 from shoal.training.train import Preset, train
 
 pytest_plugins = ["tests.environments"]
 ROOT = Path(__file__).parents[1]
-TINY = Preset(num_held_out=20, num_steps=2, num_trees=20)
+TINY = Preset(num_held_out=20, max_steps=2, num_trees=20)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -92,7 +92,7 @@ def corpus() -> Corpus:
     folder = os.environ.get(DATA_DIR)
     if not folder or not (Path(folder) / CLEAR_FILE).is_file():
         pytest.skip(f"{DATA_DIR} names no folder with {CLEAR_FILE}")
-    return read_clear(Path(folder) / CLEAR_FILE)
+    return read_corpus(Path(folder) / CLEAR_FILE)
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,8 @@ from shoal.serving.client import Client
 from shoal.serving.local import Pipeline
 from shoal.serving.server import Server
 from shoal.training.corpus import Corpus
-from shoal.training.encoder import SMALL_ENCODER, compare, load_encoder, trace
+from shoal.training.encoder import SMALL_ENCODER, load_encoder
+from shoal.training.export import compare, trace
 from shoal.training.forest import export_forest, forest_inputs, train_forest
 from tests import references
 from tests.conftest import Scale
@@ -119,7 +120,7 @@ def test_word_lists_equal_the_definitions(bundle: Bundle, passages: Corpus) -> N
     from tests.conftest import TINY
 
     tokenize, counts = BasicTokenizer(), dict[str, int]()
-    for text in split(passages, TINY, 0)[0].texts:
+    for text in passages.take(split(passages, TINY, 0)[0]).texts:
         for token in tokenize(text):
             if any(c.isalnum() for c in token):
                 counts[token] = counts.get(token, 0) + 1
@@ -248,7 +249,7 @@ def test_the_traced_encoder_equals_the_eager_one(scale: Scale, record: Record) -
     generator = np.random.default_rng(0)
     count = scale(12, 100)
     shapes = [(int(generator.integers(1, 9)), int(generator.integers(2, 257))) for _ in range(count)]
-    encoder = load_encoder(SMALL_ENCODER, seed=0).encoder.eval()
+    encoder = load_encoder(SMALL_ENCODER, seed=0).candidates.pick("mean").eval()
     difference = compare(trace(encoder), encoder, shapes)
     record("traced = eager", shapes=count, padded_and_unpadded=True, max_diff=difference)
     assert difference <= 1e-5
@@ -274,5 +275,5 @@ def test_treelite_equals_scikit_learn(
 def test_the_report_is_of_the_artifacts(artifacts: Path) -> None:
     report = json.loads((artifacts / "report.json").read_text(encoding="utf-8"))
     assert report["is_demonstration"]
-    assert report["num_trained_on"] + report["num_held_out"] == 100
+    assert report["num_trained_on"] + report["evaluation"]["num_texts"] == 100
     assert report["versions"]["torch"] == torch.__version__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -16,6 +17,7 @@ import pytest
 from shoal.repository.graph import Graph
 from shoal.repository.leaves import find_leaves
 from shoal.serving.server import find_ports
+from shoal.training.corpus import read_passages
 from tests.conftest import ROOT
 from tests.environments import WHEELS
 
@@ -23,6 +25,7 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 README = BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8"))
 OTHER_PAGES = sorted((ROOT / "docs").glob("*.md"))
 ENVIRONMENTS = BLOCK.findall((ROOT / "docs" / "environments.md").read_text(encoding="utf-8"))
+TRAINING = BLOCK.findall((ROOT / "docs" / "training.md").read_text(encoding="utf-8"))
 PLACEMENT = BLOCK.findall((ROOT / "docs" / "placement.md").read_text(encoding="utf-8"))
 
 
@@ -131,6 +134,27 @@ def test_every_block_of_the_environments_page_works(reader: Reader) -> None:
     assert "fits embedded: Python 3." in printed[2]
 
 
+def test_every_block_of_the_training_page_works(reader: Reader, tmp_path: Path) -> None:
+    """With shoal's passages in the place of the corpus, two folds of five and a tenth of an epoch."""
+    corpus = read_passages()
+    with (tmp_path / "train.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([("excerpt", "target"), *zip(corpus.texts, corpus.targets, strict=True)])
+    reader.environment |= {"SHOAL_DATA_DIR": str(tmp_path)}
+    (reader.clone / "build").mkdir(exist_ok=True)
+    printed = []
+    for language, block in TRAINING:
+        block = block.replace("--preset full", "--preset full --folds 2").replace(
+            "shoal train", "shoal train --epochs 0.1"
+        )
+        printed.append(reader.type(language, block))
+    full, _, quick, evaluated = printed
+    for text in (full, quick):
+        assert "RMSE on unseen texts: encoder" in text
+        assert "report.html" in text
+    assert "2-fold cross-validation" in full
+    assert "20 texts of my.csv" in evaluated
+
+
 def _shape(text: str) -> list[str]:
     """The output without its numbers, texts, paths and rules: what a reader recognises it by."""
     lines = [re.sub(r"[━┃│┏┓┳┡┩╇└┘┴─\s]+", " ", line).strip() for line in text.splitlines()]
@@ -148,7 +172,7 @@ def test_the_picture_is_the_ensemble() -> None:
 
 def test_other_pages_hold_no_block_that_nobody_runs() -> None:
     for page in OTHER_PAGES:
-        if page.name not in ("environments.md", "placement.md"):
+        if page.name not in ("environments.md", "placement.md", "training.md"):
             assert not BLOCK.findall(page.read_text(encoding="utf-8")), page
 
 

@@ -4,7 +4,7 @@
 
 It reads `preprocess.json` of the artifact folder, trains on the corpus that SHOAL_DATA_DIR names (else on shoal's own
 passages), all of it, and replaces `checkpoint.tl`, tied to that bundle, when it has been compared with the trained
-forest. The report's held-out figures of the old forest go. Then: cp build/artifacts/checkpoint.tl REPOSITORY/cuml/1/
+forest. What the report said of the old forest goes. Then: cp build/artifacts/checkpoint.tl REPOSITORY/cuml/1/
 """
 
 import json
@@ -13,8 +13,10 @@ from pathlib import Path
 import typer
 
 from shoal.component.bundle import Bundle, sha256
-from shoal.training.corpus import find_corpus
+from shoal.training.corpus import find_corpus, fingerprint
 from shoal.training.forest import export_forest, forest_inputs, train_forest
+from shoal.training.report import REPORT
+from shoal.training.train import PAGE, TRAINED_ON
 
 
 def main(artifacts: Path, data: Path | None = None, seed: int = 0) -> None:
@@ -25,10 +27,16 @@ def main(artifacts: Path, data: Path | None = None, seed: int = 0) -> None:
     path, aside = artifacts / "checkpoint.tl", artifacts / ".checkpoint.tl"
     export_forest(forest, inputs, aside, bundle_sha256=sha256(artifacts / "preprocess.json"))
     aside.replace(path)
-    report = json.loads((artifacts / "report.json").read_text(encoding="utf-8"))
-    report["held_out_rmse"] = {"encoder": report["held_out_rmse"]["encoder"]}
-    report["files"][path.name] = sha256(path)
-    (artifacts / "report.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    trained_on = artifacts / TRAINED_ON
+    prints = {*trained_on.read_text(encoding="utf-8").split(), *map(fingerprint, corpus.texts)}
+    trained_on.write_text("".join(f"{line}\n" for line in sorted(prints)), encoding="utf-8")
+    (artifacts / PAGE).unlink(missing_ok=True)
+    report = json.loads((artifacts / REPORT).read_text(encoding="utf-8"))
+    report["unseen_rmse"] = {"encoder": report["unseen_rmse"]["encoder"]}
+    for name in ("evaluation", "importances"):
+        report.pop(name, None)
+    report["files"] = {name: sha256(artifacts / name) for name in report["files"] if (artifacts / name).exists()}
+    (artifacts / REPORT).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(f"trained on {len(corpus)} texts; wrote {path}")
 
 

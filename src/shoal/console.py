@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from shoal.serving.copies import Copies
 
 OUT, ERR = Console(highlight=False), Console(stderr=True, highlight=False)
+LINE_EVERY = 60.0  # seconds
 MIN_TEXT_WIDTH = 20  # of a text in a table, on however narrow a terminal
 
 
@@ -29,11 +32,17 @@ def plain(text: str) -> str:
 
 @contextmanager
 def show_progress() -> Iterator[Any]:
-    """A bar per stage on a terminal, a line per stage elsewhere."""
+    """A bar per stage on a terminal; elsewhere a line per stage, and one a minute in a long one."""
     if not ERR.is_terminal:
-        yield lambda stage, done, total: ERR.print(f"{stage} ...", soft_wrap=True) if done == 0 else None
+        yield _Lines().show
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=ERR) as progress:
         tasks: dict[str, Any] = {}
 
@@ -47,6 +56,22 @@ def show_progress() -> Iterator[Any]:
             progress.update(tasks[stage], completed=done, total=total)
 
         yield show
+
+
+@dataclass
+class _Lines:
+    stage: str = ""
+    printed_at: float = 0.0
+
+    def show(self, stage: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if stage != self.stage:
+            ERR.print(f"{stage} ...", soft_wrap=True)
+        elif 0 < done < total and now - self.printed_at >= LINE_EVERY:
+            ERR.print(f"{stage}: {done:,} of {total:,}", soft_wrap=True)
+        else:
+            return
+        self.stage, self.printed_at = stage, now
 
 
 def print_table(names: Sequence[str], rows: Iterable[tuple[str, Sequence[float]]], title: str = "") -> None:
@@ -78,10 +103,34 @@ def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=1, ensure_ascii=False))
 
 
+def print_evaluation(predictions: Sequence[dict[str, Any]], title: str) -> None:
+    """RMSE and correlations of predictions of unseen texts, a line each, with their 95 % intervals."""
+    names = ("RMSE", "95 % interval", "Pearson", "95 % interval", "Spearman")
+    table = Table("prediction", *(Column(name, justify="right") for name in names), title=title)
+    for entry in predictions:
+        table.add_row(
+            entry["name"],
+            _figure(entry["rmse"]),
+            _interval(entry["rmse_interval"]),
+            _figure(entry["pearson"]),
+            _interval(entry["pearson_interval"]),
+            _figure(entry["spearman"]),
+        )
+    OUT.print(table)
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _interval(bounds: Sequence[float] | None) -> str:
+    return "-" if bounds is None else f"{bounds[0]:.3f} to {bounds[1]:.3f}"
+
+
 def print_rmse(rmse: dict[str, float], is_demonstration: bool) -> None:
-    """What a training left to its held-out rows."""
+    """How far training is off on texts that it has not seen."""
     OUT.print(
-        "held-out RMSE: " + ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in rmse.items()),
+        "RMSE on unseen texts: " + ", ".join(f"{name} {value:.3f}" for name, value in rmse.items()),
         soft_wrap=True,
     )
     if is_demonstration:

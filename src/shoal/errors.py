@@ -45,7 +45,19 @@ _EXTRAS = {
     "env": ("conda_pack", "elftools", "packaging", "rattler", "yaml"),
     "gpu": ("cupy", "nvforest", "pylibcudf", "rmm", "torch"),
     "serve": ("pytriton", "torch", "treelite"),
-    "train": ("openpyxl", "sklearn", "torch", "transformers", "treelite"),
+    "train": (
+        "jinja2",
+        "matplotlib",
+        "openpyxl",
+        "pooch",
+        "pyarrow",
+        "safetensors",
+        "scipy",
+        "sklearn",
+        "torch",
+        "transformers",
+        "treelite",
+    ),
 }
 
 

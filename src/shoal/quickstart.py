@@ -15,7 +15,7 @@ from shoal.serving.runtime import find_runtime
 from shoal.serving.server import Server, serve
 from shoal.training.corpus import find_corpus, read_passages
 from shoal.training.encoder import SMALL_ENCODER
-from shoal.training.train import PRESETS, REPORT, Preset, split, train
+from shoal.training.train import PAGE, PRESETS, Preset, split, train
 
 ENSEMBLE = "ensemble_all"
 NUM_SCORED = 8
@@ -63,7 +63,7 @@ def run(
     on_progress("compose the repository", 0, 1)
     repository = compose(ENSEMBLE, out / "repository", artifacts=out / "artifacts", plan=Plan())
     on_progress("compose the repository", 1, 1)
-    passages = split(corpus, preset, 0)[1] if corpus.is_demonstration else read_passages()
+    passages = corpus.take(split(corpus, preset, 0)[1]) if corpus.is_demonstration else read_passages()
     on_progress("start Triton", 0, 1)
     with serve(repository) as server:
         on_progress("start Triton", 1, 1)
@@ -72,8 +72,8 @@ def run(
         scores=scores,
         artifacts=out / "artifacts",
         repository=repository,
-        report=out / "artifacts" / REPORT,
-        rmse=report["held_out_rmse"],
+        report=out / "artifacts" / PAGE,
+        rmse=report["unseen_rmse"],
         is_demonstration=corpus.is_demonstration,
     )
 

@@ -14,6 +14,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=True, pretty_exceptions_e
 app.add_typer(environment.app, name="env")
 for command in (
     pipeline.train,
+    pipeline.evaluate,
     repository.compose,
     repository.plan,
     serving.copies,

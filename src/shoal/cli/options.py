@@ -7,7 +7,15 @@ from typing import Annotated
 
 import typer
 
-Data = Annotated[Path | None, typer.Option(help="The CLEAR corpus (.xlsx); else SHOAL_DATA_DIR's, else shoal's own.")]
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        help="Labelled texts: the CLEAR corpus, CommonLit's train.csv, any .csv, .jsonl, .parquet or .xlsx; "
+        "`clear` downloads the corpus. Else what SHOAL_DATA_DIR holds."
+    ),
+]
+TextColumn = Annotated[str | None, typer.Option(help="The column of the texts, where it goes by another name.")]
+TargetColumn = Annotated[str | None, typer.Option(help="The column of the targets, where it goes by another name.")]
 Encoder = Annotated[str, typer.Option(help="A BERT-family encoder: a folder, or a Hugging Face name.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Placement = Annotated[str, typer.Option(help="Where the models run: cpu, hybrid (with a client), or gpu.")]

@@ -2,40 +2,108 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from shoal.cli.options import SMALL_ENCODER, Data, Encoder, Json
-from shoal.console import OUT, print_json, print_rmse, print_table, show_progress
+from shoal.cli.options import SMALL_ENCODER, Data, Encoder, Json, TargetColumn, TextColumn
+from shoal.console import OUT, print_evaluation, print_json, print_rmse, print_table, show_progress
 from shoal.errors import InputError, needs
+
+DTYPES = ("auto", "fp32", "bf16")
 
 
 def train(
     out: Annotated[Path, typer.Option(help="The artifact folder to write.")] = Path("build/artifacts"),
-    preset: Annotated[str, typer.Option(help="How much to train: quick.")] = "quick",
+    preset: Annotated[str, typer.Option(help="How much to train: quick, or full with cross-validation.")] = "quick",
     data: Data = None,
+    text_column: TextColumn = None,
+    target_column: TargetColumn = None,
     encoder: Encoder = SMALL_ENCODER,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same split and order.")] = 0,
+    revision: Annotated[str | None, typer.Option(help="The encoder's commit on the hub; else the pinned one.")] = None,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same artifacts.")] = 0,
+    folds: Annotated[int | None, typer.Option(min=2, help="Folds of the cross-validation.")] = None,
+    epochs: Annotated[float | None, typer.Option(min=0.01, help="Passes over the texts; may be a fraction.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Texts of one optimizer step.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(min=0.0, help="The greatest learning rate.")] = None,
+    dropout: Annotated[float | None, typer.Option(min=0.0, max=0.9, help="The encoder's; off unless given.")] = None,
+    accumulation: Annotated[int | None, typer.Option(min=1, help="Parts that a batch goes through in.")] = None,
+    gradient_checkpointing: Annotated[
+        bool, typer.Option("--gradient-checkpointing", help="Compute activations twice instead of keeping them.")
+    ] = False,
+    dtype: Annotated[str, typer.Option(help="The encoder's arithmetic: auto, fp32 or bf16.")] = "auto",
+    fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew, even if a training was interrupted.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Train encoder and forest, and write the artifact folder."""
+    """Train encoder and forest, and write the artifact folder with a report; the same command again goes on."""
+    _wait_passively()
     with needs("train"):
         from shoal.training.corpus import find_corpus
-        from shoal.training.train import PRESETS
+        from shoal.training.train import PAGE, PRESETS
         from shoal.training.train import train as train_pipeline
 
     if preset not in PRESETS:
         raise InputError(f"There is no preset {preset!r}.", f"Known: {', '.join(PRESETS)}.")
-    corpus = find_corpus(data)
+    if dtype not in DTYPES:
+        raise InputError(f"There is no --dtype {dtype!r}.", f"Known: {', '.join(DTYPES)}.")
+    chosen = PRESETS[preset]
+    given: dict[str, Any] = {
+        "max_epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate, "dropout": dropout,
+        "accumulation": accumulation, "gradient_checkpointing": gradient_checkpointing or None, "dtype": dtype,
+    }  # fmt: skip
+    settings = replace(chosen.encoder, **{name: value for name, value in given.items() if value is not None})
+    chosen = replace(
+        chosen,
+        encoder=settings,
+        num_folds=chosen.num_folds if folds is None else folds,
+        max_steps=chosen.max_steps if epochs is None else None,
+    )
     with show_progress() as show:
-        report = train_pipeline(corpus, out, encoder=encoder, preset=PRESETS[preset], seed=seed, on_progress=show)
+        download = bool(chosen.num_folds)
+        corpus = find_corpus(
+            data, text_column=text_column, target_column=target_column, download=download, on_progress=show
+        )
+        report = train_pipeline(
+            corpus, out, encoder=encoder, revision=revision, preset=chosen, seed=seed, is_fresh=fresh, on_progress=show
+        )
     if as_json:
         print_json(report)
         return
-    print_rmse(report["held_out_rmse"], report["is_demonstration"])
+    if chosen.num_folds:
+        print_evaluation(report["evaluation"]["predictions"], title=report["evaluation"]["kind"])
+    print_rmse(report["unseen_rmse"], report["is_demonstration"])
     OUT.print(f"artifacts: {out.resolve()}", soft_wrap=True)
+    OUT.print(f"report: {out.resolve() / PAGE}", soft_wrap=True)
+
+
+def evaluate(
+    artifacts: Annotated[Path, typer.Argument(help="What `shoal train` wrote.")],
+    data: Data = None,
+    text_column: TextColumn = None,
+    target_column: TargetColumn = None,
+    seen: Annotated[
+        str, typer.Option(help="Texts that the models were trained on: refuse, skip or include them.")
+    ] = "refuse",
+    as_json: Json = False,
+) -> None:
+    """Score labelled texts with trained artifacts, and say how well."""
+    _wait_passively()
+    with needs("train"):
+        from shoal.training.corpus import find_corpus
+        from shoal.training.evaluate import evaluate as evaluate_artifacts
+
+    with show_progress() as show:
+        corpus = find_corpus(data, text_column=text_column, target_column=target_column, on_progress=show)
+        result = evaluate_artifacts(artifacts, corpus, seen=seen, on_progress=show)
+    if as_json:
+        print_json(result)
+        return
+    print_evaluation(result["predictions"], title=f"{result['corpus']['num_texts']:,} texts of {corpus.name}")
+    if result["num_seen"] and seen == "include":
+        OUT.print(f"{result['num_seen']:,} of them were trained on: this is no measurement of new texts.")
 
 
 def quickstart(
@@ -44,6 +112,7 @@ def quickstart(
     encoder: Encoder = SMALL_ENCODER,
 ) -> None:
     """Train, compose, serve with a real Triton, score passages, stop."""
+    _wait_passively()
     with needs("train"):
         from shoal.quickstart import run
 
@@ -55,3 +124,8 @@ def quickstart(
     for name in ("artifacts", "repository", "report"):
         OUT.print(f"{name}: {getattr(result, name).resolve()}", soft_wrap=True)
     OUT.print(f"next: shoal serve {result.repository}", soft_wrap=True)
+
+
+def _wait_passively() -> None:
+    """Before torch is imported: with OpenMP's active waiting one busy neighbour makes training many times slower."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -4,23 +4,46 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from numbers import Real
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 
-from shoal.errors import ArtifactError, needs
+from shoal.errors import ArtifactError, InputError
+from shoal.progress import OnProgress
+from shoal.tables import open_table, shorten, shorten_all
 
 ASSETS = Path(__file__).parent / "assets"
 CLEAR_FILE = "CLEAR_corpus_final.xlsx"
+KAGGLE_FILE = "train.csv"  # of the CommonLit Readability Prize
 DATA_DIR = "SHOAL_DATA_DIR"
+CLEAR = Path("clear")  # in the place of a file: download the CLEAR corpus
 # The shipped passages know grades only. This line puts them on the corpus's scale, where teachers' ratings run from
 # about 1.5 (easy) to -2.5 (hard).
 EASIEST_GRADE, EASIEST_SCORE, SCORE_PER_GRADE = 3, 1.5, -0.4
+# Columns of texts and of targets, and what a file that has both is called; without a name of its own, by its file's.
+LAYOUTS = (("Excerpt", "BT_easiness", "CLEAR corpus"), ("excerpt", "target", "CommonLit"), ("text", "target", ""))
+# What the CLEAR corpus gives beside its texts: published formulas of readability, and Lit or Info.
+FORMULAS = (
+    "Flesch-Reading-Ease",
+    "Flesch-Kincaid-Grade-Level",
+    "Automated Readability Index",
+    "SMOG Readability",
+    "New Dale-Chall Readability Formula",
+    "CAREC",
+    "CAREC_M",
+    "CML2RI",
+)
+GENRE = "Categ"
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @dataclass(frozen=True)
@@ -28,13 +51,16 @@ class Corpus:
     """Texts and their targets, FP64 ``[len(texts)]``; higher is easier to read.
 
     ``sha256`` is that of texts and targets, whatever file they came from. ``is_demonstration`` marks data too small
-    for its scores to mean anything.
+    for its scores to mean anything. ``formulas`` are published formulas' values by the formula's name, FP64
+    ``[len(texts)]`` each, and ``genres`` is a genre a text; both are empty where the file has none.
     """
 
     name: str
     texts: tuple[str, ...]
-    targets: np.ndarray[Any, np.dtype[np.float64]]
+    targets: Floats
     is_demonstration: bool = False
+    formulas: Mapping[str, Floats] = field(default_factory=dict)
+    genres: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -45,21 +71,85 @@ class Corpus:
         lines = (json.dumps([text, target]) for text, target in zip(self.texts, self.targets.tolist(), strict=True))
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
+    @property
+    def groups(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """INT64 ``[len(texts)]``: the same number where texts are the same but for case and white space.
+
+        The first text's is 0, and each new text's is the next. Rows of one group must not straddle what is trained on
+        and what is held out.
+        """
+        numbers: dict[str, int] = {}
+        return np.array([numbers.setdefault(_normalise(text), len(numbers)) for text in self.texts], np.int64)
+
     def take(self, rows: Sequence[int] | np.ndarray[Any, Any]) -> Corpus:
         """The rows with these numbers, in their order."""
-        index = np.asarray(rows)
-        return Corpus(self.name, tuple(self.texts[i] for i in index), self.targets[index], self.is_demonstration)
+        index = np.asarray(rows, np.int64)
+        return Corpus(
+            self.name,
+            tuple(self.texts[i] for i in index),
+            self.targets[index],
+            self.is_demonstration,
+            {name: values[index] for name, values in self.formulas.items()},
+            tuple(self.genres[i] for i in index) if self.genres else (),
+        )
 
 
-def find_corpus(path: Path | None = None) -> Corpus:
-    """The file at ``path``; else the CLEAR corpus in the folder that SHOAL_DATA_DIR names; else shoal's own passages.
+def fingerprint(text: str) -> str:
+    """What a text is recognised by later: 16 hex digits, the same for texts that share a group.
+
+    The first of the SHA-256 of the text in UTF-8, after NFKC, case folding and each white space run to one space.
+    """
+    return hashlib.sha256(_normalise(text).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def _normalise(text: str) -> str:
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+# --- where a corpus comes from -----------------------------------------------------------------------------------
+
+
+def find_corpus(
+    path: Path | None = None,
+    *,
+    text_column: str | None = None,
+    target_column: str | None = None,
+    download: bool = False,
+    on_progress: OnProgress = lambda stage, done, total: None,
+) -> Corpus:
+    """The file at ``path``; else what the folder that SHOAL_DATA_DIR names holds; else shoal's own passages.
+
+    The folder holds the CLEAR corpus, or Kaggle's ``train.csv``. ``clear`` in place of a path, and ``download`` in
+    place of the passages, are the CLEAR corpus, downloaded once. The columns are as in ``read_corpus``.
 
     Raises:
-        ArtifactError: ``path`` or the folder is named and holds no corpus.
+        ArtifactError: ``path`` or the folder is named and holds no corpus, or one that is damaged.
+        InputError: a column is named, and no file.
+        SetupError: a library is not installed, or the corpus cannot be downloaded.
     """
     if path is None and os.environ.get(DATA_DIR):
-        path = Path(os.environ[DATA_DIR]) / CLEAR_FILE
-    return read_passages() if path is None else read_clear(path)
+        path = _find_in(Path(os.environ[DATA_DIR]))
+    if (path is None and download) or (path == CLEAR and not CLEAR.is_file()):
+        from shoal.training.download import download_clear
+
+        path = download_clear(on_progress=on_progress)
+    if path is not None:
+        return read_corpus(path, text_column=text_column, target_column=target_column)
+    if text_column is not None or target_column is not None:
+        raise InputError(
+            f"There is no file for column {shorten(text_column or target_column)}.", "Name it with --data."
+        )
+    return read_passages()
+
+
+def _find_in(folder: Path) -> Path:
+    for name in (CLEAR_FILE, KAGGLE_FILE):
+        if (folder / name).is_file():
+            return folder / name
+    raise ArtifactError(
+        f"There is neither {CLEAR_FILE} nor {KAGGLE_FILE} in {folder}.",
+        f"Name the file with --data, or unset {DATA_DIR}.",
+    )
 
 
 def read_passages() -> Corpus:
@@ -70,41 +160,124 @@ def read_passages() -> Corpus:
     return Corpus("shoal passages", tuple(row["text"] for row in rows), targets, is_demonstration=True)
 
 
-def read_clear(path: Path) -> Corpus:
-    """The CLEAR corpus: columns ``Excerpt`` and ``BT_easiness`` of the workbook's first sheet.
-
-    Crossley et al., "A large-scaled corpus for assessing text readability", Behavior Research Methods (2022).
-
-    Raises:
-        ArtifactError: the file is not there or has no such columns.
-        SetupError: openpyxl is not installed.
-    """
-    with needs("train"):
-        import openpyxl
-        from openpyxl.utils.exceptions import InvalidFileException
-    if not path.is_file():
-        raise ArtifactError(
-            f"There is no {path.name} in {path.parent}.", f"Name the file with --data, or unset {DATA_DIR}."
-        )
-    try:
-        workbook = openpyxl.load_workbook(path, read_only=True)
-    except (InvalidFileException, BadZipFile):
-        raise ArtifactError(f"{path.name} is no Excel workbook.", f"Name the corpus's {CLEAR_FILE}.") from None
-    try:
-        rows = workbook.worksheets[0].iter_rows(values_only=True)
-        header = list(next(rows, ()))
-        missing = [column for column in ("Excerpt", "BT_easiness") if column not in header]
-        if missing:
-            raise ArtifactError(
-                f"{path.name} has no column {missing[0]}.", f"Its columns: {', '.join(map(str, header))}."
-            )
-        text, target = header.index("Excerpt"), header.index("BT_easiness")
-        pairs = [(row[text], row[target]) for row in rows if row[text] is not None and row[target] is not None]
-    finally:
-        workbook.close()
-    return Corpus("CLEAR corpus", tuple(str(t) for t, _ in pairs), np.array([float(v) for _, v in pairs]))
-
-
 def read_stop_words() -> tuple[str, ...]:
     """shoal's own English stop words; ``assets/README.md`` has their recipe."""
     return tuple((ASSETS / "stop_words.txt").read_text(encoding="utf-8").split())
+
+
+# --- reading a file ----------------------------------------------------------------------------------------------
+
+
+def read_corpus(path: Path, *, text_column: str | None = None, target_column: str | None = None) -> Corpus:
+    """The texts and targets of a CSV, JSON Lines, Parquet or Excel file, as ``shoal.tables`` reads it.
+
+    Columns that are not named are found: ``Excerpt`` and ``BT_easiness`` (the CLEAR corpus: Crossley et al., "A
+    large-scaled corpus for assessing text readability", Behavior Research Methods, 2022), ``excerpt`` and ``target``
+    (Kaggle's CommonLit Readability Prize), or ``text`` and ``target``. Columns named as in ``FORMULAS`` and ``GENRE``
+    are taken along; one with a value that is missing or, among formulas, no finite number, is left out.
+
+    Raises:
+        ArtifactError: no such columns, no rows, a row without a text or a finite target, or targets that are all the
+            same; or the file cannot be read.
+        InputError: text and target are the same column.
+        SetupError: the library for the file's kind is not installed.
+    """
+    texts: list[str] = []
+    targets: list[float] = []
+    with open_table(path) as table:
+        name, text, target = _find_columns(table.columns, path, text_column, target_column)
+        others: dict[str, list[Any]] = {column: [] for column in (*FORMULAS, GENRE) if column in table.columns}
+        for number, row in table.rows:
+            texts.append(_read_text(row.get(text), f"{table.where(number)}, column {text!r}"))
+            targets.append(_read_target(row.get(target), f"{table.where(number)}, column {target!r}"))
+            for column, values in others.items():
+                values.append(row.get(column))
+    if not texts:
+        raise ArtifactError(f"{path.name} has no rows below its header.", "Name a file with texts and targets.")
+    if min(targets) == max(targets):
+        raise ArtifactError(
+            f"{path.name}: all targets in column {target!r} are {targets[0]}.", "Training needs ones that differ."
+        )
+    genres = others.pop(GENRE, [])
+    are_genres = all(isinstance(genre, str) and genre.strip() for genre in genres)
+    return Corpus(
+        name,
+        tuple(texts),
+        np.array(targets, np.float64),
+        formulas=_read_formulas(others),
+        genres=tuple(genres) if are_genres else (),
+    )
+
+
+def _find_columns(
+    columns: Sequence[str], path: Path, text_column: str | None, target_column: str | None
+) -> tuple[str, str, str]:
+    """The corpus's name and its two columns."""
+    for named in (text_column, target_column):
+        if named is not None and named not in columns:
+            raise ArtifactError(
+                f"{path.name} has no column {shorten(named)}. Its columns: {shorten_all(columns)}.", "Name one of them."
+            )
+    if text_column is not None and text_column == target_column:
+        raise InputError(f"Column {shorten(text_column)} cannot be both text and target.", "Name two columns.")
+    if text_column is None and target_column is None:
+        for text, target, name in LAYOUTS:
+            if text in columns and target in columns:
+                return name or path.name, text, target
+    else:
+        texts = [text_column] if text_column is not None else [text for text, _, _ in LAYOUTS]
+        targets = [target_column] if target_column is not None else [target for _, target, _ in LAYOUTS]
+        for text, target in ((text, target) for text in texts for target in targets):
+            if text in columns and target in columns and text != target:
+                return path.name, text, target
+    raise ArtifactError(
+        f"{path.name} has no columns of texts and targets by known names. Its columns: {shorten_all(columns)}.",
+        "Name them with --text-column and --target-column.",
+    )
+
+
+def _read_text(value: object, where: str) -> str:
+    if value is None or (isinstance(value, str) and not value.strip()):
+        raise ArtifactError(f"{where}: the text is missing: {shorten(value)}.", "Fill it in, or take the row out.")
+    if not isinstance(value, str):
+        raise ArtifactError(f"{where}: {shorten(value)} is no text.", "Name another column, or mend the row.")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ArtifactError(
+            f"{where}: {shorten(value)} has the lone surrogate {value[error.start]!r} at character {error.start + 1}.",
+            "Write the text anew, or take the row out.",
+        ) from None
+    return value
+
+
+def _read_target(value: object, where: str) -> float:
+    if value is None or (isinstance(value, str) and not value.strip()):
+        raise ArtifactError(f"{where}: the target is missing: {shorten(value)}.", "Fill it in, or take the row out.")
+    number = _to_number(value)
+    if number is None or not math.isfinite(number):
+        what = "is no number" if number is None else "is not finite"
+        raise ArtifactError(f"{where}: the target {shorten(value)} {what}.", "Mend it, or take the row out.")
+    return number
+
+
+def _to_number(value: object) -> float | None:
+    """None where ``value`` is neither a number nor, since CSV has nothing else, a string that says one."""
+    if isinstance(value, bool) or not isinstance(value, Real | Decimal | str):
+        return None
+    if isinstance(value, str) and "_" in value:  # Python's own way to write a million
+        return None
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _read_formulas(columns: Mapping[str, Iterable[Any]]) -> dict[str, Floats]:
+    """The columns of which every value is a finite number."""
+    read = {name: [_to_number(value) for value in values] for name, values in columns.items()}
+    return {
+        name: np.array(values, np.float64)
+        for name, values in read.items()
+        if all(value is not None and math.isfinite(value) for value in values)
+    }

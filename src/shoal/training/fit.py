@@ -1,9 +1,16 @@
-"""Training the encoder, and predicting with it."""
+"""Training the encoder.
+
+The loss is the root of the mean squared error of a batch; AdamW, linear warm-up and decay, the weights of the best
+evaluation on the inner split. Every step depends on the seed and its number alone, so that a training that goes on from
+a checkpoint is the one that was interrupted.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,91 +18,232 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.component.ragged import to_texts
 from shoal.component.wordpiece import WordPiece
+from shoal.training.batches import OnStep, count_batches, draw_batch, encode, predict
 from shoal.training.corpus import Corpus
-from shoal.training.encoder import Encoder
+from shoal.training.encoder import POOLINGS, Candidates, Encoder
+from shoal.training.work import Checkpoint
 
-BATCH_SIZE = 16
-LEARNING_RATE = 1e-4
-WEIGHT_DECAY = 0.01
-WARM_UP = 0.1  # share of the steps
-WIDTH_MULTIPLE = 64  # few widths: every new shape is compiled anew, which costs more than the padding
-
-OnStep = Callable[[int, int], None]  # steps done, steps in all
+MAX_NORM = 1.0  # of the gradient
+SMALLEST = 1e-12  # RMSE: at 0 its gradient has no bound
 
 
-def has_fast_bf16() -> bool:
-    """Whether this CPU multiplies BF16 matrices faster than FP32 ones."""
+@dataclass(frozen=True)
+class EncoderSettings:
+    """How an encoder is trained.
+
+    ``max_epochs`` may be a fraction. The inner split is scored ``evaluations`` times an epoch; when ``patience`` of
+    them in a row bring nothing better, training stops. A batch of ``batch_size`` texts goes through in
+    ``accumulation`` parts, and with ``gradient_checkpointing`` activations are computed twice: both save memory and
+    give the same gradient. ``dtype`` is fp32, bf16, or auto: BF16 on a GPU and on a CPU that is fast at it.
+    """
+
+    max_epochs: float = 1.0
+    batch_size: int = 16
+    learning_rate: float = 1e-4
+    weight_decay: float = 0.01
+    warm_up: float = 0.1  # share of the steps
+    evaluations: int = 3
+    patience: int = 3
+    dropout: float = 0.0
+    accumulation: int = 1
+    gradient_checkpointing: bool = False
+    dtype: str = "auto"
+
+    def count_steps(self, num_rows: int) -> int:
+        """Optimizer steps for this many rows."""
+        return max(1, round(self.max_epochs * count_batches(num_rows, self.batch_size)))
+
+
+@dataclass
+class Progress:
+    """Where a training stands, beside its weights. RMSEs are of the inner split; no ``best_step`` without one."""
+
+    step: int = 0
+    best_step: int = 0
+    best_rmse: float = math.inf
+    head: str = POOLINGS[0]
+    num_worse: int = 0
+    seconds: float = 0.0
+    squares: float = 0.0  # sum of the batches' mean squared errors since the last evaluation
+    num_squares: int = 0
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+
+def has_fast_bf16(device: torch.device) -> bool:
+    """Whether this device multiplies BF16 matrices faster than FP32 ones."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported())
     flags = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").is_file() else ""
     return "amx_bf16" in flags or "avx512_bf16" in flags
 
 
-def train_encoder(
-    encoder: Encoder,
-    tokenizer: WordPiece,
-    corpus: Corpus,
-    *,
-    num_steps: int,
-    seed: int,
-    on_step: OnStep = lambda done, total: None,
-) -> None:
-    """Minimise the root of the mean squared error, in place: AdamW, linear warm-up and decay, BF16 where it is fast."""
-    torch.manual_seed(seed)
-    encoder.train()
-    with torch.no_grad():  # start at the mean: the first steps would only learn it
-        encoder.head.bias.fill_(float(corpus.targets.mean()))
-    optimizer = torch.optim.AdamW(encoder.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, num_steps))
-    batches = _batches(len(corpus), seed)
-    for step in range(num_steps):
-        rows = next(batches)
-        batch = corpus.take(rows)
-        ids, mask = _encode(tokenizer, batch.texts)
-        wanted = torch.from_numpy(batch.targets).float()
-        with torch.autocast("cpu", torch.bfloat16, enabled=has_fast_bf16()):
-            scores = encoder(ids, mask)
-        loss = torch.nn.functional.mse_loss(scores.float().squeeze(1), wanted).sqrt()
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(encoder.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        on_step(step + 1, num_steps)
-    encoder.eval()
+def find_device() -> torch.device:
+    """A GPU where torch sees one, else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _rate(step: int, num_steps: int) -> float:
-    warm_up = max(1, round(WARM_UP * num_steps))
-    return min((step + 1) / warm_up, (num_steps - step) / max(1, num_steps - warm_up))
+class Training:
+    """One encoder under training: candidates, optimizer, progress."""
+
+    def __init__(self, candidates: Candidates, tokenizer: WordPiece, settings: EncoderSettings, *, seed: int) -> None:
+        self.device = find_device()
+        self.candidates, self.tokenizer, self.settings, self.seed = (
+            candidates.to(self.device),
+            tokenizer,
+            settings,
+            seed,
+        )
+        if settings.gradient_checkpointing:
+            trunk: Any = candidates.trunk  # transformers renamed it in 5.23
+            enable = getattr(trunk, "activation_checkpointing_enable", None) or trunk.gradient_checkpointing_enable
+            enable({"use_reentrant": False})
+        self.optimizer = torch.optim.AdamW(
+            candidates.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
+        )
+        self.progress = Progress()
+        self.best: dict[str, Tensor] = {}
+
+    def run(
+        self,
+        known: Corpus,
+        inner: Corpus | None,
+        *,
+        num_steps: int,
+        stop_at: int | None = None,
+        checkpoint: Checkpoint | None = None,
+        on_step: OnStep = lambda done, total: None,
+    ) -> Encoder:
+        """Train on ``known``, choose head and step on ``inner``, and return the encoder.
+
+        Without ``inner`` the head is ``progress.head`` and the step the last: ``stop_at`` where it is given, of a
+        schedule of ``num_steps``.
+        """
+        self.candidates.start_at(float(known.targets.mean()))
+        if checkpoint:
+            self._resume(checkpoint)
+        progress, last = self.progress, stop_at or num_steps
+        on_step(progress.step, last)
+        while progress.step < last and (inner is None or progress.num_worse < self.settings.patience):
+            start = time.perf_counter()
+            self._step(known, num_steps)
+            if inner is not None and self._is_evaluated(len(known), last):
+                self._evaluate(inner, len(known))
+            progress.seconds += time.perf_counter() - start
+            on_step(progress.step, last)
+            if checkpoint and checkpoint.is_due():
+                self._save(checkpoint)
+        if checkpoint and progress.step:
+            self._save(checkpoint)
+        if self.best:
+            self.candidates.load_state_dict(self.best)
+        return self.candidates.pick(progress.head).eval()
+
+    def _step(self, known: Corpus, num_steps: int) -> None:
+        progress, settings = self.progress, self.settings
+        rows = draw_batch(known, settings.batch_size, seed=self.seed, step=progress.step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = settings.learning_rate * _rate(progress.step, num_steps, settings.warm_up)
+        self.candidates.train()
+        self.optimizer.zero_grad(set_to_none=True)
+        squares = self.accumulate(known.take(rows))
+        torch.nn.utils.clip_grad_norm_(self.candidates.parameters(), MAX_NORM)
+        self.optimizer.step()
+        progress.step += 1
+        progress.squares += squares
+        progress.num_squares += 1
+
+    def accumulate(self, batch: Corpus) -> float:
+        """Add the gradient of the heads' RMSEs over ``batch``, summed; return their mean squared error.
+
+        The gradient of a root is that of the mean square, divided by twice the root. In several parts the root is known
+        only after all of them, so that they go through once more, without gradients, before.
+        """
+        rows = np.array_split(np.arange(len(batch)), min(self.settings.accumulation, len(batch)))
+        parts = [batch.take(part) for part in rows]
+        means: Tensor | None = None
+        if len(parts) > 1:
+            with torch.no_grad():
+                means = torch.stack([self._squares(part, k) for k, part in enumerate(parts)]).sum(0) / len(batch)
+        for k, part in enumerate(parts):
+            squares = self._squares(part, k)
+            means = squares.detach() / len(batch) if means is None else means
+            (squares / (2 * len(batch) * means.sqrt().clamp_min(SMALLEST))).sum().backward()
+        assert means is not None
+        return float(means.mean())
+
+    def _squares(self, part: Corpus, number: int) -> Tensor:
+        """Sum of squared errors, FP32 ``[2]``, one a head."""
+        ids, mask = encode(self.tokenizer, part.texts)
+        targets = torch.from_numpy(part.targets).float().unsqueeze(1).to(self.device)
+        torch.manual_seed(hash((self.seed, self.progress.step, number)))  # dropout's, if there is any
+        with self._autocast():
+            scores = self.candidates(ids.to(self.device), mask.to(self.device))
+        squares: Tensor = (scores.float() - targets).square().sum(0)
+        return squares
+
+    def _autocast(self) -> torch.autocast:
+        is_bf16 = self.settings.dtype == "bf16" or (self.settings.dtype == "auto" and has_fast_bf16(self.device))
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=is_bf16)
+
+    def _is_evaluated(self, num_rows: int, last: int) -> bool:
+        every = max(1, round(count_batches(num_rows, self.settings.batch_size) / self.settings.evaluations))
+        return self.progress.step % every == 0 or self.progress.step == last
+
+    def _evaluate(self, inner: Corpus, num_rows: int) -> None:
+        progress = self.progress
+        scores = predict(self.candidates, self.tokenizer, inner.texts, autocast=self._autocast())
+        squares = (scores - inner.targets[:, None]) ** 2
+        rmses = dict(zip(POOLINGS, np.sqrt(squares.mean(axis=0)).tolist(), strict=True))
+        head = min(rmses, key=lambda pooling: rmses[pooling])
+        progress.history.append(
+            {
+                "step": progress.step,
+                "epoch": round(progress.step / count_batches(num_rows, self.settings.batch_size), 3),
+                "train_rmse": round(math.sqrt(progress.squares / progress.num_squares), 4),
+                "inner_rmse": {pooling: round(rmse, 4) for pooling, rmse in rmses.items()},
+            }
+        )
+        progress.squares, progress.num_squares = 0.0, 0
+        if rmses[head] < progress.best_rmse:
+            progress.best_rmse, progress.best_step, progress.head, progress.num_worse = (
+                rmses[head],
+                progress.step,
+                head,
+                0,
+            )
+            self.best = {name: tensor.detach().cpu().clone() for name, tensor in self.candidates.state_dict().items()}
+        else:
+            progress.num_worse += 1
+
+    def _save(self, checkpoint: Checkpoint) -> None:
+        state = self.optimizer.state_dict()["state"]
+        tensors = {f"weights.{name}": tensor for name, tensor in self.candidates.state_dict().items()}
+        tensors |= {f"best.{name}": tensor for name, tensor in self.best.items()}
+        tensors |= {f"optimizer.{k}.{name}": tensor for k, entry in state.items() for name, tensor in entry.items()}
+        checkpoint.save(tensors, vars(self.progress))
+
+    def _resume(self, checkpoint: Checkpoint) -> None:
+        saved = checkpoint.load()
+        if saved is None:
+            return
+        tensors, facts = saved
+        self.progress = Progress(**facts)
+        self.candidates.load_state_dict(_under("weights", tensors))
+        self.best = _under("best", tensors)
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in _under("optimizer", tensors).items():
+            index, _, entry = name.partition(".")
+            state.setdefault(int(index), {})[entry] = tensor
+        groups = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
-def num_batches(num_rows: int) -> int:
-    """Batches in one epoch."""
-    return math.ceil(num_rows / BATCH_SIZE)
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(f"{prefix}."): t for name, t in tensors.items() if name.startswith(f"{prefix}.")}
 
 
-def _batches(num_rows: int, seed: int) -> Iterator[np.ndarray[Any, Any]]:
-    """Rows of one batch after another, for ever; every epoch in a new order."""
-    generator = np.random.default_rng(seed)
-    while True:
-        order = generator.permutation(num_rows)
-        yield from np.array_split(order, num_batches(num_rows))
-
-
-def _encode(tokenizer: WordPiece, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-    ids, mask = map(torch.from_numpy, tokenizer.encode(to_texts(texts)))
-    missing = min(-ids.shape[1] % WIDTH_MULTIPLE, tokenizer.max_length - ids.shape[1])
-    return torch.nn.functional.pad(ids, (0, missing)), torch.nn.functional.pad(mask, (0, missing))
-
-
-def predict(encoder: Encoder, tokenizer: WordPiece, texts: Sequence[str]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Scores FP64 ``[len(texts)]``, in order; rows of like length share a batch."""
-    order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
-    scores = np.zeros(len(texts))
-    with torch.inference_mode():
-        for start in range(0, len(order), BATCH_SIZE):
-            rows = order[start : start + BATCH_SIZE]
-            ids, mask = map(torch.from_numpy, tokenizer.encode(to_texts([texts[i] for i in rows])))
-            scores[rows] = encoder(ids, mask).squeeze(1).numpy()
-    return scores
+def _rate(step: int, num_steps: int, warm_up: float) -> float:
+    """Share of the learning rate at a step."""
+    rising = max(1, round(warm_up * num_steps))
+    return min((step + 1) / rising, (num_steps - step) / max(1, num_steps - rising))

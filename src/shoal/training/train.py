@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import csv
 import json
-import platform
+import resource
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 import shoal
 from shoal.component.bundle import Bundle, sha256
@@ -24,47 +24,73 @@ from shoal.paths import check_replaceable, exchange
 from shoal.progress import OnProgress
 from shoal.training import encoder as encoders
 from shoal.training import fit, forest
-from shoal.training.corpus import Corpus
+from shoal.training.batches import OnStep, predict
+from shoal.training.corpus import Corpus, fingerprint
+from shoal.training.crossval import OURS, CrossValidation, CrossValidator, TextPath, evaluate_rows, sort_importances
+from shoal.training.evaluation import linear_baselines
+from shoal.training.export import export_encoder
+from shoal.training.fit import EncoderSettings, Training
+from shoal.training.folds import Rows, hold_out
+from shoal.training.page import write_page
+from shoal.training.report import REPORT, describe
+from shoal.training.work import SAVE_EVERY, Work, open_work
 
 MAX_LENGTH = 256
-DEFAULT_WEIGHT = 0.5  # the plain average
-REPORT = "report.json"
-LIBRARIES = ("numpy", "scikit-learn", "tokenizers", "torch", "transformers", "treelite")
+DEFAULT_WEIGHT = 0.5  # the plain average, where no cross-validation found a better one
+PAGE = "report.html"
+TRAINED_ON = "trained_on.txt"  # fingerprints of the texts
+UNSEEN = "unseen.csv"  # targets and predictions of the texts that the models predicted unseen
 
 
 @dataclass(frozen=True)
 class Preset:
     """How much to train.
 
-    ``num_rows`` texts are trained on and ``num_held_out`` more are scored for the report; smaller corpora keep a fifth
-    back. The encoder sees ``num_steps`` batches of 16, or ``max_epochs`` times every text where that is less.
+    With ``num_folds`` all rows are cross-validated, and the final models trained on all of them. Without, ``num_rows``
+    texts are trained on and ``num_held_out`` more are scored for the report; smaller corpora keep a fifth back.
+    ``max_steps`` bounds the encoder's, whatever ``encoder.max_epochs`` says.
     """
 
+    num_folds: int = 0
     num_rows: int = 1000
     num_held_out: int = 200
-    num_steps: int = 63  # one epoch of 1,000 rows
-    max_epochs: int = 4
+    max_steps: int | None = None
     num_trees: int = forest.NUM_TREES
     max_length: int = MAX_LENGTH
+    encoder: EncoderSettings = field(default_factory=EncoderSettings)
 
 
-PRESETS = {"quick": Preset()}
+PRESETS = {
+    "quick": Preset(max_steps=63, encoder=EncoderSettings(max_epochs=4)),  # one epoch of 1,000 rows
+    "full": Preset(num_folds=5),
+}
 
 
 @dataclass
 class _Clock:
-    """Seconds per stage, and word of each to who shows progress."""
+    """Seconds per stage, and word of each to who shows progress.
+
+    A stage that was finished or begun before an interruption keeps the seconds it took then.
+    """
 
     on_progress: OnProgress
+    path: Path
     seconds: dict[str, float] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if self.path.is_file():
+            self.seconds = json.loads(self.path.read_text(encoding="utf-8"))
+
     @contextmanager
-    def stage(self, name: str) -> Iterator[fit.OnStep]:
-        start = time.perf_counter()
+    def stage(self, name: str) -> Iterator[OnStep]:
+        start, before = time.perf_counter(), self.seconds.get(name, 0.0)
         self.on_progress(name, 0, 1)
-        yield lambda done, total: self.on_progress(name, done, total)
+        try:
+            yield lambda done, total: self.on_progress(name, done, total)
+        finally:
+            self.seconds[name] = round(before + time.perf_counter() - start, 2)
+            self.path.write_text(json.dumps(self.seconds), encoding="utf-8")
         self.on_progress(name, 1, 1)
-        self.seconds[name] = round(time.perf_counter() - start, 2)
 
 
 def train(
@@ -72,131 +98,180 @@ def train(
     out: Path | str,
     *,
     encoder: str = encoders.SMALL_ENCODER,
+    revision: str | None = None,
     preset: Preset | None = None,
     seed: int = 0,
+    is_fresh: bool = False,
+    save_every: float = SAVE_EVERY,
     on_progress: OnProgress = lambda stage, done, total: None,
 ) -> dict[str, Any]:
     """Train encoder and forest, write the artifact folder ``out``, return its report.
 
-    Every artifact is loaded again and compared with what was trained before the folder appears under its name.
+    Every artifact is loaded again and compared with what was trained before the folder appears under its name. A
+    training that was interrupted goes on where it stood when it is called again with the same arguments, unless
+    ``is_fresh``; its state is saved about every ``save_every`` seconds beside ``out``.
 
     Raises:
-        InputError: the corpus is too small, the encoder unknown, or ``out`` holds something else.
+        InputError: the corpus is too small, the encoder unknown, ``out`` holds something else, or a training with
+            other settings was interrupted there.
+        SetupError: another process is training there.
     """
     preset, out = preset or PRESETS["quick"], Path(out).resolve()
     check_replaceable(out, REPORT)
-    known, held_out = split(corpus, preset, seed)
-    clock = _Clock(on_progress)
     out.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-    try:
-        with clock.stage("load encoder"):
-            pretrained = encoders.load_encoder(encoder, seed=seed)
-            tokenizer, bundle = _write_text_path(aside, pretrained, known, preset)
-        with clock.stage("train forest"):
-            trees = _train_forest(aside, bundle, known, preset, seed)
-        with clock.stage("train encoder") as on_step:
-            num_steps = min(preset.num_steps, preset.max_epochs * fit.num_batches(len(known)))
-            fit.train_encoder(pretrained.encoder, tokenizer, known, num_steps=num_steps, seed=seed, on_step=on_step)
-        with clock.stage("export encoder"):
-            ties = {"vocab.txt": sha256(aside / "vocab.txt")}
-            encoders.export_encoder(pretrained.encoder, aside / "model.pt", ties=ties)
-        with clock.stage("score held-out texts"):
-            scores = {
-                "encoder": fit.predict(pretrained.encoder, tokenizer, held_out.texts),
-                "forest": trees.predict(forest.forest_inputs(bundle, held_out.texts)),
-            }
-        report = _report(corpus, known, held_out, preset, seed, pretrained.name, scores, clock.seconds)
-        report["files"] = {path.name: sha256(path) for path in sorted(aside.iterdir())}
-        (aside / REPORT).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-        aside.chmod(0o755)
-        exchange(aside, out)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-    return report
+    on_progress("load encoder", 0, 1)
+    pretrained = encoders.load_encoder(encoder, seed=seed, revision=revision, dropout=preset.encoder.dropout)
+    on_progress("load encoder", 1, 1)
+    settings = {
+        "corpus": corpus.sha256, "encoder": encoder, "weights": pretrained.sha256, "preset": asdict(preset),
+        "seed": seed, "shoal": shoal.__version__, "torch": torch.__version__, "device": fit.find_device().type,
+    }  # fmt: skip
+    with open_work(out, settings, is_fresh=is_fresh, save_every=save_every) as work:
+        return _Run(corpus, out, pretrained, revision, preset, seed, work, on_progress).run()
 
 
-def split(corpus: Corpus, preset: Preset, seed: int) -> tuple[Corpus, Corpus]:
-    """Rows to train on and rows held out, drawn with ``seed``.
+def split(corpus: Corpus, preset: Preset, seed: int) -> tuple[Rows, Rows]:
+    """Rows to train on and rows held out, drawn with ``seed``; texts that are the same stay together.
 
     Raises:
         InputError: fewer than ten texts.
     """
     if len(corpus) < 10:
         raise InputError(f"{corpus.name} has {len(corpus)} texts; training needs at least 10.", "Give it more.")
-    num_held_out = min(preset.num_held_out, len(corpus) // 5)
-    order = np.random.default_rng(seed).permutation(len(corpus))
-    known = order[num_held_out:][: preset.num_rows]
-    return corpus.take(known), corpus.take(order[:num_held_out])
+    known, held_out = hold_out(corpus, min(preset.num_held_out, len(corpus) // 5), seed=seed)
+    return known[: preset.num_rows], held_out
 
 
-def _write_text_path(
-    out: Path, pretrained: encoders.Pretrained, known: Corpus, preset: Preset
-) -> tuple[WordPiece, Bundle]:
-    vocabulary = out / "vocab.txt"
-    vocabulary.write_text("".join(f"{token}\n" for token in pretrained.vocabulary), encoding="utf-8")
-    max_length = min(preset.max_length, pretrained.max_positions)
-    settings = {
-        "tokenizer_class": "BertTokenizer",
-        "do_lower_case": pretrained.is_lowercase,
-        "model_max_length": max_length,
-    }
-    (out / "tokenizer_config.json").write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
-    bundle = forest.fit_bundle(
-        known.texts,
-        vocabulary_sha256=sha256(vocabulary),
-        is_lowercase=pretrained.is_lowercase,
-        max_length=max_length,
-    )
-    (out / "preprocess.json").write_text(bundle.dumps(), encoding="utf-8")
-    (out / "postprocess.json").write_text(json.dumps({"bert_weight": DEFAULT_WEIGHT}) + "\n", encoding="utf-8")
-    tokenizer = WordPiece(pretrained.vocabulary, is_lowercase=pretrained.is_lowercase, max_length=max_length)
-    return tokenizer, bundle
+@dataclass
+class _Run:
+    corpus: Corpus
+    out: Path
+    pretrained: encoders.Pretrained
+    revision: str | None
+    preset: Preset
+    seed: int
+    work: Work
+    on_progress: OnProgress
 
+    def run(self) -> dict[str, Any]:
+        self.clock = _Clock(self.on_progress, self.work.folder / "seconds.json")
+        self.aside = self.work.folder / "artifacts"
+        shutil.rmtree(self.aside, ignore_errors=True)
+        self.aside.mkdir()
+        text_path = self._write_vocabulary()
+        found, rows = None, None
+        if self.preset.num_folds:
+            found = self._cross_validate(text_path)
+            self.pretrained = self._load()
+        else:
+            rows = split(self.corpus, self.preset, self.seed)
+        known = self.corpus if rows is None else self.corpus.take(rows[0])
+        trees, bundle = self._train_forest(text_path, known)
+        encoder, training = self._train_encoder(text_path, known, found)
+        with self.clock.stage("export encoder"):
+            export_encoder(encoder.cpu(), self.aside / "model.pt", ties={"vocab.txt": text_path.vocabulary_sha256})
+        if rows is not None:
+            with self.clock.stage("score held-out texts") as on_step:
+                found = self._score(text_path, rows, encoder, trees, bundle, on_step)
+        assert found is not None
+        self._write_rest(known, found)
+        return self._write_report(known, found, training)
 
-def _train_forest(out: Path, bundle: Bundle, known: Corpus, preset: Preset, seed: int) -> Any:
-    trees = forest.train_forest(bundle, known.texts, known.targets, seed=seed, num_trees=preset.num_trees)
-    inputs = forest.forest_inputs(bundle, known.texts)
-    forest.export_forest(trees, inputs, out / "checkpoint.tl", bundle_sha256=sha256(out / "preprocess.json"))
-    return trees
+    def _load(self) -> encoders.Pretrained:
+        """The encoder as it was published, again."""
+        name, dropout = self.pretrained.name, self.preset.encoder.dropout
+        return encoders.load_encoder(name, seed=self.seed, revision=self.revision, dropout=dropout)
 
+    def _write_vocabulary(self) -> TextPath:
+        pretrained, path = self.pretrained, self.aside / "vocab.txt"
+        path.write_text("".join(f"{token}\n" for token in pretrained.vocabulary), encoding="utf-8")
+        max_length = min(self.preset.max_length, pretrained.max_positions)
+        settings = {
+            "tokenizer_class": "BertTokenizer",
+            "do_lower_case": pretrained.is_lowercase,
+            "model_max_length": max_length,
+        }
+        (self.aside / "tokenizer_config.json").write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
+        tokenizer = WordPiece(pretrained.vocabulary, is_lowercase=pretrained.is_lowercase, max_length=max_length)
+        return TextPath(sha256(path), pretrained.is_lowercase, tokenizer)
 
-def _rmse(scores: np.ndarray[Any, Any], targets: np.ndarray[Any, Any]) -> float:
-    return round(float(np.sqrt(np.mean((scores - targets) ** 2))), 4)
+    def _cross_validate(self, text_path: TextPath) -> CrossValidation:
+        validator = CrossValidator(
+            corpus=self.corpus, text_path=text_path, load=self._load, settings=self.preset.encoder,
+            num_trees=self.preset.num_trees, seed=self.seed, work=self.work, stage=self.clock.stage,
+        )  # fmt: skip
+        return validator.run(self.preset.num_folds)
 
+    def _train_forest(self, text_path: TextPath, known: Corpus) -> tuple[Any, Bundle]:
+        with self.clock.stage("train forest"):
+            bundle = text_path.fit_bundle(known)
+            path = self.aside / "preprocess.json"
+            path.write_text(bundle.dumps(), encoding="utf-8")
+            trees = forest.train_forest(
+                bundle, known.texts, known.targets, seed=self.seed, num_trees=self.preset.num_trees
+            )
+            inputs = forest.forest_inputs(bundle, known.texts)
+            forest.export_forest(trees, inputs, self.aside / "checkpoint.tl", bundle_sha256=sha256(path))
+        return trees, bundle
 
-def _report(
-    corpus: Corpus,
-    known: Corpus,
-    held_out: Corpus,
-    preset: Preset,
-    seed: int,
-    encoder: str,
-    scores: dict[str, np.ndarray[Any, Any]],
-    seconds: dict[str, float],
-) -> dict[str, Any]:
-    blend = DEFAULT_WEIGHT * scores["encoder"] + (1 - DEFAULT_WEIGHT) * scores["forest"]
-    return {
-        "corpus": {"name": corpus.name, "sha256": corpus.sha256, "num_texts": len(corpus)},
-        "is_demonstration": corpus.is_demonstration,
-        "num_trained_on": len(known),
-        "num_held_out": len(held_out),
-        "held_out_rmse": {
-            **{name: _rmse(values, held_out.targets) for name, values in scores.items()},
-            "blend": _rmse(blend, held_out.targets),
-            "mean_of_training": _rmse(np.full(len(held_out), known.targets.mean()), held_out.targets),
-        },
-        "bert_weight": DEFAULT_WEIGHT,
-        "contents": {
-            "bert-large": f"{encoder}, linear head on the mean of the last hidden states",
-            "cuml": f"random forest, {preset.num_trees} trees of depth {forest.MAX_DEPTH}",
-        },
-        "preset": asdict(preset),
-        "seed": seed,
-        "seconds": seconds,
-        "shoal": shoal.__version__,
-        "versions": {
-            "python": platform.python_version(),
-            **{library: version(library) for library in LIBRARIES},
-        },
-    }
+    def _train_encoder(
+        self, text_path: TextPath, known: Corpus, found: CrossValidation | None
+    ) -> tuple[encoders.Encoder, Training]:
+        """On all rows: the head and the share of the steps that the folds found, else all steps of the first head."""
+        settings = self.preset.encoder
+        num_steps = min(settings.count_steps(len(known)), self.preset.max_steps or settings.count_steps(len(known)))
+        training = Training(self.pretrained.candidates, text_path.tokenizer, settings, seed=self.seed)
+        if found:
+            training.progress.head = found.head
+        with self.clock.stage("train encoder") as on_step:
+            encoder = training.run(
+                known, None, num_steps=num_steps, stop_at=max(1, round(found.share * num_steps)) if found else None,
+                checkpoint=self.work.checkpoint("encoder"), on_step=on_step,
+            )  # fmt: skip
+        return encoder, training
+
+    def _score(
+        self, text_path: TextPath, rows: tuple[Rows, Rows], encoder: encoders.Encoder, trees: Any, bundle: Bundle,
+        on_step: OnStep,
+    ) -> CrossValidation:  # fmt: skip
+        """What the held-out rows say, in the form of a cross-validation with one fold."""
+        known, unseen = rows
+        held_out = self.corpus.take(unseen)
+        inputs = forest.forest_inputs(bundle, held_out.texts)
+        growth = forest.weigh_features(trees, inputs, held_out.targets, seed=self.seed).tolist()
+        formulas = linear_baselines(self.corpus.formulas, self.corpus.targets, [rows])
+        evaluation = evaluate_rows(
+            held_out,
+            np.zeros(len(held_out), np.int64),
+            encoder=predict(encoder, text_path.tokenizer, held_out.texts, on_step=on_step)[:, 0],
+            tree=np.asarray(trees.predict(inputs), np.float64),
+            mean=np.full(len(held_out), self.corpus.targets[known].mean()),
+            formulas={name: values[unseen] for name, values in formulas.items()},
+        )
+        importances = sort_importances(dict(zip(forest.name_features(bundle), growth, strict=True)))
+        return CrossValidation(evaluation, unseen, DEFAULT_WEIGHT, encoder.pooling, 1.0, [], [], importances)
+
+    def _write_rest(self, known: Corpus, found: CrossValidation) -> None:
+        weight = json.dumps({"bert_weight": found.weight})
+        (self.aside / "postprocess.json").write_text(f"{weight}\n", encoding="utf-8")
+        prints = sorted({fingerprint(text) for text in known.texts})
+        evaluation = found.evaluation
+        with (self.aside / UNSEEN).open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(["text", "fold", "target", *OURS])
+            scores = (evaluation.predictions[name].tolist() for name in OURS)
+            columns = ((found.rows + 1).tolist(), (evaluation.folds + 1).tolist(), evaluation.targets.tolist(), *scores)
+            writer.writerows(zip(*columns, strict=True))
+        (self.aside / TRAINED_ON).write_text("".join(f"{line}\n" for line in prints), encoding="utf-8")
+
+    def _write_report(self, known: Corpus, found: CrossValidation, training: Training) -> dict[str, Any]:
+        with self.clock.stage("report"):
+            report = describe(self.corpus, known, self.pretrained, found, training, asdict(self.preset), self.seed)
+            report["seconds"] = self.clock.seconds
+            report["peak_memory_gib"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2)
+            write_page(self.aside / PAGE, report, found.evaluation)
+            report["files"] = {path.name: sha256(path) for path in sorted(self.aside.iterdir())}
+            (self.aside / REPORT).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        self.aside.chmod(0o755)
+        exchange(self.aside, self.out)
+        return report

@@ -1,0 +1,196 @@
+"""Cross-validation: every row is predicted by models that have seen neither it nor any text like it.
+
+Word lists, z-scores, head and stopping come from each fold's training rows alone.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shoal.component.bundle import Bundle
+from shoal.component.wordpiece import WordPiece
+from shoal.training import forest
+from shoal.training.batches import OnStep, Scores, predict
+from shoal.training.corpus import Corpus
+from shoal.training.encoder import POOLINGS, Pretrained
+from shoal.training.evaluation import Evaluation, blend_weight, cross_fitted_blend, linear_baselines
+from shoal.training.fit import EncoderSettings, Training
+from shoal.training.folds import Rows, make_folds, split_inner
+from shoal.training.work import Result, Work
+
+OURS = ("encoder", "forest", "blend")  # predictions of our models, by name
+Stage = Callable[[str], AbstractContextManager[OnStep]]
+
+
+@dataclass(frozen=True)
+class TextPath:
+    """How a text becomes inputs, whatever rows are trained on."""
+
+    vocabulary_sha256: str
+    is_lowercase: bool
+    tokenizer: WordPiece
+
+    def fit_bundle(self, corpus: Corpus) -> Bundle:
+        """Word lists and z-scores of these texts."""
+        return forest.fit_bundle(
+            corpus.texts,
+            vocabulary_sha256=self.vocabulary_sha256,
+            is_lowercase=self.is_lowercase,
+            max_length=self.tokenizer.max_length,
+        )
+
+
+@dataclass(frozen=True)
+class CrossValidation:
+    """Out-of-fold predictions, and what the folds found out for the final models.
+
+    ``head`` and ``share``, of the planned steps, are what the folds' inner splits chose: the head with the lowest RMSE
+    on average, and the median of the best steps. ``importances`` are means over the folds, by feature name. ``rows``
+    are the rows of the corpus that ``evaluation`` is about.
+    """
+
+    evaluation: Evaluation
+    rows: Rows
+    weight: float
+    head: str
+    share: float
+    chosen: list[dict[str, Any]]
+    histories: list[list[dict[str, Any]]]
+    importances: dict[str, float]
+
+
+@dataclass
+class CrossValidator:
+    """Trains and predicts, fold by fold; finished stages are read from ``work``."""
+
+    corpus: Corpus
+    text_path: TextPath
+    load: Callable[[], Pretrained]
+    settings: EncoderSettings
+    num_trees: int
+    seed: int
+    work: Work
+    stage: Stage
+
+    def run(self, num_folds: int) -> CrossValidation:
+        """All folds."""
+        folds = make_folds(self.corpus, num_folds, seed=self.seed)
+        trees, encoders = [], []
+        for number, (known, unseen) in enumerate(folds, 1):
+            trees.append(self._forest(f"{number} of {num_folds}", number, known, unseen))
+        for number, (known, unseen) in enumerate(folds, 1):
+            encoders.append(self._encoder(f"{number} of {num_folds}", number, known, unseen))
+        return self._gather(folds, trees, encoders)
+
+    def _forest(self, which: str, number: int, known: Rows, unseen: Rows) -> Result:
+        def make() -> Result:
+            train, test = self.corpus.take(known), self.corpus.take(unseen)
+            bundle = self.text_path.fit_bundle(train)
+            trained = forest.train_forest(bundle, train.texts, train.targets, seed=self.seed, num_trees=self.num_trees)
+            inputs = forest.forest_inputs(bundle, test.texts)
+            growth = forest.weigh_features(trained, inputs, test.targets, seed=self.seed, on_step=on_step)
+            scores = np.asarray(trained.predict(inputs), np.float64)
+            return Result({"scores": scores}, dict(zip(forest.name_features(bundle), growth.tolist(), strict=True)))
+
+        with self.stage(f"forest, fold {which}") as on_step:
+            return self.work.once(f"forest-{number}", make)
+
+    def _encoder(self, which: str, number: int, known: Rows, unseen: Rows) -> Result:
+        def make() -> Result:
+            train, inner = split_inner(self.corpus.take(known), seed=self.seed)
+            tokenizer = self.text_path.tokenizer
+            training = Training(self.load().candidates, tokenizer, self.settings, seed=self.seed)
+            num_steps = self.settings.count_steps(len(train))
+            encoder = training.run(train, inner, num_steps=num_steps, checkpoint=checkpoint, on_step=on_step)
+            scores = predict(encoder, tokenizer, self.corpus.take(unseen).texts)[:, 0]
+            progress = training.progress
+            facts = {
+                "chosen": {
+                    "fold": number,
+                    "head": progress.head,
+                    "best_step": progress.best_step,
+                    "num_steps": num_steps,
+                    "inner_rmse": round(progress.best_rmse, 4),
+                },
+                "history": progress.history,
+            }
+            return Result({"scores": scores}, facts)
+
+        checkpoint = self.work.checkpoint(f"encoder-{number}")
+        with self.stage(f"encoder, fold {which}") as on_step:
+            result = self.work.once(f"encoder-{number}", make)
+        checkpoint.remove()
+        return result
+
+    def _gather(self, folds: list[tuple[Rows, Rows]], trees: list[Result], encoders: list[Result]) -> CrossValidation:
+        targets, count = self.corpus.targets, len(self.corpus)
+        number, encoder, tree, mean = np.zeros(count, np.int64), *(np.zeros(count) for _ in range(3))
+        for k, (known, unseen) in enumerate(folds):
+            number[unseen] = k
+            encoder[unseen], tree[unseen] = encoders[k].arrays["scores"], trees[k].arrays["scores"]
+            mean[unseen] = targets[known].mean()
+        evaluation = evaluate_rows(
+            self.corpus, number, encoder=encoder, tree=tree, mean=mean,
+            formulas=linear_baselines(self.corpus.formulas, targets, folds),
+        )  # fmt: skip
+        chosen = [result.facts["chosen"] for result in encoders]
+        return CrossValidation(
+            evaluation=evaluation,
+            rows=np.arange(count),
+            weight=blend_weight(encoder, tree, targets),
+            head=_choose_head([result.facts["history"] for result in encoders]),
+            share=float(np.median([entry["best_step"] / entry["num_steps"] for entry in chosen])),
+            chosen=chosen,
+            histories=[result.facts["history"] for result in encoders],
+            importances=_mean_by_name([result.facts for result in trees]),
+        )
+
+
+def evaluate_rows(
+    corpus: Corpus, folds: Rows, *, encoder: Scores, tree: Scores, mean: Scores, formulas: dict[str, Scores]
+) -> Evaluation:
+    """The predictions for the rows of ``corpus``, ready to be compared."""
+    blend = cross_fitted_blend(encoder, tree, corpus.targets, folds)
+    models = dict(zip(OURS, (encoder, tree, blend), strict=True))
+    kinds = {
+        **dict.fromkeys(models, "model"),
+        **dict.fromkeys(formulas, "formula"),
+        "mean of training rows": "baseline",
+    }
+    return Evaluation(
+        targets=corpus.targets,
+        folds=folds,
+        predictions={**models, **formulas, "mean of training rows": mean},
+        kinds=kinds,
+        num_words=np.array([len(text.split()) for text in corpus.texts], np.int64),
+        genres=corpus.genres,
+    )
+
+
+def _choose_head(histories: list[list[dict[str, Any]]]) -> str:
+    """The head whose best inner RMSE is the lowest, on average over the folds."""
+    best = {
+        head: np.mean([min(entry["inner_rmse"][head] for entry in history) for history in histories])
+        for head in POOLINGS
+    }
+    return min(best, key=lambda head: float(best[head]))
+
+
+def _mean_by_name(folds: list[dict[str, float]]) -> dict[str, float]:
+    """Means over the folds; a word that a fold does not list counts 0 there."""
+    sums: dict[str, float] = defaultdict(float)
+    for fold in folds:
+        for name, value in fold.items():
+            sums[name] += value / len(folds)
+    return sort_importances(sums)
+
+
+def sort_importances(importances: Mapping[str, float]) -> dict[str, float]:
+    """The greatest first, ties in alphabetical order."""
+    return dict(sorted(importances.items(), key=lambda item: (-item[1], item[0])))

@@ -1,0 +1,122 @@
+"""Scoring labelled texts with the models of an artifact folder, as they will be served."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shoal.component.bundle import sha256
+from shoal.errors import ArtifactError, InputError
+from shoal.progress import OnProgress
+from shoal.repository.compose import compose
+from shoal.serving.local import Pipeline
+from shoal.training.corpus import Corpus, fingerprint
+from shoal.training.evaluation import Evaluation, by_group, summarise
+from shoal.training.report import REPORT
+from shoal.training.train import TRAINED_ON
+
+ENSEMBLE = "ensemble_all"
+OUTPUTS = {"encoder": "BERT_SCORE", "forest": "FOREST_SCORE", "blend": "SCORE"}
+BATCH_SIZE = 32
+SEEN = ("refuse", "skip", "include")  # what to do with texts that the models were trained on
+
+
+def evaluate(
+    artifacts: Path | str,
+    corpus: Corpus,
+    *,
+    seen: str = "refuse",
+    on_progress: OnProgress = lambda stage, done, total: None,
+) -> dict[str, Any]:
+    """How well the artifacts' models score ``corpus``: RMSE and correlations with their intervals, by genre and length.
+
+    The pipeline is composed and run in this process, so that the scores are those a server would give. Texts that the
+    models were trained on, whatever their case and spacing, are refused, skipped or included, as ``seen`` says.
+
+    Raises:
+        InputError: texts were trained on, or none is left.
+        ArtifactError: ``artifacts`` is no artifact folder of shoal's, or one of its files was changed.
+    """
+    artifacts = Path(artifacts)
+    report = _read_report(artifacts)
+    corpus, num_seen = _sort_out(artifacts, corpus, seen)
+    with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
+        on_progress("load the pipeline", 0, 1)
+        repository = compose(ENSEMBLE, Path(folder) / "repository", artifacts=artifacts)
+        pipeline = Pipeline.load(repository / ENSEMBLE)
+        on_progress("load the pipeline", 1, 1)
+        try:
+            scores = _score(pipeline, corpus, on_progress)
+        finally:
+            pipeline.close()
+    evaluation = Evaluation(
+        targets=corpus.targets,
+        folds=np.zeros(len(corpus), np.int64),
+        predictions={**scores, "mean of training rows": np.full(len(corpus), report["target_mean"])},
+        kinds={**dict.fromkeys(scores, "model"), "mean of training rows": "baseline"},
+        num_words=np.array([len(text.split()) for text in corpus.texts], np.int64),
+        genres=corpus.genres,
+    )
+    return {
+        "artifacts": {name: report["files"][name] for name in ("model.pt", "checkpoint.tl", "preprocess.json")},
+        "corpus": {"name": corpus.name, "sha256": corpus.sha256, "num_texts": len(corpus)},
+        "num_seen": num_seen,
+        "seen": seen,
+        "predictions": summarise(evaluation),
+        "groups": by_group(evaluation),
+    }
+
+
+def _read_report(artifacts: Path) -> dict[str, Any]:
+    try:
+        report: dict[str, Any] = json.loads((artifacts / REPORT).read_text(encoding="utf-8"))
+        files, _ = report["files"], report["target_mean"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ArtifactError(
+            f"{artifacts} is no artifact folder: it holds no {REPORT} of `shoal train`.",
+            "Type: shoal train --out FOLDER",
+        ) from None
+    for name, expected in files.items():
+        if not (artifacts / name).is_file() or sha256(artifacts / name) != expected:
+            raise ArtifactError(
+                f"{artifacts / name} is not the file that was trained with the others.", "Train again, or restore it."
+            )
+    return report
+
+
+def _sort_out(artifacts: Path, corpus: Corpus, seen: str) -> tuple[Corpus, int]:
+    """The rows to score, and how many of the corpus the models were trained on."""
+    if seen not in SEEN:
+        raise InputError(f"seen is {seen!r}.", f"Say one of {', '.join(SEEN)}.")
+    trained = set((artifacts / TRAINED_ON).read_text(encoding="utf-8").split())
+    rows = [row for row, text in enumerate(corpus.texts) if fingerprint(text) in trained]
+    if rows and seen == "refuse":
+        shown = ", ".join(str(row + 1) for row in rows[:5]) + (", ..." if len(rows) > 5 else "")
+        raise InputError(
+            f"The models of {artifacts} were trained on {len(rows):,} of the {len(corpus):,} texts of {corpus.name}"
+            f" (texts {shown}): their scores would look better than they are.",
+            "Give texts that are new to them, or --seen skip to score the others, or --seen include to score all.",
+        )
+    if rows and seen == "skip":
+        corpus = corpus.take(np.setdiff1d(np.arange(len(corpus)), rows))
+    if not len(corpus):
+        raise InputError("The models were trained on every text of the file: there is nothing left to score.")
+    return corpus, len(rows)
+
+
+def _score(pipeline: Pipeline, corpus: Corpus, on_progress: OnProgress) -> dict[str, np.ndarray[Any, Any]]:
+    """Texts of like length share a batch, since a batch is padded to its longest."""
+    order = np.argsort([len(text) for text in corpus.texts], kind="stable")
+    scores = {name: np.zeros(len(corpus)) for name in OUTPUTS}
+    on_progress("score", 0, len(corpus))
+    for start in range(0, len(order), BATCH_SIZE):
+        rows = order[start : start + BATCH_SIZE]
+        answer = pipeline(excerpt=[corpus.texts[row] for row in rows])
+        for name, output in OUTPUTS.items():
+            scores[name][rows] = np.asarray(answer[output])[:, 0]
+        on_progress("score", start + len(rows), len(corpus))
+    return scores

@@ -1,0 +1,299 @@
+"""How far predictions are from the targets, how sure that is, and what they are compared to.
+
+Every interval is a percentile bootstrap's (Efron & Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 13),
+95 % wide, over texts. It says how the figure would move with other texts of the same kind, not with another training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.component.scores import blend
+from shoal.errors import InputError, needs
+
+ENCODER, FOREST, BLEND = "encoder", "forest", "blend"
+MODEL, FORMULA, BASELINE = "model", "formula", "baseline"
+NUM_RESAMPLES = 2000
+QUANTILES = (0.025, 0.975)
+MAX_GENRES, OTHER_GENRES = 15, "(all other genres)"  # so that a table stays a table
+_CHUNK = 256  # resamples at a time: 10 MB of counts for 4,724 texts
+_EVEN = 0.5  # the weight where nothing speaks for either model
+
+FP64 = NDArray[np.float64]
+INT64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Predictions for texts that no model saw in training, and what they are compared to.
+
+    ``targets`` and each of ``predictions`` are FP64 ``[n]``; ``folds`` INT64 ``[n]`` names the fold whose models made
+    the prediction (all 0 for one held-out set); ``num_words`` INT64 ``[n]``; ``genres`` has a name per text or none.
+    ``kinds`` says of each prediction whether it is a "model", a "formula" or a "baseline". The order of
+    ``predictions`` is kept; one of them is "blend".
+
+    Raises:
+        InputError: a length, a kind or a value that does not fit.
+    """
+
+    targets: FP64
+    folds: INT64
+    predictions: Mapping[str, FP64]
+    kinds: Mapping[str, str]
+    num_words: INT64
+    genres: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        num_texts = len(self.targets)
+        if not num_texts:
+            raise InputError("An evaluation of no texts says nothing.", "Give it held-out texts.")
+        values = {"targets": self.targets, **self.predictions}
+        sized = {**values, "folds": self.folds, "num_words": self.num_words, "genres": self.genres or self.folds}
+        for name, column in sized.items():
+            if len(column) != num_texts:
+                raise InputError(f"{name} has {len(column)} rows; there are {num_texts} targets.", "Give one a text.")
+            if name in values:
+                _check_finite(name, np.asarray(column))
+        if BLEND not in self.predictions:
+            raise InputError(f"There is no prediction named {BLEND}.", f"There are: {', '.join(self.predictions)}.")
+        for name in self.predictions:
+            if self.kinds.get(name) not in (MODEL, FORMULA, BASELINE):
+                raise InputError(f"{name} is of kind {self.kinds.get(name)}.", "Name it model, formula or baseline.")
+
+    def named(self, kind: str) -> list[str]:
+        """The predictions of one kind, in order."""
+        return [name for name in self.predictions if self.kinds[name] == kind]
+
+
+def _check_finite(name: str, values: FP64) -> None:
+    if num_odd := np.count_nonzero(~np.isfinite(values)):
+        raise InputError(f"{name} holds {num_odd} values that are no numbers.", "Leave out their texts.")
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Of one prediction: low and high of its RMSE, its Pearson correlation, and the blend's RMSE less its own.
+
+    ``pearson`` is None where there is no correlation, ``difference`` is None for the blend itself.
+    """
+
+    rmse: tuple[float, float]
+    pearson: tuple[float, float] | None
+    difference: tuple[float, float] | None
+
+
+def rmse(predictions: FP64, targets: FP64) -> float:
+    """The root of the mean squared error."""
+    return float(np.sqrt(np.mean((predictions - targets) ** 2)))
+
+
+def pearson(predictions: FP64, targets: FP64) -> float | None:
+    """Pearson's correlation, or None where either side is constant."""
+    if is_constant(predictions) or is_constant(targets):
+        return None
+    x, y = predictions - predictions.mean(), targets - targets.mean()
+    return float((x @ y) / np.sqrt((x @ x) * (y @ y)))
+
+
+def spearman(predictions: FP64, targets: FP64) -> float | None:
+    """Spearman's rank correlation, ties at their mean rank, or None where either side is constant."""
+    if pearson(predictions, targets) is None:
+        return None
+    with needs("train"):
+        from scipy.stats import spearmanr
+    return float(spearmanr(predictions, targets).statistic)
+
+
+def is_constant(values: FP64) -> bool:
+    """Whether ``values`` differ by rounding only."""
+    return float(np.ptp(values)) <= 1e-12 * max(1.0, float(np.abs(values).max()))
+
+
+def _has_correlation(evaluation: Evaluation, name: str) -> bool:
+    """Whether a correlation says something about ``name``.
+
+    A mean of training rows is lower where the fold's own targets are high: over all folds it correlates with them,
+    negatively, and knows nothing.
+    """
+    values = evaluation.predictions[name]
+    by_fold = (values[evaluation.folds == fold] for fold in np.unique(evaluation.folds))
+    is_mean = evaluation.kinds[name] == BASELINE and all(map(is_constant, by_fold))
+    return not is_mean and pearson(values, evaluation.targets) is not None
+
+
+def resample_counts(num_texts: int, num_resamples: int, seed: int) -> Iterator[FP64]:
+    """How often each text is in each resample, FP64 ``[up to 256, num_texts]`` at a time; rows sum to ``num_texts``."""
+    random = np.random.default_rng(seed)
+    for start in range(0, num_resamples, _CHUNK):
+        size = min(_CHUNK, num_resamples - start)
+        draws = random.integers(num_texts, size=(size, num_texts)) + num_texts * np.arange(size)[:, None]
+        yield np.bincount(draws.ravel(), minlength=size * num_texts).reshape(size, num_texts).astype(np.float64)
+
+
+def bootstrap(evaluation: Evaluation, *, num_resamples: int = NUM_RESAMPLES, seed: int = 0) -> dict[str, Intervals]:
+    """95 % intervals of every prediction, all on the same resamples, so that differences are paired."""
+    names, num_texts, width = list(evaluation.predictions), len(evaluation.targets), len(evaluation.predictions)
+    stacked = np.column_stack([evaluation.predictions[name] for name in names])
+    errors = (stacked - evaluation.targets[:, None]) ** 2
+    targets = (evaluation.targets - evaluation.targets.mean())[:, None]
+    centred = stacked - stacked.mean(axis=0)  # or the squares would drown the variance
+    columns = np.hstack([errors, centred, centred**2, centred * targets, targets, targets**2])
+    sums = np.vstack([counts @ columns for counts in resample_counts(num_texts, num_resamples, seed)])
+    mse, x, xx, xy, y, yy = np.split(sums / num_texts, [width, 2 * width, 3 * width, 4 * width, 4 * width + 1], axis=1)
+    rmses = np.sqrt(mse)
+    with np.errstate(divide="ignore", invalid="ignore"):  # a resample of one text over and over
+        pearsons = (xy - x * y) / np.sqrt((xx - x**2) * (yy - y**2))
+    of_blend = rmses[:, names.index(BLEND)]
+    return {
+        name: Intervals(
+            rmse=_interval(rmses[:, i]),
+            pearson=_interval(pearsons[:, i]) if _has_correlation(evaluation, name) else None,
+            difference=_interval(of_blend - rmses[:, i]) if name != BLEND else None,
+        )
+        for i, name in enumerate(names)
+    }
+
+
+def _interval(values: FP64) -> tuple[float, float]:
+    low, high = np.quantile(values[np.isfinite(values)], QUANTILES)
+    return float(low), float(high)
+
+
+def _rounded(value: Any) -> Any:
+    """Every number in ``value`` to four decimals; pairs are lists, as in JSON."""
+    if isinstance(value, list | tuple):
+        return [_rounded(part) for part in value]
+    return round(value, 4) if isinstance(value, float) else value
+
+
+def summarise(evaluation: Evaluation, *, num_resamples: int = NUM_RESAMPLES, seed: int = 0) -> list[dict[str, Any]]:
+    """One record a prediction, in order, ready for JSON, to four decimals.
+
+    Keys: ``name``, ``kind``, ``rmse``, ``rmse_interval``, ``pearson``, ``pearson_interval``, ``spearman``,
+    ``rmse_by_fold`` (folds ascending), and ``difference`` with ``difference_interval``: the blend's RMSE less this one,
+    so that a negative number speaks for the blend. What does not exist is None.
+    """
+    intervals = bootstrap(evaluation, num_resamples=num_resamples, seed=seed)
+    targets, folds = evaluation.targets, [evaluation.folds == fold for fold in np.unique(evaluation.folds)]
+    of_blend = rmse(evaluation.predictions[BLEND], targets)
+
+    def describe(name: str, values: FP64) -> dict[str, Any]:
+        correlates = _has_correlation(evaluation, name)
+        record = {
+            "name": name,
+            "kind": evaluation.kinds[name],
+            "rmse": rmse(values, targets),
+            "rmse_interval": intervals[name].rmse,
+            "pearson": pearson(values, targets) if correlates else None,
+            "pearson_interval": intervals[name].pearson,
+            "spearman": spearman(values, targets) if correlates else None,
+            "rmse_by_fold": [rmse(values[fold], targets[fold]) for fold in folds],
+            "difference": of_blend - rmse(values, targets) if name != BLEND else None,
+            "difference_interval": intervals[name].difference,
+        }
+        return {key: _rounded(value) for key, value in record.items()}
+
+    return [describe(name, values) for name, values in evaluation.predictions.items()]
+
+
+def length_groups(evaluation: Evaluation) -> dict[str, INT64]:
+    """Row numbers by fifth of length, shortest first, named by their words; fewer groups where lengths are equal."""
+    edges = np.quantile(evaluation.num_words, (0.2, 0.4, 0.6, 0.8))
+    fifths = np.searchsorted(edges, evaluation.num_words)  # texts of one length share a group
+    groups = {}
+    for fifth in np.unique(fifths):
+        rows = np.flatnonzero(fifths == fifth)
+        low, high = int(evaluation.num_words[rows].min()), int(evaluation.num_words[rows].max())
+        groups[f"{low} words" if low == high else f"{low}–{high} words"] = rows
+    return groups
+
+
+def genre_groups(evaluation: Evaluation) -> dict[str, INT64]:
+    """Row numbers by genre, most texts first; genres after the fifteenth are one group; empty without genres."""
+    if not evaluation.genres:
+        return {}
+    genres = np.asarray(evaluation.genres)
+    names, counts = np.unique(genres, return_counts=True)
+    order = sorted(range(len(names)), key=lambda i: (-counts[i], names[i]))
+    groups = {str(names[i]): np.flatnonzero(genres == names[i]) for i in order[:MAX_GENRES]}
+    if order[MAX_GENRES:]:
+        groups[OTHER_GENRES] = np.flatnonzero(np.isin(genres, names[order[MAX_GENRES:]]))
+    return groups
+
+
+def by_group(evaluation: Evaluation) -> dict[str, list[dict[str, Any]]]:
+    """RMSE and mean residual of every model by ``genre`` and by ``length``, to four decimals, ready for JSON.
+
+    Each record has ``group``, ``num_texts`` and ``models``: name -> ``rmse`` and ``mean_residual``, target less
+    prediction; positive where the texts are easier than the model thinks.
+    """
+
+    def describe(group: str, rows: INT64) -> dict[str, Any]:
+        targets, figures = evaluation.targets[rows], {}
+        for name in evaluation.named(MODEL):
+            values = evaluation.predictions[name][rows]
+            mean_residual = float(np.mean(targets - values))
+            figures[name] = {"rmse": _rounded(rmse(values, targets)), "mean_residual": _rounded(mean_residual)}
+        return {"group": group, "num_texts": len(rows), "models": figures}
+
+    groups = {"genre": genre_groups(evaluation), "length": length_groups(evaluation)}
+    return {kind: [describe(name, rows) for name, rows in found.items()] for kind, found in groups.items()}
+
+
+def linear_baselines(
+    columns: Mapping[str, FP64], targets: FP64, folds: Sequence[tuple[INT64, INT64]]
+) -> dict[str, FP64]:
+    """Out-of-fold predictions of a least-squares line on each of ``columns``, and of one on all of them.
+
+    ``columns`` and ``targets`` are FP64 ``[n]``, ``folds`` pairs of row numbers ``(train, test)``. Everything is fitted
+    on the training rows; rows in no test fold stay NaN.
+
+    Raises:
+        InputError: a column holds a value that is no number.
+    """
+    for name, column in columns.items():
+        _check_finite(name, column)
+    chosen = {name: np.asarray(column, np.float64)[:, None] for name, column in columns.items()}
+    if len(columns) > 1:
+        chosen[f"all {len(columns)} formulas (linear)"] = np.hstack(list(chosen.values()))
+    predictions = {name: np.full(len(targets), np.nan) for name in chosen}
+    for train, test in folds:
+        for name, inputs in chosen.items():
+            mean, std = inputs[train].mean(axis=0), inputs[train].std(axis=0)
+            # Standardised, since formulas differ a hundredfold in size and many are nearly the same line.
+            scaled = (inputs - mean) / np.where(std == 0, 1.0, std)
+            weights = np.linalg.lstsq(scaled[train], targets[train] - targets[train].mean(), rcond=None)[0]
+            predictions[name][test] = targets[train].mean() + scaled[test] @ weights
+    return predictions
+
+
+def blend_weight(encoder: FP64, forest: FP64, targets: FP64) -> float:
+    """The weight w for which ``w * encoder + (1 - w) * forest`` has the least RMSE, within 0 and 1, to two decimals.
+
+    With e, f and t for the three, d(RMSE)/dw = 0 where w = sum((t - f)(e - f)) / sum((e - f)^2). It is 0.5 for two
+    predictions that are the same.
+    """
+    apart = encoder - forest
+    if not apart.any():
+        return _EVEN
+    weight = float((targets - forest) @ apart / (apart @ apart))
+    return round(min(max(weight, 0.0), 1.0), 2)
+
+
+def cross_fitted_blend(encoder: FP64, forest: FP64, targets: FP64, folds: INT64) -> FP64:
+    """The blend of each row, FP64 ``[n]``, with the weight that fits the rows of all *other* folds best.
+
+    A weight that had seen a row's own target would flatter the blend. One fold alone has no others: there it is 0.5.
+    """
+    combined: FP64 = blend(_EVEN, encoder, forest)
+    for fold in np.unique(folds):
+        own = folds == fold
+        if not own.all():
+            weight = blend_weight(encoder[~own], forest[~own], targets[~own])
+            combined[own] = blend(weight, encoder[own], forest[own])
+    return combined

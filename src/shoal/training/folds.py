@@ -1,0 +1,52 @@
+"""Rows divided so that texts that are the same never stand on both sides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from shoal.errors import InputError
+from shoal.training.corpus import Corpus
+
+Rows = np.ndarray[Any, np.dtype[np.int64]]
+INNER_SHARE, MAX_INNER = 0.1, 300  # of the rows to train on; more rows would only cost time
+
+
+def make_folds(corpus: Corpus, num_folds: int, *, seed: int) -> list[tuple[Rows, Rows]]:
+    """Rows to train on and rows to predict, a pair a fold; every row is predicted once.
+
+    These are the folds of scikit-learn's ``KFold(num_folds, shuffle=True, random_state=seed)``: its permutation of the
+    rows, cut into parts. A text that repeats another is left out of the permutation and follows that one, so that with
+    few of them only rows at the cuts are in another fold than scikit-learn's.
+
+    Raises:
+        InputError: there are too few different texts.
+    """
+    groups, firsts = corpus.groups, np.unique(corpus.groups, return_index=True)[1]
+    needed = max(10, 2 * num_folds)
+    if len(firsts) < needed:
+        raise InputError(
+            f"{corpus.name} has {len(firsts)} different texts; {num_folds} folds need at least {needed}.",
+            "Give it more, or train with --preset quick.",
+        )
+    order = np.random.RandomState(seed).permutation(len(corpus))
+    parts = np.array_split(groups[order[np.isin(order, firsts)]], num_folds)
+    return [(np.flatnonzero(~np.isin(groups, part)), np.flatnonzero(np.isin(groups, part))) for part in parts]
+
+
+def hold_out(corpus: Corpus, num_rows: int, *, seed: int) -> tuple[Rows, Rows]:
+    """Rows to keep and about ``num_rows`` others, drawn with ``seed``, in the order of the draw."""
+    groups = corpus.groups
+    order = np.random.default_rng(seed).permutation(int(groups.max()) + 1)
+    sizes = np.bincount(groups)[order].cumsum()
+    held = order[: int(np.searchsorted(sizes, num_rows)) + 1] if num_rows else order[:0]
+    rank = np.argsort(order)[groups]  # of each row's text in the draw
+    drawn = np.argsort(rank, kind="stable")
+    return drawn[~np.isin(groups[drawn], held)], drawn[np.isin(groups[drawn], held)]
+
+
+def split_inner(corpus: Corpus, *, seed: int) -> tuple[Corpus, Corpus]:
+    """Texts to train on and the inner split, which chooses the head and when to stop."""
+    kept, inner = hold_out(corpus, min(MAX_INNER, round(INNER_SHARE * len(corpus))), seed=seed)
+    return corpus.take(np.sort(kept)), corpus.take(np.sort(inner))

@@ -1,0 +1,116 @@
+"""``report.html``: the report as one page for people, which loads nothing from anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from shoal.errors import needs
+from shoal.training import plots
+from shoal.training.evaluation import BASELINE, BLEND, FORMULA, MODEL, NUM_RESAMPLES, Evaluation
+
+TEMPLATE = "report.html.j2"
+_ASSETS = Path(__file__).parent / "assets"
+_HEADS = {"mean": "the mean of the last hidden states", "cls": "the last hidden state of [CLS]"}
+
+
+def write_page(path: Path, report: Mapping[str, Any], evaluation: Evaluation) -> None:
+    """Write the page of ``report``; ``evaluation`` holds the predictions that its figures were computed from.
+
+    The same report gives the same bytes. The page has no script, and no text of the corpus.
+
+    Raises:
+        SetupError: jinja2 or matplotlib is not installed.
+    """
+    with needs("train"):
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    environment = Environment(
+        loader=FileSystemLoader(_ASSETS), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True, keep_trailing_newline=True,
+    )  # fmt: skip
+    environment.filters |= {"fixed": fixed, "span": span, "seconds": seconds}
+    template = environment.get_template(TEMPLATE)
+    page = template.render(
+        report=report,
+        sentences=summarise_in_words(report["evaluation"]["predictions"]),
+        targets=evaluation.targets,
+        models=evaluation.named(MODEL),
+        pictures=_draw(report, evaluation),
+        settings=dict(flatten(report["preset"])),
+        heads=_HEADS,
+        num_resamples=NUM_RESAMPLES,
+    )
+    path.write_text(page, encoding="utf-8")
+
+
+def _draw(report: Mapping[str, Any], evaluation: Evaluation) -> dict[str, str]:
+    """The page's pictures by name, each a data URI; those without numbers are left out."""
+    with plots.drawing():
+        pictures = {
+            "errors": plots.plot_errors(report["evaluation"]["predictions"]),
+            "predictions": plots.plot_predictions(evaluation),
+            "residuals": plots.plot_residuals(evaluation),
+            "weights": plots.plot_weights(evaluation, report["bert_weight"]),
+        }
+        if histories := report["encoder"]["histories"]:
+            pictures["histories"] = plots.plot_histories(histories, report["encoder"]["chosen"])
+        if importances := report.get("importances"):
+            pictures["importances"] = plots.plot_importances(importances)
+    return pictures
+
+
+def summarise_in_words(predictions: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What ``summarise`` found, in two plain sentences: how good the blend is, and whether it beats either model."""
+    rows = {row["name"]: row for row in predictions}
+    blend = rows[BLEND]
+    parts = [f"The blend's RMSE is {fixed(blend['rmse'], 2)} (95 % interval {span(blend['rmse_interval'], 2)})"]
+    formulas = [row for row in predictions if row["kind"] == FORMULA]
+    if formulas:
+        best = min(formulas, key=lambda row: row["rmse"])
+        parts.append(f"the best that published formulas reach is {fixed(best['rmse'], 2)}, with {best['name']}")
+    parts += [f"the {row['name']} gives {fixed(row['rmse'], 2)}" for row in predictions if row["kind"] == BASELINE]
+    sentences = ["; ".join(parts) + "."]
+    others = [row for row in predictions if row["kind"] == MODEL and row["name"] != BLEND]
+    if others:
+        sentences.append(_compare(min(others, key=lambda row: row["rmse"])))
+    return sentences
+
+
+def _compare(other: Mapping[str, Any]) -> str:
+    """The blend against the best model in it."""
+    low, high = other["difference_interval"]
+    name = f"the {other['name']} alone"
+    by = f"(difference {fixed(other['difference'])}, interval {span((low, high))})"
+    if low <= 0 <= high:
+        return f"These texts do not show whether the blend is better or worse than {name} {by}."
+    return f"The blend is {'better' if high < 0 else 'worse'} than {name} {by}."
+
+
+def flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Settings within settings as ``outer.inner``."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def fixed(value: float | None, decimals: int = 3) -> str:
+    """``value`` with this many decimals and a true minus sign; a dash for None."""
+    if value is None:
+        return "–"
+    return f"{round(value, decimals) + 0.0:.{decimals}f}".replace("-", "−")  # + 0.0 takes the sign off zero
+
+
+def span(pair: Sequence[float] | None, decimals: int = 3) -> str:
+    """An interval in words; a dash for None."""
+    return "–" if pair is None else f"{fixed(pair[0], decimals)} to {fixed(pair[1], decimals)}"
+
+
+def seconds(value: float) -> str:
+    """Seconds as people say them: ``42 s``, ``3 min 20 s``, ``2 h 5 min``."""
+    if value < 60:
+        return f"{value:.1f} s" if value < 10 else f"{value:.0f} s"
+    minutes, rest = divmod(round(value), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

@@ -1,0 +1,106 @@
+"""``report.json``: what was trained, on what, how, and how well."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import shoal
+from shoal.training import forest
+from shoal.training.corpus import Corpus
+from shoal.training.crossval import CrossValidation
+from shoal.training.encoder import Pretrained
+from shoal.training.evaluation import by_group, summarise
+from shoal.training.fit import Training
+
+REPORT = "report.json"
+LIBRARIES = ("cuml-cu13", "numpy", "scikit-learn", "tokenizers", "torch", "transformers", "treelite")
+_HEADS = {"mean": "the mean of the last hidden states", "cls": "the last hidden state of [CLS]"}
+
+
+def describe(
+    corpus: Corpus,
+    known: Corpus,
+    pretrained: Pretrained,
+    found: CrossValidation,
+    training: Training,
+    preset: dict[str, Any],
+    seed: int,
+) -> dict[str, Any]:
+    """The report but for the seconds, the memory and the files; what JSON can hold."""
+    evaluation = found.evaluation
+    name = Path(pretrained.name).name if Path(pretrained.name).is_dir() else pretrained.name  # no path of this machine
+    predictions = summarise(evaluation, seed=seed)
+    num_folds = preset["num_folds"]
+    return {
+        "corpus": {
+            "name": corpus.name,
+            "sha256": corpus.sha256,
+            "num_texts": len(corpus),
+            "num_duplicates": len(corpus) - len(set(corpus.groups.tolist())),
+        },
+        "is_demonstration": corpus.is_demonstration,
+        "num_trained_on": len(known),
+        "target_mean": float(known.targets.mean()),
+        "unseen_rmse": {
+            name: entry["rmse"] for name, entry in _by_name(predictions).items() if entry["kind"] != "formula"
+        },
+        "evaluation": {
+            "kind": f"{num_folds}-fold cross-validation" if num_folds else "held-out texts",
+            "num_folds": max(1, num_folds),
+            "num_texts": len(evaluation.targets),
+            "predictions": predictions,
+            "groups": by_group(evaluation),
+        },
+        "bert_weight": found.weight,
+        "contents": {
+            "bert-large": f"{name}, linear head on {_HEADS[training.progress.head]}",
+            "cuml": f"random forest, {preset['num_trees']} trees of depth {forest.MAX_DEPTH}",
+        },
+        "encoder": {
+            "name": name,
+            "revision": pretrained.revision or None,
+            "sha256": pretrained.sha256,
+            "head": training.progress.head,
+            "num_steps": training.progress.step,
+            "chosen": found.chosen,
+            "histories": found.histories,
+        },
+        "importances": {name: round(value, 5) for name, value in found.importances.items()},
+        "preset": preset,
+        "seed": seed,
+        "machine": {
+            "cpu": _cpu(),
+            "cores": len(os.sched_getaffinity(0)),
+            "threads": torch.get_num_threads(),
+            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        },
+        "shoal": shoal.__version__,
+        "versions": {"python": platform.python_version(), **_versions()},
+    }
+
+
+def _by_name(predictions: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {entry["name"]: entry for entry in predictions}
+
+
+def _cpu() -> str:
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for library in LIBRARIES:
+        try:
+            found[library] = version(library)
+        except PackageNotFoundError:
+            continue
+    return found

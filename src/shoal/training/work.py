@@ -1,0 +1,167 @@
+"""The folder of a training that is under way: what is finished, and where the rest stands.
+
+It lies beside the artifact folder and goes when that is written. A training that was interrupted, at whatever moment,
+goes on from it: results of finished stages are read, and the encoder under training from its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shoal.errors import InputError, SetupError
+
+SETTINGS = "settings.json"
+SAVE_EVERY = 60.0  # seconds of training that an interruption may cost
+MAX_SAVING = 0.05  # share of the time that may go into saving, for encoders of gigabytes
+
+Arrays = Mapping[str, np.ndarray[Any, Any]]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a stage made: arrays, and whatever else JSON can hold."""
+
+    arrays: Arrays
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Checkpoint:
+    """The state of one encoder under training, in one file that is replaced whole."""
+
+    path: Path
+    save_every: float = SAVE_EVERY
+    _saved_at: float = field(default_factory=time.perf_counter)
+    _cost: float = 0.0
+
+    def load(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        """Tensors by name and the rest, as they were saved; None at the start."""
+        if not self.path.is_file():
+            return None
+        from safetensors import safe_open
+
+        with safe_open(self.path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+            return tensors, json.loads(file.metadata()["facts"])
+
+    def is_due(self) -> bool:
+        """Whether it is time to save again; with ``save_every`` 0 it always is."""
+        wanted = max(self.save_every, self._cost / MAX_SAVING) if self.save_every else 0.0
+        return time.perf_counter() - self._saved_at >= wanted
+
+    def save(self, tensors: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+        """Replace what was saved."""
+        from safetensors.torch import save_file
+
+        start = time.perf_counter()
+        aside = self.path.with_suffix(".new")
+        save_file(
+            {name: tensor.contiguous() for name, tensor in tensors.items()}, aside, {"facts": json.dumps(dict(facts))}
+        )
+        aside.replace(self.path)
+        self._saved_at = time.perf_counter()
+        self._cost = self._saved_at - start
+
+    def remove(self) -> None:
+        """The stage is finished; its result is kept elsewhere."""
+        self.path.unlink(missing_ok=True)
+
+
+class Work:
+    """What is finished of one training, by stage."""
+
+    def __init__(self, folder: Path, save_every: float) -> None:
+        self.folder, self._save_every = folder, save_every
+        self.is_resumed = False
+
+    def holds_something(self) -> bool:
+        """Whether a stage is finished or a checkpoint written."""
+        return any(path.suffix in (".npz", ".safetensors") for path in self.folder.iterdir())
+
+    def once(self, stage: str, make: Callable[[], Result]) -> Result:
+        """The stage's result: read where it is finished, else made and kept."""
+        path = self.folder / f"{stage}.npz"
+        if path.is_file():
+            with np.load(path, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
+            facts = json.loads(str(arrays.pop("facts")))
+            return Result(arrays, facts)
+        result = make()
+        aside = path.with_suffix(".new")
+        with aside.open("wb") as file:
+            np.savez(file, facts=np.array(json.dumps(result.facts)), **dict(result.arrays))
+        aside.replace(path)
+        return result
+
+    def checkpoint(self, stage: str) -> Checkpoint:
+        """Where the encoder of this stage saves its state."""
+        return Checkpoint(self.folder / f"{stage}.safetensors", self._save_every)
+
+
+@contextmanager
+def open_work(out: Path, settings: Mapping[str, Any], *, is_fresh: bool, save_every: float) -> Iterator[Work]:
+    """The work folder of the artifact folder ``out``: a new one, or that of an interrupted training.
+
+    It is removed at the end, and after an error that came before anything was worth keeping.
+
+    Raises:
+        InputError: a training with other settings is unfinished there.
+        SetupError: another process is at it.
+    """
+    folder = out.with_name(f".{out.name}.training")
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise SetupError(
+                f"Another process is training {out.name} in {out.parent}.", "Name another --out."
+            ) from None
+        work = Work(folder, save_every)
+        if is_fresh:
+            _empty(folder)
+        _settle(work, out, settings)
+        try:
+            yield work
+        except BaseException:
+            if not work.holds_something():
+                shutil.rmtree(folder)
+            raise
+        shutil.rmtree(folder)
+
+
+def _empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != "lock":
+            path.unlink()
+
+
+def _settle(work: Work, out: Path, settings: Mapping[str, Any]) -> None:
+    """Write the settings down, or check that they are those of the training that was interrupted."""
+    path, wanted = work.folder / SETTINGS, json.loads(json.dumps(dict(settings)))
+    work.is_resumed = path.is_file() and work.holds_something()
+    if not work.is_resumed:
+        aside = path.with_suffix(".new")
+        aside.write_text(json.dumps(wanted, indent=1) + "\n", encoding="utf-8")
+        aside.replace(path)
+        return
+    begun = json.loads(path.read_text(encoding="utf-8"))
+    other = [name for name in sorted({*begun, *wanted}) if begun.get(name) != wanted.get(name)]
+    if other:
+        raise InputError(
+            f"A training of {out} was interrupted that had another {', '.join(other)}"
+            f" ({', '.join(f'{begun.get(name)!r}, now {wanted.get(name)!r}' for name in other)}).",
+            "Give the same command again to finish it, or --fresh to begin anew.",
+        )

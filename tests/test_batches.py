@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from shoal.component.wordpiece import WordPiece
+from shoal.training import encoder as encoders
+from shoal.training.batches import WIDTH_MULTIPLE, count_batches, draw_batch, encode, predict
+from shoal.training.corpus import Corpus
+
+
+def test_epochs_hold_every_row_once() -> None:
+    toy = Corpus("toy", tuple("w " * (1 + i % 9) for i in range(64)), np.zeros(64))
+    for epoch in range(2):
+        steps = range(epoch * 7, epoch * 7 + 7)
+        rows = [row for step in steps for row in draw_batch(toy, 10, seed=3, step=step).tolist()]
+        assert sorted(rows) == list(range(64))
+    first = [draw_batch(toy, 10, seed=seed, step=step).tolist() for seed, step in ((3, 0), (3, 7), (4, 0))]
+    assert first[0] != first[1] != first[2]
+
+
+def test_widths_are_few(passages: Corpus, wordpiece: WordPiece) -> None:
+    steps = range(count_batches(len(passages), 16))
+    batches = [passages.take(draw_batch(passages, 16, seed=0, step=step)) for step in steps]
+    widths = {encode(wordpiece, batch.texts)[0].shape[1] for batch in batches}
+    assert all(width % WIDTH_MULTIPLE == 0 for width in widths)
+    assert len(widths) <= wordpiece.max_length // WIDTH_MULTIPLE
+
+
+def test_predictions_keep_their_order(tiny_bert: Path) -> None:
+    loaded = encoders.load_encoder(str(tiny_bert), seed=0)
+    tokenizer = WordPiece(loaded.vocabulary, is_lowercase=False, max_length=64)
+    texts = [" ".join(f"w{i + k}" for k in range(1 + (i * 7) % 30)) for i in range(80)]
+    encoder = loaded.candidates.pick("cls").eval()
+    together = predict(encoder, tokenizer, texts)
+    alone = np.concatenate([predict(encoder, tokenizer, [text]) for text in texts])
+    assert together.shape == (80, 1)
+    np.testing.assert_allclose(together, alone, rtol=0, atol=1e-5)
+    both = predict(loaded.candidates, tokenizer, texts)
+    np.testing.assert_allclose(both[:, encoders.POOLINGS.index("cls")], together[:, 0], rtol=0, atol=1e-6)
+    assert loaded.candidates.training

@@ -1,0 +1,146 @@
+"""Cross-validation: nothing of a row that is predicted reaches the models that predict it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shoal.component.wordpiece import WordPiece
+from shoal.training import encoder as encoders
+from shoal.training import forest
+from shoal.training.batches import OnStep
+from shoal.training.corpus import Corpus
+from shoal.training.crossval import CrossValidation, CrossValidator, TextPath
+from shoal.training.evaluation import rmse
+from shoal.training.fit import EncoderSettings
+from shoal.training.folds import Rows, make_folds
+from shoal.training.work import Work
+
+NUM_FOLDS = 3
+MEAN = "mean of training rows"
+
+
+@contextmanager
+def quietly(_: str) -> Iterator[OnStep]:
+    yield lambda done, total: None
+
+
+def validator(corpus: Corpus, tiny_bert: Path, folder: Path) -> CrossValidator:
+    folder.mkdir(exist_ok=True)
+    loaded = encoders.load_encoder(str(tiny_bert), seed=0)
+    tokenizer = WordPiece(loaded.vocabulary, is_lowercase=False, max_length=64)
+    return CrossValidator(
+        corpus=corpus, text_path=TextPath("0" * 64, False, tokenizer),
+        load=lambda: encoders.load_encoder(str(tiny_bert), seed=0),
+        settings=EncoderSettings(max_epochs=3, learning_rate=1e-3), num_trees=20, seed=0,
+        work=Work(folder, 60), stage=quietly,
+    )  # fmt: skip
+
+
+def cross_validate(corpus: Corpus, tiny_bert: Path, folder: Path) -> CrossValidation:
+    return validator(corpus, tiny_bert, folder).run(NUM_FOLDS)
+
+
+def errors(found: CrossValidation) -> dict[str, float]:
+    evaluation = found.evaluation
+    return {name: rmse(values, evaluation.targets) for name, values in evaluation.predictions.items()}
+
+
+def shuffle_within(corpus: Corpus, folds: list[tuple[Rows, Rows]]) -> Corpus:
+    """Targets that say nothing of their texts any more, while each fold keeps its own."""
+    targets, generator = corpus.targets.copy(), np.random.default_rng(1)
+    for _, unseen in folds:
+        targets[unseen] = generator.permutation(targets[unseen])
+    return replace(corpus, targets=targets)
+
+
+def test_shuffled_targets_cannot_be_predicted(passages: Corpus, tiny_bert: Path, tmp_path: Path) -> None:
+    shuffled = shuffle_within(passages, make_folds(passages, NUM_FOLDS, seed=0))
+    found = errors(cross_validate(shuffled, tiny_bert, tmp_path / "work"))
+    assert min(found["forest"], found["encoder"], found["blend"]) >= found[MEAN]
+    real = errors(cross_validate(passages, tiny_bert, tmp_path / "real"))
+    assert real["forest"] < 0.7 * real[MEAN]  # so that the figure above means something
+
+
+def test_a_leak_would_be_seen(
+    passages: Corpus, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every text twice, with a target that says nothing: only folds that part the two can predict it."""
+    shuffled = shuffle_within(passages, make_folds(passages, NUM_FOLDS, seed=0))
+    twice = replace(shuffled, texts=shuffled.texts * 2, targets=np.concatenate([shuffled.targets] * 2))
+    kept = errors(cross_validate(twice, tiny_bert, tmp_path / "kept"))
+    assert min(kept["forest"], kept["blend"]) >= 0.99 * kept[MEAN]
+    monkeypatch.setattr(Corpus, "groups", property(lambda corpus: np.arange(len(corpus))))
+    parted = errors(cross_validate(twice, tiny_bert, tmp_path / "parted"))
+    assert parted["forest"] < 0.8 * parted[MEAN]
+
+
+@pytest.mark.corpus
+def test_shuffled_targets_of_the_real_corpus(corpus: Corpus) -> None:
+    """The forest with 100 trees on a sample of the corpus: no better than the mean."""
+    sample = corpus.take(np.random.default_rng(0).permutation(len(corpus))[:600])
+    folds = make_folds(sample, 5, seed=0)
+    shuffled = shuffle_within(sample, folds)
+    scores, means = np.zeros(len(sample)), np.zeros(len(sample))
+    for known, unseen in folds:
+        train = shuffled.take(known)
+        bundle = forest.fit_bundle(train.texts, vocabulary_sha256="0", is_lowercase=True, max_length=256)
+        trees = forest.train_forest(bundle, train.texts, train.targets, seed=0)
+        scores[unseen] = trees.predict(forest.forest_inputs(bundle, sample.take(unseen).texts))
+        means[unseen] = train.targets.mean()
+    assert rmse(scores, shuffled.targets) >= rmse(means, shuffled.targets)
+
+
+def test_a_word_of_the_test_fold_alone_never_enters_the_lists(
+    passages: Corpus, tiny_bert: Path, tmp_path: Path
+) -> None:
+    """A word so frequent that every list that has seen it begins with it."""
+    texts = (passages.texts[0] + " zyzzyva" * 5000, *passages.texts[1:])
+    planted = replace(passages, texts=texts)
+    check = validator(planted, tiny_bert, tmp_path / "work")
+    for number, (known, unseen) in enumerate(make_folds(planted, NUM_FOLDS, seed=0), 1):
+        names = list(check._forest("", number, known, unseen).facts)
+        assert (names[len(forest.STATISTICS)] == "share of “zyzzyva”") == (0 in known)
+        assert ("share of “zyzzyva”" in names) == (0 in known)
+
+
+def test_what_the_folds_say(passages: Corpus, tiny_bert: Path, tmp_path: Path) -> None:
+    formulas = {"length": np.array([float(len(text)) for text in passages.texts])}
+    corpus = replace(passages, formulas=formulas, genres=tuple("ab"[i % 2] for i in range(100)))
+    found = cross_validate(corpus, tiny_bert, tmp_path / "work")
+    evaluation = found.evaluation
+    assert list(evaluation.predictions) == ["encoder", "forest", "blend", "length", MEAN]
+    assert evaluation.genres == corpus.genres
+    assert sorted(np.bincount(evaluation.folds).tolist()) == [33, 33, 34]
+    for k, (known, unseen) in enumerate(make_folds(corpus, NUM_FOLDS, seed=0)):
+        assert set(evaluation.folds[unseen]) == {k}
+        assert set(evaluation.predictions[MEAN][unseen]) == {corpus.targets[known].mean()}
+    assert [entry["fold"] for entry in found.chosen] == [1, 2, 3]
+    assert all(entry["best_step"] <= entry["num_steps"] for entry in found.chosen)
+    assert found.head in encoders.POOLINGS
+    assert 0 < found.share <= 1
+    assert 0 <= found.weight <= 1
+    assert list(found.importances.values()) == sorted(found.importances.values(), reverse=True)
+    assert {"words per sentence", "share of “the”"} <= found.importances.keys()
+
+
+def test_finished_folds_are_read(
+    passages: Corpus, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = cross_validate(passages, tiny_bert, tmp_path / "work")
+
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr(forest, "train_forest", never)
+    monkeypatch.setattr("shoal.training.crossval.Training", never)
+    second = cross_validate(passages, tiny_bert, tmp_path / "work")
+    assert errors(second) == errors(first)
+    assert (second.chosen, second.histories, second.importances) == (first.chosen, first.histories, first.importances)
+    assert not list((tmp_path / "work").glob("*.safetensors"))
