@@ -29,14 +29,15 @@ from shoal.component.bundle import sha256
 from shoal.component.ledger import CONTROL, DOWN
 from shoal.component.ragged import to_texts
 from shoal.component.tensors import Device
-from shoal.component.wordpiece import read_vocabulary
+from shoal.component.wordpiece import WordPiece, read_vocabulary
 from shoal.errors import SetupError
 from shoal.repository.pbtxt import read_config
 from shoal.repository.placement import Plan
 from shoal.serving.local import load_component
 from shoal.training.corpus import Corpus, find_corpus
-from shoal.training.encoder import Encoder
+from shoal.training.encoder import Candidates, Encoder
 from shoal.training.export import export_encoder
+from shoal.training.fit import EncoderSettings, Training
 from shoal.training.train import Preset, train
 
 ENSEMBLE = "ensemble_all"
@@ -75,6 +76,7 @@ def main(
             "placements": compare(repositories, texts, sizes, repeats),
             "steps": steps(repositories["gpu"], texts, repeats),
             "wordpiece_gb_per_s": wordpiece_rate(folder / "artifacts", texts),
+            "training": training_steps(texts[:16], folder / "artifacts", layers=layers, hidden=hidden),
         }
     path = Path(__file__).parent / "results" / f"gpu-{result['date']}.json"
     path.parent.mkdir(exist_ok=True)
@@ -198,6 +200,32 @@ def wordpiece_rate(artifacts: Path, texts: list[str]) -> float:
         with clock(seconds):
             engine.pieces(clean)
     return round(int(clean.values.shape[0]) / float(np.median(seconds[2:])) / 1e9, 3)
+
+
+def training_steps(texts: list[str], artifacts: Path, *, layers: int, hidden: int) -> dict[str, dict[str, float]]:
+    """Seconds and peak memory of one optimizer step on 16 texts, by how memory is saved."""
+    from transformers import BertConfig, BertModel
+
+    vocabulary = read_vocabulary(artifacts / "vocab.txt")
+    batch = Corpus("one batch", tuple(texts), np.linspace(-1, 1, len(texts)))
+    found = {}
+    for name, saving in {"plain": {}, "gradient checkpointing": {"gradient_checkpointing": True}}.items():
+        config = BertConfig(
+            vocab_size=len(vocabulary), hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=hidden // 64,
+            intermediate_size=4 * hidden, attn_implementation="sdpa",
+        )  # fmt: skip
+        trunk = BertModel(config, add_pooling_layer=False)
+        run = Training(Candidates(trunk, seed=0), WordPiece(vocabulary), EncoderSettings(**saving), seed=0)
+        torch.cuda.reset_peak_memory_stats()
+        seconds: list[float] = []
+        for steps in range(1, 6):
+            with clock(seconds):
+                run.run(batch, None, num_steps=5, stop_at=steps)
+        gib = torch.cuda.max_memory_allocated() / 2**30
+        found[name] = {"p50_s": round(float(np.median(seconds[1:])), 4), "peak_gib": round(gib, 2)}
+        del run, trunk
+        torch.cuda.empty_cache()
+    return found
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from shoal.component.wordpiece import WordPiece
+from shoal.errors import InputError
 from shoal.training import encoder as encoders
 from shoal.training import fit
 from shoal.training.batches import encode, predict
@@ -142,3 +143,11 @@ def test_the_learning_rate_rises_and_falls() -> None:
     assert rates[10:] == sorted(rates[10:], reverse=True)
     assert 0 < rates[-1] < 0.02
     assert fit._rate(0, 1, 0.1) == 1.0
+
+
+def test_a_training_that_diverges_is_stopped(tiny_bert: Path, toy: Corpus) -> None:
+    run = training(tiny_bert, replace(SETTINGS, learning_rate=1e38))
+    with pytest.raises(
+        InputError, match=r"diverged: at step \d+ the error is (nan|inf)\. Give a smaller --learning-rate"
+    ):
+        run.run(toy, None, num_steps=20)

@@ -19,7 +19,11 @@ from shoal.component.wordpiece import read_vocabulary
 from shoal.repository.compose import compose
 from shoal.repository.placement import Plan
 from shoal.serving.local import Pipeline
+from shoal.training.corpus import Corpus
+from shoal.training.evaluate import evaluate
+from shoal.training.fit import EncoderSettings
 from shoal.training.forest import export_forest, forest_inputs, has_cuml, train_forest
+from shoal.training.train import Preset, train
 from tests.conftest import Scale, needs_gpu
 from tests.emulation import EmulatedText
 from tests.test_claims import assert_same_reading, batches, nasty_strings
@@ -140,3 +144,14 @@ def test_cuml_trains_a_forest_that_is_served(bundle: Bundle, texts: list[str], a
     served = Pipeline.load(repository / "ensemble_all")(excerpt=sample)["FOREST_SCORE"][:, 0]
     np.testing.assert_allclose(served, forest.predict(features), atol=1e-4)
     assert np.corrcoef(served, targets)[0, 1] > 0.8
+
+
+def test_an_encoder_trained_on_the_gpu_is_served(passages: Corpus, tmp_path: Path) -> None:
+    """In BF16, with activations computed twice, in two parts; it learns, and the host can score with it."""
+    settings = EncoderSettings(max_epochs=4, accumulation=2, gradient_checkpointing=True)
+    report = train(passages, tmp_path / "artifacts", preset=Preset(num_folds=2, num_trees=20, encoder=settings))
+    assert report["machine"]["gpu"]
+    rmse = report["unseen_rmse"]
+    assert rmse["encoder"] < 0.8 * rmse["mean of training rows"]
+    seen = evaluate(tmp_path / "artifacts", passages, seen="include")["predictions"]
+    assert next(entry["rmse"] for entry in seen if entry["name"] == "encoder") < rmse["encoder"]

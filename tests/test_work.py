@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -104,3 +105,29 @@ def test_a_checkpoint_is_replaced_whole(tmp_path: Path) -> None:
     checkpoint.remove()
     checkpoint.remove()
     assert checkpoint.load() is None
+
+
+def test_no_room_for_a_checkpoint(tmp_path: Path) -> None:
+    """The kernel refuses a file of more than 10 kB; what was saved before is still there."""
+    checkpoint = Checkpoint(tmp_path / "encoder.safetensors", save_every=0)
+    checkpoint.save({"w": torch.ones(3)}, {"step": 1})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+    try:
+        with pytest.raises(SetupError, match=r"cannot be saved in .*File too large.* It takes twice 0\.1 GiB there"):
+            checkpoint.save({"w": torch.zeros(2**24)}, {"step": 2})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [path.name for path in tmp_path.iterdir()] == ["encoder.safetensors"]
+    loaded = checkpoint.load()
+    assert loaded is not None
+    assert loaded[1] == {"step": 1}
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(InputError, match=r"out cannot be written: Not a directory \(.*\)\. Name another --out\."),
+        open_work(tmp_path / "file" / "out", SETTINGS, is_fresh=False, save_every=60),
+    ):
+        pass

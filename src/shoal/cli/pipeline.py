@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from shoal.cli.options import SMALL_ENCODER, Data, Encoder, Json, TargetColumn, TextColumn
-from shoal.console import OUT, print_evaluation, print_json, print_rmse, print_table, show_progress
+from shoal.console import ERR, OUT, print_evaluation, print_json, print_rmse, print_table, show_progress
 from shoal.errors import InputError, needs
 
 DTYPES = ("auto", "fp32", "bf16")
@@ -61,7 +63,7 @@ def train(
         num_folds=chosen.num_folds if folds is None else folds,
         max_steps=chosen.max_steps if epochs is None else None,
     )
-    with show_progress() as show:
+    with _say_how_to_go_on(), show_progress() as show:
         download = bool(chosen.num_folds)
         corpus = find_corpus(
             data, text_column=text_column, target_column=target_column, download=download, on_progress=show
@@ -124,6 +126,15 @@ def quickstart(
     for name in ("artifacts", "repository", "report"):
         OUT.print(f"{name}: {getattr(result, name).resolve()}", soft_wrap=True)
     OUT.print(f"next: shoal serve {result.repository}", soft_wrap=True)
+
+
+@contextmanager
+def _say_how_to_go_on() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        ERR.print("Interrupted. The same command goes on from here; with --fresh it begins anew.", soft_wrap=True)
+        raise typer.Exit(130) from None
 
 
 def _wait_passively() -> None:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from shoal.component.wordpiece import WordPiece
+from shoal.errors import InputError, SetupError
 from shoal.training.batches import OnStep, count_batches, draw_batch, encode, predict
 from shoal.training.corpus import Corpus
 from shoal.training.encoder import POOLINGS, Candidates, Encoder
@@ -146,7 +147,18 @@ class Training:
             group["lr"] = settings.learning_rate * _rate(progress.step, num_steps, settings.warm_up)
         self.candidates.train()
         self.optimizer.zero_grad(set_to_none=True)
-        squares = self.accumulate(known.take(rows))
+        try:
+            squares = self.accumulate(known.take(rows))
+        except torch.OutOfMemoryError:
+            raise SetupError(
+                f"A batch of {settings.batch_size} texts does not fit into the GPU's memory.",
+                "Add --gradient-checkpointing, or --accumulation 2, or more.",
+            ) from None
+        if not math.isfinite(squares):
+            raise InputError(
+                f"The training has diverged: at step {progress.step + 1} the error is {squares}.",
+                f"Give a smaller --learning-rate than {settings.learning_rate:g}.",
+            )
         torch.nn.utils.clip_grad_norm_(self.candidates.parameters(), MAX_NORM)
         self.optimizer.step()
         progress.step += 1

@@ -118,7 +118,6 @@ def train(
     """
     preset, out = preset or PRESETS["quick"], Path(out).resolve()
     check_replaceable(out, REPORT)
-    out.parent.mkdir(parents=True, exist_ok=True)
     on_progress("load encoder", 0, 1)
     pretrained = encoders.load_encoder(encoder, seed=seed, revision=revision, dropout=preset.encoder.dropout)
     on_progress("load encoder", 1, 1)

@@ -60,15 +60,27 @@ class Checkpoint:
         return time.perf_counter() - self._saved_at >= wanted
 
     def save(self, tensors: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-        """Replace what was saved."""
+        """Replace what was saved.
+
+        Raises:
+            SetupError: there is no room for it; what was saved before is still there.
+        """
+        from safetensors import SafetensorError
         from safetensors.torch import save_file
 
         start = time.perf_counter()
         aside = self.path.with_suffix(".new")
-        save_file(
-            {name: tensor.contiguous() for name, tensor in tensors.items()}, aside, {"facts": json.dumps(dict(facts))}
-        )
-        aside.replace(self.path)
+        whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        try:
+            save_file(whole, aside, {"facts": json.dumps(dict(facts))})
+            aside.replace(self.path)
+        except (OSError, SafetensorError) as error:
+            aside.unlink(missing_ok=True)
+            size = sum(tensor.nbytes for tensor in whole.values()) / 2**30
+            raise SetupError(
+                f"The training cannot be saved in {self.path.parent}: {error}.",
+                f"It takes twice {size:.1f} GiB there. Make room, and give the same command again.",
+            ) from None
         self._saved_at = time.perf_counter()
         self._cost = self._saved_at - start
 
@@ -119,8 +131,14 @@ def open_work(out: Path, settings: Mapping[str, Any], *, is_fresh: bool, save_ev
         SetupError: another process is at it.
     """
     folder = out.with_name(f".{out.name}.training")
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("a") as lock:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock_file = (folder / "lock").open("a")
+    except OSError as error:
+        raise InputError(
+            f"{out} cannot be written: {error.strerror} ({error.filename}).", "Name another --out."
+        ) from None
+    with lock_file as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
