@@ -33,6 +33,7 @@ from shoal.environment.build import Request, build
 from shoal.environment.built import Built
 from shoal.environment.unpack import unpack
 from shoal.training.corpus import find_corpus
+from shoal.training.fit import EncoderSettings
 from shoal.training.train import Preset, train
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -47,7 +48,7 @@ def main(num: int = 7) -> None:
     """Measure and record."""
     with tempfile.TemporaryDirectory(prefix="shoal-") as name:
         folder = Path(name)
-        train(find_corpus(), folder / "artifacts", preset=Preset(num_rows=200, max_steps=1))
+        train(find_corpus(), folder / "artifacts", preset=Preset(num_rows=200, encoder=EncoderSettings(max_steps=1)))
         built, seconds = make(folder)
         start = time.perf_counter()
         unpacked = unpack(built.environment, folder / "unpacked")

@@ -88,7 +88,7 @@ def make_artifacts(corpus: Corpus, out: Path, *, layers: int, hidden: int) -> No
     """Real word lists and forest, and an encoder of the wanted size."""
     from transformers import BertConfig, BertModel
 
-    train(corpus, out, preset=Preset(num_rows=1000, max_steps=1))
+    train(corpus, out, preset=Preset(num_rows=1000, encoder=EncoderSettings(max_steps=1)))
     config = BertConfig(
         vocab_size=len(read_vocabulary(out / "vocab.txt")),
         hidden_size=hidden,

@@ -28,6 +28,7 @@ import typer
 
 from shoal import Client, Pipeline, compose, serve
 from shoal.training.corpus import find_corpus
+from shoal.training.fit import EncoderSettings
 from shoal.training.train import Preset, train
 
 ENSEMBLE = "ensemble_all"
@@ -39,7 +40,7 @@ def main(num: int = 200) -> None:
     corpus = find_corpus()
     texts = [corpus.texts[i] for i in np.random.default_rng(0).permutation(len(corpus))[: num + NUM_A_TURN]]
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
-        train(corpus, f"{folder}/artifacts", preset=Preset(num_rows=200, max_steps=1))
+        train(corpus, f"{folder}/artifacts", preset=Preset(num_rows=200, encoder=EncoderSettings(max_steps=1)))
         repository = compose(ENSEMBLE, f"{folder}/repository", artifacts=f"{folder}/artifacts")
         pipeline = Pipeline.load(repository / ENSEMBLE)
         with (

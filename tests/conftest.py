@@ -28,11 +28,12 @@ from shoal.serving.client import Client
 from shoal.serving.local import Pipeline
 from shoal.serving.server import Server, serve
 from shoal.training.corpus import CLEAR_FILE, DATA_DIR, Corpus, read_corpus, read_passages
+from shoal.training.fit import EncoderSettings
 from shoal.training.train import Preset, train
 
 pytest_plugins = ["tests.environments"]
 ROOT = Path(__file__).parents[1]
-TINY = Preset(num_held_out=20, max_steps=2, num_trees=20)
+TINY = Preset(num_held_out=20, num_trees=20, encoder=EncoderSettings(max_steps=2))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -25,8 +25,8 @@ import sys
 from shoal.training.corpus import read_passages
 from shoal.training.fit import EncoderSettings
 from shoal.training.train import Preset, train
-settings = EncoderSettings(gradient_checkpointing=True)
-preset = Preset(num_held_out=4, max_steps=1, num_trees=5, encoder=settings)
+settings = EncoderSettings(max_steps=1, gradient_checkpointing=True)
+preset = Preset(num_held_out=4, num_trees=5, encoder=settings)
 train(read_passages(), sys.argv[1], encoder=sys.argv[2], preset=preset)
 """
 

@@ -14,10 +14,11 @@ import pytest
 from typer.testing import CliRunner
 
 from shoal import cli
-from shoal.errors import ShoalError
+from shoal.errors import InputError, ShoalError
 from shoal.serving.client import Client
 from shoal.serving.server import Server
 from shoal.training import train as training
+from shoal.training.corpus import Corpus
 from tests.conftest import TINY
 
 Shoal = Callable[..., str]
@@ -52,7 +53,7 @@ def test_help_names_every_command(shoal: Shoal) -> None:
 
 def test_train_and_compose(shoal: Shoal, tmp_path: Path) -> None:
     printed = shoal("train", "--out", tmp_path / "artifacts")
-    assert "held-out RMSE: encoder" in printed
+    assert "RMSE on unseen texts: encoder" in printed
     assert "these scores are a demonstration" in printed
     assert f"artifacts: {tmp_path / 'artifacts'}" in printed
     report = json.loads(shoal("train", "--out", tmp_path / "artifacts", "--json"))
@@ -63,6 +64,55 @@ def test_train_and_compose(shoal: Shoal, tmp_path: Path) -> None:
     printed = shoal("compose", "ensemble_all", repository, "--artifacts", tmp_path / "artifacts", "--target", "26.06")
     assert f"next: shoal serve {repository} --print" in printed
     assert "tritonserver:26.06-py3" in shoal("serve", repository, "--print")
+
+
+def test_a_cross_validation_of_a_file_of_ones_own(
+    shoal: Shoal, tiny_bert: Path, passages: Corpus, tmp_path: Path
+) -> None:
+    lines = (json.dumps({"passage": t, "grade": g}) for t, g in zip(passages.texts, passages.targets, strict=True))
+    (tmp_path / "my.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    columns = ["--data", tmp_path / "my.jsonl", "--text-column", "passage", "--target-column", "grade"]
+    printed = shoal(
+        "train", *columns, "--folds", 2, "--epochs", 0.5, "--batch-size", 8, "--learning-rate", 1e-3, "--dropout", 0.1,
+        "--accumulation", 2, "--gradient-checkpointing", "--dtype", "fp32", "--seed", 3, "--encoder", tiny_bert,
+        "--out", tmp_path / "artifacts",
+    )  # fmt: skip
+    assert "2-fold cross-validation" in printed
+    assert "mean of training rows" in printed
+    assert f"report: {tmp_path / 'artifacts' / 'report.html'}" in printed
+    report = json.loads((tmp_path / "artifacts" / "report.json").read_text(encoding="utf-8"))
+    assert (report["seed"], report["preset"]["num_folds"], report["corpus"]["name"]) == (3, 2, "my.jsonl")
+    assert report["preset"]["encoder"] == {
+        "max_epochs": 0.5, "batch_size": 8, "learning_rate": 1e-3, "weight_decay": 0.01, "warm_up": 0.1,
+        "evaluations": 3, "patience": 3, "dropout": 0.1, "accumulation": 2, "gradient_checkpointing": True,
+        "dtype": "fp32",
+    }  # fmt: skip
+    with pytest.raises(InputError, match="were trained on 100 of the 100 texts"):
+        shoal("evaluate", tmp_path / "artifacts", *columns)
+    printed = shoal("evaluate", tmp_path / "artifacts", *columns, "--seen", "include")
+    assert "100 texts of my.jsonl" in printed
+    assert "100 of them were trained on: this is no measurement of new texts." in printed
+    result = json.loads(shoal("evaluate", tmp_path / "artifacts", *columns, "--seen", "include", "--json"))
+    assert {entry["name"] for entry in result["predictions"]} >= {"encoder", "forest", "blend"}
+
+
+def test_training_options_that_are_none(shoal: Shoal, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"There is no preset 'huge'\. Known: quick, full\."):
+        shoal("train", "--preset", "huge")
+    with pytest.raises(InputError, match=r"There is no --dtype 'fp8'\. Known: auto, fp32, bf16\."):
+        shoal("train", "--dtype", "fp8")
+    with pytest.raises(InputError, match="There is no file for column 'passage'"):
+        shoal("train", "--text-column", "passage", "--out", tmp_path / "artifacts")
+
+
+def test_an_interruption_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "train", interrupted)
+    result = CliRunner().invoke(cli.app, ["train"])
+    assert result.exit_code == 130
+    assert "The same command goes on from what was saved; with --fresh it begins anew." in result.stderr
 
 
 def test_graph(shoal: Shoal, repository: Path) -> None:
@@ -95,7 +145,7 @@ def test_infer(shoal: Shoal, server: Server) -> None:
 @pytest.mark.server
 def test_quickstart(shoal: Shoal, tmp_path: Path) -> None:
     printed = shoal("quickstart", "--out", tmp_path / "build")
-    for words in ("text", "BERT score", "forest score", "blended score", "held-out RMSE"):
+    for words in ("text", "BERT score", "forest score", "blended score", "RMSE on unseen texts"):
         assert words in printed
     for name in ("artifacts", "repository", "report"):
         (line,) = [line for line in printed.splitlines() if line.startswith(f"{name}: ")]

@@ -175,7 +175,7 @@ def test_blank_rows_are_skipped(kind: str, tmp_path: Path) -> None:
 def test_tables_that_teach_nothing(tmp_path: Path) -> None:
     cases: list[tuple[list[list[Any]], str]] = [
         ([], "x.csv has no rows below its header. Name a file with texts and targets."),
-        ([["a", 1], ["b", "1.0"]], "x.csv: all targets in column 'target' are 1.0. Training needs ones that differ."),
+        ([["a", 1], ["b", "1.0"]], "x.csv: all targets in column 'target' are 1.0. Give texts whose targets differ."),
     ]
     for rows, message in cases:
         with pytest.raises(ArtifactError) as caught:

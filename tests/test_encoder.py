@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +48,25 @@ def test_what_a_name_means_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == [("bert-large-uncased", pinned), (encoders.SMALL_ENCODER, "abc"), ("someone/else", None)]
 
 
+def test_offline_is_honoured(tmp_path: Path) -> None:
+    """transformers itself, in a process of its own: no connection is tried."""
+    code = """
+import socket, sys
+def refuse(*_): raise AssertionError("a connection was tried")
+socket.getaddrinfo = socket.socket.connect = refuse
+from shoal.errors import InputError
+from shoal.training.encoder import load_encoder
+try:
+    load_encoder("bert-large-uncased", seed=0)
+except InputError as error:
+    sys.exit(str(error))
+"""
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 1
+    assert run.stderr.startswith("The encoder 'bert-large-uncased' cannot be loaded: "), run.stderr
+
+
 def test_dropout_is_off_unless_asked_for(tiny_bert: Path) -> None:
     for dropout in (0.0, 0.25):
         trunk = encoders.load_encoder(str(tiny_bert), seed=0, dropout=dropout).candidates.trunk
@@ -60,6 +83,13 @@ def test_pooling_ignores_padding(tiny_bert: Path, pooling: str) -> None:
         torch.testing.assert_close(encoder(padded, mask), encoder(ids, torch.ones_like(ids)), rtol=0, atol=1e-6)
 
 
+def test_an_export_of_no_numbers_is_refused(tiny_bert: Path, tmp_path: Path) -> None:
+    encoder = encoders.load_encoder(str(tiny_bert), seed=0).candidates.pick("mean")
+    torch.nn.init.constant_(encoder.head.weight, float("nan"))
+    with pytest.raises(ArtifactError, match="differs from the trained encoder by nan"):
+        export.export_encoder(encoder, tmp_path / "model.pt", ties={})
+
+
 def test_an_export_of_another_model_is_refused(
     tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,6 +103,12 @@ def test_an_export_of_another_model_is_refused(
 def test_encoders_that_cannot_be(tmp_path: Path, tiny_bert: Path) -> None:
     with pytest.raises(InputError, match=r"The encoder '.*nowhere' cannot be loaded"):
         encoders.load_encoder(str(tmp_path / "nowhere"), seed=0)
+    cut = tmp_path / "cut"
+    shutil.copytree(tiny_bert, cut)
+    weights = cut / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(InputError, match=r"The encoder '.*cut' cannot be loaded"):
+        encoders.load_encoder(str(cut), seed=0)
     from transformers import GPT2Config, GPT2Model, GPT2Tokenizer
 
     folder = tmp_path / "gpt"

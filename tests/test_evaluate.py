@@ -27,7 +27,8 @@ def test_rows_that_were_trained_on_are_refused(artifacts: Path, passages: Corpus
     known = split(passages, TINY, 0)[0]
     first = ", ".join(str(row + 1) for row in sorted(known)[:5])
     message = (
-        rf"The models of .*artifacts were trained on 80 of the 100 texts of shoal passages \(texts {first}, \.\.\.\)"
+        r"The models of .*artifacts were trained on 80 of the 100 texts of shoal passages"
+        rf" \(numbers {first}, \.\.\. without the header\)"
     )
     with pytest.raises(InputError, match=message):
         evaluate(artifacts, passages)
@@ -65,7 +66,9 @@ def test_new_texts(artifacts: Path) -> None:
 
 
 def test_folders_that_are_none(artifacts: Path, passages: Corpus, tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match=r"is no artifact folder: it holds no report\.json of `shoal train`"):
+    with pytest.raises(
+        ArtifactError, match=r"is no artifact folder of this shoal: it holds no report\.json that says what"
+    ):
         evaluate(tmp_path, passages)
     copy = tmp_path / "copy"
     shutil.copytree(artifacts, copy)

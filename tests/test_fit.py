@@ -151,3 +151,37 @@ def test_a_training_that_diverges_is_stopped(tiny_bert: Path, toy: Corpus) -> No
         InputError, match=r"diverged: at step \d+ the error is (nan|inf)\. Give a smaller --learning-rate"
     ):
         run.run(toy, None, num_steps=20)
+
+
+def test_weights_that_are_no_numbers_are_noticed_after_the_last_step(tiny_bert: Path, toy: Corpus) -> None:
+    run = training(tiny_bert)
+
+    def spoil(done: int, total: int) -> None:
+        if done == total:
+            with torch.no_grad():
+                next(run.candidates.trunk.parameters()).fill_(float("nan"))
+
+    with pytest.raises(InputError, match="The training has diverged: at step 3 of an encoder the error is nan"):
+        run.run(toy, None, num_steps=3, on_step=spoil)
+
+
+def test_bf16_on_a_cpu(tiny_bert: Path, toy: Corpus) -> None:
+    """Matrices of the trunk in BF16, pooling and heads in FP32; it learns all the same."""
+    run = training(tiny_bert, replace(SETTINGS, dtype="bf16"))
+    ids, mask = encode(run.tokenizer, toy.texts)
+    kinds: list[torch.dtype] = []
+    linear = next(module for module in run.candidates.trunk.modules() if isinstance(module, torch.nn.Linear))
+    linear.register_forward_hook(lambda module, inputs, output: kinds.append(output.dtype))
+    with run._autocast():
+        assert run.candidates(ids, mask).dtype == torch.float32
+    assert kinds == [torch.bfloat16]
+    encoder = run.run(toy, None, num_steps=60)
+    scores = predict(encoder, run.tokenizer, toy.texts)[:, 0]
+    assert float(np.sqrt(np.mean((scores - toy.targets) ** 2))) < 0.45
+    assert not training(tiny_bert, replace(SETTINGS, dtype="fp32")).is_bf16
+
+
+def test_steps_are_bounded() -> None:
+    assert EncoderSettings(max_epochs=2).count_steps(33) == 6
+    assert EncoderSettings(max_epochs=2, max_steps=4).count_steps(33) == 4
+    assert EncoderSettings(max_epochs=0.01).count_steps(33) == 1

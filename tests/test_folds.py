@@ -60,11 +60,26 @@ def test_holding_out() -> None:
     again = hold_out(corpus, 10, seed=0)
     assert np.array_equal(known, again[0])
     assert not np.array_equal(np.sort(unseen), np.sort(hold_out(corpus, 10, seed=1)[1]))
-    same = made_of(["one"] * 30 + [f"text {i}" for i in range(30)])
-    for seed in range(20):
-        known, unseen = hold_out(same, 10, seed=seed)
-        assert set(range(30)) <= set(known.tolist()) or set(range(30)) <= set(unseen.tolist())
-    assert len(hold_out(corpus, 0, seed=0)[1]) == 0
+
+
+def test_a_text_that_is_repeated_often_is_not_held_out() -> None:
+    """It would be all there is on that side."""
+    corpus = made_of(["n/a"] * 200 + [f"text {i}" for i in range(12)])
+    for seed in range(50):
+        known, unseen = hold_out(corpus, 10, seed=seed)
+        assert set(range(200)) <= set(known.tolist())
+        assert len(unseen) == 10
+    for texts in (["one"] * 9 + ["two"], ["one"] * 5 + ["two"] * 5):
+        known, unseen = hold_out(made_of(texts), 1, seed=0)
+        assert len(known) >= 5
+        assert len(unseen) >= 1
+
+
+@pytest.mark.parametrize("size", [10, 11, 12])
+def test_the_inner_split_of_next_to_nothing(size: int) -> None:
+    for known, _ in make_folds(corpus := made_of([f"text {i}" for i in range(size)]), 2, seed=0):
+        kept, inner = split_inner(corpus.take(known), seed=0)
+        assert (len(kept), len(inner)) == (len(known) - 1, 1)
 
 
 def test_too_few_texts() -> None:

@@ -22,7 +22,8 @@ from shoal.training.evaluation import (
     linear_baselines,
     summarise,
 )
-from shoal.training.page import fixed, flatten, seconds, span, summarise_in_words, write_page
+from shoal.training.page import fixed, seconds, span, summarise_in_words, write_page
+from shoal.training.work import flatten
 
 VOID = {"br", "hr", "img", "input", "link", "meta"}
 FORMULAS = ("Flesch reading ease", "SMOG", "LIX")

@@ -16,6 +16,7 @@ from shoal.component.bundle import sha256
 from shoal.errors import InputError
 from shoal.repository.compose import compose
 from shoal.training.corpus import Corpus
+from shoal.training.evaluate import evaluate
 from shoal.training.fit import EncoderSettings
 from shoal.training.train import Preset, train
 from tests.conftest import ROOT, TINY
@@ -77,6 +78,13 @@ def test_a_full_training(unbroken: Path, passages: Corpus) -> None:
     assert report["num_trained_on"] == report["evaluation"]["num_texts"] == 100
     assert [entry["fold"] for entry in report["encoder"]["chosen"]] == [1, 2]
     assert report["encoder"]["name"] == "bert0"  # the folder's name, without its path
+    share = np.median([entry["best_step"] / entry["num_steps"] for entry in report["encoder"]["chosen"]])
+    assert report["encoder"]["num_steps"] == max(1, round(share * FOLDS.encoder.count_steps(100)))
+    best = {
+        head: np.mean([min(entry["inner_rmse"][head] for entry in fold) for fold in report["encoder"]["histories"]])
+        for head in ("mean", "cls")
+    }
+    assert report["encoder"]["head"] == min(best, key=lambda head: best[head])
     assert json.loads((unbroken / "postprocess.json").read_text(encoding="utf-8")) == {
         "bert_weight": report["bert_weight"]
     }
@@ -99,7 +107,7 @@ TIMED = {"report.html"}
 
 @pytest.mark.parametrize(
     "killed_at",
-    ["", "forest, fold 2 of 2 0", "encoder, fold 1 of 2 3", "encoder, fold 2 of 2 1", "train encoder 3", "report 0"],
+    ["", "encoder, fold 2 of 2 1", "train encoder 3", "report 0"],
 )
 def test_the_same_seed_gives_the_same_bytes_interrupted_or_not(
     unbroken: Path, tiny_bert: Path, tmp_path: Path, killed_at: str
@@ -128,6 +136,12 @@ def test_the_same_seed_gives_the_same_bytes_interrupted_or_not(
         assert not any(line.startswith("encoder, fold 1 of 2 2") for line in printed)
 
 
+def test_seeds_that_are_none(passages: Corpus, tmp_path: Path) -> None:
+    for seed in (-1, 2**32):
+        with pytest.raises(InputError, match=rf"The seed is {seed}\. Give one from 0 to 4294967295\."):
+            train(passages, tmp_path / "artifacts", preset=TINY, seed=seed)
+
+
 def test_what_is_no_artifact_folder_is_not_replaced(passages: Corpus, tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").touch()
     with pytest.raises(InputError, match=r"shoal did not make it \(it holds no report\.json of shoal's\)"):
@@ -151,5 +165,10 @@ def test_the_leafs_own_scripts(artifacts: Path, tmp_path: Path) -> None:
     assert all(sha256(copy / name) == expected for name, expected in read(copy)["files"].items())
     assert len((copy / "trained_on.txt").read_text(encoding="utf-8").split()) == 100
     compose("ensemble_all", tmp_path / "repository", artifacts=copy)
+    report = read(copy)
+    assert report["contents"]["cuml"] == "random forest, 100 trees of depth 16, by scikit-learn"
+    assert report.keys().isdisjoint({"evaluation", "importances"})
+    assert not (copy / "unseen.csv").exists()
+    assert evaluate(copy, Corpus("new", ("A cat.", "The dog sat."), np.array([0.0, 1.0])))["num_seen"] == 0
     encoder = ROOT / "models" / "bert-large" / "train.py"
     assert "--encoder" in subprocess.run([sys.executable, encoder, "--help"], capture_output=True, text=True).stdout

@@ -56,16 +56,27 @@ def leave_behind(out: Path) -> None:
 def test_other_settings_are_refused_unless_told(tmp_path: Path) -> None:
     out = tmp_path / "out"
     leave_behind(out)
-    message = r"A training of .*out was interrupted that had another seed \(0, now 1\)\. Give the same command again"
+    message = (
+        r"A training of .*out was interrupted that had other settings: seed 0, now 1; num_folds 5, now 3\. Give the"
+    )
     with (
         pytest.raises(InputError, match=message),
-        open_work(out, SETTINGS | {"seed": 1}, is_fresh=False, save_every=60),
+        open_work(out, {"seed": 1, "preset": {"num_folds": 3}}, is_fresh=False, save_every=60),
     ):
         pass
     with open_work(out, SETTINGS | {"seed": 1}, is_fresh=True, save_every=60) as work:
         assert not work.is_resumed
         assert work.once("fold-1", lambda: Result({}, {"new": True})).facts == {"new": True}
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_left_of_a_half_removed_folder_is_not_taken(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    leave_behind(out)
+    (tmp_path / ".out.training" / "settings.json").unlink()
+    with open_work(out, SETTINGS | {"seed": 1}, is_fresh=False, save_every=60) as work:
+        assert not work.is_resumed
+        assert work.once("fold-1", lambda: Result({}, {"new": True})).facts == {"new": True}
 
 
 def test_two_at_once(tmp_path: Path) -> None:

@@ -1,29 +1,41 @@
 """Train the encoder of this leaf and write its artifact, with all that belongs to it.
 
-    python models/bert-large/train.py build/artifacts --encoder bert-large-uncased
+    python models/bert-large/train.py build/large --encoder bert-large-uncased
 
 It cross-validates on the corpus that --data or SHOAL_DATA_DIR names, trains on all of it, and writes `model.pt`
 (TorchScript, traced with a padded example, compared with the trained model before it is kept), `vocab.txt`,
 `tokenizer_config.json` and the report; and, since a pipeline's artifacts are tied to one another, the forest's too.
-Then: cp build/artifacts/model.pt REPOSITORY/bert-large/1/
+Interrupted, the same command goes on. Then: cp build/large/model.pt REPOSITORY/bert-large/1/
 """
 
+import os
 from pathlib import Path
 
 import typer
 
+# Before torch is imported: with OpenMP's active waiting one busy neighbour makes training many times slower.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 from shoal.training.corpus import find_corpus
 from shoal.training.encoder import FULL_SIZE_ENCODER
-from shoal.training.train import PRESETS, train
+from shoal.training.fit import EncoderSettings
+from shoal.training.train import Preset, train
+
+# For 340 million parameters: smaller steps than the small encoder's, more of them, and a third of the memory.
+SETTINGS = EncoderSettings(max_epochs=3, learning_rate=2e-5, gradient_checkpointing=True)
 
 
 def main(
-    out: Path, encoder: str = FULL_SIZE_ENCODER, data: Path | None = None, preset: str = "full", seed: int = 0
+    out: Path,
+    encoder: str = FULL_SIZE_ENCODER,
+    data: Path | None = None,
+    folds: int = 5,
+    seed: int = 0,
+    fresh: bool = False,
 ) -> None:
     """Train and write."""
-    settings = PRESETS[preset]
-    corpus = find_corpus(data, download=bool(settings.num_folds))
-    report = train(corpus, out, encoder=encoder, preset=settings, seed=seed)
+    preset = Preset(num_folds=folds, encoder=SETTINGS)
+    report = train(find_corpus(data, download=True), out, encoder=encoder, preset=preset, seed=seed, is_fresh=fresh)
     print(f"RMSE on unseen texts {report['unseen_rmse']['encoder']:.3f}; wrote {out / 'model.pt'}")
 
 

@@ -4,7 +4,8 @@
 
 It reads `preprocess.json` of the artifact folder, trains on the corpus that SHOAL_DATA_DIR names (else on shoal's own
 passages), all of it, and replaces `checkpoint.tl`, tied to that bundle, when it has been compared with the trained
-forest. What the report said of the old forest goes. Then: cp build/artifacts/checkpoint.tl REPOSITORY/cuml/1/
+forest. What the folder said of the old forest and of the blend goes, and the weight is the plain average again: nothing
+has been measured of the new one. Then: cp build/artifacts/checkpoint.tl REPOSITORY/cuml/1/
 """
 
 import json
@@ -14,30 +15,35 @@ import typer
 
 from shoal.component.bundle import Bundle, sha256
 from shoal.training.corpus import find_corpus, fingerprint
-from shoal.training.forest import export_forest, forest_inputs, train_forest
+from shoal.training.evaluation import ENCODER, EVEN
+from shoal.training.forest import describe, export_forest, forest_inputs, train_forest
 from shoal.training.report import REPORT
-from shoal.training.train import PAGE, TRAINED_ON
+from shoal.training.train import PAGE, TRAINED_ON, UNSEEN
 
 
 def main(artifacts: Path, data: Path | None = None, seed: int = 0) -> None:
     """Train and write."""
     corpus, bundle = find_corpus(data), Bundle.load(artifacts / "preprocess.json")
+    report = json.loads((artifacts / REPORT).read_text(encoding="utf-8"))
+    known = {*(artifacts / TRAINED_ON).read_text(encoding="utf-8").split(), *map(fingerprint, corpus.texts)}
     forest = train_forest(bundle, corpus.texts, corpus.targets, seed=seed)
     inputs = forest_inputs(bundle, corpus.texts)
-    path, aside = artifacts / "checkpoint.tl", artifacts / ".checkpoint.tl"
+    aside = artifacts / ".checkpoint.tl"
     export_forest(forest, inputs, aside, bundle_sha256=sha256(artifacts / "preprocess.json"))
-    aside.replace(path)
-    trained_on = artifacts / TRAINED_ON
-    prints = {*trained_on.read_text(encoding="utf-8").split(), *map(fingerprint, corpus.texts)}
-    trained_on.write_text("".join(f"{line}\n" for line in sorted(prints)), encoding="utf-8")
-    (artifacts / PAGE).unlink(missing_ok=True)
-    report = json.loads((artifacts / REPORT).read_text(encoding="utf-8"))
-    report["unseen_rmse"] = {"encoder": report["unseen_rmse"]["encoder"]}
+
+    for name in (PAGE, UNSEEN):
+        (artifacts / name).unlink(missing_ok=True)
+    (artifacts / TRAINED_ON).write_text("".join(f"{line}\n" for line in sorted(known)), encoding="utf-8")
+    (artifacts / "postprocess.json").write_text(json.dumps({"bert_weight": EVEN}) + "\n", encoding="utf-8")
+    aside.replace(artifacts / "checkpoint.tl")
     for name in ("evaluation", "importances"):
         report.pop(name, None)
+    report["contents"]["cuml"] = describe()
+    report["unseen_rmse"] = {ENCODER: report["unseen_rmse"][ENCODER]}
+    report |= {"bert_weight": EVEN, "num_trained_on": len(known), "target_mean": float(corpus.targets.mean())}
     report["files"] = {name: sha256(artifacts / name) for name in report["files"] if (artifacts / name).exists()}
     (artifacts / REPORT).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    print(f"trained on {len(corpus)} texts; wrote {path}")
+    print(f"trained on {len(corpus)} texts; wrote {artifacts / 'checkpoint.tl'}")
 
 
 if __name__ == "__main__":

@@ -43,6 +43,8 @@ def check_replaceable(target: Path, mark: str) -> None:
     Raises:
         InputError: something else is there; it is named.
     """
+    if target.is_mount():
+        raise InputError(f"{target} is a mount point and cannot be replaced.", "Name a folder in it.")
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return
     try:

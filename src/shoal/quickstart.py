@@ -59,7 +59,7 @@ def run(
     find_runtime()
     preset = preset or PRESETS["quick"]
     corpus = find_corpus(data)
-    report = train(corpus, out / "artifacts", encoder=encoder, preset=preset, on_progress=on_progress)
+    report = train(corpus, out / "artifacts", encoder=encoder, preset=preset, is_fresh=True, on_progress=on_progress)
     on_progress("compose the repository", 0, 1)
     repository = compose(ENSEMBLE, out / "repository", artifacts=out / "artifacts", plan=Plan())
     on_progress("compose the repository", 1, 1)

@@ -240,7 +240,7 @@ def _parquet_rows(
     try:
         for batch in table.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
             for place in range(batch.num_rows):
-                row = {name: column[place].as_py() for name, column in zip(columns, batch.columns, strict=True)}
+                row = {name: _to_python(column[place]) for name, column in zip(columns, batch.columns, strict=True)}
                 number += 1
                 yield number, row
     except damages as error:
@@ -248,6 +248,14 @@ def _parquet_rows(
         raise ArtifactError(
             f"{path.name} is damaged at row {number + 1} or after: {reason}.", "Write or copy it again."
         ) from None
+
+
+def _to_python(scalar: Any) -> Any:
+    """The value; as text where Python has nothing that holds it, such as nanoseconds."""
+    try:
+        return scalar.as_py()
+    except ValueError:
+        return scalar.cast("string").as_py()
 
 
 def _open_xlsx(file: BinaryIO, path: Path, stack: ExitStack) -> tuple[tuple[str, ...], Rows]:

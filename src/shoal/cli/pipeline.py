@@ -26,7 +26,7 @@ def train(
     target_column: TargetColumn = None,
     encoder: Encoder = SMALL_ENCODER,
     revision: Annotated[str | None, typer.Option(help="The encoder's commit on the hub; else the pinned one.")] = None,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same artifacts.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="The same seed gives the same artifacts.")] = 0,
     folds: Annotated[int | None, typer.Option(min=2, help="Folds of the cross-validation.")] = None,
     epochs: Annotated[float | None, typer.Option(min=0.01, help="Passes over the texts; may be a fraction.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Texts of one optimizer step.")] = None,
@@ -56,17 +56,17 @@ def train(
         "max_epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate, "dropout": dropout,
         "accumulation": accumulation, "gradient_checkpointing": gradient_checkpointing or None, "dtype": dtype,
     }  # fmt: skip
+    if epochs is not None:
+        chosen = replace(chosen, encoder=replace(chosen.encoder, max_steps=None))
     settings = replace(chosen.encoder, **{name: value for name, value in given.items() if value is not None})
     chosen = replace(
         chosen,
         encoder=settings,
         num_folds=chosen.num_folds if folds is None else folds,
-        max_steps=chosen.max_steps if epochs is None else None,
     )
     with _say_how_to_go_on(), show_progress() as show:
-        download = bool(chosen.num_folds)
         corpus = find_corpus(
-            data, text_column=text_column, target_column=target_column, download=download, on_progress=show
+            data, text_column=text_column, target_column=target_column, download=preset == "full", on_progress=show
         )
         report = train_pipeline(
             corpus, out, encoder=encoder, revision=revision, preset=chosen, seed=seed, is_fresh=fresh, on_progress=show
@@ -133,7 +133,9 @@ def _say_how_to_go_on() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        ERR.print("Interrupted. The same command goes on from here; with --fresh it begins anew.", soft_wrap=True)
+        ERR.print(
+            "Interrupted. The same command goes on from what was saved; with --fresh it begins anew.", soft_wrap=True
+        )
         raise typer.Exit(130) from None
 
 

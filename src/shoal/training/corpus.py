@@ -196,7 +196,7 @@ def read_corpus(path: Path, *, text_column: str | None = None, target_column: st
         raise ArtifactError(f"{path.name} has no rows below its header.", "Name a file with texts and targets.")
     if min(targets) == max(targets):
         raise ArtifactError(
-            f"{path.name}: all targets in column {target!r} are {targets[0]}.", "Training needs ones that differ."
+            f"{path.name}: all targets in column {target!r} are {targets[0]}.", "Give texts whose targets differ."
         )
     genres = others.pop(GENRE, [])
     are_genres = all(isinstance(genre, str) and genre.strip() for genre in genres)

@@ -19,12 +19,24 @@ from shoal.training import forest
 from shoal.training.batches import OnStep, Scores, predict
 from shoal.training.corpus import Corpus
 from shoal.training.encoder import POOLINGS, Pretrained
-from shoal.training.evaluation import Evaluation, blend_weight, cross_fitted_blend, linear_baselines
+from shoal.training.evaluation import (
+    BASELINE,
+    BLEND,
+    ENCODER,
+    FOREST,
+    FORMULA,
+    MEAN,
+    MODEL,
+    Evaluation,
+    blend_weight,
+    cross_fitted_blend,
+    linear_baselines,
+)
 from shoal.training.fit import EncoderSettings, Training
 from shoal.training.folds import Rows, make_folds, split_inner
 from shoal.training.work import Result, Work
 
-OURS = ("encoder", "forest", "blend")  # predictions of our models, by name
+OURS = (ENCODER, FOREST, BLEND)  # predictions of our models
 Stage = Callable[[str], AbstractContextManager[OnStep]]
 
 
@@ -130,7 +142,8 @@ class CrossValidator:
 
     def _gather(self, folds: list[tuple[Rows, Rows]], trees: list[Result], encoders: list[Result]) -> CrossValidation:
         targets, count = self.corpus.targets, len(self.corpus)
-        number, encoder, tree, mean = np.zeros(count, np.int64), *(np.zeros(count) for _ in range(3))
+        number = np.zeros(count, np.int64)
+        encoder, tree, mean = np.zeros(count), np.zeros(count), np.zeros(count)
         for k, (known, unseen) in enumerate(folds):
             number[unseen] = k
             encoder[unseen], tree[unseen] = encoders[k].arrays["scores"], trees[k].arrays["scores"]
@@ -158,15 +171,11 @@ def evaluate_rows(
     """The predictions for the rows of ``corpus``, ready to be compared."""
     blend = cross_fitted_blend(encoder, tree, corpus.targets, folds)
     models = dict(zip(OURS, (encoder, tree, blend), strict=True))
-    kinds = {
-        **dict.fromkeys(models, "model"),
-        **dict.fromkeys(formulas, "formula"),
-        "mean of training rows": "baseline",
-    }
+    kinds = {**dict.fromkeys(models, MODEL), **dict.fromkeys(formulas, FORMULA), MEAN: BASELINE}
     return Evaluation(
         targets=corpus.targets,
         folds=folds,
-        predictions={**models, **formulas, "mean of training rows": mean},
+        predictions={**models, **formulas, MEAN: mean},
         kinds=kinds,
         num_words=np.array([len(text.split()) for text in corpus.texts], np.int64),
         genres=corpus.genres,

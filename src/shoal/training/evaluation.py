@@ -17,12 +17,13 @@ from shoal.component.scores import blend
 from shoal.errors import InputError, needs
 
 ENCODER, FOREST, BLEND = "encoder", "forest", "blend"
+MEAN = "mean of training rows"
 MODEL, FORMULA, BASELINE = "model", "formula", "baseline"
 NUM_RESAMPLES = 2000
 QUANTILES = (0.025, 0.975)
 MAX_GENRES, OTHER_GENRES = 15, "(all other genres)"  # so that a table stays a table
 _CHUNK = 256  # resamples at a time: 10 MB of counts for 4,724 texts
-_EVEN = 0.5  # the weight where nothing speaks for either model
+EVEN = 0.5  # the weight where nothing speaks for either model
 
 FP64 = NDArray[np.float64]
 INT64 = NDArray[np.int64]
@@ -280,7 +281,7 @@ def blend_weight(encoder: FP64, forest: FP64, targets: FP64) -> float:
     """
     apart = encoder - forest
     if not apart.any():
-        return _EVEN
+        return EVEN
     weight = float((targets - forest) @ apart / (apart @ apart))
     return round(min(max(weight, 0.0), 1.0), 2)
 
@@ -290,7 +291,7 @@ def cross_fitted_blend(encoder: FP64, forest: FP64, targets: FP64, folds: INT64)
 
     A weight that had seen a row's own target would flatter the blend. One fold alone has no others: there it is 0.5.
     """
-    combined: FP64 = blend(_EVEN, encoder, forest)
+    combined: FP64 = blend(EVEN, encoder, forest)
     for fold in np.unique(folds):
         own = folds == fold
         if not own.all():

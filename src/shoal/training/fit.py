@@ -8,8 +8,8 @@ a checkpoint is the one that was interrupted.
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,13 +33,15 @@ SMALLEST = 1e-12  # RMSE: at 0 its gradient has no bound
 class EncoderSettings:
     """How an encoder is trained.
 
-    ``max_epochs`` may be a fraction. The inner split is scored ``evaluations`` times an epoch; when ``patience`` of
-    them in a row bring nothing better, training stops. A batch of ``batch_size`` texts goes through in
-    ``accumulation`` parts, and with ``gradient_checkpointing`` activations are computed twice: both save memory and
-    give the same gradient. ``dtype`` is fp32, bf16, or auto: BF16 on a GPU and on a CPU that is fast at it.
+    ``max_epochs`` may be a fraction; ``max_steps`` bounds them, if it is given. The inner split is scored
+    ``evaluations`` times an epoch; when ``patience`` of them in a row bring nothing better, training stops. A batch of
+    ``batch_size`` texts goes through in ``accumulation`` parts, and with ``gradient_checkpointing`` activations are
+    computed twice: both save memory and give the same gradient. ``dtype`` is fp32, bf16, or auto: BF16 on a GPU
+    and on a CPU that is fast at it.
     """
 
     max_epochs: float = 1.0
+    max_steps: int | None = None
     batch_size: int = 16
     learning_rate: float = 1e-4
     weight_decay: float = 0.01
@@ -53,7 +55,8 @@ class EncoderSettings:
 
     def count_steps(self, num_rows: int) -> int:
         """Optimizer steps for this many rows."""
-        return max(1, round(self.max_epochs * count_batches(num_rows, self.batch_size)))
+        num_steps = max(1, round(self.max_epochs * count_batches(num_rows, self.batch_size)))
+        return min(num_steps, self.max_steps or num_steps)
 
 
 @dataclass
@@ -65,7 +68,6 @@ class Progress:
     best_rmse: float = math.inf
     head: str = POOLINGS[0]
     num_worse: int = 0
-    seconds: float = 0.0
     squares: float = 0.0  # sum of the batches' mean squared errors since the last evaluation
     num_squares: int = 0
     history: list[dict[str, Any]] = field(default_factory=list)
@@ -74,7 +76,7 @@ class Progress:
 def has_fast_bf16(device: torch.device) -> bool:
     """Whether this device multiplies BF16 matrices faster than FP32 ones."""
     if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported())
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     flags = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").is_file() else ""
     return "amx_bf16" in flags or "avx512_bf16" in flags
 
@@ -95,6 +97,7 @@ class Training:
             settings,
             seed,
         )
+        self.is_bf16 = settings.dtype == "bf16" or (settings.dtype == "auto" and has_fast_bf16(self.device))
         if settings.gradient_checkpointing:
             trunk: Any = candidates.trunk  # transformers renamed it in 5.23
             enable = getattr(trunk, "activation_checkpointing_enable", None) or trunk.gradient_checkpointing_enable
@@ -126,11 +129,10 @@ class Training:
         progress, last = self.progress, stop_at or num_steps
         on_step(progress.step, last)
         while progress.step < last and (inner is None or progress.num_worse < self.settings.patience):
-            start = time.perf_counter()
-            self._step(known, num_steps)
-            if inner is not None and self._is_evaluated(len(known), last):
-                self._evaluate(inner, len(known))
-            progress.seconds += time.perf_counter() - start
+            with self._explain_memory():
+                self._step(known, num_steps)
+                if inner is not None and self._is_evaluated(len(known), last):
+                    self._evaluate(inner, len(known))
             on_step(progress.step, last)
             if checkpoint and checkpoint.is_due():
                 self._save(checkpoint)
@@ -138,6 +140,7 @@ class Training:
             self._save(checkpoint)
         if self.best:
             self.candidates.load_state_dict(self.best)
+        self._check_finite(float(sum(weights.sum() for weights in self.candidates.state_dict().values())))
         return self.candidates.pick(progress.head).eval()
 
     def _step(self, known: Corpus, num_steps: int) -> None:
@@ -147,23 +150,30 @@ class Training:
             group["lr"] = settings.learning_rate * _rate(progress.step, num_steps, settings.warm_up)
         self.candidates.train()
         self.optimizer.zero_grad(set_to_none=True)
-        try:
-            squares = self.accumulate(known.take(rows))
-        except torch.OutOfMemoryError:
-            raise SetupError(
-                f"A batch of {settings.batch_size} texts does not fit into the GPU's memory.",
-                "Add --gradient-checkpointing, or --accumulation 2, or more.",
-            ) from None
-        if not math.isfinite(squares):
-            raise InputError(
-                f"The training has diverged: at step {progress.step + 1} the error is {squares}.",
-                f"Give a smaller --learning-rate than {settings.learning_rate:g}.",
-            )
+        squares = self.accumulate(known.take(rows))
+        self._check_finite(squares)
         torch.nn.utils.clip_grad_norm_(self.candidates.parameters(), MAX_NORM)
         self.optimizer.step()
         progress.step += 1
         progress.squares += squares
         progress.num_squares += 1
+
+    def _check_finite(self, error: float) -> None:
+        if not math.isfinite(error):
+            raise InputError(
+                f"The training has diverged: at step {self.progress.step} of an encoder the error is {error}.",
+                f"Give a smaller --learning-rate than {self.settings.learning_rate:g}, and --fresh.",
+            )
+
+    @contextmanager
+    def _explain_memory(self) -> Iterator[None]:
+        try:
+            yield
+        except torch.OutOfMemoryError:
+            raise SetupError(
+                f"A batch of {self.settings.batch_size} texts does not fit into the GPU's memory.",
+                "Add --gradient-checkpointing, or --accumulation 2 or more, and --fresh.",
+            ) from None
 
     def accumulate(self, batch: Corpus) -> float:
         """Add the gradient of the heads' RMSEs over ``batch``, summed; return their mean squared error.
@@ -195,8 +205,7 @@ class Training:
         return squares
 
     def _autocast(self) -> torch.autocast:
-        is_bf16 = self.settings.dtype == "bf16" or (self.settings.dtype == "auto" and has_fast_bf16(self.device))
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=is_bf16)
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.is_bf16)
 
     def _is_evaluated(self, num_rows: int, last: int) -> bool:
         every = max(1, round(count_batches(num_rows, self.settings.batch_size) / self.settings.evaluations))

@@ -28,7 +28,7 @@ def make_folds(corpus: Corpus, num_folds: int, *, seed: int) -> list[tuple[Rows,
     if len(firsts) < needed:
         raise InputError(
             f"{corpus.name} has {len(firsts)} different texts; {num_folds} folds need at least {needed}.",
-            "Give it more, or train with --preset quick.",
+            "Give it more, or fewer --folds.",
         )
     order = np.random.RandomState(seed).permutation(len(corpus))
     parts = np.array_split(groups[order[np.isin(order, firsts)]], num_folds)
@@ -36,17 +36,26 @@ def make_folds(corpus: Corpus, num_folds: int, *, seed: int) -> list[tuple[Rows,
 
 
 def hold_out(corpus: Corpus, num_rows: int, *, seed: int) -> tuple[Rows, Rows]:
-    """Rows to keep and about ``num_rows`` others, drawn with ``seed``, in the order of the draw."""
+    """Rows to keep and at most ``num_rows`` others, drawn with ``seed``, in the order of the draw.
+
+    Rows with the same text stay together; one text at least is on each side.
+    """
     groups = corpus.groups
-    order = np.random.default_rng(seed).permutation(int(groups.max()) + 1)
-    sizes = np.bincount(groups)[order].cumsum()
-    held = order[: int(np.searchsorted(sizes, num_rows)) + 1] if num_rows else order[:0]
-    rank = np.argsort(order)[groups]  # of each row's text in the draw
-    drawn = np.argsort(rank, kind="stable")
-    return drawn[~np.isin(groups[drawn], held)], drawn[np.isin(groups[drawn], held)]
+    sizes = np.bincount(groups)
+    order = np.random.default_rng(seed).permutation(len(sizes))
+    held: list[int] = []
+    room = num_rows
+    for group in order[:-1]:
+        if sizes[group] <= room:
+            held.append(int(group))
+            room -= int(sizes[group])
+    held = held or [int(sizes.argmin())]
+    drawn = np.argsort(np.argsort(order)[groups], kind="stable")  # the rows in the order of their texts' draw
+    is_held = np.isin(groups[drawn], held)
+    return drawn[~is_held], drawn[is_held]
 
 
 def split_inner(corpus: Corpus, *, seed: int) -> tuple[Corpus, Corpus]:
     """Texts to train on and the inner split, which chooses the head and when to stop."""
-    kept, inner = hold_out(corpus, min(MAX_INNER, round(INNER_SHARE * len(corpus))), seed=seed)
+    kept, inner = hold_out(corpus, min(MAX_INNER, max(1, round(INNER_SHARE * len(corpus)))), seed=seed)
     return corpus.take(np.sort(kept)), corpus.take(np.sort(inner))

@@ -81,6 +81,11 @@ def has_cuml() -> bool:
         return False
 
 
+def describe(num_trees: int = NUM_TREES) -> str:
+    """The forest in words, with the library that grows it here."""
+    return f"random forest, {num_trees} trees of depth {MAX_DEPTH}, by {'cuML' if has_cuml() else 'scikit-learn'}"
+
+
 def train_forest(bundle: Bundle, texts: Sequence[str], targets: Array, *, seed: int, num_trees: int = NUM_TREES) -> Any:
     """A ``RandomForestRegressor`` on the features of ``texts``: cuML's where it and a GPU are, else scikit-learn's."""
     if has_cuml():

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from shoal.errors import needs
 from shoal.training import plots
+from shoal.training.encoder import HEADS
 from shoal.training.evaluation import BASELINE, BLEND, FORMULA, MODEL, NUM_RESAMPLES, Evaluation
+from shoal.training.work import flatten
 
 TEMPLATE = "report.html.j2"
 _ASSETS = Path(__file__).parent / "assets"
-_HEADS = {"mean": "the mean of the last hidden states", "cls": "the last hidden state of [CLS]"}
 
 
 def write_page(path: Path, report: Mapping[str, Any], evaluation: Evaluation) -> None:
@@ -38,7 +39,7 @@ def write_page(path: Path, report: Mapping[str, Any], evaluation: Evaluation) ->
         models=evaluation.named(MODEL),
         pictures=_draw(report, evaluation),
         settings=dict(flatten(report["preset"])),
-        heads=_HEADS,
+        heads=HEADS,
         num_resamples=NUM_RESAMPLES,
     )
     path.write_text(page, encoding="utf-8")
@@ -85,15 +86,6 @@ def _compare(other: Mapping[str, Any]) -> str:
     if low <= 0 <= high:
         return f"These texts do not show whether the blend is better or worse than {name} {by}."
     return f"The blend is {'better' if high < 0 else 'worse'} than {name} {by}."
-
-
-def flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Settings within settings as ``outer.inner``."""
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from flatten(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def fixed(value: float | None, decimals: int = 3) -> str:

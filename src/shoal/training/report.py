@@ -14,13 +14,12 @@ import shoal
 from shoal.training import forest
 from shoal.training.corpus import Corpus
 from shoal.training.crossval import CrossValidation
-from shoal.training.encoder import Pretrained
+from shoal.training.encoder import HEADS, Pretrained
 from shoal.training.evaluation import by_group, summarise
 from shoal.training.fit import Training
 
 REPORT = "report.json"
-LIBRARIES = ("cuml-cu13", "numpy", "scikit-learn", "tokenizers", "torch", "transformers", "treelite")
-_HEADS = {"mean": "the mean of the last hidden states", "cls": "the last hidden state of [CLS]"}
+LIBRARIES = ("cuml-cu12", "cuml-cu13", "numpy", "scikit-learn", "tokenizers", "torch", "transformers", "treelite")
 
 
 def describe(
@@ -59,8 +58,8 @@ def describe(
         },
         "bert_weight": found.weight,
         "contents": {
-            "bert-large": f"{name}, linear head on {_HEADS[training.progress.head]}",
-            "cuml": f"random forest, {preset['num_trees']} trees of depth {forest.MAX_DEPTH}",
+            "bert-large": f"{name}, linear head on {HEADS[training.progress.head]}",
+            "cuml": forest.describe(preset["num_trees"]),
         },
         "encoder": {
             "name": name,
@@ -71,7 +70,7 @@ def describe(
             "chosen": found.chosen,
             "histories": found.histories,
         },
-        "importances": {name: round(value, 5) for name, value in found.importances.items()},
+        "importances": {name: round(value, 5) for name, value in found.importances.items() if round(value, 5)},
         "preset": preset,
         "seed": seed,
         "machine": {

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-import resource
 import shutil
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,9 +21,10 @@ from shoal.progress import OnProgress
 from shoal.training import encoder as encoders
 from shoal.training import fit, forest
 from shoal.training.batches import OnStep, predict
+from shoal.training.clock import Clock
 from shoal.training.corpus import Corpus, fingerprint
 from shoal.training.crossval import OURS, CrossValidation, CrossValidator, TextPath, evaluate_rows, sort_importances
-from shoal.training.evaluation import linear_baselines
+from shoal.training.evaluation import EVEN, linear_baselines
 from shoal.training.export import export_encoder
 from shoal.training.fit import EncoderSettings, Training
 from shoal.training.folds import Rows, hold_out
@@ -36,7 +33,6 @@ from shoal.training.report import REPORT, describe
 from shoal.training.work import SAVE_EVERY, Work, open_work
 
 MAX_LENGTH = 256
-DEFAULT_WEIGHT = 0.5  # the plain average, where no cross-validation found a better one
 PAGE = "report.html"
 TRAINED_ON = "trained_on.txt"  # fingerprints of the texts
 UNSEEN = "unseen.csv"  # targets and predictions of the texts that the models predicted unseen
@@ -48,49 +44,20 @@ class Preset:
 
     With ``num_folds`` all rows are cross-validated, and the final models trained on all of them. Without, ``num_rows``
     texts are trained on and ``num_held_out`` more are scored for the report; smaller corpora keep a fifth back.
-    ``max_steps`` bounds the encoder's, whatever ``encoder.max_epochs`` says.
     """
 
     num_folds: int = 0
     num_rows: int = 1000
     num_held_out: int = 200
-    max_steps: int | None = None
     num_trees: int = forest.NUM_TREES
     max_length: int = MAX_LENGTH
     encoder: EncoderSettings = field(default_factory=EncoderSettings)
 
 
 PRESETS = {
-    "quick": Preset(max_steps=63, encoder=EncoderSettings(max_epochs=4)),  # one epoch of 1,000 rows
+    "quick": Preset(encoder=EncoderSettings(max_epochs=4, max_steps=63)),  # one epoch of 1,000 rows
     "full": Preset(num_folds=5),
 }
-
-
-@dataclass
-class _Clock:
-    """Seconds per stage, and word of each to who shows progress.
-
-    A stage that was finished or begun before an interruption keeps the seconds it took then.
-    """
-
-    on_progress: OnProgress
-    path: Path
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.path.is_file():
-            self.seconds = json.loads(self.path.read_text(encoding="utf-8"))
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[OnStep]:
-        start, before = time.perf_counter(), self.seconds.get(name, 0.0)
-        self.on_progress(name, 0, 1)
-        try:
-            yield lambda done, total: self.on_progress(name, done, total)
-        finally:
-            self.seconds[name] = round(before + time.perf_counter() - start, 2)
-            self.path.write_text(json.dumps(self.seconds), encoding="utf-8")
-        self.on_progress(name, 1, 1)
 
 
 def train(
@@ -117,15 +84,19 @@ def train(
         SetupError: another process is training there.
     """
     preset, out = preset or PRESETS["quick"], Path(out).resolve()
+    if not 0 <= seed < 2**32:
+        raise InputError(f"The seed is {seed}.", "Give one from 0 to 4294967295.")
     check_replaceable(out, REPORT)
     on_progress("load encoder", 0, 1)
     pretrained = encoders.load_encoder(encoder, seed=seed, revision=revision, dropout=preset.encoder.dropout)
     on_progress("load encoder", 1, 1)
     settings = {
-        "corpus": corpus.sha256, "encoder": encoder, "weights": pretrained.sha256, "preset": asdict(preset),
-        "seed": seed, "shoal": shoal.__version__, "torch": torch.__version__, "device": fit.find_device().type,
+        "corpus": corpus.sha256, "weights": pretrained.sha256, "preset": asdict(preset), "seed": seed,
+        "shoal": shoal.__version__, "torch": torch.__version__, "device": fit.find_device().type,
     }  # fmt: skip
     with open_work(out, settings, is_fresh=is_fresh, save_every=save_every) as work:
+        if work.is_resumed:
+            on_progress("go on with the training that was interrupted", 1, 1)
         return _Run(corpus, out, pretrained, revision, preset, seed, work, on_progress).run()
 
 
@@ -135,14 +106,17 @@ def split(corpus: Corpus, preset: Preset, seed: int) -> tuple[Rows, Rows]:
     Raises:
         InputError: fewer than ten texts.
     """
-    if len(corpus) < 10:
-        raise InputError(f"{corpus.name} has {len(corpus)} texts; training needs at least 10.", "Give it more.")
-    known, held_out = hold_out(corpus, min(preset.num_held_out, len(corpus) // 5), seed=seed)
+    num_different = len(np.unique(corpus.groups))
+    if num_different < 10:
+        raise InputError(f"{corpus.name} has {num_different} different texts; training needs 10.", "Give it more.")
+    known, held_out = hold_out(corpus, min(preset.num_held_out, num_different // 5), seed=seed)
     return known[: preset.num_rows], held_out
 
 
 @dataclass
 class _Run:
+    """One training, from the corpus to the artifact folder; ``aside`` is where that is made."""
+
     corpus: Corpus
     out: Path
     pretrained: encoders.Pretrained
@@ -153,7 +127,7 @@ class _Run:
     on_progress: OnProgress
 
     def run(self) -> dict[str, Any]:
-        self.clock = _Clock(self.on_progress, self.work.folder / "seconds.json")
+        self.clock = Clock(self.on_progress, self.work.folder / "clock.json")
         self.aside = self.work.folder / "artifacts"
         shutil.rmtree(self.aside, ignore_errors=True)
         self.aside.mkdir()
@@ -161,7 +135,6 @@ class _Run:
         found, rows = None, None
         if self.preset.num_folds:
             found = self._cross_validate(text_path)
-            self.pretrained = self._load()
         else:
             rows = split(self.corpus, self.preset, self.seed)
         known = self.corpus if rows is None else self.corpus.take(rows[0])
@@ -218,7 +191,7 @@ class _Run:
     ) -> tuple[encoders.Encoder, Training]:
         """On all rows: the head and the share of the steps that the folds found, else all steps of the first head."""
         settings = self.preset.encoder
-        num_steps = min(settings.count_steps(len(known)), self.preset.max_steps or settings.count_steps(len(known)))
+        num_steps = settings.count_steps(len(known))
         training = Training(self.pretrained.candidates, text_path.tokenizer, settings, seed=self.seed)
         if found:
             training.progress.head = found.head
@@ -248,7 +221,7 @@ class _Run:
             formulas={name: values[unseen] for name, values in formulas.items()},
         )
         importances = sort_importances(dict(zip(forest.name_features(bundle), growth, strict=True)))
-        return CrossValidation(evaluation, unseen, DEFAULT_WEIGHT, encoder.pooling, 1.0, [], [], importances)
+        return CrossValidation(evaluation, unseen, EVEN, encoder.pooling, 1.0, [], [], importances)
 
     def _write_rest(self, known: Corpus, found: CrossValidation) -> None:
         weight = json.dumps({"bert_weight": found.weight})
@@ -267,10 +240,9 @@ class _Run:
         with self.clock.stage("report"):
             report = describe(self.corpus, known, self.pretrained, found, training, asdict(self.preset), self.seed)
             report["seconds"] = self.clock.seconds
-            report["peak_memory_gib"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2)
+            report["peak_memory_gib"] = round(self.clock.peak_gib, 2)
             write_page(self.aside / PAGE, report, found.evaluation)
             report["files"] = {path.name: sha256(path) for path in sorted(self.aside.iterdir())}
             (self.aside / REPORT).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-        self.aside.chmod(0o755)
         exchange(self.aside, self.out)
         return report

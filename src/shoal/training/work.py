@@ -7,6 +7,7 @@ goes on from it: results of finished stages are read, and the encoder under trai
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import shutil
 import time
@@ -25,6 +26,33 @@ SAVE_EVERY = 60.0  # seconds of training that an interruption may cost
 MAX_SAVING = 0.05  # share of the time that may go into saving, for encoders of gigabytes
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a small file so that it is there whole or not at all.
+
+    Raises:
+        SetupError: it cannot be written.
+    """
+    aside = path.with_name(f"{path.name}.new")
+    try:
+        aside.write_bytes(content.encode() if isinstance(content, str) else content)
+        aside.replace(path)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise SetupError(
+            f"The training cannot be saved in {path.parent}: {error.strerror}.",
+            "Make room, and give the command again.",
+        ) from None
+
+
+def flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Settings within settings as ``outer.inner``."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 @dataclass(frozen=True)
@@ -109,10 +137,9 @@ class Work:
             facts = json.loads(str(arrays.pop("facts")))
             return Result(arrays, facts)
         result = make()
-        aside = path.with_suffix(".new")
-        with aside.open("wb") as file:
-            np.savez(file, facts=np.array(json.dumps(result.facts)), **dict(result.arrays))
-        aside.replace(path)
+        packed = io.BytesIO()
+        np.savez(packed, facts=np.array(json.dumps(result.facts)), **dict(result.arrays))
+        write_whole(path, packed.getvalue())
         return result
 
     def checkpoint(self, stage: str) -> Checkpoint:
@@ -141,7 +168,7 @@ def open_work(out: Path, settings: Mapping[str, Any], *, is_fresh: bool, save_ev
     with lock_file as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             raise SetupError(
                 f"Another process is training {out.name} in {out.parent}.", "Name another --out."
             ) from None
@@ -168,18 +195,17 @@ def _empty(folder: Path) -> None:
 
 def _settle(work: Work, out: Path, settings: Mapping[str, Any]) -> None:
     """Write the settings down, or check that they are those of the training that was interrupted."""
-    path, wanted = work.folder / SETTINGS, json.loads(json.dumps(dict(settings)))
+    path, wanted = work.folder / SETTINGS, dict(flatten(settings))
     work.is_resumed = path.is_file() and work.holds_something()
     if not work.is_resumed:
-        aside = path.with_suffix(".new")
-        aside.write_text(json.dumps(wanted, indent=1) + "\n", encoding="utf-8")
-        aside.replace(path)
+        _empty(work.folder)  # what may be left of a training whose folder was half removed
+        write_whole(path, json.dumps(wanted, indent=1) + "\n")
         return
     begun = json.loads(path.read_text(encoding="utf-8"))
-    other = [name for name in sorted({*begun, *wanted}) if begun.get(name) != wanted.get(name)]
+    other = [name for name in wanted if begun.get(name) != wanted[name]]
     if other:
+        changes = (f"{name.rpartition('.')[2]} {begun.get(name)!r}, now {wanted[name]!r}" for name in other)
         raise InputError(
-            f"A training of {out} was interrupted that had another {', '.join(other)}"
-            f" ({', '.join(f'{begun.get(name)!r}, now {wanted.get(name)!r}' for name in other)}).",
-            "Give the same command again to finish it, or --fresh to begin anew.",
+            f"A training of {out} was interrupted that had other settings: {'; '.join(changes)}.",
+            f"Give the same command again to finish it, or --fresh to begin anew; or remove {work.folder}.",
         )

@@ -1,0 +1,61 @@
+"""What a training costs: seconds by stage, and memory; over interruptions too."""
+
+from __future__ import annotations
+
+import json
+import resource
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from shoal.progress import OnProgress
+from shoal.training.batches import OnStep
+from shoal.training.work import write_whole
+
+KEPT_EVERY = 10.0  # seconds that an interruption may lose of the account
+
+
+@dataclass
+class Clock:
+    """Seconds per stage, kept in ``path``, and word of each stage to who shows progress.
+
+    A stage that was finished or begun before an interruption keeps the seconds it took then.
+    """
+
+    on_progress: OnProgress
+    path: Path
+    seconds: dict[str, float] = field(default_factory=dict)
+    _peak_before: float = 0.0
+    _kept_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.path.is_file():
+            kept = json.loads(self.path.read_text(encoding="utf-8"))
+            self.seconds, self._peak_before = kept["seconds"], kept["peak_gib"]
+
+    @property
+    def peak_gib(self) -> float:
+        """The most memory that this process, or one that was interrupted, had in use."""
+        return max(self._peak_before, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[OnStep]:
+        """Around a stage; what it yields is told the steps."""
+        start, before = time.perf_counter(), self.seconds.get(name, 0.0)
+
+        def account() -> None:
+            self.seconds[name] = round(before + time.perf_counter() - start, 2)
+            self._kept_at = time.perf_counter()
+            write_whole(self.path, json.dumps({"seconds": self.seconds, "peak_gib": self.peak_gib}))
+
+        def on_step(done: int, total: int) -> None:
+            self.on_progress(name, done, total)
+            if time.perf_counter() - self._kept_at >= KEPT_EVERY:
+                account()
+
+        self.on_progress(name, 0, 1)
+        yield on_step
+        account()
+        self.on_progress(name, 1, 1)
