@@ -288,5 +288,5 @@ def test_split_keeps_rows_apart(passages: Corpus) -> None:
     assert not set(known) & set(held_out)
     assert split(passages, PRESETS["quick"], seed=0)[1].tolist() == held_out.tolist()
     assert split(passages, PRESETS["quick"], seed=1)[1].tolist() != held_out.tolist()
-    with pytest.raises(InputError, match="shoal passages has 9 texts; training needs at least 10"):
+    with pytest.raises(InputError, match="shoal passages has 9 different texts; training needs 10"):
         split(passages.take(range(9)), PRESETS["quick"], seed=0)

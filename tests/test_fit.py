@@ -148,7 +148,7 @@ def test_the_learning_rate_rises_and_falls() -> None:
 def test_a_training_that_diverges_is_stopped(tiny_bert: Path, toy: Corpus) -> None:
     run = training(tiny_bert, replace(SETTINGS, learning_rate=1e38))
     with pytest.raises(
-        InputError, match=r"diverged: at step \d+ the error is (nan|inf)\. Give a smaller --learning-rate"
+        InputError, match=r"diverged: at step \d+ of an encoder the error is (nan|inf)\. Give a smaller --learning-rate"
     ):
         run.run(toy, None, num_steps=20)
 

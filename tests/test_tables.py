@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import sys
 import zipfile
@@ -54,7 +55,7 @@ def read(path: Path) -> list[tuple[int, dict[str, Any]]]:
 TEXT = st.text(st.characters(codec="utf-8"), max_size=30)
 XML = st.text(st.characters(codec="utf-8", exclude_categories=["C"]) | st.just("\n"), min_size=1, max_size=30)
 NUMBER = st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False)
-ROUNDED = NUMBER.map(lambda number: float(f"{number:.15g}"))  # openpyxl writes 16 digits
+ROUNDED = NUMBER.map(lambda number: float(f"{number:.15g}")).filter(math.isfinite)  # openpyxl writes 16 digits
 CELLS: Mapping[str, tuple[st.SearchStrategy[Any], ...]] = {
     ".csv": (TEXT,),
     ".jsonl": (st.none() | st.booleans() | NUMBER | TEXT | st.lists(TEXT),),
