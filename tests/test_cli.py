@@ -83,9 +83,9 @@ def test_a_cross_validation_of_a_file_of_ones_own(
     report = json.loads((tmp_path / "artifacts" / "report.json").read_text(encoding="utf-8"))
     assert (report["seed"], report["preset"]["num_folds"], report["corpus"]["name"]) == (3, 2, "my.jsonl")
     assert report["preset"]["encoder"] == {
-        "max_epochs": 0.5, "batch_size": 8, "learning_rate": 1e-3, "weight_decay": 0.01, "warm_up": 0.1,
-        "evaluations": 3, "patience": 3, "dropout": 0.1, "accumulation": 2, "gradient_checkpointing": True,
-        "dtype": "fp32",
+        "max_epochs": 0.5, "max_steps": None, "batch_size": 8, "learning_rate": 1e-3, "weight_decay": 0.01,
+        "warm_up": 0.1, "evaluations": 3, "patience": 3, "dropout": 0.1, "accumulation": 2,
+        "gradient_checkpointing": True, "dtype": "fp32",
     }  # fmt: skip
     with pytest.raises(InputError, match="were trained on 100 of the 100 texts"):
         shoal("evaluate", tmp_path / "artifacts", *columns)

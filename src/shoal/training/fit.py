@@ -102,6 +102,7 @@ class Training:
             trunk: Any = candidates.trunk  # transformers renamed it in 5.23
             enable = getattr(trunk, "activation_checkpointing_enable", None) or trunk.gradient_checkpointing_enable
             enable({"use_reentrant": False})
+            trunk.config.use_cache = False  # nothing reads it here, and both together are warned of
         self.optimizer = torch.optim.AdamW(
             candidates.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
         )
