@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -72,11 +73,13 @@ def test_a_cross_validation_of_a_file_of_ones_own(
     lines = (json.dumps({"passage": t, "grade": g}) for t, g in zip(passages.texts, passages.targets, strict=True))
     (tmp_path / "my.jsonl").write_text("\n".join(lines), encoding="utf-8")
     columns = ["--data", tmp_path / "my.jsonl", "--text-column", "passage", "--target-column", "grade"]
-    printed = shoal(
+    train = (
         "train", *columns, "--folds", 2, "--epochs", 0.5, "--batch-size", 8, "--learning-rate", 1e-3, "--dropout", 0.1,
         "--accumulation", 2, "--gradient-checkpointing", "--dtype", "fp32", "--seed", 3, "--encoder", tiny_bert,
         "--out", tmp_path / "artifacts",
     )  # fmt: skip
+    printed = shoal(*train)
+    assert re.search(r"weight of the encoder in the blend: [01]\.\d\d\n", printed)
     assert "2-fold cross-validation" in printed
     assert "mean of training rows" in printed
     assert f"report: {tmp_path / 'artifacts' / 'report.html'}" in printed
@@ -87,6 +90,11 @@ def test_a_cross_validation_of_a_file_of_ones_own(
         "warm_up": 0.1, "evaluations": 3, "patience": 3, "dropout": 0.1, "accumulation": 2,
         "gradient_checkpointing": True, "dtype": "fp32",
     }  # fmt: skip
+    assert shoal(*train, "--json").startswith("{")  # at once: it has been trained already
+    with pytest.raises(
+        InputError, match=r"holds a finished training that had other settings: seed 3, now 4\. Name ano"
+    ):
+        shoal(*train, "--seed", 4)
     with pytest.raises(InputError, match="were trained on 100 of the 100 texts"):
         shoal("evaluate", tmp_path / "artifacts", *columns)
     printed = shoal("evaluate", tmp_path / "artifacts", *columns, "--seen", "include")
@@ -105,14 +113,17 @@ def test_training_options_that_are_none(shoal: Shoal, tmp_path: Path) -> None:
         shoal("train", "--text-column", "passage", "--out", tmp_path / "artifacts")
 
 
-def test_an_interruption_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interruption_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(training, "train", interrupted)
-    result = CliRunner().invoke(cli.app, ["train"])
+    result = CliRunner().invoke(cli.app, ["train", "--out", str(tmp_path / "out")])
     assert result.exit_code == 130
-    assert "The same command goes on from what was saved; with --fresh it begins anew." in result.stderr
+    assert "Interrupted. Nothing was saved." in result.stderr
+    (tmp_path / ".out.training").mkdir()
+    result = CliRunner().invoke(cli.app, ["train", "--out", str(tmp_path / "out")])
+    assert f"What was saved is in {tmp_path / '.out.training'}: the same command goes on." in result.stderr
 
 
 def test_graph(shoal: Shoal, repository: Path) -> None:

@@ -84,20 +84,22 @@ def test_columns_that_are_named_come_first(
     ("columns", "named", "message"),
     [
         (["id", "x" * 99], {}, "x.csv has no columns of texts and targets by known names. Its columns: 'id', "
-         f"'{'x' * 17}...{'x' * 18}'. Name them with --text-column and --target-column."),
+         f"'{'x' * 17}...{'x' * 18}'. Name both with --text-column and --target-column."),
         (["Excerpt", "a"], {}, "x.csv has no columns of texts and targets by known names. Its columns: 'Excerpt', 'a'. "
-         "Name them with --text-column and --target-column."),
+         "Name both with --text-column and --target-column."),
         (["essay", "a"], {"text_column": "essay"}, "x.csv has no columns of texts and targets by known names. Its "
-         "columns: 'essay', 'a'. Name them with --text-column and --target-column."),
+         "columns: 'essay', 'a'. Name both with --text-column and --target-column."),
         (["target", "a"], {"text_column": "target"}, "x.csv has no columns of texts and targets by known names. Its "
-         "columns: 'target', 'a'. Name them with --text-column and --target-column."),
+         "columns: 'target', 'a'. Name both with --text-column and --target-column."),
         (["text", "target"], {"text_column": "Essay"},
          "x.csv has no column 'Essay'. Its columns: 'text', 'target'. Name one of them."),
         (["text", "target"], {"target_column": "score"},
          "x.csv has no column 'score'. Its columns: 'text', 'target'. Name one of them."),
+        (["text;target"], {"text_column": "text"},
+         "x.csv has no column 'text'. Its columns: 'text;target'. It seems to be separated by ';': save it with commas."),
     ],
 )  # fmt: skip
-def test_columns_that_are_not_there(columns: list[str], named: dict[str, str], message: str, tmp_path: Path) -> None:
+def test_columns_that_are_not_there(columns: list[str], named: dict[str, Any], message: str, tmp_path: Path) -> None:
     path = write_table(tmp_path / "x.csv", columns, TWO)
     with pytest.raises(ArtifactError) as caught:
         read_corpus(path, **named)
@@ -125,7 +127,7 @@ BAD_ROWS = [
     (".xlsx", "a", None, TARGET + "the target is missing: None." + FILL),
     (".csv", "a", "", TARGET + "the target is missing: ''." + FILL),
     (".csv", "a", LONG, TARGET + "the target 'many words many w... words many words ' is no number." + MEND),
-    (".csv", "a", "1,5", TARGET + "the target '1,5' is no number." + MEND),
+    (".csv", "a", "1,5", TARGET + "the target '1,5' is no number (decimals take a point)." + MEND),
     (".csv", "a", "1_000", TARGET + "the target '1_000' is no number." + MEND),
     (".xlsx", "a", True, TARGET + "the target True is no number." + MEND),
     (".jsonl", "a", [1], TARGET + "the target [1] is no number." + MEND),
@@ -175,7 +177,7 @@ def test_blank_rows_are_skipped(kind: str, tmp_path: Path) -> None:
 def test_tables_that_teach_nothing(tmp_path: Path) -> None:
     cases: list[tuple[list[list[Any]], str]] = [
         ([], "x.csv has no rows below its header. Name a file with texts and targets."),
-        ([["a", 1], ["b", "1.0"]], "x.csv: all targets in column 'target' are 1.0. Give texts whose targets differ."),
+        ([["a", 1], ["b", "1.0"]], "x.csv: all targets in column 'target' are 1. Give texts whose targets differ."),
     ]
     for rows, message in cases:
         with pytest.raises(ArtifactError) as caught:

@@ -63,6 +63,9 @@ def test_new_texts(artifacts: Path) -> None:
     result = evaluate(artifacts, corpus)
     assert result["num_seen"] == 0
     assert {"encoder", "forest", "blend", "mean of training rows"} == set(rmses(result))
+    alone = evaluate(artifacts, corpus.take([0]))["predictions"]
+    assert all(entry["rmse_interval"] is None for entry in alone)  # of one text
+    assert evaluate(artifacts, corpus.take(range(10)))["predictions"][0]["rmse_interval"] is not None
 
 
 def test_folders_that_are_none(artifacts: Path, passages: Corpus, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from shoal.errors import InputError, SetupError
 from shoal.training.work import Checkpoint, Result, open_work
 
-SETTINGS = {"seed": 0, "preset": {"num_folds": 5}}
+SETTINGS = {"corpus": "a", "seed": 0, "preset": {"num_folds": 5}}
 
 
 class StoppedError(Exception):
@@ -57,11 +57,12 @@ def test_other_settings_are_refused_unless_told(tmp_path: Path) -> None:
     out = tmp_path / "out"
     leave_behind(out)
     message = (
-        r"A training of .*out was interrupted that had other settings: seed 0, now 1; num_folds 5, now 3\. Give the"
+        r"A training of .*out was interrupted that had other settings: other texts or targets; seed 0, now 1;"
+        r" num_folds 5, now 3\. Give the same command again"
     )
     with (
         pytest.raises(InputError, match=message),
-        open_work(out, {"seed": 1, "preset": {"num_folds": 3}}, is_fresh=False, save_every=60),
+        open_work(out, {"corpus": "b", "seed": 1, "preset": {"num_folds": 3}}, is_fresh=False, save_every=60),
     ):
         pass
     with open_work(out, SETTINGS | {"seed": 1}, is_fresh=True, save_every=60) as work:

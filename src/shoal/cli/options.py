@@ -11,7 +11,8 @@ Data = Annotated[
     Path | None,
     typer.Option(
         help="Labelled texts: the CLEAR corpus, CommonLit's train.csv, any .csv, .jsonl, .parquet or .xlsx; "
-        "`clear` downloads the corpus. Else what SHOAL_DATA_DIR holds."
+        "`clear` downloads the corpus. Else what SHOAL_DATA_DIR holds; else shoal's own passages, "
+        "or the downloaded corpus with --preset full."
     ),
 ]
 TextColumn = Annotated[str | None, typer.Option(help="The column of the texts, where it goes by another name.")]

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from shoal.cli.options import SMALL_ENCODER, Data, Encoder, Json, TargetColumn, TextColumn
-from shoal.console import ERR, OUT, print_evaluation, print_json, print_rmse, print_table, show_progress
+from shoal.console import ERR, OUT, plain, print_evaluation, print_json, print_rmse, print_table, show_progress
 from shoal.errors import InputError, needs
 
 DTYPES = ("auto", "fp32", "bf16")
@@ -30,14 +30,14 @@ def train(
     folds: Annotated[int | None, typer.Option(min=2, help="Folds of the cross-validation.")] = None,
     epochs: Annotated[float | None, typer.Option(min=0.01, help="Passes over the texts; may be a fraction.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Texts of one optimizer step.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(min=0.0, help="The greatest learning rate.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(min=1e-12, help="The greatest learning rate.")] = None,
     dropout: Annotated[float | None, typer.Option(min=0.0, max=0.9, help="The encoder's; off unless given.")] = None,
     accumulation: Annotated[int | None, typer.Option(min=1, help="Parts that a batch goes through in.")] = None,
     gradient_checkpointing: Annotated[
         bool, typer.Option("--gradient-checkpointing", help="Compute activations twice instead of keeping them.")
     ] = False,
     dtype: Annotated[str, typer.Option(help="The encoder's arithmetic: auto, fp32 or bf16.")] = "auto",
-    fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew, even if a training was interrupted.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew, whatever was begun or finished there.")] = False,
     as_json: Json = False,
 ) -> None:
     """Train encoder and forest, and write the artifact folder with a report; the same command again goes on."""
@@ -64,7 +64,7 @@ def train(
         encoder=settings,
         num_folds=chosen.num_folds if folds is None else folds,
     )
-    with _say_how_to_go_on(), show_progress() as show:
+    with _say_how_to_go_on(out), show_progress() as show:
         corpus = find_corpus(
             data, text_column=text_column, target_column=target_column, download=preset == "full", on_progress=show
         )
@@ -72,11 +72,12 @@ def train(
             corpus, out, encoder=encoder, revision=revision, preset=chosen, seed=seed, is_fresh=fresh, on_progress=show
         )
     if as_json:
-        print_json(report)
+        print_json({**report, "artifacts": str(out.resolve())})
         return
     if chosen.num_folds:
         print_evaluation(report["evaluation"]["predictions"], title=report["evaluation"]["kind"])
     print_rmse(report["unseen_rmse"], report["is_demonstration"])
+    OUT.print(f"weight of the encoder in the blend: {report['bert_weight']:.2f}", soft_wrap=True)
     OUT.print(f"artifacts: {out.resolve()}", soft_wrap=True)
     OUT.print(f"report: {out.resolve() / PAGE}", soft_wrap=True)
 
@@ -98,14 +99,17 @@ def evaluate(
         from shoal.training.evaluate import evaluate as evaluate_artifacts
 
     with show_progress() as show:
-        corpus = find_corpus(data, text_column=text_column, target_column=target_column, on_progress=show)
+        corpus = find_corpus(
+            data, text_column=text_column, target_column=target_column, may_be_constant=True, on_progress=show
+        )
         result = evaluate_artifacts(artifacts, corpus, seen=seen, on_progress=show)
     if as_json:
         print_json(result)
         return
     print_evaluation(result["predictions"], title=f"{result['corpus']['num_texts']:,} texts of {corpus.name}")
-    if result["num_seen"] and seen == "include":
-        OUT.print(f"{result['num_seen']:,} of them were trained on: this is no measurement of new texts.")
+    if result["num_seen"]:
+        said = "were trained on: this is no measurement of new texts" if seen == "include" else "more were left out"
+        OUT.print(f"{result['num_seen']:,} {'of them ' if seen == 'include' else ''}{said}.")
 
 
 def quickstart(
@@ -129,13 +133,15 @@ def quickstart(
 
 
 @contextmanager
-def _say_how_to_go_on() -> Iterator[None]:
+def _say_how_to_go_on(out: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        ERR.print(
-            "Interrupted. The same command goes on from what was saved; with --fresh it begins anew.", soft_wrap=True
-        )
+        from shoal.training.work import work_folder
+
+        kept = work_folder(out.resolve())
+        said = f"What was saved is in {kept}: the same command goes on." if kept.exists() else "Nothing was saved."
+        ERR.print(f"Interrupted. {plain(said)}", soft_wrap=True)
         raise typer.Exit(130) from None
 
 

@@ -115,12 +115,13 @@ def find_corpus(
     text_column: str | None = None,
     target_column: str | None = None,
     download: bool = False,
+    may_be_constant: bool = False,
     on_progress: OnProgress = lambda stage, done, total: None,
 ) -> Corpus:
     """The file at ``path``; else what the folder that SHOAL_DATA_DIR names holds; else shoal's own passages.
 
     The folder holds the CLEAR corpus, or Kaggle's ``train.csv``. ``clear`` in place of a path, and ``download`` in
-    place of the passages, are the CLEAR corpus, downloaded once. The columns are as in ``read_corpus``.
+    place of the passages, are the CLEAR corpus, downloaded once. The rest is as in ``read_corpus``.
 
     Raises:
         ArtifactError: ``path`` or the folder is named and holds no corpus, or one that is damaged.
@@ -134,7 +135,7 @@ def find_corpus(
 
         path = download_clear(on_progress=on_progress)
     if path is not None:
-        return read_corpus(path, text_column=text_column, target_column=target_column)
+        return read_corpus(path, text_column=text_column, target_column=target_column, may_be_constant=may_be_constant)
     if text_column is not None or target_column is not None:
         raise InputError(
             f"There is no file for column {shorten(text_column or target_column)}.", "Name it with --data."
@@ -168,7 +169,9 @@ def read_stop_words() -> tuple[str, ...]:
 # --- reading a file ----------------------------------------------------------------------------------------------
 
 
-def read_corpus(path: Path, *, text_column: str | None = None, target_column: str | None = None) -> Corpus:
+def read_corpus(
+    path: Path, *, text_column: str | None = None, target_column: str | None = None, may_be_constant: bool = False
+) -> Corpus:
     """The texts and targets of a CSV, JSON Lines, Parquet or Excel file, as ``shoal.tables`` reads it.
 
     Columns that are not named are found: ``Excerpt`` and ``BT_easiness`` (the CLEAR corpus: Crossley et al., "A
@@ -194,9 +197,9 @@ def read_corpus(path: Path, *, text_column: str | None = None, target_column: st
                 values.append(row.get(column))
     if not texts:
         raise ArtifactError(f"{path.name} has no rows below its header.", "Name a file with texts and targets.")
-    if min(targets) == max(targets):
+    if min(targets) == max(targets) and not may_be_constant:
         raise ArtifactError(
-            f"{path.name}: all targets in column {target!r} are {targets[0]}.", "Give texts whose targets differ."
+            f"{path.name}: all targets in column {target!r} are {targets[0]:g}.", "Give texts whose targets differ."
         )
     genres = others.pop(GENRE, [])
     are_genres = all(isinstance(genre, str) and genre.strip() for genre in genres)
@@ -216,7 +219,8 @@ def _find_columns(
     for named in (text_column, target_column):
         if named is not None and named not in columns:
             raise ArtifactError(
-                f"{path.name} has no column {shorten(named)}. Its columns: {shorten_all(columns)}.", "Name one of them."
+                f"{path.name} has no column {shorten(named)}. Its columns: {shorten_all(columns)}.",
+                _hint(columns) or "Name one of them.",
             )
     if text_column is not None and text_column == target_column:
         raise InputError(f"Column {shorten(text_column)} cannot be both text and target.", "Name two columns.")
@@ -232,8 +236,14 @@ def _find_columns(
                 return path.name, text, target
     raise ArtifactError(
         f"{path.name} has no columns of texts and targets by known names. Its columns: {shorten_all(columns)}.",
-        "Name them with --text-column and --target-column.",
+        _hint(columns) or "Name both with --text-column and --target-column.",
     )
+
+
+def _hint(columns: Sequence[str]) -> str:
+    """Of a file with one column whose name looks like several."""
+    found = [mark for mark in ";\t|" if len(columns) == 1 and mark in columns[0]]
+    return f"It seems to be separated by {found[0]!r}: save it with commas." if found else ""
 
 
 def _read_text(value: object, where: str) -> str:
@@ -257,6 +267,7 @@ def _read_target(value: object, where: str) -> float:
     number = _to_number(value)
     if number is None or not math.isfinite(number):
         what = "is no number" if number is None else "is not finite"
+        what += " (decimals take a point)" if isinstance(value, str) and "," in value else ""
         raise ArtifactError(f"{where}: the target {shorten(value)} {what}.", "Mend it, or take the row out.")
     return number
 

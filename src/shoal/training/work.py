@@ -22,6 +22,7 @@ import numpy as np
 from shoal.errors import InputError, SetupError
 
 SETTINGS = "settings.json"
+HASHES = {"corpus": "texts or targets", "weights": "weights of the encoder"}  # settings that are hashes
 SAVE_EVERY = 60.0  # seconds of training that an interruption may cost
 MAX_SAVING = 0.05  # share of the time that may go into saving, for encoders of gigabytes
 
@@ -53,6 +54,19 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
             yield from flatten(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
+
+
+def describe_changes(begun: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """How flattened settings differ, in words; empty where they do not."""
+    changes = []
+    for name, value in wanted.items():
+        if begun.get(name) == value:
+            continue
+        if name in HASHES:
+            changes.append(f"other {HASHES[name]}")
+        else:
+            changes.append(f"{name.rpartition('.')[2]} {begun.get(name)!r}, now {value!r}")
+    return "; ".join(changes)
 
 
 @dataclass(frozen=True)
@@ -147,6 +161,11 @@ class Work:
         return Checkpoint(self.folder / f"{stage}.safetensors", self._save_every)
 
 
+def work_folder(out: Path) -> Path:
+    """Where the training of the artifact folder ``out`` keeps its state."""
+    return out.with_name(f".{out.name}.training")
+
+
 @contextmanager
 def open_work(out: Path, settings: Mapping[str, Any], *, is_fresh: bool, save_every: float) -> Iterator[Work]:
     """The work folder of the artifact folder ``out``: a new one, or that of an interrupted training.
@@ -157,7 +176,7 @@ def open_work(out: Path, settings: Mapping[str, Any], *, is_fresh: bool, save_ev
         InputError: a training with other settings is unfinished there.
         SetupError: another process is at it.
     """
-    folder = out.with_name(f".{out.name}.training")
+    folder = work_folder(out)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock_file = (folder / "lock").open("a")
@@ -202,10 +221,8 @@ def _settle(work: Work, out: Path, settings: Mapping[str, Any]) -> None:
         write_whole(path, json.dumps(wanted, indent=1) + "\n")
         return
     begun = json.loads(path.read_text(encoding="utf-8"))
-    other = [name for name in wanted if begun.get(name) != wanted[name]]
-    if other:
-        changes = (f"{name.rpartition('.')[2]} {begun.get(name)!r}, now {wanted[name]!r}" for name in other)
+    if changes := describe_changes(begun, wanted):
         raise InputError(
-            f"A training of {out} was interrupted that had other settings: {'; '.join(changes)}.",
+            f"A training of {out} was interrupted that had other settings: {changes}.",
             f"Give the same command again to finish it, or --fresh to begin anew; or remove {work.folder}.",
         )
