@@ -266,7 +266,11 @@ def test_the_summary_in_words() -> None:
         "LIX; the mean of training rows gives 1.03.",
         "The blend is better than the encoder alone (difference −0.015, interval −0.020 to −0.010).",
     ]
-    for difference, words in {(-0.02, 0.01): "do not show whether", (0.01, 0.02): "is worse than"}.items():
+    for difference, words in {
+        (-0.02, 0.01): "do not show whether",
+        (0.01, 0.02): "is worse than",
+        (0.0, 0.0): "The blend is the encoder alone: the other model adds nothing",
+    }.items():
         assert words in summarise_in_words([row("encoder", "model", 0.5, difference), *models[1:]])[1]
     assert summarise_in_words([models[2]]) == ["The blend's RMSE is 0.53 (95 % interval 0.52 to 0.54)."]
 

@@ -104,8 +104,8 @@ def print_json(value: Any) -> None:
 
 
 def print_evaluation(predictions: Sequence[dict[str, Any]], title: str) -> None:
-    """RMSE and correlations of predictions of unseen texts, a line each, with their 95 % intervals."""
-    names = ("RMSE", "95 % interval", "Pearson", "95 % interval", "Spearman")
+    """RMSE with its 95 % interval, and correlations, a line a prediction."""
+    names = ("RMSE", "95 % interval", "Pearson", "Spearman")
     table = Table("prediction", *(Column(name, justify="right") for name in names), title=title)
     for entry in predictions:
         table.add_row(
@@ -113,7 +113,6 @@ def print_evaluation(predictions: Sequence[dict[str, Any]], title: str) -> None:
             _figure(entry["rmse"]),
             _interval(entry["rmse_interval"]),
             _figure(entry["pearson"]),
-            _interval(entry["pearson_interval"]),
             _figure(entry["spearman"]),
         )
     OUT.print(table)

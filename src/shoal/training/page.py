@@ -83,6 +83,8 @@ def _compare(other: Mapping[str, Any]) -> str:
     low, high = other["difference_interval"]
     name = f"the {other['name']} alone"
     by = f"(difference {fixed(other['difference'])}, interval {span((low, high))})"
+    if low == high == 0:
+        return f"The blend is {name}: the other model adds nothing to it on these texts."
     if low <= 0 <= high:
         return f"These texts do not show whether the blend is better or worse than {name} {by}."
     return f"The blend is {'better' if high < 0 else 'worse'} than {name} {by}."
