@@ -125,6 +125,7 @@ def report_on(evaluation: Evaluation, *, name: str = "CLEAR corpus", is_full: bo
             "name": "a-small-encoder",
             "revision": None,
             "sha256": "ab" * 32,
+            "dtype": "fp32",
             "head": "mean",
             "num_steps": 1212,
             "histories": [history(fold) for fold in folds],
