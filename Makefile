@@ -26,7 +26,7 @@ test: $(VENV)/.installed $(VENV)/.wheels
 	$(BIN)/pytest --cov
 
 verify: $(VENV)/.installed $(VENV)/.wheels
-	$(BIN)/pytest --verify tests/test_claims.py
+	$(BIN)/pytest --verify tests/test_claims.py tests/test_bert_large.py
 	$(BIN)/python benchmarks/latency.py
 
 gpu: .venv-gpu/.installed

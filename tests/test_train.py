@@ -154,7 +154,8 @@ def test_a_failed_training_leaves_no_folder(passages: Corpus, tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_leafs_own_scripts(artifacts: Path, tmp_path: Path) -> None:
+def test_the_leafs_own_scripts(artifacts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SHOAL_DATA_DIR", raising=False)
     copy = tmp_path / "artifacts"
     subprocess.run(["cp", "-r", artifacts, copy], check=True)
     before = sha256(copy / "checkpoint.tl")
