@@ -27,6 +27,7 @@ import numpy as np
 import typer
 
 from shoal import Client, Pipeline, compose, serve
+from shoal.machine import describe_machine
 from shoal.training.corpus import find_corpus
 from shoal.training.fit import EncoderSettings
 from shoal.training.train import Preset, train
@@ -101,9 +102,7 @@ def summary(seconds: list[float]) -> dict[str, float]:
 
 def machine() -> dict[str, Any]:
     """What it ran on."""
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    cpu = next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    return {"cpu": cpu, "cores": len(os.sched_getaffinity(0)), "python": platform.python_version()}
+    return {**describe_machine(), "python": platform.python_version()}
 
 
 if __name__ == "__main__":

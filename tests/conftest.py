@@ -22,6 +22,7 @@ import torch
 
 from shoal.component.bundle import Bundle
 from shoal.component.wordpiece import WordPiece, read_vocabulary
+from shoal.machine import describe_machine
 from shoal.repository.compose import compose
 from shoal.repository.placement import Plan
 from shoal.serving.client import Client
@@ -68,18 +69,13 @@ def record(scale: Scale) -> Iterator[Callable[..., None]]:
         libraries = ("numpy", "tokenizers", "torch", "transformers", "treelite", "tritonclient", "nvidia-pytriton")
         result = {
             "date": time.strftime("%Y-%m-%d"),
-            "machine": {"cpu": _cpu(), "cores": len(os.sched_getaffinity(0)), "python": platform.python_version()},
+            "machine": {**describe_machine(), "python": platform.python_version()},
             "versions": {name: version(name) for name in libraries},
             "claims": figures,
         }
         path = ROOT / "benchmarks" / "results" / f"verify-{result['date']}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-
-
-def _cpu() -> str:
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
 
 
 @pytest.fixture(scope="session")

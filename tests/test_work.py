@@ -12,7 +12,7 @@ import torch
 from shoal.errors import InputError, SetupError
 from shoal.training.work import Checkpoint, Result, open_work
 
-SETTINGS = {"corpus": "a", "seed": 0, "preset": {"num_folds": 5}}
+SETTINGS = {"corpus": "a", "seed": 0, "preset.num_folds": 5}
 
 
 class StoppedError(Exception):
@@ -62,7 +62,7 @@ def test_other_settings_are_refused_unless_told(tmp_path: Path) -> None:
     )
     with (
         pytest.raises(InputError, match=message),
-        open_work(out, {"corpus": "b", "seed": 1, "preset": {"num_folds": 3}}, is_fresh=False, save_every=60),
+        open_work(out, {"corpus": "b", "seed": 1, "preset.num_folds": 3}, is_fresh=False, save_every=60),
     ):
         pass
     with open_work(out, SETTINGS | {"seed": 1}, is_fresh=True, save_every=60) as work:

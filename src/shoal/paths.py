@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import json
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import shoal
-from shoal.errors import InputError
+from shoal.errors import InputError, SetupError
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # <fcntl.h>, <linux/fs.h>
 
@@ -62,6 +65,24 @@ def check_replaceable(target: Path, mark: str) -> None:
                 f"{target} holds {path.relative_to(target)}, which shoal did not put there; it will not be replaced.",
                 "Move that file out, or name another folder.",
             )
+
+
+@contextmanager
+def lock(folder: Path, what: str, fix: str) -> Iterator[None]:
+    """No other process holds ``folder`` meanwhile; the kernel lets go of it when this one ends.
+
+    Raises:
+        SetupError: another does; it says ``what`` and ``fix``.
+    """
+    at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(at, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SetupError(what, fix) from None
+        yield
+    finally:
+        os.close(at)
 
 
 def exchange(made: Path, target: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,11 @@ class Bundle:
             raise ArtifactError(
                 f"{path.name} is not the one preprocess.json was made with.", "Copy both from one folder."
             )
+
+
+def find_changed(folder: Path, files: Mapping[str, str]) -> list[str]:
+    """Those of ``files``, name -> sha256, that are missing in ``folder`` or are not what they were."""
+    return [name for name, kept in files.items() if not (folder / name).is_file() or sha256(folder / name) != kept]
 
 
 def sha256(path: Path) -> str:

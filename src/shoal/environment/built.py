@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shoal.component.bundle import sha256
+from shoal.component.bundle import find_changed
 from shoal.environment.inspect import inspect
 from shoal.environment.stub import RECORD, STUB
-from shoal.errors import ArtifactError, InputError, SetupError
+from shoal.errors import ArtifactError, InputError
+from shoal.paths import lock
 
 ARCHIVE, FOLDER, LOG = "custom_env.tar.gz", "environment", "build.log"
 
@@ -51,7 +50,7 @@ def locate(place: Path) -> tuple[Path, Path | None]:
 def is_whole(out: Path, built: Built) -> bool:
     """Whether what was built there is still what was built."""
     files: dict[str, str] = built.record["files"]
-    if not all((out / name).is_file() and sha256(out / name) == digest for name, digest in files.items()):
+    if find_changed(out, files):
         return False
     if built.environment.is_file():
         return True
@@ -83,16 +82,7 @@ def aside_prefix(out: Path) -> str:
 @contextlib.contextmanager
 def alone(out: Path) -> Iterator[None]:
     """Nobody else builds beside ``out`` meanwhile; what a killed build left there is removed."""
-    at = os.open(out.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        try:
-            fcntl.flock(at, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise SetupError(
-                f"Another build is at work in {out.parent}.", "Wait for it, or name another folder."
-            ) from None
+    with lock(out.parent, f"Another build is at work in {out.parent}.", "Wait for it, or name another folder."):
         for left in out.parent.glob(f"{aside_prefix(out)}*"):
             shutil.rmtree(left, ignore_errors=True)
         yield
-    finally:
-        os.close(at)

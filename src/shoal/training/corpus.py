@@ -10,6 +10,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import cached_property
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 @dataclass(frozen=True)
 class Corpus:
-    """Texts and their targets, FP64 ``[len(texts)]``; higher is easier to read.
+    """Texts and their targets, FP64 ``[len(texts)]``; in the CLEAR corpus, higher is easier to read.
 
     ``sha256`` is that of texts and targets, whatever file they came from. ``is_demonstration`` marks data too small
     for its scores to mean anything. ``formulas`` are published formulas' values by the formula's name, FP64
@@ -72,6 +73,11 @@ class Corpus:
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
     @property
+    def num_words(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """INT64 ``[len(texts)]``: words between white space."""
+        return np.array([len(text.split()) for text in self.texts], np.int64)
+
+    @cached_property
     def groups(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         """INT64 ``[len(texts)]``: the same number where texts are the same but for case and white space.
 

@@ -177,7 +177,7 @@ def evaluate_rows(
         folds=folds,
         predictions={**models, **formulas, MEAN: mean},
         kinds=kinds,
-        num_words=np.array([len(text.split()) for text in corpus.texts], np.int64),
+        num_words=corpus.num_words,
         genres=corpus.genres,
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.component.bundle import sha256
+from shoal.component.bundle import find_changed
 from shoal.errors import ArtifactError, InputError
 from shoal.progress import OnProgress
 from shoal.repository.compose import compose
@@ -59,7 +59,7 @@ def evaluate(
         folds=np.zeros(len(corpus), np.int64),
         predictions={**scores, MEAN: np.full(len(corpus), report["target_mean"])},
         kinds={**dict.fromkeys(scores, MODEL), MEAN: BASELINE},
-        num_words=np.array([len(text.split()) for text in corpus.texts], np.int64),
+        num_words=corpus.num_words,
         genres=corpus.genres,
     )
     return {
@@ -90,11 +90,10 @@ def _read_report(artifacts: Path) -> dict[str, Any]:
             f"{artifacts} is no artifact folder of this shoal: it holds no {REPORT} that says what was trained on.",
             "Type: shoal train --out FOLDER",
         ) from None
-    for name, expected in files.items():
-        if not (artifacts / name).is_file() or sha256(artifacts / name) != expected:
-            raise ArtifactError(
-                f"{artifacts / name} is not the file that was trained with the others.", "Train again, or restore it."
-            )
+    for name in find_changed(artifacts, files):
+        raise ArtifactError(
+            f"{artifacts / name} is not the file that was trained with the others.", "Train again, or restore it."
+        )
     return report
 
 

@@ -91,12 +91,8 @@ class Training:
 
     def __init__(self, candidates: Candidates, tokenizer: WordPiece, settings: EncoderSettings, *, seed: int) -> None:
         self.device = find_device()
-        self.candidates, self.tokenizer, self.settings, self.seed = (
-            candidates.to(self.device),
-            tokenizer,
-            settings,
-            seed,
-        )
+        self.candidates = candidates.to(self.device)
+        self.tokenizer, self.settings, self.seed = tokenizer, settings, seed
         self.is_bf16 = settings.dtype == "bf16" or (settings.dtype == "auto" and has_fast_bf16(self.device))
         if settings.gradient_checkpointing:
             trunk: Any = candidates.trunk  # transformers renamed it in 5.23
@@ -228,12 +224,8 @@ class Training:
         )
         progress.squares, progress.num_squares = 0.0, 0
         if rmses[head] < progress.best_rmse:
-            progress.best_rmse, progress.best_step, progress.head, progress.num_worse = (
-                rmses[head],
-                progress.step,
-                head,
-                0,
-            )
+            progress.best_rmse, progress.best_step = rmses[head], progress.step
+            progress.head, progress.num_worse = head, 0
             self.best = {name: tensor.detach().cpu().clone() for name, tensor in self.candidates.state_dict().items()}
         else:
             progress.num_worse += 1

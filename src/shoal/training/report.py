@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -11,16 +10,16 @@ from typing import Any
 import torch
 
 import shoal
+from shoal.machine import describe_machine
 from shoal.training import forest
 from shoal.training.corpus import Corpus
 from shoal.training.crossval import CrossValidation
 from shoal.training.encoder import HEADS, Pretrained
-from shoal.training.evaluation import by_group, summarise
+from shoal.training.evaluation import FORMULA, by_group, summarise
 from shoal.training.fit import Training
 
 REPORT = "report.json"
 LIBRARIES = ("cuml-cu12", "cuml-cu13", "numpy", "scikit-learn", "tokenizers", "torch", "transformers", "treelite")
-
 _HELD_OUT = ("num_rows", "num_held_out")  # of a preset; without a meaning where there are folds
 
 
@@ -48,9 +47,7 @@ def describe(
         "is_demonstration": corpus.is_demonstration,
         "num_trained_on": len(known),
         "target_mean": float(known.targets.mean()),
-        "unseen_rmse": {
-            name: entry["rmse"] for name, entry in _by_name(predictions).items() if entry["kind"] != "formula"
-        },
+        "unseen_rmse": {entry["name"]: entry["rmse"] for entry in predictions if entry["kind"] != FORMULA},
         "evaluation": {
             "kind": f"{num_folds}-fold cross-validation" if num_folds else "held-out texts",
             "num_folds": max(1, num_folds),
@@ -77,25 +74,13 @@ def describe(
         "preset": {name: value for name, value in preset.items() if not (num_folds and name in _HELD_OUT)},
         "seed": seed,
         "machine": {
-            "cpu": _cpu(),
-            "cores": len(os.sched_getaffinity(0)),
+            **describe_machine(),
             "threads": torch.get_num_threads(),
             "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         },
         "shoal": shoal.__version__,
         "versions": {"python": platform.python_version(), **_versions()},
     }
-
-
-def _by_name(predictions: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    return {entry["name"]: entry for entry in predictions}
-
-
-def _cpu() -> str:
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
 
 
 def _versions() -> dict[str, str]:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 import shoal
-from shoal.component.bundle import Bundle, sha256
+from shoal.component.bundle import Bundle, find_changed, sha256
 from shoal.component.wordpiece import WordPiece
 from shoal.errors import InputError
 from shoal.paths import check_replaceable, exchange
@@ -87,9 +87,7 @@ def train(
     if not 0 <= seed < 2**32:
         raise InputError(f"The seed is {seed}.", "Give one from 0 to 4294967295.")
     check_replaceable(out, REPORT)
-    make_folds(corpus, preset.num_folds, seed=seed) if preset.num_folds else split(
-        corpus, preset, seed
-    )  # it can be done
+    _check_divisible(corpus, preset, seed)
     on_progress("load encoder", 0, 1)
     pretrained = encoders.load_encoder(encoder, seed=seed, revision=revision, dropout=preset.encoder.dropout)
     on_progress("load encoder", 1, 1)
@@ -124,8 +122,15 @@ def _find_finished(out: Path, settings: dict[str, Any]) -> dict[str, Any] | None
             f"{out} holds a finished training that had other settings: {changes}.",
             "Name another --out, or give --fresh to replace it.",
         )
-    is_whole = all((out / name).is_file() and sha256(out / name) == kept for name, kept in report["files"].items())
-    return report if is_whole else None
+    return None if find_changed(out, report["files"]) else report
+
+
+def _check_divisible(corpus: Corpus, preset: Preset, seed: int) -> None:
+    """Before anything is loaded: there are enough different texts."""
+    if preset.num_folds:
+        make_folds(corpus, preset.num_folds, seed=seed)
+    else:
+        split(corpus, preset, seed)
 
 
 def split(corpus: Corpus, preset: Preset, seed: int) -> tuple[Rows, Rows]:
@@ -250,7 +255,10 @@ class _Run:
             formulas={name: values[unseen] for name, values in formulas.items()},
         )
         importances = sort_importances(dict(zip(forest.name_features(bundle), growth, strict=True)))
-        return CrossValidation(evaluation, unseen, EVEN, encoder.pooling, 1.0, [], [], importances)
+        return CrossValidation(
+            evaluation, unseen, weight=EVEN, head=encoder.pooling, share=1.0, chosen=[], histories=[],
+            importances=importances,
+        )  # fmt: skip
 
     def _write_rest(self, known: Corpus, found: CrossValidation) -> None:
         weight = json.dumps({"bert_weight": found.weight})

@@ -6,7 +6,6 @@ goes on from it: results of finished stages are read, and the encoder under trai
 
 from __future__ import annotations
 
-import fcntl
 import io
 import json
 import shutil
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from shoal.errors import InputError, SetupError
+from shoal.paths import lock
 
 SETTINGS = "settings.json"
 HASHES = {"corpus": "texts or targets", "weights": "weights of the encoder"}  # settings that are hashes
@@ -170,7 +170,8 @@ def work_folder(out: Path) -> Path:
 def open_work(out: Path, settings: Mapping[str, Any], *, is_fresh: bool, save_every: float) -> Iterator[Work]:
     """The work folder of the artifact folder ``out``: a new one, or that of an interrupted training.
 
-    It is removed at the end, and after an error that came before anything was worth keeping.
+    ``settings`` are flat. The folder is removed at the end, and after an error that came before anything was worth
+    keeping.
 
     Raises:
         InputError: a training with other settings is unfinished there.
@@ -179,18 +180,11 @@ def open_work(out: Path, settings: Mapping[str, Any], *, is_fresh: bool, save_ev
     folder = work_folder(out)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock_file = (folder / "lock").open("a")
     except OSError as error:
         raise InputError(
             f"{out} cannot be written: {error.strerror} ({error.filename}).", "Name another --out."
         ) from None
-    with lock_file as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise SetupError(
-                f"Another process is training {out.name} in {out.parent}.", "Name another --out."
-            ) from None
+    with lock(folder, f"Another process is training {out.name} in {out.parent}.", "Name another --out."):
         work = Work(folder, save_every)
         if is_fresh:
             _empty(folder)
@@ -208,20 +202,20 @@ def _empty(folder: Path) -> None:
     for path in folder.iterdir():
         if path.is_dir():
             shutil.rmtree(path)
-        elif path.name != "lock":
+        else:
             path.unlink()
 
 
 def _settle(work: Work, out: Path, settings: Mapping[str, Any]) -> None:
     """Write the settings down, or check that they are those of the training that was interrupted."""
-    path, wanted = work.folder / SETTINGS, dict(flatten(settings))
+    path = work.folder / SETTINGS
     work.is_resumed = path.is_file() and work.holds_something()
     if not work.is_resumed:
         _empty(work.folder)  # what may be left of a training whose folder was half removed
-        write_whole(path, json.dumps(wanted, indent=1) + "\n")
+        write_whole(path, json.dumps(dict(settings), indent=1) + "\n")
         return
     begun = json.loads(path.read_text(encoding="utf-8"))
-    if changes := describe_changes(begun, wanted):
+    if changes := describe_changes(begun, settings):
         raise InputError(
             f"A training of {out} was interrupted that had other settings: {changes}.",
             f"Give the same command again to finish it, or --fresh to begin anew; or remove {work.folder}.",
