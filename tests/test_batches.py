@@ -6,23 +6,22 @@ import numpy as np
 
 from shoal.component.wordpiece import WordPiece
 from shoal.training import encoder as encoders
-from shoal.training.batches import WIDTH_MULTIPLE, count_batches, draw_batch, encode, predict
+from shoal.training.batches import WIDTH_MULTIPLE, count_batches, draw_batches, encode, predict
 from shoal.training.corpus import Corpus
 
 
 def test_epochs_hold_every_row_once() -> None:
     toy = Corpus("toy", tuple("w " * (1 + i % 9) for i in range(64)), np.zeros(64))
     for epoch in range(2):
-        steps = range(epoch * 7, epoch * 7 + 7)
-        rows = [row for step in steps for row in draw_batch(toy, 10, seed=3, step=step).tolist()]
-        assert sorted(rows) == list(range(64))
-    first = [draw_batch(toy, 10, seed=seed, step=step).tolist() for seed, step in ((3, 0), (3, 7), (4, 0))]
-    assert first[0] != first[1] != first[2]
+        batches = draw_batches(toy, 10, seed=3, epoch=epoch)
+        assert len(batches) == count_batches(len(toy), 10) == 7
+        assert sorted(row for rows in batches for row in rows.tolist()) == list(range(64))
+    drawn = [draw_batches(toy, 10, seed=seed, epoch=epoch)[0].tolist() for seed, epoch in ((3, 0), (3, 1), (4, 0))]
+    assert drawn[0] != drawn[1] != drawn[2]
 
 
 def test_widths_are_few(passages: Corpus, wordpiece: WordPiece) -> None:
-    steps = range(count_batches(len(passages), 16))
-    batches = [passages.take(draw_batch(passages, 16, seed=0, step=step)) for step in steps]
+    batches = [passages.take(rows) for rows in draw_batches(passages, 16, seed=0, epoch=0)]
     widths = {encode(wordpiece, batch.texts)[0].shape[1] for batch in batches}
     assert all(width % WIDTH_MULTIPLE == 0 for width in widths)
     assert len(widths) <= wordpiece.max_length // WIDTH_MULTIPLE

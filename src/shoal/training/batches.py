@@ -29,18 +29,16 @@ def count_batches(num_rows: int, batch_size: int) -> int:
     return math.ceil(num_rows / batch_size)
 
 
-def draw_batch(corpus: Corpus, batch_size: int, *, seed: int, step: int) -> Rows:
-    """Rows of the batch of this step: every epoch in a new order, texts of like length together."""
+def draw_batches(corpus: Corpus, batch_size: int, *, seed: int, epoch: int) -> list[Rows]:
+    """Rows of every batch of an epoch: each epoch in a new order, texts of like length together."""
     num_batches = count_batches(len(corpus), batch_size)
-    epoch, number = divmod(step, num_batches)
     generator = np.random.default_rng([seed, epoch])
     order = generator.permutation(len(corpus))
     lengths = np.array([len(text) for text in corpus.texts])[order]
     window = np.arange(len(order)) // (WINDOW * batch_size)
     order = order[np.lexsort((lengths, window))]
     batches = np.array_split(order, num_batches)
-    rows: Rows = batches[generator.permutation(len(batches))[number]]
-    return rows
+    return [batches[k] for k in generator.permutation(num_batches)]
 
 
 def encode(tokenizer: WordPiece, texts: Sequence[str]) -> tuple[Tensor, Tensor]:

@@ -20,9 +20,10 @@ from torch import Tensor
 
 from shoal.component.wordpiece import WordPiece
 from shoal.errors import InputError, SetupError
-from shoal.training.batches import OnStep, count_batches, draw_batch, encode, predict
+from shoal.training.batches import OnStep, count_batches, draw_batches, encode, predict
 from shoal.training.corpus import Corpus
 from shoal.training.encoder import POOLINGS, Candidates, Encoder
+from shoal.training.folds import Rows
 from shoal.training.work import Checkpoint
 
 MAX_NORM = 1.0  # of the gradient
@@ -125,9 +126,10 @@ class Training:
             self._resume(checkpoint)
         progress, last = self.progress, stop_at or num_steps
         on_step(progress.step, last)
+        batches = self._draw(known)
         while progress.step < last and (inner is None or progress.num_worse < self.settings.patience):
             with self._explain_memory():
-                self._step(known, num_steps)
+                self._step(known.take(next(batches)), num_steps)
                 if inner is not None and self._is_evaluated(len(known), last):
                     self._evaluate(inner, len(known))
             on_step(progress.step, last)
@@ -140,14 +142,21 @@ class Training:
         self._check_finite(float(sum(weights.sum() for weights in self.candidates.state_dict().values())))
         return self.candidates.pick(progress.head).eval()
 
-    def _step(self, known: Corpus, num_steps: int) -> None:
+    def _draw(self, known: Corpus) -> Iterator[Rows]:
+        """Rows of one batch after another, from the step where the training stands."""
+        num_batches = count_batches(len(known), self.settings.batch_size)
+        epoch, number = divmod(self.progress.step, num_batches)
+        while True:
+            yield from draw_batches(known, self.settings.batch_size, seed=self.seed, epoch=epoch)[number:]
+            epoch, number = epoch + 1, 0
+
+    def _step(self, batch: Corpus, num_steps: int) -> None:
         progress, settings = self.progress, self.settings
-        rows = draw_batch(known, settings.batch_size, seed=self.seed, step=progress.step)
         for group in self.optimizer.param_groups:
             group["lr"] = settings.learning_rate * _rate(progress.step, num_steps, settings.warm_up)
         self.candidates.train()
         self.optimizer.zero_grad(set_to_none=True)
-        squares = self.accumulate(known.take(rows))
+        squares = self.accumulate(batch)
         self._check_finite(squares)
         torch.nn.utils.clip_grad_norm_(self.candidates.parameters(), MAX_NORM)
         self.optimizer.step()
