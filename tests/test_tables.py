@@ -147,8 +147,8 @@ def test_a_long_parquet_file_is_read_in_batches(tmp_path: Path) -> None:
 
 
 BROKEN = {
-    "x.txt": (b"", "x.txt is none of .csv, .jsonl, .parquet, .xlsx. Save it as one of these."),
-    "none": (b"", "none is none of .csv, .jsonl, .parquet, .xlsx. Save it as one of these."),
+    "x.tsv": (b"", "x.tsv is none of .csv, .jsonl, .parquet, .xlsx, .txt. Save it as one of these."),
+    "none": (b"", "none is none of .csv, .jsonl, .parquet, .xlsx, .txt. Save it as one of these."),
     "a.csv": (b"", "a.csv is empty. Name a file with a header and rows."),
     "b.csv": (b"\na,b\n", "b.csv has no header: its first row is blank. Name its columns in the first row."),
     "c.csv": (b"a,b,a\n", "c.csv has more than one column 'a'. Give each its own name."),
@@ -263,7 +263,7 @@ def test_files_that_cannot_be_opened(tmp_path: Path) -> None:
     long = tmp_path / ("x" * 300 + ".csv")
     for path, message in (
         (tmp_path / "x.csv", f"There is no x.csv in {tmp_path}. Check the file's name."),
-        (tmp_path / "folder.csv", f"{tmp_path}/folder.csv is a folder. Name a file in it: {', '.join(KINDS)}."),
+        (tmp_path / "folder.csv", f"{tmp_path}/folder.csv is a folder. Name a file in it: {', '.join(KINDS)}, .txt."),
         (long, f"{long} cannot be read: File name too long. Copy it to where you can read it."),
     ):
         with pytest.raises(ArtifactError) as caught:
@@ -283,7 +283,7 @@ def test_files_of_somebody_else(tmp_path: Path, request: pytest.FixtureRequest) 
 def test_libraries_that_are_not_there(kind: str, library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_table(tmp_path / f"x{kind}", ["a"], [["b"]])
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(SetupError, match=rf"^{library} is not installed\. Type: pip install 'shoal\[train\]'$"):
+    with pytest.raises(SetupError, match=rf"^{library} is not installed\. Type: pip install 'shoal\[files\]'$"):
         read(path)
 
 

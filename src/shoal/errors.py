@@ -43,14 +43,13 @@ class ServerError(ShoalError):
 # The libraries of each extra in pyproject.toml, by the name they are imported under.
 _EXTRAS = {
     "env": ("conda_pack", "elftools", "packaging", "rattler", "yaml"),
+    "files": ("openpyxl", "pyarrow"),
     "gpu": ("cupy", "nvforest", "pylibcudf", "rmm", "torch"),
     "serve": ("pytriton", "torch", "treelite"),
     "train": (
         "jinja2",
         "matplotlib",
-        "openpyxl",
         "pooch",
-        "pyarrow",
         "safetensors",
         "scipy",
         "sklearn",

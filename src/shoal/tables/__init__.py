@@ -1,0 +1,156 @@
+"""Rows of data: CSV, JSON Lines, Parquet, Excel and plain text files behind one door."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Generic, TypeVar
+
+from shoal.errors import ArtifactError
+from shoal.tables.binary import open_parquet, open_xlsx
+from shoal.tables.common import NotUtf8, Row, Rows, Source, shorten, shorten_all
+from shoal.tables.text import TEXT, not_utf8, open_csv, open_jsonl, open_lines
+
+__all__ = ["KINDS", "TEXT", "NotUtf8", "Table", "open_stream", "open_table", "scan_table", "shorten", "shorten_all"]
+
+R = TypeVar("R")
+_Reader = Callable[[BinaryIO, Source, ExitStack], tuple[tuple[str, ...], Rows]]
+_READERS: dict[str, _Reader] = {
+    ".csv": open_csv,
+    ".jsonl": open_jsonl,
+    ".parquet": open_parquet,
+    ".xlsx": open_xlsx,
+    ".txt": open_lines,
+}
+KINDS = tuple(_READERS)
+STREAM_KINDS = (".txt", ".jsonl", ".csv")
+
+
+@dataclass(frozen=True)
+class Table(Generic[R]):
+    """An open file: the names of its columns, and its rows, which can be read once.
+
+    ``rows`` yields each row's number and its values by column. The number is the one that a person finds in the file:
+    of CSV and Excel the record's, the header being row 1; of JSON Lines and plain text the line's; of Parquet the
+    row's, from 1. Values are what the file has: strings in CSV, None where a cell is empty elsewhere.
+    """
+
+    source: Source
+    columns: tuple[str, ...]
+    rows: Iterator[tuple[int, R]]
+    fraction_read: Callable[[], float | None]  # about how much has been read, where it is known how much there is
+
+    def where(self, number: int) -> str:
+        """How messages name the row with this number."""
+        return self.source.where(number)
+
+
+@contextmanager
+def scan_table(path: Path) -> Iterator[Table[Row]]:
+    """The table in ``path``, by its ending; read as it is iterated, every row of it.
+
+    * ``.csv``: UTF-8 with or without a byte-order mark, commas, quotes doubled within quotes. Missing last fields are
+      None. Columns without a name are left out.
+    * ``.jsonl``: an object a line. ``columns`` are the first object's; others may have more or fewer.
+    * ``.parquet``: any types, as Python's.
+    * ``.xlsx``: the first sheet. Formulas are the values that were last computed, None where none ever was. Columns
+      without a name are left out.
+    * ``.txt``: a text a line, in a column ``text``.
+
+    A row that cannot be read is an ArtifactError in the place of its values; a cell that is not UTF-8 is ``NotUtf8``.
+
+    Raises:
+        ArtifactError: the file cannot be read, or is not what its ending says; from ``rows`` too, where nothing after
+            the row can be read either, or where the file was written to meanwhile.
+        SetupError: the library for Parquet or Excel is not installed.
+    """
+    with ExitStack() as stack:
+        with _explained(path):
+            file = stack.enter_context(path.open("rb"))
+            source = Source(path.name, path.suffix.lower())
+            read = _READERS.get(source.kind)
+            if read is None:
+                raise ArtifactError(f"{path.name} is none of {', '.join(_READERS)}.", "Save it as one of these.")
+            before = os.fstat(file.fileno())
+            columns, rows = read(file, source, stack)
+        fraction = _fraction_read(file, before.st_size)
+        yield Table(source, columns, _watch(rows, path, before), fraction)
+
+
+@contextmanager
+def open_table(path: Path) -> Iterator[Table[dict[str, Any]]]:
+    """As ``scan_table``, but the first row that cannot be read, or cell that is not UTF-8, is an error.
+
+    In CSV and Excel, rows without a value are left out.
+    """
+    with scan_table(path) as table:
+        yield Table(table.source, table.columns, _demand(table), table.fraction_read)
+
+
+@contextmanager
+def open_stream(stream: BinaryIO, kind: str) -> Iterator[Table[Row]]:
+    """As ``scan_table``, of what comes in at a pipe.
+
+    Raises:
+        ArtifactError: ``kind`` cannot be read from one.
+    """
+    if kind not in STREAM_KINDS:
+        raise ArtifactError(f"{kind} cannot be read from standard input.", f"Known: {', '.join(STREAM_KINDS)}.")
+    source = Source("standard input", kind)
+    with ExitStack() as stack:
+        columns, rows = _READERS[kind](stream, source, stack)
+        yield Table(source, columns, rows, lambda: None)
+
+
+def _fraction_read(file: BinaryIO, size: int) -> Callable[[], float | None]:
+    """By bytes; Parquet is read from its end, and Excel in parts, so theirs is a guess."""
+    return lambda: None if file.closed or not size else min(1.0, file.tell() / size)
+
+
+def _demand(table: Table[Row]) -> Iterator[tuple[int, dict[str, Any]]]:
+    are_blanks_skipped = table.source.kind in (".csv", ".xlsx")
+    for number, row in table.rows:
+        if isinstance(row, ArtifactError):
+            raise row
+        for value in row.values():
+            if isinstance(value, NotUtf8):
+                raise not_utf8(table.where(number), _first_wrong_byte(value))
+        if not (are_blanks_skipped and all(map(_is_blank, row.values()))):
+            yield number, row
+
+
+def _first_wrong_byte(cell: bytes) -> int:
+    try:
+        cell.decode()
+    except UnicodeDecodeError as error:
+        return cell[error.start]
+    raise AssertionError("the cell is UTF-8")
+
+
+def _is_blank(cell: object) -> bool:
+    return cell is None or (isinstance(cell, str) and not cell.strip())
+
+
+def _watch(rows: Rows, path: Path, before: os.stat_result) -> Rows:
+    with _explained(path):
+        yield from rows
+        after = path.stat()
+    if any(getattr(before, name) != getattr(after, name) for name in ("st_ino", "st_size", "st_mtime_ns")):
+        raise ArtifactError(f"{path.name} changed while it was read.", "Run it again when nobody writes to the file.")
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Around reading: the operating system's refusals in shoal's words."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise ArtifactError(f"There is no {path.name} in {path.parent}.", "Check the file's name.") from None
+    except IsADirectoryError:
+        raise ArtifactError(f"{path} is a folder.", f"Name a file in it: {', '.join(_READERS)}.") from None
+    except OSError as error:
+        reason = error.strerror or error
+        raise ArtifactError(f"{path} cannot be read: {reason}.", "Copy it to where you can read it.") from None

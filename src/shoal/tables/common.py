@@ -1,0 +1,76 @@
+"""What the readers of all kinds of files share: names of rows and columns, and how messages show them."""
+
+from __future__ import annotations
+
+import reprlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.errors import ArtifactError
+
+Row = dict[str, Any] | ArtifactError  # values by column, or why they cannot be read
+Rows = Iterator[tuple[int, Row]]
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 40
+
+
+class NotUtf8(bytes):
+    """A cell whose bytes are no UTF-8."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where rows come from: the name that messages give it, and its kind, as the ending of a file: ``.csv``."""
+
+    name: str
+    kind: str
+
+    def where(self, number: int) -> str:
+        """How messages name the row with this number."""
+        return f"{self.name}, {'line' if self.kind in ('.jsonl', '.txt') else 'row'} {number}"
+
+
+def shorten(value: object) -> str:
+    """``value`` as messages show it: Python's notation, the middle of long ones left out."""
+    return _SHORT.repr(value)
+
+
+def shorten_all(values: Iterable[str]) -> str:
+    """Names as messages list them."""
+    return ", ".join(map(shorten, values)) or "none"
+
+
+def name_columns(header: Sequence[object], source: Source) -> dict[str, int]:
+    """Each named column's place in the header."""
+    names = ["" if name is None else str(name) for name in header]
+    named = {name: place for place, name in enumerate(names) if name.strip()}
+    if not named:
+        raise ArtifactError(
+            f"{source.name} has no header: its first row is blank.", "Name its columns in the first row."
+        )
+    check_distinct([name for name in names if name.strip()], source.name)
+    return named
+
+
+def check_distinct(names: Iterable[str], where: str) -> None:
+    """Check that no column is there twice.
+
+    Raises:
+        ArtifactError: one is.
+    """
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise ArtifactError(f"{where} has more than one column {shorten(twice[0])}.", "Give each its own name.")
+
+
+def no_rows(source: Source) -> ArtifactError:
+    """The error of a file without a header."""
+    return ArtifactError(f"{source.name} is empty.", "Name a file with a header and rows.")
+
+
+def by_name(cells: Sequence[Any], named: dict[str, int]) -> dict[str, Any]:
+    """A row's values by column; None where it is too short."""
+    return {name: cells[place] if place < len(cells) else None for name, place in named.items()}

@@ -1,0 +1,150 @@
+"""Readers of CSV, JSON Lines and plain text: UTF-8, with or without a byte-order mark."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from io import TextIOWrapper
+from itertools import chain
+from typing import Any, BinaryIO
+
+from shoal.errors import ArtifactError
+from shoal.tables.common import NotUtf8, Row, Rows, Source, by_name, check_distinct, name_columns, no_rows, shorten
+
+TEXT = "text"  # the column that a plain text's lines stand in
+_NOT_UTF8 = re.compile("[\udc80-\udcff]")  # what `surrogateescape` makes of a byte that is not UTF-8
+_LOOK_AHEAD = 100  # rows: a file of which none of the first can be read is not what its name says
+
+
+def _open_text(file: BinaryIO, stack: ExitStack, newline: str) -> TextIOWrapper:
+    """Lines of UTF-8. Bytes that are not become surrogates: only who reads rows can say which cell they are in."""
+    return stack.enter_context(TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline=newline))
+
+
+def not_utf8(where: str, byte: int) -> ArtifactError:
+    """The error of text in another encoding."""
+    return ArtifactError(f"{where} is not UTF-8: it has the byte 0x{byte:02x}.", "Save the file as UTF-8.")
+
+
+def _check_utf8(text: str, where: str) -> None:
+    if found := _NOT_UTF8.search(text):
+        raise not_utf8(where, ord(found.group()) - 0xDC00)
+
+
+def _cell(text: str) -> str | NotUtf8:
+    return NotUtf8(text.encode("utf-8", "surrogateescape")) if _NOT_UTF8.search(text) else text
+
+
+def open_csv(file: BinaryIO, source: Source, stack: ExitStack) -> tuple[tuple[str, ...], Rows]:
+    """Columns and rows of CSV; a row is an error where its quotes or its number of fields are wrong."""
+    csv.field_size_limit(sys.maxsize)  # of the whole process; the default refuses texts of more than 128 KiB
+    records = _records(csv.reader(_open_text(file, stack, newline=""), strict=True), source)
+    first = next(records, None)
+    if first is None:
+        raise no_rows(source)
+    header = first[1]
+    if isinstance(header, ArtifactError):
+        raise header
+    _check_utf8("".join(header), source.where(1))
+    named = name_columns(header, source)
+    return tuple(named), _csv_rows(records, named, len(header), source)
+
+
+def _records(reader: Iterator[list[str]], source: Source) -> Iterator[tuple[int, list[str] | ArtifactError]]:
+    number = 0
+    while True:
+        number += 1
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:  # the reader goes on with the next line
+            where = source.where(number)
+            yield (
+                number,
+                ArtifactError(f"{where} is not CSV: {error}.", "Quote texts that have quotes, and double those."),
+            )
+        else:
+            yield number, cells
+
+
+def _csv_rows(
+    records: Iterator[tuple[int, list[str] | ArtifactError]], named: dict[str, int], width: int, source: Source
+) -> Rows:
+    for number, cells in records:
+        if isinstance(cells, ArtifactError):
+            yield number, cells
+        elif len(cells) > width:
+            where = source.where(number)
+            said = f"{where} has {len(cells)} fields, the header {width}."
+            yield number, ArtifactError(said, "Quote texts that have commas.")
+        elif cells:
+            # One look at the whole row: to look into each cell costs as much as to parse it.
+            is_clean = all(map(str.isascii, cells)) or not _NOT_UTF8.search("".join(cells))
+            yield number, by_name(cells if is_clean else list(map(_cell, cells)), named)
+
+
+def open_jsonl(file: BinaryIO, source: Source, stack: ExitStack) -> tuple[tuple[str, ...], Rows]:
+    """Columns of the first object, and rows; a row is an error where its line is no JSON object."""
+    # Only "\n" ends a line: within JSON, "\r" is mere space.
+    rows = _jsonl_rows(_open_text(file, stack, newline="\n"), source)
+    seen: list[tuple[int, Row]] = []
+    for number, row in rows:
+        seen.append((number, row))
+        if not isinstance(row, ArtifactError):
+            return tuple(row), chain(seen, rows)
+        if len(seen) == _LOOK_AHEAD:
+            break
+    for _, row in seen:
+        assert isinstance(row, ArtifactError)
+        raise row
+    raise no_rows(source)
+
+
+def _jsonl_rows(lines: Iterable[str], source: Source) -> Rows:
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            yield number, _read_object(line, source.where(number))
+
+
+def _read_object(line: str, where: str) -> Row:
+    try:
+        row = _parse_object(line, where)
+    except ArtifactError as error:
+        return error
+    if not line.isascii() and _NOT_UTF8.search(line):
+        return {name: _cell(value) if isinstance(value, str) else value for name, value in row.items()}
+    return row
+
+
+def _parse_object(line: str, where: str) -> dict[str, Any]:
+    def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        row = dict(pairs)
+        if len(row) < len(pairs):
+            check_distinct((name for name, _ in pairs), where)
+        return row
+
+    try:
+        value = json.loads(line, object_pairs_hook=distinct)
+    except json.JSONDecodeError as error:
+        _check_utf8(line, where)
+        reason = f"{error.msg} at character {error.pos + 1}"
+    except (ValueError, RecursionError) as error:  # a number of too many digits; brackets within brackets
+        reason = str(error)
+    else:
+        if isinstance(value, dict):
+            return value
+        raise ArtifactError(f"{where} is no JSON object: {shorten(value)}.", 'Write it as {"column": value}.')
+    raise ArtifactError(f"{where} is not JSON: {reason}.", "Write one JSON object a line.")
+
+
+def open_lines(file: BinaryIO, source: Source, stack: ExitStack) -> tuple[tuple[str, ...], Rows]:
+    """A text a line, blank ones too; U+2028 and the like end none."""
+    del source
+    lines = _open_text(file, stack, newline="\n")
+    rows = ((number, {TEXT: _cell(line.rstrip("\n").rstrip("\r"))}) for number, line in enumerate(lines, start=1))
+    return (TEXT,), rows
