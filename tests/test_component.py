@@ -135,6 +135,17 @@ def test_models_that_do_not_batch_get_one_request_a_call(tmp_path: Path) -> None
     assert all(isinstance(o, ShoalError) for o in outputs)  # Y comes out [1, 1], which dims [-1] without a batch is not
 
 
+def test_requests_of_no_rows_fail_alone(tmp_path: Path) -> None:
+    """Triton strips their batch dimension and lets them in; 2^32 rows are 0 to it, too."""
+    good, rowless = {"X": rows([1])}, {"X": rows([1])[0]}
+    message = "Input X has shape [1], expected [rows, -1], as the config of model double declares. Send 1 row or more."
+    made = stub(tmp_path)
+    assert answers(made, good, rowless, good) == [[[2]], message, [[2]]]
+    error = made.infer(rowless)[0].error
+    assert error is not None
+    assert error.code() == TritonError.INVALID_ARG
+
+
 def test_unreadable_requests_fail_alone(tmp_path: Path) -> None:
     good = InferenceRequest([Tensor("X", rows([1]))])
     unreadable = InferenceRequest([Tensor("X", np.array([[b"a"]], np.object_), is_on_gpu=True)])

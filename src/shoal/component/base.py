@@ -153,7 +153,7 @@ class TritonModel:
     def _read(self, request: Any) -> Arrays | ShoalError:
         context = self.component.context
         try:
-            return tensors.read_request(request, context.spec.inputs, context.device)
+            return tensors.read_request(request, context.spec, context.device)
         except Exception as error:
             return self.component.failure(error)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -18,7 +18,7 @@ import numpy as np
 from array_api_compat import array_namespace, is_array_api_obj
 
 from shoal.component.ledger import ACROSS, DOWN, UP, Ledger
-from shoal.component.spec import TensorSpec
+from shoal.component.spec import ModelSpec
 from shoal.errors import InputError, ServerError, SetupError, ShoalError, needs
 
 Array: TypeAlias = Any  # NumPy, CuPy or torch: whatever array_api_compat knows
@@ -221,18 +221,27 @@ def triton() -> Any:
     return pb_utils
 
 
-def read_request(request: Any, specs: Iterable[TensorSpec], device: Device) -> dict[str, Array]:
+def read_request(request: Any, spec: ModelSpec, device: Device) -> dict[str, Array]:
     """The inputs of one Triton request, by name; inputs that were left out are absent.
 
     Tensors on the host are NumPy arrays and stay there until the batch is joined, even if ``device`` is a GPU: one
     upload a batch, not one a request. TYPE_STRING tensors are object arrays of ``bytes``. Tensors on a GPU become
     arrays of ``device`` without a copy, unless they lie on another one.
+
+    Raises:
+        InputError: a tensor has not the declared shape. Triton lets requests of 0 rows in where they bring the data of
+            one, without the batch dimension; and counts rows in 32 bits, so that 2^32 rows are 0 too.
     """
     inputs = {}
-    for spec in specs:
-        tensor = triton().get_input_tensor_by_name(request, spec.name)
-        if tensor is not None:
-            inputs[spec.name] = tensor.as_numpy() if tensor.is_cpu() else device.put(tensor, spec.name)
+    for declared in spec.inputs:
+        tensor = triton().get_input_tensor_by_name(request, declared.name)
+        if tensor is None:
+            continue
+        array = tensor.as_numpy() if tensor.is_cpu() else device.put(tensor, declared.name)
+        mismatch = declared.mismatch(array, is_batched=spec.is_batched)
+        if mismatch:
+            raise InputError(f"Input {mismatch}, as the config of model {spec.name} declares.", "Send 1 row or more.")
+        inputs[declared.name] = array
     return inputs
 
 
