@@ -2,11 +2,8 @@ import os, sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-import json
-
-import numpy as np
-
 from shoal.component.base import Component
+from shoal.component.bundle import read_weight
 from shoal.component.context import Context
 from shoal.component.scores import blend, check_weight
 from shoal.component.tensors import Arrays
@@ -16,9 +13,8 @@ class Blend(Component):
     """The encoder's and the forest's scores, weighted."""
 
     def setup(self, context: Context) -> None:
-        settings = context.folder / "postprocess.json"
-        self.weight = json.loads(settings.read_text(encoding="utf-8"))["bert_weight"] if settings.is_file() else 0.5
-        check_weight(np.float32([self.weight]), name="bert_weight of postprocess.json")
+        settings = context.optional_artifact("postprocess.json")
+        self.weight = read_weight(settings) if settings else 0.5
 
     def check(self, inputs: Arrays) -> None:
         if "BERT_WEIGHT_INPUT" in inputs:

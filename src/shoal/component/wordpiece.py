@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from reprlib import repr as shorten
 from typing import Any
 
 from array_api_compat import device as device_of
 
+from shoal.component.bundle import MAKE_AGAIN, find_repeated, read_text
 from shoal.component.ragged import Ragged, Texts
 from shoal.component.tensors import Array, namespace
 from shoal.errors import ArtifactError
@@ -31,15 +33,20 @@ def read_vocabulary(path: Path) -> list[str]:
     """The tokens of a ``vocab.txt``, in the order of their ids.
 
     Raises:
-        ArtifactError: a special token is missing, or a token stands there twice.
+        ArtifactError: it is no such file, a special token is missing, a line is blank, or a token stands there twice.
     """
-    vocabulary = path.read_text(encoding="utf-8").split("\n")
+    vocabulary = read_text(path, "vocabulary").split("\n")
     if vocabulary[-1] == "":
         vocabulary.pop()
-    missing = [token for token in SPECIAL_TOKENS if token not in vocabulary]
-    if missing or len(set(vocabulary)) != len(vocabulary):
-        fault = f"lacks {', '.join(missing)}" if missing else "holds a token twice"
-        raise ArtifactError(f"{path.name} {fault}.", "Take vocab.txt from the encoder's own tokenizer.")
+    fault = ""
+    if missing := [token for token in SPECIAL_TOKENS if token not in vocabulary]:
+        fault = f"lacks {', '.join(missing)}"
+    elif blank := [number for number, token in enumerate(vocabulary, 1) if not token.strip(" \t\0")]:
+        fault = f"has a blank line, number {blank[0]:,}"
+    elif repeated := find_repeated(vocabulary):
+        fault = f"holds a token twice: {shorten(repeated)}"
+    if fault:
+        raise ArtifactError(f"{path} {fault}.", f"Take vocab.txt from the encoder's own tokenizer. {MAKE_AGAIN}")
     return vocabulary
 
 

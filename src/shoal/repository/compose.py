@@ -6,15 +6,17 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import shoal
 from shoal.component.bundle import sha256
-from shoal.component.ties import check_ties, read_ties
+from shoal.environment.targets import EMBEDDED
 from shoal.errors import ArtifactError, SetupError
 from shoal.paths import check_bearable, check_replaceable, exchange
+from shoal.repository.artifacts import check_artifacts, check_present, check_unchanged, read_report
 from shoal.repository.environments import Placed, find_environments
 from shoal.repository.graph import Graph
 from shoal.repository.hybrid import MODELS, models_ensemble
@@ -47,56 +49,60 @@ def compose(
 
     Raises:
         InputError: Triton cannot bear the path, or something that is no composed repository stands there.
-        ArtifactError: an artifact is missing or does not fit another; environment, stub and server do not fit.
+        ArtifactError: an artifact is missing, damaged or does not fit another; environment, stub and server do not
+            fit.
         SetupError: the disk is full, or the folder cannot be written.
     """
     plan = plan or Plan()
     target, artifacts = Path(repository).resolve(), Path(artifacts)
     check_bearable(target)
-    check_replaceable(target, MANIFEST)
     models = collect(ensemble, find_leaves(leaves))
     graph = Graph.build(models[-1], {model.name: model for model in models})
     added = [(models_ensemble(graph), MODELS)] if plan.placement == HYBRID else []
-    _check_present(models, artifacts)
-    placed = find_environments(models, environments or {}, stubs or {}, plan.target)
-
-    target.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
-        contents = _contents(artifacts)
-        copies: dict[Path, Path] = {}
-        for model in models:
-            message = place(model, plan)
-            if contents.get(model.name):
-                message.parameters["content"].string_value = contents[model.name]
-            _write_files(model, aside / model.name, artifacts)
-            if model.name in placed:
-                placed[model.name].write(aside / model.name, message, copies)
-            write_config(message, aside / model.name / "config.pbtxt", comment=_COMMENT)
-        for message, name in added:
-            (aside / name / "1").mkdir(parents=True)
-            (aside / name / "1" / ".gitkeep").touch()
-            write_config(message, aside / name / "config.pbtxt", comment=_COMMENT)
-        check_artifacts(aside)
-        _write_manifest(aside, graph, plan, contents, _name_environments(models, placed))
-        aside.chmod(0o755)  # mkdtemp's 0700 would keep a server under another user out
-        exchange(aside, target)
+        check_replaceable(target, MANIFEST)
+        check_present(models, artifacts)
+        check_artifacts(models, artifacts, is_embedded=plan.target == EMBEDDED)
+        placed = find_environments(models, environments or {}, stubs or {}, plan.target)
+        contents = read_report(artifacts)["contents"]
+        with _make_aside(target) as aside:
+            copies: dict[Path, Path] = {}
+            for model in models:
+                message = place(model, plan)
+                if contents.get(model.name):
+                    message.parameters["content"].string_value = contents[model.name]
+                _write_files(model, aside / model.name, artifacts)
+                if model.name in placed:
+                    placed[model.name].write(aside / model.name, message, copies)
+                write_config(message, aside / model.name / "config.pbtxt", comment=_COMMENT)
+            for message, name in added:
+                (aside / name / "1").mkdir(parents=True)
+                (aside / name / "1" / ".gitkeep").touch()
+                write_config(message, aside / name / "config.pbtxt", comment=_COMMENT)
+            files = {str(p.relative_to(aside)): sha256(p) for p in sorted(aside.rglob("*")) if p.is_file()}
+            check_unchanged(models, artifacts, files)
+            _write_manifest(aside, graph, plan, files, contents, _name_environments(models, placed))
+            aside.chmod(0o755)  # mkdtemp's 0700 would keep a server under another user out
+            exchange(aside, target)
     except OSError as error:
+        is_beside = str(error.filename or target).startswith(f"{target.parent}/")
+        where = "" if is_beside else f" ({error.filename})"
         raise SetupError(
-            f"{target} cannot be written: {error.strerror or error}.", "What stood there, if anything, is as it was."
+            f"{target} cannot be written: {error.strerror or error}{where}.",
+            "What stood there, if anything, is as it was. Make room, or name another folder.",
         ) from error
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)  # the old repository, or what an error left
     return target
 
 
-def _check_present(models: Sequence[ModelConfig], artifacts: Path) -> None:
-    wanted = [(m, name) for m in models for name, is_required in m.artifacts if is_required]
-    missing = sorted({n for m, n in wanted if not any((at / n).is_file() for at in (artifacts, m.folder / "1"))})
-    if missing:
-        raise ArtifactError(
-            f"{artifacts} lacks {', '.join(missing)}.", f"Make them: shoal train --preset quick --out {artifacts}"
-        )
+@contextmanager
+def _make_aside(target: Path) -> Iterator[Path]:
+    """A folder beside ``target``, which is gone afterwards: the old repository, or what an error left."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        yield aside
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _write_files(model: ModelConfig, folder: Path, artifacts: Path) -> None:
@@ -111,16 +117,6 @@ def _write_files(model: ModelConfig, folder: Path, artifacts: Path) -> None:
     for name, _ in model.artifacts:
         if (artifacts / name).is_file():
             shutil.copyfile(artifacts / name, version / name)
-
-
-def check_artifacts(repository: Path) -> None:
-    """Check that the artifacts in a repository were made with one another.
-
-    Raises:
-        ArtifactError: two of them were not.
-    """
-    for path in sorted(repository.glob("*/[0-9]*/*")):
-        check_ties(read_ties(path), path)
 
 
 def _version_files(leaf: Path) -> Iterator[Path]:
@@ -147,12 +143,6 @@ def copy_package(folder: Path) -> None:
             shutil.copyfile(source, copy)
 
 
-def _contents(artifacts: Path) -> dict[str, str]:
-    """What the training report says is inside each model."""
-    report = artifacts / "report.json"
-    return dict(json.loads(report.read_text(encoding="utf-8")).get("contents", {})) if report.is_file() else {}
-
-
 def _name_environments(models: Sequence[ModelConfig], placed: Mapping[str, Placed]) -> dict[str, Any]:
     """For the manifest: which Python models have an environment of their own, and which have not."""
     others = [model.name for model in models if model.backend == "python" and model.name not in placed]
@@ -160,9 +150,13 @@ def _name_environments(models: Sequence[ModelConfig], placed: Mapping[str, Place
 
 
 def _write_manifest(
-    repository: Path, graph: Graph, plan: Plan, contents: dict[str, str], environments: dict[str, Any]
+    repository: Path,
+    graph: Graph,
+    plan: Plan,
+    files: dict[str, str],
+    contents: dict[str, str],
+    environments: dict[str, Any],
 ) -> None:
-    files = {str(p.relative_to(repository)): sha256(p) for p in sorted(repository.rglob("*")) if p.is_file()}
     sizes = find_sizes(graph, plan)
     manifest = {
         "format": 1,

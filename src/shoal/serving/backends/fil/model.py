@@ -4,15 +4,14 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from shoal.component.base import Component
 from shoal.component.context import Context
 from shoal.component.tensors import Array, Arrays, Device
-from shoal.component.ties import check_ties, forest_ties, load_forest
-from shoal.errors import ArtifactError, needs
+from shoal.component.ties import check_ties, read_forest
+from shoal.errors import needs
 
 _DEFAULT_STREAM = 1  # cudaStreamLegacy of cuda_runtime_api.h; nvForest's own choice would not wait for it
 
@@ -26,29 +25,21 @@ class Forest(Component):
 
     def setup(self, context: Context) -> None:
         path = context.artifact("checkpoint.tl")
-        model = load_forest(path)
-        check_ties(forest_ties(model), path)
-        self._check(context, model.num_feature)
-        self.predict = _on_host(model) if context.device.is_host else _on_gpu(path, context.device)
-
-    def _check(self, context: Context, found: int) -> None:
-        (features,), (scores,) = context.spec.inputs, context.spec.outputs
-        declared = features.dims
-        if (found,) != declared or scores.dims != (1,):
-            raise ArtifactError(
-                f"checkpoint.tl takes {found} features and gives 1 score; the config of {context.spec.name} declares"
-                f" {features.name} {list(declared)} and {scores.name} {list(scores.dims)}.",
-                "Export the forest again, or mend the dims.",
-            )
+        forest = read_forest(path)  # before Treelite or nvForest, which a damaged file can crash
+        check_ties(forest.ties, path)
+        forest.check(context.spec, path, needs_regressor=True)
+        self.predict = _on_host(path) if context.device.is_host else _on_gpu(path, context.device)
 
     def run(self, batch: Arrays) -> Arrays:
         (features,), (scores,) = self.context.spec.inputs, self.context.spec.outputs
         return {scores.name: self.predict(batch[features.name])}
 
 
-def _on_host(model: Any) -> Callable[[Array], Array]:
-    import treelite
+def _on_host(path: Path) -> Callable[[Array], Array]:
+    with needs("serve"):
+        import treelite
 
+    model = treelite.Model.deserialize(str(path))
     return lambda rows: treelite.gtil.predict(model, rows, nthread=1).reshape(-1, 1).astype(np.float32)
 
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shoal.component.base import Component
+from shoal.component.bundle import refusal
 from shoal.component.context import Context
 from shoal.component.tensors import Array, Arrays
-from shoal.component.ties import check_ties, read_ties
+from shoal.component.ties import check_ties, read_archive
 from shoal.errors import ArtifactError
 
 if TYPE_CHECKING:  # torch itself only when the device is chosen
@@ -32,15 +33,13 @@ class TorchScript(Component):
         if context.num_threads:
             torch.set_num_threads(context.num_threads)
         path = context.artifact("model.pt")
-        check_ties(read_ties(path), path)
+        check_ties(read_archive(path), path)  # before torch, which reads no checksum
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript is deprecated, and what Triton serves
                 self.module = torch.jit.load(str(path), map_location=context.device.torch_name).eval()
         except RuntimeError as error:
-            raise ArtifactError(
-                f"{path.name} is not a TorchScript file: {str(error).splitlines()[0]}", "Export it again."
-            ) from error
+            raise refusal(path, "TorchScript file", str(error).splitlines()[0].rstrip(".")) from error
         self._convert(context.spec.parameters.get("dtype", "fp32"))
 
     def _convert(self, dtype: str) -> None:

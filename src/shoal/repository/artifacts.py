@@ -1,0 +1,200 @@
+"""Artifacts before they are composed: each whole and of its kind, made with one another, as the training left them.
+
+Nothing here needs torch or Treelite. What a leaf of someone else's reads is checked as far as Triton's own backends
+read it; the rest is their component's business.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from shoal.component.bundle import MAKE_AGAIN, Bundle, describe_place, read_json, read_weight, refusal
+from shoal.component.ties import check_tie, read_archive, read_forest
+from shoal.component.wordpiece import read_vocabulary
+from shoal.errors import ArtifactError
+from shoal.paths import shipped_root
+from shoal.repository.pbtxt import ModelConfig
+
+REPORT = "report.json"
+
+
+def check_artifacts(models: Sequence[ModelConfig], artifacts: Path, *, is_embedded: bool) -> None:
+    """Check every artifact of ``models``, alone and beside the others.
+
+    ``is_embedded``: the forest will be served by shoal's own backend, which knows regressors alone.
+
+    Raises:
+        ArtifactError: one is missing, damaged, of another kind, or does not fit another; it says what stands there.
+    """
+    found = [(model, path) for model in models for path in _find(model, artifacts)]
+    ties = {path: _read(model, path, is_embedded=is_embedded) for model, path in found}
+    ours = {path.name: path for model, path in found if _is_ours(model)}
+    if "preprocess.json" in ours:
+        bundle = Bundle.load(ours["preprocess.json"])
+        if "vocab.txt" in ours:
+            bundle.check_vocabulary(ours["vocab.txt"])
+        for model, path in found:
+            if _is_encoder(model, path):
+                _check_sizes(path, bundle, ours)
+    for path, wanted in ties.items():
+        for name in wanted:
+            check_tie(wanted, path, [other for other in ties if other.name == name])
+
+
+def _find(model: ModelConfig, artifacts: Path) -> Iterator[Path]:
+    """Where each artifact of a model stands: in the artifact folder, or in the leaf's own version folder."""
+    for name, _ in model.artifacts:
+        path = next((at / name for at in (artifacts, model.folder / "1") if os.path.lexists(at / name)), None)
+        if path is not None:  # what must be there and is not was said already, of all files at once
+            yield path
+
+
+def check_present(models: Sequence[ModelConfig], artifacts: Path) -> None:
+    """Check that each artifact is there that must be.
+
+    Raises:
+        ArtifactError: it names those that are not.
+    """
+    wanted = [(m, name) for m in models for name, is_required in m.artifacts if is_required]
+    folders = {name: (artifacts, model.folder / "1") for model, name in wanted}
+    missing = sorted(n for n, places in folders.items() if not any(os.path.lexists(at / n) for at in places))
+    if missing:
+        raise ArtifactError(
+            f"{artifacts} lacks {', '.join(missing)}.", f"Make them: shoal train --preset quick --out {artifacts}"
+        )
+
+
+def _is_ours(model: ModelConfig) -> bool:
+    return model.folder.is_relative_to(shipped_root())
+
+
+def _is_encoder(model: ModelConfig, path: Path) -> bool:
+    return path.suffix == ".pt" and "pytorch" in (model.backend, model.platform.removesuffix("_libtorch"))
+
+
+def _read(model: ModelConfig, path: Path, *, is_embedded: bool) -> Mapping[str, str]:
+    """Read an artifact whole; returns its ties to others."""
+    if _is_encoder(model, path):
+        return read_archive(path)
+    if path.suffix == ".tl" and model.backend == "fil":
+        forest = read_forest(path)
+        forest.check(model.spec, path, needs_regressor=is_embedded)
+        return forest.ties
+    if not path.is_file():
+        raise ArtifactError(f"{path} is no file: it is {describe_place(path)}.", MAKE_AGAIN)
+    readers: Mapping[str, Callable[[Path], object]] = {
+        "preprocess.json": Bundle.load,
+        "vocab.txt": read_vocabulary,
+        "postprocess.json": read_weight,
+    }
+    if _is_ours(model) and path.name in readers:
+        readers[path.name](path)
+    return {}
+
+
+def _check_sizes(encoder: Path, bundle: Bundle, ours: Mapping[str, Path]) -> None:
+    """Check that an encoder, if it is of the BERT family, knows as many positions and tokens as the texts may hold."""
+    rows = {name.rpartition(".")[2]: size[0] for name, size in read_sizes(encoder).items() if size}
+    most = rows.get("position_embeddings", bundle.max_length)
+    if bundle.max_length > most:
+        raise ArtifactError(
+            f"{ours['preprocess.json']} has max_length {bundle.max_length:,}; {encoder} knows {most:,} positions.",
+            f"Take both from one artifact folder. {MAKE_AGAIN}",
+        )
+    num_tokens = len(read_vocabulary(ours["vocab.txt"])) if "vocab.txt" in ours else 0
+    known = rows.get("word_embeddings", num_tokens)
+    if num_tokens > known:
+        raise ArtifactError(
+            f"{ours['vocab.txt']} has {num_tokens:,} tokens; {encoder} knows {known:,}.",
+            f"Take both from one artifact folder. {MAKE_AGAIN}",
+        )
+
+
+def read_report(artifacts: Path) -> dict[str, Any]:
+    """The training report of an artifact folder, with ``contents`` and ``files``, texts by name; empty without one.
+
+    Raises:
+        ArtifactError: it is damaged.
+    """
+    path = artifacts / REPORT
+    report = read_json(path, "training report") if os.path.lexists(path) else {}
+    for name in ("contents", "files"):
+        texts = report.setdefault(name, {})
+        if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
+            raise refusal(path, "training report", f"its {name} are no texts by name")
+    return report
+
+
+def check_unchanged(models: Sequence[ModelConfig], artifacts: Path, files: Mapping[str, str]) -> None:
+    """Check what was composed, ``files`` by path with their sha256, against what the training report says of it.
+
+    A bit that flips in a forest's leaf makes another forest, as whole as the one that was trained.
+
+    Raises:
+        ArtifactError: an artifact has changed since the training.
+    """
+    report = read_report(artifacts)["files"]
+    for model in models:
+        for path in _find(model, artifacts):
+            wanted, found = report.get(path.name), files[f"{model.name}/1/{path.name}"]
+            if path.parent == artifacts and wanted not in (None, found):
+                raise ArtifactError(
+                    f"{path} is not what {REPORT} says (expected sha256 {wanted[:12]}, found {found[:12]}).",
+                    f'{MAKE_AGAIN}; if the change is yours, remove its line from "files" in {REPORT}.',
+                )
+
+
+# --- what a TorchScript archive holds ----------------------------------------------------------------------------
+
+
+class _Thing:
+    """Stands for whatever a pickle names: nothing of it is imported or called."""
+
+    def __init__(self, *args: Any) -> None:
+        self.args = args
+        self.state: Any = None
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+class _Tensor(_Thing):
+    """``_rebuild_tensor_v2(storage, offset, size, ...)``."""
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        """A stand-in, whatever is asked for."""
+        del module
+        return _Tensor if name == "_rebuild_tensor_v2" else _Thing
+
+    def persistent_load(self, pid: Any) -> None:
+        """A tensor's values, which stay where they are."""
+
+
+def read_sizes(archive: Path) -> dict[str, tuple[int, ...]]:
+    """The size of each submodule's ``weight`` in a TorchScript archive, by its dotted name.
+
+    Raises:
+        ArtifactError: what describes its modules is no such description.
+    """
+    try:
+        with zipfile.ZipFile(archive) as opened:
+            name = next(name for name in opened.namelist() if name.count("/") == 1 and name.endswith("/data.pkl"))
+            with opened.open(name) as file:
+                return dict(_walk(_Unpickler(file).load(), ""))
+    except Exception as error:  # there is no end to what pickles of another kind can raise
+        raise refusal(archive, "TorchScript file", f"its data.pkl describes no module: {error!r}") from error
+
+
+def _walk(thing: Any, name: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+    state = thing.state if isinstance(thing, _Thing) and isinstance(thing.state, dict) else {}
+    for key, value in state.items():
+        if key == "weight" and isinstance(value, _Tensor):
+            yield name, tuple(value.args[2])
+        yield from _walk(value, f"{name}.{key}" if name else str(key))
