@@ -135,6 +135,12 @@ def test_models_that_do_not_batch_get_one_request_a_call(tmp_path: Path) -> None
     assert all(isinstance(o, ShoalError) for o in outputs)  # Y comes out [1, 1], which dims [-1] without a batch is not
 
 
+def test_requests_without_a_required_input_fail_alone(tmp_path: Path) -> None:
+    """Triton compares numbers of inputs, not names, where one is optional."""
+    message = "Input X of model double is missing. Send it: TYPE_FP32."
+    assert answers(stub(tmp_path), {"X": rows([1])}, {"BIAS": rows([5])}) == [[[2]], message]
+
+
 def test_requests_of_no_rows_fail_alone(tmp_path: Path) -> None:
     """Triton strips their batch dimension and lets them in; 2^32 rows are 0 to it, too."""
     good, rowless = {"X": rows([1])}, {"X": rows([1])[0]}

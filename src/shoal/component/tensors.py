@@ -229,12 +229,15 @@ def read_request(request: Any, spec: ModelSpec, device: Device) -> dict[str, Arr
     arrays of ``device`` without a copy, unless they lie on another one.
 
     Raises:
-        InputError: a tensor has not the declared shape. Triton lets requests of 0 rows in where they bring the data of
-            one, without the batch dimension; and counts rows in 32 bits, so that 2^32 rows are 0 too.
+        InputError: a tensor is missing, which Triton overlooks where an optional one makes up the number, or has not
+            the declared shape. Triton lets requests of 0 rows in where they bring the data of one, without the batch
+            dimension; and counts rows in 32 bits, so that 2^32 rows are 0 too.
     """
     inputs = {}
     for declared in spec.inputs:
         tensor = triton().get_input_tensor_by_name(request, declared.name)
+        if tensor is None and not declared.is_optional:
+            raise InputError(f"Input {declared.name} of model {spec.name} is missing.", f"Send it: {declared.dtype}.")
         if tensor is None:
             continue
         array = tensor.as_numpy() if tensor.is_cpu() else device.put(tensor, declared.name)
