@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -42,11 +42,11 @@ def batches(texts: Sequence[str], size: int) -> Iterator[list[str]]:
         yield list(texts[start : start + size])
 
 
-def joined(parts: list[dict[str, Array]]) -> dict[str, Array]:
+def joined(parts: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
     return {name: np.concatenate([part[name] for part in parts]) for name in OUTPUTS}
 
 
-def largest_difference(some: dict[str, Array], others: dict[str, Array]) -> float:
+def largest_difference(some: Mapping[str, Array], others: Mapping[str, Array]) -> float:
     return max(float(np.abs(some[name] - others[name]).max()) for name in OUTPUTS)
 
 

@@ -36,8 +36,8 @@ HEAVY = {
     "typer",
 }
 PUBLIC = {
-    "ArtifactError", "Client", "Component", "InputError", "Pipeline", "ServerError", "SetupError", "ShoalError",
-    "compose", "serve",
+    "Answer", "ArtifactError", "AsyncClient", "Client", "Component", "InputError", "Pipeline", "ServerError",
+    "SetupError", "ShoalError", "compose", "serve",
 }  # fmt: skip
 
 

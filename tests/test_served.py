@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.errors import InputError, ServerError, ShoalError
+from shoal.errors import InputError
 from shoal.repository.compose import compose
 from shoal.repository.placement import Plan
 from shoal.serving.client import Client
 from shoal.serving.local import Pipeline
-from shoal.serving.server import Server, find_ports, serve
+from shoal.serving.server import Server, serve
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.server
@@ -36,17 +36,6 @@ def test_without_a_weight_it_is_the_plain_average(client: Client) -> None:
     assert np.array_equal(plain["SCORE"], client.infer("ensemble_all", excerpt=TEXTS, BERT_WEIGHT=[0.5] * 4)["SCORE"])
 
 
-def test_an_answer_may_be_asked_for_alone(server: Server) -> None:
-    import tritonclient.grpc as triton
-
-    with triton.InferenceServerClient(server.grpc_url) as raw:
-        text = triton.InferInput("excerpt", [1, 1], "BYTES")
-        text.set_data_from_numpy(np.array([[b"A cat."]], np.object_))
-        for name in ("SCORE", "BERT_SCORE"):
-            answer = raw.infer("ensemble_all", [text], outputs=[triton.InferRequestedOutput(name)])
-            assert [output.name for output in answer.get_response().outputs] == [name]
-
-
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
@@ -62,10 +51,9 @@ def test_bad_values_get_the_same_words_on_every_way_in(
     with pytest.raises(InputError) as here:
         pipeline(**inputs)
     with pytest.raises(InputError) as served:
-        client.infer("ensemble_all", **inputs)
+        client.infer("ensemble_all", inputs)
     assert str(here.value).startswith(message)
-    assert str(here.value) in str(served.value)
-    assert "/" not in str(served.value).replace("'ensemble_all'", "")
+    assert str(here.value) == str(served.value)
 
 
 def test_a_bad_neighbour_fails_alone(server: Server, pipeline: Pipeline) -> None:
@@ -83,33 +71,6 @@ def test_a_bad_neighbour_fails_alone(server: Server, pipeline: Pipeline) -> None
         answers = list(callers.map(ask, [t for text in good for t in (text, b"\xff")]))
     assert all("not valid UTF-8" in str(answer) for answer in answers[1::2])
     np.testing.assert_allclose(answers[::2], pipeline(excerpt=good)["SCORE"][:, 0], atol=1e-5)
-
-
-def test_too_many_rows_are_refused(client: Client, pipeline: Pipeline) -> None:
-    with pytest.raises(InputError, match="512"):
-        client.infer("ensemble_all", excerpt=["a"] * 513)
-    with pytest.raises(InputError, match="The request has 513 rows; ensemble_all takes at most 512"):
-        pipeline(excerpt=["a"] * 513)
-
-
-def test_names_that_are_not_there(client: Client) -> None:
-    with pytest.raises(InputError, match=r"There is no input text\. Inputs: excerpt, BERT_WEIGHT"):
-        client.infer("ensemble_all", text=["a"])
-    with pytest.raises(InputError, match="expected"):
-        client.infer("ensemble_all", BERT_WEIGHT=[0.5])
-    with pytest.raises(ShoalError, match="nope"):
-        client.infer("nope", excerpt=["a"])
-    assert client.is_ready("ensemble_all")
-    assert not client.is_ready("nope")
-
-
-def test_no_server_is_said_plainly() -> None:
-    url = f"127.0.0.1:{find_ports(0, 0, 0)[0]}"
-    for protocol in ("grpc", "http"):
-        with Client(url, protocol=protocol) as client, pytest.raises(ServerError, match=f"No Triton answers at {url}"):
-            client.infer("ensemble_all", excerpt=["a"])
-    with pytest.raises(InputError, match="no protocol 'smoke'"):
-        Client(url, protocol="smoke")
 
 
 def test_bf16_is_close(artifacts: Path, tmp_path: Path, pipeline: Pipeline) -> None:

@@ -8,6 +8,8 @@ from shoal.errors import ArtifactError, InputError, ServerError, SetupError, Sho
 if TYPE_CHECKING:
     from shoal.component.base import Component as Component
     from shoal.repository.compose import compose as compose
+    from shoal.serving.aio import AsyncClient as AsyncClient
+    from shoal.serving.calls import Answer as Answer
     from shoal.serving.client import Client as Client
     from shoal.serving.local import Pipeline as Pipeline
     from shoal.serving.server import serve as serve
@@ -16,6 +18,8 @@ __version__ = "0.1.0"
 
 # Looked up on first use: `import shoal` stays light, and beside a model.py only component/ exists.
 _HOMES = {
+    "Answer": "shoal.serving.calls",
+    "AsyncClient": "shoal.serving.aio",
     "Client": "shoal.serving.client",
     "Component": "shoal.component.base",
     "Pipeline": "shoal.serving.local",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from shoal.paths import check_bearable
 from shoal.progress import OnProgress
@@ -87,6 +86,6 @@ def _spread(texts: tuple[str, ...], targets: list[float]) -> list[str]:
 
 def _score(server: Server, texts: list[str]) -> tuple[Score, ...]:
     with Client(server.grpc_url) as client:
-        answer: dict[str, Any] = client.infer(ENSEMBLE, excerpt=texts)
+        answer = client.infer(ENSEMBLE, excerpt=texts)
     columns = (answer[name][:, 0].tolist() for name in ("BERT_SCORE", "FOREST_SCORE", "SCORE"))
     return tuple(Score(*row) for row in zip(texts, *columns, strict=True))

@@ -20,18 +20,62 @@ def to_arrays(specs: Iterable[TensorSpec], values: Mapping[str, Any], *, is_batc
     Raises:
         InputError: an input is unknown or missing, has another dtype or shape, or another number of rows.
     """
+    arrays = read_arrays(specs, values, is_batched=is_batched)
+    if is_batched:
+        count_rows(arrays)
+    return arrays
+
+
+def read_arrays(specs: Iterable[TensorSpec], values: Mapping[str, Any], *, is_batched: bool) -> dict[str, Array]:
+    """``to_arrays`` for who does not know yet whether the first dimension counts rows: it may differ."""
     declared = {spec.name: spec for spec in specs}
     given = {name: value for name, value in values.items() if value is not None}
     unknown = sorted(given.keys() - declared.keys())
     if unknown:
-        raise InputError(f"There is no input {unknown[0]}.", f"Inputs: {', '.join(declared)}.")
+        raise unknown_input(unknown[0], declared)
     missing = [name for name, spec in declared.items() if not spec.is_optional and name not in given]
     if missing:
-        raise InputError(f"The input {missing[0]} is missing.", f"Give {missing[0]}=[...].")
-    arrays = {name: _to_array(declared[name], value, is_batched=is_batched) for name, value in given.items()}
-    if is_batched:
-        _check_rows(arrays)
-    return arrays
+        raise missing_input(missing[0])
+    return {name: _to_array(declared[name], value, is_batched=is_batched) for name, value in given.items()}
+
+
+def count_rows(arrays: Mapping[str, Array]) -> int:
+    """The rows of a request, the same in every input.
+
+    Raises:
+        InputError: they differ, or there are no inputs, or no rows.
+    """
+    if not arrays:
+        raise InputError("The request has no inputs.", "Give at least one.")
+    rows = {name: array.shape[0] for name, array in arrays.items()}
+    if len(set(rows.values())) > 1:
+        raise different_rows(rows)
+    (count,) = set(rows.values())
+    if not count:
+        raise InputError("The request has no rows.", "Give at least one.")
+    return int(count)
+
+
+# --- words that the server's refusals are put into, too ----------------------------------------------------------
+
+
+def unknown_input(name: str, known: Iterable[str]) -> InputError:
+    """An input is given that the model does not have."""
+    return InputError(f"There is no input {name}.", f"Inputs: {', '.join(known)}.")
+
+
+def missing_input(name: str) -> InputError:
+    """An input that must be there is not."""
+    return InputError(f"The input {name} is missing.", f"Give {name}=[...].")
+
+
+def different_rows(rows: Mapping[str, int]) -> InputError:
+    """The inputs of one request have different numbers of rows."""
+    listing = ", ".join(f"{name} {count}" for name, count in rows.items())
+    return InputError(f"The inputs have different numbers of rows: {listing}.", "Give one value of each per row.")
+
+
+# --- one input ---------------------------------------------------------------------------------------------------
 
 
 def _to_array(spec: TensorSpec, value: Any, *, is_batched: bool) -> Array:
@@ -80,14 +124,3 @@ def _encode(name: str, row: int, text: object) -> bytes:
             f"{name}[{row}] holds the lone surrogate U+{ord(text[error.start]):04X} at position {error.start}.",
             "Such a string has no UTF-8 form; decode its source with errors='replace'.",
         ) from None
-
-
-def _check_rows(arrays: Mapping[str, Array]) -> None:
-    if not arrays:
-        raise InputError("The request has no inputs.", "Give at least one.")
-    rows = {name: array.shape[0] for name, array in arrays.items()}
-    if len(set(rows.values())) > 1:
-        listing = ", ".join(f"{name} {count}" for name, count in rows.items())
-        raise InputError(f"The inputs have different numbers of rows: {listing}.", "Give one value of each per row.")
-    if 0 in rows.values():
-        raise InputError("The request has no rows.", "Give at least one.")

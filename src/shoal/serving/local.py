@@ -28,7 +28,7 @@ MAX_BRANCHES = 32  # steps of all callers that may run side by side
 class Remote(Protocol):
     """Who runs single models elsewhere; ``shoal.Client`` is one."""
 
-    def infer(self, model: str, /, **inputs: Any) -> dict[str, Array]:
+    def infer(self, model: str, /, **inputs: Any) -> Arrays:
         """Outputs of one request."""
 
 

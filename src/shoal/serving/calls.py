@@ -1,0 +1,168 @@
+"""One request to a served model and its answer, whatever the protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import TypeAlias
+
+import numpy as np
+
+from shoal.component.spec import STRING
+from shoal.component.tensors import Array
+from shoal.errors import InputError
+
+Parameter: TypeAlias = str | int | bool | float
+
+
+class Method(Enum):
+    """What is asked of the server."""
+
+    CONFIG = "how the model is configured"
+    INFER = "what the model answers"
+    METADATA = "which tensors the model has"
+    PROBE = "nothing: a request that claims its arrays' shapes without their data, to be refused"
+    READY = "whether the model is loaded"
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request to the server; ``known_...`` are the names that it may use, for its errors' sake.
+
+    As a part of a larger one, it begins with that one's row ``first_row``.
+    """
+
+    method: Method
+    model: str
+    arrays: Mapping[str, Array] = field(default_factory=dict)
+    outputs: tuple[str, ...] = ()
+    request_id: str = ""
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    timeout: float | None = None
+    known_inputs: tuple[str, ...] = ()
+    known_outputs: tuple[str, ...] = ()
+    first_row: int = 0
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """The size of each input's first dimension."""
+        return {name: int(array.shape[0]) for name, array in self.arrays.items() if array.ndim}
+
+
+class Answer(Mapping[str, Array]):
+    """Every output of one request, by name, as a read-only NumPy array ``[rows, *dims]``.
+
+    ``version`` is that of the model that answered; ``parameters`` are what it sent beside its tensors.
+    """
+
+    def __init__(
+        self,
+        arrays: Mapping[str, Array],
+        *,
+        model: str,
+        version: str = "",
+        request_id: str = "",
+        parameters: Mapping[str, Parameter] | None = None,
+    ) -> None:
+        for array in arrays.values():
+            array.setflags(write=False)
+        self._arrays = dict(arrays)
+        self._model, self._version, self._request_id = model, version, request_id
+        self._parameters = dict(parameters or {})
+
+    @property
+    def model(self) -> str:
+        """The model that was asked."""
+        return self._model
+
+    @property
+    def version(self) -> str:
+        """The version of it that answered."""
+        return self._version
+
+    @property
+    def request_id(self) -> str:
+        """The caller's own name for the request."""
+        return self._request_id
+
+    @property
+    def parameters(self) -> dict[str, Parameter]:
+        """What the server sent beside the tensors, a copy."""
+        return dict(self._parameters)
+
+    def __getitem__(self, name: str) -> Array:
+        return self._arrays[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def __repr__(self) -> str:
+        tensors = ", ".join(f"{name} {array.dtype} {list(array.shape)}" for name, array in self._arrays.items())
+        return f"Answer({self._model}, version {self._version}: {tensors})"
+
+
+def split(call: Call, size: int) -> list[Call]:
+    """Parts of at most ``size`` rows, in order; each has the request's id with its own number behind it."""
+    (num_rows,) = set(call.rows.values())
+    return [
+        replace(
+            call,
+            arrays={name: array[start : start + size] for name, array in call.arrays.items()},
+            request_id=call.request_id and f"{call.request_id}/{number}",
+            first_row=start,
+        )
+        for number, start in enumerate(range(0, num_rows, size), start=1)
+    ]
+
+
+def join(call: Call, parts: Sequence[Call], answers: Sequence[Answer]) -> Answer:
+    """The answers to the parts of ``call``, as one.
+
+    Raises:
+        InputError: an output has not one row for each of the request's, or another width in each part.
+    """
+    sizes = [next(iter(part.rows.values())) for part in parts]
+    first = answers[0]
+    arrays = {name: _join(name, [answer[name] for answer in answers], sizes) for name in first}
+    return Answer(
+        arrays, model=call.model, version=first.version, request_id=call.request_id, parameters=first.parameters
+    )
+
+
+def _join(name: str, arrays: Sequence[Array], sizes: Sequence[int]) -> Array:
+    fix = f"Send at most {sizes[0]} rows at a time, and join the answers as you see fit."
+    if any(array.shape[:1] != (size,) for array, size in zip(arrays, sizes, strict=True)):
+        raise InputError(f"The request was split, and output {name} has not one row for each of its own.", fix)
+    shapes = list(dict.fromkeys(str(["rows", *array.shape[1:]]).replace("'", "") for array in arrays))
+    if len(shapes) > 1:
+        raise InputError(f"The request was split, and output {name} came as {' and '.join(shapes[:3])}.", fix)
+    return np.concatenate(arrays)
+
+
+def dtype_name(datatype: str) -> str:
+    """The name in ``config.pbtxt`` of what the protocol calls ``datatype``."""
+    return STRING if datatype == "BYTES" else f"TYPE_{datatype}"
+
+
+def check_outputs(wanted: Iterable[str], known: Sequence[str]) -> tuple[str, ...]:
+    """The names of the outputs asked for.
+
+    Raises:
+        InputError: one is unknown.
+    """
+    if isinstance(wanted, str):
+        raise InputError(f"outputs is a single string, {wanted!r}.", f"For one output: outputs=[{wanted!r}]")
+    names = tuple(dict.fromkeys(wanted))
+    for name in names:
+        if name not in known:
+            raise unknown_output(name, known)
+    return names
+
+
+def unknown_output(name: str, known: Iterable[str]) -> InputError:
+    """An output is asked for that the model does not give."""
+    return InputError(f"There is no output {name}.", f"Outputs: {', '.join(known)}.")

@@ -1,0 +1,294 @@
+"""What to ask a server for, in which order: the part of a client that neither waits nor sends.
+
+A conversation is a generator. It yields the calls that may go out side by side, and gets their results, or the error
+of the first that failed; it returns what the caller wanted.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+import time
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+import numpy as np
+
+from shoal.component.spec import TensorSpec
+from shoal.component.tensors import Array
+from shoal.errors import InputError
+from shoal.serving.arrays import count_rows, read_arrays
+from shoal.serving.calls import Answer, Call, Method, Parameter, check_outputs, dtype_name, join, split
+from shoal.serving.failures import PORTS, CallError, Kind, RestrictedError, Server, TooManyRowsError
+from shoal.serving.wire import RESERVED
+
+T = TypeVar("T")
+Conversation: TypeAlias = Generator[list[Call], list[Any], T]
+
+MOST_ROWS = 2**31 - 1  # more than any model takes
+MAX_SECONDS = 1e7  # what the libraries' clocks can bear
+FIRST_PAUSE, MAX_PAUSE = 0.1, 5.0  # seconds before a repetition; each is twice the one before
+
+
+class Settings(NamedTuple):
+    """How a client behaves; each is checked."""
+
+    url: str
+    protocol: str
+    timeout: float
+    concurrency: int
+    retries: int
+    is_repeatable: bool
+
+    @classmethod
+    def checked(
+        cls, url: str, protocol: str, timeout: float, concurrency: int, retries: int, is_repeatable: bool
+    ) -> Settings:
+        """Check what a caller gave.
+
+        Raises:
+            InputError: a value is none.
+        """
+        if protocol not in PORTS:
+            raise InputError(f"There is no protocol {protocol!r}.", f"Known: {', '.join(PORTS)}.")
+        check_timeout(timeout)
+        _check_count("concurrency", concurrency, 1)
+        _check_count("retries", retries, 0)
+        return cls(check_url(url, protocol), protocol, timeout, concurrency, retries, is_repeatable)
+
+
+def check_url(url: str, protocol: str) -> str:
+    """``url`` as HOST:PORT.
+
+    Raises:
+        InputError: it names another protocol, or no port.
+    """
+    example = f"127.0.0.1:{PORTS[protocol]}"
+    scheme, _, rest = str(url).rpartition("://")
+    if scheme not in ("", protocol):
+        raise InputError(
+            f"{url} names the protocol {scheme}; this client speaks {protocol}, without encryption.",
+            f"Give the address alone, {example}" + (", and protocol='http'" if scheme == "http" else ""),
+        )
+    address = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^\s:/@?#\[\]]+):(\d{1,5})/?", rest)
+    if not address or not 0 < int(address[2]) < 2**16:
+        raise InputError(f"{url!r} is no HOST:PORT.", f"Triton's port for {protocol} is {PORTS[protocol]}: {example}")
+    return f"{address[1]}:{address[2]}"
+
+
+def check_timeout(seconds: float) -> float:
+    """``seconds``, a number above 0.
+
+    Raises:
+        InputError: it is none.
+    """
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0 or math.isinf(seconds):
+        raise InputError(f"timeout is {seconds!r}; it must be a number of seconds above 0.", "For a minute: timeout=60")
+    return seconds
+
+
+def _check_count(name: str, count: int, least: int) -> None:
+    if isinstance(count, bool) or not isinstance(count, int) or count < least:
+        raise InputError(
+            f"{name} is {count!r}; it must be a whole number, {least} or more.", f"Give {name}={least + 3}"
+        )
+
+
+def check_parameters(parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
+    """``parameters``, of the kinds that the protocol knows.
+
+    Raises:
+        InputError: one is not, or its name is Triton's own.
+    """
+    for name, value in parameters.items():
+        if name in RESERVED or name.startswith("triton_"):
+            raise InputError(f"The parameter {name} is Triton's own.", "Choose another name.")
+        is_number = type(value) in (bool, float) or (type(value) is int and -(2**63) <= value < 2**63)
+        if not is_number and not isinstance(value, str):
+            raise InputError(f"The parameter {name} is {value!r}.", "Give a str, a bool, a float or an int of 64 bits.")
+    return dict(parameters)
+
+
+def merge(inputs: Mapping[str, Any] | None, named: Mapping[str, Any]) -> dict[str, Any]:
+    """Inputs from a mapping and from keywords.
+
+    Raises:
+        InputError: one is in both.
+    """
+    both = sorted((inputs or {}).keys() & named.keys())
+    if both:
+        raise InputError(f"The input {both[0]} is given twice.", "Give it in the mapping or by keyword.")
+    return {**(inputs or {}), **named}
+
+
+class Described(NamedTuple):
+    """The tensors of a model, as the server describes them; which inputs are optional, it does not say.
+
+    ``may_batch``: every input's first dimension is free. It may count rows, and is not among the ``dims``.
+    """
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    may_batch: bool
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, Any]) -> Described:
+        """Read a model's metadata in its JSON form."""
+        first = {int(entry["shape"][0]) if entry["shape"] else 0 for entry in metadata["inputs"]}
+        may_batch = first == {-1}
+
+        def read(entry: Mapping[str, Any], is_optional: bool) -> TensorSpec:
+            dims = tuple(map(int, entry["shape"]))[1 if may_batch else 0 :]
+            return TensorSpec(entry["name"], dtype_name(entry["datatype"]), dims, is_optional=is_optional)
+
+        inputs = tuple(read(entry, True) for entry in metadata["inputs"])
+        return cls(inputs, tuple(read(entry, False) for entry in metadata["outputs"]), may_batch)
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """In the model's own order."""
+        return tuple(spec.name for spec in self.outputs)
+
+
+class Conversations:
+    """What to ask one server for, and what it said of its models so far."""
+
+    def __init__(self) -> None:
+        self._described: dict[str, Described] = {}
+        self._sizes: dict[str, int] = {}
+
+    def forget(self, model: str) -> None:
+        """Ask again: the server may have been restarted with another model of that name."""
+        self._described.pop(model, None)
+        self._sizes.pop(model, None)
+
+    def describe(self, model: str) -> Conversation[Described]:
+        """The model's tensors."""
+        if not model:
+            raise InputError("The model has no name.", "Name one that the server's repository holds.")
+        if model not in self._described:
+            (metadata,) = yield [Call(Method.METADATA, model)]
+            self._described[model] = Described.from_metadata(metadata)
+        return self._described[model]
+
+    def is_ready(self, model: str) -> Conversation[bool]:
+        """Whether the server has ``model`` loaded."""
+        (answer,) = yield [Call(Method.READY, model)]
+        return bool(answer)
+
+    def max_batch_size(self, model: str) -> Conversation[int]:
+        """The most rows of one request; 0 where the first dimension does not count rows."""
+        if model not in self._sizes:
+            described = yield from self.describe(model)
+            self._sizes[model] = (yield from self._ask_size(model, described)) if described.may_batch else 0
+        return self._sizes[model]
+
+    def _ask_size(self, model: str, described: Described) -> Conversation[int]:
+        try:
+            (config,) = yield [Call(Method.CONFIG, model)]
+            return int(config["max_batch_size"])
+        except RestrictedError:
+            pass
+        # More rows than any model takes are refused with the number that it does take. One dimension too many: a
+        # model that does not batch refuses this as well, so that nothing ever runs.
+        claims = {s.name: np.broadcast_to(np.empty((), s.numpy_dtype), _claimed(s)) for s in described.inputs}
+        try:
+            yield [Call(Method.PROBE, model, claims)]
+        except TooManyRowsError as refusal:
+            return refusal.limit
+        except InputError:
+            pass
+        return 0
+
+    def infer(
+        self,
+        model: str,
+        values: Mapping[str, Any],
+        *,
+        outputs: Sequence[str] | None,
+        request_id: str,
+        timeout: float | None,
+        parameters: Mapping[str, Parameter] | None,
+    ) -> Conversation[Answer]:
+        """One request, in parts where it has more rows than the model takes at a time."""
+        is_fresh = model not in self._described
+        described = yield from self.describe(model)
+        try:
+            names, arrays = _read(described, values, outputs)
+        except InputError:
+            if is_fresh:
+                raise
+            self.forget(model)
+            described = yield from self.describe(model)
+            names, arrays = _read(described, values, outputs)
+        call = Call(
+            Method.INFER,
+            model,
+            arrays,
+            outputs=names,
+            request_id=request_id,
+            parameters=check_parameters(parameters or {}),
+            timeout=None if timeout is None else check_timeout(timeout),
+            known_inputs=tuple(spec.name for spec in described.inputs),
+            known_outputs=described.output_names,
+        )
+        try:
+            return (yield from self._send(call, described))
+        except InputError:
+            self.forget(model)
+            raise
+
+    def _send(self, call: Call, described: Described) -> Conversation[Answer]:
+        rows = set(call.rows.values())
+        if described.may_batch and rows - {1}:  # one row is never too many
+            size = yield from self.max_batch_size(call.model)
+            if size and count_rows(call.arrays) > size:
+                parts = split(call, size)
+                return join(call, parts, (yield parts))
+        (answer,) = yield [call]
+        return answer  # type: ignore[no-any-return]
+
+
+def _claimed(spec: TensorSpec) -> tuple[int, ...]:
+    return (MOST_ROWS, *(max(1, size) for size in spec.dims), 1)
+
+
+def _read(
+    described: Described, values: Mapping[str, Any], outputs: Sequence[str] | None
+) -> tuple[tuple[str, ...], dict[str, Array]]:
+    names = check_outputs(outputs or (), described.output_names)
+    return names, read_arrays(described.inputs, values, is_batched=described.may_batch)
+
+
+class Attempts:
+    """The tries of one call: how long each may take, and whether there is another."""
+
+    def __init__(self, call: Call, settings: Settings) -> None:
+        self.seconds = settings.timeout if call.timeout is None else call.timeout
+        self._deadline = time.monotonic() + min(self.seconds, MAX_SECONDS)
+        self._retries = settings.retries
+        self._safe = {Kind.ABSENT, Kind.BUSY} | ({Kind.CUT} if settings.is_repeatable else set())
+        self._pauses = 0
+        self._settings = settings
+
+    @property
+    def server(self) -> Server:
+        """Where the call goes, for its errors."""
+        return Server(self._settings.url, self._settings.protocol, self.seconds)
+
+    @property
+    def left(self) -> float:
+        """Seconds until the time is up; never 0, which some libraries take for no limit."""
+        return max(1e-3, self._deadline - time.monotonic())
+
+    def pause(self, failure: CallError) -> float | None:
+        """Seconds to wait before the next try; None where there is none.
+
+        Random, or all that were turned away together would come back together.
+        """
+        if failure.kind not in self._safe or self._pauses >= self._retries:
+            return None
+        seconds = min(MAX_PAUSE, FIRST_PAUSE * 2**self._pauses) * random.uniform(0.5, 1)
+        self._pauses += 1
+        return seconds if seconds < self.left else None
