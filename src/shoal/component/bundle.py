@@ -34,7 +34,6 @@ _SIGNS = {  # what often lies where an artifact should, by its first bytes
     b"\x80": "a Python pickle",
     b"version https://git-lfs": "a pointer of Git LFS, not the file itself",
     b"<": "a web page or XML",
-    b"{": "JSON",
 }
 
 

@@ -26,6 +26,7 @@ from shoal.errors import ArtifactError
 METADATA = "shoal.json"  # the entry of a TorchScript archive that carries the ties
 _ARCHIVE, _FOREST = "TorchScript file", "Treelite checkpoint"
 _CHUNK = 2**20
+_DIRECTORY = 0x10  # of a zip entry's attributes
 # What zipfile raises over damaged archives; RuntimeError: they seem encrypted, or compressed in an unknown way.
 _UNREADABLE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, ValueError, RuntimeError)
 
@@ -120,6 +121,8 @@ def read_archive(path: Path) -> dict[str, str]:
 
 def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
     size = 0
+    if entry.external_attr & _DIRECTORY:
+        raise ValueError(f"{entry.filename} is marked as a folder")  # torch would leave a weight uninitialised
     with archive.open(entry) as content:
         while chunk := content.read(_CHUNK):  # the last one compares the checksum
             size += len(chunk)

@@ -10,7 +10,7 @@ from typing import Any
 
 from array_api_compat import device as device_of
 
-from shoal.component.bundle import MAKE_AGAIN, find_repeated, read_text
+from shoal.component.bundle import MAKE_AGAIN, describe_bytes, find_repeated, read_text, refusal
 from shoal.component.ragged import Ragged, Texts
 from shoal.component.tensors import Array, namespace
 from shoal.errors import ArtifactError
@@ -35,7 +35,10 @@ def read_vocabulary(path: Path) -> list[str]:
     Raises:
         ArtifactError: it is no such file, a special token is missing, a line is blank, or a token stands there twice.
     """
-    vocabulary = read_text(path, "vocabulary").split("\n")
+    text = read_text(path, "vocabulary")
+    if what := describe_bytes(text[:32].encode()):
+        raise refusal(path, "vocabulary", what)
+    vocabulary = text.split("\n")
     if vocabulary[-1] == "":
         vocabulary.pop()
     fault = ""

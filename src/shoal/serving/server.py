@@ -29,6 +29,7 @@ HOST = "127.0.0.1"
 START_SECONDS = 120.0
 EXIT_SECONDS = 10  # an idle keep-alive connection alone makes Triton wait all of it
 KEEP_LOG = "Its whole log: shoal serve REPOSITORY --log FILE"
+_FAILED = r"failed to load '.*?' version \d+: .*"
 RESTRICTED = "model-repository,shared-memory,model-config,statistics,trace,logging"
 
 # The kernel takes the thread that started a child for its parent: this one lives as long as the process.
@@ -228,16 +229,17 @@ def _bind(wanted: int, held: contextlib.ExitStack) -> int:
 
 
 def find_cause(log: str) -> str:
-    """The reason that a Triton log gives for not starting, in one line."""
+    """The reason that a Triton log gives for not starting, in one line; of each model that did not load, its own."""
     patterns = (
         r"Poll failed for model directory .*",
-        r"failed to load '.*?' version \d+: .*",
+        _FAILED,
         r"Invalid argument: .*",
         r"error: .*",
     )
     for pattern in patterns:
-        found = re.findall(pattern, log)
+        found = list(dict.fromkeys(str(line).rstrip('"').split("\\n")[0] for line in re.findall(pattern, log)))
         if found:
-            return str(found[0]).rstrip('"').split("\\n")[0]
+            # a damaged file is also another one than its neighbour was made with: who complains first is chance
+            return "; ".join(found) if pattern == _FAILED else found[0]
     lines = [line for line in log.splitlines() if line.strip()]
     return lines[-1] if lines else "it said nothing."
