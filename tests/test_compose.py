@@ -1,14 +1,20 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from shoal import paths
 from shoal.component.bundle import sha256
-from shoal.errors import ArtifactError, InputError
+from shoal.errors import ArtifactError, InputError, SetupError
 from shoal.repository import compose as composing
 from shoal.repository.compose import MANIFEST, compose, read_manifest
 from shoal.repository.pbtxt import read_config
@@ -132,3 +138,72 @@ def test_exchange_without_the_kernels_help(tmp_path: Path, monkeypatch: pytest.M
     assert (target / "new").exists()
     assert (made / "old").exists()
     assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount: list[str | Path] = ["mount", "-t", "tmpfs", "-o", "size=120m", "tmpfs", disk]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small disk takes root's rights")
+    yield disk
+    subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+def test_a_full_or_locked_disk_leaves_what_was_there(artifacts: Path, small_disk: Path) -> None:
+    target = compose("ensemble_all", small_disk / "repository", artifacts=artifacts)
+    before = files(target)
+    with pytest.raises(SetupError, match=r"repository cannot be written: No space left on device\. What stood there"):
+        compose("ensemble_all", target, artifacts=artifacts)
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    with pytest.raises(SetupError, match=r"repository cannot be written: Read-only file system\. What stood there"):
+        compose("ensemble_all", target, artifacts=artifacts)
+    with pytest.raises(SetupError, match=r"other/one cannot be written: Read-only file system \(.*/other\)\. What"):
+        compose("ensemble_all", small_disk / "other" / "one", artifacts=artifacts)
+    assert files(target) == before
+    assert [path.name for path in small_disk.iterdir()] == ["repository"]
+
+
+def test_targets_that_cannot_be_written(artifacts: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine", encoding="utf-8")
+    for target in (tmp_path / "file" / "repository", tmp_path / "file" / "deep" / "repository"):
+        with pytest.raises(SetupError, match=rf"{target} cannot be written: (File exists|Not a directory) \(.*/file"):
+            compose("ensemble_all", target, artifacts=artifacts)
+    assert (tmp_path / "file").read_text(encoding="utf-8") == "mine"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere and reads everything")
+def test_files_that_are_not_ours_to_write_or_read(artifacts: Path, tmp_path: Path) -> None:
+    (tmp_path / "locked").mkdir(mode=0o500)
+    with pytest.raises(SetupError, match=r"repository cannot be written: Permission denied\."):
+        compose("ensemble_all", tmp_path / "locked" / "repository", artifacts=artifacts)
+    some = tmp_path / "some"
+    shutil.copytree(artifacts, some)
+    for name in ("preprocess.json", "vocab.txt", "model.pt", "checkpoint.tl", "postprocess.json"):
+        (some / name).chmod(0)
+        with pytest.raises(ArtifactError, match=rf"{name} is not a .*: it cannot be read: Permission denied\. Make"):
+            compose("ensemble_all", tmp_path / "repository", artifacts=some)
+        (some / name).chmod(0o600)
+    assert {path.name for path in tmp_path.iterdir()} == {"locked", "some"}
+
+
+def test_a_port_that_is_taken_is_named_at_once(repository: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        began = time.monotonic()
+        shoal = [sys.executable, "-c", "import shoal.cli; shoal.cli.main()"]
+        result = subprocess.run(
+            [*shoal, "serve", repository, "--http-port", "0", "--grpc-port", str(port), "--metrics-port", "0"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert time.monotonic() - began < 5
+    assert result.returncode == 1
+    assert f"error: Port {port} cannot be used: Address already in use." in result.stderr
+    assert "Stop what listens there (ss -ltnp shows it), or choose another." in result.stderr
+    assert "Traceback" not in result.stderr

@@ -85,8 +85,7 @@ def compose(
             aside.chmod(0o755)  # mkdtemp's 0700 would keep a server under another user out
             exchange(aside, target)
     except OSError as error:
-        is_beside = str(error.filename or target).startswith(f"{target.parent}/")
-        where = "" if is_beside else f" ({error.filename})"
+        where = f" ({error.filename})" if str(error.filename) in map(str, target.parents) else ""
         raise SetupError(
             f"{target} cannot be written: {error.strerror or error}{where}.",
             "What stood there, if anything, is as it was. Make room, or name another folder.",
