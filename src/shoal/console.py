@@ -74,14 +74,92 @@ class _Lines:
         self.stage, self.printed_at = stage, now
 
 
+@contextmanager
+def show_rows() -> Iterator[Any]:
+    """For work on rows: a bar with rate and time left on a terminal; elsewhere a line a minute that says the same."""
+    if not ERR.is_terminal:
+        yield _RowLines().show
+        return
+    columns = (
+        TextColumn("{task.fields[rows]:,} rows"),
+        BarColumn(),
+        TextColumn("{task.fields[rate]:,.0f} rows/s"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=ERR) as progress:
+        task = progress.add_task("", total=None, rows=0, rate=0.0)
+        pace = _Pace()
+
+        def show(done: int, fraction: float | None) -> None:
+            total = None if fraction is None else 1.0
+            progress.update(task, completed=fraction or 0.0, total=total, rows=done, rate=pace.rate(done))
+
+        yield show
+
+
+@dataclass
+class _Pace:
+    """Rows a second since the first report: what an earlier run has done counts for nothing."""
+
+    began: float = 0.0
+    before: int = 0
+
+    def rate(self, done: int) -> float:
+        now = time.monotonic()
+        if not self.began:
+            self.began, self.before = now, done
+        return (done - self.before) / max(now - self.began, 1e-3)
+
+
+class _RowLines:
+    def __init__(self) -> None:
+        self._pace, self._printed_at = _Pace(), time.monotonic()
+
+    def show(self, done: int, fraction: float | None) -> None:
+        rate, now = self._pace.rate(done), time.monotonic()
+        if now - self._printed_at < LINE_EVERY:
+            return
+        self._printed_at = now
+        said = f"{done:,} rows, {rate:,.0f} rows/s"
+        if fraction:
+            left = (now - self._pace.began) * (1 - fraction) / fraction
+            said += f", about {left / 60:,.0f} min left"
+        ERR.print(said, soft_wrap=True)
+
+
+def print_answers(names: Sequence[str], rows: Iterable[tuple[Any, dict[str, Any] | str]]) -> None:
+    """A line a text: its answers, or its error in red."""
+    table = Table("text", *(Column(name, justify="right") for name in names))
+    errors = []
+    room = max(MIN_TEXT_WIDTH, OUT.width - sum(len(name) + 3 for name in names) - 4)
+    for number, (text, answer) in enumerate(rows, start=1):
+        if isinstance(answer, str):
+            errors.append(f"text {number}: {answer}")
+        values = ["-"] * len(names) if isinstance(answer, str) else [_cell(answer[name]) for name in names]
+        table.add_row(_short_text(text, room), *values)
+    OUT.print(table)
+    for error in errors:
+        ERR.print(Text(error, style="red"), soft_wrap=True)
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def _short_text(text: Any, room: int) -> Text:
+    shown = text.decode("utf-8", "backslashreplace") if isinstance(text, bytes) else str(text)
+    line = Text(" ".join(shown[: 4 * room].encode("utf-8", "backslashreplace").decode().split()))
+    line.truncate(room, overflow="ellipsis")
+    return line
+
+
 def print_table(names: Sequence[str], rows: Iterable[tuple[str, Sequence[float]]], title: str = "") -> None:
     """A line a text, cut to what the scores leave of the width."""
     table = Table("text", *(Column(name, justify="right") for name in names), title=title or None)
     room = max(MIN_TEXT_WIDTH, OUT.width - sum(len(name) + 3 for name in names) - 4)
     for text, values in rows:
-        line = Text(" ".join(text.split()))
-        line.truncate(room, overflow="ellipsis")
-        table.add_row(line, *(f"{value:.3f}" for value in values))
+        table.add_row(_short_text(text, room), *(f"{value:.3f}" for value in values))
     OUT.print(table)
 
 

@@ -7,6 +7,7 @@ import sys
 import typer
 
 from shoal.cli import environment, pipeline, repository, serving
+from shoal.cli.infer import infer
 from shoal.console import ERR, plain
 from shoal.errors import ShoalError
 
@@ -19,7 +20,7 @@ for command in (
     repository.plan,
     serving.copies,
     serving.serve,
-    serving.infer,
+    infer,
     repository.graph,
     pipeline.quickstart,
     serving.doctor,

@@ -1,18 +1,17 @@
-"""Serving a repository, asking it, and looking after the machine."""
+"""Serving a repository, and looking after the machine."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from shoal.cli.options import Json
-from shoal.console import ERR, OUT, plain, print_copies, print_json, print_table
-from shoal.errors import InputError, ServerError, ShoalError
+from shoal.console import ERR, OUT, plain, print_copies, print_json
+from shoal.errors import ServerError, ShoalError
 
 
 def copies(
@@ -69,60 +68,6 @@ def serve(
             ERR.print("stopping ...")
         else:
             raise ServerError(f"Triton ended with exit code {code}: {server.cause()}", KEEP_LOG)
-
-
-def infer(
-    texts: Annotated[list[str], typer.Argument(help="Texts to score.")],
-    url: Annotated[str, typer.Option(help="The server's gRPC address.")] = "127.0.0.1:8001",
-    model: Annotated[str, typer.Option(help="The ensemble; else the one of shoal's that the server has.")] = "",
-    values: Annotated[
-        list[str] | None, typer.Option("--set", help="Another input, the same for each text: BERT_WEIGHT=0.7.")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Score texts on a running server."""
-    from shoal.component.spec import STRING
-    from shoal.serving.client import Client
-
-    with Client(url) as client:
-        model = model or _find_ensemble(client)
-        text_input = next((spec.name for spec in client.inputs(model) if spec.dtype == STRING), "")
-        if not text_input:
-            raise InputError(f"Model {model} takes no text.", "Name an ensemble that does: --model NAME")
-        others = {name: [value] * len(texts) for name, value in map(_parse_setting, values or ())}
-        outputs = client.infer(model, **{text_input: texts, **others})
-    columns = {name: array[:, 0].tolist() for name, array in outputs.items() if array.shape[1:] == (1,)}
-    if len(columns) < len(outputs):
-        raise InputError(f"Model {model} gives more than one number a text.", "Use shoal.Client.")
-    if as_json:
-        print_json([{"text": text, **dict(zip(columns, row, strict=True))} for text, row in _rows(texts, columns)])
-        return
-    print_table(list(columns), _rows(texts, columns))
-
-
-def _rows(texts: Sequence[str], columns: dict[str, list[float]]) -> Iterator[tuple[str, tuple[float, ...]]]:
-    yield from zip(texts, zip(*columns.values(), strict=True), strict=True)
-
-
-def _find_ensemble(client: Any) -> str:
-    from shoal.repository.leaves import find_leaves
-
-    known = [name for name, config in find_leaves().items() if config.is_ensemble]
-    ready = [name for name in known if client.is_ready(name)]
-    if len(ready) == 1:
-        return ready[0]
-    raise InputError(
-        f"The server at {client.url} has {'several' if ready else 'none'} of shoal's ensembles.",
-        "Name one: --model NAME",
-    )
-
-
-def _parse_setting(setting: str) -> tuple[str, float]:
-    name, _, value = setting.partition("=")
-    try:
-        return name, float(value)
-    except ValueError:
-        raise InputError(f"--set {setting!r} is no NAME=NUMBER.", "For example: --set BERT_WEIGHT=0.7") from None
 
 
 def doctor(as_json: Json = False) -> None:

@@ -1,0 +1,154 @@
+"""Rows in, an answer or an error for each of them out, in order and in bounded memory."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shoal.bulk.model import Model
+from shoal.component.spec import STRING, TensorSpec
+from shoal.component.tensors import Array
+from shoal.errors import ArtifactError, ServerError, SetupError, ShoalError
+from shoal.tables.common import Row
+
+# Rows that are sorted by length and cut into requests together. Which rows share a batch touches the last bits of an
+# encoder's scores: windows begin at the same rows in a run that goes on as in one that was not interrupted.
+WINDOW = 256
+_FATAL = (ArtifactError, ServerError, SetupError)  # of the machines, not of a row
+
+Answer = dict[str, Any] | str  # values by column, or the row's error
+
+
+class Scored(NamedTuple):
+    """A row and its answer."""
+
+    number: int
+    row: Row
+    answer: Answer
+
+
+@dataclass(frozen=True)
+class Feed:
+    """How a row fills a model's inputs: from columns, by input; and with the same number for every row."""
+
+    columns: Mapping[str, str]
+    constants: Mapping[str, float] = field(default_factory=dict)
+
+    def inputs(self, row: Mapping[str, Any], specs: Mapping[str, TensorSpec]) -> dict[str, Any]:
+        """The inputs of one row; a number that its column leaves empty is left out."""
+        given = {name: _value(row.get(column), specs[name]) for name, column in self.columns.items()}
+        present = {n: v for n, v in given.items() if v is not None or specs[n].dtype == STRING}
+        return {**present, **self.constants}
+
+
+def _value(value: Any, spec: TensorSpec) -> Any:
+    """What a file has as the model takes it: files of text have numbers as text."""
+    if spec.dtype == STRING or not isinstance(value, str):
+        return value
+    if not value.strip():
+        return None
+    try:
+        return int(value) if spec.numpy_dtype.kind in "iu" else float(value)
+    except ValueError:
+        return value  # refused with the words that it gets everywhere
+
+
+def score(rows: Iterable[tuple[int, Row]], model: Model, feed: Feed) -> Iterator[list[Scored]]:
+    """Answer all rows, a window at a time, in order; several requests are on their way at any time.
+
+    Raises:
+        ServerError: the server went away; windows that were answered before it have been given.
+    """
+    rows = iter(rows)
+    ahead = 1 + -(-2 * model.num_callers * model.max_rows // WINDOW)  # windows that keep every caller busy
+    with ThreadPoolExecutor(model.num_callers, thread_name_prefix="shoal-bulk") as callers:
+        waiting: deque[_Window] = deque()
+        try:
+            while window := list(islice(rows, WINDOW)):
+                waiting.append(_Window.begin(window, model, feed, callers))
+                if len(waiting) > ahead:
+                    yield waiting.popleft().finish()
+            while waiting:
+                yield waiting.popleft().finish()
+        finally:
+            callers.shutdown(wait=False, cancel_futures=True)
+
+
+class _Window(NamedTuple):
+    rows: list[tuple[int, Row]]
+    requests: list[tuple[list[int], Future[list[Answer]]]]
+
+    @classmethod
+    def begin(cls, rows: list[tuple[int, Row]], model: Model, feed: Feed, callers: ThreadPoolExecutor) -> _Window:
+        specs = {spec.name: spec for spec in model.inputs}
+        inputs = {at: feed.inputs(row, specs) for at, (_, row) in enumerate(rows) if not isinstance(row, ArtifactError)}
+        requests = []
+        for chosen in _cut(inputs, model.max_rows):
+            requests.append((chosen, callers.submit(ask, model, [inputs[at] for at in chosen])))
+        return cls(rows, requests)
+
+    def finish(self) -> list[Scored]:
+        answers: dict[int, Answer] = {}
+        for chosen, answered in self.requests:
+            answers.update(zip(chosen, answered.result(), strict=True))
+        return [
+            Scored(number, row, str(row) if isinstance(row, ArtifactError) else answers[at])
+            for at, (number, row) in enumerate(self.rows)
+        ]
+
+
+def _cut(inputs: Mapping[int, Mapping[str, Any]], max_rows: int) -> Iterator[list[int]]:
+    """Requests of rows that give the same inputs, and whose texts are about as long: an encoder pads to the longest."""
+    groups: dict[frozenset[str], list[int]] = {}
+    for at, given in inputs.items():
+        groups.setdefault(frozenset(given), []).append(at)
+    for members in groups.values():
+        members.sort(key=lambda at: _length(inputs[at]), reverse=True)
+        for start in range(0, len(members), max_rows):
+            yield members[start : start + max_rows]
+
+
+def _length(inputs: Mapping[str, Any]) -> int:
+    return sum(len(value) for value in inputs.values() if isinstance(value, str | bytes))
+
+
+def ask(model: Model, rows: Sequence[Mapping[str, Any]]) -> list[Answer]:
+    """Answer rows that give the same inputs in one request; where it is refused, in two of half the size each.
+
+    So a bad row ends up alone and with its own error, and all others are answered.
+    """
+    try:
+        outputs = model.call({name: [row[name] for row in rows] for name in rows[0]})
+    except _FATAL:
+        raise
+    except ShoalError as error:
+        if len(rows) == 1:
+            return [str(error)]
+        half = len(rows) // 2
+        return ask(model, rows[:half]) + ask(model, rows[half:])
+    return _rows(model, outputs, len(rows))
+
+
+def _rows(model: Model, outputs: Mapping[str, Array], num_rows: int) -> list[Answer]:
+    columns = {model.columns[name]: _values(array) for name, array in outputs.items()}
+    return [{name: values[row] for name, values in columns.items()} for row in range(num_rows)]
+
+
+def _values(array: Array) -> list[Any]:
+    """A value a row: a number or string where the tensor has one, else a list."""
+    flat: list[Any] = array.reshape(-1).tolist()
+    if array.dtype == np.object_:
+        flat = [text.decode("utf-8", "backslashreplace") for text in flat]
+    elif array.dtype == np.float32:
+        # The shortest decimals that are the same FP32 again: 0.1, not 0.10000000149.
+        flat = [float(str(number)) for number in array.reshape(-1)]
+    if array.shape[1:] == (1,):
+        return flat
+    values: list[Any] = np.array(flat, np.object_).reshape(array.shape).tolist()
+    return values

@@ -1,0 +1,159 @@
+"""What answers are written as: CSV, JSON Lines and Parquet.
+
+A format makes bytes of scored rows, which go to a pipe or a journal, and a whole file of all that a journal kept.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, Protocol
+
+from shoal.bulk.asking import Scored
+from shoal.component.spec import TensorSpec
+from shoal.errors import ArtifactError, InputError
+from shoal.tables import NotUtf8, shorten
+
+ERROR = "error"  # the column that says why a row has no answer
+
+
+Payloads = Callable[[], Iterator[bytes]]  # all that was encoded, from the beginning
+
+
+class Format(Protocol):
+    """How scored rows are written."""
+
+    def header(self) -> bytes:
+        """What stands before the first row."""
+
+    def encode(self, rows: Sequence[Scored]) -> bytes:
+        """The rows, to be appended to what was encoded before."""
+
+    def finish(self, payloads: Payloads, path: Path) -> None:
+        """Write the whole file, of all that was encoded."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which columns the input has, where it is known beforehand, and which ones the answers add, by their tensors."""
+
+    columns: tuple[str, ...]
+    added: Mapping[str, TensorSpec]
+
+    def check(self, columns: Iterable[str], where: str) -> None:
+        """Check that no answer would take the place of something that the input has.
+
+        Raises:
+            InputError: a column of that name is there.
+        """
+        taken = [name for name in (*self.added, ERROR) if name in columns]
+        if taken:
+            raise InputError(f"{where} has a column {taken[0]!r}, where an answer would go.", "Rename that column.")
+
+
+def answered(scored: Scored) -> dict[str, Any]:
+    """All that the row had, then its answers, or its ``error``."""
+    given = {} if isinstance(scored.row, ArtifactError) else scored.row
+    return {**given, **({ERROR: scored.answer} if isinstance(scored.answer, str) else scored.answer)}
+
+
+class JsonLines:
+    """An object a row; nothing stands before the first."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+
+    def header(self) -> bytes:
+        return b""
+
+    def encode(self, rows: Sequence[Scored]) -> bytes:
+        return b"".join(map(self._line, rows))
+
+    def _line(self, scored: Scored) -> bytes:
+        if not isinstance(scored.row, ArtifactError):
+            self._layout.check(scored.row, f"Row {scored.number}")
+        return dump_json(answered(scored))
+
+    def finish(self, payloads: Payloads, path: Path) -> None:
+        write_all(path, payloads())
+
+
+def dump_json(row: Mapping[str, Any]) -> bytes:
+    """A line of JSON; what JSON has no form for as text."""
+    try:
+        return json.dumps(row, ensure_ascii=False, default=as_text).encode() + b"\n"
+    except UnicodeEncodeError:  # a lone surrogate, which only an escape can write
+        return json.dumps(row, default=as_text).encode() + b"\n"
+
+
+def as_text(value: object) -> str:
+    """A value that has no form of its own in the file: bytes with escapes for what is no UTF-8, times in ISO 8601."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    isoformat = getattr(value, "isoformat", None)
+    return str(isoformat() if isoformat else value)
+
+
+class Csv:
+    """Commas, quotes doubled within quotes, ``\\n`` at the ends of lines; ``error`` is the last column.
+
+    The header is the first row's columns and those of the answers. Bytes that were no UTF-8 are written as they came.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self._names = [*layout.columns, *layout.added, ERROR]
+        self._known = set(self._names)
+
+    def header(self) -> bytes:
+        return _csv_lines([self._names])
+
+    def encode(self, rows: Sequence[Scored]) -> bytes:
+        return _csv_lines([self._cells(scored) for scored in rows])
+
+    def _cells(self, scored: Scored) -> list[str]:
+        row = answered(scored)
+        if not row.keys() <= self._known:
+            others = [name for name in row if name not in self._known]
+            raise ArtifactError(
+                f"Row {scored.number} has a column {shorten(others[0])}, which the first row has not.",
+                "CSV cannot hold it: write .jsonl.",
+            )
+        return [_csv_cell(row.get(name)) for name in self._names]
+
+    def finish(self, payloads: Payloads, path: Path) -> None:
+        write_all(path, chain([self.header()], payloads()))
+
+
+class _Lines(list[str]):
+    """What csv writes to. It quotes what is in its line's end alone, and a bare carriage return has to be quoted."""
+
+    def write(self, line: str) -> None:
+        self.append(line[: -len("\r\n")] + "\n")
+
+
+def _csv_lines(rows: Iterable[Sequence[str]]) -> bytes:
+    written = _Lines()
+    csv.writer(written, lineterminator="\r\n").writerows(rows)
+    return "".join(written).encode("utf-8", "surrogateescape")
+
+
+def _csv_cell(value: Any) -> str:
+    if isinstance(value, NotUtf8):
+        return value.decode("utf-8", "surrogateescape")
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
+    if value is None:
+        return ""
+    if isinstance(value, bool | dict | list):
+        return json.dumps(value, ensure_ascii=False, default=as_text)
+    return as_text(value)
+
+
+def write_all(path: Path, parts: Iterable[bytes]) -> None:
+    """Write ``parts`` one after the other."""
+    with path.open("wb") as file:
+        file.writelines(parts)

@@ -1,0 +1,204 @@
+"""Score rows of any number: to a file, which an interrupted run goes on with, or to a stream."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+from shoal.bulk.asking import WINDOW, Feed, Scored, score
+from shoal.bulk.formats import Csv, Format, JsonLines, Layout
+from shoal.bulk.journal import Journal, open_journal, partial_path, written
+from shoal.bulk.model import Model
+from shoal.errors import ArtifactError, InputError
+from shoal.tables import Table, shorten_all
+from shoal.tables.common import Row
+
+OUTPUT_KINDS = (".csv", ".jsonl", ".parquet")
+
+
+class OnRows(Protocol):
+    """Told how far a run is."""
+
+    def __call__(self, done: int, fraction: float | None) -> None:
+        """``done`` rows are answered, ``fraction`` of the input is read, where its size is known."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a run came to."""
+
+    num_rows: int
+    num_failed: int
+
+
+def make_feed(
+    model: Model,
+    table: Table[Row],
+    *,
+    text_column: str,
+    columns: Mapping[str, str] | None = None,
+    constants: Mapping[str, float] | None = None,
+) -> Feed:
+    """How the table's rows fill the model's inputs: ``columns`` and ``constants`` are by input.
+
+    Raises:
+        InputError: the model has no such input, or one is given twice.
+        ArtifactError: the table has no such column.
+    """
+    columns, constants = dict(columns or {}), dict(constants or {})
+    for name in (*columns, *constants):
+        model.check_input(name)
+    twice = sorted((columns.keys() & constants.keys()) | ({model.text_input} & {*columns, *constants}))
+    if twice:
+        raise InputError(f"The input {twice[0]} is given twice.", "Give it once: as a number, or by its column.")
+    columns = {model.text_input: text_column, **columns}
+    for column in columns.values():
+        if column not in table.columns:
+            raise ArtifactError(
+                f"{table.source.name} has no column {column!r}; it has {shorten_all(table.columns)}.",
+                "Name the column of the texts: --text-column NAME"
+                if column == text_column
+                else "Name one that it has: --column INPUT=COLUMN",
+            )
+    return Feed(columns, constants)
+
+
+def make_format(kind: str, table: Table[Row], model: Model, origin: Path | None = None) -> Format:
+    """The format of this kind (the ending of a file) for the answers of a model to a table's rows.
+
+    ``origin`` is the file that the table is read from, if it is one.
+
+    Raises:
+        InputError: there is none, or the table has a column where an answer would go.
+        SetupError: the library for Parquet is not installed.
+    """
+    layout = Layout(table.columns, {model.columns[spec.name]: spec for spec in model.outputs})
+    layout.check(table.columns, table.source.name)
+    if kind == ".csv":
+        return Csv(layout)
+    if kind == ".jsonl":
+        return JsonLines(layout)
+    if kind == ".parquet":
+        from shoal.bulk.parquet import Parquet
+
+        return Parquet(layout, origin if table.source.kind == ".parquet" else None)
+    raise InputError(f"Answers cannot be written as {kind!r}.", f"Known: {', '.join(OUTPUT_KINDS)}.")
+
+
+def rehearse(model: Model, constants: Mapping[str, float]) -> None:
+    """Ask for one text: what is wrong with the server, or with numbers given for every row, shows before the first.
+
+    Raises:
+        InputError: a number is refused.
+        ServerError: no server answers, or it cannot.
+    """
+    model.call({model.text_input: ["A text."], **{name: [value] for name, value in constants.items()}})
+
+
+def infer_to_stream(
+    table: Table[Row], model: Model, feed: Feed, form: Format, stream: BinaryIO, on_rows: OnRows
+) -> Summary:
+    """Write the answers as they come, in order."""
+    done = failed = 0
+    stream.write(form.header())
+    for window in score(table.rows, model, feed):
+        stream.write(form.encode(window))
+        stream.flush()
+        done, failed = done + len(window), failed + _count_failed(window)
+        on_rows(done, table.fraction_read())
+    return Summary(done, failed)
+
+
+def infer_to_file(
+    table: Table[Row],
+    model: Model,
+    feed: Feed,
+    form: Format,
+    output: Path,
+    *,
+    settings: Mapping[str, Any],
+    on_rows: OnRows,
+    is_fresh: bool = False,
+) -> Summary:
+    """Write the answers to ``output``, which is there when all of them are, and not before.
+
+    Until then they are kept in ``OUTPUT.partial``. A run that finds it goes on from it, if its ``settings`` are the
+    same and the rows that were answered still stand at the beginning of the input.
+
+    Raises:
+        InputError: the settings or rows are others, or the output is there already.
+        SetupError: the output cannot be written.
+    """
+    if output.exists() and not (is_fresh or partial_path(output).exists()):
+        raise InputError(f"{output} exists; it will not be replaced.", "Name another file, or replace it: --fresh")
+    with open_journal(output, settings, is_fresh=is_fresh) as journal:
+        rows = _Hashed(table.rows)
+        _skip(rows, journal, table)
+        on_rows(journal.num_rows, table.fraction_read())
+        for window in score(rows, model, feed):
+            done = journal.num_rows + len(window)
+            failed = _count_failed(window)
+            journal.append(form.encode(window), num_rows=len(window), num_failed=failed, digest=rows.digest_after(done))
+            on_rows(journal.num_rows, table.fraction_read())
+        _finish(form, journal, output)
+        return Summary(journal.num_rows, journal.num_failed)
+
+
+def _skip(rows: _Hashed, journal: Journal, table: Table[Row]) -> None:
+    """Pass over what has been answered."""
+    skipped = sum(1 for _ in islice(rows, journal.num_rows))
+    if skipped < journal.num_rows or (skipped and rows.digest_after(skipped) != journal.digest):
+        raise InputError(
+            f"The first {journal.num_rows:,} rows of {table.source.name} are not those that {journal.path.name} has"
+            " answers for.",
+            "Give the same input, or begin anew: --fresh",
+        )
+
+
+def _finish(form: Format, journal: Journal, output: Path) -> None:
+    aside = output.with_name(f"{output.name}.partial.new")
+    with written(output):
+        try:
+            form.finish(journal.payloads, aside)
+            with aside.open("rb") as file:
+                os.fsync(file.fileno())
+            aside.replace(output)
+        finally:
+            aside.unlink(missing_ok=True)
+        journal.path.unlink()
+
+
+def _count_failed(window: list[Scored]) -> int:
+    return sum(isinstance(scored.answer, str) for scored in window)
+
+
+class _Hashed:
+    """Rows as they are read, and a digest of all up to the ends of windows."""
+
+    def __init__(self, rows: Iterator[tuple[int, Row]]) -> None:
+        self._rows = rows
+        self._hash = hashlib.sha256()
+        self._digests: dict[int, str] = {}
+        self._num_rows = 0
+
+    def __iter__(self) -> Iterator[tuple[int, Row]]:
+        return self
+
+    def __next__(self) -> tuple[int, Row]:
+        number, row = next(self._rows)
+        self._hash.update(repr(row).encode("utf-8", "surrogatepass"))
+        self._num_rows += 1
+        if self._num_rows % WINDOW == 0:
+            self._digests[self._num_rows] = self._hash.hexdigest()
+        return number, row
+
+    def digest_after(self, num_rows: int) -> str:
+        """The digest of the first ``num_rows`` rows: whole windows, or all that were read; asked for in order."""
+        digest = self._digests.get(num_rows) or self._hash.hexdigest()
+        self._digests = {number: kept for number, kept in self._digests.items() if number > num_rows}
+        return digest

@@ -1,0 +1,260 @@
+"""Scoring texts: a few, or files of any size; on a server, or here."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shoal.cli.options import Json
+from shoal.console import ERR, plain, print_answers, print_json, show_rows
+from shoal.errors import InputError, ServerError
+
+if TYPE_CHECKING:
+    from shoal.bulk.infer import Summary
+    from shoal.bulk.model import Model
+    from shoal.serving.client import Client
+    from shoal.tables import Table
+    from shoal.tables.common import Row
+
+STREAM_FORMATS = ("table", "csv", "jsonl")
+PLACEMENTS = ("server", "client")
+MAX_SHOWN = 1000  # rows of a table or of one JSON array: both are made of all rows together
+
+
+def infer(
+    texts: Annotated[list[str] | None, typer.Argument(help="Texts; without any, --input or standard input.")] = None,
+    source: Annotated[
+        str | None, typer.Option("--input", "-i", help="A .txt (a text a line), .csv, .jsonl, .parquet, .xlsx; or -.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="A .csv, .jsonl or .parquet to write.")] = None,
+    form: Annotated[str, typer.Option("--format", help="On standard output: table, csv or jsonl.")] = "table",
+    input_format: Annotated[str, typer.Option(help="Of standard input: txt, csv or jsonl.")] = "txt",
+    text_column: Annotated[str, typer.Option(help="The input's column of texts.")] = "text",
+    values: Annotated[
+        list[str] | None, typer.Option("--set", help="Another input, the same for each text: BERT_WEIGHT=0.7.")
+    ] = None,
+    columns: Annotated[
+        list[str] | None, typer.Option("--column", help="Another input, from a column: BERT_WEIGHT=my_column.")
+    ] = None,
+    url: Annotated[str | None, typer.Option(help="The server; else 127.0.0.1 at the protocol's usual port.")] = None,
+    protocol: Annotated[str, typer.Option(help="grpc or http.")] = "grpc",
+    timeout: Annotated[float, typer.Option(help="Seconds that a request may take.")] = 60.0,
+    model: Annotated[
+        str, typer.Option(help="The ensemble; else the repository's, or the server's one of shoal's.")
+    ] = "",
+    is_local: Annotated[
+        bool, typer.Option("--local", help="Without a server: the repository in this process.")
+    ] = False,
+    placement: Annotated[
+        str, typer.Option(help="server, or client: Python components here, the other models on the server.")
+    ] = "server",
+    repository: Annotated[Path, typer.Option(help="For --local and --placement client.")] = Path("build/repository"),
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Texts of a request.")] = None,
+    concurrency: Annotated[int | None, typer.Option(min=1, help="Requests at a time.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew, whatever was begun or written there.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Score texts: given here, from standard input, or from a file, which the same command goes on with if stopped."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: active waiting collapses beside other work
+    _check_choices(form, protocol, placement, output, is_local=is_local)
+    with ExitStack() as held:
+        table = held.enter_context(_open_table(texts, source, f".{input_format}"))
+        origin = Path(source) if source not in (None, "-") and not texts else None
+        if output and origin and output.exists() and output.samefile(origin):
+            raise InputError(f"{output} is the input.", "Name another file to write.")
+        where = "local" if is_local else placement
+        chosen = held.enter_context(
+            _open_model(model, where, repository, url, protocol, timeout, max_rows=batch_size, num_callers=concurrency)
+        )
+        constants, fed = dict(map(_parse_number, values or ())), dict(map(_parse_column, columns or ()))
+        job = {"model": chosen.name, "place": where, "batch_size": chosen.max_rows}
+        summary = _run(
+            chosen, table, origin, output, form, as_json=as_json, text_column=text_column, columns=fed,
+            constants=constants, job=job, is_fresh=fresh,
+        )  # fmt: skip
+    if summary.num_failed:
+        ERR.print(f"{summary.num_failed:,} of {summary.num_rows:,} rows have an error.", style="red")
+        raise typer.Exit(1)
+
+
+def _run(
+    model: Model,
+    table: Table[Row],
+    origin: Path | None,
+    output: Path | None,
+    form: str,
+    *,
+    as_json: bool,
+    text_column: str,
+    columns: Mapping[str, str],
+    constants: Mapping[str, float],
+    job: Mapping[str, Any],
+    is_fresh: bool,
+) -> Summary:
+    from shoal.bulk.infer import infer_to_file, infer_to_stream, make_feed, make_format, rehearse
+
+    feed = make_feed(model, table, text_column=text_column, columns=columns, constants=constants)
+    if output:
+        job = {
+            **job,
+            "input_format": table.source.kind,
+            "text_column": text_column,
+            "set": constants,
+            "column": columns,
+        }
+        written = make_format(output.suffix.lower(), table, model, origin)
+        if not columns:
+            rehearse(model, constants)
+        with show_rows() as show, _say_what_is_kept(output):
+            return infer_to_file(table, model, feed, written, output, settings=job, on_rows=show, is_fresh=is_fresh)
+    if not columns:
+        rehearse(model, constants)
+    if form == "table" or as_json:
+        return _show(table, model, feed, text_column, as_json=as_json)
+    with show_rows() as show:
+        return infer_to_stream(table, model, feed, make_format(f".{form}", table, model), sys.stdout.buffer, show)
+
+
+def _show(table: Table[Row], model: Model, feed: Any, text_column: str, *, as_json: bool) -> Summary:
+    """A table, or one JSON array: of few rows."""
+    from shoal.bulk.asking import score
+    from shoal.bulk.formats import answered
+    from shoal.bulk.infer import Summary
+
+    rows: list[Any] = []
+    for window in score(table.rows, model, feed):
+        rows += window
+        if len(rows) > MAX_SHOWN:
+            raise InputError(
+                f"More than {MAX_SHOWN:,} rows are too many to show.", "Write them: --output FILE, or --format jsonl"
+            )
+    failed = sum(isinstance(scored.answer, str) for scored in rows)
+    if as_json:
+        print_json([answered(scored) for scored in rows])
+    else:
+        print_answers(list(model.columns.values()), [(answered(s).get(text_column), s.answer) for s in rows])
+    return Summary(len(rows), failed)
+
+
+def _check_choices(form: str, protocol: str, placement: str, output: Path | None, *, is_local: bool) -> None:
+    from shoal.bulk.infer import OUTPUT_KINDS
+
+    for option, value, known in (
+        ("--format", form, STREAM_FORMATS),
+        ("--protocol", protocol, ("grpc", "http")),
+        ("--placement", placement, PLACEMENTS),
+    ):
+        if value not in known:
+            raise InputError(f"There is no {option} {value!r}.", f"Known: {', '.join(known)}.")
+    if is_local and placement == "client":
+        raise InputError("--local and --placement client exclude each other.", "Leave one out.")
+    if output and output.suffix.lower() not in OUTPUT_KINDS:
+        raise InputError(f"{output} is none of {', '.join(OUTPUT_KINDS)}.", "Give the output one of these endings.")
+
+
+@contextmanager
+def _open_table(texts: Sequence[str] | None, source: str | None, stream_kind: str) -> Iterator[Table[Row]]:
+    from shoal.tables import TEXT, Table, open_stream, scan_table
+    from shoal.tables.common import Source
+
+    if texts and source:
+        raise InputError("There are texts and an --input.", "Leave one out.")
+    if texts:
+        yield Table(
+            Source("arguments", ".txt"), (TEXT,), ((n, {TEXT: t}) for n, t in enumerate(texts, 1)), lambda: None
+        )
+    elif source is None and sys.stdin.isatty():
+        raise InputError("There are no texts.", 'Give some: shoal infer "A text.", or --input FILE')
+    elif source in (None, "-"):
+        with open_stream(sys.stdin.buffer, stream_kind) as table:
+            yield table
+    else:
+        with scan_table(Path(str(source))) as table:
+            yield table
+
+
+@contextmanager
+def _open_model(
+    name: str, where: str, repository: Path, url: str | None, protocol: str, timeout: float, **limits: int | None
+) -> Iterator[Model]:
+    from shoal.bulk.model import SERVED_REQUESTS, local, served
+    from shoal.serving.client import Client
+    from shoal.serving.local import Pipeline
+
+    with ExitStack() as held:
+        client = None
+        if where != "local":
+            address = url or f"127.0.0.1:{8001 if protocol == 'grpc' else 8000}"
+            client = held.enter_context(Client(address, protocol=protocol, timeout=timeout))
+        if where == "server":
+            assert client is not None
+            yield served(client, name or _find_ensemble(client), **limits)
+            return
+        pipeline = Pipeline.load(repository / (name or _ensemble_of(repository)), remote=client)
+        held.callback(pipeline.close)
+        if client:
+            limits["num_callers"] = limits["num_callers"] or SERVED_REQUESTS
+        yield local(pipeline, **limits)
+
+
+def _ensemble_of(repository: Path) -> str:
+    from shoal.repository.compose import read_manifest
+
+    name = str(read_manifest(repository).get("ensemble", ""))
+    if not name:
+        raise InputError(
+            f"{repository} does not say which ensemble is meant: it holds no manifest.json of shoal's.",
+            "Name the repository and the ensemble: --repository DIR --model NAME",
+        )
+    return name
+
+
+def _find_ensemble(client: Client) -> str:
+    from shoal.repository.leaves import find_leaves
+
+    known = [name for name, config in find_leaves().items() if config.is_ensemble]
+    ready = [name for name in known if client.is_ready(name)]
+    if len(ready) == 1:
+        return ready[0]
+    raise InputError(
+        f"The server at {client.url} has {'several' if ready else 'none'} of shoal's ensembles.",
+        "Name one: --model NAME",
+    )
+
+
+def _parse_number(setting: str) -> tuple[str, float]:
+    name, _, value = setting.partition("=")
+    try:
+        return name, float(value)
+    except ValueError:
+        raise InputError(f"--set {setting!r} is no NAME=NUMBER.", "For example: --set BERT_WEIGHT=0.7") from None
+
+
+def _parse_column(setting: str) -> tuple[str, str]:
+    name, _, column = setting.partition("=")
+    if not name or not column:
+        raise InputError(f"--column {setting!r} is no NAME=COLUMN.", "For example: --column BERT_WEIGHT=my_column")
+    return name, column
+
+
+@contextmanager
+def _say_what_is_kept(output: Path) -> Iterator[None]:
+    from shoal.bulk.journal import partial_path
+
+    kept = partial_path(output)
+    said = f"What was answered is in {kept}: the same command (without --fresh) goes on."
+    try:
+        yield
+    except KeyboardInterrupt:
+        ERR.print(f"Interrupted. {plain(said)}", soft_wrap=True)
+        raise typer.Exit(130) from None
+    except ServerError:
+        if kept.exists():
+            ERR.print(plain(said), soft_wrap=True)
+        raise

@@ -1,0 +1,63 @@
+"""For tests of bulk work: a repository that is fast enough for many rows, and rows."""
+
+from __future__ import annotations
+
+import csv
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.bulk.infer import Summary, infer_to_file, make_feed, make_format
+from shoal.bulk.model import Model
+from shoal.repository.compose import compose
+from shoal.serving.local import Pipeline
+from shoal.tables import scan_table
+
+LEAVES = Path(__file__).parent / "leaves"
+WORDS = ("the", "of", "and", "a", "to", "in", "is", "it", "was", "cat", "dog", "house", "because", "whale", "ship")
+
+
+class Stopped(Exception):  # noqa: N818
+    """What ends a run in the middle."""
+
+
+def run(model: Model, source: Path, output: Path, stop_after: int | None = None, **options: Any) -> Summary:
+    """Score a file, as the command does; ``Stopped`` after some rows."""
+
+    def on_rows(done: int, fraction: float | None) -> None:
+        assert fraction is None or 0 <= fraction <= 1
+        if stop_after is not None and done >= stop_after:
+            raise Stopped
+
+    with scan_table(source) as table:
+        feed = make_feed(model, table, text_column="text")
+        form = make_format(output.suffix, table, model, source)
+        settings = {"model": model.name, **options.pop("settings", {})}
+        return infer_to_file(table, model, feed, form, output, settings=settings, on_rows=on_rows, **options)
+
+
+@pytest.fixture(scope="session")
+def forest(tmp_path_factory: pytest.TempPathFactory, artifacts: Path) -> Path:
+    """A repository that scores by the forest alone."""
+    return compose("forest", tmp_path_factory.mktemp("forest") / "repository", artifacts=artifacts, leaves=[LEAVES])
+
+
+@pytest.fixture(scope="session")
+def scorer(forest: Path) -> Iterator[Pipeline]:
+    """That repository in this process."""
+    loaded = Pipeline.load(forest / "forest")
+    yield loaded
+    loaded.close()
+
+
+def write_texts(path: Path, num_rows: int) -> Path:
+    """A CSV file of short texts, a number beside each."""
+    draw = random.Random(0)
+    with path.open("w", encoding="utf-8", newline="") as file:
+        rows = ([n, " ".join(draw.choices(WORDS, k=draw.randint(1, 9))) + "."] for n in range(num_rows))
+        csv.writer(file).writerows([["id", "text"]])
+        csv.writer(file).writerows(rows)
+    return path

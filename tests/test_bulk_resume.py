@@ -1,0 +1,257 @@
+"""Bulk work that is stopped, at whatever moment, and goes on."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from shoal.bulk.asking import WINDOW
+from shoal.bulk.journal import open_journal, partial_path
+from shoal.bulk.model import Model, local
+from shoal.cli import app
+from shoal.errors import ArtifactError, InputError, ServerError, SetupError, ShoalError
+from shoal.serving.local import Pipeline
+from tests.bulk import Stopped, run, write_texts
+from tests.conftest import Scale
+
+SHOAL = [sys.executable, "-c", "from shoal.cli import main; main()"]
+KINDS = (".csv", ".jsonl", ".parquet")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = write_texts(tmp_path_factory.mktemp("in") / "in.csv", 5 * WINDOW + 7)
+    with path.open("ab") as file:
+        file.write(b"bad,\xff\n")
+    return path
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_that_goes_on_writes_the_same_bytes(kind: str, source: Path, tmp_path: Path, scorer: Pipeline) -> None:
+    model = local(scorer)
+    whole, out = tmp_path / f"whole{kind}", tmp_path / f"out{kind}"
+    summary = run(model, source, whole)
+    assert (summary.num_rows, summary.num_failed) == (5 * WINDOW + 8, 1)
+    draw = random.Random(kind)
+    for cut in (
+        0,
+        1,
+        10_000,
+        None,
+    ):  # bytes at the end that the machine lost with it; None: more were written than known
+        with pytest.raises(Stopped):
+            run(model, source, out, stop_after=draw.randint(2, 4) * WINDOW)
+        assert not out.exists()
+        kept = partial_path(out).read_bytes()
+        partial_path(out).write_bytes(kept + b'{"rows": 256, "fai' if cut is None else kept[: len(kept) - cut])
+    assert run(model, source, out) == summary
+    assert out.read_bytes() == whole.read_bytes()
+    assert sorted(p.name for p in tmp_path.iterdir()) == [f"out{kind}", f"whole{kind}"]
+
+
+def test_what_was_answered_is_not_asked_again(source: Path, tmp_path: Path, scorer: Pipeline) -> None:
+    asked: list[str] = []
+
+    def call(inputs: Any) -> Any:
+        asked.extend(inputs["excerpt"])
+        return scorer(**inputs)
+
+    model = local(scorer)
+    counting = Model(model.name, model.inputs, model.outputs, call, model.max_rows, 1)
+    with pytest.raises(Stopped):
+        run(counting, source, tmp_path / "out.csv", stop_after=4 * WINDOW)
+    asked.clear()
+    run(counting, source, tmp_path / "out.csv")
+    assert WINDOW < len(asked) < 2 * WINDOW  # the last 264 rows, and again some that were asked with a bad one
+
+
+def test_a_journal_of_something_else_is_not_gone_on_with(source: Path, tmp_path: Path, scorer: Pipeline) -> None:
+    model, out = local(scorer), tmp_path / "out.csv"
+    with pytest.raises(Stopped):
+        run(model, source, out, stop_after=2 * WINDOW, settings={"batch_size": 32})
+    with pytest.raises(InputError, match=r"out\.csv\.partial was begun with another batch size: 32, now 64\. Begin an"):
+        run(model, source, out, settings={"batch_size": 64})
+    other = write_texts(tmp_path / "other.csv", 5 * WINDOW)
+    text = other.read_text(encoding="utf-8")
+    other.write_text(text.replace("\n0,", "\n00,", 1), encoding="utf-8")
+    for rows, settings in ((other, {"batch_size": 32}), (write_texts(tmp_path / "few.csv", 9), {"batch_size": 32})):
+        with pytest.raises(
+            InputError,
+            match=rf"The first 512 rows of {rows.name} are not those that out\.csv\.partial has answers for\. Give the",
+        ):
+            run(model, rows, out, settings=settings)
+    run(model, other, out, settings={"batch_size": 64}, is_fresh=True)
+    assert len(out.read_bytes().splitlines()) == 5 * WINDOW + 1
+    for content in (b"mine\n", b"{}\n", b"[1]\nrest"):
+        partial_path(out).write_bytes(content)
+        with pytest.raises(InputError, match=r"out\.csv\.partial is none of shoal's\. Move it away"):
+            run(model, source, out)
+
+
+def test_two_runs_do_not_write_one_output(source: Path, tmp_path: Path, scorer: Pipeline) -> None:
+    out = tmp_path / "out.csv"
+    with (
+        open_journal(out, {}, is_fresh=False),
+        pytest.raises(SetupError, match=r"Another process is writing .*out\.csv\.partial\. Wait for it"),
+    ):
+        run(local(scorer), source, out)
+
+
+def test_an_input_that_changes_meanwhile(source: Path, tmp_path: Path, scorer: Pipeline) -> None:
+    growing, out = tmp_path / "in.csv", tmp_path / "out.csv"
+    growing.write_bytes(source.read_bytes())
+    model = local(scorer)
+
+    def call(inputs: Any) -> Any:
+        with growing.open("ab") as file:
+            file.write(b"more,A text.\n")
+        return scorer(**inputs)
+
+    with pytest.raises(ArtifactError, match=r"^in\.csv changed while it was read\. Run it again when nobody writes"):
+        run(Model(model.name, model.inputs, model.outputs, call, model.max_rows, 1), growing, out)
+    assert not out.exists()
+    run(model, growing, out)  # it has grown only: what was answered still stands
+    assert len(out.read_bytes().splitlines()) == len(growing.read_bytes().splitlines())
+
+
+def test_a_server_that_goes_away_keeps_what_it_answered(source: Path, tmp_path: Path, scorer: Pipeline) -> None:
+    model, out = local(scorer), tmp_path / "out.csv"
+    calls = iter(range(20))
+
+    def call(inputs: Any) -> Any:
+        if next(calls, None) is None:
+            raise ServerError("Gone.")
+        return scorer(**inputs)
+
+    with pytest.raises(ServerError, match="Gone"):
+        run(Model(model.name, model.inputs, model.outputs, call, model.max_rows, 1), source, out)
+    with open_journal(out, {"model": "forest"}, is_fresh=False) as journal:
+        assert journal.num_rows == 2 * WINDOW
+    assert run(model, source, out).num_rows == 5 * WINDOW + 8
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount: list[str | Path] = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", disk]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("a small disk cannot be mounted here: that takes root")
+    yield disk
+    subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_full_disk(kind: str, source: Path, tmp_path: Path, scorer: Pipeline, small_disk: Path) -> None:
+    out = small_disk / f"out{kind}"
+    room = 40_000 if kind == ".csv" else 90_000  # for a part of the answers
+    (small_disk / "filler").write_bytes(bytes(os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_bsize - room))
+    with pytest.raises(
+        SetupError, match=r"out\.\w+(\.partial)? cannot be written: No space left on device\. Make room"
+    ):
+        run(local(scorer), source, out)
+    assert not out.exists()
+    (small_disk / "filler").unlink()
+    run(local(scorer), source, out)
+    run(local(scorer), source, tmp_path / f"whole{kind}")
+    assert out.read_bytes() == (tmp_path / f"whole{kind}").read_bytes()
+
+
+# --- as a program ------------------------------------------------------------------------------------------------
+
+
+def command(forest: Path, source: Path, output: Path) -> list[str]:
+    return [*SHOAL, "infer", "--local", "--repository", str(forest), "-i", str(source), "-o", str(output)]
+
+
+def test_ctrl_c_says_how_to_go_on(forest: Path, tmp_path: Path) -> None:
+    source, out = write_texts(tmp_path / "in.csv", 100_000), tmp_path / "out.csv"
+    with subprocess.Popen(command(forest, source, out), stderr=subprocess.PIPE, text=True) as running:
+        wait_until(lambda: partial_path(out).exists() and partial_path(out).stat().st_size > 20_000)
+        running.send_signal(signal.SIGINT)
+        _, errors = running.communicate(timeout=60)
+    assert running.returncode == 130
+    said = f"Interrupted. What was answered is in {partial_path(out)}: the same command (without --fresh) goes on."
+    assert said in errors
+    assert "Traceback" not in errors
+    assert not out.exists()
+
+
+def test_killed_at_random_points(forest: Path, tmp_path: Path, scale: Scale, record: Callable[..., None]) -> None:
+    """Order kept, memory flat, and byte for byte what an unbroken run writes."""
+    num_rows, num_kills = scale(6_000, 1_000_000), scale(3, 20)
+    source = write_texts(tmp_path / "in.csv", num_rows)
+    start = time.monotonic()
+    with subprocess.Popen(command(forest, source, tmp_path / "whole.csv")) as running:
+        memory = watch_memory(running, partial_path(tmp_path / "whole.csv"))
+    seconds = time.monotonic() - start
+    assert running.returncode == 0
+
+    out, draw, kills = tmp_path / "out.csv", random.Random(1), 0
+    while not out.exists():
+        with subprocess.Popen(command(forest, source, out)) as running:
+            if kills < num_kills:
+                with suppress(subprocess.TimeoutExpired):
+                    # As it starts, as it passes over what is done, at work, or as the output is put in place.
+                    running.wait(draw.uniform(1, 2 * seconds / num_kills + 3))
+                running.kill()
+                kills += 1
+    assert kills == num_kills or not scale.is_full
+    assert out.read_bytes() == (tmp_path / "whole.csv").read_bytes()
+    ids = [int(line.split(b",", 1)[0]) for line in out.read_bytes().splitlines()[1:]]
+    assert ids == list(range(num_rows))
+    assert memory["growth_mib"] < 50
+    record("bulk", rows=num_rows, kills=kills, rows_per_second=round(num_rows / seconds, 1), **memory)
+
+
+def watch_memory(running: subprocess.Popen[bytes], journal: Path) -> dict[str, float]:
+    """Resident memory of a process: when its first windows are written, and at most after that, in MiB."""
+    readings: list[float] = []
+    while running.poll() is None:
+        if journal.exists() and journal.stat().st_size > 100_000:
+            readings.append(resident_mib(running.pid))
+        time.sleep(0.2)
+    kept = [reading for reading in readings if reading]
+    first, most = (kept[0], max(kept)) if kept else (0.0, 0.0)
+    return {"first_mib": round(first, 1), "most_mib": round(most, 1), "growth_mib": round(most - first, 1)}
+
+
+def resident_mib(pid: int) -> float:
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, IndexError):
+        return 0.0
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def wait_until(is_so: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_finished_journal_is_only_written_out(forest: Path, source: Path, tmp_path: Path, scorer: Pipeline) -> None:
+    """A run that was killed while it put the output in place."""
+    out = tmp_path / "out.csv"
+    with pytest.raises(Stopped):
+        run(local(scorer), source, out, stop_after=5 * WINDOW + 8)
+    run(local(scorer), source, tmp_path / "whole.csv")
+    out.write_bytes(b"what was there before")
+    assert run(local(scorer), source, out).num_rows == 5 * WINDOW + 8
+    assert out.read_bytes() == (tmp_path / "whole.csv").read_bytes()
+    result = CliRunner().invoke(
+        app, ["infer", "--local", "--repository", str(forest), "-i", str(source), "-o", str(out)]
+    )
+    assert isinstance(result.exception, ShoalError)
