@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +17,7 @@ from typer.testing import CliRunner
 from shoal.cli import app
 from shoal.component.ledger import BATCHES, ROWS
 from shoal.errors import InputError, ServerError
-from shoal.repository.compose import compose
+from shoal.repository.compose import compose, read_manifest
 from shoal.repository.hybrid import MODELS
 from shoal.repository.placement import Plan
 from shoal.serving.client import Client
@@ -34,9 +36,9 @@ class Counting:
     def __init__(self, client: Client) -> None:
         self.client, self.calls = client, list[str]()
 
-    def infer(self, model: str, /, **inputs: Any) -> Any:
+    def infer(self, model: str, inputs: Any = None, /, **options: Any) -> Any:
         self.calls.append(model)
-        return self.client.infer(model, **inputs)
+        return self.client.infer(model, inputs, **options)
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +66,33 @@ def test_hybrid_gives_the_same_scores_with_one_request(
             for got in (mine(**inputs), client.infer("ensemble_all", **inputs)):
                 assert all(np.array_equal(got[name], expected[name]) for name in OUTPUTS)
         mine.close()
-        assert counting.calls == [MODELS, MODELS]
+        assert counting.calls == ["postprocess", MODELS, MODELS]  # the first asks whether it is the same repository
         with pytest.raises(InputError, match=r"excerpt\[0\] is not valid UTF-8"):
             Pipeline.load(hybrid / "ensemble_all", remote=client)(excerpt=[b"\xff"])
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_a_server_with_another_repository(
+    hybrid: Path, hybrid_server: Server, artifacts: Path, tmp_path: Path, protocol: str
+) -> None:
+    """One default weight is another: every tensor would fit, and the scores would be wrong."""
+    mine = shutil.copytree(artifacts, tmp_path / "artifacts")
+    (mine / "postprocess.json").write_text('{"bert_weight": 0.25}', encoding="utf-8")
+    report = json.loads((mine / "report.json").read_text(encoding="utf-8"))
+    report["files"].pop("postprocess.json", None)
+    (mine / "report.json").write_text(json.dumps(report), encoding="utf-8")
+    other = compose("ensemble_all", tmp_path / "r", artifacts=mine, plan=Plan(placement="hybrid", gpus=()))
+    ours, theirs = (read_manifest(folder)["identity"][:12] for folder in (other, hybrid))
+    url = hybrid_server.grpc_url if protocol == "grpc" else hybrid_server.http_url
+    with Client(url, protocol=protocol) as client:
+        with pytest.raises(InputError) as refused:
+            Pipeline.load(other / "ensemble_all", remote=client)
+        assert str(refused.value) == (
+            f"The server has another repository: {theirs}, not {ours}."
+            " Compose on both sides from the same artifacts, with the same version of shoal."
+        )
+        where = {"shoal_repository": read_manifest(hybrid)["identity"]}
+        assert client.infer("ensemble_all", excerpt=TEXTS, parameters=where)["SCORE"].shape == (4, 1)
 
 
 def test_the_servers_metrics_carry_the_ledger(hybrid: Path, hybrid_server: Server) -> None:

@@ -6,7 +6,7 @@ import inspect
 import locale
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from json import loads
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,9 +16,9 @@ from shoal.component.context import Context
 from shoal.component.ledger import BATCHES, ROWS
 from shoal.component.metrics import Metrics
 from shoal.component.self_test import check_stub
-from shoal.component.spec import ModelSpec
+from shoal.component.spec import REPOSITORY, ModelSpec
 from shoal.component.tensors import Arrays
-from shoal.errors import ArtifactError, SetupError, ShoalError
+from shoal.errors import ArtifactError, InputError, SetupError, ShoalError
 
 _log = logging.getLogger("shoal")
 
@@ -153,6 +153,7 @@ class TritonModel:
     def _read(self, request: Any) -> Arrays | ShoalError:
         context = self.component.context
         try:
+            _refuse_foreign_repository(tensors.request_parameters(request), context.spec)
             return tensors.read_request(request, context.spec, context.device)
         except Exception as error:
             return self.component.failure(error)
@@ -174,6 +175,16 @@ def _threads(spec: ModelSpec) -> int:
     if "threads" in spec.parameters:
         return int(spec.parameters["threads"])
     return max(1, len(os.sched_getaffinity(0)) // spec.num_instances)
+
+
+def _refuse_foreign_repository(parameters: Mapping[str, Any], spec: ModelSpec) -> None:
+    """Refuse a request that is for the models of another repository, as one of a client that runs its other half is."""
+    wanted, own = parameters.get(REPOSITORY), spec.parameters.get(REPOSITORY, "")
+    if wanted is not None and wanted != own:
+        raise InputError(
+            f"The server has another repository: {own[:12] or 'one without a manifest'}, not {str(wanted)[:12]}.",
+            "Compose on both sides from the same artifacts, with the same version of shoal.",
+        )
 
 
 def _refuse_foreign_package(folder: Path) -> None:

@@ -115,6 +115,11 @@ class InferenceRequest:
     tensors: Sequence[Tensor]
     id: str = ""
     has_gone: bool = False
+    sent_beside: Mapping[str, Any] = field(default_factory=dict)
+
+    def parameters(self) -> str:
+        """What was sent beside the tensors, as JSON."""
+        return json.dumps(dict(self.sent_beside))
 
     def inputs(self) -> list[Tensor]:
         """Its input tensors."""

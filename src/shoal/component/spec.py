@@ -12,6 +12,7 @@ import numpy as np
 from shoal.errors import InputError
 
 STRING = "TYPE_STRING"
+REPOSITORY = "shoal_repository"  # of a model's configuration, and of a request: the digest of the repository it is for
 DTYPES = {
     "TYPE_BOOL": np.bool_,
     "TYPE_UINT8": np.uint8,

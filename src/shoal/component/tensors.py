@@ -7,6 +7,7 @@ GPU; array code takes its namespace from its input (``namespace(x)``) and so is 
 from __future__ import annotations
 
 import importlib
+import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -246,6 +247,11 @@ def read_request(request: Any, spec: ModelSpec, device: Device) -> dict[str, Arr
             raise InputError(f"Input {mismatch}, as the config of model {spec.name} declares.", "Send 1 row or more.")
         inputs[declared.name] = array
     return inputs
+
+
+def request_parameters(request: Any) -> dict[str, Any]:
+    """What a client sent beside its tensors; an ensemble hands it to each of its steps."""
+    return dict(json.loads(request.parameters() or "{}"))
 
 
 def make_response(answer: Arrays | ShoalError) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import tempfile
@@ -13,6 +14,7 @@ from typing import Any
 
 import shoal
 from shoal.component.bundle import sha256
+from shoal.component.spec import REPOSITORY
 from shoal.environment.targets import EMBEDDED
 from shoal.errors import ArtifactError, SetupError
 from shoal.paths import check_bearable, check_replaceable, exchange
@@ -66,12 +68,18 @@ def compose(
         placed = find_environments(models, environments or {}, stubs or {}, plan.target)
         contents = read_report(artifacts)["contents"]
         with _make_aside(target) as aside:
+            for model in models:
+                _write_files(model, aside / model.name, artifacts)
+            files = _hash_files(aside)
+            check_unchanged(models, artifacts, files)
+            identity = _identify(graph, files)
             copies: dict[Path, Path] = {}
             for model in models:
                 message = place(model, plan)
                 if contents.get(model.name):
                     message.parameters["content"].string_value = contents[model.name]
-                _write_files(model, aside / model.name, artifacts)
+                if not model.is_ensemble:
+                    message.parameters[REPOSITORY].string_value = identity
                 if model.name in placed:
                     placed[model.name].write(aside / model.name, message, copies)
                 write_config(message, aside / model.name / "config.pbtxt", comment=_COMMENT)
@@ -79,9 +87,8 @@ def compose(
                 (aside / name / "1").mkdir(parents=True)
                 (aside / name / "1" / ".gitkeep").touch()
                 write_config(message, aside / name / "config.pbtxt", comment=_COMMENT)
-            files = {str(p.relative_to(aside)): sha256(p) for p in sorted(aside.rglob("*")) if p.is_file()}
-            check_unchanged(models, artifacts, files)
-            _write_manifest(aside, graph, plan, files, contents, _name_environments(models, placed))
+            named = _name_environments(models, placed)
+            _write_manifest(aside, graph, plan, files, {"identity": identity, "contents": contents, **named})
             aside.chmod(0o755)  # mkdtemp's 0700 would keep a server under another user out
             exchange(aside, target)
     except OSError as error:
@@ -148,13 +155,21 @@ def _name_environments(models: Sequence[ModelConfig], placed: Mapping[str, Place
     return {"environments": {name: place.path for name, place in placed.items()}, "without_environment": others}
 
 
+def _hash_files(repository: Path, known: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The sha256 of each file, by path; those ``known`` are not read again."""
+    files = {str(path.relative_to(repository)): path for path in sorted(repository.rglob("*")) if path.is_file()}
+    return {name: (known or {}).get(name) or sha256(path) for name, path in files.items()}
+
+
+def _identify(graph: Graph, files: Mapping[str, str]) -> str:
+    """A digest of what decides the answers: artifacts, code, and how the steps are joined; not of where they run."""
+    steps = [[step.model, dict(step.inputs), dict(step.outputs)] for step in graph.steps]
+    read = {name: digest for name, digest in files.items() if not name.endswith(".gitkeep")}
+    return hashlib.sha256(json.dumps([steps, read], sort_keys=True).encode()).hexdigest()
+
+
 def _write_manifest(
-    repository: Path,
-    graph: Graph,
-    plan: Plan,
-    files: dict[str, str],
-    contents: dict[str, str],
-    environments: dict[str, Any],
+    repository: Path, graph: Graph, plan: Plan, files: Mapping[str, str], more: Mapping[str, Any]
 ) -> None:
     sizes = find_sizes(graph, plan)
     manifest = {
@@ -163,9 +178,8 @@ def _write_manifest(
         "ensemble": graph.config.name,
         **asdict(plan),
         "launch": {"flags": sizes.flags(), "shared_memory": sizes.shared_memory},
-        "contents": contents,
-        **environments,
-        "files": files,
+        **more,
+        "files": _hash_files(repository, files),
     }
     (repository / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 

@@ -169,7 +169,7 @@ def explain(failure: CallError, call: Call, server: Server) -> ShoalError:
         case Kind.REFUSED:
             return _refused(message, call, url)
         case Kind.FAILED:
-            return _server_failed(message, url)
+            return _failed_within(message) or _server_failed(message, url)
 
 
 def strip(message: str, request_id: str = "") -> str:
@@ -187,6 +187,12 @@ def _turned_away(message: str, call: Call, url: str) -> ServerError:
             "Send fewer requests at a time, or try more often: retries=10",
         )
     return ServerError(f"The server at {url} is stopping.", "Start one: shoal serve REPOSITORY")
+
+
+def _failed_within(message: str) -> ShoalError | None:
+    """What one of shoal's components says of a request that it failed on: as it would in this process."""
+    found = re.match(r"(Model \S+ failed on this request \(\w+\)\.) (See the server's log\.) \([^()]*\)$", message)
+    return ShoalError(found[1], found[2]) if found else None
 
 
 def _server_failed(message: str, url: str) -> ServerError:

@@ -10,11 +10,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from shoal.component.base import Component
 from shoal.component.context import Context
+from shoal.component.spec import REPOSITORY, STRING
 from shoal.component.tensors import Array, Arrays, Device
 from shoal.errors import ArtifactError, InputError, ShoalError, needs
-from shoal.repository.compose import check_manifest
+from shoal.repository.compose import check_manifest, read_manifest
 from shoal.repository.graph import Graph
 from shoal.repository.hybrid import MODELS, outsource
 from shoal.repository.pbtxt import ModelConfig, Step, read_config
@@ -28,8 +31,16 @@ MAX_BRANCHES = 32  # steps of all callers that may run side by side
 class Remote(Protocol):
     """Who runs single models elsewhere; ``shoal.Client`` is one."""
 
-    def infer(self, model: str, /, **inputs: Any) -> Arrays:
-        """Outputs of one request."""
+    def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, Any] | None = None,
+        /,
+        *,
+        parameters: Mapping[str, Any] | None = None,
+        **named: Any,
+    ) -> Arrays:
+        """Outputs of one request; ``parameters`` go beside its tensors."""
 
 
 class Pipeline:
@@ -53,9 +64,12 @@ class Pipeline:
 
         Raises:
             ArtifactError: a model, an artifact or a backend is missing.
+            InputError: ``remote`` serves another repository.
         """
         check_manifest(Path(folder).parent)
         graph = Graph.load(Path(folder))
+        if remote is not None:
+            _check_same(graph, remote, read_manifest(Path(folder).parent).get("identity"))
         models_folder = Path(folder).parent / MODELS
         if remote is not None and graph.config.is_ensemble and models_folder.is_dir():
             graph = outsource(graph, read_config(models_folder))
@@ -135,6 +149,20 @@ def _keep(step: Step, outputs: Arrays, tensors: dict[str, Array]) -> None:
     tensors.update({tensor: outputs[name] for name, tensor in step.outputs.items()})
 
 
+def _check_same(graph: Graph, remote: Remote, identity: str | None) -> None:
+    """Ask a Python component over there for next to nothing: all of them refuse what is for another repository."""
+    components = [member for member in graph.members.values() if member.backend == "python"]
+    if identity and components:
+        spec = components[0].spec
+        shapes = {t: tuple(max(1, size) for size in t.dims) for t in spec.inputs if not t.is_optional}
+        rows = (1,) if spec.is_batched else ()
+        nothing = {
+            t.name: np.full((*rows, *shape), b"" if t.dtype == STRING else 0, t.numpy_dtype)
+            for t, shape in shapes.items()
+        }
+        remote.infer(spec.name, nothing, parameters={REPOSITORY: identity})
+
+
 class Model(NamedTuple):
     """One member, and the device its outputs are on."""
 
@@ -144,7 +172,7 @@ class Model(NamedTuple):
 
 def _load_model(config: ModelConfig, remote: Remote | None, held: ExitStack) -> Model:
     if remote is not None and config.backend != "python" and (config.name == MODELS or not config.is_ensemble):
-        return Model(lambda inputs: remote.infer(config.name, **inputs), Device())
+        return Model(lambda inputs: remote.infer(config.name, inputs), Device())
     if config.is_ensemble:
         nested = Pipeline.load(config.folder, remote=remote)
         held.callback(nested.close)
