@@ -114,7 +114,7 @@ def _to_bytes(name: str, value: Any) -> Array:
 
 def _encode(name: str, row: int, text: object) -> bytes:
     if isinstance(text, bytes):
-        return text
+        return bytes(text)  # of a subclass, tritonclient would send what str() makes of it
     if not isinstance(text, str):
         raise InputError(f"{name}[{row}] is {text!r}; it must be a string.", "Give str or UTF-8 bytes.")
     try:
