@@ -26,6 +26,7 @@ README = BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8"))
 OTHER_PAGES = sorted((ROOT / "docs").glob("*.md"))
 ENVIRONMENTS = BLOCK.findall((ROOT / "docs" / "environments.md").read_text(encoding="utf-8"))
 TRAINING = BLOCK.findall((ROOT / "docs" / "training.md").read_text(encoding="utf-8"))
+INFERENCE = BLOCK.findall((ROOT / "docs" / "inference.md").read_text(encoding="utf-8"))
 PLACEMENT = BLOCK.findall((ROOT / "docs" / "placement.md").read_text(encoding="utf-8"))
 
 
@@ -115,6 +116,16 @@ def test_every_block_of_the_readme_works(reader: Reader) -> None:
 
 
 @pytest.mark.server
+def test_every_block_of_the_inference_page_works(reader: Reader) -> None:
+    """With what the README has left: build/repository."""
+    reader.type("bash", "shoal serve build/repository")
+    printed = [reader.type(language, block) for language, block in INFERENCE]
+    assert "text,id,score,bert_score,forest_score,error" in printed[2]
+    (curl,) = [text for text in printed if text.startswith('{"model_name"')]
+    assert [output["name"] for output in json.loads(curl)["outputs"]] == ["SCORE"]
+
+
+@pytest.mark.server
 def test_every_block_of_the_placement_page_works(reader: Reader) -> None:
     """With what the README has left: build/artifacts and build/repository."""
     printed = [reader.type(language, block) for language, block in PLACEMENT]
@@ -172,7 +183,7 @@ def test_the_picture_is_the_ensemble() -> None:
 
 def test_other_pages_hold_no_block_that_nobody_runs() -> None:
     for page in OTHER_PAGES:
-        if page.name not in ("environments.md", "placement.md", "training.md"):
+        if page.name not in ("environments.md", "inference.md", "placement.md", "training.md"):
             assert not BLOCK.findall(page.read_text(encoding="utf-8")), page
 
 

@@ -45,6 +45,7 @@ class Server:
         self.http_url, self.grpc_url, self.metrics_url = (f"{HOST}:{port}" for port in ports)
         self._folder = Path(tempfile.mkdtemp(prefix="shoal-"))
         self.log = log or self._folder / "triton.log"
+        self.admin_key = secrets.token_hex(16)  # opens what clients may not ask for: configurations, statistics, ...
         self._shared_memory = f"shoal_{os.getpid()}_{secrets.token_hex(4)}_"
         try:
             check_bearable(self._folder)
@@ -75,7 +76,6 @@ class Server:
 
     def _flags(self, ports: tuple[int, int, int]) -> list[str]:
         http, grpc, metrics = ports
-        key = secrets.token_hex(16)
         return [
             f"--model-repository={self.repository}",
             f"--backend-directory={self._folder / 'backends'}",
@@ -90,8 +90,8 @@ class Server:
             f"--grpc-address={HOST}", f"--grpc-port={grpc}",
             f"--metrics-address={HOST}", f"--metrics-port={metrics}",
             "--allow-sagemaker=false", "--allow-vertex-ai=false",
-            f"--http-restricted-api={RESTRICTED}:admin-key={key}",
-            f"--grpc-restricted-protocol={RESTRICTED}:admin-key={key}",
+            f"--http-restricted-api={RESTRICTED}:admin-key={self.admin_key}",
+            f"--grpc-restricted-protocol={RESTRICTED}:admin-key={self.admin_key}",
             *launch_flags(self.repository),
         ]  # fmt: skip
 

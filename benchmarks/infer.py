@@ -1,0 +1,158 @@
+"""How busy `shoal infer` keeps a server: its texts a second beside those of a load generator at its best setting.
+
+    python benchmarks/infer.py --perf-analyzer PATH [--num 512]
+
+The load generator is NVIDIA's perf_analyzer (in the wheels of tritonclient up to 2.60; it needs libb64 and libcudart on
+LD_LIBRARY_PATH), in a closed loop of C requests of B texts each. Each of its settings is tried once, the best two again
+in turn with `shoal infer`, which is timed as its users see it: the rows of a CSV file, from the first read to the last
+written. Without --perf-analyzer a closed loop of tritonclient's own takes its place. Both send the same real texts: the
+CLEAR corpus's where SHOAL_DATA_DIR names its folder, else shoal's own. The result, with hardware and versions, goes to
+benchmarks/results/infer-DATE.json.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import platform
+import re
+import statistics
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in the server
+
+import numpy as np
+import typer
+
+from shoal import Client, compose, serve
+from shoal.bulk.infer import infer_to_file, make_feed, make_format
+from shoal.bulk.model import served
+from shoal.machine import describe_machine
+from shoal.serving.server import Server
+from shoal.tables import scan_table
+from shoal.training.corpus import find_corpus
+from shoal.training.fit import EncoderSettings
+from shoal.training.train import Preset, train
+
+ENSEMBLE = "ensemble_all"
+SETTINGS = ((1, 8), (1, 16), (8, 2), (8, 4), (32, 2), (32, 4))  # texts a request, requests at a time
+SECONDS = 36.0  # of load at each setting, after a warm-up
+_WINDOWS = 3  # perf_analyzer's: it gives the mean of these
+REPEATS = 3
+
+Load = Callable[[Server, Sequence[str], int, int], float]
+
+
+def main(num: int = 512, perf_analyzer: Path | None = None) -> None:
+    """Measure and record."""
+    corpus = find_corpus()
+    texts = [corpus.texts[i] for i in np.random.default_rng(0).permutation(len(corpus))[:num]]
+    load: Load = _closed_loop if perf_analyzer is None else _PerfAnalyzer(perf_analyzer)
+    with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
+        train(corpus, f"{folder}/artifacts", preset=Preset(num_rows=200, encoder=EncoderSettings(max_steps=1)))
+        repository = compose(ENSEMBLE, f"{folder}/repository", artifacts=f"{folder}/artifacts")
+        source = _write(Path(folder) / "texts.csv", texts)
+        with serve(repository) as server:
+            _infer(server, source)  # warm
+            once = {setting: load(server, texts, *setting) for setting in SETTINGS}
+            best = sorted(once, key=lambda setting: once[setting], reverse=True)[:2]
+            rounds = [
+                {"infer": _infer(server, source), **{str(s): load(server, texts, *s) for s in best}}
+                for _ in range(REPEATS)
+            ]
+    medians = {name: statistics.median(turn[name] for turn in rounds) for name in rounds[0]}
+    ratio = medians["infer"] / max(rate for name, rate in medians.items() if name != "infer")
+    result = {
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": {**describe_machine(), "python": platform.python_version()},
+        "versions": {name: version(name) for name in ("numpy", "torch", "tritonclient", "nvidia-pytriton")},
+        "load": "closed loop of tritonclient" if perf_analyzer is None else "perf_analyzer",
+        "texts": {"number": num, "corpus": corpus.name, "mean_bytes": sum(len(t.encode()) for t in texts) / num},
+        "unit": "texts per second; settings are (texts a request, requests at a time)",
+        "each_setting_once": {str(setting): round(rate, 2) for setting, rate in once.items()},
+        "rounds": [{name: round(rate, 2) for name, rate in turn.items()} for turn in rounds],
+        "medians": {name: round(rate, 2) for name, rate in medians.items()},
+        "infer_over_best": round(ratio, 3),
+    }
+    path = Path(__file__).parent / "results" / f"infer-{result['date']}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(result["medians"]), f"ratio {ratio:.3f}", path)
+
+
+def _write(path: Path, texts: Sequence[str]) -> Path:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([["text"], *([text] for text in texts)])
+    return path
+
+
+def _infer(server: Server, source: Path) -> float:
+    """Texts a second of what the command does."""
+    output = source.with_name("scores.csv")
+    with Client(server.grpc_url) as client, scan_table(source) as table:
+        model = served(client, ENSEMBLE)
+        start = time.perf_counter()
+        feed, form = make_feed(model, table, text_column="text"), make_format(".csv", table, model)
+        done = infer_to_file(
+            table, model, feed, form, output, settings={}, on_rows=lambda done, fraction: None, is_fresh=True
+        )
+        return done.num_rows / (time.perf_counter() - start)
+
+
+def _closed_loop(server: Server, texts: Sequence[str], batch: int, callers: int) -> float:
+    """Texts a second of ``callers`` threads that each send the next request when the last is answered."""
+    import tritonclient.grpc as triton
+
+    rounds, lock, answered, begin = cycle(texts), threading.Lock(), [0], time.perf_counter() + 2.0
+
+    def call() -> None:
+        with triton.InferenceServerClient(server.grpc_url) as client:
+            while time.perf_counter() < begin + SECONDS:
+                with lock:
+                    chosen = [[next(rounds).encode()] for _ in range(batch)]
+                excerpt = triton.InferInput("excerpt", [batch, 1], "BYTES")
+                excerpt.set_data_from_numpy(np.array(chosen, np.object_))
+                client.infer(ENSEMBLE, [excerpt])
+                with lock:
+                    answered[0] += batch * (begin <= time.perf_counter() < begin + SECONDS)
+
+    threads = [threading.Thread(target=call) for _ in range(callers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return answered[0] / SECONDS
+
+
+class _PerfAnalyzer:
+    """NVIDIA's load generator; it asks for the models' configurations, which takes the server's key."""
+
+    def __init__(self, binary: Path) -> None:
+        self._binary = binary.resolve()
+
+    def __call__(self, server: Server, texts: Sequence[str], batch: int, callers: int) -> float:
+        with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
+            data = Path(folder) / "texts.json"
+            data.write_text(json.dumps({"data": [{"excerpt": [text]} for text in texts]}), encoding="utf-8")
+            command: list[Any] = [
+                self._binary, "-m", ENSEMBLE, "-u", server.grpc_url, "-i", "grpc", "-b", batch, "--input-data", data,
+                f"--concurrency-range={callers}", "--measurement-interval", int(SECONDS * 1000 / _WINDOWS), "-s", 999, "-r", 2 * _WINDOWS,
+                "-H", f"triton-grpc-protocol-admin-key:{server.admin_key}", "--async",
+            ]  # fmt: skip
+            run = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+        found = re.search(r"throughput: ([\d.]+) infer/sec", run.stdout)
+        if not found:
+            raise RuntimeError(f"perf_analyzer gave no figure:\n{run.stdout}\n{run.stderr}")
+        return float(found[1])
+
+
+if __name__ == "__main__":
+    typer.run(main)
