@@ -88,8 +88,8 @@ class Bundle:
         check_file(path, "vocabulary")
         if (found := sha256(path)) != self.vocabulary_sha256:
             raise ArtifactError(
-                f"{path} is not the one preprocess.json was made with"
-                f" (expected sha256 {self.vocabulary_sha256[:12]}, found {found[:12]}).",
+                f"{path.name} is not the one preprocess.json was made with"
+                f" (expected sha256 {self.vocabulary_sha256[:12]}, found {found[:12]}), in {path.parent}.",
                 f"Copy both from one folder. {MAKE_AGAIN}",
             )
 

@@ -74,7 +74,7 @@ def check_tie(ties: Mapping[str, str], artifact: Path, neighbours: Iterable[Path
         wanted = ties.get(path.name)
         if wanted and wanted not in found.values():
             raise ArtifactError(
-                f"{artifact} was made with another {path.name} than {path}"
+                f"{artifact.name} was made with another {path.name} than {path}"
                 f" (expected sha256 {wanted[:12]}, found {digest[:12]}).",
                 f"Take both from one artifact folder. {MAKE_AGAIN}",
             )
