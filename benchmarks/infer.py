@@ -142,10 +142,11 @@ class _PerfAnalyzer:
         with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
             data = Path(folder) / "texts.json"
             data.write_text(json.dumps({"data": [{"excerpt": [text]} for text in texts]}), encoding="utf-8")
+            interval = int(SECONDS * 1000 / _WINDOWS)
             command: list[Any] = [
-                self._binary, "-m", ENSEMBLE, "-u", server.grpc_url, "-i", "grpc", "-b", batch, "--input-data", data,
-                f"--concurrency-range={callers}", "--measurement-interval", int(SECONDS * 1000 / _WINDOWS), "-s", 999, "-r", 2 * _WINDOWS,
-                "-H", f"triton-grpc-protocol-admin-key:{server.admin_key}", "--async",
+                self._binary, "-m", ENSEMBLE, "-u", server.grpc_url, "-i", "grpc", "--async", "--input-data", data,
+                "-b", batch, f"--concurrency-range={callers}", "-p", interval, "-s", 999, "-r", 2 * _WINDOWS,
+                "-H", f"triton-grpc-protocol-admin-key:{server.admin_key}",
             ]  # fmt: skip
             run = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
         found = re.search(r"throughput: ([\d.]+) infer/sec", run.stdout)

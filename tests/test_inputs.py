@@ -156,8 +156,8 @@ def test_as_rows_of_a_file(way: str, tmp_path: Path, repository: Path, server: S
     options += ["--protocol", "http"] if way == "http" else []
     options += ["--placement", "client", "--repository", repository] if way == "client" else []
     rows = [(text, None, "") for text in SCORED.values()] + list(REFUSED.values())
-    for kind, can_hold in ((".jsonl", lambda t: not isinstance(t, bytes)), (".csv", lambda t: isinstance(t, bytes))):
-        chosen = [row for row in rows if can_hold(row[0])]
+    for kind in (".jsonl", ".csv"):  # the one holds any string, the other any bytes
+        chosen = [row for row in rows if isinstance(row[0], bytes) == (kind == ".csv")]
         source, out = tmp_path / f"in{kind}", tmp_path / f"out{kind}"
         (_write_jsonl if kind == ".jsonl" else _write_csv)(source, chosen)
         arguments = ["infer", "-i", source, "-o", out, "--column", "BERT_WEIGHT=weight", *options]
