@@ -178,7 +178,9 @@ def print_copies(copies: Copies) -> None:
 
 def print_json(value: Any) -> None:
     """For machines, on standard output."""
-    typer.echo(json.dumps(value, indent=1, ensure_ascii=False))
+    text = json.dumps(value, indent=1, ensure_ascii=False)
+    is_writable = not any("\ud800" <= character <= "\udfff" for character in text)
+    typer.echo(text if is_writable else json.dumps(value, indent=1))
 
 
 def print_evaluation(predictions: Sequence[dict[str, Any]], title: str) -> None:

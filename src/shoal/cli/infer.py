@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -124,7 +125,7 @@ def _run(
 def _show(table: Table[Row], model: Model, feed: Any, text_column: str, *, as_json: bool) -> Summary:
     """A table, or one JSON array: of few rows."""
     from shoal.bulk.asking import score
-    from shoal.bulk.formats import answered
+    from shoal.bulk.formats import answered, dump_json
     from shoal.bulk.infer import Summary
 
     rows: list[Any] = []
@@ -136,7 +137,7 @@ def _show(table: Table[Row], model: Model, feed: Any, text_column: str, *, as_js
             )
     failed = sum(isinstance(scored.answer, str) for scored in rows)
     if as_json:
-        print_json([answered(scored) for scored in rows])
+        print_json([json.loads(dump_json(answered(scored))) for scored in rows])
     else:
         print_answers(list(model.columns.values()), [(answered(s).get(text_column), s.answer) for s in rows])
     return Summary(len(rows), failed)
@@ -160,16 +161,15 @@ def _check_choices(form: str, protocol: str, placement: str, output: Path | None
 
 @contextmanager
 def _open_table(texts: Sequence[str] | None, source: str | None, stream_kind: str) -> Iterator[Table[Row]]:
-    from shoal.tables import TEXT, Table, open_stream, scan_table
+    from shoal.tables import TEXT, Table, as_cell, open_stream, scan_table
     from shoal.tables.common import Source
 
     if texts and source:
         raise InputError("There are texts and an --input.", "Leave one out.")
     if texts:
-        yield Table(
-            Source("arguments", ".txt"), (TEXT,), ((n, {TEXT: t}) for n, t in enumerate(texts, 1)), lambda: None
-        )
-    elif source is None and sys.stdin.isatty():
+        rows = ((number, {TEXT: as_cell(text)}) for number, text in enumerate(texts, start=1))
+        yield Table(Source("arguments", ".txt"), (TEXT,), rows, lambda: None)
+    elif source is None and (sys.stdin is None or sys.stdin.isatty()):
         raise InputError("There are no texts.", 'Give some: shoal infer "A text.", or --input FILE')
     elif source in (None, "-"):
         with open_stream(sys.stdin.buffer, stream_kind) as table:

@@ -12,9 +12,20 @@ from typing import Any, BinaryIO, Generic, TypeVar
 from shoal.errors import ArtifactError
 from shoal.tables.binary import open_parquet, open_xlsx
 from shoal.tables.common import NotUtf8, Row, Rows, Source, shorten, shorten_all
-from shoal.tables.text import TEXT, not_utf8, open_csv, open_jsonl, open_lines
+from shoal.tables.text import TEXT, as_cell, not_utf8, open_csv, open_jsonl, open_lines
 
-__all__ = ["KINDS", "TEXT", "NotUtf8", "Table", "open_stream", "open_table", "scan_table", "shorten", "shorten_all"]
+__all__ = [
+    "KINDS",
+    "TEXT",
+    "NotUtf8",
+    "Table",
+    "as_cell",
+    "open_stream",
+    "open_table",
+    "scan_table",
+    "shorten",
+    "shorten_all",
+]
 
 R = TypeVar("R")
 _Reader = Callable[[BinaryIO, Source, ExitStack], tuple[tuple[str, ...], Rows]]

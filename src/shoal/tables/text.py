@@ -35,7 +35,8 @@ def _check_utf8(text: str, where: str) -> None:
         raise not_utf8(where, ord(found.group()) - 0xDC00)
 
 
-def _cell(text: str) -> str | NotUtf8:
+def as_cell(text: str) -> str | NotUtf8:
+    """What was decoded with ``surrogateescape``, as a text or as the bytes that are none."""
     return NotUtf8(text.encode("utf-8", "surrogateescape")) if _NOT_UTF8.search(text) else text
 
 
@@ -85,7 +86,7 @@ def _csv_rows(
         elif cells:
             # One look at the whole row: to look into each cell costs as much as to parse it.
             is_clean = all(map(str.isascii, cells)) or not _NOT_UTF8.search("".join(cells))
-            yield number, by_name(cells if is_clean else list(map(_cell, cells)), named)
+            yield number, by_name(cells if is_clean else list(map(as_cell, cells)), named)
 
 
 def open_jsonl(file: BinaryIO, source: Source, stack: ExitStack) -> tuple[tuple[str, ...], Rows]:
@@ -117,7 +118,7 @@ def _read_object(line: str, where: str) -> Row:
     except ArtifactError as error:
         return error
     if not line.isascii() and _NOT_UTF8.search(line):
-        return {name: _cell(value) if isinstance(value, str) else value for name, value in row.items()}
+        return {name: as_cell(value) if isinstance(value, str) else value for name, value in row.items()}
     return row
 
 
@@ -146,5 +147,5 @@ def open_lines(file: BinaryIO, source: Source, stack: ExitStack) -> tuple[tuple[
     """A text a line, blank ones too; U+2028 and the like end none."""
     del source
     lines = _open_text(file, stack, newline="\n")
-    rows = ((number, {TEXT: _cell(line.rstrip("\n").rstrip("\r"))}) for number, line in enumerate(lines, start=1))
+    rows = ((number, {TEXT: as_cell(line.rstrip("\n").rstrip("\r"))}) for number, line in enumerate(lines, start=1))
     return (TEXT,), rows
