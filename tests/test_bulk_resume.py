@@ -212,7 +212,7 @@ def test_killed_at_random_points(forest: Path, tmp_path: Path, scale: Scale, rec
     ids = [int(line.split(b",", 1)[0]) for line in out.read_bytes().splitlines()[1:]]
     assert ids == list(range(num_rows))
     assert memory["growth_mib"] < 50
-    record("bulk", rows=num_rows, kills=kills, rows_per_second=round(num_rows / seconds, 1), **memory)
+    record("a file of a million rows, killed twenty times", rows=num_rows, kills=kills, rows_per_second=round(num_rows / seconds, 1), **memory)
 
 
 def watch_memory(running: subprocess.Popen[bytes], journal: Path) -> dict[str, float]:
