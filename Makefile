@@ -26,7 +26,8 @@ test: $(VENV)/.installed $(VENV)/.wheels
 	$(BIN)/pytest --cov
 
 verify: $(VENV)/.installed $(VENV)/.wheels
-	$(BIN)/pytest --verify tests/test_claims.py tests/test_bert_large.py
+	$(BIN)/pytest --verify tests/test_claims.py tests/test_bert_large.py tests/test_bulk_resume.py \
+	    tests/test_neighbours.py tests/test_fuzz.py
 	$(BIN)/python benchmarks/latency.py
 
 gpu: .venv-gpu/.installed
