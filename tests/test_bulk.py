@@ -237,9 +237,65 @@ def test_outputs_that_are_refused(tmp_path: Path, infer: Infer) -> None:
     assert f"{partial_path(nowhere)} cannot be written: No such file or directory." in fault(
         infer("-i", source, "-o", nowhere)
     )
-    lines = tmp_path / "in.jsonl"
-    lines.write_text('{"text": "a"}\n{"text": "b", "more": 1}\n', encoding="utf-8")
-    assert "Row 2 has a column 'more', which the first row has not. CSV cannot hold it: write .jsonl." in fault(
-        infer("-i", lines, "-o", tmp_path / "x.csv")
+    (tmp_path / "folder.csv").mkdir()
+    assert f"{tmp_path / 'folder.csv'} is a folder." in fault(
+        infer("-i", source, "-o", tmp_path / "folder.csv", "--fresh")
     )
-    assert not (tmp_path / "x.csv").exists()
+    (tmp_path / "link.csv").symlink_to(tmp_path / "linked.csv")
+    assert infer("-i", source, "-o", tmp_path / "link.csv").exit_code == 0
+    assert (tmp_path / "link.csv").is_symlink()
+    assert len((tmp_path / "linked.csv").read_bytes().splitlines()) == 4
+
+
+@pytest.mark.parametrize("kind", [".csv", ".jsonl", ".parquet"])
+def test_rows_that_hold_what_the_output_has_no_place_for(kind: str, tmp_path: Path, infer: Infer) -> None:
+    """Nothing that a row brought is taken for an answer."""
+    source, out = tmp_path / "in.jsonl", tmp_path / f"out{kind}"
+    lines = ['{"text": "a"}', '{"text": "b", "score": 5}', '{"text": "c", "error": "mine"}', '{"text": 7, "score": 5}']
+    source.write_text("\n".join([*lines, '{"text": "d", "more": 1}', '{"text": "e"}']), encoding="utf-8")
+    assert infer("-i", source, "-o", out).exit_code == 1
+    rows = read_rows(out)
+    assert [bool(row.get("score")) for row in rows] == [True, False, False, False, kind != ".csv", True]
+    errors = [row.get("error") or "" for row in rows]
+    assert errors[1] == "Row 2 has a column 'score' (5), " + (
+        "which the first row has not; CSV cannot hold it, .jsonl can."
+        if kind == ".csv"
+        else "where an answer would go."
+    )
+    assert errors[2].startswith("Row 3 has a column 'error' ('mine'), ")
+    assert errors[3].startswith("Row 4 has a column 'score' (5), ")
+    assert bool(errors[4]) == (kind == ".csv")
+    assert errors[0] == errors[5] == ""
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    if path.suffix == ".parquet":
+        from pyarrow import parquet
+
+        return list(parquet.read_table(path).to_pylist())
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file)) if path.suffix == ".csv" else [json.loads(line) for line in file]
+
+
+@pytest.mark.parametrize("kind", [".csv", ".jsonl", ".parquet"])
+def test_what_has_no_utf8_within_other_columns(kind: str, tmp_path: Path, infer: Infer) -> None:
+    source, out = tmp_path / "in.jsonl", tmp_path / f"out{kind}"
+    source.write_bytes(b'{"text": "a", "m": {"x": "\\ud800"}, "\\ud801": 1}\n{"text": ["a"], "m": ["\xff"]}\n')
+    assert infer("-i", source, "-o", out).exit_code == 1
+    first, second = read_rows(out)
+    assert float(first["score"]) == float(first["score"])
+    assert second["error"] == "excerpt[0] is ['a']; it must be a string. Give str or UTF-8 bytes."
+
+
+def test_columns_without_a_name_and_numbers_for_all(tmp_path: Path, infer: Infer) -> None:
+    (tmp_path / "in.csv").write_text(",text\n0,a\n", encoding="utf-8")
+    assert infer("-i", tmp_path / "in.csv", "-o", tmp_path / "out.csv").exit_code == 0
+    assert (tmp_path / "out.csv").read_text(encoding="utf-8").startswith("column 1,text,score,error\n0,a,")
+    assert "The input W is given twice." in fault(infer("a", "--set", "W=1", "--set", "W=2"))
+
+
+def test_json_for_any_text(infer: Infer) -> None:
+    result = infer("--json", stdin=b"a\xff\nb\n")
+    assert (result.exit_code, [row.get("error") for row in json.loads(result.stdout)]) == (1, [NOT_UTF8, None])
+    result = infer("--json", "--input-format", "jsonl", stdin=b'{"text": "a\\ud800"}\n')
+    assert json.loads(result.stdout)[0]["text"] == "a\ud800"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +20,7 @@ import pytest
 from typer.testing import CliRunner
 
 from shoal.bulk.asking import WINDOW
-from shoal.bulk.journal import open_journal, partial_path
+from shoal.bulk.journal import Journal, open_journal, partial_path
 from shoal.bulk.model import Model, local
 from shoal.cli import app
 from shoal.errors import ArtifactError, InputError, ServerError, SetupError, ShoalError
@@ -93,10 +96,65 @@ def test_a_journal_of_something_else_is_not_gone_on_with(source: Path, tmp_path:
             run(model, rows, out, settings=settings)
     run(model, other, out, settings={"batch_size": 64}, is_fresh=True)
     assert len(out.read_bytes().splitlines()) == 5 * WINDOW + 1
-    for content in (b"mine\n", b"{}\n", b"[1]\nrest"):
+    for content in (b"mine\n", b"{}\n", b"[1]\nrest", b"mine"):
         partial_path(out).write_bytes(content)
         with pytest.raises(InputError, match=r"out\.csv\.partial is none of shoal's\. Move it away"):
-            run(model, source, out)
+            run(model, source, out, is_fresh=True)
+        assert partial_path(out).read_bytes() == content
+
+
+def test_the_order_of_settings_does_not_matter(source: Path, tmp_path: Path, scorer: Pipeline) -> None:
+    model, out = local(scorer), tmp_path / "out.csv"
+    with pytest.raises(Stopped):
+        run(model, source, out, stop_after=2 * WINDOW, settings={"set": {"A": 1, "B": 2}, "x": 1})
+    assert run(model, source, out, settings={"x": 1, "set": {"B": 2, "A": 1}}).num_rows == 5 * WINDOW + 8
+    assert len(out.read_bytes().splitlines()) == 5 * WINDOW + 9
+
+
+def test_another_repository_does_not_go_on(forest: Path, source: Path, tmp_path: Path) -> None:
+    other, out = shutil.copytree(forest, tmp_path / "other"), tmp_path / "out.csv"
+    manifest = json.loads((other / "manifest.json").read_text(encoding="utf-8"))
+    (other / "manifest.json").write_text(json.dumps({**manifest, "identity": "another"}), encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Journal, "append", _stop)
+        assert isinstance(CliRunner().invoke(app, command(forest, source, out)[3:]).exception, Stopped)
+    result = CliRunner().invoke(app, command(other, source, out)[3:])
+    assert isinstance(result.exception, InputError)
+    assert f"was begun with another repository: '{manifest['identity'][:12]}" in str(result.exception)
+
+
+def _stop(*_: object, **__: object) -> None:
+    raise Stopped
+
+
+def test_an_input_that_grew_goes_on_twice(source: Path, tmp_path: Path, scorer: Pipeline) -> None:
+    """Where an earlier run ended in the middle of a window, the windows of the next one begin there."""
+    growing, out, model = tmp_path / "in.csv", tmp_path / "out.csv", local(scorer)
+    rows = source.read_bytes().splitlines(keepends=True)
+    growing.write_bytes(b"".join(rows[:601]))
+    with pytest.raises(Stopped):
+        run(model, growing, out, stop_after=600)
+    growing.write_bytes(b"".join(rows))
+    with pytest.raises(Stopped):
+        run(model, growing, out, stop_after=900)
+    assert run(model, growing, out).num_rows == len(rows) - 1
+    assert len(out.read_bytes().splitlines()) == len(rows)
+
+
+def test_a_model_that_refuses_what_it_answered_before(source: Path, tmp_path: Path, scorer: Pipeline) -> None:
+    """A server that lost the model, or got another of its name: no fault of the rows."""
+    model, out = local(scorer), tmp_path / "out.csv"
+    calls = iter(range(20))
+
+    def call(inputs: Any) -> Any:
+        if next(calls, None) is None:
+            raise InputError("The server has no model forest.")
+        return scorer(**inputs)
+
+    losing = Model(model.name, model.inputs, model.outputs, call, model.max_rows, 1).rehearsed({})
+    with pytest.raises(ServerError, match="Model forest refuses what it answered before: The server has no model for"):
+        run(losing, source, out)
+    assert run(model, source, out).num_failed == 1
 
 
 def test_two_runs_do_not_write_one_output(source: Path, tmp_path: Path, scorer: Pipeline) -> None:
@@ -168,6 +226,22 @@ def test_a_full_disk(kind: str, source: Path, tmp_path: Path, scorer: Pipeline, 
     assert out.read_bytes() == (tmp_path / f"whole{kind}").read_bytes()
 
 
+def test_a_disk_that_takes_a_part(source: Path, tmp_path: Path, scorer: Pipeline) -> None:
+    """By the limit of a file's size, which takes no root; what was written of the last answers is cut off."""
+    out, before = tmp_path / "out.csv", resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (25_000, before[1]))
+    try:
+        with pytest.raises(SetupError, match=r"out\.csv\.partial cannot be written: File too large\. Make room there"):
+            run(local(scorer), source, out)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert run(local(scorer), source, out).num_rows == 5 * WINDOW + 8
+    run(local(scorer), source, tmp_path / "whole.csv")
+    assert out.read_bytes() == (tmp_path / "whole.csv").read_bytes()
+
+
 # --- as a program ------------------------------------------------------------------------------------------------
 
 
@@ -212,18 +286,24 @@ def test_killed_at_random_points(forest: Path, tmp_path: Path, scale: Scale, rec
     ids = [int(line.split(b",", 1)[0]) for line in out.read_bytes().splitlines()[1:]]
     assert ids == list(range(num_rows))
     assert memory["growth_mib"] < 50
-    record("a file of a million rows, killed twenty times", rows=num_rows, kills=kills, rows_per_second=round(num_rows / seconds, 1), **memory)
+    record(
+        "a file of a million rows, killed twenty times",
+        rows=num_rows,
+        kills=kills,
+        rows_per_second=round(num_rows / seconds, 1),
+        **memory,
+    )
 
 
 def watch_memory(running: subprocess.Popen[bytes], journal: Path) -> dict[str, float]:
     """Resident memory of a process: when its first windows are written, and at most after that, in MiB."""
     readings: list[float] = []
     while running.poll() is None:
-        if journal.exists() and journal.stat().st_size > 100_000:
+        if journal.exists() and journal.stat().st_size > 10_000:
             readings.append(resident_mib(running.pid))
-        time.sleep(0.2)
+        time.sleep(0.05)
     kept = [reading for reading in readings if reading]
-    first, most = (kept[0], max(kept)) if kept else (0.0, 0.0)
+    first, most = kept[0], max(kept)
     return {"first_mib": round(first, 1), "most_mib": round(most, 1), "growth_mib": round(most - first, 1)}
 
 

@@ -33,6 +33,42 @@ def test_csv(tmp_path: Path) -> None:
         list(table.rows)
 
 
+def test_a_quote_that_is_never_closed_costs_its_own_row_alone(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text('a,b\n1,"open\n' + "".join(f"{n},text {n}\n" for n in range(2, 50)), encoding="utf-8")
+    rows = scan(path)
+    assert rows[0][1].startswith("x.csv, row 2 is not CSV: unexpected end of data.")
+    assert [row for _, row in rows[1:]] == [{"a": str(n), "b": f"text {n}"} for n in range(2, 50)]
+    assert [number for number, _ in rows] == list(range(2, 51))
+
+
+def test_columns_without_a_name_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text(",text,\n0,a,x\n", encoding="utf-8")
+    assert scan(path) == [(2, {"column 1": "0", "text": "a", "column 3": "x"})]
+    with open_table(path) as table:
+        assert (table.columns, list(table.rows)) == (("text",), [(2, {"text": "a"})])
+
+
+def test_parquet_values_that_python_cannot_hold(tmp_path: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    path = tmp_path / "x.parquet"
+    columns = {
+        "far": pyarrow.array([10_000_000], pyarrow.date32()),
+        "long": pyarrow.array([2**62], pyarrow.duration("s")),
+        "bad": pyarrow.array([b"a\xff"], pyarrow.binary()).view(pyarrow.string()),
+        "nested": pyarrow.array([[1]], pyarrow.list_(pyarrow.timestamp("ns"))),
+    }
+    parquet.write_table(pyarrow.table(columns), path)
+    ((number, row),) = scan(path)
+    assert (number, row["bad"], type(row["bad"])) == (1, b"a\xff", NotUtf8)
+    assert all(isinstance(row[name], str) for name in ("far", "long"))
+    with scan_table(path) as table:
+        assert [table.fraction_read() for _ in table.rows] == [1.0]
+
+
 def test_json_lines(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_bytes(b'[1]\n{"a": "\xff", "b": 1}\nno\n{"a": 1, "a": 2}\n')

@@ -115,15 +115,17 @@ class _Pace:
 class _RowLines:
     def __init__(self) -> None:
         self._pace, self._printed_at = _Pace(), time.monotonic()
+        self._first: float | None = None  # of the input, which an earlier run had answered
 
     def show(self, done: int, fraction: float | None) -> None:
         rate, now = self._pace.rate(done), time.monotonic()
+        self._first = fraction if self._first is None else self._first
         if now - self._printed_at < LINE_EVERY:
             return
         self._printed_at = now
         said = f"{done:,} rows, {rate:,.0f} rows/s"
-        if fraction:
-            left = (now - self._pace.began) * (1 - fraction) / fraction
+        if fraction and self._first is not None and fraction > self._first:
+            left = (now - self._pace.began) * (1 - fraction) / (fraction - self._first)
             said += f", about {left / 60:,.0f} min left"
         ERR.print(said, soft_wrap=True)
 

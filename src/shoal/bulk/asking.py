@@ -124,15 +124,25 @@ def ask(model: Model, rows: Sequence[Mapping[str, Any]]) -> list[Answer]:
     So a bad row ends up alone and with its own error, and all others are answered.
     """
     try:
-        outputs = model.call({name: [row[name] for row in rows] for name in rows[0]})
+        outputs = model.call({name: _column([row[name] for row in rows]) for name in rows[0]})
     except _FATAL:
         raise
     except ShoalError as error:
         if len(rows) == 1:
+            model.check_well()
             return [str(error)]
         half = len(rows) // 2
         return ask(model, rows[:half]) + ask(model, rows[half:])
     return _rows(model, outputs, len(rows))
+
+
+def _column(values: list[Any]) -> list[Any] | Array:
+    """A value a row; a list among them is a value that is refused, not a dimension."""
+    if not any(isinstance(value, list | dict) for value in values):
+        return values
+    array = np.empty(len(values), np.object_)
+    array[:] = values
+    return array
 
 
 def _rows(model: Model, outputs: Mapping[str, Array], num_rows: int) -> list[Answer]:

@@ -30,6 +30,9 @@ class Format(Protocol):
     def header(self) -> bytes:
         """What stands before the first row."""
 
+    def admit(self, scored: Scored) -> Scored:
+        """The row, or its error where the format has no place for what it holds."""
+
     def encode(self, rows: Sequence[Scored]) -> bytes:
         """The rows, to be appended to what was encoded before."""
 
@@ -44,15 +47,29 @@ class Layout:
     columns: tuple[str, ...]
     added: Mapping[str, TensorSpec]
 
-    def check(self, columns: Iterable[str], where: str) -> None:
-        """Check that no answer would take the place of something that the input has.
+    @property
+    def reserved(self) -> tuple[str, ...]:
+        """The columns of the answers and the errors."""
+        return (*self.added, ERROR)
+
+    def check(self, source: str) -> None:
+        """Check that no answer takes the place of a column, or of another answer.
 
         Raises:
             InputError: a column of that name is there.
         """
-        taken = [name for name in (*self.added, ERROR) if name in columns]
+        taken = [name for name in self.reserved if name in self.columns]
         if taken:
-            raise InputError(f"{where} has a column {taken[0]!r}, where an answer would go.", "Rename that column.")
+            raise InputError(f"{source} has a column {taken[0]!r}, where an answer would go.", "Rename that column.")
+        if ERROR in self.added:
+            raise InputError(f"The model gives an output {ERROR!r}, where errors go.", "Ask it with shoal.Client.")
+
+    def refuse(self, scored: Scored, name: str, why: str) -> Scored:
+        """The row with an error in the place of its answer, and without the value that has no place."""
+        assert not isinstance(scored.row, ArtifactError)
+        row = {key: value for key, value in scored.row.items() if key not in self.reserved}
+        said = f"Row {scored.number} has a column {shorten(name)} ({shorten(scored.row[name])}), {why}"
+        return Scored(scored.number, row, said)
 
 
 def answered(scored: Scored) -> dict[str, Any]:
@@ -70,13 +87,12 @@ class JsonLines:
     def header(self) -> bytes:
         return b""
 
-    def encode(self, rows: Sequence[Scored]) -> bytes:
-        return b"".join(map(self._line, rows))
+    def admit(self, scored: Scored) -> Scored:
+        taken = [name for name in self._layout.reserved if name in scored.row] if isinstance(scored.row, dict) else []
+        return self._layout.refuse(scored, taken[0], "where an answer would go.") if taken else scored
 
-    def _line(self, scored: Scored) -> bytes:
-        if not isinstance(scored.row, ArtifactError):
-            self._layout.check(scored.row, f"Row {scored.number}")
-        return dump_json(answered(scored))
+    def encode(self, rows: Sequence[Scored]) -> bytes:
+        return b"".join(dump_json(answered(scored)) for scored in rows)
 
     def finish(self, payloads: Payloads, path: Path) -> None:
         write_all(path, payloads())
@@ -98,31 +114,29 @@ def as_text(value: object) -> str:
     return str(isoformat() if isoformat else value)
 
 
-class Csv:
+class Csv(JsonLines):
     """Commas, quotes doubled within quotes, ``\\n`` at the ends of lines; ``error`` is the last column.
 
     The header is the first row's columns and those of the answers. Bytes that were no UTF-8 are written as they came.
     """
 
     def __init__(self, layout: Layout) -> None:
+        super().__init__(layout)
         self._names = [*layout.columns, *layout.added, ERROR]
-        self._known = set(self._names)
+        self._known = set(layout.columns)
 
     def header(self) -> bytes:
-        return _csv_lines([self._names])
+        return _csv_lines([[writable(name) for name in self._names]])
+
+    def admit(self, scored: Scored) -> Scored:
+        others = [name for name in scored.row if name not in self._known] if isinstance(scored.row, dict) else []
+        if others:
+            why = "which the first row has not; CSV cannot hold it, .jsonl can."
+            return self._layout.refuse(scored, others[0], why)
+        return super().admit(scored)
 
     def encode(self, rows: Sequence[Scored]) -> bytes:
-        return _csv_lines([self._cells(scored) for scored in rows])
-
-    def _cells(self, scored: Scored) -> list[str]:
-        row = answered(scored)
-        if not row.keys() <= self._known:
-            others = [name for name in row if name not in self._known]
-            raise ArtifactError(
-                f"Row {scored.number} has a column {shorten(others[0])}, which the first row has not.",
-                "CSV cannot hold it: write .jsonl.",
-            )
-        return [_csv_cell(row.get(name)) for name in self._names]
+        return _csv_lines([_csv_cell(row.get(name)) for name in self._names] for row in map(answered, rows))
 
     def finish(self, payloads: Payloads, path: Path) -> None:
         write_all(path, chain([self.header()], payloads()))
@@ -145,12 +159,17 @@ def _csv_cell(value: Any) -> str:
     if isinstance(value, NotUtf8):
         return value.decode("utf-8", "surrogateescape")
     if isinstance(value, str):
-        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
+        return writable(value)
     if value is None:
         return ""
     if isinstance(value, bool | dict | list):
-        return json.dumps(value, ensure_ascii=False, default=as_text)
+        return writable(json.dumps(value, ensure_ascii=False, default=as_text))
     return as_text(value)
+
+
+def writable(text: str) -> str:
+    """``text`` with escapes for lone surrogates, which UTF-8 has no form for."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def write_all(path: Path, parts: Iterable[bytes]) -> None:

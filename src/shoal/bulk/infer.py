@@ -51,8 +51,10 @@ def make_feed(
         ArtifactError: the table has no such column.
     """
     columns, constants = dict(columns or {}), dict(constants or {})
-    for name in (*columns, *constants):
-        model.check_input(name)
+    specs = {name: model.find_input(name) for name in (*columns, *constants)}
+    for name, value in constants.items():
+        if value.is_integer() and specs[name].numpy_dtype.kind in "iu":
+            constants[name] = int(value)
     twice = sorted((columns.keys() & constants.keys()) | ({model.text_input} & {*columns, *constants}))
     if twice:
         raise InputError(f"The input {twice[0]} is given twice.", "Give it once: as a number, or by its column.")
@@ -78,7 +80,7 @@ def make_format(kind: str, table: Table[Row], model: Model, origin: Path | None 
         SetupError: the library for Parquet is not installed.
     """
     layout = Layout(table.columns, {model.columns[spec.name]: spec for spec in model.outputs})
-    layout.check(table.columns, table.source.name)
+    layout.check(table.source.name)
     if kind == ".csv":
         return Csv(layout)
     if kind == ".jsonl":
@@ -90,23 +92,14 @@ def make_format(kind: str, table: Table[Row], model: Model, origin: Path | None 
     raise InputError(f"Answers cannot be written as {kind!r}.", f"Known: {', '.join(OUTPUT_KINDS)}.")
 
 
-def rehearse(model: Model, constants: Mapping[str, float]) -> None:
-    """Ask for one text: what is wrong with the server, or with numbers given for every row, shows before the first.
-
-    Raises:
-        InputError: a number is refused.
-        ServerError: no server answers, or it cannot.
-    """
-    model.call({model.text_input: ["A text."], **{name: [value] for name, value in constants.items()}})
-
-
 def infer_to_stream(
     table: Table[Row], model: Model, feed: Feed, form: Format, stream: BinaryIO, on_rows: OnRows
 ) -> Summary:
     """Write the answers as they come, in order."""
     done = failed = 0
     stream.write(form.header())
-    for window in score(table.rows, model, feed):
+    for scored in score(table.rows, model, feed):
+        window = list(map(form.admit, scored))
         stream.write(form.encode(window))
         stream.flush()
         done, failed = done + len(window), failed + _count_failed(window)
@@ -134,13 +127,17 @@ def infer_to_file(
         InputError: the settings or rows are others, or the output is there already.
         SetupError: the output cannot be written.
     """
+    output = output.resolve()  # through a link, the file that it names is written
+    if output.is_dir():
+        raise InputError(f"{output} is a folder.", "Name a file in it.")
     if output.exists() and not (is_fresh or partial_path(output).exists()):
         raise InputError(f"{output} exists; it will not be replaced.", "Name another file, or replace it: --fresh")
     with open_journal(output, settings, is_fresh=is_fresh) as journal:
         rows = _Hashed(table.rows)
         _skip(rows, journal, table)
         on_rows(journal.num_rows, table.fraction_read())
-        for window in score(rows, model, feed):
+        for scored in score(rows, model, feed):
+            window = list(map(form.admit, scored))
             done = journal.num_rows + len(window)
             failed = _count_failed(window)
             journal.append(form.encode(window), num_rows=len(window), num_failed=failed, digest=rows.digest_after(done))
@@ -152,7 +149,8 @@ def infer_to_file(
 def _skip(rows: _Hashed, journal: Journal, table: Table[Row]) -> None:
     """Pass over what has been answered."""
     skipped = sum(1 for _ in islice(rows, journal.num_rows))
-    if skipped < journal.num_rows or (skipped and rows.digest_after(skipped) != journal.digest):
+    digest = rows.begin_windows()
+    if skipped < journal.num_rows or (skipped and digest != journal.digest):
         raise InputError(
             f"The first {journal.num_rows:,} rows of {table.source.name} are not those that {journal.path.name} has"
             " answers for.",
@@ -178,27 +176,35 @@ def _count_failed(window: list[Scored]) -> int:
 
 
 class _Hashed:
-    """Rows as they are read, and a digest of all up to the ends of windows."""
+    """Rows as they are read, and a digest of all up to the end of each window."""
 
     def __init__(self, rows: Iterator[tuple[int, Row]]) -> None:
         self._rows = rows
         self._hash = hashlib.sha256()
         self._digests: dict[int, str] = {}
-        self._num_rows = 0
+        self._num_rows = self._next_end = 0
 
     def __iter__(self) -> Iterator[tuple[int, Row]]:
         return self
 
     def __next__(self) -> tuple[int, Row]:
-        number, row = next(self._rows)
+        try:
+            number, row = next(self._rows)
+        except StopIteration:
+            self._digests[self._num_rows] = self._hash.hexdigest()
+            raise
         self._hash.update(repr(row).encode("utf-8", "surrogatepass"))
         self._num_rows += 1
-        if self._num_rows % WINDOW == 0:
+        if self._num_rows == self._next_end:
             self._digests[self._num_rows] = self._hash.hexdigest()
+            self._next_end += WINDOW
         return number, row
 
+    def begin_windows(self) -> str:
+        """The digest of all rows so far, behind which the first window begins."""
+        self._next_end = self._num_rows + WINDOW
+        return self._hash.hexdigest()
+
     def digest_after(self, num_rows: int) -> str:
-        """The digest of the first ``num_rows`` rows: whole windows, or all that were read; asked for in order."""
-        digest = self._digests.get(num_rows) or self._hash.hexdigest()
-        self._digests = {number: kept for number, kept in self._digests.items() if number > num_rows}
-        return digest
+        """The digest of the first ``num_rows`` rows, where a window ends."""
+        return self._digests.pop(num_rows)

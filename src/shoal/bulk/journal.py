@@ -13,14 +13,14 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from shoal.errors import InputError, SetupError
 from shoal.tables import shorten
 
-_FORMAT = 1
-_BEGIN_ANEW = "Begin anew: --fresh"
+MARK, _FORMAT = "shoal infer", 1
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Journal:
     """
 
     path: Path
-    file: BinaryIO
+    file: FileIO  # without a buffer: what a full disk has not taken would be written again when it is closed
     num_rows: int = 0
     num_failed: int = 0
     digest: str = ""
@@ -42,10 +42,15 @@ class Journal:
             "rows": num_rows, "failed": num_failed, "input": digest,
             "bytes": len(payload), "sha256": hashlib.sha256(payload).hexdigest(),
         }  # fmt: skip
-        with written(self.path):
-            self.file.write(json.dumps(entry).encode() + b"\n" + payload)
-            self.file.flush()
+        self.write(json.dumps(entry).encode() + b"\n" + payload)
         self._count(entry)
+
+    def write(self, content: bytes) -> None:
+        """Write all of it."""
+        rest = memoryview(content)
+        with written(self.path):
+            while rest:
+                rest = rest[self.file.write(rest) :]
 
     def _count(self, entry: Mapping[str, Any]) -> None:
         self.num_rows += entry["rows"]
@@ -54,28 +59,30 @@ class Journal:
 
     def payloads(self) -> Iterator[bytes]:
         """What was kept, from the beginning."""
-        self.file.seek(0)
-        self.file.readline()
-        while line := self.file.readline():
-            yield self.file.read(json.loads(line)["bytes"])
+        with self.path.open("rb") as file:
+            file.readline()
+            while line := file.readline():
+                yield file.read(json.loads(line)["bytes"])
 
     def read_back(self) -> None:
-        """Count the frames from here on that are whole, and cut off what follows them."""
-        end = self.file.tell()
-        while entry := self._read_frame():
-            self._count(entry)
-            end = self.file.tell()
-        self.file.seek(end)
-        self.file.truncate()
+        """Count the frames that are whole, and cut off what follows them."""
+        with self.path.open("rb") as file:
+            file.readline()
+            end = file.tell()
+            while entry := _read_frame(file):
+                self._count(entry)
+                end = file.tell()
+        self.file.truncate(end)
 
-    def _read_frame(self) -> dict[str, Any] | None:
-        try:
-            entry = json.loads(self.file.readline())
-            payload = self.file.read(entry["bytes"])
-            is_whole = hashlib.sha256(payload).hexdigest() == entry["sha256"]
-        except (ValueError, KeyError, TypeError):
-            return None
-        return dict(entry) if is_whole else None
+
+def _read_frame(file: BinaryIO) -> dict[str, Any] | None:
+    try:
+        entry = json.loads(file.readline())
+        payload = file.read(entry["bytes"])
+        is_whole = hashlib.sha256(payload).hexdigest() == entry["sha256"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return dict(entry) if is_whole else None
 
 
 def partial_path(output: Path) -> Path:
@@ -88,55 +95,49 @@ def open_journal(output: Path, settings: Mapping[str, Any], *, is_fresh: bool) -
     """The journal of ``output``, begun or gone on with. It stays: whoever has written the output removes it.
 
     Raises:
-        InputError: it was begun with other settings, which are named.
+        InputError: it was begun with other settings, which are named, or is not one of shoal's.
         SetupError: another process writes it, or the folder cannot be written.
     """
     path = partial_path(output)
     with written(path), ExitStack() as held:
-        file = held.enter_context(path.open("a+b"))
+        file = held.enter_context(path.open("ab", buffering=0))
         _lock(file, path)
         journal = Journal(path, file)
-        _begin(journal, {"shoal infer": _FORMAT, **json.loads(json.dumps(dict(settings)))}, is_fresh=is_fresh)
+        _begin(journal, json.loads(json.dumps(dict(settings))), is_fresh=is_fresh)
         keep_open = held.pop_all()
     with keep_open:
         yield journal
 
 
-def _begin(journal: Journal, header: Mapping[str, Any], *, is_fresh: bool) -> None:
-    file, wanted = journal.file, json.dumps(header).encode() + b"\n"
-    file.seek(0)
-    line = file.readline()
-    if line == wanted and not is_fresh:
-        file.seek(len(line))
+def _begin(journal: Journal, settings: Mapping[str, Any], *, is_fresh: bool) -> None:
+    wanted = json.dumps({MARK: _FORMAT, **{name: settings[name] for name in sorted(settings)}})
+    with journal.path.open("rb") as file:
+        line = file.readline()
+    is_begun = line.endswith(b"\n")
+    if not f'{{"{MARK}": '.startswith(line.decode("ascii", "replace")[: len(MARK) + 5]):
+        raise InputError(f"{journal.path} is none of shoal's.", "Move it away, or name another output.")
+    if is_begun and not is_fresh:
+        _check_settings(json.loads(line), json.loads(wanted), journal.path)
         journal.read_back()
-    elif is_fresh or wanted.startswith(line):  # none, or one that was being written
-        file.truncate(0)
-        file.write(wanted)
-        file.flush()
-    else:
-        _check_header(line, header, journal.path)
+    else:  # none, or one whose header was being written
+        journal.file.truncate(0)
+        journal.write(wanted.encode() + b"\n")
 
 
-def _lock(file: BinaryIO, path: Path) -> None:
+def _lock(file: FileIO, path: Path) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise SetupError(f"Another process is writing {path}.", "Wait for it, or name another output.") from None
 
 
-def _check_header(line: bytes, header: Mapping[str, Any], path: Path) -> None:
-    try:
-        begun = dict(json.loads(line))
-    except (ValueError, TypeError):
-        begun = {}
-    if "shoal infer" not in begun:
-        raise InputError(f"{path} is none of shoal's.", "Move it away, or name another output.")
-    for name in (*header, *begun):
-        if header.get(name) != begun.get(name):
+def _check_settings(begun: Mapping[str, Any], wanted: Mapping[str, Any], path: Path) -> None:
+    for name in (*wanted, *begun):
+        if wanted.get(name) != begun.get(name):
             raise InputError(
                 f"{path} was begun with another {name.replace('_', ' ')}: {shorten(begun.get(name))},"
-                f" now {shorten(header.get(name))}.",
-                _BEGIN_ANEW,
+                f" now {shorten(wanted.get(name))}.",
+                "Begin anew: --fresh",
             )
 
 

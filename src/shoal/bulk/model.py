@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shoal.component.spec import STRING, TensorSpec
 from shoal.component.tensors import Array
-from shoal.errors import InputError
+from shoal.errors import InputError, ServerError
 from shoal.serving.client import Client
 from shoal.serving.local import Pipeline
 
@@ -27,6 +27,38 @@ class Model:
     call: Callable[[Mapping[str, Any]], Mapping[str, Array]]
     max_rows: int = ROWS
     num_callers: int = SERVED_REQUESTS
+    sample: Mapping[str, Any] | None = None  # a request that was answered once
+
+    def check_well(self) -> None:
+        """Check, where a row was refused, that it is the row: a server may lose a model, or get another of its name.
+
+        Raises:
+            ServerError: what was answered before is not any more.
+        """
+        if self.sample is not None:
+            try:
+                self.call(self.sample)
+            except InputError as error:
+                raise ServerError(
+                    f"Model {self.name} refuses what it answered before: {error.what}", error.fix
+                ) from None
+
+    def rehearsed(self, constants: Mapping[str, float], *, must_answer: bool = True) -> Model:
+        """The model after a request for one text: what is wrong with the server, or with numbers given for every row,
+        shows before the first.
+
+        Raises:
+            InputError: it is refused, unless it need not be answered since rows give other inputs too.
+            ServerError: no server answers, or it cannot.
+        """
+        sample = {self.text_input: ["A text."], **{name: [value] for name, value in constants.items()}}
+        try:
+            self.call(sample)
+        except InputError:
+            if must_answer:
+                raise
+            return self
+        return replace(self, sample=sample)
 
     @property
     def text_input(self) -> str:
@@ -40,15 +72,16 @@ class Model:
                 return spec.name
         raise InputError(f"Model {self.name} takes no text.", "Name an ensemble that does: --model NAME")
 
-    def check_input(self, name: str) -> None:
-        """Check that the model has an input of this name.
+    def find_input(self, name: str) -> TensorSpec:
+        """The declaration of an input.
 
         Raises:
-            InputError: it has not.
+            InputError: the model has none of this name.
         """
-        names = [spec.name for spec in self.inputs]
-        if name not in names:
-            raise InputError(f"There is no input {name}.", f"Inputs: {', '.join(names)}.")
+        for spec in self.inputs:
+            if spec.name == name:
+                return spec
+        raise InputError(f"There is no input {name}.", f"Inputs: {', '.join(spec.name for spec in self.inputs)}.")
 
     @property
     def columns(self) -> dict[str, str]:

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from shoal.bulk.asking import Scored
-from shoal.bulk.formats import ERROR, JsonLines, Layout, Payloads, as_text, dump_json
+from shoal.bulk.formats import ERROR, JsonLines, Layout, Payloads, as_text, dump_json, writable
 from shoal.component.spec import STRING, TensorSpec
 from shoal.errors import ArtifactError, needs
+from shoal.tables.binary import BUFFER
 
-_GROUP_ROWS = 16_384  # rows of a row group, which are in memory together
+_GROUP_ROWS = 4096  # rows of a row group, which are in memory together
 _EXACT = 2**53  # whole numbers up to this one are FP64's too
 
 
@@ -50,7 +51,7 @@ class Parquet(JsonLines):
         own = {field.name for field in self._added}
         kinds = _find_kinds(name_value for row in _lines(payloads) for name_value in row.items())
         fields = [
-            self._arrow.field(name, getattr(self._arrow, _arrow_name(seen))())
+            self._arrow.field(writable(name), getattr(self._arrow, _arrow_name(seen))())
             for name, seen in kinds.items()
             if name not in own
         ]
@@ -73,7 +74,7 @@ class Parquet(JsonLines):
 
         def groups() -> Iterator[Any]:
             answers = _lines(payloads)
-            with parquet.ParquetFile(origin, pre_buffer=False) as file:
+            with parquet.ParquetFile(origin, pre_buffer=False, buffer_size=BUFFER) as file:
                 for batch in file.iter_batches(batch_size=_GROUP_ROWS, use_threads=False):
                     rows = list(islice(answers, batch.num_rows))
                     if len(rows) < batch.num_rows:
@@ -86,7 +87,9 @@ class Parquet(JsonLines):
 
 def _type(arrow: Any, spec: TensorSpec) -> Any:
     kind = arrow.string() if spec.dtype == STRING else arrow.from_numpy_dtype(spec.numpy_dtype)
-    return kind if spec.dims == (1,) else arrow.list_(kind)
+    for _ in () if spec.dims == (1,) else spec.dims:
+        kind = arrow.list_(kind)
+    return kind
 
 
 def _lines(payloads: Payloads) -> Iterator[dict[str, Any]]:
@@ -122,12 +125,13 @@ def _arrow_name(seen: set[str]) -> str:
 
 
 def _with_texts(row: Mapping[str, Any], texts: set[str]) -> dict[str, Any]:
-    return {name: _as_string(value) if name in texts else value for name, value in row.items()}
+    named = {writable(name): value for name, value in row.items()}
+    return {name: _as_string(value) if name in texts else value for name, value in named.items()}
 
 
 def _as_string(value: Any) -> str | None:
     if value is None:
         return None
     if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode()
-    return json.dumps(value, ensure_ascii=False, default=as_text)
+        return writable(value)
+    return writable(json.dumps(value, ensure_ascii=False, default=as_text))

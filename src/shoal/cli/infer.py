@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -73,8 +73,10 @@ def infer(
         chosen = held.enter_context(
             _open_model(model, where, repository, url, protocol, timeout, max_rows=batch_size, num_callers=concurrency)
         )
-        constants, fed = dict(map(_parse_number, values or ())), dict(map(_parse_column, columns or ()))
-        job = {"model": chosen.name, "place": where, "batch_size": chosen.max_rows}
+        constants, fed = _distinct(map(_parse_number, values or ())), _distinct(map(_parse_column, columns or ()))
+        scored_by = {"server": url or "here"} if where == "server" else {"repository": _digest(repository)}
+        answers = {spec.name: [spec.dtype, *spec.dims] for spec in chosen.outputs}
+        job = {"model": chosen.name, "place": where, **scored_by, "batch_size": chosen.max_rows, "answers": answers}
         summary = _run(
             chosen, table, origin, output, form, as_json=as_json, text_column=text_column, columns=fed,
             constants=constants, job=job, is_fresh=fresh,
@@ -98,9 +100,10 @@ def _run(
     job: Mapping[str, Any],
     is_fresh: bool,
 ) -> Summary:
-    from shoal.bulk.infer import infer_to_file, infer_to_stream, make_feed, make_format, rehearse
+    from shoal.bulk.infer import infer_to_file, infer_to_stream, make_feed, make_format
 
     feed = make_feed(model, table, text_column=text_column, columns=columns, constants=constants)
+    model = model.rehearsed(feed.constants, must_answer=not columns)
     if output:
         job = {
             **job,
@@ -110,12 +113,8 @@ def _run(
             "column": columns,
         }
         written = make_format(output.suffix.lower(), table, model, origin)
-        if not columns:
-            rehearse(model, constants)
         with show_rows() as show, _say_what_is_kept(output):
             return infer_to_file(table, model, feed, written, output, settings=job, on_rows=show, is_fresh=is_fresh)
-    if not columns:
-        rehearse(model, constants)
     if form == "table" or as_json:
         return _show(table, model, feed, text_column, as_json=as_json)
     with show_rows() as show:
@@ -213,6 +212,25 @@ def _ensemble_of(repository: Path) -> str:
             "Name the repository and the ensemble: --repository DIR --model NAME",
         )
     return name
+
+
+def _digest(repository: Path) -> str:
+    """What tells this repository from another: its identity, or where it was not composed, its files."""
+    from shoal.component.bundle import sha256
+    from shoal.repository.compose import read_manifest
+
+    identity = read_manifest(repository).get("identity")
+    files = sorted(path for path in repository.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return str(identity or [[str(path.relative_to(repository)), sha256(path)] for path in files])
+
+
+def _distinct(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    given: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in given:
+            raise InputError(f"The input {name} is given twice.", "Give it once.")
+        given[name] = value
+    return given
 
 
 def _find_ensemble(client: Client) -> str:

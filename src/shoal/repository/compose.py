@@ -209,6 +209,15 @@ def launch_flags(repository: Path) -> list[str]:
 
 
 def read_manifest(repository: Path) -> dict[str, Any]:
-    """The manifest of a composed repository; empty where there is none."""
+    """The manifest of a composed repository; empty where there is none.
+
+    Raises:
+        ArtifactError: it is damaged.
+    """
     path = repository / MANIFEST
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+    if not path.is_file():
+        return {}
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise ArtifactError(f"{path} is damaged: {error}.", "Compose again.") from None

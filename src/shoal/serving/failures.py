@@ -47,6 +47,10 @@ class TooManyRowsError(InputError):
     limit = 0
 
 
+class ModelRefusalError(InputError):
+    """A model refused what it was given, not Triton's core: what the server has is as it was."""
+
+
 class RestrictedError(ServerError):
     """The server keeps this part of its interface to its administrators."""
 
@@ -79,7 +83,7 @@ def grpc_failure(code: str, details: str) -> CallError:
     """What a gRPC status other than OK means; ``code`` is its name."""
     if code == "DEADLINE_EXCEEDED":
         return CallError(Kind.LATE, details)
-    if _NO_CONNECTION.search(details):
+    if code == "UNAVAILABLE" and _NO_CONNECTION.search(details):
         reason = re.sub(r"^.*last error: \w+: ", "", details)
         return CallError(Kind.ALIEN if _NO_HTTP2.search(reason) else Kind.ABSENT, _plain(reason))
     if code in ("INVALID_ARGUMENT", "NOT_FOUND"):
@@ -213,7 +217,7 @@ def _refused(message: str, call: Call, url: str) -> InputError:
         error = found and say(found, call)
         if error:
             return error
-    return InputError(_shifted(message, call.first_row))
+    return ModelRefusalError(_shifted(message, call.first_row))
 
 
 def _shifted(message: str, first_row: int) -> str:

@@ -20,7 +20,15 @@ from shoal.component.tensors import Array
 from shoal.errors import InputError
 from shoal.serving.arrays import count_rows, read_arrays
 from shoal.serving.calls import Answer, Call, Method, Parameter, check_outputs, dtype_name, join, split
-from shoal.serving.failures import PORTS, CallError, Kind, RestrictedError, Server, TooManyRowsError
+from shoal.serving.failures import (
+    PORTS,
+    CallError,
+    Kind,
+    ModelRefusalError,
+    RestrictedError,
+    Server,
+    TooManyRowsError,
+)
 from shoal.serving.wire import RESERVED
 
 T = TypeVar("T")
@@ -163,12 +171,12 @@ class Conversations:
         self._described.pop(model, None)
         self._sizes.pop(model, None)
 
-    def describe(self, model: str) -> Conversation[Described]:
+    def describe(self, model: str, timeout: float | None = None) -> Conversation[Described]:
         """The model's tensors."""
         if not model:
             raise InputError("The model has no name.", "Name one that the server's repository holds.")
         if model not in self._described:
-            (metadata,) = yield [Call(Method.METADATA, model)]
+            (metadata,) = yield [Call(Method.METADATA, model, timeout=timeout)]
             self._described[model] = Described.from_metadata(metadata)
         return self._described[model]
 
@@ -177,16 +185,17 @@ class Conversations:
         (answer,) = yield [Call(Method.READY, model)]
         return bool(answer)
 
-    def max_batch_size(self, model: str) -> Conversation[int]:
+    def max_batch_size(self, model: str, timeout: float | None = None) -> Conversation[int]:
         """The most rows of one request; 0 where the first dimension does not count rows."""
         if model not in self._sizes:
-            described = yield from self.describe(model)
-            self._sizes[model] = (yield from self._ask_size(model, described)) if described.may_batch else 0
+            described = yield from self.describe(model, timeout)
+            size = (yield from self._ask_size(model, described, timeout)) if described.may_batch else 0
+            self._sizes[model] = size
         return self._sizes[model]
 
-    def _ask_size(self, model: str, described: Described) -> Conversation[int]:
+    def _ask_size(self, model: str, described: Described, timeout: float | None) -> Conversation[int]:
         try:
-            (config,) = yield [Call(Method.CONFIG, model)]
+            (config,) = yield [Call(Method.CONFIG, model, timeout=timeout)]
             return int(config["max_batch_size"])
         except RestrictedError:
             pass
@@ -194,7 +203,7 @@ class Conversations:
         # model that does not batch refuses this as well, so that nothing ever runs.
         claims = {s.name: np.broadcast_to(np.empty((), s.numpy_dtype), _claimed(s)) for s in described.inputs}
         try:
-            yield [Call(Method.PROBE, model, claims)]
+            yield [Call(Method.PROBE, model, claims, timeout=timeout)]
         except TooManyRowsError as refusal:
             return refusal.limit
         except InputError:
@@ -212,15 +221,16 @@ class Conversations:
         parameters: Mapping[str, Parameter] | None,
     ) -> Conversation[Answer]:
         """One request, in parts where it has more rows than the model takes at a time."""
+        timeout = None if timeout is None else check_timeout(timeout)
         is_fresh = model not in self._described
-        described = yield from self.describe(model)
+        described = yield from self.describe(model, timeout)
         try:
             names, arrays = _read(described, values, outputs)
         except InputError:
             if is_fresh:
                 raise
             self.forget(model)
-            described = yield from self.describe(model)
+            described = yield from self.describe(model, timeout)
             names, arrays = _read(described, values, outputs)
         call = Call(
             Method.INFER,
@@ -229,20 +239,21 @@ class Conversations:
             outputs=names,
             request_id=request_id,
             parameters=check_parameters(parameters or {}),
-            timeout=None if timeout is None else check_timeout(timeout),
+            timeout=timeout,
             known_inputs=tuple(spec.name for spec in described.inputs),
             known_outputs=described.output_names,
         )
         try:
             return (yield from self._send(call, described))
-        except InputError:
-            self.forget(model)
+        except InputError as error:
+            if not isinstance(error, ModelRefusalError):
+                self.forget(model)
             raise
 
     def _send(self, call: Call, described: Described) -> Conversation[Answer]:
         rows = set(call.rows.values())
         if described.may_batch and rows - {1}:  # one row is never too many
-            size = yield from self.max_batch_size(call.model)
+            size = yield from self.max_batch_size(call.model, call.timeout)
             if size and count_rows(call.arrays) > size:
                 parts = split(call, size)
                 return join(call, parts, (yield parts))

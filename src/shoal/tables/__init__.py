@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, Generic, TypeVar
 
 from shoal.errors import ArtifactError
 from shoal.tables.binary import open_parquet, open_xlsx
-from shoal.tables.common import NotUtf8, Row, Rows, Source, shorten, shorten_all
+from shoal.tables.common import NotUtf8, Opened, Row, Rows, Source, Unnamed, shorten, shorten_all
 from shoal.tables.text import TEXT, as_cell, not_utf8, open_csv, open_jsonl, open_lines
 
 __all__ = [
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 R = TypeVar("R")
-_Reader = Callable[[BinaryIO, Source, ExitStack], tuple[tuple[str, ...], Rows]]
+_Reader = Callable[[BinaryIO, Source, ExitStack], Opened]
 _READERS: dict[str, _Reader] = {
     ".csv": open_csv,
     ".jsonl": open_jsonl,
@@ -64,11 +64,11 @@ def scan_table(path: Path) -> Iterator[Table[Row]]:
     """The table in ``path``, by its ending; read as it is iterated, every row of it.
 
     * ``.csv``: UTF-8 with or without a byte-order mark, commas, quotes doubled within quotes. Missing last fields are
-      None. Columns without a name are left out.
+      None. Blank lines are no rows. A column without a name is called by its place: ``column 1``.
     * ``.jsonl``: an object a line. ``columns`` are the first object's; others may have more or fewer.
     * ``.parquet``: any types, as Python's.
-    * ``.xlsx``: the first sheet. Formulas are the values that were last computed, None where none ever was. Columns
-      without a name are left out.
+    * ``.xlsx``: the first sheet, its columns named as in CSV. Formulas are the values that were last computed, None
+      where none ever was.
     * ``.txt``: a text a line, in a column ``text``.
 
     A row that cannot be read is an ArtifactError in the place of its values; a cell that is not UTF-8 is ``NotUtf8``.
@@ -86,19 +86,20 @@ def scan_table(path: Path) -> Iterator[Table[Row]]:
             if read is None:
                 raise ArtifactError(f"{path.name} is none of {', '.join(_READERS)}.", "Save it as one of these.")
             before = os.fstat(file.fileno())
-            columns, rows = read(file, source, stack)
-        fraction = _fraction_read(file, before.st_size)
-        yield Table(source, columns, _watch(rows, path, before), fraction)
+            opened = read(file, source, stack)
+        fraction = opened.fraction_read or _fraction_read(file, before.st_size)
+        yield Table(source, opened.columns, _watch(opened.rows, path, before), fraction)
 
 
 @contextmanager
 def open_table(path: Path) -> Iterator[Table[dict[str, Any]]]:
     """As ``scan_table``, but the first row that cannot be read, or cell that is not UTF-8, is an error.
 
-    In CSV and Excel, rows without a value are left out.
+    In CSV and Excel, columns without a name and rows without a value are left out.
     """
     with scan_table(path) as table:
-        yield Table(table.source, table.columns, _demand(table), table.fraction_read)
+        columns = tuple(name for name in table.columns if not isinstance(name, Unnamed))
+        yield Table(table.source, columns, _demand(table, columns), table.fraction_read)
 
 
 @contextmanager
@@ -112,20 +113,22 @@ def open_stream(stream: BinaryIO, kind: str) -> Iterator[Table[Row]]:
         raise ArtifactError(f"{kind} cannot be read from standard input.", f"Known: {', '.join(STREAM_KINDS)}.")
     source = Source("standard input", kind)
     with ExitStack() as stack:
-        columns, rows = _READERS[kind](stream, source, stack)
-        yield Table(source, columns, rows, lambda: None)
+        opened = _READERS[kind](stream, source, stack)
+        yield Table(source, opened.columns, opened.rows, lambda: None)
 
 
 def _fraction_read(file: BinaryIO, size: int) -> Callable[[], float | None]:
-    """By bytes; Parquet is read from its end, and Excel in parts, so theirs is a guess."""
+    """By bytes; a guess where a file is not read from its beginning to its end."""
     return lambda: None if file.closed or not size else min(1.0, file.tell() / size)
 
 
-def _demand(table: Table[Row]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _demand(table: Table[Row], columns: tuple[str, ...]) -> Iterator[tuple[int, dict[str, Any]]]:
     are_blanks_skipped = table.source.kind in (".csv", ".xlsx")
     for number, row in table.rows:
         if isinstance(row, ArtifactError):
             raise row
+        if len(columns) < len(table.columns):
+            row = {name: row.get(name) for name in columns}
         for value in row.values():
             if isinstance(value, NotUtf8):
                 raise not_utf8(table.where(number), _first_wrong_byte(value))

@@ -8,51 +8,71 @@ from contextlib import ExitStack
 from typing import Any, BinaryIO
 
 from shoal.errors import ArtifactError, needs
-from shoal.tables.common import Rows, Source, by_name, check_distinct, name_columns, no_rows
+from shoal.tables.common import NotUtf8, Opened, Source, by_name, check_distinct, name_columns, no_rows
 
 _BATCH_ROWS = 1024  # of a Parquet file in memory at a time
+BUFFER = 2**20  # bytes of a Parquet column that are read at a time; without it, all of a row group's
 
 
-def open_parquet(file: BinaryIO, source: Source, stack: ExitStack) -> tuple[tuple[str, ...], Rows]:
+def open_parquet(file: BinaryIO, source: Source, stack: ExitStack) -> Opened:
     """Columns and rows of a Parquet file, in batches."""
     with needs("files"):
         import pyarrow
         from pyarrow import parquet
     try:
-        table = stack.enter_context(parquet.ParquetFile(file, pre_buffer=False))
+        table = stack.enter_context(parquet.ParquetFile(file, pre_buffer=False, buffer_size=BUFFER))
         columns = tuple(table.schema_arrow.names)
     except (pyarrow.ArrowException, OSError):
         raise ArtifactError(f"{source.name} is no Parquet file.", "Give the file the ending of what it is.") from None
     check_distinct(columns, source.name)
-    return columns, _parquet_rows(table, columns, source, (pyarrow.ArrowException, OSError, UnicodeDecodeError))
+    rows = _ParquetRows(table, columns, source, (pyarrow.ArrowException, OSError))
+    return Opened(columns, iter(rows), rows.fraction_read)
 
 
-def _parquet_rows(
-    table: Any, columns: tuple[str, ...], source: Source, damages: tuple[type[Exception], ...]
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    number = 0
-    try:
-        for batch in table.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
-            for place in range(batch.num_rows):
-                row = {name: _to_python(column[place]) for name, column in zip(columns, batch.columns, strict=True)}
-                number += 1
-                yield number, row
-    except damages as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise ArtifactError(
-            f"{source.name} is damaged at row {number + 1} or after: {reason}.", "Write or copy it again."
-        ) from None
+class _ParquetRows:
+    def __init__(
+        self, table: Any, columns: tuple[str, ...], source: Source, damages: tuple[type[Exception], ...]
+    ) -> None:
+        self._table, self._columns, self._source, self._damages = table, columns, source, damages
+        self._number, self._num_rows = 0, max(1, table.metadata.num_rows)
+
+    def fraction_read(self) -> float:
+        return float(self._number / self._num_rows)
+
+    def __iter__(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        try:
+            for batch in self._table.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
+                named = list(zip(self._columns, batch.columns, strict=True))
+                for place in range(batch.num_rows):
+                    row = {name: _to_python(column[place]) for name, column in named}
+                    self._number += 1
+                    yield self._number, row
+        except self._damages as error:
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            raise ArtifactError(
+                f"{self._source.name} is damaged at row {self._number + 1} or after: {reason}.",
+                "Write or copy it again.",
+            ) from None
 
 
 def _to_python(scalar: Any) -> Any:
-    """The value; as text where Python has nothing that holds it, such as nanoseconds."""
+    """The value; as text where Python has nothing that holds it, such as nanoseconds or the year 10000."""
     try:
         return scalar.as_py()
-    except ValueError:
-        return scalar.cast("string").as_py()
+    except UnicodeDecodeError:
+        return NotUtf8(scalar.cast("binary").as_py())
+    except (ValueError, OverflowError, LookupError):
+        return _as_shown(scalar) if scalar.type.num_fields else scalar.cast("string").as_py()
 
 
-def open_xlsx(file: BinaryIO, source: Source, stack: ExitStack) -> tuple[tuple[str, ...], Rows]:
+def _as_shown(scalar: Any) -> str:
+    """As Arrow shows the value: what is within it has no form in Python."""
+    import pyarrow
+
+    return " ".join(pyarrow.array([scalar], scalar.type).to_string().split())
+
+
+def open_xlsx(file: BinaryIO, source: Source, stack: ExitStack) -> Opened:
     """Columns and rows of a workbook's first sheet."""
     with needs("files"):
         import openpyxl
@@ -70,7 +90,7 @@ def open_xlsx(file: BinaryIO, source: Source, stack: ExitStack) -> tuple[tuple[s
     if first is None:
         raise no_rows(source)
     named = name_columns(first[1], source)
-    return tuple(named), ((number, by_name(cells, named)) for number, cells in records)
+    return Opened(tuple(named), ((number, by_name(cells, named)) for number, cells in records))
 
 
 def _sheet_rows(sheet: Any, source: Source) -> Iterator[tuple[int, Sequence[Any]]]:

@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import reprlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from shoal.errors import ArtifactError
 
 Row = dict[str, Any] | ArtifactError  # values by column, or why they cannot be read
 Rows = Iterator[tuple[int, Row]]
 
+
+class Opened(NamedTuple):
+    """What a reader gives: columns, rows, and how much has been read where the bytes do not say."""
+
+    columns: tuple[str, ...]
+    rows: Rows
+    fraction_read: Callable[[], float] | None = None
+
+
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 40
+
+
+class Unnamed(str):
+    """The name of a column that the file gives none."""
 
 
 class NotUtf8(bytes):
@@ -44,15 +57,16 @@ def shorten_all(values: Iterable[str]) -> str:
 
 
 def name_columns(header: Sequence[object], source: Source) -> dict[str, int]:
-    """Each named column's place in the header."""
+    """Each column's place in the header; those without a name are ``Unnamed``, after their place."""
     names = ["" if name is None else str(name) for name in header]
-    named = {name: place for place, name in enumerate(names) if name.strip()}
-    if not named:
+    given = [name for name in names if name.strip()]
+    if not given:
         raise ArtifactError(
             f"{source.name} has no header: its first row is blank.", "Name its columns in the first row."
         )
-    check_distinct([name for name in names if name.strip()], source.name)
-    return named
+    named = [name if name.strip() else Unnamed(f"column {place}") for place, name in enumerate(names, start=1)]
+    check_distinct(named, source.name)
+    return {name: place for place, name in enumerate(named)}
 
 
 def check_distinct(names: Iterable[str], where: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-import sys
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from io import TextIOWrapper
@@ -13,10 +13,23 @@ from itertools import chain
 from typing import Any, BinaryIO
 
 from shoal.errors import ArtifactError
-from shoal.tables.common import NotUtf8, Row, Rows, Source, by_name, check_distinct, name_columns, no_rows, shorten
+from shoal.tables.common import (
+    NotUtf8,
+    Opened,
+    Row,
+    Rows,
+    Source,
+    by_name,
+    check_distinct,
+    name_columns,
+    no_rows,
+    shorten,
+)
 
 TEXT = "text"  # the column that a plain text's lines stand in
 _NOT_UTF8 = re.compile("[\udc80-\udcff]")  # what `surrogateescape` makes of a byte that is not UTF-8
+_MAX_CELL = 2**24  # characters of a CSV cell; a quote that is never closed takes all to the end of the file
+_UNCLOSED = ("unexpected end of data", "field larger than field limit")
 _LOOK_AHEAD = 100  # rows: a file of which none of the first can be read is not what its name says
 
 
@@ -40,10 +53,10 @@ def as_cell(text: str) -> str | NotUtf8:
     return NotUtf8(text.encode("utf-8", "surrogateescape")) if _NOT_UTF8.search(text) else text
 
 
-def open_csv(file: BinaryIO, source: Source, stack: ExitStack) -> tuple[tuple[str, ...], Rows]:
+def open_csv(file: BinaryIO, source: Source, stack: ExitStack) -> Opened:
     """Columns and rows of CSV; a row is an error where its quotes or its number of fields are wrong."""
-    csv.field_size_limit(sys.maxsize)  # of the whole process; the default refuses texts of more than 128 KiB
-    records = _records(csv.reader(_open_text(file, stack, newline=""), strict=True), source)
+    csv.field_size_limit(_MAX_CELL)  # of the whole process; the default refuses texts of more than 128 KiB
+    records = _records(_Lines(_open_text(file, stack, newline="")), source)
     first = next(records, None)
     if first is None:
         raise no_rows(source)
@@ -52,23 +65,44 @@ def open_csv(file: BinaryIO, source: Source, stack: ExitStack) -> tuple[tuple[st
         raise header
     _check_utf8("".join(header), source.where(1))
     named = name_columns(header, source)
-    return tuple(named), _csv_rows(records, named, len(header), source)
+    return Opened(tuple(named), _csv_rows(records, named, len(header), source))
 
 
-def _records(reader: Iterator[list[str]], source: Source) -> Iterator[tuple[int, list[str] | ArtifactError]]:
-    number = 0
+class _Lines:
+    """Lines as csv takes them, which can be taken back."""
+
+    def __init__(self, lines: Iterable[str]) -> None:
+        self._lines, self._back = iter(lines), deque[str]()
+        self.taken: list[str] = []  # since the record began
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        line = self._back.popleft() if self._back else next(self._lines)
+        self.taken.append(line)
+        return line
+
+    def take_back(self) -> None:
+        """Give all but the record's first line again."""
+        self._back.extendleft(reversed(self.taken[1:]))
+
+
+def _records(lines: _Lines, source: Source) -> Iterator[tuple[int, list[str] | ArtifactError]]:
+    reader, number = csv.reader(lines, strict=True), 0
     while True:
         number += 1
+        lines.taken.clear()
         try:
             cells = next(reader)
         except StopIteration:
             return
-        except csv.Error as error:  # the reader goes on with the next line
-            where = source.where(number)
-            yield (
-                number,
-                ArtifactError(f"{where} is not CSV: {error}.", "Quote texts that have quotes, and double those."),
-            )
+        except csv.Error as error:
+            where, fix = source.where(number), "Quote texts that have quotes, and double those."
+            yield number, ArtifactError(f"{where} is not CSV: {error}.", fix)
+            if str(error).startswith(_UNCLOSED):
+                lines.take_back()  # the quote that was never closed must not cost the rows behind it
+                reader = csv.reader(lines, strict=True)
         else:
             yield number, cells
 
@@ -89,7 +123,7 @@ def _csv_rows(
             yield number, by_name(cells if is_clean else list(map(as_cell, cells)), named)
 
 
-def open_jsonl(file: BinaryIO, source: Source, stack: ExitStack) -> tuple[tuple[str, ...], Rows]:
+def open_jsonl(file: BinaryIO, source: Source, stack: ExitStack) -> Opened:
     """Columns of the first object, and rows; a row is an error where its line is no JSON object."""
     # Only "\n" ends a line: within JSON, "\r" is mere space.
     rows = _jsonl_rows(_open_text(file, stack, newline="\n"), source)
@@ -97,7 +131,7 @@ def open_jsonl(file: BinaryIO, source: Source, stack: ExitStack) -> tuple[tuple[
     for number, row in rows:
         seen.append((number, row))
         if not isinstance(row, ArtifactError):
-            return tuple(row), chain(seen, rows)
+            return Opened(tuple(row), chain(seen, rows))
         if len(seen) == _LOOK_AHEAD:
             break
     for _, row in seen:
@@ -143,9 +177,9 @@ def _parse_object(line: str, where: str) -> dict[str, Any]:
     raise ArtifactError(f"{where} is not JSON: {reason}.", "Write one JSON object a line.")
 
 
-def open_lines(file: BinaryIO, source: Source, stack: ExitStack) -> tuple[tuple[str, ...], Rows]:
+def open_lines(file: BinaryIO, source: Source, stack: ExitStack) -> Opened:
     """A text a line, blank ones too; U+2028 and the like end none."""
     del source
     lines = _open_text(file, stack, newline="\n")
     rows = ((number, {TEXT: as_cell(line.rstrip("\n").rstrip("\r"))}) for number, line in enumerate(lines, start=1))
-    return (TEXT,), rows
+    return Opened((TEXT,), rows)
