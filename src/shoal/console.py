@@ -130,19 +130,25 @@ class _RowLines:
         ERR.print(said, soft_wrap=True)
 
 
-def print_answers(names: Sequence[str], rows: Iterable[tuple[Any, dict[str, Any] | str]]) -> None:
-    """A line a text: its answers, or its error in red."""
-    table = Table("text", *(Column(name, justify="right") for name in names))
-    errors = []
+def print_table(names: Sequence[str], rows: Iterable[tuple[Any, Sequence[Any]]], title: str = "") -> None:
+    """A line a text, cut to what the values leave of the width."""
+    table = Table("text", *(Column(name, justify="right") for name in names), title=title or None)
     room = max(MIN_TEXT_WIDTH, OUT.width - sum(len(name) + 3 for name in names) - 4)
-    for number, (text, answer) in enumerate(rows, start=1):
-        if isinstance(answer, str):
-            errors.append(f"text {number}: {answer}")
-        values = ["-"] * len(names) if isinstance(answer, str) else [_cell(answer[name]) for name in names]
-        table.add_row(_short_text(text, room), *values)
+    for text, values in rows:
+        table.add_row(_short_text(text, room), *map(_cell, values))
     OUT.print(table)
-    for error in errors:
-        ERR.print(Text(error, style="red"), soft_wrap=True)
+
+
+def print_answers(names: Sequence[str], rows: Sequence[tuple[Any, dict[str, Any] | str]]) -> None:
+    """A line a text, with its answers; below, in red, the errors of those that have none."""
+    print_table(names, ((text, [_found(answer, name) for name in names]) for text, answer in rows))
+    for number, (_, answer) in enumerate(rows, start=1):
+        if isinstance(answer, str):
+            ERR.print(Text(f"text {number}: {answer}", style="red"), soft_wrap=True)
+
+
+def _found(answer: dict[str, Any] | str, name: str) -> Any:
+    return "-" if isinstance(answer, str) else answer[name]
 
 
 def _cell(value: Any) -> str:
@@ -154,15 +160,6 @@ def _short_text(text: Any, room: int) -> Text:
     line = Text(" ".join(shown[: 4 * room].encode("utf-8", "backslashreplace").decode().split()))
     line.truncate(room, overflow="ellipsis")
     return line
-
-
-def print_table(names: Sequence[str], rows: Iterable[tuple[str, Sequence[float]]], title: str = "") -> None:
-    """A line a text, cut to what the scores leave of the width."""
-    table = Table("text", *(Column(name, justify="right") for name in names), title=title or None)
-    room = max(MIN_TEXT_WIDTH, OUT.width - sum(len(name) + 3 for name in names) - 4)
-    for text, values in rows:
-        table.add_row(_short_text(text, room), *(f"{value:.3f}" for value in values))
-    OUT.print(table)
 
 
 def print_copies(copies: Copies) -> None:

@@ -12,10 +12,10 @@ from shoal.errors import InputError, ServerError
 from shoal.serving.client import Client
 from shoal.serving.local import Pipeline
 
-# Of a request to a server: it joins those that wait, and on a CPU batches of 8 are faster than ones of 32
+# Of a request to a server, which joins those that wait: on a CPU requests of 16 were faster than of 1, 8 or 32
 # (benchmarks/results/infer-*.json).
-SERVED_ROWS = 8
-SERVED_REQUESTS = 4  # at a time: enough that every step of the server has one to do and one that waits
+SERVED_ROWS = 16
+SERVED_REQUESTS = 3  # at a time: one in the encoder, one before it, one that waits
 LOCAL_ROWS = 32  # of a call in this process, where nobody joins them
 LOCAL_REQUESTS = 2  # at a time: one's text is read while the other's is in the encoder
 

@@ -14,7 +14,7 @@ import typer
 
 from shoal.cli.options import Json
 from shoal.console import ERR, plain, print_answers, print_json, show_rows
-from shoal.errors import InputError, ServerError
+from shoal.errors import InputError, ServerError, SetupError
 
 if TYPE_CHECKING:
     from shoal.bulk.infer import Summary
@@ -272,7 +272,7 @@ def _say_what_is_kept(output: Path) -> Iterator[None]:
     except KeyboardInterrupt:
         ERR.print(f"Interrupted. {plain(said)}", soft_wrap=True)
         raise typer.Exit(130) from None
-    except ServerError:
+    except (ServerError, SetupError):
         if kept.exists():
             ERR.print(plain(said), soft_wrap=True)
         raise

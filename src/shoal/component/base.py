@@ -16,7 +16,7 @@ from shoal.component.context import Context
 from shoal.component.ledger import BATCHES, ROWS
 from shoal.component.metrics import Metrics
 from shoal.component.self_test import check_stub
-from shoal.component.spec import REPOSITORY, ModelSpec
+from shoal.component.spec import OTHER_REPOSITORY, REPOSITORY, ModelSpec
 from shoal.component.tensors import Arrays
 from shoal.errors import ArtifactError, InputError, SetupError, ShoalError
 
@@ -182,7 +182,7 @@ def _refuse_foreign_repository(parameters: Mapping[str, Any], spec: ModelSpec) -
     wanted, own = parameters.get(REPOSITORY), spec.parameters.get(REPOSITORY, "")
     if wanted is not None and wanted != own:
         raise InputError(
-            f"The server has another repository: {own[:12] or 'one without a manifest'}, not {str(wanted)[:12]}.",
+            f"{OTHER_REPOSITORY}: {own[:12] or 'one without a manifest'}, not {str(wanted)[:12]}.",
             "Compose on both sides from the same artifacts, with the same version of shoal.",
         )
 

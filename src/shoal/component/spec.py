@@ -13,6 +13,7 @@ from shoal.errors import InputError
 
 STRING = "TYPE_STRING"
 REPOSITORY = "shoal_repository"  # of a model's configuration, and of a request: the digest of the repository it is for
+OTHER_REPOSITORY = "The server has another repository"  # how the refusal of one for another begins
 DTYPES = {
     "TYPE_BOOL": np.bool_,
     "TYPE_UINT8": np.uint8,
