@@ -11,7 +11,8 @@ from shoal.component.spec import TensorSpec
 from shoal.errors import InputError, ShoalError
 from shoal.serving.calls import Answer, Call, Parameter
 from shoal.serving.failures import CallError, Kind, connection_failure, explain, grpc_failure
-from shoal.serving.requests import Attempts, Conversation, Conversations, Settings, merge
+from shoal.serving.requests import Attempts, Conversation, Conversations
+from shoal.serving.settings import Settings, merge
 from shoal.serving.transports import channel_options
 from shoal.serving.wire import HEADER_LENGTH, HttpReply, from_grpc, from_http, to_grpc, to_http
 

@@ -12,7 +12,8 @@ from shoal.component.spec import TensorSpec
 from shoal.errors import InputError, ShoalError
 from shoal.serving.calls import Answer, Call, Parameter
 from shoal.serving.failures import CallError, explain
-from shoal.serving.requests import Attempts, Conversation, Conversations, Settings, merge
+from shoal.serving.requests import Attempts, Conversation, Conversations
+from shoal.serving.settings import Settings, merge
 from shoal.serving.transports import Grpc, Http, Transport
 
 T = TypeVar("T")
