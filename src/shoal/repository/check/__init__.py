@@ -1,0 +1,37 @@
+"""A repository's mistakes, found before Triton loads it: its own rules in its own words, and those it lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from shoal.environment.targets import Target, find_target
+from shoal.repository.check import fields
+from shoal.repository.check.findings import Finding, Place, Rule, Severity
+from shoal.repository.check.models import Repository, read_repository
+
+__all__ = ["RULES", "Finding", "Place", "Rule", "Severity", "check", "find_rule"]
+
+# Each has RULES, and find(model, repository), which never raises over what stands in a repository.
+FAMILIES = (fields,)
+RULES = {rule.id: rule for family in FAMILIES for rule in family.RULES}
+
+
+def check(path: Path | str, *, target: str | None = None) -> list[Finding]:
+    """Find the mistakes in a model repository, in one model's folder, or in leaf folders.
+
+    No server, no GPU and none of the models' libraries is needed; nothing in the repository is run. ``target`` is
+    ``embedded`` or a release of NVIDIA's container such as ``26.06``; None takes it from the manifest of a composed
+    repository, and leaves out what depends on the server where there is none.
+
+    Raises:
+        InputError: there is no such target, or ``path`` is nothing to check.
+    """
+    repository = read_repository(Path(path), find_target(target) if target else None)
+    return sorted(_find(repository), key=lambda f: (f.severity, str(f.place.path), f.place.line, f.rule.id, f.what))
+
+
+def _find(repository: Repository) -> Iterator[Finding]:
+    for model in repository.models:
+        for family in FAMILIES:
+            yield from family.find(model, repository)

@@ -1,0 +1,167 @@
+"""The text of a configuration: can it be read, does each field exist, is it filled in?"""
+
+from __future__ import annotations
+
+import difflib
+import re
+
+from shoal.repository.check.findings import Findings, Place, Rule, Severity
+from shoal.repository.check.locate import Node
+from shoal.repository.check.models import CONFIG, Model, Repository
+
+SYNTAX = Rule(
+    "config-syntax",
+    Severity.ERROR,
+    "A configuration must be a ModelConfig in protobuf's text format",
+    "Triton refuses the whole model, and names neither the field nor, often, the line that you would look at. An"
+    " ensemble has one scheduler: its steps. `dynamic_batching` beside them fails here too, since both are one choice.",
+    "core, src/model_repository_manager: ReadTextProto; the message is in the server's log only.",
+    'input [ { name: "X" data_type: FP32 dims: [ 4 ] } ]',
+    'input [ { name: "X" data_type: TYPE_FP32 dims: [ 4 ] } ]',
+    is_core=True,
+)
+UNKNOWN = Rule(
+    "unknown-field",
+    Severity.WARNING,
+    "A field that this machine's schema does not know",
+    "A newer Triton may have added it; the one you run refuses a configuration with a field that it does not know.",
+    "protobuf's text format; Triton's schema grows with each release (common, protobuf/model_config.proto).",
+    "max_batch_size: 8\nshiny_new_field: 1",
+    "max_batch_size: 8",
+    is_core=True,
+)
+MISSPELT = Rule(
+    "misspelt-field",
+    Severity.ERROR,
+    "A field that nearly is one",
+    "Triton refuses a configuration with a field that it does not know.",
+    'protobuf\'s text format: `Message type "inference.ModelConfig" has no field named ...`.',
+    "max_batchsize: 8",
+    "max_batch_size: 8",
+    is_core=True,
+)
+TOO_NEW = Rule(
+    "field-newer-than-target",
+    Severity.ERROR,
+    "A field that the target's release does not have yet",
+    "The server that the repository is for refuses the configuration.",
+    "The release branches of triton-inference-server/common, protobuf/model_config.proto.",
+    "ensemble_scheduling { max_inflight_requests: 8 step [ ... ] }  # for 24.10",
+    "ensemble_scheduling { step [ ... ] }  # for 24.10",
+    is_core=True,
+)
+LEFTOVER = Rule(
+    "template-leftover",
+    Severity.ERROR,
+    "A placeholder of a template that nobody filled in",
+    "As a number it does not parse; as a text the model gets `${...}` for a path or a setting, and fails far from here.",
+    "tensorrtllm_backend issues 61, 207, 364 and 672; server issue 8592.",
+    "max_batch_size: ${triton_max_batch_size}",
+    "max_batch_size: 8",
+    is_core=True,
+)
+ENCODING = Rule(
+    "config-unreadable",
+    Severity.ERROR,
+    "A configuration that is no text",
+    "A configuration is UTF-8, without NUL bytes, and readable by the user that the server runs as.",
+    "protobuf's text format.",
+    'name: "mod\\xe8le"  # in Latin-1',
+    'name: "modele"',
+    is_core=True,
+)
+RULES = (SYNTAX, UNKNOWN, MISSPELT, TOO_NEW, LEFTOVER, ENCODING)
+
+# By message and field: the release whose schema first has it.
+_FIRST = {("ensemble_scheduling", "max_inflight_requests"): (25, 11)}
+_PLACEHOLDER = re.compile(r"\$\{[^}\n]*\}")
+_CLOSE = 0.8  # of difflib's ratio; above it, a name is one that was mistyped
+
+
+def find(model: Model, repository: Repository) -> Findings:
+    """What is wrong with the text of ``config.pbtxt``."""
+    leftovers = list(_leftovers(model))
+    yield from leftovers
+    if model.problem and not leftovers:
+        what, line = model.problem
+        is_text = "UTF-8" not in what and "cannot be read" not in what
+        rule = SYNTAX if is_text and line else ENCODING
+        shown = _shown(model.text, line)
+        yield rule.at(
+            Place(model.path, line),
+            f"failed to read text proto: {what}{f'; the line is: {shown}' if shown else ''}.",
+            _advise(what, model.text) if rule is SYNTAX else f"Write {CONFIG} as UTF-8 text.",
+        )
+    if model.message is not None:
+        yield from _unknown(model, model.fields, model.message.DESCRIPTOR, repository, ())
+
+
+def _leftovers(model: Model) -> Findings:
+    for number, line in enumerate(model.text.split("\n"), start=1):
+        found = _PLACEHOLDER.search(_without_comment(line))
+        if found:
+            name = found[0][2:-1]
+            yield LEFTOVER.at(
+                Place(model.path, number), f"The placeholder {found[0]} was never filled in.", f"Give {name} a value."
+            )
+
+
+def _without_comment(line: str) -> str:
+    """``line`` up to a # that stands outside of quotes."""
+    return re.match(r"""(?:[^#"']|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|["'])*""", line)[0]  # type: ignore[index]
+
+
+def _shown(text: str, line: int) -> str:
+    lines = text.split("\n")
+    return lines[line - 1].strip()[:80] if 0 < line <= len(lines) else ""
+
+
+def _advise(what: str, text: str) -> str:
+    if "oneof" in what and "ensemble_scheduling" in text:
+        return "An ensemble has no batching of its own: take that out, and give its models theirs."
+    if "multiple" in what:
+        return "Keep one of the two."
+    enum = re.search(r'Enum type "inference\.(\w+(?:\.\w+)*)" has no value named (\S+)', what)
+    if enum:
+        known = _enum_values(enum[1])
+        close = difflib.get_close_matches(enum[2], known, 1, 0.5)
+        return f"Write {close[0]}." if close else f"Known: {', '.join(known)}."
+    return "Mend that line; the fields are those of Triton's ModelConfig."
+
+
+def _enum_values(name: str) -> list[str]:
+    from tritonclient.grpc import model_config_pb2
+
+    found = model_config_pb2
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return list(found.keys()) if found is not None else []
+
+
+def _unknown(model: Model, node: Node, message: object, repository: Repository, path: tuple[str, ...]) -> Findings:
+    known = getattr(message, "fields_by_name")  # noqa: B009 (a protobuf descriptor has no type here)
+    for name, nodes in node.children.items():
+        place = Place(model.path, nodes[0].line)
+        if name not in known:
+            close = difflib.get_close_matches(name, list(known), 1, _CLOSE)
+            where = f"{'.'.join(path) or 'a ModelConfig'}"
+            if close:
+                yield MISSPELT.at(place, f"{where} has no field {name}.", f"Write {close[0]}.")
+            else:
+                yield UNKNOWN.at(
+                    place,
+                    f"{where} has no field {name} in the schema of this machine's tritonclient.",
+                    "Take it out, or make sure that your Triton is new enough to know it.",
+                )
+            continue
+        first = _FIRST.get((path[-1] if path else "", name))
+        if first and repository.target and repository.target.release < first:
+            yield TOO_NEW.at(
+                place,
+                f"{name} is a field of Triton {first[0]}.{first[1]:02} and later; the target is"
+                f" {repository.target.name} ({repository.target.version}).",
+                "Take it out, or serve with a newer release.",
+            )
+        if known[name].message_type is not None:
+            for child in nodes:
+                yield from _unknown(model, child, known[name].message_type, repository, (*path, name))

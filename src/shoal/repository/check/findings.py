@@ -1,0 +1,79 @@
+"""What a check reports: rules, and the places where a repository breaks them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class Severity(StrEnum):
+    """``error``: it does not load, or answers wrongly. ``warning``: it loads, and costs time, memory or safety."""
+
+    ERROR = "error"
+    WARNING = "warning"
+
+
+class Place(NamedTuple):
+    """A line of a file, counted from 1; 0 where the whole file or folder is meant."""
+
+    path: Path
+    line: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}" if self.line else str(self.path)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One place that breaks one rule: ``what`` stands there and was expected, and the ``fix``."""
+
+    rule: Rule
+    place: Place
+    what: str
+    fix: str
+
+    @property
+    def severity(self) -> Severity:
+        """The rule's."""
+        return self.rule.severity
+
+    def as_dict(self, root: Path | None = None) -> dict[str, Any]:
+        """The same for machines; paths are given as seen from ``root``."""
+        path = self.place.path
+        return {
+            "rule": self.rule.id,
+            "severity": str(self.severity),
+            "file": str(path.relative_to(root) if root and path.is_relative_to(root) else path),
+            "line": self.place.line,
+            "what": self.what,
+            "fix": self.fix,
+        }
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What must hold, and why.
+
+    ``id`` never changes its meaning. ``source`` is where it comes from: a line of Triton's source, its documentation,
+    or a thread. ``bad`` and ``good`` are the same few lines of a repository, broken and mended. ``is_core`` rules are
+    Triton's own: it refuses to load what breaks them, in the words of the finding.
+    """
+
+    id: str
+    severity: Severity
+    title: str
+    why: str
+    source: str
+    bad: str
+    good: str
+    is_core: bool = False
+
+    def at(self, place: Place, what: str, fix: str) -> Finding:
+        """A finding of this rule."""
+        return Finding(self, place, what, fix)
+
+
+Findings = Iterator[Finding]

@@ -1,0 +1,124 @@
+"""Where each field of a text-format protobuf stands.
+
+The message itself is read by protobuf, which keeps no positions; this walks the same tokens, with protobuf's own
+tokenizer, and keeps nothing but them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+MAX_DEPTH = 100  # protobuf's own limit of nesting
+
+
+@dataclass
+class Node:
+    """A field: the line of its name, its value where it is a scalar, and the fields within it in their order."""
+
+    line: int
+    value: str = ""
+    children: dict[str, list[Node]] = field(default_factory=dict)
+
+    def add(self, name: str, node: Node) -> None:
+        """Append a field."""
+        self.children.setdefault(name, []).append(node)
+
+    def find(self, *path: str | int) -> Node:
+        """The field at ``path``, names and indices in turn; the nearest one around it where there is none.
+
+        An index counts the occurrences of the name before it; a name alone means the first.
+        """
+        node, position = self, 0
+        while position < len(path):
+            name = path[position]
+            index = path[position + 1] if position + 1 < len(path) and isinstance(path[position + 1], int) else None
+            position += 1 if index is None else 2
+            same = node.children.get(str(name), [])
+            if not same or int(index or 0) >= len(same):
+                return node
+            node = same[int(index or 0)]
+        return node
+
+    def entry(self, key: str) -> Node | None:
+        """Of this node's siblings in a map field: itself, if its key is ``key``."""
+        keys = self.children.get("key")
+        return self if keys and keys[0].value == key else None
+
+    def entries(self, name: str, key: str) -> Iterator[Node]:
+        """The entries of map field ``name`` with ``key``."""
+        return (node for node in self.children.get(name, []) if node.entry(key))
+
+    def walk(self, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Node]]:
+        """Every field under this one with the names that lead to it."""
+        for name, nodes in self.children.items():
+            for node in nodes:
+                yield (*prefix, name), node
+                yield from node.walk((*prefix, name))
+
+
+def locate(text: str) -> Node:
+    """The fields of ``text``; as many as can be read, where it is not well formed."""
+    from google.protobuf.text_format import ParseError, Tokenizer
+
+    root = Node(1)
+    try:
+        _read_fields(Tokenizer(text.split("\n")), root, "", 0)
+    except ParseError:  # the parser proper says what is wrong, and where
+        pass
+    return root
+
+
+def _read_fields(tokens: Any, node: Node, end: str, depth: int) -> None:
+    while not tokens.AtEnd() and not (end and tokens.TryConsume(end)):
+        line = _line(tokens)
+        name = _read_name(tokens)
+        _read_value(tokens, node, name, line, depth)
+        if not tokens.TryConsume(","):
+            tokens.TryConsume(";")
+
+
+def _read_name(tokens: Any) -> str:
+    if not tokens.TryConsume("["):
+        return str(tokens.ConsumeIdentifierOrNumber())
+    parts = []
+    while not tokens.TryConsume("]"):  # an extension, or an Any: no configuration has one
+        parts.append(tokens.token)
+        tokens.NextToken()
+        if tokens.AtEnd():
+            break
+    return "".join(parts)
+
+
+def _read_value(tokens: Any, node: Node, name: str, line: int, depth: int) -> None:
+    tokens.TryConsume(":")
+    if not tokens.TryConsume("["):
+        _read_one(tokens, node, name, line, depth)
+        return
+    while not tokens.TryConsume("]"):
+        _read_one(tokens, node, name, _line(tokens), depth)
+        if not tokens.TryConsume(",") and not tokens.LookingAt("]"):
+            raise tokens.ParseError("Expected ',' or ']'.")
+
+
+def _read_one(tokens: Any, node: Node, name: str, line: int, depth: int) -> None:
+    if depth > MAX_DEPTH or tokens.AtEnd():
+        raise tokens.ParseError("Nested too deep, or cut short.")
+    child = Node(line)
+    node.add(name, child)
+    for start, end in (("{", "}"), ("<", ">")):
+        if tokens.TryConsume(start):
+            _read_fields(tokens, child, end, depth + 1)
+            return
+    if tokens.token[:1] in ('"', "'"):
+        child.value = str(tokens.ConsumeString())
+        return
+    if tokens.TryConsume("-"):
+        child.value = "-"
+    child.value += str(tokens.token)
+    tokens.NextToken()
+
+
+def _line(tokens: Any) -> int:
+    return int(tokens._line) + 1  # the tokenizer has no public word for it

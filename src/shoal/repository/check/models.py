@@ -1,0 +1,242 @@
+"""The models of a repository, as far as they can be read; nothing here raises over what stands in one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from shoal.component.spec import TensorSpec
+from shoal.environment.targets import Target
+from shoal.errors import InputError
+from shoal.repository.check.findings import Place
+from shoal.repository.check.locate import Node, locate
+from shoal.repository.compose import read_manifest
+from shoal.repository.leaves import ROOMS
+
+CONFIG = "config.pbtxt"
+MAX_CONFIG_BYTES = 4 * 2**20
+ENSEMBLE = "ensemble"
+# What core gives a model that names its platform alone: model_config_utils.cc, AutoCompleteBackendFields.
+_BACKENDS = {
+    "pytorch_libtorch": "pytorch",
+    "onnxruntime_onnx": "onnxruntime",
+    "tensorrt_plan": "tensorrt",
+    "tensorflow_graphdef": "tensorflow",
+    "tensorflow_savedmodel": "tensorflow",
+}
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model's folder. ``message`` is None where its configuration cannot be read, and a Triton ModelConfig else.
+
+    ``problem`` is why it cannot, with the line; ``is_leaf`` a folder that shoal composes repositories from.
+    """
+
+    folder: Path
+    text: str = ""
+    message: Any = None
+    fields: Node = field(default_factory=lambda: Node(1))
+    problem: tuple[str, int] | None = None
+    is_leaf: bool = False
+
+    @property
+    def path(self) -> Path:
+        """Its configuration."""
+        return self.folder / CONFIG
+
+    @property
+    def name(self) -> str:
+        """The name that others call it by: its folder's, or a leaf's own."""
+        return (self.message.name if self.is_leaf and self.message else "") or self.folder.name
+
+    @property
+    def is_ensemble(self) -> bool:
+        """Whether it is meant as a graph of other models."""
+        return self.message is not None and (
+            ENSEMBLE in (self.message.platform, self.message.backend) or self.message.HasField("ensemble_scheduling")
+        )
+
+    @property
+    def backend(self) -> str:
+        """What runs it: as it says, or as core concludes from the platform and the files."""
+        message = self.message
+        said = str(message.backend or _BACKENDS.get(message.platform, "")) if message is not None else ""
+        return said or ("python" if any((self.folder / str(v) / "model.py").is_file() for v in self.versions) else "")
+
+    @property
+    def is_python(self) -> bool:
+        """Whether a Python stub runs a ``model.py`` of its own."""
+        return self.backend == "python"
+
+    @cached_property
+    def versions(self) -> tuple[int, ...]:
+        """The numbered folders that Triton takes for versions, ascending."""
+        names = (p.name for p in _entries(self.folder) if p.is_dir())
+        return tuple(sorted(int(name) for name in names if re.fullmatch(r"[1-9][0-9]{0,17}", name)))
+
+    @cached_property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """As declared."""
+        return tuple(map(_tensor, self.message.input)) if self.message is not None else ()
+
+    @cached_property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """As declared."""
+        return tuple(map(_tensor, self.message.output)) if self.message is not None else ()
+
+    @cached_property
+    def parameters(self) -> Mapping[str, str]:
+        """Those of its configuration."""
+        return {k: v.string_value for k, v in self.message.parameters.items()} if self.message is not None else {}
+
+    @property
+    def is_completed(self) -> bool:
+        """Whether the server may add to what is declared here when it loads the model."""
+        if self.message is None or not (self.message.input and self.message.output):
+            return True
+        if self.is_python:
+            return any("auto_complete_config" in text for _, text in self.sources)
+        return self.backend in ("onnxruntime", "tensorrt", "tensorflow", "openvino")
+
+    @cached_property
+    def sources(self) -> tuple[tuple[Path, str], ...]:
+        """The ``model.py`` of each version, with its text; one that is not UTF-8 is read as well as can be."""
+        found = []
+        for version in self.versions:
+            path = self.folder / str(version) / "model.py"
+            if path.is_file() and path.stat().st_size <= MAX_CONFIG_BYTES:
+                found.append((path, path.read_bytes().decode("utf-8", "replace")))
+        return tuple(found)
+
+    def at(self, *path: str | int) -> Place:
+        """Where a field of its configuration stands."""
+        return Place(self.path, self.fields.find(*path).line)
+
+    def at_entry(self, *path: str | int, key: str) -> Place:
+        """Where the entry ``key`` of a map field stands; ``path`` ends with that field's name."""
+        around = self.fields.find(*path[:-1]) if len(path) > 1 else self.fields
+        entry = next(around.entries(str(path[-1]), key), around)
+        return Place(self.path, entry.line)
+
+    def at_tensor(self, kind: str, index: int, *path: str | int) -> Place:
+        """Where ``input`` or ``output`` number ``index`` stands, or a field of it."""
+        return self.at(kind, index, *path)
+
+
+@dataclass(frozen=True)
+class Repository:
+    """What is checked: ``models`` are those to report on, ``known`` all that they may call.
+
+    ``target`` is the server it is for, None where nobody said.
+    """
+
+    root: Path
+    models: tuple[Model, ...]
+    known: Mapping[str, Model]
+    target: Target | None = None
+    manifest: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def ensembles(self) -> Iterator[Model]:
+        """Those with steps."""
+        return (model for model in self.models if model.is_ensemble and model.message.HasField("ensemble_scheduling"))
+
+
+def read_repository(path: Path, target: Target | None = None) -> Repository:
+    """Read a repository, one model's folder, or leaf folders.
+
+    Raises:
+        InputError: it is none of them.
+    """
+    if not path.is_dir():
+        what = "is no folder" if path.exists() else "does not exist"
+        raise InputError(f"{path} {what}.", "Name a model repository, or a model's folder.")
+    path = path.resolve()
+    if (path / CONFIG).exists() or _has_versions(path):
+        model = read_model(path, is_leaf=path.parent.name in ROOMS and not (path.parent / "manifest.json").exists())
+        roots = [path.parent.parent / room for room in ROOMS] if model.is_leaf else [path.parent]
+        beside = [read_model(p, is_leaf=model.is_leaf) for root in roots for p in _model_folders(root) if p != path]
+        root = path.parent.parent if model.is_leaf else path.parent
+        return Repository(root, (model,), _by_name([*beside, model]), target)
+    rooms = [room for room in ROOMS if any((path / room).glob(f"*/{CONFIG}"))]
+    if rooms:
+        leaves = [read_model(p, is_leaf=True) for room in rooms for p in _model_folders(path / room)]
+        return Repository(path, tuple(leaves), _by_name(leaves), target)
+    if path.name in ROOMS and any(path.glob(f"*/{CONFIG}")):
+        leaves = [read_model(p, is_leaf=True) for room in ROOMS for p in _model_folders(path.parent / room)]
+        return Repository(path, tuple(m for m in leaves if m.folder.parent == path), _by_name(leaves), target)
+    models = [read_model(folder) for folder in _entries(path) if folder.is_dir()]
+    if not any(model.text or model.versions or model.path.exists() for model in models):
+        raise InputError(
+            f"{path} holds no model: no folder in it has a {CONFIG} or a version folder.",
+            "Name a model repository, or a model's folder.",
+        )
+    return Repository(path, tuple(models), _by_name(models), target, read_manifest(path))
+
+
+def read_model(folder: Path, *, is_leaf: bool = False) -> Model:
+    """Read one model's folder."""
+    from google.protobuf import text_format
+    from tritonclient.grpc import model_config_pb2
+
+    path = folder / CONFIG
+    try:
+        if path.stat().st_size > MAX_CONFIG_BYTES:
+            return Model(folder, problem=(f"it has {path.stat().st_size:,} bytes", 0), is_leaf=is_leaf)
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return Model(folder, is_leaf=is_leaf)
+    except OSError as error:
+        return Model(folder, problem=(f"it cannot be read: {error.strerror}", 0), is_leaf=is_leaf)
+    text = content.decode("utf-8", "replace")
+    if "�" in text and b"\xef\xbf\xbd" not in content:
+        line = text.count("\n", 0, text.index("�")) + 1
+        return Model(folder, text, problem=("it is not UTF-8", line), is_leaf=is_leaf)
+    message = model_config_pb2.ModelConfig()
+    try:
+        text_format.Parse(text, message, allow_unknown_field=True)
+    except (text_format.ParseError, ValueError, RecursionError) as error:
+        return Model(folder, text, None, locate(text), _explain(error), is_leaf)
+    return Model(folder, text, message, locate(text), None, is_leaf)
+
+
+def _explain(error: Exception) -> tuple[str, int]:
+    """What protobuf says, and the line; it writes ``LINE:COLUMN : text``."""
+    found = re.match(r"(\d+):(\d+) : (.*)", str(error), re.DOTALL)
+    if found:
+        # It repeats the line itself, between quotes.
+        return re.sub(r"^'.*?': ", "", found[3], flags=re.DOTALL).rstrip("."), int(found[1])
+    return (str(error).rstrip(".") or type(error).__name__), 0
+
+
+def _tensor(entry: Any) -> TensorSpec:
+    from tritonclient.grpc import model_config_pb2
+
+    dtype = model_config_pb2.DataType.Name(entry.data_type)
+    is_optional, is_ragged = getattr(entry, "optional", False), getattr(entry, "allow_ragged_batch", False)
+    return TensorSpec(entry.name, dtype, tuple(entry.dims), is_optional, is_ragged)
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _has_versions(folder: Path) -> bool:
+    """Whether ``folder`` is a model's: it holds a numbered folder that is no model itself."""
+    return any(p.is_dir() and p.name.isdecimal() and not (p / CONFIG).exists() for p in _entries(folder))
+
+
+def _model_folders(root: Path) -> list[Path]:
+    return [p for p in _entries(root) if p.is_dir() and (p / CONFIG).exists()]
+
+
+def _by_name(models: list[Model]) -> dict[str, Model]:
+    return {model.name: model for model in models}

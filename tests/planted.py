@@ -1,0 +1,134 @@
+"""Mistakes to plant into a small repository, each beside its mended twin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+# A file's new content; None takes it away; (old, new) replaces a text in it; bytes are written as they are.
+Edit: TypeAlias = "str | bytes | tuple[str, str] | None"
+
+MODEL = """import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            x = pb_utils.get_input_tensor_by_name(request, "X").as_numpy()
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("Y", x * np.float32(2))]))
+        return responses
+"""
+JOIN = MODEL.replace(
+    'request, "X").as_numpy()',
+    'request, "A").as_numpy() + pb_utils.get_input_tensor_by_name(request, "B").as_numpy()',
+)
+
+
+def config(name: str, inputs: tuple[str, ...] = ("X",)) -> str:
+    tensors = "\n".join(f'input {{ name: "{x}" data_type: TYPE_FP32 dims: [ 4 ] }}' for x in inputs)
+    return f'''name: "{name}"
+backend: "python"
+max_batch_size: 8
+{tensors}
+output {{ name: "Y" data_type: TYPE_FP32 dims: [ 4 ] }}
+dynamic_batching {{ default_queue_policy {{ max_queue_size: 64 }} }}
+instance_group [ {{ kind: KIND_CPU }} ]
+'''
+
+
+ENSEMBLE = """name: "all"
+platform: "ensemble"
+max_batch_size: 8
+input [ { name: "IN" data_type: TYPE_FP32 dims: [ 4 ] } ]
+output [ { name: "OUT" data_type: TYPE_FP32 dims: [ 4 ] } ]
+ensemble_scheduling {
+  step [
+    {
+      model_name: "first"
+      model_version: -1
+      input_map { key: "X" value: "IN" }
+      output_map { key: "Y" value: "first_y" }
+    },
+    {
+      model_name: "left"
+      model_version: -1
+      input_map { key: "X" value: "first_y" }
+      output_map { key: "Y" value: "left_y" }
+    },
+    {
+      model_name: "right"
+      model_version: -1
+      input_map { key: "X" value: "first_y" }
+      output_map { key: "Y" value: "right_y" }
+    },
+    {
+      model_name: "join"
+      model_version: -1
+      input_map { key: "A" value: "left_y" }
+      input_map { key: "B" value: "right_y" }
+      output_map { key: "Y" value: "OUT" }
+    }
+  ]
+}
+"""
+# first fans out to left and right, which join. A folder's path ends with a slash.
+BASE: dict[str, Edit] = {
+    **{f"{name}/config.pbtxt": config(name) for name in ("first", "left", "right")},
+    "join/config.pbtxt": config("join", ("A", "B")),
+    **{f"{name}/1/model.py": MODEL for name in ("first", "left", "right")},
+    "join/1/model.py": JOIN,
+    "all/config.pbtxt": ENSEMBLE,
+    "all/1/.gitkeep": "",
+}
+
+
+@dataclass(frozen=True)
+class Plant:
+    """One mistake. ``good`` are edits of the base, ``bad`` edits of that.
+
+    ``file`` is where the finding is, from the repository's root, and ``line`` a text of the line that it names, empty
+    where it names none. ``core`` is a pattern of what Triton says when it loads ``model``; empty where it loads.
+    """
+
+    name: str
+    rule: str
+    file: str
+    line: str
+    bad: Mapping[str, Edit]
+    good: Mapping[str, Edit] = field(default_factory=dict)
+    core: str = ""
+    model: str = "all"
+    target: str | None = None
+
+    def write(self, folder: Path, *, is_bad: bool) -> Path:
+        """Write the repository, broken or mended."""
+        files: dict[str, Edit] = dict(BASE)
+        for edits in (self.good, self.bad if is_bad else {}):
+            for path, edit in edits.items():
+                files[path] = _edited(files.get(path), edit, path)
+        for path, content in files.items():
+            write(folder / path, content, is_folder=path.endswith("/"))
+        return folder
+
+
+def _edited(content: Edit, edit: Edit, path: str) -> Edit:
+    if not isinstance(edit, tuple):
+        return edit
+    assert isinstance(content, str)
+    assert edit[0] in content, f"{path} has no {edit[0]!r}"
+    return content.replace(*edit, 1)
+
+
+def write(path: Path, content: Edit, *, is_folder: bool = False) -> None:
+    if content is None:
+        return
+    if is_folder:
+        path.mkdir(parents=True, exist_ok=True)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    assert not isinstance(content, tuple)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
