@@ -1,4 +1,4 @@
-"""Mistakes are found before Triton finds them: each planted one by its rule, file and line; its mended twin is clean."""
+"""Mistakes are found before Triton does: each planted one by its rule, file and line; its mended twin is clean."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.repository.check import RULES, Severity, check
+from shoal.repository.check import RULES, check
 from tests import planted_fields
 from tests.planted import Plant
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from shoal.environment.targets import Target, find_target
+from shoal.environment.targets import find_target
 from shoal.repository.check import fields
 from shoal.repository.check.findings import Finding, Place, Rule, Severity
 from shoal.repository.check.models import Repository, read_repository

@@ -54,7 +54,8 @@ LEFTOVER = Rule(
     "template-leftover",
     Severity.ERROR,
     "A placeholder of a template that nobody filled in",
-    "As a number it does not parse; as a text the model gets `${...}` for a path or a setting, and fails far from here.",
+    "As a number it does not parse; as a text the model gets `${...}` for a path or a setting, and fails far from"
+    " here.",
     "tensorrtllm_backend issues 61, 207, 364 and 672; server issue 8592.",
     "max_batch_size: ${triton_max_batch_size}",
     "max_batch_size: 8",

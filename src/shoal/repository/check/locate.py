@@ -7,6 +7,7 @@ tokenizer, and keeps nothing but them.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,10 +64,8 @@ def locate(text: str) -> Node:
     from google.protobuf.text_format import ParseError, Tokenizer
 
     root = Node(1)
-    try:
+    with suppress(ParseError):  # the parser proper says what is wrong, and where
         _read_fields(Tokenizer(text.split("\n")), root, "", 0)
-    except ParseError:  # the parser proper says what is wrong, and where
-        pass
     return root
 
 
