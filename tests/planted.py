@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
-# A file's new content; None takes it away; (old, new) replaces a text in it; bytes are written as they are.
-Edit: TypeAlias = "str | bytes | tuple[str, str] | None"
+# A file's new content; None takes it away; (old, new) replaces a text in it; bytes are written as they are,
+# and so is what a callable gives, which is asked only when it is needed.
+Edit: TypeAlias = "str | bytes | tuple[str, str] | Callable[[], bytes] | None"
 
 MODEL = """import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -131,4 +132,6 @@ def write(path: Path, content: Edit, *, is_folder: bool = False) -> None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     assert not isinstance(content, tuple)
+    if callable(content):
+        content = content()
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
