@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.planted import Plant
+from tests.planted import Plant, config
 
 FIRST = "first/config.pbtxt"
 REFUSED = "failed to read text proto"
@@ -83,5 +83,12 @@ PLANTS = (
         "${path}",
         {FIRST: ("dynamic", 'parameters { key: "p" value { string_value: "${path}" } }\ndynamic')},
     ),
-    Plant("Latin-1", "config-unreadable", FIRST, "", {FIRST: b'name: "mod\xe8le"\n'}, core=REFUSED),
+    Plant("Latin-1", "config-encoding", FIRST, "", {FIRST: config("first").encode() + b"# mod\xe8le\n"}),
+    Plant(
+        "a configuration that is a folder",
+        "config-unreadable",
+        FIRST,
+        "",
+        {FIRST: None, f"{FIRST}/note.txt": "Here?"},
+    ),
 )

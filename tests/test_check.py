@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from shoal.repository.check import RULES, check
-from tests import planted_fields
+from tests import planted_ensembles, planted_fields, planted_folders, planted_scheduling, planted_tensors
+from tests.explicit import Explicit, explicit
 from tests.planted import Plant
 
-PLANTS: tuple[Plant, ...] = planted_fields.PLANTS
+PLANTS: tuple[Plant, ...] = (
+    *planted_fields.PLANTS,
+    *planted_folders.PLANTS,
+    *planted_tensors.PLANTS,
+    *planted_scheduling.PLANTS,
+    *planted_ensembles.PLANTS,
+)
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.name)
@@ -36,3 +45,30 @@ def test_what_core_refuses_is_an_error() -> None:
     for plant in PLANTS:
         if plant.core:
             assert RULES[plant.rule].is_core, plant.name
+
+
+@pytest.fixture(scope="module")
+def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Explicit]:
+    repository = tmp_path_factory.mktemp("planted") / "repository"
+    repository.mkdir()
+    with explicit(repository) as server:
+        yield server
+
+
+@pytest.mark.parametrize("plant", [plant for plant in PLANTS if plant.core], ids=lambda plant: plant.name)
+def test_core_refuses_it_too_in_these_words(plant: Plant, triton: Explicit, tmp_path: Path) -> None:
+    triton.refill(plant.write(tmp_path / "bad", is_bad=True))
+    assert re.search(plant.core, triton.load(plant.model))
+    triton.unload(plant.model)
+
+
+def test_core_loads_their_mended_twins(triton: Explicit, tmp_path: Path) -> None:
+    loaded = set()
+    for number, plant in enumerate(plant for plant in PLANTS if plant.core):
+        twin = plant.write(tmp_path / str(number), is_bad=False)
+        files = tuple((str(p.relative_to(twin)), p.read_bytes()) for p in sorted(twin.rglob("*")) if p.is_file())
+        if files not in loaded:
+            loaded.add(files)
+            triton.refill(twin)
+            assert triton.load(plant.model) == "", plant.name
+            triton.unload(plant.model)

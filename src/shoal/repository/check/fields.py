@@ -62,19 +62,29 @@ LEFTOVER = Rule(
     is_core=True,
 )
 ENCODING = Rule(
-    "config-unreadable",
-    Severity.ERROR,
-    "A configuration that is no text",
-    "A configuration is UTF-8, without NUL bytes, and readable by the user that the server runs as.",
-    "protobuf's text format.",
+    "config-encoding",
+    Severity.WARNING,
+    "A configuration is UTF-8",
+    "Triton's own parser takes any bytes; a Python model that gets its configuration, a client that asks for it and"
+    " most editors do not.",
+    "protobuf: a string is UTF-8; tried on Triton 24.10, which loads such a configuration.",
     'name: "mod\\xe8le"  # in Latin-1',
     'name: "modele"',
-    is_core=True,
 )
-RULES = (SYNTAX, UNKNOWN, MISSPELT, TOO_NEW, LEFTOVER, ENCODING)
+UNREADABLE = Rule(
+    "config-unreadable",
+    Severity.ERROR,
+    "A configuration can be read, and is of a configuration's size",
+    "Triton refuses a model whose configuration is closed to the user that it runs as, and 24.10 crashes over one that"
+    " is a folder.",
+    "Tried on Triton 24.10.",
+    "first/config.pbtxt/note.txt",
+    "first/config.pbtxt",
+)
+RULES = (SYNTAX, UNKNOWN, MISSPELT, TOO_NEW, LEFTOVER, ENCODING, UNREADABLE)
 
 # By message and field: the release whose schema first has it.
-_FIRST = {("ensemble_scheduling", "max_inflight_requests"): (25, 11)}
+_FIRST = {("", "model_metrics"): (24, 11), ("ensemble_scheduling", "max_inflight_requests"): (25, 11)}
 _PLACEHOLDER = re.compile(r"\$\{[^}\n]*\}")
 _CLOSE = 0.8  # of difflib's ratio; above it, a name is one that was mistyped
 
@@ -83,15 +93,19 @@ def find(model: Model, repository: Repository) -> Findings:
     """What is wrong with the text of ``config.pbtxt``."""
     leftovers = list(_leftovers(model))
     yield from leftovers
+    if model.broken_line:
+        what = f"{CONFIG} of {model.name} is not UTF-8."
+        yield ENCODING.at(Place(model.path, model.broken_line), what, "Write it as UTF-8.")
+    if model.unreadable:
+        what = f"{CONFIG} of {model.name} cannot be read: {model.unreadable}."
+        yield UNREADABLE.at(Place(model.path), what, "Make it a text file that the server's user may read.")
     if model.problem and not leftovers:
         what, line = model.problem
-        is_text = "UTF-8" not in what and "cannot be read" not in what
-        rule = SYNTAX if is_text and line else ENCODING
         shown = _shown(model.text, line)
-        yield rule.at(
+        yield SYNTAX.at(
             Place(model.path, line),
             f"failed to read text proto: {what}{f'; the line is: {shown}' if shown else ''}.",
-            _advise(what, model.text) if rule is SYNTAX else f"Write {CONFIG} as UTF-8 text.",
+            _advise(what, model.text),
         )
     if model.message is not None:
         yield from _unknown(model, model.fields, model.message.DESCRIPTOR, repository, ())

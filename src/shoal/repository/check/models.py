@@ -34,15 +34,18 @@ _BACKENDS = {
 class Model:
     """A model's folder. ``message`` is None where its configuration cannot be read, and a Triton ModelConfig else.
 
-    ``problem`` is why it cannot, with the line; ``is_leaf`` a folder that shoal composes repositories from.
+    ``unreadable`` is why the file could not be read, ``problem`` why its text could not, with the line, and
+    ``broken_line`` the first line that is not UTF-8. ``is_leaf`` marks a folder that shoal composes repositories from.
     """
 
     folder: Path
     text: str = ""
     message: Any = None
     fields: Node = field(default_factory=lambda: Node(1))
-    problem: tuple[str, int] | None = None
     is_leaf: bool = False
+    unreadable: str = ""
+    problem: tuple[str, int] | None = None
+    broken_line: int = 0
 
     @property
     def path(self) -> Path:
@@ -62,6 +65,11 @@ class Model:
         )
 
     @property
+    def is_misplatformed(self) -> bool:
+        """Whether it has steps without being an ensemble; one whose backend is wrong is told so."""
+        return ENSEMBLE not in (self.message.platform, self.message.backend)
+
+    @property
     def backend(self) -> str:
         """What runs it: as it says, or as core concludes from the platform and the files."""
         message = self.message
@@ -76,7 +84,7 @@ class Model:
     @cached_property
     def versions(self) -> tuple[int, ...]:
         """The numbered folders that Triton takes for versions, ascending."""
-        names = (p.name for p in _entries(self.folder) if p.is_dir())
+        names = (p.name for p in entries(self.folder) if p.is_dir())
         return tuple(sorted(int(name) for name in names if re.fullmatch(r"[1-9][0-9]{0,17}", name)))
 
     @cached_property
@@ -113,15 +121,19 @@ class Model:
                 found.append((path, path.read_bytes().decode("utf-8", "replace")))
         return tuple(found)
 
+    def place(self, node: Node) -> Place:
+        """Where a node of ``fields`` stands."""
+        return Place(self.path, node.line)
+
     def at(self, *path: str | int) -> Place:
         """Where a field of its configuration stands."""
-        return Place(self.path, self.fields.find(*path).line)
+        return self.place(self.fields.find(*path))
 
     def at_entry(self, *path: str | int, key: str) -> Place:
         """Where the entry ``key`` of a map field stands; ``path`` ends with that field's name."""
         around = self.fields.find(*path[:-1]) if len(path) > 1 else self.fields
         entry = next(around.entries(str(path[-1]), key), around)
-        return Place(self.path, entry.line)
+        return self.place(entry)
 
     def at_tensor(self, kind: str, index: int, *path: str | int) -> Place:
         """Where ``input`` or ``output`` number ``index`` stands, or a field of it."""
@@ -170,7 +182,7 @@ def read_repository(path: Path, target: Target | None = None) -> Repository:
     if path.name in ROOMS and any(path.glob(f"*/{CONFIG}")):
         leaves = [read_model(p, is_leaf=True) for room in ROOMS for p in _model_folders(path.parent / room)]
         return Repository(path, tuple(m for m in leaves if m.folder.parent == path), _by_name(leaves), target)
-    models = [read_model(folder) for folder in _entries(path) if folder.is_dir()]
+    models = [read_model(folder) for folder in entries(path) if folder.is_dir()]
     if not any(model.text or model.versions or model.path.exists() for model in models):
         raise InputError(
             f"{path} holds no model: no folder in it has a {CONFIG} or a version folder.",
@@ -187,22 +199,27 @@ def read_model(folder: Path, *, is_leaf: bool = False) -> Model:
     path = folder / CONFIG
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
-            return Model(folder, problem=(f"it has {path.stat().st_size:,} bytes", 0), is_leaf=is_leaf)
+            return Model(folder, is_leaf=is_leaf, unreadable=f"it has {path.stat().st_size:,} bytes")
         content = path.read_bytes()
     except FileNotFoundError:
         return Model(folder, is_leaf=is_leaf)
     except OSError as error:
-        return Model(folder, problem=(f"it cannot be read: {error.strerror}", 0), is_leaf=is_leaf)
-    text = content.decode("utf-8", "replace")
-    if "�" in text and b"\xef\xbf\xbd" not in content:
-        line = text.count("\n", 0, text.index("�")) + 1
-        return Model(folder, text, problem=("it is not UTF-8", line), is_leaf=is_leaf)
-    message = model_config_pb2.ModelConfig()
+        return Model(folder, is_leaf=is_leaf, unreadable=error.strerror or str(error))
+    text, broken_line = content.decode("utf-8", "replace"), _broken_line(content)
+    message, problem = model_config_pb2.ModelConfig(), None
     try:
         text_format.Parse(text, message, allow_unknown_field=True)
     except (text_format.ParseError, ValueError, RecursionError) as error:
-        return Model(folder, text, None, locate(text), _explain(error), is_leaf)
-    return Model(folder, text, message, locate(text), None, is_leaf)
+        message, problem = None, _explain(error)
+    return Model(folder, text, message, locate(text), is_leaf, "", problem, broken_line)
+
+
+def _broken_line(content: bytes) -> int:
+    try:
+        content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return content.count(b"\n", 0, error.start) + 1
+    return 0
 
 
 def _explain(error: Exception) -> tuple[str, int]:
@@ -222,7 +239,8 @@ def _tensor(entry: Any) -> TensorSpec:
     return TensorSpec(entry.name, dtype, tuple(entry.dims), is_optional, is_ragged)
 
 
-def _entries(folder: Path) -> list[Path]:
+def entries(folder: Path) -> list[Path]:
+    """What lies in ``folder``, by name; nothing where it cannot be read."""
     try:
         return sorted(folder.iterdir())
     except OSError:
@@ -231,11 +249,11 @@ def _entries(folder: Path) -> list[Path]:
 
 def _has_versions(folder: Path) -> bool:
     """Whether ``folder`` is a model's: it holds a numbered folder that is no model itself."""
-    return any(p.is_dir() and p.name.isdecimal() and not (p / CONFIG).exists() for p in _entries(folder))
+    return any(p.is_dir() and p.name.isdecimal() and not (p / CONFIG).exists() for p in entries(folder))
 
 
 def _model_folders(root: Path) -> list[Path]:
-    return [p for p in _entries(root) if p.is_dir() and (p / CONFIG).exists()]
+    return [p for p in entries(root) if p.is_dir() and (p / CONFIG).exists()]
 
 
 def _by_name(models: list[Model]) -> dict[str, Model]:

@@ -1,0 +1,98 @@
+"""Batching, queues and instances: what Triton loads, and what costs time or memory unseen."""
+
+from __future__ import annotations
+
+from shoal.repository.check.findings import Findings, Rule, Severity
+from shoal.repository.check.models import Model, Repository
+
+UNBATCHED = Rule(
+    "batching-without-batches",
+    Severity.WARNING,
+    "Dynamic batching needs max_batch_size above 1",
+    "Triton loads it, and each request runs alone.",
+    "server, docs/user_guide/model_configuration.md, Dynamic Batcher.",
+    "max_batch_size: 0\ndynamic_batching { }",
+    "max_batch_size: 8\ndynamic_batching { }",
+)
+NO_BATCHING = Rule(
+    "no-dynamic-batching",
+    Severity.WARNING,
+    "A Python model that takes batches gets them only with dynamic_batching",
+    "Without it `execute` gets one request at a time, whatever waits, and the queue has no limit that could be set.",
+    "Tried on Triton 24.10: `execute` then never gets two requests.",
+    'backend: "python"\nmax_batch_size: 8',
+    'backend: "python"\nmax_batch_size: 8\ndynamic_batching { }',
+)
+QUEUE = Rule(
+    "queue-without-limit",
+    Severity.WARNING,
+    "A queue that requests enter has a limit",
+    "Under overload requests wait for ever and memory grows; with a limit the surplus is told at once to come back"
+    " (HTTP 503, gRPC UNAVAILABLE). In an ensemble the limit belongs on the first step: what a later one refuses has"
+    " cost the earlier ones their work.",
+    "server, docs/user_guide/model_configuration.md, Queue Policy.",
+    "dynamic_batching { }",
+    "dynamic_batching { default_queue_policy { max_queue_size: 256 } }",
+)
+KIND = Rule(
+    "kind-left-open",
+    Severity.WARNING,
+    "A Python model says where it runs",
+    "Without `instance_group` (or with KIND_AUTO) it runs on the CPU here, and on a host with GPUs Triton starts one"
+    " process for each GPU, each with a CUDA context if the code touches it.",
+    "server issues 5889 and 2157; python_backend, src/python_be.cc: TRITONBACKEND_GetBackendAttribute.",
+    'backend: "python"',
+    'backend: "python"\ninstance_group [ { kind: KIND_CPU } ]',
+)
+RULES = (UNBATCHED, NO_BATCHING, QUEUE, KIND)
+
+
+def find(model: Model, repository: Repository) -> Findings:
+    """What is likely not meant."""
+    message = model.message
+    if message is None or model.is_ensemble:
+        return
+    is_scheduled = message.HasField("dynamic_batching") or message.HasField("sequence_batching")
+    if message.HasField("dynamic_batching") and message.max_batch_size < 2 and not model.is_completed:
+        yield UNBATCHED.at(
+            model.at("dynamic_batching"),
+            f"{model.name} asks for dynamic batching with max_batch_size {message.max_batch_size}.",
+            "Raise max_batch_size, or take dynamic_batching out.",
+        )
+    elif model.is_python and message.max_batch_size > 1 and not is_scheduled:
+        if not message.model_transaction_policy.decoupled:
+            yield NO_BATCHING.at(
+                model.at("max_batch_size"),
+                f"{model.name} takes up to {message.max_batch_size} rows, and gets one request at a time.",
+                "Add dynamic_batching { default_queue_policy { max_queue_size: 256 } }",
+            )
+    elif message.HasField("dynamic_batching") and _is_entered(model, repository):
+        policies = [message.dynamic_batching.default_queue_policy]
+        if not any(policy.max_queue_size for policy in policies):
+            yield QUEUE.at(
+                model.at("dynamic_batching"),
+                f"The queue of {model.name} has no limit.",
+                "Add default_queue_policy { max_queue_size: 256 } to its dynamic_batching.",
+            )
+    kinds = {group.Kind.Name(group.kind) for group in message.instance_group}
+    if model.is_python and (not kinds or "KIND_AUTO" in kinds):
+        yield KIND.at(
+            model.at("instance_group"),
+            f"{model.name} does not say where it runs.",
+            "Add instance_group [ { kind: KIND_CPU } ], or KIND_GPU with the gpus it may use.",
+        )
+
+
+def _is_entered(model: Model, repository: Repository) -> bool:
+    """Whether requests come to it from outside: it is no ensemble's step, or waits for none that is."""
+    is_step = False
+    for other in repository.known.values():
+        if other.message is None:
+            continue
+        own = {tensor.name for tensor in other.message.input}
+        for step in other.message.ensemble_scheduling.step:
+            if step.model_name == model.name:
+                is_step = True
+                if own >= set(step.input_map.values()):
+                    return True
+    return not is_step

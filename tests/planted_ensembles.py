@@ -1,0 +1,308 @@
+"""Mistakes in an ensemble, alone and with the models that it calls."""
+
+from __future__ import annotations
+
+from tests.planted import BATCHING, ENSEMBLE, Edit, Plant, config
+
+ALL = "all/config.pbtxt"
+
+
+def ensemble(old: str, new: str) -> dict[str, Edit]:
+    return {ALL: (old, new)}
+
+
+SCHEDULING = ENSEMBLE[ENSEMBLE.index("ensemble_scheduling") :]
+DECOUPLED = "model_transaction_policy { decoupled: true }\ninstance_group"
+
+PLANTS = (
+    Plant(
+        "a backend called ensemble",
+        "ensemble-backend",
+        ALL,
+        "backend",
+        ensemble("platform", "backend"),
+        core="ensemble scheduling cannot be set",
+    ),
+    Plant(
+        "an ensemble with a backend",
+        "ensemble-backend",
+        ALL,
+        "backend",
+        ensemble("max_batch", 'backend: "python"\nmax_batch'),
+        core="empty backend type",
+    ),
+    Plant(
+        "an ensemble without scheduling",
+        "ensemble-without-steps",
+        ALL,
+        "platform",
+        ensemble(SCHEDULING, ""),
+        core="ensemble scheduling must be set",
+    ),
+    Plant(
+        "an ensemble without steps",
+        "ensemble-without-steps",
+        ALL,
+        "ensemble_scheduling",
+        ensemble(SCHEDULING, "ensemble_scheduling { }\n"),
+        core="must specify 'step'",
+    ),
+    Plant(
+        "a model with steps",
+        "ensemble-without-steps",
+        ALL,
+        "ensemble_scheduling",
+        ensemble('platform: "ensemble"', 'backend: "python"'),
+        core="ensemble scheduling cannot be set",
+    ),
+    Plant(
+        "instances of an ensemble",
+        "ensemble-carries",
+        ALL,
+        "instance_group",
+        ensemble("max_batch", "instance_group { kind: KIND_CPU }\nmax_batch"),
+        core="instance group should not be specified",
+    ),
+    Plant(
+        "optimization of an ensemble",
+        "ensemble-carries",
+        ALL,
+        "optimization",
+        ensemble("max_batch", "optimization { }\nmax_batch"),
+        core="optimization should not be specified",
+    ),
+    Plant(
+        "warm-up of an ensemble",
+        "ensemble-carries",
+        ALL,
+        "model_warmup",
+        ensemble(
+            "max_batch",
+            'model_warmup { name: "w" inputs { key: "IN" value { data_type: TYPE_FP32 dims: [ 4 ] zero_data: true } } }'
+            "\nmax_batch",
+        ),
+        core="model_warmup can not be specified",
+    ),
+    Plant(
+        "a step without model",
+        "step-incomplete",
+        ALL,
+        "{",
+        ensemble('model_name: "first"', ""),
+        core="must specify 'model_name'",
+    ),
+    Plant(
+        "a step without inputs",
+        "step-incomplete",
+        ALL,
+        "{",
+        ensemble('input_map { key: "X" value: "IN" }', ""),
+        core="must specify 'input_map'",
+    ),
+    Plant(
+        "a step without outputs",
+        "step-incomplete",
+        ALL,
+        "{",
+        ensemble('output_map { key: "Y" value: "OUT" }', ""),
+        core="must specify 'output_map'",
+    ),
+    Plant(
+        "a key twice",
+        "map-key-twice",
+        ALL,
+        'key: "A" value: "right_y"',
+        ensemble('key: "B"', 'key: "A"'),
+        core="not mapped to any ensemble tensors|is unused",
+    ),
+    Plant(
+        "a tensor written twice",
+        "tensor-written-twice",
+        ALL,
+        "left_y",
+        ensemble('"Y" value: "right_y"', '"Y" value: "left_y"'),
+        core="can appear in an output map only once",
+    ),
+    Plant(
+        "an input that nobody reads",
+        "ensemble-input-unused",
+        ALL,
+        "EXTRA",
+        ensemble("input [", 'input [ { name: "EXTRA" data_type: TYPE_FP32 dims: [ 4 ] },'),
+        core="ensemble input 'EXTRA' .* is not used",
+    ),
+    Plant(
+        "an output that nobody writes",
+        "ensemble-output-unwritten",
+        ALL,
+        "EXTRA",
+        ensemble("output [", 'output [ { name: "EXTRA" data_type: TYPE_FP32 dims: [ 4 ] },'),
+        core="ensemble output 'EXTRA' .* is not used",
+    ),
+    Plant(
+        "steps in a circle",
+        "ensemble-output-unwritten",
+        ALL,
+        "OUT",
+        ensemble('"X" value: "first_y"', '"X" value: "OUT"'),
+        core="is not written",
+    ),
+    Plant(
+        "a tensor from nowhere",
+        "ensemble-output-unwritten",
+        ALL,
+        "OUT",
+        ensemble('"X" value: "first_y"', '"X" value: "frist_y"'),
+        core="is not written|is unused",
+    ),
+    Plant(
+        "a tensor that nobody reads",
+        "ensemble-tensor-unused",
+        ALL,
+        "nobody",
+        {
+            ALL: (
+                'output_map { key: "Y" value: "first_y" }',
+                'output_map { key: "Y" value: "first_y" }\n      output_map { key: "Z" value: "nobody" }',
+            )
+        },
+        {
+            "first/config.pbtxt": ("dynamic", 'output { name: "Z" data_type: TYPE_FP32 dims: [ 4 ] }\ndynamic'),
+            "first/1/model.py": ('"Y", x * np.float32(2))', '"Y", x * np.float32(2)), pb_utils.Tensor("Z", x)'),
+        },
+        core="is unused in ensemble",
+    ),
+    Plant(
+        "an output read inside",
+        "output-read-inside",
+        ALL,
+        "first_y",
+        ensemble("output [", 'output [ { name: "first_y" data_type: TYPE_FP32 dims: [ 4 ] },'),
+    ),
+    Plant(
+        "a model that is not there",
+        "member-missing",
+        ALL,
+        "ghost",
+        ensemble('model_name: "first"', 'model_name: "ghost"'),
+        core="not available or ambiguous: ghost",
+    ),
+    Plant(
+        "a version that is not there",
+        "member-version",
+        ALL,
+        "7",
+        ensemble("model_version: -1", "model_version: 7"),
+        core="required version 7 is not loaded",
+    ),
+    Plant(
+        "an ensemble in itself",
+        "ensemble-in-itself",
+        ALL,
+        '"all"',
+        ensemble('model_name: "first"', 'model_name: "all"'),
+        core="circular dependency between ensembles",
+    ),
+    Plant(
+        "more rows than a model takes",
+        "ensemble-batch-size",
+        ALL,
+        "first",
+        ensemble("size: 8", "size: 16"),
+        core="which only allows maximum batch size to be 8",
+    ),
+    Plant(
+        "an input of no model",
+        "step-input-unknown",
+        ALL,
+        "NOPE",
+        ensemble('key: "X" value: "IN"', 'key: "NOPE" value: "IN"'),
+        core="non-existing input NOPE",
+    ),
+    Plant(
+        "an output of no model",
+        "step-output-unknown",
+        ALL,
+        "NOPE",
+        ensemble('key: "Y" value: "OUT"', 'key: "NOPE" value: "OUT"'),
+        core="non-existing output NOPE",
+    ),
+    Plant(
+        "an input left open",
+        "step-input-unmapped",
+        ALL,
+        "{",
+        {"left/config.pbtxt": ("optional: true ", "")},
+        {
+            "left/config.pbtxt": (
+                "output",
+                'input { name: "Z" data_type: TYPE_FP32 optional: true dims: [ 4 ] }\noutput',
+            ),
+            "left/1/model.py": (
+                "responses = []",
+                'responses = [pb_utils.get_input_tensor_by_name(r, "Z") for r in requests][:0]',
+            ),
+        },
+        core="input Z in model left is not mapped",
+    ),
+    Plant(
+        "two types of a tensor",
+        "step-dtype",
+        ALL,
+        "first_y",
+        {"left/config.pbtxt": ("TYPE_FP32", "TYPE_INT64")},
+        core="inconsistent data type",
+    ),
+    Plant(
+        "another type than the ensemble's",
+        "step-dtype",
+        ALL,
+        "IN",
+        ensemble('"IN" data_type: TYPE_FP32', '"IN" data_type: TYPE_FP64'),
+        core="inconsistent data type",
+    ),
+    Plant(
+        "two shapes of a tensor",
+        "step-shape",
+        ALL,
+        "first_y",
+        {"left/config.pbtxt": ("dims: [ 4 ] }\noutput", "dims: [ 5 ] }\noutput")},
+        core="inconsistent shape",
+    ),
+    Plant(
+        "a row too many",
+        "step-shape",
+        ALL,
+        "first_y",
+        {"left/config.pbtxt": ("dims: [ 4 ] }\noutput", "dims: [ -1, 4 ] }\noutput")},
+        core="inconsistent shape",
+    ),
+    Plant(
+        "two decoupled joined",
+        "decoupled-joined",
+        ALL,
+        "{",
+        {"left/config.pbtxt": ("instance_group", DECOUPLED), "right/config.pbtxt": ("instance_group", DECOUPLED)},
+        core="originated from different decoupled models",
+    ),
+    Plant(
+        "a decoupled one joined",
+        "decoupled-joined",
+        ALL,
+        "{",
+        {"left/config.pbtxt": ("instance_group", DECOUPLED)},
+        core="originated from different decoupled models",
+    ),
+    Plant(
+        "a model without batches",
+        "member-without-batches",
+        ALL,
+        "left",
+        {
+            "left/config.pbtxt": config("left")
+            .replace("max_batch_size: 8\n", "")
+            .replace("[ 4 ]", "[ -1, 4 ]")
+            .replace(BATCHING, ""),
+        },
+    ),
+)
