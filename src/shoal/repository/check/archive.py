@@ -1,0 +1,138 @@
+"""The code in a TorchScript archive, read as text: nothing of it is run, and no weight is read."""
+
+from __future__ import annotations
+
+import ast
+import pickletools
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+
+from shoal.component.bundle import describe_bytes
+
+_MAX_TEXT = 4 * 2**20  # of one file of code
+_MAX_FILES = 512  # that are parsed
+_ROOT = "__torch__"
+# What zipfile raises over damaged archives; RuntimeError: they seem encrypted, or compressed in an unknown way.
+_DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, ValueError, RuntimeError, LookupError)
+
+
+class ForeignError(ValueError):
+    """A file that is no TorchScript archive; its text completes a sentence about it."""
+
+
+class Script:
+    """A TorchScript archive.
+
+    Raises:
+        ForeignError: it is none.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._modules: dict[str, ast.Module | None] = {}
+        begins = b""
+        try:
+            with path.open("rb") as file:
+                begins = file.read(32)
+            self._zip = zipfile.ZipFile(path)
+        except _DAMAGE as error:
+            why = "" if begins.startswith(b"PK") else describe_bytes(begins) if begins else "it is empty"
+            raise ForeignError(why or f"it is cut off or damaged: {error}") from error
+        names = self._zip.namelist()
+        self.is_old = any(name.endswith("/model.json") for name in names)  # of torch before 1.4: not read here
+        self._data = next((name for name in names if name.count("/") == 1 and name.endswith("/data.pkl")), "")
+        self._root = self._data.rpartition("/")[0]
+        has_code = any(name.startswith(f"{self._root}/code/") for name in names)
+        if self._data and not has_code:
+            self.close()
+            raise ForeignError("it holds weights and no code: torch.save wrote it, and torch.jit.save is wanted")
+        if not self._data and not self.is_old:
+            self.close()
+            raise ForeignError("it is a zip archive of something else")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._zip.close()
+
+    @cached_property
+    def main(self) -> str:
+        """The qualified name of the module that is called; empty where it cannot be told."""
+        try:
+            for opcode, argument, _ in pickletools.genops(self._read(self._data, 2**16)):
+                if opcode.name == "GLOBAL":
+                    name = str(argument).replace(" ", ".")
+                    return name if name.split(".")[0] == _ROOT else ""
+        except _DAMAGE:
+            pass
+        return ""
+
+    def find_class(self, name: str) -> ast.ClassDef | None:
+        """The class of a qualified name."""
+        found = self._find(name)
+        return found if isinstance(found, ast.ClassDef) else None
+
+    def find_function(self, name: str) -> ast.FunctionDef | None:
+        """The function of a qualified name that is no method."""
+        found = self._find(name)
+        return found if isinstance(found, ast.FunctionDef) else None
+
+    def _find(self, name: str) -> ast.stmt | None:
+        module, _, last = name.rpartition(".")
+        if module.split(".")[0] != _ROOT:
+            return None
+        tree = self._parse(f"{self._root}/code/{module.replace('.', '/')}.py")
+        for statement in tree.body if tree else ():
+            if isinstance(statement, ast.ClassDef | ast.FunctionDef) and statement.name == last:
+                return statement
+        return None
+
+    def _parse(self, name: str) -> ast.Module | None:
+        if name not in self._modules and len(self._modules) < _MAX_FILES:
+            try:
+                self._modules[name] = ast.parse(self._read(name, _MAX_TEXT).decode())
+            except (*_DAMAGE, SyntaxError, RecursionError, MemoryError):
+                self._modules[name] = None
+        return self._modules.get(name)
+
+    def _read(self, name: str, most: int) -> bytes:
+        with self._zip.open(name) as file:
+            return file.read(most)
+
+
+def find_method(owner: ast.ClassDef, name: str) -> ast.FunctionDef | None:
+    """A method of a class."""
+    return next((s for s in owner.body if isinstance(s, ast.FunctionDef) and s.name == name), None)
+
+
+def attributes(owner: ast.ClassDef) -> dict[str, str]:
+    """What a class says of its attributes: name -> type, as it is written."""
+    found = {}
+    for statement in owner.body:
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            found[statement.target.id] = ast.unparse(statement.annotation)
+        elif isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Subscript):
+            key = statement.targets[0].slice  # __annotations__["0"] = ...
+            if isinstance(key, ast.Constant):
+                found[str(key.value)] = ast.unparse(statement.value)
+    return found
+
+
+def arguments(function: ast.FunctionDef) -> Iterator[tuple[str, str, bool]]:
+    """The arguments behind self: name, type as it is written, and whether there is a default."""
+    given = [*function.args.posonlyargs, *function.args.args]
+    first_default = len(given) - len(function.args.defaults)
+    for index, argument in enumerate(given[1:], start=1):
+        kind = ast.unparse(argument.annotation) if argument.annotation else "Tensor"
+        yield argument.arg, kind, index >= first_default
+
+
+def returned(function: ast.FunctionDef) -> tuple[str, int | None]:
+    """What a function gives, as it is written, and how many values that is where it is tensors or a tuple."""
+    kind = function.returns
+    if isinstance(kind, ast.Subscript) and ast.unparse(kind.value) == "Tuple":
+        return "Tuple", len(kind.slice.elts) if isinstance(kind.slice, ast.Tuple) else 1
+    name = ast.unparse(kind) if kind else ""
+    return name, 1 if name == "Tensor" else None

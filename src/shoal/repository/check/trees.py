@@ -1,0 +1,142 @@
+"""What a file of trees says of itself, in each format that Triton's FIL backend reads; no library of theirs is needed.
+
+Whatever is not there, or too large to look for, is None: nothing is concluded from it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shoal.component.bundle import describe_bytes
+from shoal.component.ties import read_forest
+from shoal.errors import ArtifactError
+
+# By `model_type`, the file that it reads: fil_backend, src/model.h: model_file.
+FILES: Mapping[str, str] = {
+    "xgboost": "xgboost.model",
+    "xgboost_json": "xgboost.json",
+    "xgboost_ubj": "xgboost.ubj",
+    "lightgbm": "model.txt",
+    "treelite_checkpoint": "checkpoint.tl",
+}
+BINARY, REGRESSOR, MULTICLASS = range(3)  # Treelite's TaskType, as far as they matter here
+_MAX_BYTES = 32 * 2**20  # of a file that is read whole
+_HEAD, _TAIL = 2**16, 2**20
+_READER = 4  # the Treelite whose checkpoints are understood here; of others the version alone is read
+
+
+class UnreadableError(ValueError):
+    """A file that is not what it should be; its text completes "it is ..." or "it ..."."""
+
+
+@dataclass(frozen=True)
+class Trees:
+    """``task`` is one of Treelite's; ``num_classes`` is 1 for a binary classifier and for a regressor."""
+
+    num_features: int | None = None
+    task: int | None = None
+    num_classes: int | None = None
+    num_targets: int = 1
+    version: tuple[int, int, int] | None = None  # of the Treelite that wrote it
+
+
+def read_trees(path: Path, model_type: str) -> Trees:
+    """Read a file of trees.
+
+    Raises:
+        UnreadableError: it is of another kind, or damaged.
+        OSError: it cannot be read.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        head = file.read(_HEAD)
+        file.seek(max(0, size - _TAIL))
+        tail = file.read(_TAIL)
+    if not head:
+        raise UnreadableError("it is empty")
+    odd = describe_bytes(head[:32])
+    if odd and model_type != "xgboost":
+        raise UnreadableError(odd)
+    if model_type == "treelite_checkpoint":
+        return _read_checkpoint(path, head, size)
+    if model_type == "xgboost_json":
+        return _read_json(path, head, tail, size)
+    if model_type == "xgboost_ubj" and not head.startswith(b"{"):
+        raise UnreadableError("it is no UBJSON")
+    if model_type == "lightgbm":
+        return _read_text(head)
+    return Trees()
+
+
+def _read_checkpoint(path: Path, head: bytes, size: int) -> Trees:
+    if len(head) < 12:
+        raise UnreadableError(f"it has {len(head)} bytes, and a checkpoint begins with a version of 12")
+    major, minor, patch = struct.unpack_from("<3i", head)
+    if not (0 < major < 100 and 0 <= minor < 1000 and 0 <= patch < 1000):
+        raise UnreadableError("it is no Treelite checkpoint: it does not begin with a version")
+    version = (major, minor, patch)
+    if major != _READER:
+        return Trees(version=version)
+    if size <= _MAX_BYTES:
+        try:
+            read_forest(path)
+        except ArtifactError as error:
+            raise UnreadableError(error.what.partition(": ")[2].rstrip(".") or error.what) from None
+    try:
+        num_features, task, num_targets = struct.unpack_from("<xxxxxxxxiBxi", head, 14)
+        count = struct.unpack_from("<Q", head, 32)[0]
+        classes = struct.unpack_from(f"<{min(count, 1024)}i", head, 40)
+    except struct.error:
+        raise UnreadableError("it is cut off in its header") from None
+    return Trees(num_features, task, max(classes, default=None), num_targets, version)
+
+
+def _read_json(path: Path, head: bytes, tail: bytes, size: int) -> Trees:
+    if not head.lstrip().startswith(b"{") or head.startswith((b"{L", b"{i", b"{U", b"{l")):
+        is_ubjson = head.startswith(b"{")
+        raise UnreadableError("it is UBJSON, which is model_type xgboost_ubj" if is_ubjson else "it is no JSON")
+    if size > _MAX_BYTES:  # XGBoost writes what is asked for here behind the trees
+        found = re.search(rb'"learner_model_param"\s*:\s*\{[^{}]*"num_feature"\s*:\s*"?(\d{1,9})', tail)
+        return Trees(int(found[1])) if found else Trees()
+    try:
+        learner = json.loads(path.read_bytes())["learner"]
+        about: Mapping[str, Any] = learner["learner_model_param"]
+        num_features = int(about["num_feature"])
+    except json.JSONDecodeError as error:
+        raise UnreadableError(f"it is no JSON, or cut off: {error.msg} at character {error.pos:,}") from None
+    except (ValueError, RecursionError, LookupError, TypeError) as error:
+        raise UnreadableError("it is JSON, and no model of XGBoost") from error
+    try:
+        objective, num_classes = str(learner["objective"]["name"]), int(about.get("num_class", 0))
+        num_targets = int(about.get("num_target", 1))
+    except (LookupError, TypeError, ValueError):
+        return Trees(num_features or None)
+    return Trees(num_features or None, _task(objective), max(1, num_classes), max(1, num_targets))
+
+
+def _read_text(head: bytes) -> Trees:
+    if not head.startswith(b"tree"):
+        raise UnreadableError("it is no text of LightGBM: it does not begin with 'tree'")
+    found = dict(re.findall(rb"(?m)^(max_feature_idx|num_class|objective)=([^\r\n]*)", head))
+    try:
+        num_features, num_classes = int(found[b"max_feature_idx"]) + 1, int(found.get(b"num_class", b"1"))
+    except (LookupError, ValueError):
+        return Trees()
+    objective = found.get(b"objective", b"").decode("utf-8", "replace").split(" ")[0]
+    return Trees(num_features, _task(objective), num_classes)
+
+
+def _task(objective: str) -> int | None:
+    """The task of an XGBoost or LightGBM objective, where its name tells."""
+    if objective in ("multi:softmax", "multi:softprob", "multiclass"):
+        return MULTICLASS
+    if objective in ("binary:logistic", "binary"):
+        return BINARY
+    is_regressor = objective.startswith(("reg:", "regression", "count:", "survival:")) and objective != "reg:logistic"
+    return REGRESSOR if is_regressor else None

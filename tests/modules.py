@@ -1,0 +1,108 @@
+"""Small modules that torch can save, of the forms that the check of TorchScript must tell apart."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Optional, Tuple  # noqa: UP035  # torch.jit.script reads these
+
+import torch
+from torch import Tensor, nn
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(9, 4)
+        self.layers = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        hidden: Tensor = self.layers(self.table(ids))
+        weights = mask.unsqueeze(-1).to(hidden.dtype)
+        score: Tensor = (hidden * weights).sum(1).mean(1, keepdim=True)
+        return score
+
+
+class Pair(Encoder):
+    def forward(  # type: ignore[override]
+        self, ids: Tensor, mask: Tensor
+    ) -> Tuple[Tensor, Tensor]:  # noqa: UP006
+        hidden = self.table(ids)
+        return hidden.sum(1), mask.to(hidden.dtype)
+
+
+class Optioned(Encoder):
+    def forward(self, ids: Tensor, mask: Tensor, bias: Optional[Tensor] = None) -> Tensor:  # noqa: UP045
+        hidden: Tensor = self.table(ids).sum(1) + mask.sum()
+        return hidden if bias is None else hidden + bias
+
+
+class Gather(nn.Module):
+    def forward(self, values: Tensor, index: Tensor) -> Tensor:
+        return torch.gather(values.to(torch.float32), 1, index.view(-1, 1))
+
+
+class AsDict(Encoder):
+    def forward(  # type: ignore[override]
+        self, ids: Tensor, mask: Tensor
+    ) -> Dict[str, Tensor]:  # noqa: UP006
+        return {"score": self.table(ids).sum(1) + mask.sum()}
+
+
+class Cast(Encoder):
+    """Its ids are cast before they are an index: any type will do."""
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        ids = ids.to(torch.int64)
+        if mask.sum() > 0:
+            ids = ids + 1
+        hidden: Tensor = self.table(ids).sum(1)
+        return hidden
+
+
+class Maybe(Encoder):
+    """Its ids are an index only where the mask says so."""
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        hidden = mask.to(torch.float32)
+        if bool(mask.sum() > 0):
+            hidden = self.table(ids).sum(1)
+        return hidden
+
+
+class Deep(nn.Module):
+    """The index is four modules down, and its name changes on the way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.ModuleList([Encoder(), Encoder()])
+
+    def forward(self, first: Tensor, second: Tensor) -> Tensor:
+        scores: List[Tensor] = []  # noqa: UP006
+        for module in self.inner:
+            scores.append(module(second.reshape(-1, 2), first))
+        return torch.stack(scores).sum(0)
+
+
+class FromDict(nn.Module):
+    def forward(self, tensors: Dict[str, Tensor]) -> Tensor:  # noqa: UP006
+        return tensors["a"] + tensors["b"]
+
+
+KINDS: dict[str, type[nn.Module]] = {
+    "encoder": Encoder,
+    "pair": Pair,
+    "optional": Optioned,
+    "gather": Gather,
+    "dict": AsDict,
+    "cast": Cast,
+    "maybe": Maybe,
+    "deep": Deep,
+    "from dict": FromDict,
+}
+TRACEABLE = ("encoder", "pair", "optional", "gather", "cast", "deep")
+
+
+def make(kind: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """A module, and what it may be traced with."""
+    torch.manual_seed(0)
+    ids = torch.tensor([[1, 2], [3, 0]])
+    return KINDS[kind]().eval(), (ids, ids[:, 0] % 2 if kind == "gather" else torch.ones_like(ids))

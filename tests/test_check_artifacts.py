@@ -1,0 +1,237 @@
+"""What the check says of environments, forests and networks: planted mistakes, damage of any kind, and torch's word."""
+
+from __future__ import annotations
+
+import io
+import random
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from shoal.environment.targets import find_target
+from shoal.repository.check import environments, forest, onnx_io, torchscript
+from shoal.repository.check.archive import ForeignError, Script, arguments, find_method
+from shoal.repository.check.findings import Finding
+from shoal.repository.check.flow import Flow
+from shoal.repository.check.models import read_repository
+from shoal.repository.check.trees import FILES, UnreadableError, read_trees
+from tests import planted_environments, planted_forest, planted_onnx, planted_torchscript
+from tests.planted import Plant
+
+FAMILIES = {
+    environments: planted_environments.PLANTS,
+    forest: planted_forest.PLANTS,
+    torchscript: planted_torchscript.PLANTS,
+    onnx_io: planted_onnx.PLANTS,
+}
+HAS_ONNX = find_spec("onnx") is not None
+ALL = [(family, plant) for family, plants in FAMILIES.items() for plant in plants]
+
+
+def look(family: ModuleType, path: Path, target: str | None = None) -> list[Finding]:
+    repository = read_repository(path, find_target(target) if target else None)
+    return [finding for model in repository.models for finding in family.find(model, repository)]
+
+
+@pytest.mark.parametrize(("family", "plant"), ALL, ids=[plant.name for _, plant in ALL])
+def test_a_planted_mistake_is_found_and_its_mended_twin_clean(family: ModuleType, plant: Plant, tmp_path: Path) -> None:
+    if family is onnx_io and not HAS_ONNX:
+        pytest.skip("onnx is not installed")
+    assert look(family, plant.write(tmp_path / "good", is_bad=False), plant.target) == []
+    bad = plant.write(tmp_path / "bad", is_bad=True)
+    found = [finding for finding in look(family, bad, plant.target) if finding.rule.id == plant.rule]
+    assert found
+    assert found[0].place.path == bad / plant.file
+    if plant.line:
+        assert plant.line in (bad / plant.file).read_text(encoding="utf-8").split("\n")[found[0].place.line - 1]
+    assert found[0].fix
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_rule_has_a_planted_mistake(family: ModuleType) -> None:
+    assert {plant.rule for plant in FAMILIES[family]} == {rule.id for rule in family.RULES}
+
+
+def cuts(content: bytes) -> list[bytes]:
+    """Its beginnings: all short ones, and some of each length."""
+    lengths = {*range(0, min(len(content), 200)), *range(0, len(content), max(1, len(content) // 150))}
+    return [content[:length] for length in sorted(lengths)]
+
+
+def spoils(content: bytes, count: int = 150) -> list[bytes]:
+    """It, with a few bytes changed."""
+    draw = random.Random(0)
+    found = []
+    for _ in range(count):
+        spoilt = bytearray(content)
+        for _ in range(draw.choice((1, 3, 30))):
+            spoilt[draw.randrange(len(spoilt))] = draw.randrange(256)
+        found.append(bytes(spoilt))
+    return found
+
+
+DAMAGED: list[tuple[str, ModuleType, Callable[[], dict[str, Any]], str, str]] = [
+    ("checkpoint", forest, lambda: planted_forest.GOOD, planted_forest.FILE, "forest-unreadable"),
+    ("json", forest, lambda: planted_forest.BOOSTED, "forest/1/xgboost.json", "forest-unreadable"),
+    ("text", forest, lambda: planted_forest.LIGHTGBM, "forest/1/model.txt", ""),
+    ("torch", torchscript, planted_torchscript.good, planted_torchscript.FILE, "torchscript-foreign"),
+    (
+        "environment",
+        environments,
+        lambda: planted_environments.GOOD,
+        planted_environments.ARCHIVE,
+        "environment-misfit",
+    ),
+]
+
+
+@pytest.mark.parametrize(("family", "edits", "file", "rule"), [d[1:] for d in DAMAGED], ids=[d[0] for d in DAMAGED])
+def test_damage_is_found_or_passed_over_and_nothing_is_raised(
+    family: ModuleType, edits: Callable[[], dict[str, Any]], file: str, rule: str, tmp_path: Path
+) -> None:
+    root = Plant("", "", "", "", {}, edits()).write(tmp_path / "r", is_bad=False)
+    content = (root / file).read_bytes()
+    repository = read_repository(root / file.split("/")[0])
+    (model,) = repository.models
+    for cut in cuts(content):
+        (root / file).write_bytes(cut)
+        found = list(family.find(model, repository))
+        assert not rule or rule in {finding.rule.id for finding in found}, len(cut)
+    for spoilt in spoils(content):
+        (root / file).write_bytes(spoilt)
+        list(family.find(model, repository))
+
+
+@pytest.mark.parametrize("model_type", FILES)
+def test_foreign_forests_are_refused_by_name_or_passed_over(model_type: str, tmp_path: Path) -> None:
+    path = tmp_path / FILES[model_type]
+    draw = random.Random(model_type)
+    begins = (b"", b"{", b"{}", b"[]", b"null", b'{"learner": 1}', b'{"learner": {"learner_model_param": []}}', b"tree")
+    for begin in begins:
+        for content in (begin, begin + draw.randbytes(300), begin + b"[" * 100_000):
+            path.write_bytes(content)
+            with suppress(UnreadableError):
+                read_trees(path, model_type)
+
+
+@pytest.mark.parametrize("kind", ["regressor", "classifier", "two targets"])
+def test_a_checkpoint_says_what_treelite_says(kind: str, tmp_path: Path) -> None:
+    treelite = pytest.importorskip("treelite")
+    path = tmp_path / "checkpoint.tl"
+    path.write_bytes(planted_forest.checkpoint(kind))
+    trees, model = read_trees(path, "treelite_checkpoint"), treelite.Model.deserialize(str(path))
+    about = model.get_header_accessor()
+    assert trees.num_features == model.num_feature
+    assert trees.num_targets == int(about.get_field("num_target")[0])
+    assert trees.num_classes == max(about.get_field("num_class"))
+    assert trees.task == int(about.get_field("task_type")[0])
+
+
+# --- TorchScript, beside torch -----------------------------------------------------------------------------------
+
+
+def saved() -> list[tuple[str, bool]]:
+    from tests import modules
+
+    return [(kind, False) for kind in modules.KINDS] + [(kind, True) for kind in modules.TRACEABLE]
+
+
+def open_script(content: bytes, tmp_path: Path) -> Script:
+    (tmp_path / "model.pt").write_bytes(content)
+    return Script(tmp_path / "model.pt")
+
+
+@pytest.mark.parametrize(("kind", "is_traced"), saved())
+def test_forward_is_what_torch_says_it_is(kind: str, is_traced: bool, tmp_path: Path) -> None:
+    import torch
+
+    content = planted_torchscript.archive(kind, is_traced=is_traced)
+    script = open_script(content, tmp_path)
+    owner = script.find_class(script.main)
+    forward = find_method(owner, "forward") if owner else None
+    assert forward is not None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        schema = torch.jit.load(io.BytesIO(content)).forward.schema
+    expected = [(a.name, str(a.type).replace("NoneType", "None"), a.has_default_value()) for a in schema.arguments[1:]]
+    assert [(name, has_default) for name, _, has_default in arguments(forward)] == [(n, d) for n, _, d in expected]
+    assert [kind == "Tensor" for _, kind, _ in arguments(forward)] == [t == "Tensor" for _, t, _ in expected]
+
+
+@pytest.mark.parametrize(("kind", "is_traced"), [s for s in saved() if s[0] != "from dict"])
+def test_an_index_is_one_exactly_where_torch_refuses_another_type(kind: str, is_traced: bool, tmp_path: Path) -> None:
+    import torch
+
+    from tests import modules
+
+    content = planted_torchscript.archive(kind, is_traced=is_traced)
+    script = open_script(content, tmp_path)
+    owner = script.find_class(script.main)
+    assert owner is not None
+    found = {use.argument for use in Flow(script).find(owner, script.main)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        module = torch.jit.load(io.BytesIO(content))
+    examples = modules.make(kind)[1]
+    refused = set()
+    for number in range(len(examples)):
+        given = [e.to(torch.int16) if number == index else e for index, e in enumerate(examples)]
+        try:
+            module(*given)
+        except (RuntimeError, torch.jit.Error):
+            refused.add(number)
+    assert found == (refused if kind != "maybe" else set())
+
+
+def test_what_torch_saves_otherwise_is_no_archive(tmp_path: Path) -> None:
+    with pytest.raises(ForeignError, match="no code"):
+        open_script(planted_torchscript.weights(), tmp_path)
+
+
+# --- environments ------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_is_read_by_its_names(tmp_path: Path) -> None:
+    folder = tmp_path / "env"
+    (folder / "lib/python3.9/site-packages/numpy-1.26.4.dist-info").mkdir(parents=True)
+    (folder / "lib/python3.1").symlink_to("python3.9")
+    (folder / "bin").mkdir()
+    for name in ("bin/activate", "bin/python3", "pyvenv.cfg"):
+        (folder / name).write_text("")
+    plant = Plant("", "", "", "", {}, planted_environments.path(str(folder)))
+    root = plant.write(tmp_path / "r", is_bad=False)
+    assert {f.rule.id for f in look(environments, root)} == {"environment-outside"}
+    (misfit,) = [f for f in look(environments, root, "embedded") if f.rule.id == "environment-misfit"]
+    assert "Python 3.9" in misfit.what
+
+
+def test_of_a_large_archive_the_beginning_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environments, "_WHOLE_BYTES", 10)
+    environments._read_archive.cache_clear()
+    plant = Plant("", "", "", "", {}, planted_environments.GOOD)
+    root = plant.write(tmp_path / "r", is_bad=False)
+    assert look(environments, root, "embedded") == []
+    (root / planted_environments.ARCHIVE).write_bytes(planted_environments.environment(python="3.9"))
+    assert {f.rule.id for f in look(environments, root, "embedded")} == {"environment-misfit"}
+
+
+def test_odd_things_in_place_of_files_are_passed_over(tmp_path: Path) -> None:
+    import os
+
+    root = Plant("", "", "", "", {}, planted_environments.GOOD).write(tmp_path / "r", is_bad=False)
+    archive = root / planted_environments.ARCHIVE
+    archive.unlink()
+    os.mkfifo(archive)
+    assert look(environments, root) == []
+    for edits, file in ((planted_forest.GOOD, planted_forest.FILE), (planted_torchscript.good(), "net/1/model.pt")):
+        other = Plant("", "", "", "", {}, edits).write(tmp_path / file.split("/")[0], is_bad=False)
+        (other / file).unlink()
+        os.mkfifo(other / file)
+        for family in (forest, torchscript):
+            look(family, other)
