@@ -20,7 +20,8 @@ from sklearn.ensemble import RandomForestRegressor
 from shoal.component.bundle import sha256
 from shoal.component.ties import METADATA, dump_ties, read_archive, read_forest
 from shoal.errors import ArtifactError, ServerError
-from shoal.repository.compose import MANIFEST, compose
+from shoal.repository.compose import compose
+from shoal.repository.manifest import MANIFEST
 from shoal.repository.pbtxt import read_config
 from shoal.serving.local import load_component
 from shoal.serving.server import find_cause, serve

@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from shoal.repository.check import RULES, check
-from tests import planted_ensembles, planted_fields, planted_folders, planted_scheduling, planted_tensors
+from tests import (
+    planted_ensembles,
+    planted_fields,
+    planted_folders,
+    planted_placement,
+    planted_scheduling,
+    planted_tensors,
+)
 from tests.explicit import Explicit, explicit
 from tests.planted import Plant
 
@@ -19,6 +26,7 @@ PLANTS: tuple[Plant, ...] = (
     *planted_tensors.PLANTS,
     *planted_scheduling.PLANTS,
     *planted_ensembles.PLANTS,
+    *planted_placement.PLANTS,
 )
 
 

@@ -16,7 +16,8 @@ from shoal import paths
 from shoal.component.bundle import sha256
 from shoal.errors import ArtifactError, InputError, SetupError
 from shoal.repository import compose as composing
-from shoal.repository.compose import MANIFEST, compose, read_manifest
+from shoal.repository.compose import compose
+from shoal.repository.manifest import MANIFEST, read_manifest
 from shoal.repository.pbtxt import read_config
 from shoal.repository.placement import Plan
 from tests.conftest import ROOT

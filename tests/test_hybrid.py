@@ -17,8 +17,9 @@ from typer.testing import CliRunner
 from shoal.cli import app
 from shoal.component.ledger import BATCHES, ROWS
 from shoal.errors import InputError, ServerError
-from shoal.repository.compose import compose, read_manifest
+from shoal.repository.compose import compose
 from shoal.repository.hybrid import MODELS
+from shoal.repository.manifest import read_manifest
 from shoal.repository.placement import Plan
 from shoal.serving.client import Client
 from shoal.serving.copies import Copies, read_metrics

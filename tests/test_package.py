@@ -36,8 +36,8 @@ HEAVY = {
     "typer",
 }
 PUBLIC = {
-    "Answer", "ArtifactError", "AsyncClient", "Client", "Component", "InputError", "Pipeline", "ServerError",
-    "SetupError", "ShoalError", "compose", "serve",
+    "Answer", "ArtifactError", "AsyncClient", "Client", "Component", "Finding", "InputError", "Pipeline",
+    "ServerError", "SetupError", "ShoalError", "check", "compose", "serve",
 }  # fmt: skip
 
 

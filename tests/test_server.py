@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import ArtifactError, InputError, ServerError, SetupError
-from shoal.repository.compose import MANIFEST
+from shoal.repository.manifest import MANIFEST
 from shoal.serving.client import Client
 from shoal.serving.local import Pipeline
 from shoal.serving.server import check_repository, find_cause, serve

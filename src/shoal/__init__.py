@@ -7,6 +7,8 @@ from shoal.errors import ArtifactError, InputError, ServerError, SetupError, Sho
 
 if TYPE_CHECKING:
     from shoal.component.base import Component as Component
+    from shoal.repository.check import Finding as Finding
+    from shoal.repository.check import check as check
     from shoal.repository.compose import compose as compose
     from shoal.serving.aio import AsyncClient as AsyncClient
     from shoal.serving.calls import Answer as Answer
@@ -22,7 +24,9 @@ _HOMES = {
     "AsyncClient": "shoal.serving.aio",
     "Client": "shoal.serving.client",
     "Component": "shoal.component.base",
+    "Finding": "shoal.repository.check",
     "Pipeline": "shoal.serving.local",
+    "check": "shoal.repository.check",
     "compose": "shoal.repository.compose",
     "serve": "shoal.serving.server",
 }

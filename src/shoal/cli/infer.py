@@ -203,7 +203,7 @@ def _open_model(
 
 
 def _ensemble_of(repository: Path) -> str:
-    from shoal.repository.compose import read_manifest
+    from shoal.repository.manifest import read_manifest
 
     name = str(read_manifest(repository).get("ensemble", ""))
     if not name:
@@ -217,7 +217,7 @@ def _ensemble_of(repository: Path) -> str:
 def _digest(repository: Path) -> str:
     """What tells this repository from another: its identity, or where it was not composed, its files."""
     from shoal.component.bundle import sha256
-    from shoal.repository.compose import read_manifest
+    from shoal.repository.manifest import read_manifest
 
     identity = read_manifest(repository).get("identity")
     files = sorted(path for path in repository.rglob("*") if path.is_file() and "__pycache__" not in path.parts)

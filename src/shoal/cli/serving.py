@@ -23,8 +23,8 @@ def copies(
 
     The budget holds for placement gpu: the request up, the answer down, control scalars of at most 1 KiB a batch.
     """
-    from shoal.repository.compose import read_manifest
     from shoal.repository.graph import Graph
+    from shoal.repository.manifest import read_manifest
     from shoal.serving.copies import read_metrics
 
     read, drawn = read_metrics(url), Graph.load(folder)

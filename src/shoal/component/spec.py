@@ -45,7 +45,7 @@ class TensorSpec:
     def from_config(cls, entry: Mapping[str, Any]) -> TensorSpec:
         """Read an ``input`` or ``output`` entry of a model configuration in its JSON form."""
         return cls(
-            name=entry["name"],
+            name=entry.get("name", ""),
             dtype=entry.get("data_type", "TYPE_INVALID"),
             dims=tuple(int(d) for d in entry.get("dims", ())),
             is_optional=bool(entry.get("optional", False)),

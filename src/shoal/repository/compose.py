@@ -23,11 +23,11 @@ from shoal.repository.environments import Placed, find_environments
 from shoal.repository.graph import Graph
 from shoal.repository.hybrid import MODELS, models_ensemble
 from shoal.repository.leaves import collect, find_leaves
+from shoal.repository.manifest import MANIFEST
 from shoal.repository.pbtxt import ModelConfig, write_config
 from shoal.repository.placement import HYBRID, Plan, place
 from shoal.repository.sizes import find_sizes
 
-MANIFEST = "manifest.json"
 _COMMENT = "Written by shoal compose; what is edited here is lost."
 PACKAGE = ("__init__.py", "errors.py", "component")  # what runs inside a model; the rest of shoal stays outside
 
@@ -52,7 +52,7 @@ def compose(
     Raises:
         InputError: Triton cannot bear the path, or something that is no composed repository stands there.
         ArtifactError: an artifact is missing, damaged or does not fit another; environment, stub and server do not
-            fit.
+            fit; a leaf of your own has a mistake that `check` finds.
         SetupError: the disk is full, or the folder cannot be written.
     """
     plan = plan or Plan()
@@ -89,6 +89,7 @@ def compose(
                 write_config(message, aside / name / "config.pbtxt", comment=_COMMENT)
             named = _name_environments(models, placed)
             _write_manifest(aside, graph, plan, files, {"identity": identity, "contents": contents, **named})
+            _check(aside, target, plan)
             aside.chmod(0o755)  # mkdtemp's 0700 would keep a server under another user out
             exchange(aside, target)
     except OSError as error:
@@ -98,6 +99,21 @@ def compose(
             "What stood there, if anything, is as it was. Make room, or name another folder.",
         ) from error
     return target
+
+
+def _check(aside: Path, target: Path, plan: Plan) -> None:
+    """Nothing that Triton would refuse is put in place."""
+    from shoal.repository.check import Severity, check
+
+    errors = [finding for finding in check(aside, target=plan.target) if finding.severity == Severity.ERROR]
+    if errors:
+        first = errors[0]
+        where = str(first.place).replace(f"{aside.resolve()}/", "")
+        more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+        raise ArtifactError(
+            f"{target} is not written, for {where} would be wrong{more}: {first.what.rstrip('.')} [{first.rule.id}].",
+            first.fix,
+        )
 
 
 @contextmanager
@@ -182,42 +198,3 @@ def _write_manifest(
         "files": _hash_files(repository, files),
     }
     (repository / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def check_manifest(repository: Path) -> None:
-    """Check every file of a composed repository against its manifest, before anything is loaded from it.
-
-    Model files and ``model.py`` are programs. Configurations may be tuned by hand, and a repository without a manifest
-    is its owner's own.
-
-    Raises:
-        ArtifactError: a file is missing or changed.
-    """
-    files: dict[str, str] = read_manifest(repository).get("files", {})
-    for name, expected in files.items():
-        path = repository / name
-        if path.name != "config.pbtxt" and (not path.is_file() or sha256(path) != expected):
-            raise ArtifactError(
-                f"{name} in {repository} is {'not what' if path.is_file() else 'missing, though'} {MANIFEST} says.",
-                f"Compose again; if the change is yours, remove {MANIFEST}.",
-            )
-
-
-def launch_flags(repository: Path) -> list[str]:
-    """The flags of tritonserver that a composed repository was sized for; none where there is no manifest."""
-    return list(read_manifest(repository).get("launch", {}).get("flags", []))
-
-
-def read_manifest(repository: Path) -> dict[str, Any]:
-    """The manifest of a composed repository; empty where there is none.
-
-    Raises:
-        ArtifactError: it is damaged.
-    """
-    path = repository / MANIFEST
-    if not path.is_file():
-        return {}
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
-        raise ArtifactError(f"{path} is damaged: {error}.", "Compose again.") from None

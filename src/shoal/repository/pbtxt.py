@@ -76,15 +76,16 @@ def read_config(folder: Path) -> ModelConfig:
     except text_format.ParseError as error:
         raise ArtifactError(f"{path}:{error}", "Mend that line; the fields are Triton's ModelConfig.") from None
     message.name = message.name or folder.name
-    return _record(message, folder)
+    return as_config(message, folder)
 
 
-def _record(message: Any, folder: Path) -> ModelConfig:
+def as_config(message: Any, folder: Path) -> ModelConfig:
+    """What shoal reads of a ModelConfig message that stands in ``folder``; one without a name gets the folder's."""
     from google.protobuf import json_format
 
     fields = json_format.MessageToDict(message, preserving_proto_field_name=True)
     return ModelConfig(
-        spec=ModelSpec.from_config({"name": message.name, **fields}),
+        spec=ModelSpec.from_config({**fields, "name": message.name or folder.name}),
         backend=message.backend,
         platform=message.platform,
         steps=tuple(

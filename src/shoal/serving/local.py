@@ -17,9 +17,9 @@ from shoal.component.context import Context
 from shoal.component.spec import OTHER_REPOSITORY, REPOSITORY, STRING
 from shoal.component.tensors import Array, Arrays, Device
 from shoal.errors import ArtifactError, InputError, ShoalError, needs
-from shoal.repository.compose import check_manifest, read_manifest
 from shoal.repository.graph import Graph
 from shoal.repository.hybrid import MODELS, outsource
+from shoal.repository.manifest import check_manifest, read_manifest
 from shoal.repository.pbtxt import ModelConfig, Step, read_config
 from shoal.serving.arrays import to_arrays
 from shoal.serving.copies import Copies

@@ -20,7 +20,8 @@ from shoal.environment.stub import STUB
 from shoal.environment.targets import EMBEDDED
 from shoal.environment.wheel import DISTRIBUTION, VERSION, find_installed
 from shoal.errors import InputError, SetupError
-from shoal.repository.compose import copy_package, read_manifest
+from shoal.repository.compose import copy_package
+from shoal.repository.manifest import read_manifest
 from shoal.repository.placement import GPU, HYBRID
 
 SERVER_VARIABLE, STUB_VARIABLE = "SHOAL_TRITONSERVER", "SHOAL_STUB"

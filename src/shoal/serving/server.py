@@ -22,7 +22,7 @@ from typing import Self
 from shoal.errors import InputError, ServerError, SetupError
 from shoal.paths import check_bearable
 from shoal.processes import bound
-from shoal.repository.compose import check_manifest, launch_flags
+from shoal.repository.manifest import check_manifest, launch_flags
 from shoal.serving.runtime import Runtime, find_runtime
 
 HOST = "127.0.0.1"

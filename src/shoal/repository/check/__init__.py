@@ -6,14 +6,26 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from shoal.environment.targets import find_target
-from shoal.repository.check import advice, agreement, ensembles, fields, folders, scheduling, sequences, tensors, wiring
+from shoal.repository.check import (
+    advice,
+    agreement,
+    ensembles,
+    fields,
+    folders,
+    memory,
+    placement,
+    scheduling,
+    sequences,
+    tensors,
+    wiring,
+)
 from shoal.repository.check.findings import Finding, Place, Rule, Severity
 from shoal.repository.check.models import Repository, read_repository
 
 __all__ = ["RULES", "Finding", "Place", "Rule", "Severity", "check", "find_rule"]
 
 # Each has RULES, and find(model, repository), which never raises over what stands in a repository.
-FAMILIES = (fields, folders, tensors, scheduling, sequences, ensembles, wiring, agreement, advice)
+FAMILIES = (fields, folders, tensors, scheduling, sequences, ensembles, wiring, agreement, placement, memory, advice)
 RULES = {rule.id: rule for family in FAMILIES for rule in family.RULES}
 
 

@@ -14,8 +14,9 @@ from shoal.environment.targets import Target
 from shoal.errors import InputError
 from shoal.repository.check.findings import Place
 from shoal.repository.check.locate import Node, locate
-from shoal.repository.compose import read_manifest
 from shoal.repository.leaves import ROOMS
+from shoal.repository.manifest import MANIFEST, read_manifest
+from shoal.repository.pbtxt import ModelConfig, as_config
 
 CONFIG = "config.pbtxt"
 MAX_CONFIG_BYTES = 4 * 2**20
@@ -112,6 +113,11 @@ class Model:
         return self.backend in ("onnxruntime", "tensorrt", "tensorflow", "openvino")
 
     @cached_property
+    def config(self) -> ModelConfig | None:
+        """The same as the rest of shoal reads it."""
+        return as_config(self.message, self.folder) if self.message is not None else None
+
+    @cached_property
     def sources(self) -> tuple[tuple[Path, str], ...]:
         """The ``model.py`` of each version, with its text; one that is not UTF-8 is read as well as can be."""
         found = []
@@ -170,7 +176,7 @@ def read_repository(path: Path, target: Target | None = None) -> Repository:
         raise InputError(f"{path} {what}.", "Name a model repository, or a model's folder.")
     path = path.resolve()
     if (path / CONFIG).exists() or _has_versions(path):
-        model = read_model(path, is_leaf=path.parent.name in ROOMS and not (path.parent / "manifest.json").exists())
+        model = read_model(path, is_leaf=path.parent.name in ROOMS and not (path.parent / MANIFEST).exists())
         roots = [path.parent.parent / room for room in ROOMS] if model.is_leaf else [path.parent]
         beside = [read_model(p, is_leaf=model.is_leaf) for root in roots for p in _model_folders(root) if p != path]
         root = path.parent.parent if model.is_leaf else path.parent

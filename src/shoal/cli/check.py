@@ -1,0 +1,76 @@
+"""Finding a repository's mistakes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shoal.cli.options import Json
+from shoal.console import ERR, OUT, plain, print_json
+from shoal.errors import ShoalError
+
+if TYPE_CHECKING:
+    from shoal.repository.check import Finding
+
+CLEAN, FAILED, UNUSABLE = 0, 1, 2
+_COLOURS = {"error": "red", "warning": "yellow"}
+
+
+def check(
+    path: Annotated[Path | None, typer.Argument(help="A model repository, a model's folder, or leaf folders.")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="The server it is for: embedded, or a release of NVIDIA's container: 26.06.")
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Warnings fail too.")] = False,
+    explain: Annotated[str, typer.Option(help="Say what a rule is about, and why; `all` for every rule.")] = "",
+    as_json: Json = False,
+) -> None:
+    """Find the mistakes in a model repository before Triton does.
+
+    It needs no server, no GPU, and none of the models' libraries, and runs nothing of what it reads. It ends with 0
+    where all is well, 1 after an error (with --strict a warning too), and 2 where there is nothing to check.
+    """
+    from shoal.repository.check import check as find
+    from shoal.repository.check.page import explain_rules
+
+    try:
+        if explain:
+            typer.echo(explain_rules(explain), nl=False)
+            return
+        if path is None:
+            raise typer.BadParameter("Name a repository, or --explain RULE.", param_hint="PATH")
+        findings = find(path, target=target)
+    except ShoalError as error:
+        ERR.print(f"[red]error:[/] {plain(str(error))}", soft_wrap=True)
+        raise typer.Exit(UNUSABLE) from None
+    errors = sum(finding.severity == "error" for finding in findings)
+    if as_json:
+        entries = [finding.as_dict(path.resolve()) for finding in findings]
+        print_json({"errors": errors, "warnings": len(findings) - errors, "findings": entries})
+    else:
+        _print(findings, errors)
+    raise typer.Exit(FAILED if errors or (strict and findings) else CLEAN)
+
+
+def _print(findings: Sequence[Finding], errors: int) -> None:
+    here = Path.cwd()
+    for finding in findings:
+        place = str(finding.place).replace(f"{here}/", "", 1)
+        kind = str(finding.severity)
+        OUT.print(
+            f"{plain(place)}: [{_COLOURS[kind]}]{kind}:[/] {plain(finding.what)} [dim]({finding.rule.id})[/]",
+            soft_wrap=True,
+        )
+        OUT.print(f"    {plain(finding.fix)}", soft_wrap=True)
+    if not findings:
+        OUT.print("No mistakes found.")
+        return
+    warnings = len(findings) - errors
+    OUT.print(f"{_count(errors, 'error')}, {_count(warnings, 'warning')}. shoal check --explain RULE says more of one.")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -1,0 +1,51 @@
+"""What ``compose`` wrote down of a repository beside its models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from shoal.component.bundle import sha256
+from shoal.errors import ArtifactError
+
+MANIFEST = "manifest.json"
+
+
+def check_manifest(repository: Path) -> None:
+    """Check every file of a composed repository against its manifest, before anything is loaded from it.
+
+    Model files and ``model.py`` are programs. Configurations may be tuned by hand, and a repository without a manifest
+    is its owner's own.
+
+    Raises:
+        ArtifactError: a file is missing or changed.
+    """
+    files: dict[str, str] = read_manifest(repository).get("files", {})
+    for name, expected in files.items():
+        path = repository / name
+        if path.name != "config.pbtxt" and (not path.is_file() or sha256(path) != expected):
+            raise ArtifactError(
+                f"{name} in {repository} is {'not what' if path.is_file() else 'missing, though'} {MANIFEST} says.",
+                f"Compose again; if the change is yours, remove {MANIFEST}.",
+            )
+
+
+def launch_flags(repository: Path) -> list[str]:
+    """The flags of tritonserver that a composed repository was sized for; none where there is no manifest."""
+    return list(read_manifest(repository).get("launch", {}).get("flags", []))
+
+
+def read_manifest(repository: Path) -> dict[str, Any]:
+    """The manifest of a composed repository; empty where there is none.
+
+    Raises:
+        ArtifactError: it is damaged.
+    """
+    path = repository / MANIFEST
+    if not path.is_file():
+        return {}
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise ArtifactError(f"{path} is damaged: {error}.", "Compose again.") from None
