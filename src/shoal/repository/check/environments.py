@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from shoal.environment.contents import ARCHIVE, CONDA, VENV, Environment
-from shoal.environment.entries import read_archive
+from shoal.environment.entries import Limits, read_archive
 from shoal.environment.fit import Misfit, find_misfits
 from shoal.environment.inspect import inspect
 from shoal.environment.stub import STUB, Stub, read_stub
@@ -117,6 +117,7 @@ RULES = (MISSING, RELATIVE, DOLLAR, OUTSIDE, MISFIT, IGNORED, MISPLACED, NOT_EXE
 _NATIVE = {"onnxruntime", "tensorrt", "tensorflow", "openvino", "dali", "tensorrtllm", "pytorch", "fil"}
 _REPLACED = {"pytorch", "fil"}  # those that the embedded server runs in Python
 _WHOLE_BYTES = 24 * 2**20  # an archive up to this size is read whole, which takes a second at most
+_MOST_RATIO = 20  # bytes unpacked for each one packed: environments have 2 to 5, and a bomb would take minutes
 _PEEK_BYTES = 96 * 2**20  # of what a larger one unpacks to
 _ANY_RELEASE = (99, 12)
 
@@ -138,10 +139,8 @@ def find(model: Model, repository: Repository) -> Findings:
 
 def _runs_python(model: Model, repository: Repository) -> bool:
     """Whether a stub runs it; so a backend that is not known is taken to be one of Python."""
-    if model.is_ensemble:
-        return False
-    if model.is_python or model.message.runtime.endswith(".py") or model.backend not in _NATIVE:
-        return True
+    if model.is_ensemble or model.message.runtime.endswith(".py") or model.backend not in _NATIVE:
+        return not model.is_ensemble
     return model.backend in _REPLACED and repository.target is not None and repository.target.is_embedded
 
 
@@ -255,7 +254,7 @@ def _read_archive(path: Path, device: int, inode: int, size: int, mtime: int) ->
     """Cached: compose links one archive into each model."""
     del device, inode, mtime
     if size <= _WHOLE_BYTES:
-        return inspect(path, reads_binaries=False)
+        return inspect(path, Limits(ratio=_MOST_RATIO), reads_binaries=False)
     # What does not stand at its beginning is taken to be right.
     environment = Environment(path, ARCHIVE, numpy="1", has_interpreter=True, has_activate=True)
     num_bytes = 0
