@@ -7,6 +7,7 @@ import random
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -60,11 +61,11 @@ def test_every_rule_has_a_planted_mistake(family: ModuleType) -> None:
 
 def cuts(content: bytes) -> list[bytes]:
     """Its beginnings: all short ones, and some of each length."""
-    lengths = {*range(0, min(len(content), 200)), *range(0, len(content), max(1, len(content) // 150))}
+    lengths = {*range(0, min(len(content), 60)), *range(0, len(content), max(1, len(content) // 70))}
     return [content[:length] for length in sorted(lengths)]
 
 
-def spoils(content: bytes, count: int = 150) -> list[bytes]:
+def spoils(content: bytes, count: int = 80) -> list[bytes]:
     """It, with a few bytes changed."""
     draw = random.Random(0)
     found = []
@@ -187,6 +188,50 @@ def test_an_index_is_one_exactly_where_torch_refuses_another_type(kind: str, is_
         except (RuntimeError, torch.jit.Error):
             refused.add(number)
     assert found == (refused if kind != "maybe" else set())
+
+
+CLEAN: dict[str, dict[str, Any]] = {
+    "arguments' names in any order": {"inputs": (("mask", "TYPE_INT64"), ("ids", "TYPE_INT64"))},
+    "names of one's own": {"inputs": (("tokens", "TYPE_INT64"), ("kept", "TYPE_INT64"))},
+    "indices in any order": {"inputs": (("INPUT__1", "TYPE_INT64"), ("INPUT__0", "TYPE_INT64"))},
+    "ids of 32 bits": {"inputs": (("INPUT__0", "TYPE_INT32"), ("INPUT__1", "TYPE_UINT8"))},
+    "names of one's own in Python": {
+        "inputs": (("a", "TYPE_INT64"), ("b", "TYPE_INT64")),
+        "more": 'runtime: "model.py"',
+    },
+}
+
+
+@pytest.mark.parametrize("fields", CLEAN.values(), ids=CLEAN)
+def test_what_the_backend_bears_is_no_finding(fields: dict[str, Any], tmp_path: Path) -> None:
+    root = Plant("", "", "", "", {}, planted_torchscript.good(**fields)).write(tmp_path / "r", is_bad=False)
+    assert look(torchscript, root) == []
+
+
+def test_weights_beside_a_class_are_right_for_nvidias_python_runtime(tmp_path: Path) -> None:
+    edits = {**planted_torchscript.good(planted_torchscript.weights), "net/1/model.py": "import torch"}
+    root = Plant("", "", "", "", {}, edits).write(tmp_path / "r", is_bad=False)
+    assert look(torchscript, root) == []
+
+
+@pytest.mark.parametrize(("dtype", "is_found"), [("TYPE_INT32", False), ("TYPE_INT64", False), ("TYPE_INT8", True)])
+def test_a_cast_and_a_branch_end_the_trail(dtype: str, is_found: bool, tmp_path: Path) -> None:
+    for kind, is_certain in (("encoder", True), ("deep", True), ("cast", False), ("maybe", False)):
+        names = (("INPUT__0", dtype), ("INPUT__1", dtype))
+        edits = planted_torchscript.good(partial(planted_torchscript.archive, kind), inputs=names)
+        root = Plant("", "", "", "", {}, edits).write(tmp_path / kind, is_bad=False)
+        assert bool(look(torchscript, root)) == (is_found and is_certain), kind
+
+
+def test_a_label_or_a_chance_is_as_wide_as_fil_writes_it(tmp_path: Path) -> None:
+    """A classifier of two classes, in XGBoost's way: one chance, which older releases turn into two."""
+    more = (planted_forest.THRESHOLD, planted_forest.parameter("predict_proba", "true"))
+    for width, target, is_right in ((1, "24.11", False), (2, "24.11", True), (1, "26.06", True), (2, "26.06", True)):
+        content = planted_forest.config("xgboost_json", *more, width=width, output_class="true")
+        trees = planted_forest.xgboost(objective="binary:logistic")
+        edits: dict[str, Any] = {planted_forest.CONFIG: content, "forest/1/xgboost.json": trees}
+        root = Plant("", "", "", "", {}, edits).write(tmp_path / f"{width}-{target}", is_bad=False)
+        assert (look(forest, root, target) == []) == is_right
 
 
 def test_what_torch_saves_otherwise_is_no_archive(tmp_path: Path) -> None:
