@@ -177,7 +177,9 @@ def _find_environment(model: Model, value: str, place: Place, repository: Reposi
         )
         return
     if not is_in_model and not value.startswith("/"):
-        yield RELATIVE.at(place, f"{value} is a relative path.", f"Write {VARIABLE}/{value.removeprefix('./')}")
+        yield RELATIVE.at(
+            place, f"{value} is a relative path.", f"Write {VARIABLE}/{value.removeprefix('./').removeprefix('~/')}"
+        )
         return
     path = Path(os.path.normpath(f"{model.folder}{rest}" if is_in_model else value))
     is_inside = path.is_relative_to(model.folder)

@@ -129,7 +129,7 @@ def _find_tensors(model: Model) -> Findings:
     for kind, tensors, wanted in (("input", list(model.inputs), "input__0"), ("output", outputs, "output__0")):
         if len(tensors) != 1:
             place = model.at(kind) if tensors else model.at("backend")
-            yield TENSORS.at(place, f"It declares {len(tensors)} {kind}s.", f"Declare one, {wanted}.")
+            yield TENSORS.at(place, f"Declared {kind}s: {len(tensors)}.", f"Declare one, {wanted}.")
             continue
         index = list(model.inputs if kind == "input" else model.outputs).index(tensors[0])
         if tensors[0].name != wanted:
@@ -182,7 +182,7 @@ def _find_file(model: Model, folder: Path, model_type: str, target: Target | Non
 
 def _find_other(model: Model, path: Path, model_type: str) -> Findings:
     other = next((kind for kind, name in FILES.items() if (path.parent / name).is_file()), "")
-    said = "" if "model_type" in model.parameters else ", which is what FIL takes where none is named"
+    said = "" if "model_type" in model.parameters else " (what FIL takes where none is named)"
     there = f"; {FILES[other]} is" if other else ""
     fix = f"Write model_type {other}." if other else f"Put {path.name} there, or name another model_type. {_known()}"
     what = f"model_type {model_type}{said} reads {path.name}, which is not in {path.parent.name}/{there}."
@@ -247,7 +247,7 @@ def _find_task(model: Model, path: Path, trees: Trees, target: Target | None) ->
     if index is not None and width is not None and widths and width not in widths:
         kinds = {BINARY: "two classes", MULTICLASS: f"{trees.num_classes} classes", REGRESSOR: "one score"}
         kind = kinds[trees.task or 0]
-        what = f"output__0 is {width} wide; {path.name} knows {kind}: with these settings, {widths[0]} values a row."
+        what = f"output__0 is {width} wide; {path.name} knows {kind}; with these settings a row of answers is {widths[0]} wide."
         yield TASK.at(model.at_tensor("output", index, "dims"), what, f"Write dims: [ {widths[0]} ].")
 
 

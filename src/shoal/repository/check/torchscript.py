@@ -133,7 +133,7 @@ def _find_inputs(model: Model, taken: list[tuple[str, str, bool]], *, is_native:
     least = len(taken) if is_native else sum(not has_default for _, _, has_default in taken)
     if not least <= num_given <= len(taken):
         most = str(least) if least == len(taken) else f"{least} to {len(taken)}"
-        what = f"It declares {num_given} inputs; forward({shown}) takes {most}."
+        what = f"Declared inputs: {num_given}; forward({shown}) takes {most}."
         yield INPUTS.at(model.at("input"), what, "Declare one for each argument, in their order.")
     elif is_native:
         for name, kind, _ in taken:
@@ -205,10 +205,10 @@ def _find_outputs(model: Model, kind: str, num: int | None, *, repository: Repos
     is_by_index = is_native and all(_INDEX.fullmatch(tensor.name) for tensor in model.outputs)
     needed = max(num_declared, most) if is_by_index else num_declared
     if needed > num:
-        what = f"It declares {num_declared} outputs, up to number {needed - 1}; forward gives {num}."
+        what = f"Declared outputs: {num_declared}, up to number {needed - 1}; forward gives {num}, from 0 on."
         yield OUTPUTS.at(place, what, f"Declare {num}, counted from 0.")
     elif num_declared < num and repository.manifest and not is_native:
-        what = f"It declares {num_declared} outputs; forward gives {num}, and shoal's backend wants each declared."
+        what = f"Declared outputs: {num_declared}; forward gives {num}, and shoal's backend wants each declared."
         yield OUTPUTS.at(place, what, f"Declare {num}.")
 
 
