@@ -42,6 +42,7 @@ class ServerError(ShoalError):
 
 # The libraries of each extra in pyproject.toml, by the name they are imported under.
 _EXTRAS = {
+    "draw": ("matplotlib",),
     "env": ("conda_pack", "elftools", "packaging", "rattler", "yaml"),
     "files": ("openpyxl", "pyarrow"),
     "gpu": ("cupy", "nvforest", "pylibcudf", "rmm", "torch"),

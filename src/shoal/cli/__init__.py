@@ -7,6 +7,8 @@ import sys
 import typer
 
 from shoal.cli import environment, pipeline, repository, serving
+from shoal.cli.check import check
+from shoal.cli.graph import describe, graph
 from shoal.cli.infer import infer
 from shoal.console import ERR, plain
 from shoal.errors import ShoalError
@@ -18,10 +20,12 @@ for command in (
     pipeline.evaluate,
     repository.compose,
     repository.plan,
+    check,
     serving.copies,
     serving.serve,
     infer,
-    repository.graph,
+    graph,
+    describe,
     pipeline.quickstart,
     serving.doctor,
 ):

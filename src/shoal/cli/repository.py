@@ -101,12 +101,3 @@ def _parse_gpus(text: str) -> tuple[int, ...] | None:
         return () if text == "none" else tuple(int(part) for part in text.split(","))
     except ValueError:
         raise InputError(f"--gpu {text!r} is no list of GPUs.", "For example: --gpu 0,1, or --gpu none") from None
-
-
-def graph(
-    folder: Annotated[Path, typer.Argument(help="An ensemble in a repository, such as build/repository/ensemble_all.")],
-) -> None:
-    """Draw an ensemble as Mermaid text."""
-    from shoal.repository.graph import Graph
-
-    typer.echo(Graph.load(folder).mermaid(), nl=False)

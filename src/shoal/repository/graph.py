@@ -1,13 +1,14 @@
-"""An ensemble as a graph: steps, the tensors between them, and its picture."""
+"""An ensemble as a graph: steps, the tensors between them, and where each of them lies."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shoal.component.spec import ModelSpec, TensorSpec
 from shoal.errors import ArtifactError
+from shoal.repository.devices import ROUND_TRIP, TO_HOST, find_crossing, is_on_gpu, name_device
 from shoal.repository.pbtxt import ModelConfig, Step, read_config
 
 
@@ -15,13 +16,16 @@ from shoal.repository.pbtxt import ModelConfig, Step, read_config
 class Edge:
     """A tensor on its way: ``source`` and ``target`` are step indices, None is the request or the answer.
 
-    ``name`` is the tensor's name in the ensemble, ``tensor`` its declaration where it is read.
+    ``name`` is the tensor's name in the ensemble, ``tensor`` its declaration where it is read. ``crossing`` is how it
+    changes its device, or empty: ``to GPU``, ``to host``, ``to another GPU``, or ``host round trip``, which is the way
+    to the host of what a step on a GPU needs afterwards.
     """
 
     name: str
     tensor: TensorSpec
     source: int | None
     target: int | None
+    crossing: str = ""
 
 
 @dataclass(frozen=True)
@@ -45,11 +49,20 @@ class Graph:
 
     @classmethod
     def build(cls, config: ModelConfig, members: Mapping[str, ModelConfig]) -> Graph:
-        """The graph of ``config`` over its members, by name."""
+        """The graph of ``config`` over its members, by name.
+
+        Raises:
+            ArtifactError: a member is missing, or a step maps a tensor that its model does not have.
+        """
         if not config.is_ensemble:
             maps = ({t.name: t.name for t in tensors} for tensors in (config.spec.inputs, config.spec.outputs))
             return cls(config, (Step(config.name, 1, *maps),), {config.name: config})
         for step in config.steps:
+            if step.model not in members:  # core's own rule, in core's words
+                raise ArtifactError(
+                    f"ensemble {config.name} contains models that are not available or ambiguous: {step.model}.",
+                    f"Known: {', '.join(sorted(members))}.",
+                )
             _check_names(config.name, step, members[step.model].spec)
         return cls(config, config.steps, members)
 
@@ -66,26 +79,78 @@ class Graph:
         for index, step in enumerate(self.steps):
             specs = {t.name: t for t in self.members[step.model].spec.inputs}
             edges += [Edge(tensor, specs[name], self.producer(tensor), index) for name, tensor in step.inputs.items()]
-        return edges + [Edge(t.name, t, self.producer(t.name), None) for t in self.config.spec.outputs]
+        edges += [Edge(t.name, t, self.producer(t.name), None) for t in self.config.spec.outputs]
+        return [replace(edge, crossing=self._crossing(edge, edges)) for edge in edges]
+
+    def crossings(self) -> list[Edge]:
+        """The edges whose tensors change their device, in the order of the steps."""
+        return [edge for edge in self.edges() if edge.crossing]
+
+    def device(self, step: int) -> str:
+        """Where a step runs: ``GPU 0``, ``GPU 0, 1``, ``GPU`` (each one), ``CPU``, ``ensemble``, or ``auto``."""
+        return name_device(self._model(step))
+
+    def levels(self) -> list[int]:
+        """For each step, the number of steps on the longest way to it, itself included: equal ones run side by side.
+
+        Raises:
+            ArtifactError: a step or an output waits for a tensor that nobody writes, or in a circle.
+        """
+        known = {tensor.name for tensor in self.config.spec.inputs}
+        levels: dict[int, int] = {}
+        while ready := [i for i, s in enumerate(self.steps) if i not in levels and known >= set(s.inputs.values())]:
+            level = 1 + max(levels.values(), default=0)
+            levels |= dict.fromkeys(ready, level)
+            known |= {tensor for index in ready for tensor in self.steps[index].outputs.values()}
+        self._check_written(known)
+        return [levels[index] for index in range(len(self.steps))]
 
     def mermaid(self) -> str:
         """The graph as Mermaid text, which GitHub and most editors draw."""
-        lines = ["flowchart LR", "  request([request])"]
-        lines += [f'  s{i}["{step.model}<br/>{_kind(self.members[step.model])}"]' for i, step in enumerate(self.steps)]
-        lines.append("  answer([answer])")
-        for edge in self.edges():
-            source = "request" if edge.source is None else f"s{edge.source}"
-            target = "answer" if edge.target is None else f"s{edge.target}"
-            lines.append(f'  {source} -->|"{edge.name}<br/>{_shape(edge.tensor)}"| {target}')
-        return "\n".join(lines) + "\n"
+        from shoal.repository.mermaid import draw
+
+        return draw(self)
+
+    def _model(self, step: int) -> ModelConfig:
+        return self.members[self.steps[step].model]
+
+    def _crossing(self, edge: Edge, edges: list[Edge]) -> str:
+        source, target = (None if index is None else self._model(index) for index in (edge.source, edge.target))
+        crossing = find_crossing(source, target, edge.tensor)
+        if crossing == TO_HOST and edge.target is not None:
+            after = _steps_after(edge.target, edges)
+            return ROUND_TRIP if any(is_on_gpu(self._model(index)) for index in after) else TO_HOST
+        return crossing
+
+    def _check_written(self, known: set[str]) -> None:
+        """Core's own rule, in core's words, as far as they go: they know of outputs alone."""
+        outputs = [tensor.name for tensor in self.config.spec.outputs if tensor.name not in known]
+        missing = [tensor for step in self.steps for tensor in step.inputs.values() if tensor not in known] + outputs
+        if not missing:
+            return
+        written = {tensor for step in self.steps for tensor in step.outputs.values()}
+        tensor = next((tensor for tensor in missing if tensor not in written), missing[0])
+        name = self.config.name
+        what = f"output '{outputs[0]}' for" if outputs else "a step of"
+        raise ArtifactError(
+            f"{what} ensemble '{name}' is not {'written' if outputs else 'run'}: at least one of its depending tensors,"
+            f" '{tensor}', is not connected.",
+            "Steps wait for one another in a circle: take one out."
+            if tensor in written
+            else f"No step writes '{tensor}', and it is no input of the ensemble.",
+        )
 
 
-def _kind(config: ModelConfig) -> str:
-    return config.backend or config.platform
-
-
-def _shape(tensor: TensorSpec) -> str:
-    return f"{tensor.dtype.removeprefix('TYPE_')} {list(tensor.dims)}"
+def _steps_after(step: int, edges: list[Edge]) -> set[int]:
+    """All steps that use what came of ``step``, near or far."""
+    found: set[int] = set()
+    left = [step]
+    while left:
+        here = left.pop()
+        new = {e.target for e in edges if e.source == here and e.target is not None} - found
+        found |= new
+        left += new
+    return found
 
 
 def _check_names(ensemble: str, step: Step, spec: ModelSpec) -> None:

@@ -1,0 +1,145 @@
+"""Showing an ensemble: as a picture, and as tables."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from shoal.cli.options import Json
+from shoal.console import OUT, print_json
+from shoal.errors import InputError, SetupError
+
+_FORMATS = ("mermaid", "svg", "png")
+_USUAL = 18  # characters of a name or a type that stays in one line: four of them have room in 80 columns
+_WRAPPED = "moves"
+_SUFFIXES = {".mmd": "mermaid", ".mermaid": "mermaid", ".svg": "svg", ".png": "png"}
+
+Folder = Annotated[
+    Path, typer.Argument(help="An ensemble, such as build/repository/ensemble_all, or a repository with one.")
+]
+Model = Annotated[str, typer.Option(help="The model of the repository, where it has several ensembles.")]
+
+
+def graph(
+    folder: Folder,
+    form: Annotated[str, typer.Option("--format", help="mermaid, svg or png. Else as --out ends; else mermaid.")] = "",
+    out: Annotated[Path | None, typer.Option(help="Write this file: .svg, .png, .mmd.")] = None,
+    model: Model = "",
+) -> None:
+    """Draw an ensemble: steps and their devices, tensors with dtype and shape, host round trips in red."""
+    from shoal.repository import picture
+    from shoal.repository.find import find_graph
+
+    chosen = _choose_format(form, out)
+    if chosen == "png" and out is None and sys.stdout.isatty():
+        raise InputError("A PNG is no text for a terminal.", "Name a file: --out ensemble.png")
+    drawn = find_graph(folder, model)
+    if chosen == "png":
+        content = picture.png(drawn)
+    else:
+        content = (drawn.mermaid() if chosen == "mermaid" else picture.svg(drawn)).encode()
+    if out is None:
+        typer.echo(content, nl=False)
+        return
+    try:
+        out.write_bytes(content)
+    except OSError as error:
+        raise SetupError(f"{out} cannot be written: {error.strerror or error}.", "Name another file.") from error
+    OUT.print(f"picture: {out}", soft_wrap=True, markup=False)
+
+
+def _choose_format(form: str, out: Path | None) -> str:
+    chosen = form or (_SUFFIXES.get(out.suffix.lower(), "") if out else "mermaid")
+    if not chosen:
+        raise InputError(f"What {out} shall be does not show in its name.", "End it in .svg, .png or .mmd.")
+    if chosen not in _FORMATS:
+        raise InputError(f"There is no format {chosen!r}.", f"Known: {', '.join(_FORMATS)}.")
+    return chosen
+
+
+def describe(folder: Folder, model: Model = "", as_json: Json = False) -> None:
+    """Print an ensemble as tables: its steps, what each reads and writes, and each tensor's way."""
+    from shoal.repository.describe import describe as describe_graph
+    from shoal.repository.drawing import legible
+    from shoal.repository.find import find_graph
+
+    found = describe_graph(find_graph(folder, model))
+    if as_json:
+        print_json(found)
+        return
+    number = len(found["steps"])
+    rows = f"up to {found['max_batch_size']} rows a request" if found["max_batch_size"] else "no batch dimension"
+    OUT.print(
+        f"{legible(found['name'])}: {number} step{'' if number == 1 else 's'}, {rows}", soft_wrap=True, markup=False
+    )
+    _print_steps(found["steps"])
+    _print_members(found["steps"])
+    _print_tensors(found["tensors"])
+
+
+def _print_steps(steps: Iterable[Mapping[str, Any]]) -> None:
+    """Steps of one level run side by side."""
+    names = ("level", "step", "backend", "device", "instances", "rows", "batching")
+    _print_table(
+        names,
+        (
+            (
+                *(step["level"], step["name"], step["backend"], step["device"]),
+                *("-" if step["instances"] is None else step["instances"], step["max_batch_size"], step["batching"]),
+            )
+            for step in steps
+        ),
+    )
+
+
+def _print_members(steps: Iterable[Mapping[str, Any]]) -> None:
+    rows = []
+    for step in steps:
+        name = step["name"]
+        for kind, arrow in (("inputs", "<-"), ("outputs", "->")):
+            for tensor in step[kind]:
+                outside = f"{arrow} {tensor['tensor']}" if tensor["tensor"] else "not mapped"
+                rows.append((name, tensor["name"], _type(tensor), outside))
+                name = ""
+    _print_table(("step", "its tensor", "type", "the ensemble's"), rows)
+
+
+def _print_tensors(tensors: Iterable[Mapping[str, Any]]) -> None:
+    from shoal.repository.devices import ROUND_TRIP
+
+    _print_table(
+        ("tensor", "type", "from", "to", _WRAPPED),
+        (
+            (
+                *(tensor["name"], _type(tensor), tensor["from"], tensor["to"]),
+                Text(tensor["crossing"], style="red" if tensor["crossing"] == ROUND_TRIP else ""),
+            )
+            for tensor in tensors
+        ),
+    )
+
+
+def _print_table(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """A name of usual length stays whole and leaves the narrow lines to others; no word is cut."""
+    from shoal.repository.drawing import legible
+
+    cells = [[cell if isinstance(cell, Text) else Text(legible(str(cell))) for cell in row] for row in rows]
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    for number, name in enumerate(names):
+        longest = max((row[number].cell_len for row in cells), default=0)
+        table.add_column(name, overflow="fold", no_wrap=name != _WRAPPED and longest <= _USUAL)
+    for row in cells:
+        table.add_row(*row)
+    OUT.print()
+    OUT.print(table)
+
+
+def _type(tensor: Mapping[str, Any]) -> str:
+    return f"{tensor['dtype']} [{','.join(map(str, tensor['dims']))}]"

@@ -1,0 +1,71 @@
+"""Which graph a path means: a model's folder, a leaf's, or a repository's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shoal.errors import ArtifactError, InputError
+from shoal.repository.graph import Graph
+from shoal.repository.leaves import ROOMS, find_leaves
+from shoal.repository.manifest import read_manifest
+from shoal.repository.pbtxt import ModelConfig, read_config
+
+_CONFIG = "config.pbtxt"
+
+
+def find_graph(folder: Path, model: str = "") -> Graph:
+    """The graph of the model in ``folder``, or of a repository's ``model``.
+
+    Without a name, a repository's is the ensemble that it was composed for, else the only ensemble that no other one
+    calls, else its only model. The members of a leaf lie in other rooms, and are found there.
+
+    Raises:
+        InputError: the repository has several such models, or none of that name.
+        ArtifactError: there is no model, or it does not fit its members.
+    """
+    folder = folder.resolve()
+    if model:
+        if not (folder / model / _CONFIG).is_file():
+            known = ", ".join(path.parent.name for path in _configs(folder))
+            raise InputError(f"There is no model {model} in {folder}.", f"It has: {known or 'none'}.")
+        return _load(folder / model)
+    return _load(folder if (folder / _CONFIG).is_file() else folder / _find_top(folder))
+
+
+def _configs(folder: Path) -> list[Path]:
+    return sorted(folder.glob(f"*/{_CONFIG}"))
+
+
+def _find_top(repository: Path) -> str:
+    """The folder's name of the model that stands for its repository."""
+    configs = {path.parent.name: read_config(path.parent) for path in _configs(repository)}
+    if not configs:
+        raise ArtifactError(
+            f"{repository} is neither a model's folder nor a repository: there is no {_CONFIG} in it, nor one below.",
+            "Name one, such as build/repository/ensemble_all.",
+        )
+    composed_for = read_manifest(repository).get("ensemble")
+    if composed_for in configs:
+        return str(composed_for)
+    ensembles = [name for name, config in configs.items() if config.is_ensemble]
+    called = {step.model for config in configs.values() for step in config.steps}
+    tops = [name for name in ensembles if name not in called] or ensembles or list(configs)
+    if len(tops) > 1:
+        what = "ensembles that no other one calls" if ensembles else "models and no ensemble"
+        raise InputError(
+            f"{repository} has {len(tops)} {what}: {', '.join(tops)}.", f"Name one, such as --model {tops[0]}"
+        )
+    return tops[0]
+
+
+def _load(folder: Path) -> Graph:
+    config = read_config(folder)
+    names = {step.model for step in config.steps}
+    if folder.parent.name not in ROOMS or all((folder.parent / name / _CONFIG).is_file() for name in names):
+        return Graph.load(folder)
+    return Graph.build(config, _find_members(folder, names))
+
+
+def _find_members(folder: Path, names: set[str]) -> dict[str, ModelConfig]:
+    leaves = find_leaves([folder.parent.parent])
+    return {name: leaves[name] for name in sorted(names) if name in leaves}

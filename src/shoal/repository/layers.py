@@ -1,0 +1,200 @@
+"""Layers of a drawing: which boxes and lines stand side by side, in which order, how far apart.
+
+The method of Sugiyama, Tagawa and Toda, "Methods for visual understanding of hierarchical system structures" (1981):
+what passes a layer on its way gets a place in it, so that no line runs through a box; the order within the layers comes
+from barycentres; the places from least squares under the distances to keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from math import floor, inf
+from typing import NamedTuple
+
+_SWEEPS = 12  # down and up; the best order found is kept
+_SETTLING = 40  # places no longer move by a pixel
+
+
+class Link(NamedTuple):
+    """A piece of a line between an item and one of the next layer; a heavier one is drawn straighter."""
+
+    upper: int
+    lower: int
+    weight: float = 1.0
+
+
+class Neighbours:
+    """The items above and below each item."""
+
+    def __init__(self, num_items: int, links: Sequence[Link]) -> None:
+        self.above: list[list[tuple[int, float]]] = [[] for _ in range(num_items)]
+        self.below: list[list[tuple[int, float]]] = [[] for _ in range(num_items)]
+        for upper, lower, weight in links:
+            self.above[lower].append((upper, weight))
+            self.below[upper].append((lower, weight))
+
+
+def order(layers: Sequence[Sequence[int]], links: Sequence[Link]) -> list[list[int]]:
+    """The items of each layer from left to right, such that few lines cross; ties stay as they were given."""
+    neighbours = Neighbours(sum(map(len, layers)), links)
+    current = [list(layer) for layer in layers]
+    best, fewest = [list(layer) for layer in current], count_crossings(current, links)
+    for _ in range(_SWEEPS):
+        for side, sequence in ((neighbours.above, current), (neighbours.below, current[::-1])):
+            place = _places(current)
+            for layer in sequence:
+                layer.sort(key=lambda item: _barycentre(side[item], place, place[item]))
+                place |= {item: index for index, item in enumerate(layer)}
+            _swap(current, neighbours)
+            if (crossings := count_crossings(current, links)) < fewest:
+                best, fewest = [list(layer) for layer in current], crossings
+    return best
+
+
+def count_crossings(layers: Sequence[Sequence[int]], links: Sequence[Link]) -> int:
+    """How many pairs of lines cross."""
+    place = _places(layers)
+    level = {item: number for number, layer in enumerate(layers) for item in layer}
+    between: dict[int, list[tuple[int, int]]] = {}
+    for upper, lower, _ in links:
+        between.setdefault(level[upper], []).append((place[upper], place[lower]))
+    return sum(
+        (a[0] - b[0]) * (a[1] - b[1]) < 0
+        for pieces in between.values()
+        for number, a in enumerate(pieces)
+        for b in pieces[:number]
+    )
+
+
+def _places(layers: Sequence[Sequence[int]]) -> dict[int, int]:
+    return {item: index for layer in layers for index, item in enumerate(layer)}
+
+
+def _barycentre(linked: Sequence[tuple[int, float]], place: dict[int, int], own: int) -> float:
+    return sum(place[item] for item, _ in linked) / len(linked) if linked else own
+
+
+def _swap(layers: list[list[int]], neighbours: Neighbours) -> None:
+    """Exchange items that stand side by side as long as fewer lines cross for it."""
+    place = _places(layers)
+    for _ in range(_SWEEPS):
+        has_changed = False
+        for layer in layers:
+            for left in range(len(layer) - 1):
+                first, second = layer[left : left + 2]
+                if _crossed(first, second, neighbours, place) > _crossed(second, first, neighbours, place):
+                    layer[left : left + 2] = second, first
+                    place[first], place[second] = place[second], place[first]
+                    has_changed = True
+        if not has_changed:
+            return
+
+
+def _crossed(left: int, right: int, neighbours: Neighbours, place: dict[int, int]) -> int:
+    """The crossings of the lines of two items, were they to stand in this order."""
+    return sum(
+        place[a] > place[b]
+        for side in (neighbours.above, neighbours.below)
+        for a, _ in side[left]
+        for b, _ in side[right]
+    )
+
+
+def spread(
+    layers: Sequence[Sequence[int]], links: Sequence[Link], widths: Sequence[int], gaps: Sequence[int]
+) -> list[int]:
+    """The middle of each item: as near to what it is linked to as the order and the distances allow.
+
+    ``widths`` and ``gaps`` are pixels by item; between two items is at least the larger of their gaps.
+    """
+    neighbours = Neighbours(len(widths), links)
+    distances = [[distance(a, b, widths, gaps) for a, b in pairwise(layer)] for layer in layers]
+    middles = [0.0] * len(widths)
+    for layer, steps in zip(layers, distances, strict=True):
+        _assign(middles, layer, keep_apart([0.0] * len(layer), [1.0] * len(layer), steps))
+    for turn in range(_SETTLING):
+        for number in range(len(layers)) if turn % 2 else reversed(range(len(layers))):
+            layer = layers[number]
+            linked = [neighbours.above[item] + neighbours.below[item] for item in layer]
+            wanted = [
+                sum(middles[other] * weight for other, weight in pulls) / sum(weight for _, weight in pulls)
+                if pulls
+                else middles[item]
+                for item, pulls in zip(layer, linked, strict=True)
+            ]
+            weights = [sum(weight for _, weight in pulls) or 0.1 for pulls in linked]
+            _assign(middles, layer, keep_apart(wanted, weights, distances[number]))
+    rounded = [0] * len(widths)
+    for layer, steps in zip(layers, distances, strict=True):
+        apart = keep_apart([middles[item] for item in layer], [1.0] * len(layer), steps)
+        for item, middle in zip(layer, apart, strict=True):
+            rounded[item] = floor(middle + 0.5)
+    return rounded
+
+
+def straighten(
+    chains: Sequence[Sequence[int]],
+    middles: Sequence[int],
+    layers: Sequence[Sequence[int]],
+    widths: Sequence[int],
+    gaps: Sequence[int],
+) -> list[int]:
+    """The middles, such that each of the ``chains`` runs straight as far down as its neighbours leave it room."""
+    straight = list(middles)
+    beside = {item: (layer, index) for layer in layers for index, item in enumerate(layer)}
+
+    def room(item: int) -> tuple[float, float]:
+        layer, index = beside[item]
+        left, right = layer[index - 1 : index], layer[index + 1 : index + 2]
+        return (
+            max((straight[o] + distance(o, item, widths, gaps) for o in left), default=-inf),
+            min((straight[o] - distance(item, o, widths, gaps) for o in right), default=inf),
+        )
+
+    for chain in chains:
+        start = 0
+        while start < len(chain):
+            (low, high), end = room(chain[start]), start + 1
+            while end < len(chain):
+                least, most = room(chain[end])
+                if max(low, least) > min(high, most):
+                    break
+                low, high, end = max(low, least), min(high, most), end + 1
+            run = chain[start:end]
+            place = min(max(sum(straight[item] for item in run) / len(run), low), high)
+            for item in run:
+                straight[item] = floor(place + 0.5)
+            start = end
+    return straight
+
+
+def distance(left: int, right: int, widths: Sequence[int], gaps: Sequence[int]) -> int:
+    """The least pixels from the middle of an item to that of the next one in its layer."""
+    return (widths[left] + widths[right] + 1) // 2 + max(gaps[left], gaps[right])
+
+
+def _assign(middles: list[float], layer: Sequence[int], values: Sequence[float]) -> None:
+    for item, value in zip(layer, values, strict=True):
+        middles[item] = value
+
+
+def keep_apart(wanted: Sequence[float], weights: Sequence[float], distances: Sequence[int]) -> list[float]:
+    """The places nearest to those ``wanted``, in weighted squares, with at least ``distances`` between neighbours.
+
+    It is isotonic regression, by pooling adjacent violators (Ayer and others, 1955), of the places less the room
+    before them.
+    """
+    before = [0]
+    for distance in distances:
+        before.append(before[-1] + distance)
+    blocks: list[tuple[float, float, int]] = []  # middle, weight, number of places
+    for place, weight, room in zip(wanted, weights, before, strict=False):
+        value, size = place - room, 1
+        while blocks and blocks[-1][0] >= value:
+            other, heavy, number = blocks.pop()
+            value = (value * weight + other * heavy) / (weight + heavy)
+            weight, size = weight + heavy, size + number
+        blocks.append((value, weight, size))
+    flat = [value for value, _, size in blocks for _ in range(size)]
+    return [value + room for value, room in zip(flat, before, strict=False)]
