@@ -172,20 +172,18 @@ def _find_environment(model: Model, value: str, place: Place, repository: Reposi
     is_in_model = rest != value
     if "TRITON_MODEL_DIRECTORY" in rest:
         where = "not at the start" if VARIABLE in rest else "not spelt with two dollars and no braces"
-        yield DOLLAR.at(
-            place, f"{value}: the model's folder is {where}.", f"Write {VARIABLE}/{value.rsplit('/', 1)[-1]}"
-        )
+        name = value.rpartition("/")[2]
+        yield DOLLAR.at(place, f"{value}: the model's folder is {where}.", f"Write {VARIABLE}/{name}")
         return
     if not is_in_model and not value.startswith("/"):
-        yield RELATIVE.at(
-            place, f"{value} is a relative path.", f"Write {VARIABLE}/{value.removeprefix('./').removeprefix('~/')}"
-        )
+        name = value.removeprefix("./").removeprefix("~/")
+        yield RELATIVE.at(place, f"{value} is a relative path.", f"Write {VARIABLE}/{name}")
         return
     path = Path(os.path.normpath(f"{model.folder}{rest}" if is_in_model else value))
     is_inside = path.is_relative_to(model.folder)
     if not (is_in_model and is_inside) and not repository.manifest:  # compose's are where someone chose to put them
         what = "is bound to this path" if is_inside else "lies outside of the model's folder"
-        name = path.relative_to(model.folder) if is_inside else path.name
+        name = str(path.relative_to(model.folder)) if is_inside else path.name
         yield OUTSIDE.at(place, f"{value} {what}.", f"Put it into the model's folder, and write {VARIABLE}/{name}")
     is_here = is_in_model or not repository.target or repository.target.is_embedded
     try:

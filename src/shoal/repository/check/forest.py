@@ -247,7 +247,7 @@ def _find_task(model: Model, path: Path, trees: Trees, target: Target | None) ->
     if index is not None and width is not None and widths and width not in widths:
         kinds = {BINARY: "two classes", MULTICLASS: f"{trees.num_classes} classes", REGRESSOR: "one score"}
         kind = kinds[trees.task or 0]
-        what = f"output__0 is {width} wide; {path.name} knows {kind}; with these settings a row of answers is {widths[0]} wide."
+        what = f"output__0 is {width} wide; {path.name} knows {kind}: with these settings, write {widths[0]}."
         yield TASK.at(model.at_tensor("output", index, "dims"), what, f"Write dims: [ {widths[0]} ].")
 
 
