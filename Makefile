@@ -23,11 +23,12 @@ test: $(VENV)/.installed $(VENV)/.wheels
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest --cov
+	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 verify: $(VENV)/.installed $(VENV)/.wheels
-	$(BIN)/pytest --verify tests/test_claims.py tests/test_bert_large.py tests/test_bulk_resume.py \
-	    tests/test_neighbours.py tests/test_fuzz.py
+	$(BIN)/pytest --verify tests/test_claims.py tests/test_bert_large.py tests/test_bulk_killed.py \
+	    tests/test_neighbours.py tests/test_fuzz.py tests/test_check_fuzz.py tests/test_train.py \
+	    tests/test_environment_served.py
 	$(BIN)/python benchmarks/latency.py
 
 gpu: .venv-gpu/.installed

@@ -61,3 +61,7 @@ def write_texts(path: Path, num_rows: int) -> Path:
         csv.writer(file).writerows([["id", "text"]])
         csv.writer(file).writerows(rows)
     return path
+
+
+def infer_arguments(forest: Path, source: Path, output: Path) -> list[str]:
+    return ["infer", "--local", "--repository", str(forest), "-i", str(source), "-o", str(output)]

@@ -41,6 +41,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--verify", action="store_true", help="full sizes, recorded under benchmarks/results")
 
 
+# The longest files first: two processes take a file each, and the last one should be short.
+LONGEST = ("test_readme", "test_check", "test_train", "test_build", "test_environment_served", "test_artifacts")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def rank(item: pytest.Item) -> int:
+        name = item.path.stem
+        return LONGEST.index(name) if name in LONGEST else len(LONGEST)
+
+    items.sort(key=rank)
+
+
 @dataclass(frozen=True)
 class Scale:
     """Samples in `make test`, everything in `make verify`."""

@@ -282,8 +282,7 @@ def test_what_has_no_utf8_within_other_columns(kind: str, tmp_path: Path, infer:
     source, out = tmp_path / "in.jsonl", tmp_path / f"out{kind}"
     source.write_bytes(b'{"text": "a", "m": {"x": "\\ud800"}, "\\ud801": 1}\n{"text": ["a"], "m": ["\xff"]}\n')
     assert infer("-i", source, "-o", out).exit_code == 1
-    first, second = read_rows(out)
-    assert float(first["score"]) == float(first["score"])
+    _, second = read_rows(out)
     assert second["error"] == "excerpt[0] is ['a']; it must be a string. Give str or UTF-8 bytes."
 
 
@@ -297,5 +296,5 @@ def test_columns_without_a_name_and_numbers_for_all(tmp_path: Path, infer: Infer
 def test_json_for_any_text(infer: Infer) -> None:
     result = infer("--json", stdin=b"a\xff\nb\n")
     assert (result.exit_code, [row.get("error") for row in json.loads(result.stdout)]) == (1, [NOT_UTF8, None])
-    result = infer("--json", "--input-format", "jsonl", stdin=b'{"text": "a\\ud800"}\n')
-    assert json.loads(result.stdout)[0]["text"] == "a\ud800"
+    broken = infer("--json", "--input-format", "jsonl", stdin=b'{"text": "a\\ud800"}\n').stdout
+    assert json.loads(broken)[0]["text"] == "a\ud800"

@@ -16,6 +16,7 @@ from tests import (
     planted_placement,
     planted_scheduling,
     planted_tensors,
+    planted_wiring,
 )
 from tests.explicit import Explicit, explicit
 from tests.planted import Plant
@@ -26,6 +27,7 @@ PLANTS: tuple[Plant, ...] = (
     *planted_tensors.PLANTS,
     *planted_scheduling.PLANTS,
     *planted_ensembles.PLANTS,
+    *planted_wiring.PLANTS,
     *planted_placement.PLANTS,
 )
 

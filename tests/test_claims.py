@@ -103,7 +103,7 @@ def test_concurrent_callers_with_distinct_texts_never_mix(
 
 
 def test_features_equal_the_definitions(bundle: Bundle, texts: list[str], scale: Scale, record: Record) -> None:
-    sample = texts[: scale(200, len(texts))]
+    sample = texts[: scale(120, len(texts))]
     tokenize = BasicTokenizer()
     listed = [*bundle.frequent, *bundle.rare]
     raw = np.array([references.raw_features(tokenize(text), bundle.stop_words, listed) for text in sample])
@@ -146,7 +146,7 @@ def expected_tokens(hugging_face: Any, texts: list[str]) -> tuple[list[list[int]
 def test_tokens_equal_hugging_faces_on_real_texts(
     wordpiece: WordPiece, hugging_face: Any, texts: list[str], scale: Scale, record: Record
 ) -> None:
-    sample = texts[: scale(300, len(texts))]
+    sample = texts[: scale(160, len(texts))]
     for batch in batches(sample, 50):
         ids, mask = wordpiece.encode(Texts.from_bytes(text.encode() for text in batch))
         assert (ids.tolist(), mask.tolist()) == expected_tokens(hugging_face, batch)

@@ -161,7 +161,6 @@ def test_quickstart(shoal: Shoal, tmp_path: Path) -> None:
         (line,) = [line for line in printed.splitlines() if line.startswith(f"{name}: ")]
         assert Path(line.split(": ")[1]).exists()
     assert len([line for line in printed.splitlines() if line.startswith("│")]) == 8
-    shoal("quickstart", "--out", tmp_path / "build")  # and again, over what is there
 
 
 def test_quickstart_refuses_a_path_before_it_trains(shoal: Shoal, tmp_path: Path) -> None:

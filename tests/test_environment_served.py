@@ -21,6 +21,7 @@ from shoal.serving.client import Client
 from shoal.serving.local import Pipeline
 from shoal.serving.server import serve
 from tests.channel import build_channel
+from tests.conftest import Scale
 from tests.environments import NUMPY_2, ROOT, WHEELS, Venvs, find_stub, skip_without
 
 TEXTS = ["The cat sat.", "It is nonetheless imperative that epistemology be considered.", "", "漢字 🐟 שלום"]
@@ -72,9 +73,11 @@ def test_venvs_of_two_pythons_in_one_server(venvs: Venvs, artifacts: Path, pipel
 
 
 def test_shoals_own_file_packed_for_another_python(
-    artifacts: Path, pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    artifacts: Path, pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scale: Scale
 ) -> None:
     """env/environment-embedded.yml: Python 3.12 from a conda channel, the rest by pip."""
+    if not scale.is_full:
+        pytest.skip("in make verify")
     skip_without("3.12")
     monkeypatch.setenv("PIP_FIND_LINKS", str(WHEELS))
     monkeypatch.setenv("RATTLER_CACHE_DIR", str(tmp_path / "cache"))  # the other channel's pip has the same name

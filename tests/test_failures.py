@@ -168,8 +168,10 @@ def test_a_cut_connection_is_repeated_on_request_only(slow_server: Server, way: 
 def test_a_server_that_is_killed(models: Path) -> None:
     with serve(models) as running, ThreadPoolExecutor(2) as callers:
         ways = ("grpc", "http")  # each waits, one of them in the queue
-        told = [callers.submit(failure, way, url_of(running, way), inputs={"X": [5.0]}) for way in ways]
-        time.sleep(1)
+        told = []
+        for way in ways:
+            told.append(callers.submit(failure, way, url_of(running, way), inputs={"X": [5.0]}))
+            time.sleep(1)  # its queue holds one
         running._process.kill()
         for way, words in zip(ways, told, strict=True):
             start = f"The server at {url_of(running, way)} went away in the middle of a request (connection closed)."

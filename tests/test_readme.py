@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import os
 import re
@@ -149,7 +150,8 @@ def test_every_block_of_the_training_page_works(reader: Reader, tmp_path: Path) 
     """With shoal's passages in the place of the corpus, two folds of five and a tenth of an epoch."""
     corpus = read_passages()
     with (tmp_path / "train.csv").open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([("excerpt", "target"), *zip(corpus.texts, corpus.targets, strict=True)])
+        rows = itertools.islice(zip(corpus.texts, corpus.targets, strict=True), 60)
+        csv.writer(file).writerows([("excerpt", "target"), *rows])
     reader.environment |= {"SHOAL_DATA_DIR": str(tmp_path)}
     (reader.clone / "build").mkdir(exist_ok=True)
     printed = []

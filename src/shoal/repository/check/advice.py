@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shoal.repository.check.findings import Findings, Rule, Severity
-from shoal.repository.check.models import Model, Repository
+from shoal.repository.check.models import Model, Repository, enum_name
 
 UNBATCHED = Rule(
     "batching-without-batches",
@@ -74,7 +74,7 @@ def find(model: Model, repository: Repository) -> Findings:
                 f"The queue of {model.name} has no limit.",
                 "Add default_queue_policy { max_queue_size: 256 } to its dynamic_batching.",
             )
-    kinds = {group.Kind.Name(group.kind) for group in message.instance_group}
+    kinds = {enum_name(group.Kind, group.kind) for group in message.instance_group}
     if model.is_python and (not kinds or "KIND_AUTO" in kinds):
         yield KIND.at(
             model.at("instance_group"),

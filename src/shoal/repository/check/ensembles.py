@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -111,6 +112,7 @@ INSIDE = Rule(
     'output [ { name: "first_y" ... }, { name: "OUT" ... } ]  # and a step reads first_y',
     'output [ { name: "OUT" ... } ]',
 )
+_MAP = re.compile(r"\bkey\s*:")
 RULES = (BACKEND, STEPS, CARRIES, STEP, KEY_TWICE, TWICE, INPUT, OUTPUT, UNUSED, INSIDE)
 
 
@@ -145,12 +147,13 @@ def find(model: Model, _: Repository) -> Findings:
 
 
 def _carries(model: Model) -> Findings:
+    named = {field.name for field, _ in model.message.ListFields()}
     for field, what in (
         ("instance_group", "instance group should not be specified"),
         ("optimization", "optimization should not be specified"),
         ("model_warmup", "model_warmup can not be specified"),
     ):
-        if field in model.fields.children:
+        if field in named:
             what = f"{what} for ensemble '{model.name}'."
             yield CARRIES.at(model.at(field), what, "Move it to the models that the steps name.")
 
@@ -161,6 +164,8 @@ def _steps(model: Model) -> Findings:
         what = f"must specify 'step' for ensemble '{model.name}'."
         yield STEPS.at(model.at("ensemble_scheduling"), what, "Add step [ { ... } ].")
         return
+    entries = sum(len(step.input_map) + len(step.output_map) for step in steps)
+    has_maps_twice = entries < len(_MAP.findall(model.text))  # protobuf has kept one of two
     for index, step in enumerate(steps):
         for field in ("model_name", "input_map", "output_map"):
             if not getattr(step, field):
@@ -169,7 +174,8 @@ def _steps(model: Model) -> Findings:
                     f"must specify '{field}' in step {index} of ensemble '{model.name}'.",
                     f"Add {field}.",
                 )
-        yield from _keys(model, index)
+        if has_maps_twice:
+            yield from _keys(model, index)
     yield from _written(model, steps)
     yield from _flow(model, steps)
 

@@ -107,7 +107,8 @@ def find(model: Model, repository: Repository) -> Findings:
             f"failed to read text proto: {what}{f'; the line is: {shown}' if shown else ''}.",
             _advise(what, model.text),
         )
-    if model.message is not None:
+    is_new = any(name in model.text for _, name in _FIRST)
+    if model.message is not None and (model.has_unknown_fields or is_new):
         yield from _unknown(model, model.fields, model.message.DESCRIPTOR, repository, ())
 
 

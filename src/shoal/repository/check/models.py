@@ -35,18 +35,24 @@ _BACKENDS = {
 class Model:
     """A model's folder. ``message`` is None where its configuration cannot be read, and a Triton ModelConfig else.
 
-    ``unreadable`` is why the file could not be read, ``problem`` why its text could not, with the line, and
-    ``broken_line`` the first line that is not UTF-8. ``is_leaf`` marks a folder that shoal composes repositories from.
+    ``unreadable`` is why the file could not be read, ``problem`` why its text could not, with the line,
+    ``broken_line`` the first line that is not UTF-8; ``has_unknown_fields`` says that the schema lacks some.
+    ``is_leaf`` marks a folder that shoal composes repositories from.
     """
 
     folder: Path
     text: str = ""
     message: Any = None
-    fields: Node = field(default_factory=lambda: Node(1))
     is_leaf: bool = False
     unreadable: str = ""
     problem: tuple[str, int] | None = None
     broken_line: int = 0
+    has_unknown_fields: bool = False
+
+    @cached_property
+    def fields(self) -> Node:
+        """Where its fields stand. Read when something is to be shown: it takes as long as reading the message."""
+        return locate(self.text)
 
     @property
     def path(self) -> Path:
@@ -212,12 +218,17 @@ def read_model(folder: Path, *, is_leaf: bool = False) -> Model:
     except OSError as error:
         return Model(folder, is_leaf=is_leaf, unreadable=error.strerror or str(error))
     text, broken_line = content.decode("utf-8", "replace"), _broken_line(content)
-    message, problem = model_config_pb2.ModelConfig(), None
-    try:
-        text_format.Parse(text, message, allow_unknown_field=True)
-    except (text_format.ParseError, ValueError, RecursionError) as error:
-        message, problem = None, _explain(error)
-    return Model(folder, text, message, locate(text), is_leaf, "", problem, broken_line)
+    message, problem, is_strict = None, None, False
+    for is_strict in (True, False):
+        try:
+            message = text_format.Parse(text, model_config_pb2.ModelConfig(), allow_unknown_field=not is_strict)
+            break
+        except (text_format.ParseError, ValueError, RecursionError) as error:
+            problem = _explain(error)
+    return Model(
+        folder, text, message, is_leaf, problem=problem if message is None else None, broken_line=broken_line,
+        has_unknown_fields=message is not None and not is_strict,
+    )  # fmt: skip
 
 
 def _broken_line(content: bytes) -> int:
@@ -240,7 +251,7 @@ def _explain(error: Exception) -> tuple[str, int]:
 def _tensor(entry: Any) -> TensorSpec:
     from tritonclient.grpc import model_config_pb2
 
-    dtype = model_config_pb2.DataType.Name(entry.data_type)
+    dtype = enum_name(model_config_pb2.DataType, entry.data_type)
     is_optional, is_ragged = getattr(entry, "optional", False), getattr(entry, "allow_ragged_batch", False)
     return TensorSpec(entry.name, dtype, tuple(entry.dims), is_optional, is_ragged)
 
@@ -264,3 +275,8 @@ def _model_folders(root: Path) -> list[Path]:
 
 def _by_name(models: list[Model]) -> dict[str, Model]:
     return {model.name: model for model in models}
+
+
+def enum_name(enum: Any, number: int) -> str:
+    """The name of an enum's value; the number itself where there is none, which protobuf allows."""
+    return str(dict(map(reversed, enum.items())).get(number, number))

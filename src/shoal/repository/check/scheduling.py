@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shoal.repository.check.findings import Findings, Rule, Severity
-from shoal.repository.check.models import Model, Repository
+from shoal.repository.check.models import Model, Repository, enum_name
 
 _SOURCE = "core, src/model_config_utils.cc: {}"
 BATCH_SIZE = Rule(
@@ -190,7 +190,7 @@ def _priorities(model: Model, batching: Any) -> Findings:
 
 def _instances(model: Model) -> Findings:
     for index, group in enumerate(model.message.instance_group):
-        kind = group.Kind.Name(group.kind)
+        kind = enum_name(group.Kind, group.kind)
         if group.gpus and kind in ("KIND_CPU", "KIND_MODEL"):
             yield INSTANCE_GPUS.at(
                 model.at("instance_group", index, "gpus"),

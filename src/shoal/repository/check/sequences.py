@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shoal.repository.check.findings import Findings, Rule, Severity
-from shoal.repository.check.models import Model, Repository
+from shoal.repository.check.models import Model, Repository, enum_name
 
 CONTROL = Rule(
     "sequence-control",
@@ -40,7 +40,7 @@ def find(model: Model, _: Repository) -> Findings:
             yield CONTROL.at(place, f"{what} for {model.name}.", "Give each kind a tensor of its own.")
         seen.add(tensor.name)
         for control in tensor.control:
-            kind = control.Kind.Name(control.kind)
+            kind = enum_name(control.Kind, control.kind)
             if kind in kinds:
                 what = f"sequence batching specifies multiple {kind} tensors for {model.name}."
                 yield CONTROL.at(place, what, "Keep one.")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
+from shoal.component.spec import TensorSpec
 from shoal.repository.check.findings import Findings, Rule, Severity
 from shoal.repository.check.models import Model, Repository
 
@@ -103,7 +104,7 @@ def find(model: Model, _: Repository) -> Findings:
     for kind in ("input", "output"):
         seen: dict[str, int] = {}
         for index, tensor in enumerate(getattr(model.message, kind)):
-            yield from _one(model, kind, index, tensor)
+            yield from _one(model, kind, index, tensor, (model.inputs if kind == "input" else model.outputs)[index])
             if tensor.name and tensor.name in seen:
                 first = model.at_tensor(kind, seen[tensor.name]).line
                 yield TWICE.at(
@@ -115,11 +116,14 @@ def find(model: Model, _: Repository) -> Findings:
     yield from _batch_tensors(model)
 
 
-def _one(model: Model, kind: str, index: int, tensor: Any) -> Findings:
+def _one(model: Model, kind: str, index: int, tensor: Any, spec: TensorSpec) -> Findings:
     place = model.at_tensor(kind, index)
     who = f"model {kind} '{tensor.name}'"
     if not tensor.name:
         yield NAME.at(place, f"model {kind} must specify 'name' for {model.name}.", 'Add name: "...".')
+    if str(spec.dtype).lstrip("-").isdecimal():
+        what = f"{who} has data type {tensor.data_type} for {model.name}, which is none."
+        yield DTYPE.at(model.at_tensor(kind, index, "data_type"), what, "Write TYPE_FP32, or another by its name.")
     if not tensor.data_type and not _is_read_from_file(model):
         yield DTYPE.at(place, f"{who} must specify 'data_type' for {model.name}.", "Add data_type: TYPE_...")
     if not tensor.dims and not _is_read_from_file(model):
