@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,3 +66,12 @@ def write_texts(path: Path, num_rows: int) -> Path:
 
 def infer_arguments(forest: Path, source: Path, output: Path) -> list[str]:
     return ["infer", "--local", "--repository", str(forest), "-i", str(source), "-o", str(output)]
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    if path.suffix == ".parquet":
+        from pyarrow import parquet
+
+        return list(parquet.read_table(path).to_pylist())
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file)) if path.suffix == ".csv" else [json.loads(line) for line in file]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,15 @@ import pytest
 from shoal.repository.check import RULES, check
 from tests import (
     planted_ensembles,
+    planted_environments,
     planted_fields,
     planted_folders,
+    planted_forest,
+    planted_onnx,
     planted_placement,
     planted_scheduling,
     planted_tensors,
+    planted_torchscript,
     planted_wiring,
 )
 from tests.explicit import Explicit, explicit
@@ -29,10 +34,14 @@ PLANTS: tuple[Plant, ...] = (
     *planted_ensembles.PLANTS,
     *planted_wiring.PLANTS,
     *planted_placement.PLANTS,
+    *planted_environments.PLANTS,
+    *planted_forest.PLANTS,
+    *planted_torchscript.PLANTS,
 )
+HERE = PLANTS + (planted_onnx.PLANTS if find_spec("onnx") else ())
 
 
-@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.name)
+@pytest.mark.parametrize("plant", HERE, ids=lambda plant: plant.name)
 def test_a_planted_mistake_is_found_and_its_mended_twin_clean(plant: Plant, tmp_path: Path) -> None:
     assert check(plant.write(tmp_path / "good", is_bad=False), target=plant.target) == []
     bad = plant.write(tmp_path / "bad", is_bad=True)
@@ -47,8 +56,9 @@ def test_a_planted_mistake_is_found_and_its_mended_twin_clean(plant: Plant, tmp_
 
 
 def test_every_rule_has_a_planted_mistake() -> None:
-    assert {plant.rule for plant in PLANTS} == set(RULES)
-    assert len(PLANTS) == len({plant.name for plant in PLANTS})
+    plants = PLANTS + planted_onnx.PLANTS
+    assert {plant.rule for plant in plants} == set(RULES)
+    assert len(plants) == len({plant.name for plant in plants})
 
 
 def test_what_core_refuses_is_an_error() -> None:

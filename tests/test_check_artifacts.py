@@ -40,25 +40,6 @@ def look(family: ModuleType, path: Path, target: str | None = None) -> list[Find
     return [finding for model in repository.models for finding in family.find(model, repository)]
 
 
-@pytest.mark.parametrize(("family", "plant"), ALL, ids=[plant.name for _, plant in ALL])
-def test_a_planted_mistake_is_found_and_its_mended_twin_clean(family: ModuleType, plant: Plant, tmp_path: Path) -> None:
-    if family is onnx_io and not HAS_ONNX:
-        pytest.skip("onnx is not installed")
-    assert look(family, plant.write(tmp_path / "good", is_bad=False), plant.target) == []
-    bad = plant.write(tmp_path / "bad", is_bad=True)
-    found = [finding for finding in look(family, bad, plant.target) if finding.rule.id == plant.rule]
-    assert found
-    assert found[0].place.path == bad / plant.file
-    if plant.line:
-        assert plant.line in (bad / plant.file).read_text(encoding="utf-8").split("\n")[found[0].place.line - 1]
-    assert found[0].fix
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_rule_has_a_planted_mistake(family: ModuleType) -> None:
-    assert {plant.rule for plant in FAMILIES[family]} == {rule.id for rule in family.RULES}
-
-
 def cuts(content: bytes) -> list[bytes]:
     """Its beginnings: all short ones, and some of each length."""
     lengths = {*range(0, min(len(content), 60)), *range(0, len(content), max(1, len(content) // 70))}

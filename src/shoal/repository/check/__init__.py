@@ -10,22 +10,29 @@ from shoal.repository.check import (
     advice,
     agreement,
     ensembles,
+    environments,
     fields,
     folders,
+    forest,
     memory,
+    onnx_io,
     placement,
     scheduling,
     sequences,
     tensors,
+    torchscript,
     wiring,
 )
 from shoal.repository.check.findings import Finding, Place, Rule, Severity
 from shoal.repository.check.models import Repository, read_repository
 
-__all__ = ["RULES", "Finding", "Place", "Rule", "Severity", "check", "find_rule"]
+__all__ = ["RULES", "Finding", "Place", "Rule", "Severity", "check"]
 
 # Each has RULES, and find(model, repository), which never raises over what stands in a repository.
-FAMILIES = (fields, folders, tensors, scheduling, sequences, ensembles, wiring, agreement, placement, memory, advice)
+FAMILIES = (
+    fields, folders, tensors, scheduling, sequences, ensembles, wiring, agreement, placement, memory, environments,
+    forest, torchscript, onnx_io, advice,
+)  # fmt: skip
 RULES = {rule.id: rule for family in FAMILIES for rule in family.RULES}
 
 
