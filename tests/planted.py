@@ -7,9 +7,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
+
+@dataclass(frozen=True)
+class Link:
+    """A symbolic link."""
+
+    target: str
+
+
 # A file's new content; None takes it away; (old, new) replaces a text in it; bytes are written as they are,
 # and so is what a callable gives, which is asked only when it is needed.
-Edit: TypeAlias = "str | bytes | tuple[str, str] | Callable[[], bytes] | None"
+Edit: TypeAlias = "str | bytes | Link | tuple[str, str] | Callable[[], bytes] | None"
 
 MODEL = """import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -29,6 +37,9 @@ JOIN = MODEL.replace(
 )
 
 
+BATCHING = "dynamic_batching { default_queue_policy { max_queue_size: 64 } }\n"
+
+
 def config(name: str, inputs: tuple[str, ...] = ("X",)) -> str:
     tensors = "\n".join(f'input {{ name: "{x}" data_type: TYPE_FP32 dims: [ 4 ] }}' for x in inputs)
     return f'''name: "{name}"
@@ -36,8 +47,7 @@ backend: "python"
 max_batch_size: 8
 {tensors}
 output {{ name: "Y" data_type: TYPE_FP32 dims: [ 4 ] }}
-dynamic_batching {{ default_queue_policy {{ max_queue_size: 64 }} }}
-instance_group [ {{ kind: KIND_CPU }} ]
+{BATCHING}instance_group [ {{ kind: KIND_CPU }} ]
 '''
 
 
@@ -131,6 +141,9 @@ def write(path: Path, content: Edit, *, is_folder: bool = False) -> None:
         path.mkdir(parents=True, exist_ok=True)
         return
     path.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(content, Link):
+        path.symlink_to(content.target)
+        return
     assert not isinstance(content, tuple)
     if callable(content):
         content = content()
