@@ -57,6 +57,21 @@ PLANTS = (
         {"first/1/model.py": None, "first/1/models.py": MODEL},
     ),
     Plant(
+        "labels that are not there",
+        "label-file-missing",
+        FIRST,
+        "labels.txt",
+        {FIRST: ('output { name: "Y"', 'output { label_filename: "labels.txt" name: "Y"')},
+        core="failed to open text file for read",
+    ),
+    Plant(
+        "a note of Git LFS",
+        "git-lfs-pointer",
+        "first/1/weights.bin",
+        "",
+        {"first/1/weights.bin": "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"},
+    ),
+    Plant(
         "a folder of documents",
         "not-a-model",
         "docs",

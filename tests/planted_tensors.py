@@ -105,7 +105,6 @@ PLANTS = (
         FIRST,
         'output { name: "Y"',
         {FIRST: ("dynamic", 'output { name: "Y" data_type: TYPE_FP32 dims: [ 4 ] }\ndynamic')},
-        core="multiple outputs in model first are mapped to the same ensemble tensor",
     ),
     Plant(
         "an input twice",

@@ -57,6 +57,14 @@ PLANTS = (
         core="non-existing output NOPE",
     ),
     Plant(
+        "an output twice in a step's model",
+        "step-output-twice",
+        ALL,
+        "first_y",
+        {"first/config.pbtxt": ("dynamic", 'output { name: "Y" data_type: TYPE_FP32 dims: [ 4 ] }\ndynamic')},
+        core="multiple outputs in model first are mapped to the same ensemble tensor",
+    ),
+    Plant(
         "an input left open",
         "step-input-unmapped",
         ALL,

@@ -10,19 +10,24 @@ from pathlib import Path
 import pytest
 
 from shoal.repository.check import RULES, check
+from shoal.repository.check.page import page
 from tests import (
+    planted_code,
     planted_ensembles,
     planted_environments,
     planted_fields,
     planted_folders,
     planted_forest,
+    planted_names,
     planted_onnx,
     planted_placement,
     planted_scheduling,
+    planted_security,
     planted_tensors,
     planted_torchscript,
     planted_wiring,
 )
+from tests.conftest import ROOT
 from tests.explicit import Explicit, explicit
 from tests.planted import Plant
 
@@ -37,6 +42,9 @@ PLANTS: tuple[Plant, ...] = (
     *planted_environments.PLANTS,
     *planted_forest.PLANTS,
     *planted_torchscript.PLANTS,
+    *planted_code.PLANTS,
+    *planted_names.PLANTS,
+    *planted_security.PLANTS,
 )
 HERE = PLANTS + (planted_onnx.PLANTS if find_spec("onnx") else ())
 
@@ -92,3 +100,10 @@ def test_core_loads_their_mended_twins(triton: Explicit, tmp_path: Path) -> None
             triton.refill(twin)
             assert triton.load(plant.model) == "", plant.name
             triton.unload(plant.model)
+
+
+def test_the_page_is_made_from_the_rules() -> None:
+    assert (ROOT / "docs" / "rules.md").read_text(encoding="utf-8") == page()
+    for rule in RULES.values():
+        assert all((rule.title, rule.why, rule.source, rule.bad, rule.good)), rule.id
+        assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", rule.id)

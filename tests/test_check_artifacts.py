@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,23 +15,14 @@ from typing import Any
 import pytest
 
 from shoal.environment.targets import find_target
-from shoal.repository.check import environments, forest, onnx_io, torchscript
-from shoal.repository.check.archive import ForeignError, Script, arguments, find_method
 from shoal.repository.check.findings import Finding
-from shoal.repository.check.flow import Flow
-from shoal.repository.check.models import read_repository
-from shoal.repository.check.trees import FILES, UnreadableError, read_trees
-from tests import planted_environments, planted_forest, planted_onnx, planted_torchscript
+from shoal.repository.check.reading.archive import ForeignError, Script, arguments, find_method
+from shoal.repository.check.reading.flow import Flow
+from shoal.repository.check.reading.models import read_repository
+from shoal.repository.check.reading.trees import FILES, UnreadableError, read_trees
+from shoal.repository.check.rules import environments, forest, torchscript
+from tests import planted_environments, planted_forest, planted_torchscript
 from tests.planted import Plant
-
-FAMILIES = {
-    environments: planted_environments.PLANTS,
-    forest: planted_forest.PLANTS,
-    torchscript: planted_torchscript.PLANTS,
-    onnx_io: planted_onnx.PLANTS,
-}
-HAS_ONNX = find_spec("onnx") is not None
-ALL = [(family, plant) for family, plants in FAMILIES.items() for plant in plants]
 
 
 def look(family: ModuleType, path: Path, target: str | None = None) -> list[Finding]:

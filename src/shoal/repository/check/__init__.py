@@ -6,32 +6,35 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from shoal.environment.targets import find_target
-from shoal.repository.check import (
+from shoal.repository.check.findings import Finding, Place, Rule, Severity
+from shoal.repository.check.reading.models import Repository, read_repository
+from shoal.repository.check.rules import (
     advice,
     agreement,
+    code,
     ensembles,
     environments,
     fields,
     folders,
     forest,
     memory,
+    names,
     onnx_io,
     placement,
     scheduling,
+    security,
     sequences,
     tensors,
     torchscript,
     wiring,
 )
-from shoal.repository.check.findings import Finding, Place, Rule, Severity
-from shoal.repository.check.models import Repository, read_repository
 
 __all__ = ["RULES", "Finding", "Place", "Rule", "Severity", "check"]
 
 # Each has RULES, and find(model, repository), which never raises over what stands in a repository.
 FAMILIES = (
     fields, folders, tensors, scheduling, sequences, ensembles, wiring, agreement, placement, memory, environments,
-    forest, torchscript, onnx_io, advice,
+    code, names, forest, torchscript, onnx_io, security, advice,
 )  # fmt: skip
 RULES = {rule.id: rule for family in FAMILIES for rule in family.RULES}
 

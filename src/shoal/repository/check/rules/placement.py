@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shoal.errors import ShoalError
 from shoal.repository.check.findings import Findings, Place, Rule, Severity
-from shoal.repository.check.models import Model, Repository
+from shoal.repository.check.reading.models import Model, Repository
 from shoal.repository.devices import ROUND_TRIP, TO_OTHER_GPU, gets_host_copies, is_on_gpu
 from shoal.repository.graph import Edge, Graph
 from shoal.repository.pbtxt import ModelConfig

@@ -8,8 +8,16 @@ from typing import Any
 
 from shoal.environment.targets import Target
 from shoal.repository.check.findings import Findings, Place, Rule, Severity
-from shoal.repository.check.models import Model, Repository
-from shoal.repository.check.trees import BINARY, FILES, MULTICLASS, REGRESSOR, Trees, UnreadableError, read_trees
+from shoal.repository.check.reading.models import Model, Repository
+from shoal.repository.check.reading.trees import (
+    BINARY,
+    FILES,
+    MULTICLASS,
+    REGRESSOR,
+    Trees,
+    UnreadableError,
+    read_trees,
+)
 
 BACKEND = "fil"
 _PARAMETER = 'parameters {{ key: "{}" value {{ string_value: "{}" }} }}'

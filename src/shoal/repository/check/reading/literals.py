@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from shoal.repository.check.source import Function, Source
+from shoal.repository.check.reading.source import Function, Source
 
 _MAX_DEPTH = 8  # of names that stand for names
 _CHANGES = frozenset({"append", "extend", "insert", "remove", "pop", "clear", "add", "update"})  # of a list or a set

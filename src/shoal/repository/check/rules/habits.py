@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from shoal.repository.check.findings import Findings, Rule, Severity
-from shoal.repository.check.source import PB, Function, Source, argument, walk_within
+from shoal.repository.check.reading.source import PB, Function, Source, argument, walk_within
 
 CAPSULE = Rule(
     "dlpack-capsule",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from shoal.repository.check.findings import Finding, Findings, Place
-from shoal.repository.check.models import Model
+from shoal.repository.check.reading.models import Model
 
 PB = "triton_python_backend_utils"
 MAX_SOURCE_BYTES = 256 * 1024  # read in a second; four times the longest model.py that we have seen

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from shoal.repository.check.findings import Findings, Rule, Severity
-from shoal.repository.check.models import ENSEMBLE, Model, Repository
+from shoal.repository.check.reading.models import ENSEMBLE, Model, Repository
 
 _SOURCE = "core, src/model_config_utils.cc: {}"
 BACKEND = Rule(

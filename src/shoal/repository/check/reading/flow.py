@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from shoal.repository.check.archive import Script, attributes, find_method
+from shoal.repository.check.reading.archive import Script, attributes, find_method
 
 MAX_DEPTH = 12
 _MAX_CALLS = 2000

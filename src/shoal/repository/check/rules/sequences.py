@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shoal.repository.check.findings import Findings, Rule, Severity
-from shoal.repository.check.models import Model, Repository, enum_name
+from shoal.repository.check.reading.models import Model, Repository, enum_name
 
 CONTROL = Rule(
     "sequence-control",

@@ -11,7 +11,7 @@ from typing import Any
 
 from shoal.component.bundle import describe_bytes
 from shoal.repository.check.findings import Findings, Place, Rule, Severity
-from shoal.repository.check.models import Model, Repository
+from shoal.repository.check.reading.models import Model, Repository
 
 BACKEND = "onnxruntime"
 FILE = "model.onnx"

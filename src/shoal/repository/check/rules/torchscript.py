@@ -8,10 +8,10 @@ from contextlib import closing
 from pathlib import Path
 
 from shoal.environment.targets import Target
-from shoal.repository.check.archive import ForeignError, Script, arguments, find_method, returned
 from shoal.repository.check.findings import Findings, Place, Rule, Severity
-from shoal.repository.check.flow import Flow
-from shoal.repository.check.models import Model, Repository
+from shoal.repository.check.reading.archive import ForeignError, Script, arguments, find_method, returned
+from shoal.repository.check.reading.flow import Flow
+from shoal.repository.check.reading.models import Model, Repository
 
 BACKEND = "pytorch"
 FILE = "model.pt"

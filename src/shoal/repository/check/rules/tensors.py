@@ -8,7 +8,7 @@ from typing import Any
 
 from shoal.component.spec import TensorSpec
 from shoal.repository.check.findings import Findings, Rule, Severity
-from shoal.repository.check.models import Model, Repository
+from shoal.repository.check.reading.models import Model, Repository
 
 _SOURCE = "core, src/model_config_utils.cc: {}"
 NAME = Rule(
@@ -75,14 +75,12 @@ TENSORRT_ONLY = Rule(
 )
 TWICE = Rule(
     "tensor-twice",
-    Severity.ERROR,
+    Severity.WARNING,
     "No two inputs, and no two outputs, of one name",
-    "Triton loads such a model alone: requests fail, or one of the two is never filled. An ensemble that maps it is"
-    " refused.",
-    "core, src/ensemble_scheduler/ensemble_utils.cc: ValidateTensorMapping; NVIDIA's own example of a packed pipeline.",
+    "Triton loads such a model, and nobody can tell the two apart: one of them is never filled, or never read.",
+    "Tried on Triton 24.10; NVIDIA's own example of a language model's pipeline lists an output twice.",
     'output [ { name: "Y" ... }, { name: "Y" ... } ]',
     'output [ { name: "Y" ... }, { name: "Z" ... } ]',
-    is_core=True,
 )
 BATCH_TENSOR = Rule(
     "batch-tensor",

@@ -5,11 +5,19 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from shoal.repository.check import habits
 from shoal.repository.check.findings import Findings, Place, Rule, Severity
-from shoal.repository.check.models import Model, Repository
-from shoal.repository.check.returns import Ends
-from shoal.repository.check.source import Function, Source, examine, is_literal, parse, served_sources, walk_within
+from shoal.repository.check.reading.models import Model, Repository
+from shoal.repository.check.reading.returns import Ends
+from shoal.repository.check.reading.source import (
+    Function,
+    Source,
+    examine,
+    is_literal,
+    parse,
+    served_sources,
+    walk_within,
+)
+from shoal.repository.check.rules import habits
 
 SYNTAX = Rule(
     "model-py-syntax",

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from shoal.component.spec import STRING
 from shoal.errors import ShoalError
 from shoal.repository.check.findings import Findings, Rule, Severity
-from shoal.repository.check.models import Model, Repository
-from shoal.repository.check.placement import build_graph
+from shoal.repository.check.reading.models import Model, Repository
+from shoal.repository.check.rules.placement import build_graph
 from shoal.repository.devices import is_on_gpu
 from shoal.repository.graph import Edge, Graph
 from shoal.repository.sizes import COPIES_IN_SHARED_MEMORY, CUDA_POOL_MIB, HEADROOM, MIB, Largest

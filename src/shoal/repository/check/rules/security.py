@@ -8,9 +8,9 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from shoal.repository.check import imports
 from shoal.repository.check.findings import Findings, Place, Rule, Severity
-from shoal.repository.check.models import Model, Repository
+from shoal.repository.check.reading import imports
+from shoal.repository.check.reading.models import Model, Repository
 
 NAME = Rule(
     "unsafe-name",

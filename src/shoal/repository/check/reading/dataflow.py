@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from shoal.repository.check.literals import Literals
-from shoal.repository.check.source import PB, Function, Source, argument, walk_within
+from shoal.repository.check.reading.literals import Literals
+from shoal.repository.check.reading.source import PB, Function, Source, argument, walk_within
 
 _TENSORS = frozenset({f"{PB}.Tensor", f"{PB}.Tensor.from_dlpack"})
 _RESPONSE, _REQUEST = f"{PB}.InferenceResponse", f"{PB}.InferenceRequest"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shoal.repository.check.findings import Findings, Rule, Severity
-from shoal.repository.check.models import Model, Repository
+from shoal.repository.check.reading.models import Model, Repository
 
 _SOURCE = "core, src/ensemble_scheduler/ensemble_utils.cc: {}"
 MISSING = Rule(
@@ -69,6 +69,16 @@ OUTPUT = Rule(
     'output_map { key: "Y" value: "OUT" }',
     is_core=True,
 )
+OUTPUT_TWICE = Rule(
+    "step-output-twice",
+    Severity.ERROR,
+    "A model that a step calls has each output once",
+    "Triton loads such a model alone, and refuses the ensemble.",
+    _SOURCE.format("ValidateTensorMapping"),
+    'first: output [ { name: "Y" ... }, { name: "Y" ... } ]',
+    'first: output [ { name: "Y" ... }, { name: "Z" ... } ]',
+    is_core=True,
+)
 UNMAPPED = Rule(
     "step-input-unmapped",
     Severity.ERROR,
@@ -89,7 +99,7 @@ UNBATCHED = Rule(
     "all: max_batch_size: 8\nleft: max_batch_size: 0",
     "all: max_batch_size: 8\nleft: max_batch_size: 8",
 )
-RULES = (MISSING, VERSION, CIRCLE, BATCH, INPUT, OUTPUT, UNMAPPED, UNBATCHED)
+RULES = (MISSING, VERSION, CIRCLE, BATCH, INPUT, OUTPUT, OUTPUT_TWICE, UNMAPPED, UNBATCHED)
 
 
 def find(model: Model, repository: Repository) -> Findings:
@@ -187,6 +197,13 @@ def _names(model: Model, index: int, step: Any, member: Model) -> Findings:
                 f"in ensemble {model.name}, ensemble tensor {tensor} is mapped from non-existing output {key} in model"
                 f" {member.name}.",
                 f"Its outputs are: {', '.join(sorted(outputs))}.",
+            )
+        elif [spec.name for spec in member.outputs].count(key) > 1:
+            yield OUTPUT_TWICE.at(
+                model.at_entry(*where, "output_map", key=key),
+                f"in ensemble {model.name}, multiple outputs in model {member.name} are mapped to the same ensemble"
+                f" tensor {tensor}.",
+                f"Declare {key} once in {member.name}.",
             )
     for name, spec in inputs.items():
         if name not in step.input_map and not spec.is_optional:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from shoal.repository.check.dataflow import Flow, Use
 from shoal.repository.check.findings import Findings, Rule, Severity
-from shoal.repository.check.models import Model, Repository
-from shoal.repository.check.source import Source, examine
+from shoal.repository.check.reading.dataflow import Flow, Use
+from shoal.repository.check.reading.models import Model, Repository
+from shoal.repository.check.reading.source import Source, examine
 
 READS = Rule(
     "reads-unknown-input",

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from shoal.repository.check.findings import Finding, Findings, Place, Rule, Severity
-from shoal.repository.check.models import Model
-from shoal.repository.check.source import Function, Source, examine, is_literal
+from shoal.repository.check.reading.models import Model
+from shoal.repository.check.reading.source import Function, Source, examine, is_literal
 
 DOWNLOADS = Rule(
     "downloads-at-import",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from shoal.repository.check.findings import Findings, Rule, Severity
-from shoal.repository.check.models import Model, Repository, enum_name
+from shoal.repository.check.findings import Findings, Place, Rule, Severity
+from shoal.repository.check.reading.models import Model, Repository, enum_name
 
 _SOURCE = "core, src/model_config_utils.cc: {}"
 BATCH_SIZE = Rule(
@@ -121,6 +121,12 @@ _PAIRS = {
 
 def find(model: Model, repository: Repository) -> Findings:
     """What core refuses of a model's scheduling."""
+    if not model.path.exists() and model.versions and not _is_guessed(model):
+        yield BACKEND.at(
+            Place(model.folder),
+            f"Could not determine backend for model '{model.name}' with no backend in model configuration.",
+            f'Write {model.name}/config.pbtxt with backend: "..."',
+        )
     if model.message is None:
         return
     message = model.message

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Sequence
 
-from shoal.repository.check.source import Function, Source, is_literal, walk_within
+from shoal.repository.check.reading.source import Function, Source, is_literal, walk_within
 
 _EXITS = frozenset({"sys.exit", "exit", "quit", "os._exit", "os.abort", "pytest.fail"})
 _ENDLESS = frozenset({"itertools.count", "itertools.cycle"})

@@ -13,7 +13,7 @@ from shoal.component.spec import TensorSpec
 from shoal.environment.targets import Target
 from shoal.errors import InputError
 from shoal.repository.check.findings import Place
-from shoal.repository.check.locate import Node, locate
+from shoal.repository.check.reading.locate import Node, locate
 from shoal.repository.leaves import ROOMS
 from shoal.repository.manifest import MANIFEST, read_manifest
 from shoal.repository.pbtxt import ModelConfig, as_config

@@ -18,7 +18,7 @@ from shoal.environment.stub import STUB, Stub, read_stub
 from shoal.environment.targets import EMBEDDED, Target
 from shoal.errors import ArtifactError, SetupError
 from shoal.repository.check.findings import Findings, Place, Rule, Severity
-from shoal.repository.check.models import Model, Repository
+from shoal.repository.check.reading.models import Model, Repository
 
 PARAMETER = "EXECUTION_ENV_PATH"
 VARIABLE = "$$TRITON_MODEL_DIRECTORY"

@@ -6,8 +6,8 @@ import difflib
 import re
 
 from shoal.repository.check.findings import Findings, Place, Rule, Severity
-from shoal.repository.check.locate import Node
-from shoal.repository.check.models import CONFIG, Model, Repository
+from shoal.repository.check.reading.locate import Node
+from shoal.repository.check.reading.models import CONFIG, Model, Repository
 
 SYNTAX = Rule(
     "config-syntax",

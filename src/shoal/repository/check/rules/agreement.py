@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from shoal.component.spec import TensorSpec
 from shoal.repository.check.findings import Findings, Place, Rule, Severity
-from shoal.repository.check.models import Model, Repository
-from shoal.repository.check.wiring import find_circle
+from shoal.repository.check.reading.models import Model, Repository
+from shoal.repository.check.rules.wiring import find_circle
 
 _SOURCE = "core, src/ensemble_scheduler/ensemble_utils.cc: {}"
 DTYPE = Rule(

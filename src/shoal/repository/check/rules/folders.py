@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from shoal.repository.check.findings import Findings, Place, Rule, Severity
-from shoal.repository.check.models import CONFIG, Model, Repository, entries
+from shoal.repository.check.reading.models import CONFIG, Model, Repository, entries
 
 NAME = Rule(
     "folder-name",
@@ -66,9 +67,28 @@ FILE = Rule(
     "first/1/models.py",
     "first/1/model.py",
 )
+LABELS = Rule(
+    "label-file-missing",
+    Severity.ERROR,
+    "A file of labels lies in the model's folder",
+    "Triton refuses the model.",
+    "core, src/model.cc: Model::Init; tried on Triton 24.10.",
+    'output { name: "Y" label_filename: "labels.txt" ... }  # and no first/labels.txt',
+    "first/labels.txt",
+    is_core=True,
+)
+POINTER = Rule(
+    "git-lfs-pointer",
+    Severity.ERROR,
+    "A model's file is the file, not Git LFS's note of it",
+    "A clone without Git LFS holds 130 bytes of text in the place of each model, and the backend cannot read them.",
+    "Git LFS, docs/spec.md: a pointer begins with `version https://git-lfs.github.com/spec/v1`.",
+    "resnet/1/model.onnx: version https://git-lfs.github.com/spec/v1 ...",
+    "git lfs pull",
+)
 STRAY = Rule(
     "not-a-model",
-    Severity.WARNING,
+    Severity.ERROR,
     "Each folder of a repository is a model",
     "Triton tries to load every folder in a repository, `docs` and `.git` too, and refuses to start over one that it"
     " cannot, unless told otherwise.",
@@ -87,7 +107,7 @@ NO_CONFIG = Rule(
     "first/1/model.py",
     "first/config.pbtxt\nfirst/1/model.py",
 )
-RULES = (NAME, NO_VERSION, EMPTY, IGNORED, POLICY, FILE, STRAY, NO_CONFIG)
+RULES = (NAME, NO_VERSION, EMPTY, IGNORED, POLICY, FILE, LABELS, POINTER, STRAY, NO_CONFIG)
 
 # What a backend opens in a version folder, where default_model_filename does not say otherwise; any of several.
 _FILES = {
@@ -97,6 +117,7 @@ _FILES = {
     "tensorrt": ("model.plan",),
     "openvino": ("model.xml",),
 }
+_POINTER = b"version https://git-lfs.github.com/spec/v1"
 _LIKE_A_VERSION = re.compile(r"0[0-9]+|[vV][0-9]+|[0-9]+\.[0-9.]*|latest")
 
 
@@ -114,6 +135,7 @@ def find(model: Model, _: Repository) -> Findings:
         if not model.path.exists():
             yield NO_CONFIG.at(Place(model.folder), f"{model.name} has no {CONFIG}.", f"Write {model.name}/{CONFIG}.")
         yield from _versions(model)
+        yield from _labels(model)
     yield from _files(model)
 
 
@@ -154,12 +176,24 @@ def _versions(model: Model) -> Findings:
             )
 
 
+def _labels(model: Model) -> Findings:
+    for index, tensor in enumerate(model.message.output if model.message is not None else ()):
+        name = tensor.label_filename
+        if name and not (model.folder / name).is_file():
+            yield LABELS.at(
+                model.at_tensor("output", index, "label_filename"),
+                f"failed to open text file for read: {model.name}/{name} is not there.",
+                f"Put {name} beside {CONFIG}, or take label_filename out.",
+            )
+
+
 def _files(model: Model) -> Findings:
     for version in model.versions:
         folder = model.folder / str(version)
         names = {path.name for path in entries(folder)}
         if model.is_ensemble and not names:
             yield EMPTY.at(Place(folder), f"{model.name}/{version}/ is empty.", f"touch {folder}/.gitkeep")
+        yield from _pointers(folder)
         # A leaf's artifacts come with compose; what a model is fetched from elsewhere stands in its configuration.
         expected = _expected(model)
         if expected and not names & set(expected):
@@ -169,6 +203,16 @@ def _files(model: Model) -> Findings:
                 f"{_found(names)}.",
                 f"Put {expected[0]} there, or name the file in default_model_filename.",
             )
+
+
+def _pointers(folder: Path) -> Findings:
+    for path in entries(folder):
+        if path.is_file() and path.stat().st_size < 1024:
+            with path.open("rb") as file:
+                is_pointer = file.read(len(_POINTER)) == _POINTER
+            if is_pointer:
+                what = f"{path.name} is Git LFS's pointer to a file, not the file."
+                yield POINTER.at(Place(path), what, "git lfs pull")
 
 
 def _expected(model: Model) -> tuple[str, ...]:

@@ -1,0 +1,1 @@
+"""What stands in a repository, read without running or raising."""
