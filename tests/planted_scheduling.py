@@ -210,6 +210,20 @@ PLANTS = (
     ),
     Plant("batches without batching", "no-dynamic-batching", FIRST, "max_batch_size", first(BATCHING, "")),
     Plant("a queue without end", "queue-without-limit", FIRST, "dynamic_batching", first(QUEUE, "")),
+    Plant(
+        "rows end to end",
+        "ragged-without-borders",
+        "flat/config.pbtxt",
+        "allow_ragged_batch",
+        {"flat/config.pbtxt": ("batch_input", "# batch_input")},
+        {
+            "flat/config.pbtxt": 'backend: "openvino"\nmax_batch_size: 8\n'
+            'input { name: "X" data_type: TYPE_FP32 dims: [ -1 ] allow_ragged_batch: true }\n'
+            'output { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] }\n'
+            'batch_input { kind: BATCH_ELEMENT_COUNT target_name: "N" data_type: TYPE_FP32 source_input: "X" }\n',
+            "flat/1/model.xml": "",
+        },
+    ),
     Plant("a place left open", "kind-left-open", FIRST, "", first("instance_group [ { kind: KIND_CPU } ]", "")),
     Plant("a place left to Triton", "kind-left-open", FIRST, "instance_group", first("KIND_CPU", "KIND_AUTO")),
 )

@@ -44,7 +44,21 @@ KIND = Rule(
     'backend: "python"',
     'backend: "python"\ninstance_group [ { kind: KIND_CPU } ]',
 )
-RULES = (UNBATCHED, NO_BATCHING, QUEUE, KIND)
+RAGGED = Rule(
+    "ragged-without-borders",
+    Severity.WARNING,
+    "Who takes ragged inputs is told where each request ends",
+    "With `allow_ragged_batch` Triton joins requests of different shapes end to end. A Python model gets each request"
+    " by itself; any other backend gets one flat tensor, and needs a `batch_input` that says how long each part is.",
+    "server, docs/user_guide/ragged_batching.md.",
+    'backend: "onnxruntime"\ninput { name: "X" allow_ragged_batch: true ... }',
+    'backend: "onnxruntime"\ninput { name: "X" allow_ragged_batch: true ... }\n'
+    'batch_input { kind: BATCH_ACCUMULATED_ELEMENT_COUNT target_name: "INDEX" data_type: TYPE_FP32 source_input: "X" }',
+)
+RULES = (UNBATCHED, NO_BATCHING, QUEUE, KIND, RAGGED)
+
+# Backends that get the requests of a batch as one tensor.
+_FLAT = ("fil", "onnxruntime", "openvino", "pytorch", "tensorflow", "tensorrt")
 
 
 def find(model: Model, repository: Repository) -> Findings:
@@ -74,6 +88,7 @@ def find(model: Model, repository: Repository) -> Findings:
                 f"The queue of {model.name} has no limit.",
                 "Add default_queue_policy { max_queue_size: 256 } to its dynamic_batching.",
             )
+    yield from _ragged(model)
     kinds = {enum_name(group.Kind, group.kind) for group in message.instance_group}
     if model.is_python and (not kinds or "KIND_AUTO" in kinds):
         yield KIND.at(
@@ -96,3 +111,15 @@ def _is_entered(model: Model, repository: Repository) -> bool:
                 if own >= set(step.input_map.values()):
                     return True
     return not is_step
+
+
+def _ragged(model: Model) -> Findings:
+    told = {name for entry in model.message.batch_input for name in entry.source_input}
+    is_flat = model.backend in _FLAT and not model.message.runtime.endswith(".py")
+    for index, tensor in enumerate(model.message.input):
+        if is_flat and tensor.allow_ragged_batch and tensor.name not in told:
+            yield RAGGED.at(
+                model.at_tensor("input", index, "allow_ragged_batch"),
+                f"{model.name} gets the requests of a batch end to end in {tensor.name}; nothing says where one ends.",
+                "Take allow_ragged_batch out, or add a batch_input of kind BATCH_ACCUMULATED_ELEMENT_COUNT.",
+            )
