@@ -6,6 +6,7 @@ import platform
 import re
 import sys
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from shoal.environment.elf import Version, parse_version, read_binary
@@ -41,7 +42,12 @@ class Target:
     machine: str
     python: str
     glibc: Version
-    glibcxx: Version
+    known_glibcxx: Version | None
+
+    @cached_property
+    def glibcxx(self) -> Version:
+        """Read off this machine's library where it is not known: that takes a second, and the extra `env`."""
+        return _system_glibcxx() if self.known_glibcxx is None else self.known_glibcxx
 
     @property
     def version(self) -> str:
@@ -85,7 +91,7 @@ def find_target(name: str) -> Target:
         library, version = platform.libc_ver()
         glibc = parse_version(version) if library == "glibc" else ()
         python = f"{sys.version_info.major}.{sys.version_info.minor}"
-        return Target(name, release, f"this machine ({library} {version})", "x86_64", python, glibc, _system_glibcxx())
+        return Target(name, release, f"this machine ({library} {version})", "x86_64", python, glibc, None)
     ubuntu, glibc, glibcxx, python = _IMAGES[max(first for first in _IMAGES if first <= release)]
     return Target(name, release, f"Ubuntu {ubuntu}", "x86_64", python, glibc, glibcxx)
 

@@ -112,11 +112,10 @@ class Model:
     @property
     def is_completed(self) -> bool:
         """Whether the server may add to what is declared here when it loads the model."""
-        if self.message is None or not (self.message.input and self.message.output):
-            return True
-        if self.is_python:
+        if self.message is not None and self.is_python and self.sources:
             return any("auto_complete_config" in text for _, text in self.sources)
-        return self.backend in ("onnxruntime", "tensorrt", "tensorflow", "openvino")
+        is_partial = self.message is None or not (self.message.input and self.message.output)
+        return is_partial or self.backend in ("onnxruntime", "tensorrt", "tensorflow", "openvino")
 
     @cached_property
     def config(self) -> ModelConfig | None:
