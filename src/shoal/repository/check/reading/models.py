@@ -138,13 +138,16 @@ class Model:
 
     def at(self, *path: str | int) -> Place:
         """Where a field of its configuration stands."""
-        return self.place(self.fields.find(*path))
+        return Place(self.path, lambda: self.fields.find(*path).line)
 
     def at_entry(self, *path: str | int, key: str) -> Place:
         """Where the entry ``key`` of a map field stands; ``path`` ends with that field's name."""
-        around = self.fields.find(*path[:-1]) if len(path) > 1 else self.fields
-        entry = next(around.entries(str(path[-1]), key), around)
-        return self.place(entry)
+
+        def line() -> int:
+            around = self.fields.find(*path[:-1]) if len(path) > 1 else self.fields
+            return next(around.entries(str(path[-1]), key), around).line
+
+        return Place(self.path, line)
 
     def at_tensor(self, kind: str, index: int, *path: str | int) -> Place:
         """Where ``input`` or ``output`` number ``index`` stands, or a field of it."""
