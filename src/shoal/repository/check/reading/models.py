@@ -31,6 +31,11 @@ _BACKENDS = {
 }
 
 
+# Backends that read tensors from the model's own file, and such that never do; others may, where some is left out.
+_COMPLETE_ALL = ("onnxruntime", "openvino", "tensorflow", "tensorrt")
+_COMPLETE_NOTHING = ("fil", "python", "pytorch")
+
+
 @dataclass(frozen=True)
 class Model:
     """A model's folder. ``message`` is None where its configuration cannot be read, and a Triton ModelConfig else.
@@ -114,8 +119,13 @@ class Model:
         """Whether the server may add to what is declared here when it loads the model."""
         if self.message is not None and self.is_python and self.sources:
             return any("auto_complete_config" in text for _, text in self.sources)
-        is_partial = self.message is None or not (self.message.input and self.message.output)
-        return is_partial or self.backend in ("onnxruntime", "tensorrt", "tensorflow", "openvino")
+        if self.message is None or not (self.message.input and self.message.output):
+            return True
+        if self.is_ensemble or self.backend in _COMPLETE_NOTHING:
+            return False
+        tensors = (*self.inputs, *self.outputs)
+        is_partial = any(not tensor.dims or tensor.dtype == "TYPE_INVALID" for tensor in tensors)
+        return is_partial or self.backend in _COMPLETE_ALL
 
     @cached_property
     def config(self) -> ModelConfig | None:
