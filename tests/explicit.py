@@ -9,6 +9,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import quote
 
 from shoal.serving.runtime import find_runtime
 from shoal.serving.server import Server, find_ports
@@ -24,14 +25,14 @@ class Explicit(Server):
     def load(self, model: str) -> str:
         """Load ``model``; what Triton says where it does not, empty where it does."""
         start = self.log.stat().st_size
-        refusal = self._ask(f"models/{model}/load")
+        refusal = self._ask(f"models/{quote(model)}/load")
         with self.log.open("rb") as log:
             log.seek(start)
             told = log.read().decode("utf-8", "replace")
         return f"{refusal}\n{told}" if refusal else ""
 
     def unload(self, model: str) -> None:
-        self._ask(f"models/{model}/unload", {"parameters": {"unload_dependents": True}})
+        self._ask(f"models/{quote(model)}/unload", {"parameters": {"unload_dependents": True}})
 
     def _ask(self, path: str, body: object = None) -> str:
         data = json.dumps(body or {}).encode()

@@ -10,9 +10,16 @@ from typing import Any
 from google.protobuf import descriptor, text_format
 from tritonclient.grpc import model_config_pb2
 
-from tests.planted import BASE, MODEL
+from tests.planted import ENSEMBLE, MODEL, config
 
-CONFIGS = sorted(path for path in BASE if path.endswith("config.pbtxt"))
+ONE_STEP = ENSEMBLE[: ENSEMBLE.index('    {\n      model_name: "left')].replace("first_y", "OUT").rstrip().rstrip(",")
+SMALL = {
+    "first/config.pbtxt": config("first"),
+    "first/1/model.py": MODEL,
+    "all/config.pbtxt": ONE_STEP + "\n  ]\n}\n",
+    "all/1/.gitkeep": "",
+}
+CONFIGS = sorted(path for path in SMALL if path.endswith("config.pbtxt"))
 NUMBERS = ("0", "1", "-1", "7", "512", "-9223372036854775808", "9223372036854775807", "1e400", "0x1F", "nan", "${n}")
 NAMES = ("X", "Y", "IN", "OUT", "first", "left", "all", "", "a b", "é", "\\000", "${name}", "x" * 300)
 LINES = (
@@ -25,14 +32,13 @@ LINES = (
 
 
 def mutate(repository: Path, chance: random.Random) -> Path:
-    """Change one model of ``repository``, which holds the base; returns the file, to be restored."""
+    """Change one file of ``repository``, which holds SMALL; returns it, to be restored."""
     if chance.random() < 0.15:
-        path = repository / chance.choice(["first/1/model.py", "join/1/model.py"])
+        path = repository / "first/1/model.py"
         path.write_text(_code(chance), encoding="utf-8", errors="surrogatepass")
         return path
     name = chance.choice(CONFIGS)
-    text = BASE[name]
-    assert isinstance(text, str)
+    text = SMALL[name]
     path = repository / name
     kind = chance.random()
     if kind < 0.3:

@@ -102,7 +102,8 @@ class Plant:
     """One mistake. ``good`` are edits of the base, ``bad`` edits of that.
 
     ``file`` is where the finding is, from the repository's root, and ``line`` a text of the line that it names, empty
-    where it names none. ``core`` is a pattern of what Triton says when it loads ``model``; empty where it loads.
+    where it names none. ``core`` is a pattern of what Triton says when it loads ``model``; empty where it loads, or
+    where what would refuse it is not here.
     """
 
     name: str
@@ -114,6 +115,11 @@ class Plant:
     core: str = ""
     model: str = "all"
     target: str | None = None
+
+    @property
+    def has_environment(self) -> bool:
+        """Whether Triton unpacks an archive for it: from then on the server's working directory is in there."""
+        return any(path.endswith(".tar.gz") for path in (*self.good, *self.bad))
 
     def write(self, folder: Path, *, is_bad: bool) -> Path:
         """Write the repository, broken or mended."""

@@ -128,7 +128,7 @@ def test_an_interruption_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, tmp_
 
 def test_graph(shoal: Shoal, repository: Path) -> None:
     text = shoal("graph", repository / "ensemble_all")
-    assert text.startswith("flowchart LR\n")
+    assert text.startswith("flowchart TB\n")
     assert 's0 -->|"tree_feats<br/>FP32 [207]"| s2' in text
 
 

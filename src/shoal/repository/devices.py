@@ -19,7 +19,7 @@ def name_device(config: ModelConfig) -> str:
     groups = config.message.instance_group
     names = [_name_gpus(config)] if any(group.kind == group.KIND_GPU for group in groups) else []
     for kind, name in (("KIND_CPU", HOST), ("KIND_AUTO", AUTO), ("KIND_MODEL", "by model")):
-        names += [name] if any(group.Kind.Name(group.kind) == kind for group in groups) else []
+        names += [name] if any(group.kind == getattr(group, kind) for group in groups) else []
     return " + ".join(names) or AUTO
 
 
