@@ -70,7 +70,7 @@ def scale(request: pytest.FixtureRequest) -> Scale:
 
 @pytest.fixture(scope="session")
 def record(scale: Scale) -> Iterator[Callable[..., None]]:
-    """Keep a claim's figures; written to a file when the full sizes ran."""
+    """Keep a claim's figures; written to the day's file when the full sizes ran, beside those that others wrote."""
     figures: dict[str, Any] = {}
 
     def keep(claim: str, **values: Any) -> None:
@@ -87,6 +87,8 @@ def record(scale: Scale) -> Iterator[Callable[..., None]]:
         }
         path = ROOT / "benchmarks" / "results" / f"verify-{result['date']}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_file():
+            result["claims"] = json.loads(path.read_text(encoding="utf-8"))["claims"] | figures
         path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
