@@ -37,8 +37,7 @@ OURS = (  # what belongs to the engine and its files, not to the tensors
 
 
 def main(
-    repositories: list[Path],
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write it all here.")] = None,
+    repositories: list[Path], json_file: Annotated[Path | None, typer.Option("--json", help="Write them here.")] = None
 ) -> None:
     """Compare, and print where they differ."""
     rows = []
@@ -61,14 +60,16 @@ def main(
                     if not said:
                         server.unload(model.name)
                     found = list(errors_of(model.name, read, errors))
-                    rows.append(row(repository, model, said, found))
+                    rows.append(row(repository, model, said.replace(f"{server.repository}/", ""), found))
     for each in (each for each in rows if each["refused"] != bool(each["errors"])):
         typer.echo(json.dumps(each, indent=1))
     agreed = sum(each["refused"] == bool(each["errors"]) for each in rows)
     ensembles, refused = (sum(each[key] for each in rows) for key in ("is_ensemble", "refused"))
     typer.echo(f"{len(rows)} models, {ensembles} of them ensembles; Triton refuses {refused}; they agree on {agreed}.")
     if json_file:
-        json_file.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        counts = {"models": len(rows), "ensembles": ensembles, "refused": refused, "agreed": agreed}
+        told = [each for each in rows if each["refused"] or each["errors"]]
+        json_file.write_text(json.dumps({**counts, "not_loaded": told}, indent=1) + "\n", encoding="utf-8")
 
 
 def stand_in(repository: Repository, copy: Path) -> None:

@@ -48,8 +48,8 @@ def page() -> str:
 def _entry(rule: Rule, level: int) -> str:
     kind = f"{rule.severity}{', *core*' if rule.is_core else ''}"
     return (
-        f"{'#' * level} {rule.id}\n\n{rule.title} ({kind}).\n\n{rule.why}\n\nSource: {rule.source}\n\n"
-        f"```text\n# not so\n{rule.bad}\n```\n\n```text\n# but so\n{rule.good}\n```\n"
+        f"{'#' * level} {rule.id}\n\n{rule.title} ({kind}).\n\n{rule.why}\n\nSource: {rule.source.rstrip('.')}.\n\n"
+        f"```text\n# wrong\n{rule.bad}\n```\n\n```text\n# right\n{rule.good}\n```\n"
     )
 
 
