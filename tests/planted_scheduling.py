@@ -95,6 +95,13 @@ PLANTS = (
         core="has kind KIND_CPU but specifies",
     ),
     Plant(
+        "a GPU below 0",
+        "gpus-without-gpu",
+        FIRST,
+        "gpus",
+        first("KIND_CPU }", "KIND_GPU gpus: [ -1 ] }"),
+    ),
+    Plant(
         "a GPU of the model's",
         "gpus-without-gpu",
         FIRST,

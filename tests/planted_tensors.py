@@ -141,6 +141,15 @@ PLANTS = (
         core="batch input data type must be TYPE_INT32 or TYPE_FP32",
     ),
     Plant(
+        "a batch output to one twice",
+        "batch-tensor",
+        FIRST,
+        "batch_output",
+        {FIRST: ('target_name: "Y"', 'target_name: [ "Y", "Y" ]')},
+        {FIRST: ("dynamic", SCATTER)},
+        core="target output name 'Y' can only be specified once",
+    ),
+    Plant(
         "a batch output to nothing known",
         "batch-tensor",
         FIRST,

@@ -51,7 +51,7 @@ ORDERING = Rule(
 INSTANCE_GPUS = Rule(
     "gpus-without-gpu",
     Severity.ERROR,
-    "Only KIND_GPU names GPUs",
+    "Only KIND_GPU names GPUs, by numbers from 0 up",
     "Triton refuses the model.",
     _SOURCE.format("ValidateInstanceGroup"),
     "instance_group [ { kind: KIND_CPU gpus: [ 0 ] } ]",
@@ -203,6 +203,13 @@ def _instances(model: Model) -> Findings:
                 f"instance group {group.name or f'{model.name}_{index}'} of model {model.name} has kind {kind} but"
                 f" specifies one or more GPUs: {list(group.gpus)}.",
                 "Write kind: KIND_GPU, or take the GPUs out.",
+            )
+        for gpu in (gpu for gpu in group.gpus if gpu < 0):
+            yield INSTANCE_GPUS.at(
+                model.at("instance_group", index, "gpus"),
+                f"instance group {group.name or f'{model.name}_{index}'} of model {model.name} specifies invalid or"
+                f" unsupported gpu id {gpu}.",
+                "nvidia-smi -L lists those of a machine; they count from 0.",
             )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from shoal.component.spec import TensorSpec
 from shoal.repository.check.findings import Findings, Rule, Severity
-from shoal.repository.check.reading.models import Model, Repository
+from shoal.repository.check.reading.models import Model, Repository, enum_name
 
 _SOURCE = "core, src/model_config_utils.cc: {}"
 NAME = Rule(
@@ -164,9 +164,12 @@ def _reshape(model: Model, kind: str, index: int, tensor: Any) -> Findings:
             "Write -1 for any size.",
         )
     elif _chunks(tensor.dims) != _chunks(shape) and not (not shape and _chunks(tensor.dims) == [1]):
+        differs = "has different size"
+        if -1 in tensor.dims and -1 in shape and list(tensor.dims).count(-1) != shape.count(-1):
+            differs = "has different number of variable-size dimensions"
         yield RESHAPE.at(
             place,
-            f"{who} has different size for dims and reshape for {model.name}: {list(tensor.dims)} and {shape}.",
+            f"{who} {differs} for dims and reshape for {model.name}: {list(tensor.dims)} and {shape}.",
             "Give both the same number of elements between variable-size dimensions.",
         )
 
@@ -209,11 +212,11 @@ def _batch_tensors(model: Model) -> Findings:
         (("batch_output", i, entry) for i, entry in enumerate(model.message.batch_output)),
     )
     for field, index, entry in entries:
-        place, kind = model.at(field, index), field.replace("_", " ")
+        place, kind = model.at(field, index), f"{field.replace('_', ' ')} kind '{enum_name(entry.Kind, entry.kind)}'"
         if len(entry.source_input) != 1:
             yield BATCH_TENSOR.at(
                 place,
-                f"{kind} kind expects 1 source input, got {len(entry.source_input)} for {model.name}.",
+                f"{kind} expects 1 source input, got {len(entry.source_input)} for {model.name}.",
                 "Name one input of the model as source_input.",
             )
         for name in entry.source_input:
@@ -223,7 +226,11 @@ def _batch_tensors(model: Model) -> Findings:
         if field == "batch_input" and entry.data_type not in (8, 11):  # TYPE_INT32, TYPE_FP32
             what = f"batch input data type must be TYPE_INT32 or TYPE_FP32 for {model.name}."
             yield BATCH_TENSOR.at(place, what, "Write one of the two.")
-        for name in entry.target_name if field == "batch_output" else ():
+        targets = list(entry.target_name) if field == "batch_output" else []
+        for name in sorted({name for name in targets if targets.count(name) > 1}):
+            what = f"target output name '{name}' can only be specified once for {model.name}."
+            yield BATCH_TENSOR.at(place, what, "Name it once.")
+        for name in targets:
             if name not in outputs:
                 what = f"unknown target output name '{name}' for {model.name}."
                 yield BATCH_TENSOR.at(place, what, f"Its outputs are: {', '.join(sorted(outputs))}.")
