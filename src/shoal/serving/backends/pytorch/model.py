@@ -3,6 +3,7 @@ import os, sys
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import warnings
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from shoal.component.base import Component
 from shoal.component.bundle import refusal
 from shoal.component.context import Context
+from shoal.component.lengths import lengths, run_in_groups
 from shoal.component.tensors import Array, Arrays
 from shoal.component.ties import check_ties, read_archive
 from shoal.errors import ArtifactError
@@ -22,7 +24,8 @@ class TorchScript(Component):
     """``model.pt`` behind Triton's ``pytorch`` configuration, for servers without the native backend.
 
     Inputs are given in the order of the configuration, outputs taken in the same way. The parameter ``dtype``
-    (``fp32``, ``bf16`` or ``fp16``) converts the submodule ``trunk`` at load; the file itself stays fp32.
+    (``fp32``, ``bf16`` or ``fp16``) converts the submodule ``trunk`` at load; the file itself stays fp32. On the host,
+    rows of like length are run together where the parameter ``attention_mask`` names the input that tells it.
     """
 
     library = "torch"
@@ -40,6 +43,7 @@ class TorchScript(Component):
                 self.module = torch.jit.load(str(path), map_location=context.device.torch_name).eval()
         except RuntimeError as error:
             raise refusal(path, "TorchScript file", str(error).splitlines()[0].rstrip(".")) from error
+        self.mask = context.spec.parameters.get("attention_mask", "") if context.device.is_host else ""
         self._convert(context.spec.parameters.get("dtype", "fp32"))
 
     def _convert(self, dtype: str) -> None:
@@ -56,15 +60,19 @@ class TorchScript(Component):
         self.module.trunk.to(known[dtype])
 
     def run(self, batch: Arrays) -> Arrays:
+        spec = self.context.spec
+        arrays = [batch[tensor.name] for tensor in spec.inputs]
+        outputs = run_in_groups(self.call, arrays, lengths(batch[self.mask])) if self.mask else self.call(arrays)
+        return {tensor.name: out for tensor, out in zip(spec.outputs, outputs, strict=True)}
+
+    def call(self, arrays: Sequence[Array]) -> list[Array]:
+        """The module's outputs for its inputs."""
         import torch
 
-        spec = self.context.spec
         with torch.inference_mode():
-            outputs = self.module(*(_tensor(batch[tensor.name]) for tensor in spec.inputs))
-        if isinstance(outputs, torch.Tensor):
-            outputs = (outputs,)
+            outputs = self.module(*map(_tensor, arrays))
         to_array = np.from_dlpack if self.context.device.is_host else torch.Tensor.detach
-        return {tensor.name: to_array(out) for tensor, out in zip(spec.outputs, outputs, strict=True)}
+        return [to_array(out) for out in ((outputs,) if isinstance(outputs, torch.Tensor) else outputs)]
 
 
 def _tensor(array: Array) -> "torch.Tensor":
