@@ -18,11 +18,13 @@ from array_api_compat import device as device_of
 
 from shoal.component.bundle import NUM_LISTED, Bundle
 from shoal.component.ledger import SETUP
+from shoal.component.memo import Find, Memo
 from shoal.component.ragged import Ragged, Texts
 from shoal.component.tensors import Array, Device, namespace
 from shoal.component.words import CodePoints, WordList, Words
 
 SENTENCE_ENDS = (".", "!", "?", "…")
+_MOST_CODES = 2**40  # more than a batch, or what is kept of earlier ones, can have
 
 FEATURE_NAMES = (
     "words",
@@ -102,19 +104,28 @@ class TokenCoder:
     def __init__(self, lexicon: Lexicon) -> None:
         self._codes = {token: code for code, token in enumerate(lexicon.tokens)}
         self._tokenize = BasicTokenizer()
+        self._memo = Memo(self._make)
 
     def __call__(self, texts: Texts) -> Ragged:
         """INT64 codes, a row a text."""
-        codes, rows = dict(self._codes), []
-        for text in texts.strings:
-            row = []
-            for token in self._tokenize(text):
-                code = codes.get(token)
-                if code is None:
-                    code = codes[token] = len(codes) if is_word(token) else -1
-                row.append(code)
-            rows.append(row)
-        return Ragged.from_rows(rows)
+        return self._memo(texts.words)
+
+    def _make(self) -> Find:
+        codes = dict(self._codes)
+
+        def find(words: list[str]) -> list[list[int]]:
+            rows = []
+            for word in words:
+                row = []
+                for token in self._tokenize(word):
+                    code = codes.get(token)
+                    if code is None:
+                        code = codes[token] = len(codes) if is_word(token) else -1
+                    row.append(code)
+                rows.append(row)
+            return rows
+
+        return find
 
 
 class DeviceCoder:
@@ -163,7 +174,7 @@ def count_features(codes: Ragged, lexicon: Lexicon) -> Array:
     stops = count(xp.take(lexicon.is_stop, kind))
     statistics = [
         words,
-        _distinct(codes, is_word, rows, num_known),
+        _distinct(codes, is_word, rows),
         count(~is_word),
         sentences,
         words / xp.maximum(sentences, 1.0),
@@ -203,14 +214,13 @@ def _has_open_end(is_word: Array, is_end: Array, codes: Ragged) -> Array:
     return xp.astype(codes.sum(is_word & (seen == xp.take(total, codes.row_ids))) > 0, xp.float64)
 
 
-def _distinct(codes: Ragged, is_word: Array, rows: Array, num_known: int) -> Array:
+def _distinct(codes: Ragged, is_word: Array, rows: Array) -> Array:
     """How many different words each row has: FP64 ``[rows]``."""
-    xp, num_tokens = namespace(is_word), is_word.shape[0]
-    if num_tokens == 0:
+    xp = namespace(is_word)
+    if is_word.shape[0] == 0:
         return xp.zeros(len(codes), dtype=xp.float64, device=device_of(codes.offsets))
-    width = num_known + num_tokens + 1  # codes are below
     words = xp.where(is_word, codes.values + 1, xp.zeros_like(codes.values[:1]))
-    keys = xp.sort(rows * width + words)  # sorted by row, so that sums over rows hold
+    keys = xp.sort(rows * _MOST_CODES + words)  # sorted by row, so that sums over rows hold
     has_others = codes.sum(~is_word) > 0  # they share one code, 0
     return xp.astype(codes.sum(_differs(keys)) - xp.astype(has_others, xp.int64), xp.float64)
 

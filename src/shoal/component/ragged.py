@@ -5,6 +5,7 @@ One text batch is one blob that crosses to a device once and is shared by the to
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +17,9 @@ from array_api_compat import device as device_of
 
 from shoal.component.tensors import Array, Device, namespace
 from shoal.errors import InputError
+
+# White space to Python, and control characters to BERT's normalizer, which drops them: they separate nothing.
+_DROPPED = re.compile("[\x0b\x0c\x1c-\x1f\x85]")
 
 
 @dataclass(frozen=True)
@@ -94,9 +98,19 @@ class Texts(Ragged):
         blob, ends = self.values.tobytes(), self.offsets.tolist()
         return [blob[start:stop].decode() for start, stop in pairwise(ends)]
 
+    @cached_property
+    def words(self) -> list[list[str]]:
+        """The words of each text, between white space; only for a blob on the host."""
+        return [split_words(text) for text in self.strings]
+
     def select(self, rows: Iterable[int]) -> Texts:
         """Some of the texts; only for a blob on the host."""
         return to_texts(self.strings[row] for row in rows)
+
+
+def split_words(text: str) -> list[str]:
+    """What stands between white space, as BERT's normalizer sees it."""
+    return (_DROPPED.sub("", text) if _DROPPED.search(text) else text).split()
 
 
 def to_texts(strings: Iterable[str]) -> Texts:

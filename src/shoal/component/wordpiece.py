@@ -11,6 +11,7 @@ from typing import Any
 from array_api_compat import device as device_of
 
 from shoal.component.bundle import MAKE_AGAIN, describe_bytes, find_repeated, read_text, refusal
+from shoal.component.memo import Memo
 from shoal.component.ragged import Ragged, Texts
 from shoal.component.tensors import Array, namespace
 from shoal.errors import ArtifactError
@@ -98,6 +99,7 @@ class WordPiece:
         self._tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
         self.ids = SpecialIds(vocab[CLS], vocab[SEP], vocab[PAD])
         self.max_length = max_length
+        self._memo = Memo(lambda: self._find)
 
     def encode(self, texts: Texts) -> tuple[Array, Array]:
         """Token ids and attention mask of ``texts``: INT64 ``[len(texts), width]`` each.
@@ -110,5 +112,7 @@ class WordPiece:
 
     def pieces(self, texts: Texts) -> Ragged:
         """The token ids of each text, without those that frame a row, in full length."""
-        encodings = self._tokenizer.encode_batch_fast(texts.strings, add_special_tokens=False)
-        return Ragged.from_rows([e.ids for e in encodings])
+        return self._memo(texts.words)
+
+    def _find(self, words: list[str]) -> list[list[int]]:
+        return [e.ids for e in self._tokenizer.encode_batch_fast(words, add_special_tokens=False)]
