@@ -112,7 +112,6 @@ PLANTS = (
         ALL,
         'key: "A" value: "right_y"',
         ensemble('key: "B"', 'key: "A"'),
-        core="not mapped to any ensemble tensors|is unused",
     ),
     Plant(
         "a tensor written twice",

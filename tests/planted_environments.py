@@ -77,6 +77,7 @@ PLANTS = (
         instead("/home/nobody/custom_env.tar.gz"),
         GOOD,
         core=NOT_THERE,
+        target="embedded",
     ),
     Plant(
         "a relative environment",

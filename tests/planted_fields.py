@@ -78,7 +78,7 @@ PLANTS = (
     ),
     Plant(
         "a text to fill in",
-        "template-leftover",
+        "template-leftover-in-text",
         FIRST,
         "${path}",
         {FIRST: ("dynamic", 'parameters { key: "p" value { string_value: "${path}" } }\ndynamic')},
@@ -90,5 +90,21 @@ PLANTS = (
         FIRST,
         "",
         {FIRST: None, f"{FIRST}/note.txt": "Here?"},
+    ),
+    Plant(
+        "a space that does not break",
+        "config-syntax",
+        FIRST,
+        "max_batch_size",
+        {FIRST: ("max_batch_size: 8", "max_batch_size:\u00a08")},
+        core=REFUSED,
+    ),
+    Plant(
+        "an escape that is none",
+        "config-syntax",
+        FIRST,
+        "string_value",
+        {FIRST: ("dynamic", 'parameters { key: "p" value { string_value: "\\d+" } }\ndynamic')},
+        core=REFUSED,
     ),
 )

@@ -41,6 +41,7 @@ PLANTS = (
     ),
     Plant("an empty version", "version-folder-empty", "all/1", "", {"all/1/.gitkeep": None, "all/1/": ""}),
     Plant("a version called v2", "version-folder-ignored", "first/v2", "", {"first/v2/model.py": MODEL}),
+    Plant("a version put aside", "version-folder-misread", "first/2.bak", "", {"first/2.bak/model.py": MODEL}),
     Plant(
         "one version too many",
         "version-policy-absent",

@@ -95,6 +95,35 @@ PLANTS = (
         core="has kind KIND_CPU but specifies",
     ),
     Plant(
+        "a profile of Python's",
+        "profile-without-tensorrt",
+        FIRST,
+        "profile",
+        first("KIND_CPU }", 'KIND_CPU profile: [ "1" ] }'),
+        core="specifies profile field which is only supported for TensorRT models",
+    ),
+    Plant(
+        "a platform called python",
+        "platform-and-backend",
+        FIRST,
+        "platform",
+        first("backend", "platform"),
+        core="unexpected platform type 'python'",
+    ),
+    Plant(
+        "a sequence's number without a type",
+        "sequence-control",
+        FIRST,
+        "control_input",
+        first("data_type: TYPE_UINT64 } ] }", "} ] }"),
+        first(
+            BATCHING,
+            'sequence_batching { control_input [ { name: "C" control [ {\n'
+            "  kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 } ] } ] }\n",
+        ),
+        core="unexpected data type for control CONTROL_SEQUENCE_CORRID",
+    ),
+    Plant(
         "a GPU below 0",
         "gpus-without-gpu",
         FIRST,

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from tests.planted import BATCHING, Plant, config
+from tests.planted import BATCHING, MODEL, Plant, config
 from tests.planted_ensembles import ALL, ensemble
 
 DECOUPLED = "model_transaction_policy { decoupled: true }\ninstance_group"
+
+INNER = """name: "inner"
+platform: "ensemble"
+max_batch_size: 8
+input [ { name: "X" data_type: TYPE_FP32 dims: [ 4 ] } ]
+output [ { name: "Y" data_type: TYPE_FP32 dims: [ 4 ] } ]
+ensemble_scheduling { step [ {
+  model_name: "left" model_version: -1 input_map { key: "X" value: "X" } output_map { key: "Y" value: "Y" }
+} ] }
+"""
 
 PLANTS = (
     Plant(
@@ -23,6 +33,23 @@ PLANTS = (
         "7",
         ensemble("model_version: -1", "model_version: 7"),
         core="required version 7 is not loaded",
+    ),
+    Plant(
+        "a version that is not said",
+        "member-version",
+        ALL,
+        "{",
+        ensemble("model_version: -1", ""),
+        core="required version 0 is not loaded",
+    ),
+    Plant(
+        "a version that is not the latest",
+        "member-version",
+        ALL,
+        "model_version: 1",
+        {"first/2/model.py": MODEL},
+        ensemble("model_version: -1", "model_version: 1"),
+        core="required version 1 is not loaded",
     ),
     Plant(
         "an ensemble in itself",
@@ -128,6 +155,19 @@ PLANTS = (
         ALL,
         "{",
         {"left/config.pbtxt": ("instance_group", DECOUPLED)},
+        core="originated from different decoupled models",
+    ),
+    Plant(
+        "two decoupled joined, one level down",
+        "decoupled-joined",
+        ALL,
+        "{",
+        {
+            "left/config.pbtxt": ("instance_group", DECOUPLED),
+            "inner/config.pbtxt": INNER,
+            "inner/1/.gitkeep": "",
+            ALL: ('model_name: "left"', 'model_name: "inner"'),
+        },
         core="originated from different decoupled models",
     ),
     Plant(

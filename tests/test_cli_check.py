@@ -64,7 +64,7 @@ def test_json(here: Path) -> None:
     assert finding == {
         "rule": "queue-without-limit",
         "severity": "warning",
-        "file": "first/config.pbtxt",
+        "file": str(here / "r" / "first" / "config.pbtxt"),
         "line": 6,
         "what": "The queue of first has no limit.",
         "fix": "Add default_queue_policy { max_queue_size: 256 } to its dynamic_batching.",

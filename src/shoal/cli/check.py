@@ -44,11 +44,13 @@ def check(
             raise typer.BadParameter("Name a repository, or --explain RULE.", param_hint="PATH")
         findings = find(path, target=target)
     except ShoalError as error:
+        if as_json:
+            print_json({"error": error.what, "fix": error.fix})
         ERR.print(f"[red]error:[/] {plain(str(error))}", soft_wrap=True)
         raise typer.Exit(UNUSABLE) from None
     errors = sum(finding.severity == "error" for finding in findings)
     if as_json:
-        entries = [finding.as_dict(path.resolve()) for finding in findings]
+        entries = [finding.as_dict() for finding in findings]
         print_json({"errors": errors, "warnings": len(findings) - errors, "findings": entries})
     else:
         _print(findings, errors)
@@ -58,7 +60,7 @@ def check(
 def _print(findings: Sequence[Finding], errors: int) -> None:
     here = Path.cwd()
     for finding in findings:
-        place = str(finding.place).replace(f"{here}/", "", 1)
+        place = str(finding.place).removeprefix(f"{here}/")
         kind = str(finding.severity)
         OUT.print(
             f"{plain(place)}: [{_COLOURS[kind]}]{kind}:[/] {plain(finding.what)} [dim]({finding.rule.id})[/]",

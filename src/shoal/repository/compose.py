@@ -108,7 +108,7 @@ def _check(aside: Path, target: Path, plan: Plan) -> None:
     errors = [finding for finding in check(aside, target=plan.target) if finding.severity == Severity.ERROR]
     if errors:
         first = errors[0]
-        where = str(first.place).replace(f"{aside.resolve()}/", "")
+        where = str(first.place).removeprefix(f"{aside.resolve()}/")
         more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
         raise ArtifactError(
             f"{target} is not written, for {where} would be wrong{more}: {first.what.rstrip('.')} [{first.rule.id}].",

@@ -75,11 +75,11 @@ class Graph:
 
     def edges(self) -> list[Edge]:
         """Every tensor from who writes it to who reads it, in the order of the steps."""
-        edges = []
+        edges, writers = [], {t: i for i, s in reversed([*enumerate(self.steps)]) for t in s.outputs.values()}
         for index, step in enumerate(self.steps):
             specs = {t.name: t for t in self.members[step.model].spec.inputs}
-            edges += [Edge(tensor, specs[name], self.producer(tensor), index) for name, tensor in step.inputs.items()]
-        edges += [Edge(t.name, t, self.producer(t.name), None) for t in self.config.spec.outputs]
+            edges += [Edge(tensor, specs[name], writers.get(tensor), index) for name, tensor in step.inputs.items()]
+        edges += [Edge(t.name, t, writers.get(t.name), None) for t in self.config.spec.outputs]
         return [replace(edge, crossing=self._crossing(edge, edges)) for edge in edges]
 
     def crossings(self) -> list[Edge]:

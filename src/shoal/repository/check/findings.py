@@ -59,13 +59,12 @@ class Finding:
         """The rule's."""
         return self.rule.severity
 
-    def as_dict(self, root: Path | None = None) -> dict[str, Any]:
-        """The same for machines; paths are given as seen from ``root``."""
-        path = self.place.path
+    def as_dict(self) -> dict[str, Any]:
+        """The same for machines, with the whole path."""
         return {
             "rule": self.rule.id,
             "severity": str(self.severity),
-            "file": str(path.relative_to(root) if root and path.is_relative_to(root) else path),
+            "file": str(self.place.path),
             "line": self.place.line,
             "what": self.what,
             "fix": self.fix,

@@ -6,6 +6,7 @@ tokenizer, and keeps nothing but them.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -64,7 +65,8 @@ def locate(text: str) -> Node:
     from google.protobuf.text_format import ParseError, Tokenizer
 
     root = Node(1)
-    with suppress(ParseError):  # the parser proper says what is wrong, and where
+    with suppress(ParseError), warnings.catch_warnings():  # the parser proper says what is wrong, and where
+        warnings.simplefilter("ignore", DeprecationWarning)
         _read_fields(Tokenizer(text.split("\n")), root, "", 0)
     return root
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from shoal.component.spec import TensorSpec
-from shoal.environment.targets import Target
-from shoal.errors import InputError
+from shoal.environment.targets import Target, find_target
+from shoal.errors import ArtifactError, InputError
 from shoal.repository.check.findings import Place
 from shoal.repository.check.reading.locate import Node, locate
 from shoal.repository.leaves import ROOMS
@@ -21,9 +23,10 @@ from shoal.repository.pbtxt import ModelConfig, as_config
 CONFIG = "config.pbtxt"
 MAX_CONFIG_BYTES = 4 * 2**20
 ENSEMBLE = "ensemble"
-# What core gives a model that names its platform alone: model_config_utils.cc, AutoCompleteBackendFields.
-_BACKENDS = {
+# The engine of each platform that core knows: model_config_utils.cc, AutoCompleteBackendFields.
+PLATFORMS = {
     "pytorch_libtorch": "pytorch",
+    "torch_aoti": "pytorch",
     "onnxruntime_onnx": "onnxruntime",
     "tensorrt_plan": "tensorrt",
     "tensorflow_graphdef": "tensorflow",
@@ -34,6 +37,13 @@ _BACKENDS = {
 # Backends that read tensors from the model's own file, and such that never do; others may, where some is left out.
 _COMPLETE_ALL = ("onnxruntime", "openvino", "tensorflow", "tensorrt")
 _COMPLETE_NOTHING = ("fil", "python", "pytorch")
+
+
+_VERSION = r"0(?![0-9])|[1-9][0-9]{0,17}"  # core reads the digits that a name begins with, and no leading zero
+# A class that comes from elsewhere may complete its configuration.
+_INHERITS = re.compile(
+    r"import\s+\*|import\s[^#\n]*\bTritonPythonModel\b|class\s+TritonPythonModel\s*\(\s*(?!object\b)\w"
+)
 
 
 @dataclass(frozen=True)
@@ -85,8 +95,9 @@ class Model:
     def backend(self) -> str:
         """What runs it: as it says, or as core concludes from the platform and the files."""
         message = self.message
-        said = str(message.backend or _BACKENDS.get(message.platform, "")) if message is not None else ""
-        return said or ("python" if any((self.folder / str(v) / "model.py").is_file() for v in self.versions) else "")
+        if message is not None and (message.backend or message.platform):
+            return str(message.backend or PLATFORMS.get(message.platform, ""))
+        return "python" if any((self.folder / str(v) / "model.py").is_file() for v in self.versions) else ""
 
     @property
     def is_python(self) -> bool:
@@ -96,8 +107,28 @@ class Model:
     @cached_property
     def versions(self) -> tuple[int, ...]:
         """The numbered folders that Triton takes for versions, ascending."""
-        names = (p.name for p in entries(self.folder) if p.is_dir())
-        return tuple(sorted(int(name) for name in names if re.fullmatch(r"[1-9][0-9]{0,17}", name)))
+        return tuple(sorted(int(name) for name in self._folders if re.fullmatch(_VERSION, name)))
+
+    @cached_property
+    def misread(self) -> tuple[tuple[str, int], ...]:
+        """Folders that Triton takes for a version without being its folder: 2.bak for version 2, whose folder is 2."""
+        begun = ((name, re.match(_VERSION, name)) for name in self._folders)
+        return tuple((name, int(found[0])) for name, found in begun if found and found[0] != name)
+
+    @cached_property
+    def _folders(self) -> tuple[str, ...]:
+        return tuple(path.name for path in entries(self.folder) if path.is_dir())
+
+    @cached_property
+    def served_versions(self) -> tuple[int, ...]:
+        """Those that Triton loads, as the version policy says: the latest where it says nothing."""
+        policy = self.message.version_policy if self.message is not None else None
+        if policy is not None and policy.HasField("all"):
+            return self.versions
+        if policy is not None and policy.HasField("specific"):
+            return tuple(version for version in self.versions if version in policy.specific.versions)
+        number = policy.latest.num_versions if policy is not None and policy.HasField("latest") else 1
+        return self.versions[-max(1, number) :]
 
     @cached_property
     def inputs(self) -> tuple[TensorSpec, ...]:
@@ -118,7 +149,8 @@ class Model:
     def is_completed(self) -> bool:
         """Whether the server may add to what is declared here when it loads the model."""
         if self.message is not None and self.is_python and self.sources:
-            return any("auto_complete_config" in text for _, text in self.sources)
+            is_said = bool(self.message.input and self.message.output)
+            return any("auto_complete_config" in t or (not is_said and _INHERITS.search(t)) for _, t in self.sources)
         if self.message is None or not (self.message.input and self.message.output):
             return True
         if self.is_ensemble or self.backend in _COMPLETE_NOTHING:
@@ -138,8 +170,9 @@ class Model:
         found = []
         for version in self.versions:
             path = self.folder / str(version) / "model.py"
-            if path.is_file() and path.stat().st_size <= MAX_CONFIG_BYTES:
-                found.append((path, path.read_bytes().decode("utf-8", "replace")))
+            with suppress(OSError):  # another user's
+                if path.is_file() and path.stat().st_size <= MAX_CONFIG_BYTES:
+                    found.append((path, path.read_bytes().decode("utf-8", "replace")))
         return tuple(found)
 
     def place(self, node: Node) -> Place:
@@ -159,10 +192,6 @@ class Model:
 
         return Place(self.path, line)
 
-    def at_tensor(self, kind: str, index: int, *path: str | int) -> Place:
-        """Where ``input`` or ``output`` number ``index`` stands, or a field of it."""
-        return self.at(kind, index, *path)
-
 
 @dataclass(frozen=True)
 class Repository:
@@ -177,11 +206,6 @@ class Repository:
     target: Target | None = None
     manifest: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def ensembles(self) -> Iterator[Model]:
-        """Those with steps."""
-        return (model for model in self.models if model.is_ensemble and model.message.HasField("ensemble_scheduling"))
-
 
 def read_repository(path: Path, target: Target | None = None) -> Repository:
     """Read a repository, one model's folder, or leaf folders.
@@ -194,25 +218,56 @@ def read_repository(path: Path, target: Target | None = None) -> Repository:
         raise InputError(f"{path} {what}.", "Name a model repository, or a model's folder.")
     path = path.resolve()
     if (path / CONFIG).exists() or _has_versions(path):
-        model = read_model(path, is_leaf=path.parent.name in ROOMS and not (path.parent / MANIFEST).exists())
-        roots = [path.parent.parent / room for room in ROOMS] if model.is_leaf else [path.parent]
-        beside = [read_model(p, is_leaf=model.is_leaf) for root in roots for p in _model_folders(root) if p != path]
-        root = path.parent.parent if model.is_leaf else path.parent
-        return Repository(root, (model,), _by_name([*beside, model]), target)
-    rooms = [room for room in ROOMS if any((path / room).glob(f"*/{CONFIG}"))]
+        return _read_one(path, target)
+    root = path.parent if _is_room(path) else path
+    rooms = [root / room for room in ROOMS if _is_room(root / room)]
     if rooms:
-        leaves = [read_model(p, is_leaf=True) for room in rooms for p in _model_folders(path / room)]
-        return Repository(path, tuple(leaves), _by_name(leaves), target)
-    if path.name in ROOMS and any(path.glob(f"*/{CONFIG}")):
-        leaves = [read_model(p, is_leaf=True) for room in ROOMS for p in _model_folders(path.parent / room)]
-        return Repository(path, tuple(m for m in leaves if m.folder.parent == path), _by_name(leaves), target)
+        leaves = [read_model(p, is_leaf=True) for room in rooms for p in _model_folders(room)]
+        asked = [leaf for leaf in leaves if path == root or leaf.folder.parent == path]
+        return Repository(path, tuple(asked), _by_name(leaves), target)
     models = [read_model(folder) for folder in entries(path) if folder.is_dir()]
     if not any(model.text or model.versions or model.path.exists() for model in models):
         raise InputError(
             f"{path} holds no model: no folder in it has a {CONFIG} or a version folder.",
             "Name a model repository, or a model's folder.",
         )
-    return Repository(path, tuple(models), _by_name(models), target, read_manifest(path))
+    manifest = _manifest(path)
+    return Repository(path, tuple(models), _by_name(models), target or _target(manifest), manifest)
+
+
+def _read_one(path: Path, target: Target | None) -> Repository:
+    """One model, with what lies beside it."""
+    is_leaf = _is_room(path.parent)
+    model = read_model(path, is_leaf=is_leaf)
+    root = path.parent.parent if is_leaf else path.parent
+    folders = [p for room in ROOMS for p in _model_folders(root / room)] if is_leaf else _model_folders(root)
+    beside = [read_model(folder, is_leaf=is_leaf) for folder in folders if folder != path]
+    manifest = {} if is_leaf else _manifest(root)
+    return Repository(root, (model,), _by_name([*beside, model]), target or _target(manifest), manifest)
+
+
+def _is_room(folder: Path) -> bool:
+    """Whether shoal composes repositories from what lies here; a repository may be called ``models`` as well."""
+    if folder.name not in ROOMS or (folder / MANIFEST).exists() or not _model_folders(folder):
+        return False
+    others = (folder.parent / room for room in ROOMS if room != folder.name)
+    return folder.name != "models" or any(_model_folders(other) for other in others)
+
+
+def _manifest(root: Path) -> Mapping[str, Any]:
+    """What ``compose`` wrote of a repository; nothing of anyone else's file of that name."""
+    try:
+        manifest = read_manifest(root)
+    except (ArtifactError, OSError):
+        return {}
+    return manifest if isinstance(manifest.get("launch"), dict) and "shoal" in manifest else {}
+
+
+def _target(manifest: Mapping[str, Any]) -> Target | None:
+    try:
+        return find_target(manifest["target"])
+    except (InputError, KeyError, TypeError):
+        return None
 
 
 def read_model(folder: Path, *, is_leaf: bool = False) -> Model:
@@ -233,7 +288,9 @@ def read_model(folder: Path, *, is_leaf: bool = False) -> Model:
     message, problem, is_strict = None, None, False
     for is_strict in (True, False):
         try:
-            message = text_format.Parse(text, model_config_pb2.ModelConfig(), allow_unknown_field=not is_strict)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # of escapes that are none: a rule tells
+                message = text_format.Parse(text, model_config_pb2.ModelConfig(), allow_unknown_field=not is_strict)
             break
         except (text_format.ParseError, ValueError, RecursionError) as error:
             problem = _explain(error)
@@ -287,6 +344,18 @@ def _model_folders(root: Path) -> list[Path]:
 
 def _by_name(models: list[Model]) -> dict[str, Model]:
     return {model.name: model for model in models}
+
+
+def is_decoupled(model: Model, known: Mapping[str, Model] | None = None, above: tuple[str, ...] = ()) -> bool:
+    """Whether it may give several answers to a request, itself or by a model of ``known`` that it calls."""
+    if model.message is None or model.name in above:
+        return False
+    steps = model.message.ensemble_scheduling.step if known else ()
+    members = ((known or {}).get(step.model_name) for step in steps)
+    above = (*above, model.name)
+    return bool(model.message.model_transaction_policy.decoupled) or any(
+        member is not None and is_decoupled(member, known, above) for member in members
+    )
 
 
 def enum_name(enum: Any, number: int) -> str:

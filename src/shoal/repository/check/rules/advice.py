@@ -89,7 +89,8 @@ def find(model: Model, repository: Repository) -> Findings:
                 "Add default_queue_policy { max_queue_size: 256 } to its dynamic_batching.",
             )
     yield from _ragged(model)
-    kinds = {enum_name(group.Kind, group.kind) for group in message.instance_group}
+    kinds = {enum_name(g.Kind, g.kind) for g in message.instance_group if not g.gpus}  # those with GPUs are told
+    kinds |= {"KIND_GPU" for group in message.instance_group if group.gpus}
     if model.is_python and (not kinds or "KIND_AUTO" in kinds):
         yield KIND.at(
             model.at("instance_group"),
@@ -119,7 +120,7 @@ def _ragged(model: Model) -> Findings:
     for index, tensor in enumerate(model.message.input):
         if is_flat and tensor.allow_ragged_batch and tensor.name not in told:
             yield RAGGED.at(
-                model.at_tensor("input", index, "allow_ragged_batch"),
+                model.at("input", index, "allow_ragged_batch"),
                 f"{model.name} gets the requests of a batch end to end in {tensor.name}; nothing says where one ends.",
                 "Take allow_ragged_batch out, or add a batch_input of kind BATCH_ACCUMULATED_ELEMENT_COUNT.",
             )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from shoal.component.spec import TensorSpec
 from shoal.repository.check.findings import Findings, Place, Rule, Severity
-from shoal.repository.check.reading.models import Model, Repository
+from shoal.repository.check.reading.models import Model, Repository, is_decoupled
 from shoal.repository.check.rules.wiring import find_circle
 
 _SOURCE = "core, src/ensemble_scheduler/ensemble_utils.cc: {}"
@@ -85,6 +86,7 @@ def _own(model: Model) -> Iterator[tuple[str, TensorSpec]]:
 def _meanings(model: Model, index: int, step: Any, member: Model, told: dict[str, Meaning]) -> Findings:
     """Core takes the first that speaks of a tensor for right: the ensemble itself, then the steps in their order."""
     is_batched = member.message.max_batch_size > 0
+    is_open = member.is_completed and not is_batched  # the server may let it take batches
     for field, mapping, tensors in (
         ("input_map", step.input_map, member.inputs),
         ("output_map", step.output_map, member.outputs),
@@ -97,6 +99,8 @@ def _meanings(model: Model, index: int, step: Any, member: Model, told: dict[str
             here = Meaning(member.name, spec, is_batched)
             first = told.setdefault(name, here)
             place = model.at_entry("ensemble_scheduling", "step", index, field, key=key)
+            if is_open:
+                here = here._replace(tensor=replace(spec, dims=first.tensor.dims), is_batched=first.is_batched)
             if first.tensor.dims and first.tensor.dtype != "TYPE_INVALID":
                 yield from _compare(model, name, first, here, place)
 
@@ -147,7 +151,7 @@ def _decoupled(model: Model, steps: list[Any], known: Mapping[str, Model]) -> Fi
                     "Pass what it needs through one of them.",
                 )
             label = min(found)
-            if member and member.message is not None and member.message.model_transaction_policy.decoupled:
+            if member and is_decoupled(member, known):
                 number += 1
                 label = number
             labels.update(dict.fromkeys(step.output_map.values(), label))

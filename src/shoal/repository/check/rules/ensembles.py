@@ -60,7 +60,6 @@ KEY_TWICE = Rule(
     "protobuf's map fields.",
     'input_map { key: "A" value: "left_y" }\ninput_map { key: "A" value: "right_y" }',
     'input_map { key: "A" value: "left_y" }\ninput_map { key: "B" value: "right_y" }',
-    is_core=True,
 )
 TWICE = Rule(
     "tensor-written-twice",
@@ -186,7 +185,7 @@ def _keys(model: Model, index: int) -> Findings:
         last: dict[str, str] = {}
         for entry in step.children.get(field, []):
             key, value = (entry.children[part][0].value if part in entry.children else "" for part in ("key", "value"))
-            if key in last:
+            if key in last and last[key] != value:
                 yield KEY_TWICE.at(
                     model.place(entry),
                     f"Step {index} of ensemble '{model.name}' maps {key} to '{last[key]}' and here to '{value}';"
@@ -218,7 +217,7 @@ def _flow(model: Model, steps: Iterable[Any]) -> Findings:
     for index, tensor in enumerate(model.message.input):
         if tensor.name not in reads and tensor.name not in made:
             yield INPUT.at(
-                model.at_tensor("input", index, "name"),
+                model.at("input", index, "name"),
                 f"ensemble input '{tensor.name}' for ensemble {model.name}' is not used.",
                 f"Map it in a step, or take it out; the steps read: {', '.join(sorted(reads)) or 'nothing'}.",
             )
@@ -234,7 +233,7 @@ def _flow(model: Model, steps: Iterable[Any]) -> Findings:
 
 def _outputs(model: Model, made: dict[str, Any], reads: set[str], ready: set[str]) -> Findings:
     for index, tensor in enumerate(model.message.output):
-        name, place = tensor.name, model.at_tensor("output", index, "name")
+        name, place = tensor.name, model.at("output", index, "name")
         if name not in made and name not in reads:
             what = f"ensemble output '{name}' for ensemble {model.name}' is not used."
             known = ", ".join(sorted(made)) or "nothing"

@@ -185,7 +185,7 @@ def _find_environment(model: Model, value: str, place: Place, repository: Reposi
         what = "is bound to this path" if is_inside else "lies outside of the model's folder"
         name = str(path.relative_to(model.folder)) if is_inside else path.name
         yield OUTSIDE.at(place, f"{value} {what}.", f"Put it into the model's folder, and write {VARIABLE}/{name}")
-    is_here = is_in_model or not repository.target or repository.target.is_embedded
+    is_here = is_in_model or (repository.target is not None and repository.target.is_embedded)
     try:
         exists = path.exists()
     except (OSError, ValueError):  # a name that is too long, or holds a NUL

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Iterator
 
 from shoal.repository.check.findings import Findings, Place, Rule, Severity
 from shoal.repository.check.reading.locate import Node
@@ -53,13 +54,22 @@ TOO_NEW = Rule(
 LEFTOVER = Rule(
     "template-leftover",
     Severity.ERROR,
-    "A placeholder of a template that nobody filled in",
-    "As a number it does not parse; as a text the model gets `${...}` for a path or a setting, and fails far from"
-    " here.",
+    "A placeholder of a template, where a number or a name belongs",
+    "It does not parse, and Triton refuses the model.",
     "tensorrtllm_backend issues 61, 207, 364 and 672; server issue 8592.",
     "max_batch_size: ${triton_max_batch_size}",
     "max_batch_size: 8",
     is_core=True,
+)
+LEFTOVER_TEXT = Rule(
+    "template-leftover-in-text",
+    Severity.WARNING,
+    "A placeholder of a template within a text",
+    "The model gets `${...}` for a path or a setting, and often fails far from here. A few templates are meant to be"
+    " read with some left as they are.",
+    "tensorrtllm_backend issues 61, 207, 364 and 672; server issue 8592.",
+    'parameters { key: "engine_dir" value { string_value: "${engine_dir}" } }',
+    'parameters { key: "engine_dir" value { string_value: "/engines/1" } }',
 )
 ENCODING = Rule(
     "config-encoding",
@@ -81,11 +91,15 @@ UNREADABLE = Rule(
     "first/config.pbtxt/note.txt",
     "first/config.pbtxt",
 )
-RULES = (SYNTAX, UNKNOWN, MISSPELT, TOO_NEW, LEFTOVER, ENCODING, UNREADABLE)
+RULES = (SYNTAX, UNKNOWN, MISSPELT, TOO_NEW, LEFTOVER, LEFTOVER_TEXT, ENCODING, UNREADABLE)
 
 # By message and field: the release whose schema first has it.
 _FIRST = {("", "model_metrics"): (24, 11), ("ensemble_scheduling", "max_inflight_requests"): (25, 11)}
 _PLACEHOLDER = re.compile(r"\$\{[^}\n]*\}")
+_QUOTES = ("'", '"')
+_PART = re.compile(r""""(?:\\.|[^"\\])*(?:"|$)|'(?:\\.|[^'\\])*(?:'|$)|#.*|[^"'#]+""")
+_BAD_ESCAPE = re.compile(r"(?:[^\\]|^)(?:\\\\)*(\\[^abfnrtv?\\'\"0-7xXuU])")
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 _CLOSE = 0.8  # of difflib's ratio; above it, a name is one that was mistyped
 
 
@@ -93,13 +107,15 @@ def find(model: Model, repository: Repository) -> Findings:
     """What is wrong with the text of ``config.pbtxt``."""
     leftovers = list(_leftovers(model))
     yield from leftovers
+    if model.message is not None and not model.broken_line:
+        yield from _stricter(model)
     if model.broken_line:
         what = f"{CONFIG} of {model.name} is not UTF-8."
         yield ENCODING.at(Place(model.path, model.broken_line), what, "Write it as UTF-8.")
     if model.unreadable:
         what = f"{CONFIG} of {model.name} cannot be read: {model.unreadable}."
         yield UNREADABLE.at(Place(model.path), what, "Make it a text file that the server's user may read.")
-    if model.problem and not leftovers:
+    if model.problem and not any(finding.rule is LEFTOVER for finding in leftovers):
         what, line = model.problem
         shown = _shown(model.text, line)
         yield SYNTAX.at(
@@ -113,18 +129,31 @@ def find(model: Model, repository: Repository) -> Findings:
 
 
 def _leftovers(model: Model) -> Findings:
-    for number, line in enumerate(model.text.split("\n"), start=1):
-        found = _PLACEHOLDER.search(_without_comment(line))
+    for number, part in _parts(model.text):
+        found = _PLACEHOLDER.search(part)
         if found:
-            name = found[0][2:-1]
-            yield LEFTOVER.at(
-                Place(model.path, number), f"The placeholder {found[0]} was never filled in.", f"Give {name} a value."
-            )
+            rule = LEFTOVER_TEXT if part[0] in _QUOTES else LEFTOVER
+            what = f"The placeholder {found[0][:80]} was never filled in."
+            yield rule.at(Place(model.path, number), what, f"Give {found[0][2:-1][:80]} a value.")
 
 
-def _without_comment(line: str) -> str:
-    """``line`` up to a # that stands outside of quotes."""
-    return re.match(r"""(?:[^#"']|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|["'])*""", line)[0]  # type: ignore[index]
+def _stricter(model: Model) -> Findings:
+    """What Python's protobuf reads and Triton's, which is C++'s, does not."""
+    for number, part in _parts(model.text):
+        is_quoted = part[0] in _QUOTES
+        found = _BAD_ESCAPE.search(part) if is_quoted else _NOT_ASCII.search(part)
+        if found:
+            kind = f"the escape {found[1]}" if is_quoted else f"the character U+{ord(found[0]):04X} outside of quotes"
+            fix = f"Write \\{found[1]} for a backslash." if is_quoted else "Take it out; pasted text often brings it."
+            yield SYNTAX.at(Place(model.path, number), f"failed to read text proto: {kind} is none.", fix)
+
+
+def _parts(text: str) -> Iterator[tuple[int, str]]:
+    """What stands in each line between quotes, with them, and outside of quotes; without comments."""
+    for number, line in enumerate(text.split("\n"), start=1):
+        for found in _PART.finditer(line):
+            if not found[0].startswith("#"):
+                yield number, found[0]
 
 
 def _shown(text: str, line: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from shoal.repository.check.findings import Findings, Place, Rule, Severity
@@ -46,6 +47,16 @@ IGNORED = Rule(
     "core: `ignore version directory`.",
     "first/v2/model.py",
     "first/2/model.py",
+)
+MISREAD = Rule(
+    "version-folder-misread",
+    Severity.ERROR,
+    "A version folder's name is its number, and nothing else",
+    "Of a name such as `2.bak` Triton reads the 2, looks into a folder called 2 that is not there, and 24.10 waits for"
+    " ever. Renamed like this, an old version becomes the latest.",
+    "core, src/model_repository_manager: VersionsToLoad, by std::stoll; tried on Triton 24.10.",
+    "first/1/model.py\nfirst/2.bak/model.py",
+    "first/1/model.py",
 )
 POLICY = Rule(
     "version-policy-absent",
@@ -107,18 +118,18 @@ NO_CONFIG = Rule(
     "first/1/model.py",
     "first/config.pbtxt\nfirst/1/model.py",
 )
-RULES = (NAME, NO_VERSION, EMPTY, IGNORED, POLICY, FILE, LABELS, POINTER, STRAY, NO_CONFIG)
+RULES = (NAME, NO_VERSION, EMPTY, IGNORED, MISREAD, POLICY, FILE, LABELS, POINTER, STRAY, NO_CONFIG)
 
 # What a backend opens in a version folder, where default_model_filename does not say otherwise; any of several.
 _FILES = {
     "python": ("model.py",),
-    "pytorch": ("model.pt", "model.py"),
+    "pytorch": ("model.pt", "model.pt2", "model.py"),
     "onnxruntime": ("model.onnx",),
     "tensorrt": ("model.plan",),
     "openvino": ("model.xml",),
 }
 _POINTER = b"version https://git-lfs.github.com/spec/v1"
-_LIKE_A_VERSION = re.compile(r"0[0-9]+|[vV][0-9]+|[0-9]+\.[0-9.]*|latest")
+_LIKE_A_VERSION = re.compile(r"0[0-9]+|[vV][0-9]+|latest")
 
 
 def find(model: Model, _: Repository) -> Findings:
@@ -152,13 +163,19 @@ def _name(model: Model) -> Findings:
 def _versions(model: Model) -> Findings:
     for path in entries(model.folder):
         if path.is_dir() and _LIKE_A_VERSION.fullmatch(path.name):
-            number = re.sub(r"\D", "", path.name).lstrip("0") or "1"
-            yield IGNORED.at(
-                Place(path), f"ignore version directory '{path.name}' of {model.name}.", f"Call it {number}."
+            fix = f"Call it {re.sub(r'[^0-9]', '', path.name).lstrip('0') or '1'}."
+            yield IGNORED.at(Place(path), f"ignore version directory '{path.name}' of {model.name}.", fix)
+    latest = max([*model.versions, *(number for _, number in model.misread)], default=0)
+    for name, number in model.misread:
+        if number == latest and number not in model.versions:
+            yield MISREAD.at(
+                Place(model.folder / name),
+                f"Triton takes '{name}' for version {number} of {model.name}, and looks for {model.name}/{number}/.",
+                "Move it out of the model's folder, or call it by a name that begins with no digit.",
             )
     wanted = list(model.message.version_policy.specific.versions) if model.message is not None else []
     present = [version for version in model.versions if version in wanted] if wanted else list(model.versions)
-    if not present:
+    if not present and not model.misread and not _has_agents(model):
         place = model.at("version_policy") if wanted else Place(model.folder)
         missing = f"it wants {wanted}, and has {list(model.versions)}" if wanted else "it has no numbered folder"
         yield NO_VERSION.at(
@@ -179,9 +196,9 @@ def _versions(model: Model) -> Findings:
 def _labels(model: Model) -> Findings:
     for index, tensor in enumerate(model.message.output if model.message is not None else ()):
         name = tensor.label_filename
-        if name and not (model.folder / name).is_file():
+        if name and not _is_file(model.folder / name):
             yield LABELS.at(
-                model.at_tensor("output", index, "label_filename"),
+                model.at("output", index, "label_filename"),
                 f"failed to open text file for read: {model.name}/{name} is not there.",
                 f"Put {name} beside {CONFIG}, or take label_filename out.",
             )
@@ -194,9 +211,8 @@ def _files(model: Model) -> Findings:
         if model.is_ensemble and not names:
             yield EMPTY.at(Place(folder), f"{model.name}/{version}/ is empty.", f"touch {folder}/.gitkeep")
         yield from _pointers(folder)
-        # A leaf's artifacts come with compose; what a model is fetched from elsewhere stands in its configuration.
-        expected = _expected(model)
-        if expected and not names & set(expected):
+        expected = _expected(model) if version in model.served_versions else ()
+        if expected and not any((folder / name).exists() for name in expected):
             yield FILE.at(
                 Place(folder),
                 f"{model.name}/{version}/ holds no {' or '.join(expected)}, which backend {model.backend} opens"
@@ -207,21 +223,33 @@ def _files(model: Model) -> Findings:
 
 def _pointers(folder: Path) -> Findings:
     for path in entries(folder):
-        if path.is_file() and path.stat().st_size < 1024:
-            with path.open("rb") as file:
-                is_pointer = file.read(len(_POINTER)) == _POINTER
-            if is_pointer:
+        with suppress(OSError):  # another user's
+            if path.is_file() and path.stat().st_size < 1024 and path.read_bytes().startswith(_POINTER):
                 what = f"{path.name} is Git LFS's pointer to a file, not the file."
                 yield POINTER.at(Place(path), what, "git lfs pull")
 
 
 def _expected(model: Model) -> tuple[str, ...]:
-    if model.message is None or (model.is_leaf and "artifacts" in model.parameters and not model.is_python):
+    """Any of these files; none where compose or an agent brings them, or the backend is not known."""
+    message = model.message
+    is_brought = model.is_leaf and "artifacts" in model.parameters and not model.is_python
+    if message is None or is_brought or _has_agents(model):
         return ()
-    chosen = str(model.message.default_model_filename)
-    if chosen and chosen != "model.py":
-        return (chosen,)
-    return _FILES.get(model.backend, ())
+    if message.cc_model_filenames:
+        return (*sorted(message.cc_model_filenames.values()), *_FILES.get(model.backend, ()))
+    chosen = str(message.default_model_filename)
+    return (chosen,) if chosen and chosen != "model.py" else _FILES.get(model.backend, ())
+
+
+def _has_agents(model: Model) -> bool:
+    return model.message is not None and bool(model.message.model_repository_agents.agents)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that is too long
+        return False
 
 
 def _found(names: set[str]) -> str:

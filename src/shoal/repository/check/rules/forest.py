@@ -113,7 +113,7 @@ def find(model: Model, repository: Repository) -> Findings:
         yield MODEL_TYPE.at(_at(model, "model_type"), what, "Save the model as xgboost.json, model_type xgboost_json.")
     if model.is_leaf:
         return  # its file comes with compose
-    for version in model.versions:
+    for version in model.served_versions:
         yield from _find_file(model, model.folder / str(version), model_type, target)
 
 
@@ -142,10 +142,10 @@ def _find_tensors(model: Model) -> Findings:
         index = list(model.inputs if kind == "input" else model.outputs).index(tensors[0])
         if tensors[0].name != wanted:
             what = f"Its {kind} is called {tensors[0].name}."
-            yield TENSORS.at(model.at_tensor(kind, index, "name"), what, f"Call it {wanted}.")
+            yield TENSORS.at(model.at(kind, index, "name"), what, f"Call it {wanted}.")
         if tensors[0].dtype != "TYPE_FP32":
             what = f"{tensors[0].name} is declared {tensors[0].dtype}."
-            yield TENSORS.at(model.at_tensor(kind, index, "data_type"), what, "Declare it TYPE_FP32.")
+            yield TENSORS.at(model.at(kind, index, "data_type"), what, "Declare it TYPE_FP32.")
 
 
 def _find_settings(model: Model, target: Target | None) -> Findings:
@@ -222,7 +222,7 @@ def _find_width(model: Model, path: Path, trees: Trees) -> Findings:
     width = _width(model, "input", 0)
     if width is not None and width != trees.num_features:
         what = f"{model.inputs[0].name} is {width} wide; {path.name} has {trees.num_features} features."
-        yield FEATURES.at(model.at_tensor("input", 0, "dims"), what, f"Write dims: [ {trees.num_features} ].")
+        yield FEATURES.at(model.at("input", 0, "dims"), what, f"Write dims: [ {trees.num_features} ].")
 
 
 def _width(model: Model, kind: str, index: int) -> int | None:
@@ -256,7 +256,7 @@ def _find_task(model: Model, path: Path, trees: Trees, target: Target | None) ->
         kinds = {BINARY: "two classes", MULTICLASS: f"{trees.num_classes} classes", REGRESSOR: "one score"}
         kind = kinds[trees.task or 0]
         what = f"output__0 is {width} wide; {path.name} knows {kind}: with these settings, write {widths[0]}."
-        yield TASK.at(model.at_tensor("output", index, "dims"), what, f"Write dims: [ {widths[0]} ].")
+        yield TASK.at(model.at("output", index, "dims"), what, f"Write dims: [ {widths[0]} ].")
 
 
 def _widths(trees: Trees, target: Target | None, *, is_class: bool, gives_chances: bool) -> Iterator[int]:

@@ -103,12 +103,12 @@ def _pool(graph: Graph) -> list[Share]:
 
 def _shared(graph: Graph) -> list[Share]:
     """What Python models get and give on the host."""
-    shares = []
+    shares, edges = [], _edges(graph)
     for index, step in enumerate(graph.steps):
         member = graph.members[step.model]
         if member.backend != "python" and not member.message.runtime.endswith(".py"):
             continue
-        for edge in _edges(graph):
+        for edge in edges:
             if index in (edge.source, edge.target) and not (edge.source is not None and _on_gpu(graph, edge.source)):
                 factor = COPIES_IN_SHARED_MEMORY * member.spec.num_instances
                 shares.append(Share(f"{step.model}: {edge.name}", _largest(graph, edge), factor))
@@ -120,7 +120,7 @@ def _on_gpu(graph: Graph, step: int) -> bool:
 
 
 def _pool_limit(repository: Repository) -> int:
-    flags = " ".join(map(str, repository.manifest.get("launch", {}).get("flags", ())))
+    flags = " ".join(map(str, repository.manifest.get("launch", {}).get("flags") or ()))
     return min((int(size) for size in _POOL_FLAG.findall(flags)), default=CUDA_POOL_MIB * MIB)
 
 

@@ -61,7 +61,7 @@ def find(model: Model, repository: Repository) -> Findings:
         return
     if importlib.util.find_spec("onnx") is None:
         return
-    for version in model.versions:
+    for version in model.served_versions:
         path = model.folder / str(version) / (model.message.default_model_filename or FILE)
         try:
             if not path.is_file() or path.stat().st_size > _MAX_BYTES:
@@ -114,16 +114,16 @@ def _compare_all(model: Model, kind: str, tensors: dict[str, _Tensor], names: Se
         tensor = tensors.get(entry.name)
         if tensor is None:
             what = f"The graph has no {kind} {entry.name}."
-            yield TENSORS.at(model.at_tensor(kind, index, "name"), what, f"Its {kind}s: {', '.join(names)}.")
+            yield TENSORS.at(model.at(kind, index, "name"), what, f"Its {kind}s: {', '.join(names)}.")
             continue
         if tensor.dtype and entry.dtype != tensor.dtype:
             what = f"{entry.name} is declared {entry.dtype}; the graph's is {tensor.dtype}."
-            yield TENSORS.at(model.at_tensor(kind, index, "data_type"), what, f"Declare it {tensor.dtype}.")
+            yield TENSORS.at(model.at(kind, index, "data_type"), what, f"Declare it {tensor.dtype}.")
         message = getattr(model.message, kind)[index]
         dims = tuple(message.reshape.shape) if message.HasField("reshape") else entry.dims
         why = _misfit(tensor.shape, dims, is_batched=model.message.max_batch_size > 0, is_ragged=entry.is_ragged)
         if why:
-            yield TENSORS.at(model.at_tensor(kind, index, "dims"), f"{entry.name}: {why[0]}.", why[1])
+            yield TENSORS.at(model.at(kind, index, "dims"), f"{entry.name}: {why[0]}.", why[1])
 
 
 def _misfit(

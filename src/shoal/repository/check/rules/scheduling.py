@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shoal.repository.check.findings import Findings, Place, Rule, Severity
-from shoal.repository.check.reading.models import Model, Repository, enum_name
+from shoal.repository.check.reading.models import PLATFORMS, Model, Repository, enum_name, is_decoupled
 
 _SOURCE = "core, src/model_config_utils.cc: {}"
 BATCH_SIZE = Rule(
@@ -58,6 +58,16 @@ INSTANCE_GPUS = Rule(
     "instance_group [ { kind: KIND_CPU } ]",
     is_core=True,
 )
+PROFILE = Rule(
+    "profile-without-tensorrt",
+    Severity.ERROR,
+    "Profiles are TensorRT's",
+    "Triton refuses them in any other model.",
+    _SOURCE.format("ValidateInstanceGroup"),
+    'backend: "python"\ninstance_group [ { kind: KIND_CPU profile: [ "1" ] } ]',
+    'backend: "python"\ninstance_group [ { kind: KIND_CPU } ]',
+    is_core=True,
+)
 CACHE = Rule(
     "cache-on-uncacheable",
     Severity.ERROR,
@@ -90,7 +100,7 @@ BACKEND = Rule(
 PLATFORM = Rule(
     "platform-and-backend",
     Severity.ERROR,
-    "Platform and backend name the same engine",
+    "A platform is one that Triton knows, and names the same engine as the backend",
     "Triton refuses the model.",
     _SOURCE.format("ValidateModelConfig"),
     'platform: "pytorch_libtorch"\nbackend: "onnxruntime"',
@@ -107,16 +117,19 @@ METRICS = Rule(
     'model_metrics { metric_control [ { metric_identifier { family: "f" } histogram_options { buckets: [ 1 ] } } ] }',
     is_core=True,
 )
-RULES = (BATCH_SIZE, PREFERRED, PRIORITY, ORDERING, INSTANCE_GPUS, CACHE, CACHE_MEMBER, BACKEND, PLATFORM, METRICS)
-
-# Of a platform: the backends that core bears beside it (GetBackendTypeFromPlatform).
-_PAIRS = {
-    "pytorch_libtorch": "pytorch",
-    "onnxruntime_onnx": "onnxruntime",
-    "tensorrt_plan": "tensorrt",
-    "tensorflow_graphdef": "tensorflow",
-    "tensorflow_savedmodel": "tensorflow",
-}
+RULES = (
+    BATCH_SIZE,
+    PREFERRED,
+    PRIORITY,
+    ORDERING,
+    INSTANCE_GPUS,
+    PROFILE,
+    CACHE,
+    CACHE_MEMBER,
+    BACKEND,
+    PLATFORM,
+    METRICS,
+)
 
 
 def find(model: Model, repository: Repository) -> Findings:
@@ -204,6 +217,13 @@ def _instances(model: Model) -> Findings:
                 f" specifies one or more GPUs: {list(group.gpus)}.",
                 "Write kind: KIND_GPU, or take the GPUs out.",
             )
+        if group.profile and model.backend != "tensorrt":
+            yield PROFILE.at(
+                model.at("instance_group", index, "profile"),
+                f"instance group {group.name or f'{model.name}_{index}'} of model {model.name} specifies profile field"
+                " which is only supported for TensorRT models.",
+                "Take profile out.",
+            )
         for gpu in (gpu for gpu in group.gpus if gpu < 0):
             yield INSTANCE_GPUS.at(
                 model.at("instance_group", index, "gpus"),
@@ -214,8 +234,7 @@ def _instances(model: Model) -> Findings:
 
 
 def _is_uncacheable(model: Model) -> bool:
-    message = model.message
-    return message is not None and (message.model_transaction_policy.decoupled or message.HasField("sequence_batching"))
+    return is_decoupled(model) or (model.message is not None and model.message.HasField("sequence_batching"))
 
 
 def _cache(model: Model, repository: Repository) -> Findings:
@@ -223,8 +242,7 @@ def _cache(model: Model, repository: Repository) -> Findings:
         return
     place = model.at("response_cache")
     if _is_uncacheable(model):
-        is_decoupled = model.message.model_transaction_policy.decoupled
-        how = "'decoupled' transaction policy" if is_decoupled else "sequence batching scheduler"
+        how = "'decoupled' transaction policy" if is_decoupled(model) else "sequence batching scheduler"
         yield CACHE.at(
             place,
             f"Response Cache does not currently support model {model.name} with {how}.",
@@ -232,7 +250,7 @@ def _cache(model: Model, repository: Repository) -> Findings:
         )
     for step in model.message.ensemble_scheduling.step:
         member = repository.known.get(step.model_name)
-        if member and _is_uncacheable(member):
+        if member and (_is_uncacheable(member) or is_decoupled(member, repository.known)):
             yield CACHE_MEMBER.at(
                 place,
                 f"{model.name} keeps its answers in the response cache, and its step {member.name} is decoupled or"
@@ -247,19 +265,26 @@ def _backend(model: Model) -> Findings:
         yield BACKEND.at(
             model.at(), f"must specify 'platform' or 'backend' for '{model.name}'.", 'For example: backend: "python"'
         )
-    expected = _PAIRS.get(message.platform)
-    if expected and message.backend and message.backend != expected and message.backend in _PAIRS.values():
+    expected = PLATFORMS.get(message.platform)
+    if message.platform and not message.backend and not expected and not model.is_ensemble:
+        yield PLATFORM.at(
+            model.at("platform"),
+            f"unexpected platform type '{message.platform}' for {model.name}.",
+            f'Write backend: "{message.platform}" instead.',
+        )
+    if message.platform and message.backend in PLATFORMS.values() and message.backend != expected:
         yield PLATFORM.at(
             model.at("platform"),
             f"unexpected 'platform' and 'backend' pair, got:{message.platform}, {message.backend}.",
-            f'Take platform out, or write backend: "{expected}".',
+            f'Take platform out, or write backend: "{expected or message.backend}" alone.',
         )
 
 
 def _is_guessed(model: Model) -> bool:
     """Whether core finds a backend by the default file of a version, or by the model's own name ``NAME.BACKEND``."""
-    files = ("model.py", "model.pt", "model.onnx", "model.plan", "model.savedmodel", "model.graphdef", "model.xml")
-    return "." in model.name or any((model.folder / str(v) / name).exists() for v in model.versions for name in files)
+    kinds = ("py", "pt", "pt2", "onnx", "plan", "savedmodel", "graphdef", "xml")
+    folders = [model.folder / str(version) for version in model.versions]
+    return "." in model.name or any((folder / f"model.{kind}").exists() for folder in folders for kind in kinds)
 
 
 def _metrics(model: Model) -> Findings:

@@ -22,7 +22,7 @@ RULES = (CONTROL,)
 
 _VALUES = ("int32_false_true", "fp32_false_true", "bool_false_true")
 _CORRELATION = "CONTROL_SEQUENCE_CORRID"
-_CORRELATION_TYPES = {0: "", 5: "UINT64", 9: "INT64", 4: "UINT32", 8: "INT32", 13: "STRING"}
+_CORRELATION_TYPES = {5: "UINT64", 9: "INT64", 4: "UINT32", 8: "INT32", 13: "STRING"}
 
 
 def find(model: Model, _: Repository) -> Findings:

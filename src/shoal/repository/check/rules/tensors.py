@@ -66,9 +66,9 @@ FORMAT = Rule(
 TENSORRT_ONLY = Rule(
     "tensorrt-only",
     Severity.ERROR,
-    "Shape tensors, non-linear formats and profiles are TensorRT's",
+    "Shape tensors and non-linear formats are TensorRT's",
     "Triton refuses them in any other model.",
-    _SOURCE.format("ValidateModelInput, ValidateNonLinearFormatIO, ValidateInstanceGroup"),
+    _SOURCE.format("ValidateModelInput, ValidateNonLinearFormatIO"),
     'platform: "onnxruntime_onnx" ... input { ... is_shape_tensor: true }',
     'platform: "tensorrt_plan" ... input { ... is_shape_tensor: true }',
     is_core=True,
@@ -104,9 +104,9 @@ def find(model: Model, _: Repository) -> Findings:
         for index, tensor in enumerate(getattr(model.message, kind)):
             yield from _one(model, kind, index, tensor, (model.inputs if kind == "input" else model.outputs)[index])
             if tensor.name and tensor.name in seen:
-                first = model.at_tensor(kind, seen[tensor.name]).line
+                first = model.at(kind, seen[tensor.name]).line
                 yield TWICE.at(
-                    model.at_tensor(kind, index, "name"),
+                    model.at(kind, index, "name"),
                     f"{model.name} declares the {kind} {tensor.name} twice: here, and in line {first}.",
                     "Take one out, or give it its own name.",
                 )
@@ -115,13 +115,13 @@ def find(model: Model, _: Repository) -> Findings:
 
 
 def _one(model: Model, kind: str, index: int, tensor: Any, spec: TensorSpec) -> Findings:
-    place = model.at_tensor(kind, index)
+    place = model.at(kind, index)
     who = f"model {kind} '{tensor.name}'"
     if not tensor.name:
         yield NAME.at(place, f"model {kind} must specify 'name' for {model.name}.", 'Add name: "...".')
     if str(spec.dtype).lstrip("-").isdecimal():
         what = f"{who} has data type {tensor.data_type} for {model.name}, which is none."
-        yield DTYPE.at(model.at_tensor(kind, index, "data_type"), what, "Write TYPE_FP32, or another by its name.")
+        yield DTYPE.at(model.at(kind, index, "data_type"), what, "Write TYPE_FP32, or another by its name.")
     if not tensor.data_type and not _is_read_from_file(model):
         yield DTYPE.at(place, f"{who} must specify 'data_type' for {model.name}.", "Add data_type: TYPE_...")
     if not tensor.dims and not _is_read_from_file(model):
@@ -130,13 +130,13 @@ def _one(model: Model, kind: str, index: int, tensor: Any, spec: TensorSpec) -> 
     for position, size in enumerate(tensor.dims):
         if size < 1 and size != -1:
             yield DIMS.at(
-                model.at_tensor(kind, index, "dims", position),
+                model.at(kind, index, "dims", position),
                 f"{who} dimension must be integer >= 1, or -1 to indicate a variable-size dimension for"
                 f" {model.name}; it is {size}.",
                 "Write -1 for any size.",
             )
             break
-    if tensor.HasField("reshape"):
+    if tensor.HasField("reshape") and (tensor.dims or not _is_read_from_file(model)):
         yield from _reshape(model, kind, index, tensor)
     yield from _special(model, kind, index, tensor)
 
@@ -148,7 +148,7 @@ def _is_read_from_file(model: Model) -> bool:
 
 def _reshape(model: Model, kind: str, index: int, tensor: Any) -> Findings:
     shape = list(tensor.reshape.shape)
-    place, who = model.at_tensor(kind, index, "reshape"), f"model {kind} '{tensor.name}'"
+    place, who = model.at(kind, index, "reshape"), f"model {kind} '{tensor.name}'"
     if not shape and model.message.max_batch_size == 0:
         yield RESHAPE.at(
             place,
@@ -189,7 +189,7 @@ def _special(model: Model, kind: str, index: int, tensor: Any) -> Findings:
     image = kind == "input" and tensor.format != tensor.FORMAT_NONE
     if image and len(tensor.dims) != 3:
         yield FORMAT.at(
-            model.at_tensor(kind, index, "format"),
+            model.at(kind, index, "format"),
             f"model input NHWC/NCHW require 3 dims for {model.name}; {tensor.name} has {len(tensor.dims)}.",
             "Give the three, or take the format out.",
         )
@@ -200,7 +200,7 @@ def _special(model: Model, kind: str, index: int, tensor: Any) -> Findings:
         ("is_non_linear_format_io", "Non-linear IO format is only supported for the TensorRT platform"),
     ):
         if getattr(tensor, field, False):
-            place = model.at_tensor(kind, index, field)
+            place = model.at(kind, index, field)
             yield TENSORRT_ONLY.at(place, f"{what} for {model.name}.", f"Take {field} out.")
 
 

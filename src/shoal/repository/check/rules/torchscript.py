@@ -10,7 +10,7 @@ from pathlib import Path
 from shoal.environment.targets import Target
 from shoal.repository.check.findings import Findings, Place, Rule, Severity
 from shoal.repository.check.reading.archive import ForeignError, Script, arguments, find_method, returned
-from shoal.repository.check.reading.flow import Flow
+from shoal.repository.check.reading.flow import IndexFlow
 from shoal.repository.check.reading.models import Model, Repository
 
 BACKEND = "pytorch"
@@ -88,7 +88,7 @@ def find(model: Model, repository: Repository) -> Findings:
     if not name.endswith(".pt") or model.message.platform == "torch_aoti":
         return
     yield from _find_names(model, is_native=is_native)
-    for version in model.versions:
+    for version in model.served_versions:
         folder = model.folder / str(version)
         if not (folder / "model.py").is_file():  # else NVIDIA's Python runtime, where model.pt holds weights
             yield from _find_file(model, folder / name, repository, is_native=is_native)
@@ -163,10 +163,10 @@ def _find_names(model: Model, *, is_native: bool) -> Findings:
         fix = f"Count the names' indices from 0: {', '.join(_with_index(t.name, i) for i, t in enumerate(tensors))}."
         is_gapless = sorted(indices) == wanted if kind == "input" else len(set(indices)) == len(indices)
         if not is_gapless:
-            yield NAMES.at(model.at_tensor(kind, 0, "name"), f"The {kind}s {shown} leave or repeat an index.", fix)
+            yield NAMES.at(model.at(kind, 0, "name"), f"The {kind}s {shown} leave or repeat an index.", fix)
         elif not is_native and indices != wanted and kind == "input":
             what = f"{shown}: a backend in Python goes by the list's order, not by the names'."
-            yield NAMES.at(model.at_tensor(kind, 0, "name"), what, "List them in the order of their indices.")
+            yield NAMES.at(model.at(kind, 0, "name"), what, "List them in the order of their indices.")
 
 
 def _with_index(name: str, index: int) -> str:
@@ -184,7 +184,7 @@ def _find_order(model: Model, taken: list[str], *, is_native: bool) -> Findings:
         if name in taken and taken.index(name) != index:
             what = f"{name} is forward's argument {taken.index(name)}, and gets input {index}: the list's order counts."
             yield NAMES.at(
-                model.at_tensor("input", index, "name"),
+                model.at("input", index, "name"),
                 what,
                 f"List the inputs in forward's order: {', '.join(taken)}.",
             )
@@ -229,12 +229,12 @@ def _find_integers(model: Model, script: Script, target: Target | None, *, is_na
             return  # said already
         order = [indices.index(position) for position in order]
     is_old = is_native and (target is None or target.release < _FIRST_TORCH_2_8)
-    for argument, operator in sorted(set(Flow(script).find(owner, script.main))):
+    for argument, operator in sorted(set(IndexFlow(script).find(owner, script.main))):
         tensor = model.inputs[order[argument]]
         known = list(_types(operator, is_old=is_old))
         if tensor.dtype in _NO_INDEX or (tensor.dtype == "TYPE_INT32" and "TYPE_INT32" not in known):
             what = f"{tensor.name} is declared {tensor.dtype}; it reaches torch.{operator}, which takes"
-            place = model.at_tensor("input", order[argument], "data_type")
+            place = model.at("input", order[argument], "data_type")
             yield INTEGERS.at(place, f"{what} {' and '.join(known)}.", "Declare it TYPE_INT64, or cast it in forward.")
 
 

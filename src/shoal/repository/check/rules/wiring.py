@@ -22,8 +22,9 @@ MISSING = Rule(
 VERSION = Rule(
     "member-version",
     Severity.ERROR,
-    "A step's model_version is there, or -1 for the latest",
-    "Triton refuses the ensemble.",
+    "A step's model_version is -1 for the latest, or one that is loaded",
+    "Triton refuses the ensemble. Left out, the version is 0. Of several versions only the latest is loaded, unless the"
+    " model's version_policy says otherwise.",
     "core, src/model_repository_manager: `depends on ... whose required version ... is not loaded`.",
     "model_version: 7  # first/ has 1/ only",
     "model_version: 1",
@@ -154,7 +155,7 @@ def _sizes(model: Model, index: int, step: Any, member: Model) -> Findings:
     ours, theirs = model.message.max_batch_size, member.message.max_batch_size
     place = model.at("ensemble_scheduling", "step", index, "model_name")
     is_known = not member.is_completed
-    if theirs and theirs < ours and is_known:
+    if 0 < theirs < ours and is_known:
         yield BATCH.at(
             place,
             f"ensemble {model.name} allows maximum batch size {ours}, but it contains model {member.name} which only"
@@ -168,12 +169,14 @@ def _sizes(model: Model, index: int, step: Any, member: Model) -> Findings:
             " 0: it gets each request alone.",
             f"Give {member.name} a max_batch_size, without the row dimension in its dims.",
         )
-    if step.model_version > 0 and step.model_version not in member.versions and not member.is_leaf:
+    version, served = step.model_version, member.served_versions
+    if version != -1 and version not in served and not (member.is_leaf and version):
+        unset = "" if version else " (which it is where the step says nothing)"
         yield VERSION.at(
             model.at("ensemble_scheduling", "step", index, "model_version"),
-            f"ensemble '{model.name}' depends on '{member.name}' whose required version {step.model_version} is not"
+            f"ensemble '{model.name}' depends on '{member.name}' whose required version {version}{unset} is not"
             " loaded.",
-            f"It has {list(member.versions)}; -1 is the latest.",
+            f"Write model_version: -1 for the latest; Triton loads {list(served)} of {member.name}.",
         )
 
 
@@ -188,7 +191,7 @@ def _names(model: Model, index: int, step: Any, member: Model) -> Findings:
                 model.at_entry(*where, "input_map", key=key),
                 f"in ensemble {model.name}, ensemble tensor {tensor} is mapping to non-existing input {key} in model"
                 f" {member.name}.",
-                f"Its inputs are: {', '.join(sorted(inputs))}.",
+                f"Its inputs are: {', '.join(sorted(inputs)) or 'none'}.",
             )
     for key, tensor in sorted(step.output_map.items()):
         if key not in outputs:
@@ -196,7 +199,7 @@ def _names(model: Model, index: int, step: Any, member: Model) -> Findings:
                 model.at_entry(*where, "output_map", key=key),
                 f"in ensemble {model.name}, ensemble tensor {tensor} is mapped from non-existing output {key} in model"
                 f" {member.name}.",
-                f"Its outputs are: {', '.join(sorted(outputs))}.",
+                f"Its outputs are: {', '.join(sorted(outputs)) or 'none'}.",
             )
         elif [spec.name for spec in member.outputs].count(key) > 1:
             yield OUTPUT_TWICE.at(
