@@ -24,7 +24,8 @@ import typer
 
 from shoal.errors import ShoalError
 from shoal.repository.check import Finding, Severity, check
-from shoal.repository.check.reading.models import Model, Repository, read_repository
+from shoal.repository.check.reading.models import Model, Repository
+from shoal.repository.check.reading.repositories import read_repository
 
 sys.path.append(str(Path(__file__).parents[1]))
 from tests.explicit import explicit

@@ -31,6 +31,23 @@ class TritonPythonModel:
             responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("Y", x * np.float32(2))]))
         return responses
 """
+# For decoupled models.
+SENDS = (
+    MODEL.replace(
+        'responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("Y", x * np.float32(2))]))',
+        'self.send(request, pb_utils.InferenceResponse([pb_utils.Tensor("Y", x * np.float32(2))]))',
+    )
+    .replace("        responses = []\n", "")
+    .replace(
+        "        return responses\n",
+        """        return None
+
+    def send(self, request, response):
+        sender = request.get_response_sender()
+        sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+""",
+    )
+)
 JOIN = MODEL.replace(
     'request, "X").as_numpy()',
     'request, "A").as_numpy() + pb_utils.get_input_tensor_by_name(request, "B").as_numpy()',

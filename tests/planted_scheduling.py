@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.planted import BATCHING, Edit, Plant
+from tests.planted import BATCHING, SENDS, Edit, Plant
 
 FIRST = "first/config.pbtxt"
 QUEUE = "default_queue_policy { max_queue_size: 64 }"
@@ -144,7 +144,7 @@ PLANTS = (
         FIRST,
         "response_cache",
         first("instance_group", "response_cache { enable: true }\ninstance_group"),
-        first("instance_group", DECOUPLED),
+        {**first("instance_group", DECOUPLED), "first/1/model.py": SENDS},
         core="Response Cache does not currently support",
     ),
     Plant(
@@ -162,7 +162,7 @@ PLANTS = (
         "all/config.pbtxt",
         "response_cache",
         {"all/config.pbtxt": ("ensemble_scheduling", "response_cache { enable: true }\nensemble_scheduling")},
-        first("instance_group", DECOUPLED),
+        {**first("instance_group", DECOUPLED), "first/1/model.py": SENDS},
     ),
     Plant(
         "nothing that runs it",

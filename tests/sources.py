@@ -6,7 +6,7 @@ from pathlib import Path
 from textwrap import dedent, indent
 
 from shoal.repository.check.findings import Finding
-from shoal.repository.check.reading.models import read_repository
+from shoal.repository.check.reading.repositories import read_repository
 from shoal.repository.check.rules import code, names, security
 from tests.planted import config
 

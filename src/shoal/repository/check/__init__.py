@@ -7,7 +7,8 @@ from pathlib import Path
 
 from shoal.environment.targets import find_target
 from shoal.repository.check.findings import Finding, Place, Rule, Severity
-from shoal.repository.check.reading.models import Repository, read_repository
+from shoal.repository.check.reading.models import Repository
+from shoal.repository.check.reading.repositories import read_repository
 from shoal.repository.check.rules import (
     advice,
     agreement,
