@@ -24,6 +24,7 @@ READ = """    def initialize(self, args):
             self.text = file.read()
 
 """
+DECOUPLED = "model_transaction_policy { decoupled: true }\n"
 TENSOR = 'pb_utils.Tensor("Y", x * np.float32(2))'
 SHARED = 'pb_utils.Tensor.from_dlpack("Y", x * np.float32(2))'
 
@@ -148,6 +149,14 @@ PLANTS = (
         CODE,
         "return None",
         {CODE: (START, START + "        if len(requests) > 1:\n            return None\n")},
+    ),
+    Plant(
+        "a decoupled model that returns its responses",
+        "decoupled-returns",
+        CODE,
+        "return responses",
+        {CODE: ("return None", "return responses")},
+        {CODE: (RETURN, "        return None\n"), "first/config.pbtxt": ("dynamic", DECOUPLED + "dynamic")},
     ),
     Plant(
         "a capsule",

@@ -17,8 +17,8 @@ import pytest
 from shoal.environment.targets import find_target
 from shoal.repository.check.findings import Finding
 from shoal.repository.check.reading.archive import ForeignError, Script, arguments, find_method
-from shoal.repository.check.reading.flow import Flow
-from shoal.repository.check.reading.models import read_repository
+from shoal.repository.check.reading.flow import IndexFlow
+from shoal.repository.check.reading.repositories import read_repository
 from shoal.repository.check.reading.trees import FILES, UnreadableError, read_trees
 from shoal.repository.check.rules import environments, forest, torchscript
 from tests import planted_environments, planted_forest, planted_torchscript
@@ -146,7 +146,7 @@ def test_an_index_is_one_exactly_where_torch_refuses_another_type(kind: str, is_
     script = open_script(content, tmp_path)
     owner = script.find_class(script.main)
     assert owner is not None
-    found = {use.argument for use in Flow(script).find(owner, script.main)}
+    found = {use.argument for use in IndexFlow(script).find(owner, script.main)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         module = torch.jit.load(io.BytesIO(content))

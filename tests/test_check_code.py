@@ -21,14 +21,21 @@ ENDS = {
     "an else of try that falls": "try:\n    x = 1\nexcept ValueError:\n    return []\nelse:\n    print(x)",
     "a finally that falls": "try:\n    x = 1\nfinally:\n    print(requests)",
     "a return of None in a finally": "try:\n    return []\nfinally:\n    return",
-    "while with a condition": "while self.is_busy:\n    return []",
+    "while with a condition": "while self.is_busy:\n    self.wait()",
     "while True with a break": "while True:\n    if self.is_done:\n        break\n    return []",
-    "a loop over other things": "for item in self.items:\n    return []",
+    "a loop over other things": "for item in self.items:\n    self.answer(item)",
+    "a loop that is left": "for n in self.n:\n    try:\n        return []\n    except E:\n        break",
+    "one request": "if len(requests) > 1:\n    return []",
+    "one request, the other way round": "if 2 <= len(requests):\n    return []",
+    "requests, and more": "if requests and self.a:\n    return []",
+    "a test that holds before, and does not leave": "if self.a:\n    x = 1\nif not self.a:\n    return []",
+    "a request that is only logged": "try:\n    return []\nexcept Exception:\n    logging.error('no', requests)",
     "a loop over requests that continues": "for request in requests:\n    if request:\n        continue\n    return []",
     "a loop over requests that breaks": "for request in requests:\n    break\nelse:\n    return []",
     "suppress": "import contextlib\nwith contextlib.suppress(ValueError):\n    return []",
     "match without a wildcard": "match self.mode:\n    case 1:\n        return []\n    case 2:\n        return []",
     "match with a guard": "match self.mode:\n    case _ if self.a:\n        return []",
+    "match of texts": "match self.mode:\n    case 'a' | 'b':\n        return []",
     "a nested function's return": "def answer():\n    return []\nanswer()",
     "a call that may come back": "if self.a:\n    return []\nself.log('no')",
 }
@@ -62,6 +69,33 @@ DOES_NOT = {
     "a response sender": "for request in requests:\n    request.get_response_sender().send(1)\nreturn None",
     "a nested return of None": "def quiet():\n    return None\nquiet()\nreturn []",
     "a lambda": "f = lambda: None\nreturn [f()]",
+    "requests": "if requests:\n    return []",
+    "not no requests": "if not not requests and requests is not None:\n    return []",
+    "more than no requests": "if len(requests) > 0:\n    return []",
+    "no fewer than one": "if 1 <= len(requests):\n    return []",
+    "fewer than one": "if len(requests) < 1:\n    return\nreturn []",
+    "None or no requests": "if requests is None or len(requests) == 0:\n    return None\nreturn []",
+    "an empty list": "if requests == []:\n    return None\nelse:\n    return []",
+    "as often as there are requests": "for i in range(len(requests)):\n    return []",
+    "at the last request": "for i, r in enumerate(requests):\n    if i == len(requests) - 1:\n        return []",
+    "assert_never": "import typing\nif self.a:\n    return []\nelse:\n    typing.assert_never(self.a)",
+    "a plain assert_never": "from typing import assert_never\nif self.a:\n    return []\nassert_never(self.a)",
+    "retries": "for n in range(3):\n    try:\n        return []\n    except E:\n        if n == 2:\n            raise",
+    "retries, and None for a linter": "for n in range(3):\n    try:\n        return []\n    except E:\n"
+    "        if n == 2:\n            raise\nreturn None",
+    "retries by while": "n = 0\nwhile n < 3:\n    try:\n        return []\n    except E:\n        n += 1\n"
+    "        if n == 3:\n            raise",
+    "retries of each request": "for request in requests:\n    for n in range(3):\n        try:\n"
+    "            return []\n        except E:\n            if n == 2:\n                raise",
+    "one of several": "for item in self.items:\n    if item.fits:\n        return []",
+    "a condition and its opposite": "if self.a:\n    return []\nif not self.a:\n    return []",
+    "a comparison and its opposite": "if self.a == 1:\n    return []\nelif self.a != 1:\n    return []",
+    "an enumeration": "match self.mode:\n    case Mode.A:\n        return []\n    case Mode.B:\n        return []",
+    "some queue answers": "if self.is_idle:\n    return []\nself.queue.put(requests)",
+    "some function answers": "if self.is_idle:\n    return []\nfor request in requests:\n    send(request)",
+    "a list of them is sent": "batch = []\nfor i, one in enumerate(requests):\n    batch.append(one)\nsend(batch)",
+    "they are kept": "if self.a:\n    return []\nself.pending += requests",
+    "a thread gets them": "Thread(target=answer, args=(requests,)).start()\nreturn None",
     "somebody else answers": "self.engine.answer(requests)",
 }
 
@@ -77,4 +111,40 @@ def test_an_execute_that_can_end_without_responses_is_found(body: str, tmp_path:
 @pytest.mark.parametrize("body", DOES_NOT.values(), ids=DOES_NOT)
 def test_an_execute_that_cannot_is_left_alone(body: str, tmp_path: Path) -> None:
     head = "async def execute(self, requests):" if "await" in body else "def execute(self, requests):"
-    assert check_source(tmp_path, execute(body, head=head)) == []
+    before = "" if "somebody" in body or "engine" in body else "Response = pb_utils.InferenceResponse"
+    assert check_source(tmp_path, execute(body, head=head, before=before)) == []
+
+
+@pytest.mark.parametrize(
+    ("methods", "rules"),
+    [
+        ("def answer(self, one):\n        send(one)", []),
+        ("def answer(self, one):\n        self.waiting = one", []),
+        ("def answer(self, one):\n        one.count()", ["execute-returns-none"]),
+        ("def answer(self, one):\n        return pb_utils.Tensor('Y', one)", ["execute-returns-none"]),
+        ("def answer(self, one) -> NoReturn:\n        self.stop()", []),
+    ],
+)
+def test_a_method_may_hand_requests_on(methods: str, rules: list[str], tmp_path: Path) -> None:
+    before = "from typing import NoReturn\nResponse = pb_utils.InferenceResponse"
+    text = execute("for request in requests:\n    self.answer(request)", before=before)
+    assert check_source(tmp_path, f"{text}\n    {methods}\n") == rules
+
+
+@pytest.mark.parametrize(
+    ("body", "rules"),
+    [
+        ("return []", ["decoupled-returns"]),
+        ("return [answer(request) for request in requests]", ["decoupled-returns"]),
+        ("responses = []\nfor r in requests:\n    responses.append(r)\nreturn responses", ["decoupled-returns"]),
+        ("if self.a:\n    return []\nreturn None", ["decoupled-returns"]),
+        ("return None", []),
+        ("return self.answer(requests)", []),
+        ("responses = []\nresponses = self.answer(responses)\nreturn responses", []),
+        ("if self.is_decoupled:\n    return None\nreturn []", []),
+        ("if self.settings['model_transaction_policy']['decoupled']:\n    return None\nreturn []", []),
+        ("def inner():\n    return []\ninner()", []),
+    ],
+)
+def test_a_decoupled_model_returns_no_list(body: str, rules: list[str], tmp_path: Path) -> None:
+    assert check_source(tmp_path, execute(body), "model_transaction_policy { decoupled: true }\n") == rules

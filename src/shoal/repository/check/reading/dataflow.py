@@ -5,20 +5,23 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
+from shoal.repository.check.reading.guards import Guards
+from shoal.repository.check.reading.handing import Requests
 from shoal.repository.check.reading.literals import Literals
 from shoal.repository.check.reading.source import PB, Function, Source, argument, walk_within
 
 _TENSORS = frozenset({f"{PB}.Tensor", f"{PB}.Tensor.from_dlpack"})
 _RESPONSE, _REQUEST = f"{PB}.InferenceResponse", f"{PB}.InferenceRequest"
 _READ = f"{PB}.get_input_tensor_by_name"
-# What one may hand a request to, and it reads no tensor of it.
-_HARMLESS = frozenset({"len", "enumerate", "zip", "range", "list", "print", "str", "repr", "type", "id", "isinstance"})
 _TESTS = ast.Compare | ast.BoolOp | ast.UnaryOp | ast.If | ast.IfExp | ast.While | ast.NamedExpr | ast.Assert
 
 
 @dataclass(frozen=True)
 class Use:
-    """Tensors named at ``node``; ``is_certain`` where the model fails, or answers wrongly, if they do not exist."""
+    """Tensors named at ``node``; ``is_certain`` where the model fails, or answers wrongly, if they do not exist.
+
+    What a test goes before is not certain: one ``model.py`` may serve several configurations, and ask which it has.
+    """
 
     node: ast.AST
     names: frozenset[str]
@@ -64,7 +67,7 @@ class Flow:
     """What one source reads and writes; ``is_reading_open`` and ``is_writing_open``: or more than that."""
 
     def __init__(self, source: Source) -> None:
-        self._source, self._literals = source, Literals(source)
+        self._source, self._literals, self._guards = source, Literals(source), Guards(source)
         self._scopes: dict[ast.AST, Scope] = {}
         self.reads: list[Use] = []
         self.writes: list[Use] = []
@@ -76,7 +79,7 @@ class Flow:
             self._follow_component(component)
             return
         words = source.words
-        self.is_reading_open = "inputs" in words or self._hands_requests_on()
+        self.is_reading_open = "inputs" in words or self._is_reader_handed_on() or Requests(source).are_handed_on
         self.is_writing_open = bool(words & {"output_tensors", "get_output_tensor_by_name", "inputs"})
         for call in source.calls:
             self._follow(call, source.name(call.func))
@@ -89,7 +92,8 @@ class Flow:
         if name == _READ or name in lists:
             names = self._literals.texts(argument(call, 1, "name"))
             if names is not None:
-                lists.get(name, self.reads).append(Use(call, names, self._fails_on_none(call)))
+                is_certain = self._fails_on_none(call) and self._guards.is_free(call, names, minds_try=True)
+                lists.get(name, self.reads).append(Use(call, names, is_certain))
             elif name == _READ:
                 self.is_reading_open = True
         elif name in _TENSORS:
@@ -97,7 +101,8 @@ class Flow:
             if names is None:
                 self.is_writing_open = True
             elif self._flow_of(call) is not False:
-                self.writes.append(Use(call, names, self._flow_of(call) is True))
+                is_certain = self._flow_of(call) is True and self._guards.is_free(call, names, minds_try=False)
+                self.writes.append(Use(call, names, is_certain))
         elif name == _RESPONSE:
             given = argument(call, 0, "output_tensors")
             is_hidden = any(isinstance(a, ast.Starred) for a in call.args) or any(k.arg is None for k in call.keywords)
@@ -106,8 +111,7 @@ class Flow:
 
     def _scope(self, node: ast.AST) -> Scope:
         """The function around ``node``."""
-        while not isinstance(node, Function | ast.Module):
-            node = self._source.parents[node]
+        node = self._source.function_of(node)
         if node not in self._scopes:
             self._scopes[node] = Scope(node, self._source)
         return self._scopes[node]
@@ -116,12 +120,6 @@ class Flow:
 
     def _fails_on_none(self, call: ast.Call) -> bool:
         """Whether the code breaks where ``call`` returns None: it takes something of it, and never asks."""
-        node: ast.AST = call
-        while node in self._source.parents and not isinstance(node, Function):
-            parent = self._source.parents[node]
-            if isinstance(parent, ast.Try) and parent.handlers and node in parent.body:
-                return False
-            node = parent
         parent = self._source.parents[call]
         if isinstance(parent, ast.Attribute | ast.Subscript):
             return True
@@ -137,30 +135,14 @@ class Flow:
             scope.breaks[name] = not is_asked and any(isinstance(use, ast.Attribute | ast.Subscript) for use in uses)
         return scope.breaks[name]
 
-    def _hands_requests_on(self) -> bool:
-        """Whether a request goes to code outside of this file, which may read whatever it likes."""
-        execute = self._source.functions.get("execute")
-        names = {"request", "requests", *([execute.args.args[-1].arg] if execute and execute.args.args else [])}
-        for node in self._source.nodes:
-            if isinstance(node, ast.For | ast.comprehension) and isinstance(node.target, ast.Name):
-                is_over = isinstance(node.iter, ast.Name) and node.iter.id in names
-                names |= {node.target.id} if is_over else set()
+    def _is_reader_handed_on(self) -> bool:
+        """Whether the function that reads inputs goes elsewhere by another name."""
         for node in self._source.nodes:
             if isinstance(node, ast.Attribute) and self._source.name(node) == _READ:
                 parent = self._source.parents[node]
                 if not (isinstance(parent, ast.Call) and parent.func is node):
-                    return True  # it is handed on itself
-        for call in self._source.calls:
-            given = [*call.args, *(keyword.value for keyword in call.keywords)]
-            if any(isinstance(arg, ast.Name) and arg.id in names for arg in given):
-                name = self._source.name(call.func)
-                last = name.rpartition(".")[2]
-                if not (name.startswith(f"{PB}.") or name in _HARMLESS or last == "append" or self._is_own(last)):
                     return True
         return False
-
-    def _is_own(self, name: str) -> bool:
-        return bool(name) and name in self._source.functions
 
     # Writing
 
@@ -250,7 +232,9 @@ class Flow:
             else:
                 asked |= names
                 self.reads.append(Use(parent, names, is_certain=False))
-        self.reads += [Use(use.node, use.names, not use.names & asked) for use in subscripts]
+        for use in subscripts:
+            is_certain = not use.names & asked and self._guards.is_free(use.node, use.names, minds_try=True)
+            self.reads.append(Use(use.node, use.names, is_certain))
 
     def _follow_answer(self, node: ast.Return, run: Function) -> None:
         value = node.value
@@ -264,4 +248,4 @@ class Flow:
             if names is None:
                 self.is_writing_open = True
             else:
-                self.writes.append(Use(key or node, names, is_certain=True))
+                self.writes.append(Use(key or node, names, self._guards.is_free(node, names, minds_try=False)))

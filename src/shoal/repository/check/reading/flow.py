@@ -38,7 +38,7 @@ _KEEPING = {
 }  # fmt: skip
 
 
-class Use(NamedTuple):
+class IndexUse(NamedTuple):
     """Input number ``argument`` of the forward is an index of ``operator``."""
 
     argument: int
@@ -46,14 +46,14 @@ class Use(NamedTuple):
 
 
 @dataclass
-class Flow:
+class IndexFlow:
     """One walk through an archive's code."""
 
     script: Script
     num_calls: int = 0
     seen: set[tuple[str, tuple[int | None, ...]]] = field(default_factory=set)
 
-    def find(self, owner: ast.ClassDef, name: str) -> Iterator[Use]:
+    def find(self, owner: ast.ClassDef, name: str) -> Iterator[IndexUse]:
         """The uses in a module's forward; ``name`` is the module's qualified one."""
         forward = find_method(owner, "forward")
         if forward:
@@ -62,7 +62,7 @@ class Flow:
 
     def _follow(
         self, function: ast.FunctionDef, given: list[int | None], types: Mapping[str, str], name: str, depth: int
-    ) -> Iterator[Use]:
+    ) -> Iterator[IndexUse]:
         names = [argument.arg for argument in function.args.args]
         key = (f"{name}.{function.name}", tuple(given))
         self.num_calls += 1
@@ -78,13 +78,13 @@ class Flow:
         scope.inputs = {argument: origin for argument, origin in zip(names, given, strict=False) if origin is not None}
         yield from scope.run(function.body)
 
-    def call(self, target: str, given: list[int | None], depth: int) -> Iterator[Use]:
+    def call(self, target: str, given: list[int | None], depth: int) -> Iterator[IndexUse]:
         """A call of a function by its qualified name."""
         function = self.script.find_function(target)
         if function:
             yield from self._follow(function, given, {}, target, depth + 1)
 
-    def call_method(self, kind: str, method: str, given: list[int | None], depth: int) -> Iterator[Use]:
+    def call_method(self, kind: str, method: str, given: list[int | None], depth: int) -> Iterator[IndexUse]:
         """A call of a module's method, by the module's class."""
         owner = self.script.find_class(kind)
         function = find_method(owner, method) if owner else None
@@ -95,13 +95,13 @@ class Flow:
 class _Scope:
     """One function's names: which are an input still, which are submodules, which are functions."""
 
-    def __init__(self, flow: Flow, types: Mapping[str, str], itself: str, depth: int) -> None:
+    def __init__(self, flow: IndexFlow, types: Mapping[str, str], itself: str, depth: int) -> None:
         self.flow, self.types, self.itself, self.depth = flow, types, itself, depth
         self.inputs: dict[str, int] = {}
         self.modules: dict[str, str] = {}
         self.functions: dict[str, str] = {}
 
-    def run(self, body: list[ast.stmt]) -> Iterator[Use]:
+    def run(self, body: list[ast.stmt]) -> Iterator[IndexUse]:
         for statement in body:
             if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
                 yield from self._uses(statement.value)
@@ -181,12 +181,12 @@ class _Scope:
         kind = types.get(attribute, "")
         return kind if kind.startswith("__torch__.") else ""
 
-    def _uses(self, value: ast.expr) -> Iterator[Use]:
+    def _uses(self, value: ast.expr) -> Iterator[IndexUse]:
         for call in ast.walk(value):
             if isinstance(call, ast.Call):
                 yield from self._call(call)
 
-    def _call(self, call: ast.Call) -> Iterator[Use]:
+    def _call(self, call: ast.Call) -> Iterator[IndexUse]:
         operator = _operator(call)
         if operator:
             if operator in INDICES:
@@ -195,7 +195,7 @@ class _Scope:
                 index = index or (call.args[position] if position < len(call.args) else None)
                 origin = self._origin(index) if index else None
                 if origin is not None:
-                    yield Use(origin, operator)
+                    yield IndexUse(origin, operator)
             return
         given = [self._origin(argument) for argument in call.args]
         if call.keywords:

@@ -52,6 +52,12 @@ class Source:
         """What stands around each."""
         return {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
 
+    def function_of(self, node: ast.AST) -> Function | ast.Module:
+        """The function around ``node``, or the module."""
+        while not isinstance(node, Function | ast.Module):
+            node = self.parents[node]
+        return node
+
     @cached_property
     def calls(self) -> tuple[ast.Call, ...]:
         """Every call."""
@@ -85,14 +91,7 @@ def served_sources(model: Model) -> tuple[tuple[Path, str], ...]:
     message = model.message
     if not model.is_python or (message is not None and message.default_model_filename not in ("", "model.py")):
         return ()
-    served = model.versions
-    policy = message.version_policy.WhichOneof("policy_choice") if message is not None else None
-    if policy == "specific":
-        served = tuple(v for v in served if v in message.version_policy.specific.versions)
-    elif policy != "all":
-        count = message.version_policy.latest.num_versions if policy == "latest" else 1
-        served = served[-max(1, count) :]
-    return tuple((path, text) for path, text in model.sources if int(path.parent.name) in served)
+    return tuple((path, text) for path, text in model.sources if int(path.parent.name) in model.served_versions)
 
 
 def read_sources(model: Model) -> Iterator[Source]:

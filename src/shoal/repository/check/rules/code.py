@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from shoal.repository.check.findings import Findings, Place, Rule, Severity
 from shoal.repository.check.reading.models import Model, Repository
-from shoal.repository.check.reading.returns import Ends
 from shoal.repository.check.reading.source import (
     Function,
     Source,
@@ -17,7 +16,7 @@ from shoal.repository.check.reading.source import (
     served_sources,
     walk_within,
 )
-from shoal.repository.check.rules import habits
+from shoal.repository.check.rules import answers, habits
 
 SYNTAX = Rule(
     "model-py-syntax",
@@ -64,17 +63,7 @@ FINALIZE = Rule(
     "def finalize(self, args):\n    self.pool.shutdown()",
     "def finalize(self):\n    self.pool.shutdown()",
 )
-NONE = Rule(
-    "execute-returns-none",
-    Severity.ERROR,
-    "An execute that can end without its responses",
-    "Unless the model is decoupled or sends through response senders, its clients wait for ever: since 24.06 Triton"
-    " takes None for a promise to send later, and logs nothing. An `except` that only logs is the usual way there.",
-    "python_backend, src/pb_stub.cc: ProcessReturnedResponses; tried on Triton 24.10.",
-    "try:\n    return [self.answer(request) for request in requests]\nexcept Exception as error:\n    print(error)",
-    "return [self.answer(request) for request in requests]  # an exception answers every request with an error",
-)
-RULES = (SYNTAX, NO_CLASS, SIGNATURE, FINALIZE, NONE, *habits.RULES)
+RULES = (SYNTAX, NO_CLASS, SIGNATURE, FINALIZE, *answers.RULES, *habits.RULES)
 
 CLASS = "TritonPythonModel"
 # How many arguments Triton gives each; how one writes it.
@@ -94,14 +83,14 @@ def find(model: Model, repository: Repository) -> Findings:
     del repository
     for path, text in served_sources(model):
         yield from _check_syntax(Place(path), text)
-    is_decoupled = model.message is None or model.message.model_transaction_policy.decoupled
+    is_decoupled = model.message.model_transaction_policy.decoupled if model.message is not None else None
 
     def look(source: Source) -> Findings:
         owner = _find_class(source)
         if owner is None:
             yield from _check_class(source)
         else:
-            yield from _check_methods(source, owner, may_return_none=is_decoupled)
+            yield from _check_methods(source, owner, is_decoupled=is_decoupled)
         yield from habits.look(source)
 
     yield from examine(model, look)
@@ -197,7 +186,7 @@ def _methods(source: Source, owner: ast.ClassDef) -> tuple[dict[str, Function], 
     return found, is_all and "execute" not in unclear
 
 
-def _check_methods(source: Source, owner: ast.ClassDef, *, may_return_none: bool) -> Findings:
+def _check_methods(source: Source, owner: ast.ClassDef, *, is_decoupled: bool | None) -> Findings:
     methods, is_all = _methods(source, owner)
     for name, (given, form) in _CALLS.items():
         method = methods.get(name)
@@ -216,8 +205,8 @@ def _check_methods(source: Source, owner: ast.ClassDef, *, may_return_none: bool
     elif any(isinstance(node, ast.Yield | ast.YieldFrom) for node in walk_within(execute)):
         what = "It yields, which gives Triton a generator in place of a list: every request fails."
         yield SIGNATURE.at(source.at(execute), what, "Return a list, or send each part through a response sender.")
-    elif not may_return_none and _is_plain(source, execute):
-        yield from _check_ends(source, execute)
+    elif _is_plain(source, execute) and is_decoupled is not None:
+        yield from answers.look(source, execute, is_decoupled=is_decoupled)
 
 
 def _is_plain(source: Source, method: Function) -> bool:
@@ -241,21 +230,3 @@ def _is_callable(source: Source, method: Function, given: int, *, on_class: bool
     if any(default is None for default in args.kw_defaults):
         return False
     return most - len(args.defaults) <= given and (given <= most or args.vararg is not None)
-
-
-def _check_ends(source: Source, execute: Function) -> Findings:
-    if source.words & {"get_response_sender", "set_model_transaction_policy"}:
-        return
-    within = list(walk_within(execute))
-    answers = any(isinstance(node, ast.Return) and node.value is not None for node in within)
-    if not answers and "InferenceResponse" not in source.words and any(isinstance(n, ast.Call) for n in within):
-        return  # somebody else may send the responses
-    ends = Ends(execute, source)
-    for node in ends.bare:
-        yield NONE.at(source.at(node), "This return ends execute without a list of responses.", "Return the list.")
-    if ends.falls:
-        yield NONE.at(
-            source.at(execute),
-            "This execute can reach its end without returning a list of responses.",
-            "Return one response for each request on every way, or raise.",
-        )

@@ -98,7 +98,7 @@ def _check_read(source: Source, flow: Flow, model: Model) -> Findings:
     for index, tensor in enumerate(model.inputs):
         if read and tensor.name not in read and not tensor.is_optional:
             yield NEVER_READ.at(
-                model.at_tensor("input", index, "name"),
+                model.at("input", index, "name"),
                 f"{source.path.relative_to(model.folder)} never reads the input {tensor.name}.",
                 "Read it, leave it out here, or let it be `optional: true`.",
             )
@@ -109,7 +109,7 @@ def _check_written(source: Source, flow: Flow, model: Model) -> Findings:
     for index, tensor in enumerate(model.outputs):
         if written and tensor.name not in written:
             yield NEVER_WRITTEN.at(
-                model.at_tensor("output", index, "name"),
+                model.at("output", index, "name"),
                 f"{source.path.relative_to(model.folder)} never writes the output {tensor.name}.",
                 "Write it, or leave it out here.",
             )

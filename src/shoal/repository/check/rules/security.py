@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -9,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from shoal.repository.check.findings import Findings, Place, Rule, Severity
-from shoal.repository.check.reading import imports
 from shoal.repository.check.reading.models import Model, Repository
+from shoal.repository.check.rules import imports
 
 NAME = Rule(
     "unsafe-name",
@@ -18,7 +19,8 @@ NAME = Rule(
     "A name that Triton cannot hand to a Python model's process",
     "Triton pastes the paths of the model and of its environment, and its instances' names, unquoted into `bash -c`:"
     " with a space or a bracket the server waits for ever, and what follows a `;` or a `&` is run as a command. Beyond"
-    " ASCII the import fails, in the C locale. Newer releases start no shell, and refuse most such names.",
+    " ASCII the import fails, in the C locale. Newer releases start no shell: they refuse what one would read, and bear"
+    " a space.",
     "python_backend, src/stub_launcher.cc: Launch; pull request 404; CVE-2025-23316; tried on Triton 24.10.",
     "models/my model (1)/1/model.py",
     "models/my-model-1/1/model.py",
@@ -39,7 +41,8 @@ DANGLING = Rule(
     Severity.ERROR,
     "A link that leads nowhere",
     "Triton minds it as little as a listing does; what opens the file fails the load, or the first request. Most are"
-    " links into the folders of whoever trained the model, committed with it.",
+    " links into the folders of whoever trained the model, committed with it. An absolute one may lead to a file of the"
+    " container, and is `symlink-leaves-repository`, except for the target `embedded`.",
     "Public repositories hold links to /mnt/... in the place of their weights.",
     "model/1/weights.pt -> ../../../runs/7/weights.pt  # on a machine without runs/",
     "model/1/weights.pt  # the file itself",
@@ -57,8 +60,10 @@ PICKLE = Rule(
 RULES = (NAME, LINK, DANGLING, PICKLE, *imports.RULES)
 
 MAX_FILES = 20_000  # in one model's folder; more than that are a data set, or an environment
+_MAX_LINKS = 40  # that lead to each other, as Linux has it
+_LOCK = ".#"  # Emacs's, of a file that is being edited: a link to nowhere
 _TAIL = 4 * 2**20  # of a zip: room for the directory of 50,000 tensors
-_UNSAFE = re.compile(r"[^A-Za-z0-9_./+@:,=-]")
+_UNSAFE = re.compile(r"[^A-Za-z0-9_./+@:,=%^-]")
 _PICKLES = (".pkl", ".pickle", ".joblib")
 _CHECKPOINTS = (".pt", ".pth", ".bin", ".ckpt")
 # What torch.save wrote before it wrote zips: the pickle of its magic number.
@@ -70,9 +75,10 @@ def find(model: Model, repository: Repository) -> Findings:
     runs_python = model.is_python or (model.message is not None and model.message.runtime == "model.py")
     if runs_python:
         yield from _check_names(model)
-    for path in _files(model.folder):
-        if path.is_symlink():
-            yield from _check_link(path, repository.root)
+    is_container = repository.target is None or not repository.target.is_embedded
+    for path, is_link in _files(model.folder):
+        if is_link and not path.name.startswith(_LOCK):
+            yield from _check_link(path, repository.root, is_container=is_container)
         kind = _pickle_kind(path)
         if kind:
             yield PICKLE.at(Place(path), f"It is {kind}: to load it is to run what it says.", "Keep data, not objects.")
@@ -94,12 +100,15 @@ def _check_names(model: Model) -> Findings:
             yield NAME.at(
                 place,
                 f"{what}, {value!r}, holds {', '.join(map(repr, odd))}.",
-                "Use letters, digits and _ . - + @ : , = alone.",
+                "Use letters, digits and _ . - + @ : , = % ^ alone.",
             )
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    """The files and links of a model, but for an environment's: that one is made of links and of others' files."""
+def _files(folder: Path) -> Iterator[tuple[Path, bool]]:
+    """The files of a model, and whether each is a link; what may not be read is left out.
+
+    So is an environment: it is made of links, and of others' files.
+    """
     waiting, count = [folder], 0
     while waiting:
         try:
@@ -112,26 +121,54 @@ def _files(folder: Path) -> Iterator[Path]:
             count += 1
             if count > MAX_FILES:
                 return
-            if entry.is_dir(follow_symlinks=False):
+            try:
+                is_folder, is_link = entry.is_dir(follow_symlinks=False), entry.is_symlink()
+            except OSError:
+                continue
+            if is_folder:
                 waiting.append(Path(entry.path))
             else:
-                yield Path(entry.path)
+                yield Path(entry.path), is_link
 
 
-def _check_link(path: Path, root: Path) -> Findings:
+def _check_link(path: Path, root: Path, *, is_container: bool) -> Findings:
     try:
-        target = path.readlink()
-    except OSError:
+        target, is_missing = path.readlink(), _is_missing(path)
+        is_inside = Path(os.path.realpath(path)).is_relative_to(root.resolve())
+        # The container may have what this machine lacks, at an absolute path.
+        is_elsewhere = is_missing and is_container and not is_inside and _is_absolute(path)
+    except OSError:  # names too long to be looked up
         return
-    try:
-        end = path.resolve(strict=True)
-    except (OSError, RuntimeError):  # the latter of links in a circle
+    if is_missing and not is_elsewhere:
         yield DANGLING.at(Place(path), f"It leads to {target}, which does not exist.", "Put the file itself there.")
-        return
-    if not end.is_relative_to(root.resolve()):
+    elif not is_inside:
         yield LINK.at(
             Place(path), f"It leads to {target}, outside of {root}.", "Put the file itself there, or move it inside."
         )
+
+
+def _is_missing(path: Path) -> bool:
+    try:
+        path.stat()
+    except PermissionError:
+        return False
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            raise
+        return True
+    return False
+
+
+def _is_absolute(path: Path) -> bool:
+    """Whether a link names an absolute path, or one that it leads to does."""
+    for _ in range(_MAX_LINKS):
+        if not path.is_symlink():
+            return False
+        target = path.readlink()
+        if target.is_absolute():
+            return True
+        path = path.parent / target
+    return False
 
 
 def _pickle_kind(path: Path) -> str:
