@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from functools import cached_property
+from typing import NamedTuple
 
 from shoal.repository.check.reading.source import Function, Source, walk_within
 
 # Whom Triton calls, and whom a component of shoal is called by.
 _CALLED = frozenset({"execute", "initialize", "finalize", "auto_complete_config", "is_ready", "run", "check", "load"})
 _LEAVES = ast.Return | ast.Raise | ast.Continue | ast.Break
+_MAX_VALUES = 20  # of one name that are looked at
 _NO_SETTINGS = frozenset({"self", "cls", "request", "requests"})
+
+
+class _Exit(NamedTuple):
+    """A test that is left by where it holds: whether it looks at settings, and the texts in it."""
+
+    line: int
+    is_about_settings: bool
+    texts: frozenset[str]
 
 
 class Guards:
@@ -19,14 +29,14 @@ class Guards:
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._exits: dict[ast.AST, list[ast.If]] = {}
+        self._exits: dict[ast.AST, list[_Exit]] = {}
         self._values: dict[ast.AST, dict[str, list[ast.expr]]] = {}
 
     def is_free(self, node: ast.AST, names: frozenset[str], *, minds_try: bool) -> bool:
         """Whether each run comes to ``node``, which is about the tensors ``names``; ``minds_try``: and breaks there."""
-        return self._is_free(node, names, minds_try, frozenset())
+        return self._is_free(node, names, minds_try, set())
 
-    def _is_free(self, node: ast.AST, names: frozenset[str], minds_try: bool, seen: frozenset[str]) -> bool:
+    def _is_free(self, node: ast.AST, names: frozenset[str], minds_try: bool, seen: set[str]) -> bool:
         function = self._source.function_of(node)
         child = node
         while child is not function:
@@ -34,8 +44,8 @@ class Guards:
             if _is_condition(parent, child, minds_try=minds_try):
                 return False
             if isinstance(child, ast.stmt) and any(
-                guard.lineno < getattr(child, "lineno", 0) and self._asks(guard.test, names, function)
-                for guard in self._exits_in(parent)
+                found.line < child.lineno and (found.is_about_settings or names & found.texts)
+                for found in self._exits_in(parent)
             ):
                 return False
             child = parent
@@ -44,44 +54,52 @@ class Guards:
         name = function.name
         if name in seen or (name.startswith("__") and name.endswith("__")):
             return name not in seen
-        return any(self._is_free(use, names, minds_try, seen | {name}) for use in self._uses(function))
+        seen.add(name)  # what has been gone through once without success need not be again
+        return any(self._is_free(use, names, minds_try, seen) for use in self._loads.get(name, []))
 
-    def _uses(self, function: Function) -> Iterator[ast.AST]:
-        """Where a function is called, or handed on."""
+    @cached_property
+    def _loads(self) -> dict[str, list[ast.AST]]:
+        """By name, where anything is called or handed on."""
+        found: dict[str, list[ast.AST]] = {}
         for node in self._source.nodes:
-            name = getattr(node, "attr", getattr(node, "id", ""))
-            if name == function.name and isinstance(getattr(node, "ctx", None), ast.Load):
-                yield node
+            if isinstance(getattr(node, "ctx", None), ast.Load) and isinstance(node, ast.Name | ast.Attribute):
+                found.setdefault(node.id if isinstance(node, ast.Name) else node.attr, []).append(node)
+        return found
 
-    def _exits_in(self, around: ast.AST) -> list[ast.If]:
+    def _exits_in(self, around: ast.AST) -> list[_Exit]:
         """The tests among the statements of ``around`` behind which it goes on only where they fail."""
         if around not in self._exits:
-            statements = (node for node in ast.iter_child_nodes(around) if isinstance(node, ast.If))
-            self._exits[around] = [node for node in statements if isinstance(node.body[-1], _LEAVES)]
+            ways = [node for node in ast.iter_child_nodes(around) if isinstance(node, ast.If)]
+            found = self._exits[around] = []
+            for node in (node for node in ways if isinstance(node.body[-1], _LEAVES)):
+                found.append(_Exit(node.lineno, *self._read(node.test, self._source.function_of(node))))
         return self._exits[around]
 
-    def _asks(self, test: ast.AST, names: frozenset[str], function: Function | ast.Module, depth: int = 0) -> bool:
-        """Whether a test can be one for these tensors: it has their name, or looks at settings."""
+    def _read(self, test: ast.AST, function: Function | ast.Module, depth: int = 0) -> tuple[bool, frozenset[str]]:
+        """Whether a test looks at settings, which say what tensors there are; and the texts in it."""
+        texts: frozenset[str] = frozenset()
         if _is_about_answers(test):
-            return False
+            return False, texts
         settings = _parameters(function)
         for node in ast.walk(test):
             match node:
-                case ast.Constant(value=str(value)) if value in names:
-                    return True
+                case ast.Constant(value=str(value)):
+                    texts |= {value}
                 case ast.Compare(ops=[ast.In() | ast.NotIn()]):
-                    return True
+                    return True, texts
                 case ast.Attribute(value=ast.Name(id="self" | "cls")):
                     parent = self._source.parents[node]
                     if not (isinstance(parent, ast.Call) and parent.func is node and parent.args):
-                        return True
+                        return True, texts
                 case ast.Name() if node.id in settings:
-                    return True
+                    return True, texts
                 case ast.Name() if not depth:
-                    values = self._bound(function).get(node.id, [])
-                    if any(self._asks(value, names, function, 1) for value in values):
-                        return True
-        return False
+                    for bound in self._bound(function).get(node.id, [])[:_MAX_VALUES]:
+                        is_about_settings, more = self._read(bound, function, 1)
+                        texts |= more
+                        if is_about_settings:
+                            return True, texts
+        return False, texts
 
     def _bound(self, function: Function | ast.Module) -> dict[str, list[ast.expr]]:
         if function not in self._values:
