@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from urllib.parse import quote
+
+from tritonclient.grpc import InferenceServerClient
+from tritonclient.utils import InferenceServerException
 
 from shoal.serving.runtime import find_runtime
 from shoal.serving.server import Server, find_ports
+
+SECONDS = 60  # for one model
 
 
 class Explicit(Server):
@@ -25,23 +26,18 @@ class Explicit(Server):
     def load(self, model: str) -> str:
         """Load ``model``; what Triton says where it does not, empty where it does."""
         start = self.log.stat().st_size
-        refusal = self._ask(f"models/{quote(model)}/load")
-        with self.log.open("rb") as log:
-            log.seek(start)
-            told = log.read().decode("utf-8", "replace")
-        return f"{refusal}\n{told}" if refusal else ""
+        with InferenceServerClient(self.grpc_url) as client:
+            try:
+                client.load_model(model, client_timeout=SECONDS)
+            except InferenceServerException as refusal:
+                with self.log.open("rb") as log:
+                    log.seek(start)
+                    return f"{refusal}\n{log.read().decode('utf-8', 'replace')}"
+        return ""
 
     def unload(self, model: str) -> None:
-        self._ask(f"models/{quote(model)}/unload", {"parameters": {"unload_dependents": True}})
-
-    def _ask(self, path: str, body: object = None) -> str:
-        data = json.dumps(body or {}).encode()
-        request = urllib.request.Request(f"http://{self.http_url}/v2/repository/{path}", data=data, method="POST")
-        try:
-            with urllib.request.urlopen(request, timeout=20):
-                return ""
-        except urllib.error.HTTPError as error:
-            return error.read().decode("utf-8", "replace")
+        with InferenceServerClient(self.grpc_url) as client, suppress(InferenceServerException):
+            client.unload_model(model, unload_dependents=True, client_timeout=SECONDS)
 
     def refill(self, source: Path) -> None:
         """Put the models of ``source`` in place of what the repository holds."""

@@ -170,7 +170,8 @@ def _sizes(model: Model, index: int, step: Any, member: Model) -> Findings:
             f"Give {member.name} a max_batch_size, without the row dimension in its dims.",
         )
     version, served = step.model_version, member.served_versions
-    if version != -1 and version not in served and not (member.is_leaf and version):
+    is_told = bool(version) and (member.is_leaf or not member.versions)  # leaves have none; a model must have one
+    if version != -1 and version not in served and not is_told:
         unset = "" if version else " (which it is where the step says nothing)"
         yield VERSION.at(
             model.at("ensemble_scheduling", "step", index, "model_version"),
