@@ -144,3 +144,16 @@ def send_seeded(watch: Watch, wires: Wires, number: int) -> None:
             for sent, answer in callers.map(send, range(start, start + 100)):
                 watch.take(sent, answer)
             watch.check_alive()
+
+
+def test_parameters_that_are_no_text(wires: Wires, server: Server) -> None:
+    """Triton hands them on as they came."""
+    watch = Watch(server, wires)
+    texts = {"name": "excerpt", "shape": [1, 1], "datatype": "BYTES", "data": ["The cat sat."]}
+    body = json.dumps({"inputs": [texts], "parameters": {"key": "value"}}).encode()
+    for word in (b"key", b"value"):
+        answer = wires.send(Attack(http("POST /v2/models/ensemble_all/infer", body.replace(word, b"\xc0" + word))))
+        assert answer.status == "400"
+        assert b"The request's parameters are not UTF-8. Send names and values as UTF-8 text." in answer.body
+    watch.check_alive()
+    watch.check_traces()

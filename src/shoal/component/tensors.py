@@ -250,8 +250,15 @@ def read_request(request: Any, spec: ModelSpec, device: Device) -> dict[str, Arr
 
 
 def request_parameters(request: Any) -> dict[str, Any]:
-    """What a client sent beside its tensors; an ensemble hands it to each of its steps."""
-    return dict(json.loads(request.parameters() or "{}"))
+    """What a client sent beside its tensors; an ensemble hands it to each of its steps.
+
+    Raises:
+        InputError: it is no text, which Triton lets through.
+    """
+    try:
+        return dict(json.loads(request.parameters() or "{}"))
+    except ValueError:  # UnicodeDecodeError, from the stub, is one
+        raise InputError("The request's parameters are not UTF-8.", "Send names and values as UTF-8 text.") from None
 
 
 def make_response(answer: Arrays | ShoalError) -> Any:
