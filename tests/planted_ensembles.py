@@ -13,6 +13,13 @@ def ensemble(old: str, new: str) -> dict[str, Edit]:
 
 SCHEDULING = ENSEMBLE[ENSEMBLE.index("ensemble_scheduling") :]
 
+CIRCLE = """  step [
+    { model_name: "left" model_version: -1
+      input_map { key: "X" value: "two" } output_map { key: "Y" value: "one" } },
+    { model_name: "right" model_version: -1
+      input_map { key: "X" value: "one" } output_map { key: "Y" value: "two" } },
+"""
+
 PLANTS = (
     Plant(
         "a backend called ensemble",
@@ -168,6 +175,14 @@ PLANTS = (
             "first/config.pbtxt": ("dynamic", 'output { name: "Z" data_type: TYPE_FP32 dims: [ 4 ] }\ndynamic'),
             "first/1/model.py": ('"Y", x * np.float32(2))', '"Y", x * np.float32(2)), pb_utils.Tensor("Z", x)'),
         },
+        core="is unused in ensemble",
+    ),
+    Plant(
+        "a circle beside",
+        "ensemble-tensor-unused",
+        ALL,
+        "one",
+        {ALL: ("  step [\n", CIRCLE)},
         core="is unused in ensemble",
     ),
     Plant(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from shoal.repository.check.findings import Findings, Rule, Severity
+from shoal.repository.check.findings import Finding, Findings, Rule, Severity
 from shoal.repository.check.reading.models import ENSEMBLE, Model, Repository
 
 _SOURCE = "core, src/model_config_utils.cc: {}"
@@ -227,8 +227,8 @@ def _flow(model: Model, steps: Iterable[Any]) -> Findings:
         waiting = [step for step in waiting if not set(step.input_map.values()) <= ready]
         ready |= {tensor for step in now for tensor in step.output_map.values()}
         grown = bool(now)
-    yield from _outputs(model, made, reads, ready)
-    yield from _leftovers(model, reads, ready)
+    found = [*_outputs(model, made, reads, ready), *_leftovers(model, made, reads, ready)]
+    yield from found or _circles(model, reads, ready)
 
 
 def _outputs(model: Model, made: dict[str, Any], reads: set[str], ready: set[str]) -> Findings:
@@ -261,25 +261,35 @@ def _source(name: str, made: dict[str, Any], ready: set[str]) -> str:
         seen.add(name)
 
 
-def _leftovers(model: Model, reads: set[str], ready: set[str]) -> Findings:
-    outputs = {tensor.name for tensor in model.message.output}
-    inputs = Counter(tensor.name for tensor in model.message.input)
+def _leftovers(model: Model, made: dict[str, Any], reads: set[str], ready: set[str]) -> Findings:
+    """Tensors that nobody reads, and such that nobody writes; what waits for those is told where they stand."""
+    outputs, inputs = ({t.name for t in tensors} for tensors in (model.message.output, model.message.input))
     for index, step in enumerate(model.message.ensemble_scheduling.step):
-        for field, tensors in (("output_map", step.output_map), ("input_map", step.input_map)):
-            for key, name in sorted(tensors.items()):
-                if name in outputs or (name in ready and name in reads) or (name in inputs and field == "input_map"):
-                    continue
-                if field == "input_map" and name not in ready and _is_written(model, name):
-                    continue  # what it waits for is told where it stands
-                yield UNUSED.at(
-                    model.at_entry("ensemble_scheduling", "step", index, field, key=key),
-                    f"ensemble tensor '{name}' is unused in ensemble '{model.name}'"
-                    + (": no step writes it." if field == "input_map" else ": no step reads it."),
-                    "Let a step write it, or mend its name."
-                    if field == "input_map"
-                    else f"Take {key} out of the output_map; what is not mapped is dropped.",
-                )
+        for key, name in sorted(step.output_map.items()):
+            if name not in outputs and name not in reads:
+                yield _unused(model, index, "output_map", key, name)
+        for key, name in sorted(step.input_map.items()):
+            if name not in ready and name not in made and name not in inputs:
+                close = difflib.get_close_matches(name, [*made, *inputs], 1)
+                yield _unused(model, index, "input_map", key, name, f"Write {close[0]}." if close else "")
 
 
-def _is_written(model: Model, name: str) -> bool:
-    return any(name in step.output_map.values() for step in model.message.ensemble_scheduling.step)
+def _circles(model: Model, reads: set[str], ready: set[str]) -> Findings:
+    """Steps that wait for one another, and that no output waits for."""
+    for index, step in enumerate(model.message.ensemble_scheduling.step):
+        for key, name in sorted(step.output_map.items()):
+            if name in reads and name not in ready:
+                fix = "Take one step out of the circle."
+                yield _unused(model, index, "output_map", key, name, fix, "steps wait for one another in a circle")
+                return
+
+
+def _unused(model: Model, index: int, field: str, key: str, name: str, fix: str = "", why: str = "") -> Finding:
+    is_written = field == "output_map"
+    fixes = (f"Take {key} out of the output_map; what is not mapped is dropped.", "Let a step write it.")
+    return UNUSED.at(
+        model.at_entry("ensemble_scheduling", "step", index, field, key=key),
+        f"ensemble tensor '{name}' is unused in ensemble '{model.name}':"
+        f" {why or ('no step reads it' if is_written else 'no step writes it')}.",
+        fix or fixes[not is_written],
+    )
