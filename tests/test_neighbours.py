@@ -7,7 +7,7 @@ import re
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import cycle
+from itertools import count, cycle
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +21,7 @@ from tests.mutations import floats, with_lengths
 from tests.wires import Answer, Attack, Wires, http
 
 pytestmark = pytest.mark.server
+NEW = count()
 NUM_GOOD = 11  # in a wave, beside a bad one
 TOLERANCE = 1e-5  # in FP32; another batch size changes the encoder's last bits
 OUTPUTS = ("SCORE", "BERT_SCORE", "FOREST_SCORE")
@@ -65,11 +66,12 @@ def waves(good: list[Row]) -> Iterator[list[Row]]:
 
 
 def blocker() -> Attack:
-    """Work for the first step alone: what arrives meanwhile waits, and becomes one batch."""
+    """Work for the first step alone, of words that it has not seen: what arrives meanwhile becomes one batch."""
+    texts = [" ".join(f"w{next(NEW)}" for _ in range(1000)).encode() for _ in range(8)]
     message = protocol.ModelInferRequest(model_name="preprocess")
     message.inputs.add(name="INPUT0", datatype="BYTES", shape=[8, 1])
     message.outputs.add(name="TREE_FEATS")
-    message.raw_input_contents.append(with_lengths(*[b"cat " * 1000] * 8))
+    message.raw_input_contents.append(with_lengths(*texts))
     return Attack(message.SerializeToString(), "ModelInfer")
 
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.server
 
 
 def regions() -> set[str]:
-    return {path.name for path in Path("/dev/shm").glob("shoal_*")}
+    return {path.name for path in Path("/dev/shm").glob(f"shoal_{os.getpid()}_*")}
 
 
 def test_a_stopped_server_leaves_nothing(repository: Path) -> None:
