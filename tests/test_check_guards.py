@@ -130,7 +130,7 @@ def test_what_may_not_be_read_is_nothing_to_stumble_over(tmp_path: Path, monkeyp
     folder = tmp_path / "m" / "1"
     (folder / "long").symlink_to("/".join(["a" * 300] * 3))
     assert links(tmp_path) == []
-    (folder / "hidden.pt").symlink_to("/root/hidden.pt")
+    (folder / "hidden.pt").symlink_to("/elsewhere/hidden.pt")
     (folder / "mine.pt").write_bytes(b"PK\x03\x04")
     (tmp_path / "m" / "private").mkdir()
     refused = PermissionError(errno.EACCES, "Permission denied")

@@ -78,7 +78,8 @@ class _Table:
             more = np.fromiter(map(len, found), np.int64, len(found))
             first = len(values) + np.cumsum(more) - more
             added = np.fromiter(chain.from_iterable(found), np.int64, int(more.sum()))
-            self._kept = tuple(map(np.concatenate, ((begins, first), (counts, more), (values, added))))  # type: ignore[assignment]
+            joined = ((begins, first), (counts, more), (values, added))
+            self._kept = (np.concatenate(joined[0]), np.concatenate(joined[1]), np.concatenate(joined[2]))
             # After the values: whoever finds a word here finds them there.
             self._places.update(zip(missing, range(len(self._places), len(self._places) + len(missing)), strict=True))
             self._num_characters += sum(map(len, missing))

@@ -52,13 +52,6 @@ class Node:
         """The entries of map field ``name`` with ``key``."""
         return (node for node in self.children.get(name, []) if node.entry(key))
 
-    def walk(self, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Node]]:
-        """Every field under this one with the names that lead to it."""
-        for name, nodes in self.children.items():
-            for node in nodes:
-                yield (*prefix, name), node
-                yield from node.walk((*prefix, name))
-
 
 def locate(text: str) -> Node:
     """The fields of ``text``; as many as can be read, where it is not well formed."""

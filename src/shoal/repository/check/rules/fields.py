@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from shoal.repository.check.findings import Findings, Place, Rule, Severity
 from shoal.repository.check.reading.locate import Node
@@ -183,8 +184,8 @@ def _enum_values(name: str) -> list[str]:
     return list(found.keys()) if found is not None else []
 
 
-def _unknown(model: Model, node: Node, message: object, repository: Repository, path: tuple[str, ...]) -> Findings:
-    known = getattr(message, "fields_by_name")  # noqa: B009 (a protobuf descriptor has no type here)
+def _unknown(model: Model, node: Node, message: Any, repository: Repository, path: tuple[str, ...]) -> Findings:
+    known = message.fields_by_name
     for name, nodes in node.children.items():
         place = Place(model.path, nodes[0].line)
         if name not in known:

@@ -288,7 +288,7 @@ def _is_guessed(model: Model) -> bool:
 
 
 def _metrics(model: Model) -> Findings:
-    for index, control in enumerate(getattr(model.message, "model_metrics").metric_control):  # noqa: B009 (untyped)
+    for index, control in enumerate(model.message.model_metrics.metric_control):
         missing = (
             "metric control must specify 'metric_identifier'" if not control.HasField("metric_identifier")
             else "metric identifier must specify non-empty 'family'" if not control.metric_identifier.family
