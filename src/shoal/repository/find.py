@@ -8,9 +8,7 @@ from shoal.errors import ArtifactError, InputError
 from shoal.repository.graph import Graph
 from shoal.repository.leaves import ROOMS, find_leaves
 from shoal.repository.manifest import read_manifest
-from shoal.repository.pbtxt import ModelConfig, read_config
-
-_CONFIG = "config.pbtxt"
+from shoal.repository.pbtxt import CONFIG, ModelConfig, read_config
 
 
 def find_graph(folder: Path, model: str = "") -> Graph:
@@ -25,15 +23,15 @@ def find_graph(folder: Path, model: str = "") -> Graph:
     """
     folder = folder.resolve()
     if model:
-        if not (folder / model / _CONFIG).is_file():
+        if not (folder / model / CONFIG).is_file():
             known = ", ".join(path.parent.name for path in _configs(folder))
             raise InputError(f"There is no model {model} in {folder}.", f"It has: {known or 'none'}.")
         return _load(folder / model)
-    return _load(folder if (folder / _CONFIG).is_file() else folder / _find_top(folder))
+    return _load(folder if (folder / CONFIG).is_file() else folder / _find_top(folder))
 
 
 def _configs(folder: Path) -> list[Path]:
-    return sorted(folder.glob(f"*/{_CONFIG}"))
+    return sorted(folder.glob(f"*/{CONFIG}"))
 
 
 def _find_top(repository: Path) -> str:
@@ -41,7 +39,7 @@ def _find_top(repository: Path) -> str:
     configs = {path.parent.name: read_config(path.parent) for path in _configs(repository)}
     if not configs:
         raise ArtifactError(
-            f"{repository} is neither a model's folder nor a repository: there is no {_CONFIG} in it, nor one below.",
+            f"{repository} is neither a model's folder nor a repository: there is no {CONFIG} in it, nor one below.",
             "Name one, such as build/repository/ensemble_all.",
         )
     composed_for = read_manifest(repository).get("ensemble")
@@ -61,7 +59,7 @@ def _find_top(repository: Path) -> str:
 def _load(folder: Path) -> Graph:
     config = read_config(folder)
     names = {step.model for step in config.steps}
-    if folder.parent.name not in ROOMS or all((folder.parent / name / _CONFIG).is_file() for name in names):
+    if folder.parent.name not in ROOMS or all((folder.parent / name / CONFIG).is_file() for name in names):
         return Graph.load(folder)
     return Graph.build(config, _find_members(folder, names))
 

@@ -10,6 +10,8 @@ from typing import Any
 from shoal.component.spec import ModelSpec
 from shoal.errors import ArtifactError
 
+CONFIG = "config.pbtxt"
+
 
 @dataclass(frozen=True)
 class Step:
@@ -65,7 +67,7 @@ def read_config(folder: Path) -> ModelConfig:
     from google.protobuf import text_format
     from tritonclient.grpc import model_config_pb2
 
-    path = folder / "config.pbtxt"
+    path = folder / CONFIG
     try:
         text = path.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):

@@ -43,14 +43,10 @@ class Node:
             node = same[int(index or 0)]
         return node
 
-    def entry(self, key: str) -> Node | None:
-        """Of this node's siblings in a map field: itself, if its key is ``key``."""
-        keys = self.children.get("key")
-        return self if keys and keys[0].value == key else None
-
     def entries(self, name: str, key: str) -> Iterator[Node]:
         """The entries of map field ``name`` with ``key``."""
-        return (node for node in self.children.get(name, []) if node.entry(key))
+        keys = ((entry, entry.children.get("key")) for entry in self.children.get(name, []))
+        return (entry for entry, found in keys if found and found[0].value == key)
 
 
 def locate(text: str) -> Node:

@@ -14,9 +14,8 @@ from shoal.component.spec import TensorSpec
 from shoal.environment.targets import Target
 from shoal.repository.check.findings import Place
 from shoal.repository.check.reading.locate import Node, locate
-from shoal.repository.pbtxt import ModelConfig, as_config
+from shoal.repository.pbtxt import CONFIG, ModelConfig, as_config
 
-CONFIG = "config.pbtxt"
 MAX_CONFIG_BYTES = 4 * 2**20
 ENSEMBLE = "ensemble"
 # The engine of each platform that core knows: model_config_utils.cc, AutoCompleteBackendFields.
@@ -28,13 +27,9 @@ PLATFORMS = {
     "tensorflow_graphdef": "tensorflow",
     "tensorflow_savedmodel": "tensorflow",
 }
-
-
 # Backends that read tensors from the model's own file, and such that never do; others may, where some is left out.
 _COMPLETE_ALL = ("onnxruntime", "openvino", "tensorflow", "tensorrt")
 _COMPLETE_NOTHING = ("fil", "python", "pytorch")
-
-
 _VERSION = r"0(?![0-9])|[1-9][0-9]{0,17}"  # core reads the digits that a name begins with, and no leading zero
 # A class that comes from elsewhere may complete its configuration.
 _INHERITS = re.compile(
@@ -141,7 +136,7 @@ class Model:
         """Those of its configuration."""
         return {k: v.string_value for k, v in self.message.parameters.items()} if self.message is not None else {}
 
-    @property
+    @cached_property
     def is_completed(self) -> bool:
         """Whether the server may add to what is declared here when it loads the model."""
         if self.message is not None and self.is_python and self.sources:
@@ -170,10 +165,6 @@ class Model:
                 if path.is_file() and path.stat().st_size <= MAX_CONFIG_BYTES:
                     found.append((path, path.read_bytes().decode("utf-8", "replace")))
         return tuple(found)
-
-    def place(self, node: Node) -> Place:
-        """Where a node of ``fields`` stands."""
-        return Place(self.path, node.line)
 
     def at(self, *path: str | int) -> Place:
         """Where a field of its configuration stands."""

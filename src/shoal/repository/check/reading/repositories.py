@@ -10,9 +10,10 @@ from typing import Any
 
 from shoal.environment.targets import Target, find_target
 from shoal.errors import ArtifactError, InputError
-from shoal.repository.check.reading.models import CONFIG, MAX_CONFIG_BYTES, Model, Repository, entries
+from shoal.repository.check.reading.models import MAX_CONFIG_BYTES, Model, Repository, entries
 from shoal.repository.leaves import ROOMS
 from shoal.repository.manifest import MANIFEST, read_manifest
+from shoal.repository.pbtxt import CONFIG
 
 
 def read_repository(path: Path, target: Target | None = None) -> Repository:

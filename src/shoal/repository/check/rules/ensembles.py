@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from shoal.repository.check.findings import Finding, Findings, Rule, Severity
+from shoal.repository.check.findings import Finding, Findings, Place, Rule, Severity
 from shoal.repository.check.reading.models import ENSEMBLE, Model, Repository
 
 _SOURCE = "core, src/model_config_utils.cc: {}"
@@ -187,7 +187,7 @@ def _keys(model: Model, index: int) -> Findings:
             key, value = (entry.children[part][0].value if part in entry.children else "" for part in ("key", "value"))
             if key in last and last[key] != value:
                 yield KEY_TWICE.at(
-                    model.place(entry),
+                    Place(model.path, entry.line),
                     f"Step {index} of ensemble '{model.name}' maps {key} to '{last[key]}' and here to '{value}';"
                     " only the last one holds.",
                     "Take one out, or mend its key.",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
 
 from shoal.repository.check.findings import Findings, Place, Rule, Severity
 from shoal.repository.check.reading.locate import Node
-from shoal.repository.check.reading.models import CONFIG, Model, Repository
+from shoal.repository.check.reading.models import Model, Repository
+from shoal.repository.pbtxt import CONFIG
 
 SYNTAX = Rule(
     "config-syntax",
@@ -96,6 +97,7 @@ RULES = (SYNTAX, UNKNOWN, MISSPELT, TOO_NEW, LEFTOVER, LEFTOVER_TEXT, ENCODING, 
 
 # By message and field: the release whose schema first has it.
 _FIRST = {("", "model_metrics"): (24, 11), ("ensemble_scheduling", "max_inflight_requests"): (25, 11)}
+Parts: TypeAlias = Sequence[tuple[int, str]]
 _PLACEHOLDER = re.compile(r"\$\{[^}\n]*\}")
 _QUOTES = ("'", '"')
 _PART = re.compile(r""""(?:\\.|[^"\\])*(?:"|$)|'(?:\\.|[^'\\])*(?:'|$)|#.*|[^"'#]+""")
@@ -106,10 +108,11 @@ _CLOSE = 0.8  # of difflib's ratio; above it, a name is one that was mistyped
 
 def find(model: Model, repository: Repository) -> Findings:
     """What is wrong with the text of ``config.pbtxt``."""
-    leftovers = list(_leftovers(model))
+    parts = list(_parts(model.text))
+    leftovers = list(_leftovers(model, parts))
     yield from leftovers
     if model.message is not None and not model.broken_line:
-        yield from _stricter(model)
+        yield from _stricter(model, parts)
     if model.broken_line:
         what = f"{CONFIG} of {model.name} is not UTF-8."
         yield ENCODING.at(Place(model.path, model.broken_line), what, "Write it as UTF-8.")
@@ -129,8 +132,8 @@ def find(model: Model, repository: Repository) -> Findings:
         yield from _unknown(model, model.fields, model.message.DESCRIPTOR, repository, ())
 
 
-def _leftovers(model: Model) -> Findings:
-    for number, part in _parts(model.text):
+def _leftovers(model: Model, parts: Parts) -> Findings:
+    for number, part in parts:
         found = _PLACEHOLDER.search(part)
         if found:
             rule = LEFTOVER_TEXT if part[0] in _QUOTES else LEFTOVER
@@ -138,9 +141,9 @@ def _leftovers(model: Model) -> Findings:
             yield rule.at(Place(model.path, number), what, f"Give {found[0][2:-1][:80]} a value.")
 
 
-def _stricter(model: Model) -> Findings:
+def _stricter(model: Model, parts: Parts) -> Findings:
     """What Python's protobuf reads and Triton's, which is C++'s, does not."""
-    for number, part in _parts(model.text):
+    for number, part in parts:
         is_quoted = part[0] in _QUOTES
         found = _BAD_ESCAPE.search(part) if is_quoted else _NOT_ASCII.search(part)
         if found:

@@ -7,7 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from shoal.repository.check.findings import Findings, Place, Rule, Severity
-from shoal.repository.check.reading.models import CONFIG, Model, Repository, entries
+from shoal.repository.check.reading.models import Model, Repository, entries
+from shoal.repository.pbtxt import CONFIG
 
 NAME = Rule(
     "folder-name",
