@@ -146,7 +146,7 @@ def test_such_reads_are_seen() -> None:
 
 
 def test_floors_import_only_what_stands_below_them() -> None:
-    floors = ["component", "environment", "repository", "serving", "bulk", "training"]
+    floors = ["component", "environment", "repository", "serving", "bulk", "training", "bench"]
     for number, floor in enumerate(floors):
         below = {*floors[: number + 1], "errors", "paths", "processes", "machine", "progress", "tables"}
         for path in tracked(f"src/shoal/{floor}/**/*.py", f"src/shoal/{floor}/*.py"):

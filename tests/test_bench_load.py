@@ -1,0 +1,73 @@
+"""Closed and open load on something that only sleeps: a sleep does not depend on the processor."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from shoal.bench.load import Load, closed_loop, open_loop
+from shoal.errors import InputError
+
+
+def sleep(_: int) -> int:
+    time.sleep(0.02)
+    return 3
+
+
+def test_callers_share_the_requests_and_their_rows_are_counted() -> None:
+    numbers, threads = list[int](), set[str]()
+
+    def send(number: int) -> int:
+        numbers.append(number)
+        threads.add(threading.current_thread().name)
+        return sleep(number)
+
+    load = closed_loop(send, callers=4, seconds=0.5, warm_seconds=0.1)
+    assert sorted(numbers) == list(range(len(numbers)))
+    assert len(threads) == 4
+    assert load.percentile(1) >= 0.02
+    assert 0.3 * 4 * 3 / 0.02 < load.rows_per_second <= 4 * 3 / 0.02  # never more than sleeping allows
+
+
+def test_a_request_that_is_longer_than_the_counted_time_counts_in_part() -> None:
+    load = closed_loop(lambda _: time.sleep(0.4) or 8, callers=1, seconds=0.1, warm_seconds=0.1)  # type: ignore[func-returns-value]
+    assert len(load.latencies) == 1
+    assert load.rows_per_second == pytest.approx(8 / 0.4, rel=0.5)
+
+
+def test_arrivals_wait_for_nobody() -> None:
+    """One caller, and twice the work that it can do: who arrives late waits long, and the waiting counts."""
+    load = open_loop(sleep, rate=100, seconds=0.5, seed=1, most_callers=1)
+    assert load.percentile(90) > 5 * 0.02
+    assert load.rows_per_second <= 3 / 0.02
+    again = open_loop(lambda _: 1, rate=100, seconds=0.5, seed=1, most_callers=4)
+    assert len(again.latencies) == len(load.latencies)  # the same arrivals
+    assert again.percentile(50) < load.percentile(50)
+
+
+def test_an_error_ends_the_load() -> None:
+    def send(number: int) -> int:
+        if number == 5:
+            raise ValueError("the sixth")
+        return sleep(number)
+
+    begin = time.monotonic()
+    with pytest.raises(ValueError, match="the sixth"):
+        closed_loop(send, callers=2, seconds=60)
+    with pytest.raises(ValueError, match="the sixth"):
+        open_loop(send, rate=100, seconds=60, seed=0, most_callers=2)
+    assert time.monotonic() - begin < 30
+
+
+def test_a_load_of_nothing_is_refused() -> None:
+    with pytest.raises(InputError, match="A load with callers 0 is none"):
+        closed_loop(sleep, callers=0, seconds=1)
+    with pytest.raises(InputError, match="A load with rate 0 is none"):
+        open_loop(sleep, rate=0, seconds=1, seed=0, most_callers=1)
+
+
+def test_percentiles_are_in_seconds() -> None:
+    assert Load(1.0, np.arange(101) / 100).percentile(99) == pytest.approx(0.99)
