@@ -5,11 +5,46 @@ from __future__ import annotations
 import os
 import platform
 from pathlib import Path
+from typing import Any
+
+# What decides how fast an encoder's arithmetic is on a CPU: tiles and dot products in BF16 and INT8, vector width.
+FLAGS = ("amx_bf16", "amx_int8", "avx512_bf16", "avx512_vnni", "avx512f", "avx2", "avx_vnni", "bf16")
+_CPUS, _MEMORY = Path("/proc/cpuinfo"), Path("/proc/meminfo")
+_GPUS = Path("/proc/driver/nvidia/gpus")
 
 
-def describe_machine() -> dict[str, str | int]:
-    """``cpu``, the processor's name, and ``cores``, those that this process may use."""
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    names = (line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    return {"cpu": next(names, platform.processor()), "cores": len(os.sched_getaffinity(0))}
+def describe_machine() -> dict[str, Any]:
+    """``cpu``, the processor's name, and ``cores``, those that this process may use; what else decides figures.
+
+    ``physical_cores`` counts those without their second threads, ``flags`` are the instructions among ``FLAGS``,
+    ``memory_gib`` is what the machine has, and ``gpu``, which is there where a GPU is, names the first one.
+    """
+    entries = [_fields(block) for block in _read(_CPUS).split("\n\n") if block.strip()]
+    allowed = os.sched_getaffinity(0)
+    first = entries[0] if entries else {}
+    mine = [entry for entry in entries if entry.get("processor", "").isdigit() and int(entry["processor"]) in allowed]
+    places = {(entry.get("physical id"), entry.get("core id", entry["processor"])) for entry in mine}
+    flags = {*first.get("flags", "").split(), *first.get("Features", "").split()}
+    machine = {
+        "cpu": first.get("model name") or platform.processor(),
+        "cores": len(allowed),
+        "physical_cores": len(places) or len(allowed),
+        "flags": " ".join(flag for flag in FLAGS if flag in flags),
+        "memory_gib": _memory_gib(),
+    }
+    gpus = [_fields(_read(path)).get("Model", "a GPU") for path in sorted(_GPUS.glob("*/information"))]
+    return {**machine, "gpu": gpus[0], "num_gpus": len(gpus)} if gpus else machine
+
+
+def _memory_gib() -> float:
+    kilobytes = _fields(_read(_MEMORY)).get("MemTotal", "0 kB").split()[0]
+    return round(int(kilobytes) / 2**20, 1)
+
+
+def _fields(text: str) -> dict[str, str]:
+    pairs = (line.partition(":") for line in text.splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.is_file() else ""

@@ -1,0 +1,298 @@
+"""What would make a pipeline faster, and what would not: sentences, each with the figures that it rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from shoal.bench.figures import Cell, Figures
+from shoal.bench.lines import add_instances, allow_batching, drop_delay
+from shoal.bench.steps import StepFigures
+from shoal.repository.pbtxt import ModelConfig
+
+BUSY = 0.85  # of the time: an instance that runs so much is what requests wait for
+SATURATED = 0.9  # of all cores' time
+IDLE = 0.5  # of the time: an instance that runs less holds nobody up
+ALONE = 1.2  # requests an execution: no more than this is one by one
+GAIN = 1.2  # a rate so many times another is worth a change
+FULL = 0.95  # of the best rate: what reaches it is as good
+LARGE_SHARE = 0.3  # of a request's time
+SMALL_CORE_SHARE = 0.05  # of one core: an instance that takes less waits for something else than the processor
+BF16_FLAGS = ("amx_bf16", "avx512_bf16", "bf16")
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One proposal: ``what`` to do, ``why``, and the ``lines`` of the model's config.pbtxt in place of its own.
+
+    Where it ``helps`` not, ``what`` says what is not worth trying. ``kind`` is stable, for machines.
+    """
+
+    kind: str
+    model: str
+    what: str
+    why: str
+    lines: str = ""
+    helps: bool = True
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the record."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What advice is drawn from: the medians by load, and the models' configurations.
+
+    ``levels`` are the steps' places in the ensemble (those of one level run side by side), ``cores`` those that the
+    server may use, and ``flags`` the processor's, as ``describe_machine`` gives them.
+    """
+
+    cells: Mapping[Cell, Figures]
+    configs: Mapping[str, ModelConfig]
+    cores: int
+    levels: Mapping[str, int]
+    flags: str = ""
+
+
+def advise(case: Case) -> list[Advice]:
+    """The proposals, what helps first. The bottleneck is named in any case.
+
+    It looks at the load with the best rate and at the single rows of the most callers, where requests meet, and at one
+    caller alone for what lies outside the steps.
+    """
+    found: list[Advice] = []
+    for cell, figures in _crowded(case):
+        found += _bottleneck(cell, figures)
+        found += _waiting(case, cell, figures)
+        found += _processor(case, cell, figures)
+    found += _idle(case)
+    found += _request_size(case)
+    found += _single(case)
+    chosen: dict[tuple[str, str], Advice] = {}
+    for advice in sorted(found, key=lambda advice: not advice.helps):  # what helps under one load helps
+        chosen.setdefault((advice.kind, advice.model), advice)
+    batched = {model for kind, model in chosen if kind == "batching" and chosen[kind, model].helps}
+    # Batching first: how busy the instances are then is for the next measurement to say.
+    return [a for a in chosen.values() if not (a.kind == "instances" and a.model in batched)]
+
+
+def _crowded(case: Case) -> list[tuple[Cell, Figures]]:
+    """The loads under which requests meet: of single rows the one with the most callers, and the best of all."""
+    several = {cell: figures for cell, figures in case.cells.items() if cell.callers > 1} or dict(case.cells)
+    best = max(several, key=lambda cell: several[cell].rows_per_s)
+    crowd = max(several, key=lambda cell: (cell.batch == min(c.batch for c in several), cell.callers))
+    return [(cell, several[cell]) for cell in dict.fromkeys((crowd, best)) if several[cell].steps]
+
+
+def _bottleneck(cell: Cell, figures: Figures) -> Iterator[Advice]:
+    name, step = max(figures.steps.items(), key=lambda item: item[1].busy)
+    others = [other.busy for other_name, other in figures.steps.items() if other_name != name]
+    rest = f", the other steps' at most {max(others):.0%}" if others else ""
+    cpu = f", and a row takes {step.cpu_ms:.2f} ms of CPU there" if step.cpu_ms is not None else ""
+    yield Advice(
+        "bottleneck",
+        "",
+        f"The step to look at is {name}.",
+        f"With {cell} its instances run {step.busy:.0%} of the time{rest}{cpu}.",
+    )
+
+
+def _waiting(case: Case, cell: Cell, figures: Figures) -> Iterator[Advice]:
+    """Steps that requests wait for."""
+    for name, step in figures.steps.items():
+        config = case.configs[name]
+        is_one_by_one = cell.callers > 1 and step.requests_per_execution <= ALONE
+        if is_one_by_one and step.busy >= IDLE and _can_batch(config) and _is_worth_batching(case, figures):
+            yield Advice(
+                "batching",
+                name,
+                f"Let Triton join the requests that wait for {name}.",
+                f"With {cell} each execution has {step.requests_per_execution:.1f} requests of the"
+                f" {config.spec.max_batch_size} rows that it may have, its instances run {step.busy:.0%} of the time,"
+                f" and a request waits {step.queue_ms:.1f} of {step.total_ms:.1f} ms.",
+                allow_batching(),
+            )
+        elif step.busy >= BUSY and figures.cpu < SATURATED:
+            yield _instances(case, cell, figures, name, step)
+
+
+def _can_batch(config: ModelConfig) -> bool:
+    return config.spec.max_batch_size > 1 and config.message.WhichOneof("scheduling_choice") is None
+
+
+def _is_worth_batching(case: Case, figures: Figures) -> bool:
+    """Where the cores are busy, joining requests helps only if rows of larger ones are cheaper, as far as is known."""
+    if figures.cpu < SATURATED:
+        return True
+    single, larger = _rate(case, 1), [f.rows_per_s for cell, f in case.cells.items() if cell.batch > 1]
+    return not larger or max(larger) >= GAIN * single
+
+
+def _instances(case: Case, cell: Cell, figures: Figures, name: str, step: StepFigures) -> Advice:
+    number = case.configs[name].spec.num_instances
+    taken = (step.cpu_ms or 0) / 1000 * figures.rows_per_s / number  # cores, by each instance
+    free = case.cores * (1 - figures.cpu)
+    more = number if taken < SMALL_CORE_SHARE else min(number, int(free / taken))
+    busy = f"With {cell} its {number} instance{' runs' if number == 1 else 's run'} {step.busy:.0%} of the time"
+    if more < 1:
+        return Advice(
+            "instances",
+            name,
+            f"Another instance of {name} would not help.",
+            f"{busy}, taking {taken:.1f} cores each, and only {free:.1f} of {case.cores} are free.",
+            helps=False,
+        )
+    gpu = " On a GPU that is full already it will not help: look at its utilisation." if _is_on_gpu(case, name) else ""
+    return Advice(
+        "instances",
+        name,
+        f"Give {name} {number + more} instances.",
+        f"{busy} with {step.requests_per_execution:.1f} requests an execution, while the cores are busy"
+        f" {figures.cpu:.0%}; an instance takes {taken:.1f} of {case.cores} cores.{gpu}",
+        add_instances(case.configs[name], more),
+    )
+
+
+def _is_on_gpu(case: Case, name: str) -> bool:
+    return any(group.kind == group.KIND_GPU for group in case.configs[name].message.instance_group)
+
+
+def _processor(case: Case, cell: Cell, figures: Figures) -> Iterator[Advice]:
+    """Cores that have nothing left."""
+    if figures.cpu < SATURATED:
+        return
+    yield Advice(
+        "cpu",
+        "",
+        "More instances would not help, of no model.",
+        f"With {cell} the {case.cores} cores are busy {figures.cpu:.0%} of the time: the server takes"
+        f" {figures.server_cpu:.0%}, the client {figures.client_cpu:.0%}, other programs {figures.other_cpu:.0%}.",
+        helps=False,
+    )
+    known = {name: step.cpu_ms for name, step in figures.steps.items() if step.cpu_ms is not None}
+    if not known or not sum(known.values()):
+        return
+    name = max(known, key=known.__getitem__)
+    yield Advice(
+        "cost",
+        name,
+        f"What would help is a cheaper {name}, such as a smaller model in its place: an option, since answers change.",
+        f"A row takes {known[name]:.2f} ms of CPU there, {known[name] / sum(known.values()):.0%} of all steps'.",
+    )
+    is_fp32 = case.configs[name].spec.parameters.get("dtype", "fp32") == "fp32"
+    if case.configs[name].backend == "pytorch" and is_fp32:
+        yield _dtype(case, name)
+
+
+def _dtype(case: Case, name: str) -> Advice:
+    if any(flag in case.flags.split() for flag in BF16_FLAGS):
+        what = (
+            f"Try {name} in bf16: shoal compose ... --dtype bf16. An option, since answers change in the third digit."
+        )
+        return Advice("dtype", name, what, "This processor has instructions for it.")
+    what = f"{name} in bf16 would not help."
+    return Advice("dtype", name, what, "This processor has no instructions for it.", helps=False)
+
+
+def _idle(case: Case) -> Iterator[Advice]:
+    """Steps that hold nobody up; or none that does: then too little is asked."""
+    (cell, figures) = _crowded(case)[-1] if _crowded(case) else (None, None)
+    if cell is None or figures is None:
+        return
+    busiest = max(step.busy for step in figures.steps.values())
+    if busiest < BUSY and figures.cpu < SATURATED:
+        own = figures.client_cpu * case.cores
+        is_client = own >= 0.8  # cores: one Python process cannot take many more than one
+        yield Advice(
+            "callers",
+            "",
+            "Ask more at a time: more callers, or more rows a request.",
+            f"With {cell} no step runs more than {busiest:.0%} of the time, and the cores are busy {figures.cpu:.0%}."
+            + (f" The client itself takes {own:.1f} cores: use several processes." if is_client else ""),
+        )
+    idle = {name: step.busy for name, step in figures.steps.items() if step.busy < IDLE}
+    if idle:
+        listing = ", ".join(f"{name} {busy:.0%}" for name, busy in idle.items())
+        yield Advice(
+            "idle",
+            "",
+            f"More instances of {', '.join(idle)} would not help.",
+            f"With {cell} they run {listing} of the time.",
+            helps=False,
+        )
+
+
+def _rate(case: Case, batch: int) -> float:
+    """The best rate at a batch size."""
+    return max((figures.rows_per_s for cell, figures in case.cells.items() if cell.batch == batch), default=0.0)
+
+
+def _request_size(case: Case) -> Iterator[Advice]:
+    batches = sorted({cell.batch for cell in case.cells})
+    rates = {batch: _rate(case, batch) for batch in batches}
+    best = max(rates.values())
+    enough = next(batch for batch in batches if rates[batch] >= FULL * best)
+    if enough > 1 and 1 in rates and rates[enough] >= GAIN * rates[1]:
+        yield Advice(
+            "rows",
+            "",
+            f"Send {enough} rows a request where you have them.",
+            f"That gives {rates[enough]:.1f} rows/s; single rows give {rates[1]:.1f}.",
+        )
+    larger = [batch for batch in batches if batch > enough]
+    if larger:
+        yield Advice(
+            "more rows",
+            "",
+            f"Requests of more than {enough} row{'' if enough == 1 else 's'} would not help the rate.",
+            f"{enough} give {rates[enough]:.1f} rows/s, {larger[-1]} give {rates[larger[-1]]:.1f}.",
+            helps=False,
+        )
+
+
+def _single(case: Case) -> Iterator[Advice]:
+    """What one caller waits for beside the steps' own work."""
+    alone = case.cells.get(Cell(1, 1))
+    if alone is None:
+        return
+    for name, step in alone.steps.items():
+        delay = case.configs[name].message.dynamic_batching.max_queue_delay_microseconds / 1000
+        if delay and step.requests_per_execution <= ALONE and step.queue_ms >= IDLE * delay:
+            yield Advice(
+                "delay",
+                name,
+                f"Let {name} wait for nobody.",
+                f"One caller's request waits there {step.queue_ms:.1f} of {alone.p50_ms:.1f} ms for others that do not"
+                f" come: max_queue_delay is {delay:g} ms. Under load requests meet without it.",
+                drop_delay(case.configs[name]),
+            )
+    if alone.server_ms is None:
+        return
+    between = alone.server_ms - _longest_way(case, alone)
+    if between >= LARGE_SHARE * alone.p50_ms and case.levels:
+        yield Advice(
+            "ensemble",
+            "",
+            "Fewer steps would help single requests: put cheap neighbours into one model.",
+            f"Of {alone.server_ms:.1f} ms in the server, {between:.1f} are none of the steps': handing over between them.",
+        )
+    outside = alone.p50_ms - alone.server_ms - (alone.local_ms or 0)
+    if outside >= LARGE_SHARE * alone.p50_ms:
+        yield Advice(
+            "protocol",
+            "",
+            "Nothing in the repository would help most of a single request's time; more rows a request share it.",
+            f"Of {alone.p50_ms:.1f} ms, {outside:.1f} are spent in the client and on the way.",
+            helps=False,
+        )
+
+
+def _longest_way(case: Case, figures: Figures) -> float:
+    """Milliseconds of the slowest step of each level, which no request can be faster than."""
+    slowest: dict[int, float] = {}
+    for name, step in figures.steps.items():
+        level = case.levels.get(name, 0)
+        slowest[level] = max(slowest.get(level, 0.0), step.total_ms)
+    return sum(slowest.values())

@@ -1,0 +1,119 @@
+"""What a load came to: one time, and over its repeats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from statistics import median
+from typing import Any, NamedTuple
+
+from shoal.bench.steps import StepFigures
+
+
+class Cell(NamedTuple):
+    """A closed loop: ``callers`` at a time, each with requests of ``batch`` rows."""
+
+    batch: int
+    callers: int
+
+    def __str__(self) -> str:
+        return f"{self.batch} rows, {self.callers} caller{'' if self.callers == 1 else 's'}"
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One load on one pipeline.
+
+    ``server_cpu``, ``client_cpu`` and ``other_cpu`` are shares of all cores' time: of the server with its stubs, of
+    this process, and of whatever else ran meanwhile. ``server_ms`` is what Triton counts for a request of the whole
+    pipeline, ``local_ms`` what it took in the client's own steps (``hybrid``). ``steps`` are the models that the server
+    ran, in the order of the pipeline.
+    """
+
+    rows_per_s: float
+    requests: int
+    p50_ms: float
+    p90_ms: float
+    p99_ms: float
+    server_cpu: float
+    client_cpu: float
+    other_cpu: float
+    server_ms: float | None
+    local_ms: float | None
+    steps: Mapping[str, StepFigures]
+
+    @property
+    def cpu(self) -> float:
+        """The share of all cores' time that was taken, by whomever."""
+        return self.server_cpu + self.client_cpu + self.other_cpu
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One load on one pipeline, repeated."""
+
+    label: str
+    cell: Cell
+    repeats: tuple[Figures, ...]
+
+    @property
+    def median(self) -> Figures:
+        """Each figure's median, by itself."""
+        return medians(self.repeats)
+
+    def spread(self, figure: str) -> tuple[float, float]:
+        """The least and the greatest of the repeats."""
+        values = [getattr(figures, figure) for figures in self.repeats]
+        return min(values), max(values)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the record."""
+        spreads = {name: self.spread(name) for name in ("rows_per_s", "p50_ms", "p90_ms", "p99_ms")}
+        return {
+            "repository": self.label,
+            **self.cell._asdict(),
+            "median": rounded(asdict(self.median)),
+            "min_max": rounded(spreads),
+            "repeats": [rounded(asdict(figures)) for figures in self.repeats],
+        }
+
+
+def medians(repeats: Sequence[Figures]) -> Figures:
+    """Each figure's median over the repeats, those of steps too."""
+    numbers = {f.name: _median(getattr(r, f.name) for r in repeats) for f in fields(Figures) if f.name != "steps"}
+    steps = {
+        name: StepFigures(**{f.name: _median(getattr(r.steps[name], f.name) for r in repeats) for f in fields(step)})  # type: ignore[arg-type]
+        for name, step in repeats[0].steps.items()
+        if all(name in r.steps for r in repeats)
+    }
+    return Figures(**numbers, steps=steps)  # type: ignore[arg-type]
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def rounded(value: Any) -> Any:
+    """Floats to four significant digits or three decimals, whatever is more: records are read by people, too."""
+    if isinstance(value, Mapping):
+        return {key: rounded(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(entry) for entry in value]
+    if isinstance(value, float):
+        return round(value, 3) if abs(value) >= 1 else float(f"{value:.4g}")
+    return value
+
+
+def choose_cells(
+    limit: int, batches: Sequence[int], callers: Sequence[int] = (), *, many: int = 16, few: int = 2
+) -> list[Cell]:
+    """The loads to measure: one caller at batch 1 first, which is the latency.
+
+    Without ``callers``, ``many`` at batch 1 and ``few`` at larger batches; batches above ``limit`` are left out.
+    """
+    cells = [Cell(1, 1)]
+    for batch in sorted(set(batches)):
+        if batch <= max(1, limit):
+            cells += [Cell(batch, number) for number in callers or ([1, many] if batch == 1 else [few])]
+    return list(dict.fromkeys(cells))

@@ -1,0 +1,120 @@
+"""Rows to ask with: real ones, of a file or of shoal's corpus."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shoal.bulk.asking import Feed
+from shoal.component.spec import STRING, ModelSpec, TensorSpec
+from shoal.component.tensors import Array
+from shoal.errors import ArtifactError, InputError
+from shoal.serving.arrays import to_arrays
+from shoal.tables import open_table, shorten_all
+
+MAX_ROWS = 4096  # of a file: more would say no more
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Rows by input, ``[num_rows, *dims]`` each, and where they come from."""
+
+    source: str
+    arrays: Mapping[str, Array]
+    is_batched: bool = True
+
+    @property
+    def num_rows(self) -> int:
+        """How many different rows there are."""
+        return len(next(iter(self.arrays.values())))
+
+    @property
+    def text_bytes(self) -> dict[str, float]:
+        """The mean bytes of a row's texts, by input."""
+        texts = {name: array for name, array in self.arrays.items() if array.dtype == np.object_}
+        return {name: sum(map(len, array.ravel().tolist())) / len(array) for name, array in texts.items()}
+
+    def take(self, start: int, number: int) -> dict[str, Array]:
+        """``number`` rows from ``start`` on, around and around; of a model that does not batch, one row's tensors."""
+        rows = (start + np.arange(number)) % self.num_rows
+        return {name: array[rows] if self.is_batched else array[rows[0]] for name, array in self.arrays.items()}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Each row as JSON holds it, flat, by input."""
+        flat = {name: array.reshape(self.num_rows, -1).tolist() for name, array in self.arrays.items()}
+        return [{name: list(map(_plain, values[row])) for name, values in flat.items()} for row in range(self.num_rows)]
+
+
+def _plain(value: Any) -> Any:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def read_inputs(spec: ModelSpec, path: Path | None, text_column: str = "text") -> Inputs:
+    """The rows of a file, whose columns are named like the inputs; without one, the texts of shoal's corpus.
+
+    A text input that has no column of its name is filled from ``text_column``. The corpus is what SHOAL_DATA_DIR names,
+    else shoal's own passages, in a random order that is always the same.
+
+    Raises:
+        InputError: the model takes more than one text, and no file is given; or a value is not what it takes.
+        ArtifactError: the file cannot be read, or lacks a column.
+    """
+    if path is not None:
+        return _from_file(spec, path, text_column)
+    from shoal.training.corpus import find_corpus
+
+    required = [tensor for tensor in spec.inputs if not tensor.is_optional]
+    if len(required) != 1 or required[0].dtype != STRING:
+        wanted = shorten_all(tensor.name for tensor in required)
+        raise InputError(
+            f"{spec.name} needs {wanted}; shoal's own texts fill one text input alone.",
+            "Give rows, in columns named like its inputs: --inputs FILE",
+        )
+    corpus = find_corpus()
+    texts = [corpus.texts[i] for i in np.random.default_rng(0).permutation(len(corpus))[:MAX_ROWS]]
+    return _make(spec, corpus.name, {required[0].name: texts})
+
+
+def _from_file(spec: ModelSpec, path: Path, text_column: str) -> Inputs:
+    with open_table(path) as table:
+        columns = _find_columns(spec, table.columns, text_column, path.name)
+        specs = {tensor.name: tensor for tensor in spec.inputs}
+        feed = Feed(columns)
+        rows = [(number, feed.inputs(row, specs)) for number, row in islice(table.rows, MAX_ROWS)]
+        for number, row in rows:
+            empty = sorted(columns.keys() - {name for name, value in row.items() if value is not None})
+            if empty:
+                raise ArtifactError(
+                    f"{table.where(number)} has nothing in column {columns[empty[0]]!r}.", "Fill it, or leave it out."
+                )
+    if not rows:
+        raise ArtifactError(f"{path.name} has no rows.", "Give some.")
+    return _make(spec, path.name, {name: [row[name] for _, row in rows] for name in columns})
+
+
+def _find_columns(spec: ModelSpec, known: tuple[str, ...], text_column: str, name: str) -> dict[str, str]:
+    columns = {tensor.name: tensor.name for tensor in spec.inputs if tensor.name in known}
+    for tensor in spec.inputs:
+        if tensor.name in columns or tensor.is_optional:
+            continue
+        if tensor.dtype != STRING or text_column not in known or text_column in columns.values():
+            raise _no_column(tensor, known, name)
+        columns[tensor.name] = text_column
+    return columns
+
+
+def _no_column(tensor: TensorSpec, known: tuple[str, ...], name: str) -> ArtifactError:
+    is_text = tensor.dtype == STRING
+    return ArtifactError(
+        f"{name} has no column {tensor.name!r}; it has {shorten_all(known)}.",
+        "Name the column of the texts: --text-column NAME" if is_text else "Name a column like the input.",
+    )
+
+
+def _make(spec: ModelSpec, source: str, values: Mapping[str, Any]) -> Inputs:
+    return Inputs(source, to_arrays(spec.inputs, values, is_batched=True), spec.is_batched)

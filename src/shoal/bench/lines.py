@@ -1,0 +1,59 @@
+"""Lines of a config.pbtxt: what is proposed to stand there, and putting it there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shoal.repository.pbtxt import ModelConfig
+
+
+def allow_batching() -> str:
+    """Requests that wait are joined."""
+    return "dynamic_batching { }"
+
+
+def add_instances(config: ModelConfig, more: int) -> str:
+    """``more`` instances in the first group, which stays where it is."""
+    message = _only(config, "instance_group")
+    group = message.instance_group[0] if message.instance_group else message.instance_group.add()
+    places = max(1, len(group.gpus))  # a count is for each GPU
+    group.count = max(1, group.count) + -(-more // places)
+    return _text(message)
+
+
+def drop_delay(config: ModelConfig) -> str:
+    """Batching as it is, but for the delay."""
+    message = _only(config, "dynamic_batching")
+    message.dynamic_batching.ClearField("max_queue_delay_microseconds")
+    message.dynamic_batching.SetInParent()
+    return _text(message)
+
+
+def put(text: str, lines: str) -> str:
+    """The configuration ``text`` with ``lines`` in the place of the fields that they name; comments are lost."""
+    from google.protobuf import text_format
+    from tritonclient.grpc import model_config_pb2
+
+    config, proposed = model_config_pb2.ModelConfig(), model_config_pb2.ModelConfig()
+    text_format.Parse(text, config)
+    text_format.Parse(lines, proposed)
+    for field, _ in proposed.ListFields():
+        config.ClearField(field.name)
+    config.MergeFrom(proposed)
+    return str(text_format.MessageToString(config, as_utf8=True))
+
+
+def _only(config: ModelConfig, field: str) -> Any:
+    """A copy of the configuration with this field alone."""
+    message = type(config.message)()
+    message.CopyFrom(config.message)
+    for other, _ in message.ListFields():
+        if other.name != field:
+            message.ClearField(other.name)
+    return message
+
+
+def _text(message: Any) -> str:
+    from google.protobuf import text_format
+
+    return str(text_format.MessageToString(message, as_utf8=True)).rstrip()

@@ -1,0 +1,196 @@
+"""Measuring pipelines on servers of their own: every load once, then all of them again."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from shoal.bench.figures import Cell, Figures, Measured, rounded
+from shoal.bench.inputs import Inputs
+from shoal.bench.load import Load, closed_loop, open_loop
+from shoal.bench.steps import difference, read_counters, summarise_step
+from shoal.bench.target import Sender, Target
+from shoal.bench.usage import find_server, read_usage
+from shoal.errors import ServerError
+from shoal.progress import OnProgress
+from shoal.serving.server import Server, serve
+
+MOST_CALLERS = 64  # of an open loop: one that needs more is beyond what the server bears
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a measurement is done: seconds of each load, after ``warm_seconds``; ``seed`` is that of random arrivals."""
+
+    protocol: str = "grpc"
+    seconds: float = 4.0
+    warm_seconds: float = 1.0
+    repeats: int = 3
+    seed: int = 0
+
+
+class Running:
+    """A target on its server, ready to be asked."""
+
+    def __init__(self, target: Target, inputs: Inputs, settings: Settings, held: ExitStack) -> None:
+        self.target, self._settings = target, settings
+        self.server: Server = held.enter_context(serve(target.repository))
+        self.sender = Sender(target, self.server, inputs, settings.protocol, held)
+        self._process = find_server(self.server.grpc_url)
+        self._steps = target.steps()
+
+    def warm(self, batch: int) -> None:
+        """Have the models see this size once: some compile, and memory pools grow."""
+        self.sender.send(0, batch)
+
+    def load(self, cell: Cell) -> Figures:
+        """What the pipeline does under a closed loop."""
+        seconds, warm = self._settings.seconds, self._settings.warm_seconds
+        return self._watch(
+            lambda: closed_loop(
+                lambda number: self.sender.send(number, cell.batch),
+                callers=cell.callers, seconds=seconds, warm_seconds=warm,
+            )
+        )  # fmt: skip
+
+    def arrive(self, rate: float) -> Figures:
+        """What it does with requests of one row that arrive at random, ``rate`` a second."""
+        settings = self._settings
+        closed_loop(lambda n: self.sender.send(n, 1), callers=MOST_CALLERS, seconds=0.01, warm_seconds=0)  # connect
+        return self._watch(
+            lambda: open_loop(
+                lambda number: self.sender.send(number, 1),
+                rate=rate, seconds=settings.seconds + settings.warm_seconds, seed=settings.seed,
+                most_callers=MOST_CALLERS,
+            )
+        )  # fmt: skip
+
+    def _watch(self, run: Callable[[], Load]) -> Figures:
+        self.sender.take_local_ms()
+        counters, usage, start = read_counters(self.server), read_usage(self._process), time.perf_counter()
+        load = run()
+        seconds, used = time.perf_counter() - start, read_usage(self._process) - usage
+        spent = difference(read_counters(self.server), counters)
+        if any(counter.failed for counter in spent.values()):
+            names = ", ".join(name for name, counter in spent.items() if counter.failed)
+            raise ServerError(
+                f"Requests to {names} failed while {self.target.label} was measured.", "See Triton's log."
+            )
+        top = spent[self.target.name]
+        cores = len(os.sched_getaffinity(0))
+        return Figures(
+            rows_per_s=load.rows_per_second,
+            requests=len(load.latencies),
+            p50_ms=1000 * load.percentile(50),
+            p90_ms=1000 * load.percentile(90),
+            p99_ms=1000 * load.percentile(99),
+            server_cpu=used.server / seconds / cores,
+            client_cpu=used.client / seconds / cores,
+            other_cpu=max(0.0, used.cores - used.server - used.client) / seconds / cores,
+            server_ms=top.total_ns / top.requests / 1e6 if top.requests else None,
+            local_ms=self.sender.take_local_ms(),
+            steps={
+                name: summarise_step(spent[name], seconds, config.spec.num_instances, used.models.get(name))
+                for name, config in self._steps.items()
+                if spent[name].requests  # not those that run in the client
+            },
+        )
+
+
+@contextmanager
+def start(
+    targets: Sequence[Target], inputs: Inputs, settings: Settings, on_progress: OnProgress
+) -> Iterator[list[Running]]:
+    """Every target on a server of its own; they are idle but for the one that is measured."""
+    with ExitStack() as held:
+        running = []
+        for number, target in enumerate(targets):
+            on_progress("starting servers", number, len(targets))
+            running.append(Running(target, inputs, settings, held))
+        on_progress("starting servers", len(targets), len(targets))
+        yield running
+
+
+def measure(
+    running: Sequence[Running],
+    cells: Sequence[Cell],
+    repeats: int,
+    on_progress: OnProgress,
+    check: Callable[[Running, Cell, Figures], None] | None = None,
+) -> list[Measured]:
+    """Every load on every target, ``repeats`` times: all of them once, then all of them again.
+
+    So a machine that gets slower, or a neighbour that works for a while, touches all alike. Who begins takes turns.
+    ``check`` is told each figure as it is measured.
+    """
+    batches = sorted({cell.batch for cell in cells})
+    for number, batch in enumerate(batches):
+        on_progress("warming up", number, len(batches))
+        for one in running:
+            one.warm(batch)
+    on_progress("warming up", len(batches), len(batches))
+    found: dict[tuple[str, Cell], list[Figures]] = defaultdict(list)
+    total = repeats * len(cells) * len(running)
+    rounds = ((cell, one) for turn in range(repeats) for cell in cells for one in _rotated(running, turn))
+    for number, (cell, one) in enumerate(rounds):
+        on_progress("measuring", number, total)
+        figures = one.load(cell)
+        found[one.target.label, cell].append(figures)
+        if check:
+            check(one, cell, figures)
+    on_progress("measuring", total, total)
+    return [
+        Measured(label, cell, tuple(repeats)) for (label, cell), repeats in sorted(found.items(), key=_order(running))
+    ]
+
+
+def _rotated(items: Sequence[T], turn: int) -> list[T]:
+    begin = turn % len(items)
+    return [*items[begin:], *items[:begin]]
+
+
+def _order(running: Sequence[Running]) -> Callable[[Any], tuple[int, Cell]]:
+    labels = [one.target.label for one in running]
+    return lambda entry: (labels.index(entry[0][0]), entry[0][1])
+
+
+def measure_arrivals(
+    running: Sequence[Running], measured: Sequence[Measured], share: float, repeats: int, on_progress: OnProgress
+) -> list[dict[str, Any]]:
+    """Random arrivals at ``share`` of each target's best rate of single rows: percentiles, and how far p99 is off."""
+    rates = {one.target.label: share * _best_single(measured, one.target.label) for one in running}
+    found: dict[str, list[Figures]] = defaultdict(list)
+    total = repeats * len(running)
+    for number in range(total):
+        on_progress("random arrivals", number, total)
+        one = running[number % len(running)]
+        found[one.target.label].append(one.arrive(rates[one.target.label]))
+    on_progress("random arrivals", total, total)
+    return [
+        _arrivals(Measured(label, Cell(1, 0), tuple(figures)), share, rates[label]) for label, figures in found.items()
+    ]
+
+
+def _best_single(measured: Sequence[Measured], label: str) -> float:
+    """Rows a second at batch 1."""
+    return max(entry.median.rows_per_s for entry in measured if entry.label == label and entry.cell.batch == 1)
+
+
+def _arrivals(measured: Measured, share: float, rate: float) -> dict[str, Any]:
+    figures = measured.as_dict()
+    middle = measured.median
+    ratio = middle.p99_ms / middle.p50_ms
+    return {
+        "repository": measured.label,
+        "share": share,
+        **rounded({"rate": rate, "p50_ms": middle.p50_ms, "p99_ms": middle.p99_ms, "p99_over_p50": ratio}),
+        "min_max": figures["min_max"],
+        "repeats": figures["repeats"],
+    }

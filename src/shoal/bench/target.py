@@ -1,0 +1,201 @@
+"""What is measured: a repository's pipeline on a server of its own, and how it is asked."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from shoal.bench.inputs import Inputs
+from shoal.errors import ArtifactError, InputError
+from shoal.repository.describe import describe
+from shoal.repository.find import find_graph
+from shoal.repository.graph import Graph
+from shoal.repository.manifest import read_manifest
+from shoal.repository.pbtxt import ModelConfig, read_config
+from shoal.repository.placement import HYBRID
+from shoal.serving.calls import Answer
+from shoal.serving.client import Client
+from shoal.serving.local import Pipeline
+from shoal.serving.server import Server
+
+TIMEOUT = 600.0  # seconds of one request: hundreds of texts on a CPU take minutes
+PLAN = ("placement", "dtype", "target")  # of the manifest: what repositories of one pipeline differ in
+
+
+@dataclass(frozen=True)
+class Target:
+    """A pipeline in a repository, under the name that tables give it."""
+
+    label: str
+    repository: Path
+    graph: Graph
+    plan: Mapping[str, str]  # placement, dtype, target; "-" where there is no manifest
+
+    @property
+    def name(self) -> str:
+        """The model that requests are sent to."""
+        return self.graph.config.name
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether Python components run in the client."""
+        return self.plan["placement"] == HYBRID
+
+    @property
+    def models(self) -> dict[str, ModelConfig]:
+        """Every model of the repository, by name."""
+        configs = (read_config(path.parent) for path in sorted(self.repository.glob("*/config.pbtxt")))
+        return {config.name: config for config in configs}
+
+    def steps(self) -> dict[str, ModelConfig]:
+        """The models that compute for this pipeline, those of nested ensembles too, in the order of the steps."""
+        return _leaves(self.graph.config, self.models)
+
+    def describe(self) -> dict[str, Any]:
+        """For the record."""
+        described = describe(self.graph)
+        return {
+            "label": self.label,
+            "repository": self.repository.name,
+            "model": self.name,
+            **self.plan,
+            "max_batch_size": described["max_batch_size"],
+            "contents": read_manifest(self.repository).get("contents", {}),
+            "steps": [
+                {key: step[key] for key in ("name", "level", "backend", "device", "instances", "batching")}
+                for step in described["steps"]
+            ],
+        }
+
+
+def _leaves(config: ModelConfig, models: Mapping[str, ModelConfig]) -> dict[str, ModelConfig]:
+    if not config.is_ensemble:
+        return {config.name: config}
+    found: dict[str, ModelConfig] = {}
+    for step in config.steps:
+        found |= _leaves(models[step.model], models)
+    return found
+
+
+def find_targets(places: Sequence[Path], model: str = "") -> list[Target]:
+    """The pipelines of these repositories (or model folders), all of which take the same inputs.
+
+    Each is called by its placement, or, where two have the same, by what tells them apart.
+
+    Raises:
+        InputError: they take different inputs, one is named twice, or has no such model.
+        ArtifactError: one is no repository.
+    """
+    targets = [_find(place, model) for place in places]
+    first = targets[0]
+    for other in targets[1:]:
+        if other.graph.config.spec.inputs != first.graph.config.spec.inputs:
+            raise InputError(
+                f"{other.name} in {other.repository} takes other inputs than {first.name} in {first.repository}.",
+                "Compare repositories of one pipeline, or name it: --model NAME",
+            )
+    if len({target.repository for target in targets}) < len(targets):
+        raise InputError("A repository is named twice.", "Name each once.")
+    for key in ("placement", "dtype", "folder", "path"):
+        labels = [_label(target, key) for target in targets]
+        if len(set(labels)) == len(labels):
+            break
+    return [replace(target, label=label) for target, label in zip(targets, labels, strict=True)]
+
+
+def _label(target: Target, key: str) -> str:
+    placement = target.plan["placement"]
+    ways = {
+        "placement": target.repository.name if placement == "-" else placement,
+        "dtype": f"{placement} {target.plan['dtype']}",
+        "folder": target.repository.name,
+        "path": str(target.repository),
+    }
+    return ways[key]
+
+
+def _find(place: Path, model: str) -> Target:
+    if not place.is_dir():
+        raise ArtifactError(f"There is no repository {place}.", "Make one: shoal compose ENSEMBLE REPOSITORY")
+    graph = find_graph(place, model)
+    repository = graph.config.folder.parent
+    manifest = read_manifest(repository)
+    return Target("", repository, graph, {key: str(manifest.get(key, "-")) for key in PLAN})
+
+
+class Pool:
+    """Clients of one server, each used by one caller at a time: none waits for another's connection.
+
+    No request is repeated: what the server turns away ends the measurement, instead of looking slow.
+    """
+
+    def __init__(self, url: str, protocol: str) -> None:
+        self._url, self._protocol = url, protocol
+        self._idle: deque[Client] = deque()
+        self._made: list[Client] = []
+        self.remote = threading.local()  # .seconds: what this thread has waited for the server
+
+    def infer(self, model: str, inputs: Mapping[str, Any] | None = None, /, **options: Any) -> Answer:
+        """Ask with a client that nobody uses."""
+        try:
+            client = self._idle.pop()  # the last one used: its connection is warm
+        except IndexError:
+            client = Client(self._url, protocol=self._protocol, timeout=TIMEOUT, concurrency=1, retries=0)
+            self._made.append(client)
+        start = time.perf_counter()
+        try:
+            return client.infer(model, inputs, **options)
+        finally:
+            self.remote.seconds = getattr(self.remote, "seconds", 0.0) + time.perf_counter() - start
+            self._idle.append(client)
+
+    def close(self) -> None:
+        """Close every connection."""
+        for client in self._made:
+            client.close()
+
+
+class Sender:
+    """Asks a target on its server for rows, as a user of its placement would.
+
+    In ``hybrid`` the Python components run here, in the caller's thread.
+    """
+
+    def __init__(self, target: Target, server: Server, inputs: Inputs, protocol: str, held: ExitStack) -> None:
+        self._target, self._inputs = target, inputs
+        url = server.grpc_url if protocol == "grpc" else server.http_url
+        self._pool = Pool(url, protocol)
+        held.callback(self._pool.close)
+        self._pipeline: Pipeline | None = None
+        if target.is_hybrid:
+            self._pipeline = Pipeline.load(target.repository / target.name, remote=self._pool)
+            held.callback(self._pipeline.close)
+        self._lock = threading.Lock()
+        self._here = [0.0, 0.0]  # seconds in the client's own steps, and requests
+
+    def send(self, number: int, rows: int) -> int:
+        """Perform the ``number``-th request of ``rows`` rows; returns ``rows``."""
+        tensors = self._inputs.take(number * rows, rows)
+        if self._pipeline is None:
+            self._pool.infer(self._target.name, tensors)
+            return rows
+        self._pool.remote.seconds, start = 0.0, time.perf_counter()
+        self._pipeline(**tensors)
+        spent = time.perf_counter() - start - self._pool.remote.seconds
+        with self._lock:
+            self._here[0] += spent
+            self._here[1] += 1
+        return rows
+
+    def take_local_ms(self) -> float | None:
+        """The mean milliseconds that a request since the last call spent outside the server's call; None but in
+        ``hybrid``."""
+        with self._lock:
+            (seconds, requests), self._here = self._here, [0.0, 0.0]
+        return 1000 * seconds / requests if requests else None

@@ -1,0 +1,92 @@
+"""The processor's time that a server takes, in all and model by model, as Linux counts it."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal.errors import SetupError
+
+_PROC = Path("/proc")
+_TICKS = os.sysconf("SC_CLK_TCK")  # a second
+_PARENT, _SESSION, _USER, _SYSTEM = 1, 3, 11, 12  # fields of stat behind the name
+_BUSY = (1, 2, 3, 6, 7, 8)  # of a core: user, nice, system, irq, softirq, steal
+
+
+@dataclass(frozen=True)
+class Usage:
+    """CPU seconds so far: of the server with its stubs, of this process, of all that ran on this process's cores, and
+    of each model that has stubs.
+
+    The difference of two is what was spent between them.
+    """
+
+    server: float
+    client: float
+    cores: float
+    models: Mapping[str, float]
+
+    def __sub__(self, before: Usage) -> Usage:
+        models = {name: seconds - before.models.get(name, 0.0) for name, seconds in self.models.items()}
+        return Usage(self.server - before.server, self.client - before.client, self.cores - before.cores, models)
+
+
+def find_server(grpc_url: str) -> int:
+    """The process id of the Triton that this process started for that address; its stubs are of its session.
+
+    Raises:
+        SetupError: there is none.
+    """
+    flag = f"--grpc-port={grpc_url.rpartition(':')[2]}"
+    for pid, stat in _processes():
+        if int(stat[_PARENT]) == os.getpid() and flag in _arguments(pid):
+            return pid
+    raise SetupError(f"The server at {grpc_url} is none of this process's children.", "Start it with shoal.serve().")
+
+
+def read_usage(server: int) -> Usage:
+    """The CPU seconds of the server with this process id, which leads its session, and of this process."""
+    total, models = 0.0, Counter[str]()
+    for pid, stat in _processes():
+        if int(stat[_SESSION]) != server:
+            continue
+        seconds = (int(stat[_USER]) + int(stat[_SYSTEM])) / _TICKS
+        total += seconds
+        if model := _model_of(_arguments(pid)):
+            models[model] += seconds  # type: ignore[assignment]  # a Counter adds up floats as well
+    own = os.times()
+    return Usage(total, own.user + own.system, _read_cores(), dict(models))
+
+
+def _read_cores() -> float:
+    """Seconds in which the cores that this process may use did something, or were lent to another machine."""
+    mine = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+    lines = (line.split() for line in (_PROC / "stat").read_text(encoding="utf-8").splitlines())
+    return sum(sum(int(fields[at]) for at in _BUSY) for fields in lines if fields[0] in mine) / _TICKS
+
+
+def _processes() -> Iterator[tuple[int, list[str]]]:
+    """Every process, and the fields of its stat that follow the name."""
+    for path in _PROC.iterdir():
+        if path.name.isdigit():
+            try:
+                stat = (path / "stat").read_text(encoding="utf-8", errors="replace")
+            except OSError:  # it has ended meanwhile
+                continue
+            yield int(path.name), stat.rpartition(")")[2].split()
+
+
+def _arguments(pid: int) -> list[str]:
+    try:
+        return (_PROC / str(pid) / "cmdline").read_text(encoding="utf-8", errors="replace").split("\0")
+    except OSError:
+        return []
+
+
+def _model_of(arguments: list[str]) -> str:
+    """The model whose stub was started so: it is given ``MODEL/VERSION/model.py``."""
+    paths = [Path(argument) for argument in arguments if argument.endswith("/model.py")]
+    return paths[0].parents[1].name if paths and len(paths[0].parents) > 2 else ""
