@@ -276,7 +276,7 @@ def _single(case: Case) -> Iterator[Advice]:
             "ensemble",
             "",
             "Fewer steps would help single requests: put cheap neighbours into one model.",
-            f"Of {alone.server_ms:.1f} ms in the server, {between:.1f} are none of the steps': handing over between them.",
+            f"Of {alone.server_ms:.1f} ms in the server, {between:.1f} are spent between the steps.",
         )
     outside = alone.p50_ms - alone.server_ms - (alone.local_ms or 0)
     if outside >= LARGE_SHARE * alone.p50_ms:

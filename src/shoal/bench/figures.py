@@ -17,7 +17,8 @@ class Cell(NamedTuple):
     callers: int
 
     def __str__(self) -> str:
-        return f"{self.batch} rows, {self.callers} caller{'' if self.callers == 1 else 's'}"
+        rows, callers = ("" if number == 1 else "s" for number in self)
+        return f"{self.batch} row{rows}, {self.callers} caller{callers}"
 
 
 @dataclass(frozen=True)

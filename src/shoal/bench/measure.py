@@ -84,16 +84,17 @@ class Running:
                 f"Requests to {names} failed while {self.target.label} was measured.", "See Triton's log."
             )
         top = spent[self.target.name]
-        cores = len(os.sched_getaffinity(0))
+        available = seconds * len(os.sched_getaffinity(0))
+        own = used.server + used.client
         return Figures(
             rows_per_s=load.rows_per_second,
             requests=len(load.latencies),
             p50_ms=1000 * load.percentile(50),
             p90_ms=1000 * load.percentile(90),
             p99_ms=1000 * load.percentile(99),
-            server_cpu=used.server / seconds / cores,
-            client_cpu=used.client / seconds / cores,
-            other_cpu=max(0.0, used.cores - used.server - used.client) / seconds / cores,
+            server_cpu=used.server / available,
+            client_cpu=used.client / available,
+            other_cpu=max(0.0, min(used.cores, available) - own) / available,
             server_ms=top.total_ns / top.requests / 1e6 if top.requests else None,
             local_ms=self.sender.take_local_ms(),
             steps={

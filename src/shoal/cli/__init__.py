@@ -7,6 +7,7 @@ import sys
 import typer
 
 from shoal.cli import environment, pipeline, repository, serving
+from shoal.cli.bench import bench
 from shoal.cli.check import check
 from shoal.cli.graph import describe, graph
 from shoal.cli.infer import infer
@@ -24,6 +25,7 @@ for command in (
     serving.copies,
     serving.serve,
     infer,
+    bench,
     graph,
     describe,
     pipeline.quickstart,

@@ -1,0 +1,43 @@
+"""Which of several repositories wins where, and by how much: and which does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from shoal.bench.figures import Cell, Measured
+
+_EQUAL = 1.05  # closer rates are no difference, however little the repeats varied
+
+
+def compare(measured: Sequence[Measured]) -> list[str]:
+    """A sentence for each repository that does not win under a load: latency with one caller, rate under all others.
+
+    Where the repeats of two overlap, they are not told apart.
+    """
+    cells = list(dict.fromkeys(entry.cell for entry in measured))
+    labels = list(dict.fromkeys(entry.label for entry in measured))
+    if len(labels) < 2:
+        return []
+    return [sentence for cell in cells for sentence in _of(cell, [entry for entry in measured if entry.cell == cell])]
+
+
+def _of(cell: Cell, entries: Sequence[Measured]) -> Iterator[str]:
+    is_latency = cell == Cell(1, 1)
+    figure, unit = ("p50_ms", "ms") if is_latency else ("rows_per_s", "rows/s")
+    values = {entry.label: getattr(entry.median, figure) for entry in entries}
+    best = (min if is_latency else max)(entries, key=lambda entry: values[entry.label])
+    for entry in entries:
+        if entry is best:
+            continue
+        mine, other = values[entry.label], values[best.label]
+        shown = f"{mine:.1f} {unit} against {best.label}'s {other:.1f}"
+        ratio = max(mine, other) / max(min(mine, other), 1e-9)
+        if ratio < _EQUAL or _overlap(entry.spread(figure), best.spread(figure)):
+            yield f"{entry.label} and {best.label} are not told apart at {cell}: {shown}."
+        else:
+            worse = "slower" if is_latency else "less"
+            yield f"{entry.label} does not win at {cell}: {shown}, {ratio:.1f} times {worse}."
+
+
+def _overlap(first: tuple[float, float], second: tuple[float, float]) -> bool:
+    return first[0] <= second[1] and second[0] <= first[1]

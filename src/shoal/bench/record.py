@@ -1,0 +1,83 @@
+"""What a run is kept as: JSON with every repeat's figures, and what they were measured on."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import shoal
+from shoal.bench.advice import Case, advise
+from shoal.bench.compare import compare
+from shoal.bench.figures import Measured, rounded
+from shoal.bench.inputs import Inputs
+from shoal.bench.measure import Settings
+from shoal.bench.target import Target
+from shoal.machine import describe_machine
+from shoal.repository.manifest import launch_flags
+
+LIBRARIES = ("numpy", "torch", "tokenizers", "treelite", "tritonclient", "nvidia-pytriton")
+NEIGHBOURS = 0.1  # of all cores' time: other programs that take more make figures worth little
+
+
+def make_record(
+    targets: Sequence[Target],
+    inputs: Inputs,
+    settings: Settings,
+    measured: Sequence[Measured],
+    *,
+    tokens: Mapping[str, Any],
+    arrivals: Sequence[Mapping[str, Any]] = (),
+    analyzed: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Everything that a reader of the figures must know, as JSON holds it."""
+    machine = describe_machine()
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": {**machine, "python": platform.python_version()},
+        "versions": {"shoal": shoal.__version__, **dict(_versions())},
+        "settings": asdict(settings),
+        "inputs": {
+            "source": inputs.source,
+            "num_rows": inputs.num_rows,
+            "mean_bytes_a_row": rounded(inputs.text_bytes),
+            "tokens_a_row": tokens["per_row"],
+            "no_tokens_because": tokens["reason"],
+        },
+        "repositories": [{**t.describe(), "launch_flags": launch_flags(t.repository)} for t in targets],
+        "loads": [entry.as_dict() for entry in measured],
+        "arrivals": list(arrivals),
+        "perf_analyzer": analyzed,
+        "comparison": compare(measured),
+        "notes": list(_notes(measured)),
+        "advice": {t.label: [a.as_dict() for a in advise(make_case(t, measured, machine))] for t in targets},
+    }
+
+
+def make_case(target: Target, measured: Sequence[Measured], machine: Mapping[str, Any]) -> Case:
+    """What advice on one repository is drawn from."""
+    cells = {entry.cell: entry.median for entry in measured if entry.label == target.label}
+    levels = dict(zip((step.model for step in target.graph.steps), target.graph.levels(), strict=True))
+    return Case(cells, target.steps(), machine["cores"], levels, machine["flags"])
+
+
+def _notes(measured: Iterable[Measured]) -> Iterable[str]:
+    """What makes figures worth less than they look."""
+    disturbed = [(entry, entry.median.other_cpu) for entry in measured if entry.median.other_cpu > NEIGHBOURS]
+    if disturbed:
+        most = max(share for _, share in disturbed)
+        yield (
+            f"Other programs took up to {most:.0%} of the cores' time, in {len(disturbed)} of the loads more than"
+            f" {NEIGHBOURS:.0%}: figures are lower than on a quiet machine."
+        )
+
+
+def _versions() -> Iterable[tuple[str, str]]:
+    for name in LIBRARIES:
+        try:
+            yield name, version(name)
+        except PackageNotFoundError:
+            continue

@@ -1,0 +1,151 @@
+"""A whole benchmark, from repositories to the record and its files."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from shoal.bench.figures import Cell, Figures, choose_cells, rounded
+from shoal.bench.inputs import Inputs, read_inputs
+from shoal.bench.markdown import write_page
+from shoal.bench.measure import Running, Settings, measure, measure_arrivals, start
+from shoal.bench.perf_analyzer import Analyzed, PerfAnalyzer
+from shoal.bench.record import make_record
+from shoal.bench.target import Target, find_targets
+from shoal.bench.tokens import try_to_count
+from shoal.errors import InputError, SetupError
+from shoal.progress import OnProgress
+
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to measure; without ``batches``, those of ``usual`` that the pipeline takes, and ``callers`` by size.
+
+    ``share`` of the best rate of single rows is offered at random, unless it is None.
+    """
+
+    settings: Settings = field(default_factory=Settings)
+    batches: tuple[int, ...] = ()
+    usual: tuple[int, ...] = BATCHES
+    callers: tuple[int, ...] = ()
+    share: float | None = None
+    perf_analyzer: Path | None = None
+
+
+def bench(
+    places: Sequence[Path],
+    wanted: Wanted,
+    *,
+    model: str = "",
+    rows: Path | None = None,
+    text_column: str = "text",
+    on_progress: OnProgress = lambda stage, done, total: None,
+) -> dict[str, Any]:
+    """Measure the pipeline of each repository, in turns, each on a server of its own; returns the record.
+
+    Raises:
+        InputError: repositories do not belong together, or a size or the rows cannot be used.
+        ArtifactError: a repository or the file of rows is missing or damaged.
+        ServerError: a server does not start, or fails under load.
+        SetupError: the embedded server or perf_analyzer cannot run here.
+    """
+    targets = find_targets(places, model)
+    cells = _find_cells(targets, wanted)
+    inputs = read_inputs(targets[0].graph.config.spec, rows, text_column)
+    analyzer = _Analyzer(PerfAnalyzer(wanted.perf_analyzer), inputs, wanted.settings) if wanted.perf_analyzer else None
+    tokens = try_to_count(_on_host(targets).graph, inputs)
+    with start(targets, inputs, wanted.settings, on_progress) as running:
+        measured = measure(running, cells, wanted.settings.repeats, on_progress, analyzer.check if analyzer else None)
+        arrivals = []
+        if wanted.share is not None:
+            arrivals = measure_arrivals(running, measured, wanted.share, wanted.settings.repeats, on_progress)
+    return make_record(
+        targets, inputs, wanted.settings, measured,
+        tokens=tokens, arrivals=arrivals, analyzed=analyzer.as_dict() if analyzer else None,
+    )  # fmt: skip
+
+
+def _find_cells(targets: Sequence[Target], wanted: Wanted) -> list[Cell]:
+    smallest = min(targets, key=lambda target: target.graph.config.spec.max_batch_size)
+    limit = max(1, smallest.graph.config.spec.max_batch_size)
+    beyond = [batch for batch in wanted.batches if not 1 <= batch <= limit]
+    if beyond:
+        raise InputError(
+            f"{smallest.name} in {smallest.repository} takes 1 to {limit} rows a request, not {beyond[0]}.",
+            f"Give sizes it takes: --batches 1,{limit}" if limit > 1 else "Leave --batches out.",
+        )
+    return choose_cells(limit, wanted.batches or wanted.usual, wanted.callers)
+
+
+def _on_host(targets: Sequence[Target]) -> Target:
+    """Whose first steps are the likeliest to run in this process."""
+    return min(targets, key=lambda target: target.plan["placement"] == "gpu")
+
+
+class _Analyzer:
+    """perf_analyzer's figures beside ours, each taken right after it."""
+
+    def __init__(self, program: PerfAnalyzer, inputs: Inputs, settings: Settings) -> None:
+        self._program, self._inputs, self._settings = program, inputs, settings
+        self._pairs: dict[tuple[str, Cell], list[tuple[Figures, Analyzed]]] = defaultdict(list)
+
+    def check(self, running: Running, cell: Cell, figures: Figures) -> None:
+        """Have perf_analyzer measure what was measured; it cannot do the client's part of ``hybrid``."""
+        if running.target.is_hybrid:
+            return
+        found = self._program.load(
+            running.server, running.target.name, self._inputs.rows(), batch=cell.batch, callers=cell.callers,
+            seconds=self._settings.seconds, protocol=self._settings.protocol,
+        )  # fmt: skip
+        self._pairs[running.target.label, cell].append((figures, found))
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the record: medians, ours over theirs."""
+        loads = []
+        for (label, cell), pairs in self._pairs.items():
+            figures = {
+                "rows_per_s": median(ours.rows_per_s for ours, _ in pairs),
+                "perf_analyzer_rows_per_s": median(theirs.rows_per_s for _, theirs in pairs),
+                "ratio": median(ours.rows_per_s / theirs.rows_per_s for ours, theirs in pairs),
+                "p50_ms": median(ours.p50_ms for ours, _ in pairs),
+                "perf_analyzer_p50_ms": median(theirs.p50_ms for _, theirs in pairs),
+                "repeats": [[ours.rows_per_s, theirs.rows_per_s] for ours, theirs in pairs],
+            }
+            loads.append({"repository": label, **cell._asdict(), **rounded(figures)})
+        return {"version": self._program.version, "loads": loads}
+
+
+def write(record: dict[str, Any], folder: Path) -> tuple[list[Path], str]:
+    """Write ``bench-DATE.json``, ``bench-DATE.md`` and, where matplotlib is, two pictures.
+
+    Returns the files, and what is missing for the pictures.
+
+    Raises:
+        SetupError: the folder cannot be written.
+    """
+    from shoal.bench.plots import draw
+
+    stem, missing = folder / f"bench-{record['date']}", ""
+    pictures: list[Path] = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        data = stem.with_suffix(".json")
+        data.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        try:
+            pictures = draw(record, stem)
+        except SetupError as error:
+            missing = f"There are no pictures: {error}"
+        page = stem.with_suffix(".md")
+        page.write_text(write_page(record, pictures), encoding="utf-8")
+    except OSError as error:
+        raise SetupError(
+            f"{folder} cannot be written: {error.strerror or error}.", "Name another folder: --out DIR"
+        ) from None
+    return [data, page, *pictures], missing

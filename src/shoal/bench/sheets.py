@@ -1,0 +1,163 @@
+"""A record as tables, which a terminal and a page show alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.bench.figures import Cell
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table: ``texts`` is the number of its first columns that are no numbers."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    texts: int = 1
+
+
+def make_sheets(record: Record) -> list[Sheet]:
+    """Repositories, latency, throughput, random arrivals, the steps, and the comparison with perf_analyzer."""
+    sheets = [_repositories(record), _latency(record), _throughput(record)]
+    if record["arrivals"]:
+        sheets.append(_arrivals(record))
+    sheets += _steps(record)
+    if record["perf_analyzer"]:
+        sheets.append(_perf_analyzer(record))
+    return sheets
+
+
+def remarks(record: Record) -> list[str]:
+    """What stands beside the tables: the rows, who does not win where, what disturbed."""
+    return [*_inputs(record), *record["comparison"], *record["notes"]]
+
+
+def _inputs(record: Record) -> Iterator[str]:
+    inputs = record["inputs"]
+    sizes = ", ".join(f"{name} {size:.0f} bytes" for name, size in inputs["mean_bytes_a_row"].items())
+    yield f"{inputs['num_rows']:,} different rows of {inputs['source']}" + (
+        f"; mean of a row: {sizes}." if sizes else "."
+    )
+    tokens = ", ".join(f"{name} {number:.1f}" for name, number in inputs["tokens_a_row"].items())
+    if tokens:
+        yield f"Values other than 0 a row (tokens, where it is a mask or ids): {tokens}."
+    else:
+        yield f"Tokens a row are not known: {inputs['no_tokens_because']}."
+
+
+def _repositories(record: Record) -> Sheet:
+    keys = ("label", "repository", "model", "placement", "dtype", "target")
+    rows = (tuple(str(entry[key]) for key in keys) for entry in record["repositories"])
+    return Sheet("Repositories", ("", *keys[1:]), tuple(rows), len(keys))
+
+
+def _latency(record: Record) -> Sheet:
+    columns = ("", "p50 ms", "p90 ms", "p99 ms", "p50 from", "to", "rows/s")
+    rows = []
+    for load in record["loads"]:
+        if (load["batch"], load["callers"]) == (1, 1):
+            middle = load["median"]
+            figures = [middle["p50_ms"], middle["p90_ms"], middle["p99_ms"], *load["min_max"]["p50_ms"]]
+            rows.append((load["repository"], *map(_ms, figures), _rate(middle["rows_per_s"])))
+    return Sheet("Latency of one caller with one row", columns, tuple(rows))
+
+
+def _throughput(record: Record) -> Sheet:
+    columns = ("", "rows", "callers", "rows/s", "from", "to", "p50 ms", "p99 ms", "server", "client", "others")
+    rows = []
+    for load in record["loads"]:
+        middle = load["median"]
+        rates = [middle["rows_per_s"], *load["min_max"]["rows_per_s"]]
+        times = [middle["p50_ms"], middle["p99_ms"]]
+        shares = [middle["server_cpu"], middle["client_cpu"], middle["other_cpu"]]
+        numbers = (str(load["batch"]), str(load["callers"]))
+        rows.append((load["repository"], *numbers, *map(_rate, rates), *map(_ms, times), *map(_share, shares)))
+    return Sheet(
+        "Throughput by rows a request; of the cores, what server, client and others took", columns, tuple(rows)
+    )
+
+
+def _arrivals(record: Record) -> Sheet:
+    columns = ("", "of the best rate", "requests/s", "p50 ms", "p99 ms", "p99/p50")
+    rows = (
+        (
+            a["repository"],
+            _share(a["share"]),
+            _rate(a["rate"]),
+            *map(_ms, (a["p50_ms"], a["p99_ms"], a["p99_over_p50"])),
+        )
+        for a in record["arrivals"]
+    )
+    return Sheet("Single rows that arrive at random", columns, tuple(rows))
+
+
+def shown_loads(record: Record, label: str) -> list[Mapping[str, Any]]:
+    """The loads whose steps are worth a look: one caller alone, single rows of the most callers, and the best rate."""
+    loads = [load for load in record["loads"] if load["repository"] == label]
+    single = [load for load in loads if load["batch"] == 1]
+    chosen = (
+        min(single, key=lambda load: load["callers"]),
+        max(single, key=lambda load: load["callers"]),
+        max(loads, key=lambda load: load["median"]["rows_per_s"]),
+    )
+    return list({(load["batch"], load["callers"]): load for load in chosen}.values())
+
+
+def _steps(record: Record) -> Iterator[Sheet]:
+    columns = ("step", "queue", "input", "compute", "output", "rows/run", "ms/run", "busy", "CPU ms/row")
+    for entry in record["repositories"]:
+        for load in shown_loads(record, entry["label"]):
+            rows = tuple(_step_row(name, step) for name, step in load["median"]["steps"].items())
+            cell = Cell(load["batch"], load["callers"])
+            local = load["median"]["local_ms"]
+            here = (("in the client", "-", "-", _ms(local), *["-"] * 5),) if local is not None else ()
+            yield Sheet(f"Steps of {entry['label']}, ms a request: {cell}", columns, (*here, *rows))
+
+
+def _step_row(name: str, step: Mapping[str, Any]) -> tuple[str, ...]:
+    times = (step["queue_ms"], step["input_ms"], step["infer_ms"], step["output_ms"])
+    cpu = "-" if step["cpu_ms"] is None else f"{step['cpu_ms']:.2f}"
+    return (
+        name,
+        *map(_ms, times),
+        _rate(step["rows_per_execution"]),
+        _ms(step["execution_ms"]),
+        _share(step["busy"]),
+        cpu,
+    )
+
+
+def _perf_analyzer(record: Record) -> Sheet:
+    columns = ("", "rows", "callers", "rows/s", "perf_analyzer's", "ratio", "p50 ms", "perf_analyzer's")
+    rows = (
+        (
+            *(load["repository"], str(load["batch"]), str(load["callers"]), _rate(load["rows_per_s"])),
+            *(_rate(load["perf_analyzer_rows_per_s"]), f"{load['ratio']:.3f}"),
+            *(_ms(load["p50_ms"]), _ms(load["perf_analyzer_p50_ms"])),
+        )
+        for load in record["perf_analyzer"]["loads"]
+    )
+    return Sheet(f"Our client beside perf_analyzer {record['perf_analyzer']['version']}", columns, tuple(rows))
+
+
+def _ms(value: float) -> str:
+    return f"{value:,.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}"
+
+
+def _share(value: float) -> str:
+    return f"{value:.0%}"
+
+
+def advice_lines(advice: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Each proposal as a sentence with its reason, and the lines to write; what would not help comes last."""
+    for entry in advice:
+        yield f"{entry['what']} {entry['why']}", entry["lines"]

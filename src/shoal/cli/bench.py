@@ -1,0 +1,127 @@
+"""Measuring pipelines on a real server, and what would make them faster."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Column, Table
+from rich.text import Text
+
+from shoal.cli.options import Json
+from shoal.console import OUT, plain, print_json, show_progress
+from shoal.errors import InputError
+
+QUICK = (1, 8, 32)  # rows a request
+PROTOCOLS = ("grpc", "http")
+
+
+def bench(
+    repositories: Annotated[list[Path], typer.Argument(help="Repositories of one pipeline, such as its placements.")],
+    model: Annotated[str, typer.Option(help="The model of the repository, where it has several ensembles.")] = "",
+    rows: Annotated[
+        Path | None,
+        typer.Option("--inputs", help="Rows: a .csv, .jsonl, .parquet or .xlsx; else shoal's own texts."),
+    ] = None,
+    text_column: Annotated[
+        str, typer.Option(help="The column of texts, where it is not named like the input.")
+    ] = "text",
+    protocol: Annotated[str, typer.Option(help="grpc or http.")] = "grpc",
+    batches: Annotated[str, typer.Option(help="Rows a request: 1,8,64. Else 1 to 512 by twos.")] = "",
+    callers: Annotated[
+        str, typer.Option(help="Requests at a time: 1,16. Else 1 and 16 of single rows, 2 of larger requests.")
+    ] = "",
+    seconds: Annotated[float | None, typer.Option(min=0.1, help="Of each load, after its warm-up; else 4.")] = None,
+    repeats: Annotated[int | None, typer.Option(min=1, help="Times that every load is measured; else 3.")] = None,
+    is_quick: Annotated[bool, typer.Option("--quick", help="Three sizes, a second each, twice: a first look.")] = False,
+    share: Annotated[
+        float | None,
+        typer.Option("--load", help="Also single rows that arrive at random, at this share of the best rate: 0.7."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the random arrivals.")] = 0,
+    perf_analyzer: Annotated[
+        Path | None, typer.Option(help="NVIDIA's perf_analyzer: also measure with it, and compare.")
+    ] = None,
+    is_report: Annotated[
+        bool, typer.Option("--report", help="Name the bottleneck, what would help, and what would not.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="Write bench-DATE.json, .md and pictures to this folder.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure pipelines on a real server: latency, throughput, and what each step takes."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # of components that run here; as in the server
+    if protocol not in PROTOCOLS:
+        raise InputError(f"There is no --protocol {protocol!r}.", f"Known: {', '.join(PROTOCOLS)}.")
+    if share is not None and not 0 < share <= 1:
+        raise InputError(f"--load {share:g} is no share of a rate.", "Give one between 0 and 1: --load 0.7")
+    from shoal.bench.measure import Settings
+    from shoal.bench.run import BATCHES, Wanted, write
+    from shoal.bench.run import bench as measure
+
+    times = (1.0, 0.3, 2) if is_quick else (4.0, 1.0, 3)
+    wanted = Wanted(
+        Settings(protocol, seconds or times[0], times[1], repeats or times[2], seed),
+        _parse_numbers(batches, "--batches", "1,8,64"),
+        QUICK if is_quick else BATCHES,
+        _parse_numbers(callers, "--callers", "1,16"),
+        share,
+        perf_analyzer,
+    )
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop the servers in order, as on Ctrl-C
+    with show_progress() as show:
+        record = measure(repositories, wanted, model=model, rows=rows, text_column=text_column, on_progress=show)
+    files, missing = write(record, out) if out else ([], "")
+    if as_json:
+        print_json(record)
+        return
+    _print(record, is_report=is_report)
+    for path in files:
+        OUT.print(f"written: {path}", soft_wrap=True, markup=False)
+    if missing:
+        OUT.print(plain(missing), soft_wrap=True)
+
+
+def _parse_numbers(text: str, option: str, example: str) -> tuple[int, ...]:
+    """``1,8`` as whole numbers above 0; nothing as none."""
+    try:
+        numbers = tuple(int(part) for part in text.split(",")) if text else ()
+    except ValueError:
+        numbers = (0,)
+    if any(number < 1 for number in numbers):
+        raise InputError(f"{option} {text!r} is no list of whole numbers above 0.", f"For example: {option} {example}")
+    return numbers
+
+
+def _print(record: dict[str, Any], *, is_report: bool) -> None:
+    from shoal.bench.sheets import advice_lines, make_sheets, remarks
+
+    for sheet in make_sheets(record):
+        names = enumerate(sheet.columns)
+        columns = [
+            Column(name, justify="left" if place < sheet.texts else "right", overflow="fold") for place, name in names
+        ]
+        table = Table(*columns, title=sheet.title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        for row in sheet.rows:
+            table.add_row(*map(Text, row))
+        OUT.print(table)
+    for sentence in remarks(record):
+        OUT.print(sentence, soft_wrap=True, markup=False)
+    for label, advice in record["advice"].items() if is_report else ():
+        OUT.print(f"\n{label}", soft_wrap=True, markup=False)
+        _print_advice(list(advice_lines(advice)), [entry["helps"] for entry in advice], advice)
+
+
+def _print_advice(
+    sentences: Sequence[tuple[str, str]], helps: Sequence[bool], advice: Sequence[dict[str, Any]]
+) -> None:
+    for (sentence, lines), is_help, entry in zip(sentences, helps, advice, strict=True):
+        OUT.print(f"{'[green]+[/]' if is_help else '[yellow]-[/]'} {plain(sentence)}", soft_wrap=True)
+        if lines:
+            OUT.print(f"    in {plain(entry['model'])}/config.pbtxt, in place of what it says of this:", soft_wrap=True)
+            for line in lines.splitlines():
+                OUT.print(f"      {line}", soft_wrap=True, markup=False)
