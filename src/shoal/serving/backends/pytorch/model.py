@@ -11,6 +11,7 @@ import numpy as np
 from shoal.component.base import Component
 from shoal.component.bundle import refusal
 from shoal.component.context import Context
+from shoal.component.fusing import fuse
 from shoal.component.lengths import lengths, run_in_groups
 from shoal.component.tensors import Array, Arrays
 from shoal.component.ties import check_ties, read_archive
@@ -24,8 +25,9 @@ class TorchScript(Component):
     """``model.pt`` behind Triton's ``pytorch`` configuration, for servers without the native backend.
 
     Inputs are given in the order of the configuration, outputs taken in the same way. The parameter ``dtype``
-    (``fp32``, ``bf16`` or ``fp16``) converts the submodule ``trunk`` at load; the file itself stays fp32. On the host,
-    rows of like length are run together where the parameter ``attention_mask`` names the input that tells it.
+    (``fp32``, ``bf16`` or ``fp16``) converts the submodule ``trunk`` at load; the file itself stays fp32. On the host
+    the graph is frozen and fused, and rows of like length are run together where the parameter ``attention_mask`` names
+    the input that tells it.
     """
 
     library = "torch"
@@ -40,24 +42,13 @@ class TorchScript(Component):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript is deprecated, and what Triton serves
-                self.module = torch.jit.load(str(path), map_location=context.device.torch_name).eval()
+                module = torch.jit.load(str(path), map_location=context.device.torch_name).eval()
         except RuntimeError as error:
             raise refusal(path, "TorchScript file", str(error).splitlines()[0].rstrip(".")) from error
         self.mask = context.spec.parameters.get("attention_mask", "") if context.device.is_host else ""
-        self._convert(context.spec.parameters.get("dtype", "fp32"))
-
-    def _convert(self, dtype: str) -> None:
-        import torch
-
-        if dtype == "fp32":
-            return
-        known = {"bf16": torch.bfloat16, "fp16": torch.float16}
-        if dtype not in known or not hasattr(self.module, "trunk"):
-            raise ArtifactError(
-                f"model.pt cannot run in dtype {dtype!r}.",
-                "Known: fp32, and bf16 or fp16 for a module with a submodule `trunk`.",
-            )
-        self.module.trunk.to(known[dtype])
+        dtype = context.spec.parameters.get("dtype", "fp32")
+        _convert(module, dtype)
+        self.module = fuse(module, dtype) if context.device.is_host else module
 
     def run(self, batch: Arrays) -> Arrays:
         spec = self.context.spec
@@ -73,6 +64,20 @@ class TorchScript(Component):
             outputs = self.module(*map(_tensor, arrays))
         to_array = np.from_dlpack if self.context.device.is_host else torch.Tensor.detach
         return [to_array(out) for out in ((outputs,) if isinstance(outputs, torch.Tensor) else outputs)]
+
+
+def _convert(module: "torch.jit.ScriptModule", dtype: str) -> None:
+    import torch
+
+    if dtype == "fp32":
+        return
+    known = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    if dtype not in known or not hasattr(module, "trunk"):
+        raise ArtifactError(
+            f"model.pt cannot run in dtype {dtype!r}.",
+            "Known: fp32, and bf16 or fp16 for a module with a submodule `trunk`.",
+        )
+    module.trunk.to(known[dtype])
 
 
 def _tensor(array: Array) -> "torch.Tensor":

@@ -1,0 +1,141 @@
+"""TorchScript made fast on the host: frozen, with linear layers that oneDNN runs together with what follows them.
+
+A traced encoder calls one kernel for a matrix product, one for its activation, one for the residual sum, and lays every
+weight out anew at each call. Here each linear layer gets its weights laid out once, and the activation or the sum is
+done while the product is still in the cache: the operators are those that torch.compile writes for a CPU, without a
+compiler on the serving machine and for every batch size and width.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+_log = logging.getLogger("shoal")
+
+_FUSED = "mkldnn::_linear_pointwise"
+_ROWS = 4096  # tokens of a batch that weights are laid out for; other numbers only run a little slower
+# Between a frozen graph and its fused one, of the greatest value: what summing in another order may change.
+TOLERANCES = {"fp32": 1e-4, "bf16": 2e-2}
+
+Module = Callable[..., Any]
+
+
+def fuse(module: Any, dtype: str) -> Module:
+    """``module``, a TorchScript module in evaluation mode on the host, frozen and fused; or itself, where it cannot be.
+
+    ``dtype`` is what most of it computes in: ``fp32`` or ``bf16``. The first batch is computed both ways; the fused
+    graph is kept only if its answer is the same, but for rounding.
+    """
+    import torch
+
+    if dtype not in TOLERANCES or not torch.backends.mkldnn.is_available():
+        return _as_is(module)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # as all of TorchScript
+            frozen = torch.jit.freeze(module)
+        graph: Any = frozen.graph
+        if not sum(_fuse(graph, node) for node in graph.findAllNodes("aten::linear")):
+            return _as_is(module)
+        torch._C._jit_pass_dce(graph)
+        torch._C._jit_pass_lint(graph)
+    except RuntimeError as error:
+        _log.warning("TorchScript is served as it is; it could not be fused: %s", str(error).splitlines()[0])
+        return _as_is(module)
+    return _Proving(module, frozen, TOLERANCES[dtype])
+
+
+def _as_is(module: Any) -> Module:
+    return lambda *inputs: module(*inputs)
+
+
+class _Proving:
+    """The fused graph, once it has answered one batch as the module does."""
+
+    def __init__(self, module: Any, fused: Any, tolerance: float) -> None:
+        self._module, self._fused, self._tolerance = module, fused, tolerance
+
+    def __call__(self, *inputs: torch.Tensor) -> Any:
+        module = self._module  # another thread may let it go
+        return self._fused(*inputs) if module is None else self._prove(module, inputs)
+
+    def _prove(self, module: Any, inputs: Sequence[torch.Tensor]) -> Any:
+        plain = module(*inputs)  # what fails here is the request's own fault
+        try:
+            fused = self._fused(*inputs)
+            is_same = all(map(self._is_same, _flat(plain), _flat(fused)))
+        except RuntimeError as error:
+            _log.warning("the fused TorchScript fails: %s", str(error).splitlines()[-1])
+            is_same = False
+        if not is_same:
+            _log.warning("TorchScript is served as it is: fused, it does not give the same")
+            self._fused, fused = module, plain
+        self._module = None
+        return fused
+
+    def _is_same(self, plain: torch.Tensor, fused: torch.Tensor) -> bool:
+        if not plain.is_floating_point():
+            return bool(plain.equal(fused))
+        scale = max(1.0, float(plain.abs().nan_to_num(0.0, 0.0).max())) if plain.numel() else 1.0
+        return plain.isclose(fused, rtol=0.0, atol=self._tolerance * scale, equal_nan=True).all().item() is True
+
+
+def _flat(outputs: Any) -> Iterator[Any]:
+    if isinstance(outputs, tuple | list):
+        for output in outputs:
+            yield from _flat(output)
+    else:
+        yield outputs
+
+
+def _fuse(graph: Any, linear: Any) -> bool:
+    """Put a fused linear layer in the place of ``linear``, with what follows it; whether its weights are known."""
+    import torch
+
+    x, weight, bias = linear.inputs()
+    if weight.node().kind() != "prim::Constant":
+        return False
+    values = weight.node().t("value")
+    if values.layout != torch.strided or values.dtype not in (torch.float32, torch.bfloat16) or min(values.shape) < 2:
+        return False
+    last, attribute, other = _followed_by(linear)
+    graph.setInsertPoint(last)
+    packed = graph.create("prim::Constant", [], 1).insertBefore(last)
+    packed.t_("value", torch.ops.mkldnn._reorder_linear_weight(values.contiguous(), _ROWS))
+    packed.output().setType(weight.type())
+    name = graph.insertConstant(attribute)
+    if other is None:
+        scalars = graph.create("prim::ListConstruct", [], 1).insertBefore(last)
+        scalars.output().setType(torch._C.ListType(torch._C.OptionalType(torch._C.NumberType.get())))
+        algorithm = list(last.inputs())[1] if last is not linear else graph.insertConstant(None)
+        inputs = [x, packed.output(), bias, name, scalars.output(), algorithm]
+    else:
+        inputs = [x, other, packed.output(), bias, name]
+    fused = graph.create(_FUSED, inputs, 1).insertBefore(last)
+    last.output().replaceAllUsesWith(fused.output())
+    last.destroy()
+    if last is not linear:
+        linear.destroy()
+    return True
+
+
+def _followed_by(linear: Any) -> tuple[Any, str, Any]:
+    """The last node that is fused with ``linear``, what it does, and what it adds, if it is a sum."""
+    uses = linear.output().uses()
+    if len(uses) == 1:
+        user = uses[0].user
+        if user.kind() == "aten::gelu":
+            return user, "gelu", None
+        if user.kind() == "aten::add":
+            one, other, alpha = user.inputs()
+            residual = other if one is linear.output() or one.debugName() == linear.output().debugName() else one
+            # The product must not broadcast: a residual of the same stream, normalised, is as wide.
+            if residual.node().kind() == "aten::layer_norm" and alpha.toIValue() == 1:
+                return user, "add", residual
+    return linear, "none", None
