@@ -2,58 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterator
 
+from shoal.bench.alone import advise_alone
+from shoal.bench.case import ALONE, IDLE, LARGE_SHARE, Advice, Case
 from shoal.bench.figures import Cell, Figures
-from shoal.bench.lines import add_instances, allow_batching, drop_delay
+from shoal.bench.lines import add_instances, allow_batching
 from shoal.bench.steps import StepFigures
 from shoal.repository.pbtxt import ModelConfig
 
 BUSY = 0.85  # of the time: an instance that runs so much is what requests wait for
 SATURATED = 0.9  # of all cores' time
-IDLE = 0.5  # of the time: an instance that runs less holds nobody up
-ALONE = 1.2  # requests an execution: no more than this is one by one
 GAIN = 1.2  # a rate so many times another is worth a change
 FULL = 0.95  # of the best rate: what reaches it is as good
-LARGE_SHARE = 0.3  # of a request's time
 SMALL_CORE_SHARE = 0.05  # of one core: an instance that takes less waits for something else than the processor
 BF16_FLAGS = ("amx_bf16", "avx512_bf16", "bf16")
-
-
-@dataclass(frozen=True)
-class Advice:
-    """One proposal: ``what`` to do, ``why``, and the ``lines`` of the model's config.pbtxt in place of its own.
-
-    Where it ``helps`` not, ``what`` says what is not worth trying. ``kind`` is stable, for machines.
-    """
-
-    kind: str
-    model: str
-    what: str
-    why: str
-    lines: str = ""
-    helps: bool = True
-
-    def as_dict(self) -> dict[str, Any]:
-        """For the record."""
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class Case:
-    """What advice is drawn from: the medians by load, and the models' configurations.
-
-    ``levels`` are the steps' places in the ensemble (those of one level run side by side), ``cores`` those that the
-    server may use, and ``flags`` the processor's, as ``describe_machine`` gives them.
-    """
-
-    cells: Mapping[Cell, Figures]
-    configs: Mapping[str, ModelConfig]
-    cores: int
-    levels: Mapping[str, int]
-    flags: str = ""
 
 
 def advise(case: Case) -> list[Advice]:
@@ -69,7 +32,7 @@ def advise(case: Case) -> list[Advice]:
         found += _processor(case, cell, figures)
     found += _idle(case)
     found += _request_size(case)
-    found += _single(case)
+    found += advise_alone(case)
     chosen: dict[tuple[str, str], Advice] = {}
     for advice in sorted(found, key=lambda advice: not advice.helps):  # what helps under one load helps
         chosen.setdefault((advice.kind, advice.model), advice)
@@ -114,7 +77,7 @@ def _waiting(case: Case, cell: Cell, figures: Figures) -> Iterator[Advice]:
                 f" and a request waits {step.queue_ms:.1f} of {step.total_ms:.1f} ms.",
                 allow_batching(),
             )
-        elif step.busy >= BUSY and figures.cpu < SATURATED:
+        elif step.busy >= BUSY:
             yield _instances(case, cell, figures, name, step)
 
 
@@ -132,7 +95,7 @@ def _is_worth_batching(case: Case, figures: Figures) -> bool:
 
 def _instances(case: Case, cell: Cell, figures: Figures, name: str, step: StepFigures) -> Advice:
     number = case.configs[name].spec.num_instances
-    taken = (step.cpu_ms or 0) / 1000 * figures.rows_per_s / number  # cores, by each instance
+    taken = _cores_of(figures, step) / number
     free = case.cores * (1 - figures.cpu)
     more = number if taken < SMALL_CORE_SHARE else min(number, int(free / taken))
     busy = f"With {cell} its {number} instance{' runs' if number == 1 else 's run'} {step.busy:.0%} of the time"
@@ -155,6 +118,11 @@ def _instances(case: Case, cell: Cell, figures: Figures, name: str, step: StepFi
     )
 
 
+def _cores_of(figures: Figures, step: StepFigures) -> float:
+    """Cores that all instances of a step take together; 0 of one without a stub, which is not known."""
+    return (step.cpu_ms or 0) / 1000 * figures.rows_per_s
+
+
 def _is_on_gpu(case: Case, name: str) -> bool:
     return any(group.kind == group.KIND_GPU for group in case.configs[name].message.instance_group)
 
@@ -163,10 +131,11 @@ def _processor(case: Case, cell: Cell, figures: Figures) -> Iterator[Advice]:
     """Cores that have nothing left."""
     if figures.cpu < SATURATED:
         return
+    computing = [name for name, step in figures.steps.items() if _cores_of(figures, step) >= SMALL_CORE_SHARE]
     yield Advice(
         "cpu",
         "",
-        "More instances would not help, of no model.",
+        f"More instances of what computes would not help: {', '.join(computing) or 'no step'}.",
         f"With {cell} the {case.cores} cores are busy {figures.cpu:.0%} of the time: the server takes"
         f" {figures.server_cpu:.0%}, the client {figures.client_cpu:.0%}, other programs {figures.other_cpu:.0%}.",
         helps=False,
@@ -175,6 +144,8 @@ def _processor(case: Case, cell: Cell, figures: Figures) -> Iterator[Advice]:
     if not known or not sum(known.values()):
         return
     name = max(known, key=known.__getitem__)
+    if _cores_of(figures, figures.steps[name]) < LARGE_SHARE * case.cores:
+        return  # others have filled them
     yield Advice(
         "cost",
         name,
@@ -250,49 +221,3 @@ def _request_size(case: Case) -> Iterator[Advice]:
             f"{enough} give {rates[enough]:.1f} rows/s, {larger[-1]} give {rates[larger[-1]]:.1f}.",
             helps=False,
         )
-
-
-def _single(case: Case) -> Iterator[Advice]:
-    """What one caller waits for beside the steps' own work."""
-    alone = case.cells.get(Cell(1, 1))
-    if alone is None:
-        return
-    for name, step in alone.steps.items():
-        delay = case.configs[name].message.dynamic_batching.max_queue_delay_microseconds / 1000
-        if delay and step.requests_per_execution <= ALONE and step.queue_ms >= IDLE * delay:
-            yield Advice(
-                "delay",
-                name,
-                f"Let {name} wait for nobody.",
-                f"One caller's request waits there {step.queue_ms:.1f} of {alone.p50_ms:.1f} ms for others that do not"
-                f" come: max_queue_delay is {delay:g} ms. Under load requests meet without it.",
-                drop_delay(case.configs[name]),
-            )
-    if alone.server_ms is None:
-        return
-    between = alone.server_ms - _longest_way(case, alone)
-    if between >= LARGE_SHARE * alone.p50_ms and case.levels:
-        yield Advice(
-            "ensemble",
-            "",
-            "Fewer steps would help single requests: put cheap neighbours into one model.",
-            f"Of {alone.server_ms:.1f} ms in the server, {between:.1f} are spent between the steps.",
-        )
-    outside = alone.p50_ms - alone.server_ms - (alone.local_ms or 0)
-    if outside >= LARGE_SHARE * alone.p50_ms:
-        yield Advice(
-            "protocol",
-            "",
-            "Nothing in the repository would help most of a single request's time; more rows a request share it.",
-            f"Of {alone.p50_ms:.1f} ms, {outside:.1f} are spent in the client and on the way.",
-            helps=False,
-        )
-
-
-def _longest_way(case: Case, figures: Figures) -> float:
-    """Milliseconds of the slowest step of each level, which no request can be faster than."""
-    slowest: dict[int, float] = {}
-    for name, step in figures.steps.items():
-        level = case.levels.get(name, 0)
-        slowest[level] = max(slowest.get(level, 0.0), step.total_ms)
-    return sum(slowest.values())

@@ -10,7 +10,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import shoal
-from shoal.bench.advice import Case, advise
+from shoal.bench.advice import advise
+from shoal.bench.case import Case
 from shoal.bench.compare import compare
 from shoal.bench.figures import Measured, rounded
 from shoal.bench.inputs import Inputs
