@@ -16,9 +16,7 @@ import csv
 import json
 import os
 import platform
-import re
 import statistics
-import subprocess
 import tempfile
 import threading
 import time
@@ -26,7 +24,6 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from itertools import cycle
 from pathlib import Path
-from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in the server
 
@@ -34,6 +31,7 @@ import numpy as np
 import typer
 
 from shoal import Client, compose, serve
+from shoal.bench.perf_analyzer import PerfAnalyzer
 from shoal.bulk.infer import infer_to_file, make_feed, make_format
 from shoal.bulk.model import served
 from shoal.machine import describe_machine
@@ -46,7 +44,6 @@ from shoal.training.train import Preset, train
 ENSEMBLE = "ensemble_all"
 SETTINGS = ((1, 8), (1, 16), (8, 2), (8, 4), (16, 2), (32, 2))  # texts a request, requests at a time
 SECONDS = 24.0  # of load at each setting, after a warm-up
-_WINDOWS = 3  # perf_analyzer's: it gives the mean of these
 REPEATS = 5
 
 Load = Callable[[Server, Sequence[str], int, int], float]
@@ -56,7 +53,7 @@ def main(num: int = 768, perf_analyzer: Path | None = None) -> None:
     """Measure and record."""
     corpus = find_corpus()
     texts = [corpus.texts[i] for i in np.random.default_rng(0).permutation(len(corpus))[:num]]
-    load: Load = _closed_loop if perf_analyzer is None else _PerfAnalyzer(perf_analyzer)
+    load: Load = _closed_loop if perf_analyzer is None else _analyzed(PerfAnalyzer(perf_analyzer))
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
         train(corpus, f"{folder}/artifacts", preset=Preset(num_rows=200, encoder=EncoderSettings(max_steps=1)))
         repository = compose(ENSEMBLE, f"{folder}/repository", artifacts=f"{folder}/artifacts")
@@ -129,27 +126,14 @@ def _closed_loop(server: Server, texts: Sequence[str], batch: int, callers: int)
     return answered[0] / SECONDS
 
 
-class _PerfAnalyzer:
-    """NVIDIA's load generator; it asks for the models' configurations, which takes the server's key."""
+def _analyzed(program: PerfAnalyzer) -> Load:
+    """NVIDIA's load generator."""
 
-    def __init__(self, binary: Path) -> None:
-        self._binary = binary.resolve()
+    def load(server: Server, texts: Sequence[str], batch: int, callers: int) -> float:
+        rows = [{"excerpt": [text]} for text in texts]
+        return program.load(server, ENSEMBLE, rows, batch=batch, callers=callers, seconds=SECONDS).rows_per_s
 
-    def __call__(self, server: Server, texts: Sequence[str], batch: int, callers: int) -> float:
-        with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
-            data = Path(folder) / "texts.json"
-            data.write_text(json.dumps({"data": [{"excerpt": [text]} for text in texts]}), encoding="utf-8")
-            interval = int(SECONDS * 1000 / _WINDOWS)
-            command: list[Any] = [
-                self._binary, "-m", ENSEMBLE, "-u", server.grpc_url, "-i", "grpc", "--async", "--input-data", data,
-                "-b", batch, f"--concurrency-range={callers}", "-p", interval, "-s", 999, "-r", 2 * _WINDOWS,
-                "-H", f"triton-grpc-protocol-admin-key:{server.admin_key}",
-            ]  # fmt: skip
-            run = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
-        found = re.search(r"throughput: ([\d.]+) infer/sec", run.stdout)
-        if not found:
-            raise RuntimeError(f"perf_analyzer gave no figure:\n{run.stdout}\n{run.stderr}")
-        return float(found[1])
+    return load
 
 
 if __name__ == "__main__":

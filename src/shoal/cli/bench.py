@@ -103,9 +103,12 @@ def _print(record: dict[str, Any], *, is_report: bool) -> None:
     for sheet in make_sheets(record):
         names = enumerate(sheet.columns)
         columns = [
-            Column(name, justify="left" if place < sheet.texts else "right", overflow="fold") for place, name in names
+            Column(
+                name, justify="left" if place < sheet.texts else "right", no_wrap=place < sheet.texts, overflow="fold"
+            )
+            for place, name in names
         ]
-        table = Table(*columns, title=sheet.title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        table = Table(*columns, title=sheet.title, title_justify="left", box=SIMPLE_HEAD, padding=0)
         for row in sheet.rows:
             table.add_row(*map(Text, row))
         OUT.print(table)
