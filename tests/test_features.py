@@ -9,16 +9,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.component.features import (
-    FEATURE_NAMES,
-    BasicTokenizer,
-    Lexicon,
-    TokenCoder,
-    count_features,
-    is_word,
-    normalise,
-)
-from shoal.component.ragged import Ragged, Texts
+from shoal.component import memo
+from shoal.component.bundle import Bundle
+from shoal.component.features import FEATURE_NAMES, Features, TokenCoder, count_features, normalise
+from shoal.component.lexicon import BasicTokenizer, Lexicon, is_word
+from shoal.component.memo import Memo
+from shoal.component.ragged import Ragged, Texts, to_texts
+from shoal.component.tallies import Tallies
 from shoal.component.tensors import Array, Device
 from tests.references import raw_features
 
@@ -65,6 +62,27 @@ def test_equal_to_the_definitions(texts: list[str]) -> None:
     clean = [text.encode(errors="replace").decode() for text in texts]
     expected = [raw_features(tokenize(text), STOP_WORDS, LISTED) for text in clean]
     np.testing.assert_allclose(count(texts), expected, rtol=1e-15, atol=0)
+
+
+@given(st.lists(st.lists(nasty_text, min_size=1, max_size=6), min_size=1, max_size=4))
+def test_words_add_up_to_what_tokens_do(batches: list[list[str]]) -> None:
+    lexicon = Lexicon.build(STOP_WORDS, (*LISTED, "—", "…"), Device())  # listed, and no words
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memo, "MOST_WORDS", 20)
+        kept = Memo(Tallies(lexicon))
+        for texts in batches:
+            batch = Texts.from_bytes([t.encode(errors="replace") for t in texts])
+            places, tallies = kept(batch)
+            assert np.array_equal(tallies.count(places), count_features(tallies.codes.of(places), lexicon))
+            assert np.array_equal(tallies.count(places), count_features(TokenCoder(lexicon)(batch), lexicon))
+
+
+def test_words_of_real_texts_add_up_to_what_tokens_do(bundle: Bundle, texts: list[str]) -> None:
+    batch, features = (
+        to_texts([*texts[:200], "a b . " * 9000, "x" * 70_000, " " * 70_000, "." * 70_000]),
+        Features(bundle, Device()),
+    )
+    assert np.array_equal(features(batch), features.of_codes(TokenCoder(features.lexicon)(batch)))
 
 
 @given(st.lists(nasty_text, min_size=1, max_size=6))

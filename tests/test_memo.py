@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.component import memo
 from shoal.component.bundle import Bundle
-from shoal.component.features import BasicTokenizer, Lexicon, TokenCoder
-from shoal.component.memo import Memo
-from shoal.component.ragged import Ragged, split_words, to_texts
+from shoal.component.features import TokenCoder
+from shoal.component.lexicon import BasicTokenizer, Codes, Lexicon, is_word
+from shoal.component.memo import Find, Memo, Rows
+from shoal.component.ragged import Cut, Ragged, to_texts
 from shoal.component.tensors import Device
 from shoal.component.wordpiece import WordPiece
 
@@ -41,8 +45,9 @@ def test_pieces_are_those_of_the_whole_text(wordpiece: WordPiece, texts: list[st
 
 @given(TEXTS)
 def test_basic_tokens_are_those_of_the_whole_text(text: str) -> None:
-    tokenize = BasicTokenizer()
-    assert [token for word in split_words(text) for token in tokenize(word)] == tokenize(text)
+    tokenize, cut = BasicTokenizer(), to_texts([text]).cut
+    words = [word.decode() for word in cut.words(np.arange(len(cut.begins)))]
+    assert [token for word in words for token in tokenize(word)] == tokenize(text)
 
 
 @given(st.lists(TEXTS, max_size=6), st.lists(TEXTS, max_size=6))
@@ -56,37 +61,115 @@ def test_codes_tell_words_apart_whatever_came_before(bundle: Bundle, before: lis
     assert len(set(seen.values())) == len(seen)
 
 
-def numbering() -> memo.Find:
-    """Each word's letters, and a number of its own."""
+def numbering() -> Find:
+    """Each word's letters, and a number of its own; nothing for the empty word."""
     numbers: dict[str, int] = {}
-    return lambda words: [[*map(ord, word), numbers.setdefault(word, len(numbers))] for word in words]
+    return lambda words: [[*map(ord, word), numbers.setdefault(word, len(numbers))] if word else [] for word in words]
+
+
+def look_up(kept: Memo[Rows], texts: Sequence[Sequence[str]]) -> list[list[int]]:
+    places, found = kept(to_texts(map(" ".join, texts)))
+    return rows(found.of(places))
 
 
 def test_rows_without_words() -> None:
-    found = Memo(numbering)([[], ["ab"], [], []])
-    assert rows(found) == [[], [97, 98, 0], [], []]
-    assert rows(Memo(numbering)([])) == []
+    assert look_up(Memo(Rows(numbering())), [[], ["ab"], [], []]) == [[], [97, 98, 0], [], []]
+    assert look_up(Memo(Rows(numbering())), []) == []
 
 
-@pytest.mark.parametrize("limit", ["MOST_WORDS", "MOST_CHARACTERS"])
+@given(st.lists(TEXTS, max_size=6))
+def test_words_are_what_stands_between_ascii_white_space(texts: list[str]) -> None:
+    cut = to_texts(texts).cut
+    expected = [re.split(b"[\t\n\r ]", text.encode()) for text in texts]
+    assert cut.words(np.arange(len(cut.begins))) == [word for words in expected for word in words]
+    assert np.diff(cut.offsets).tolist() == [len(words) for words in expected]
+
+
+@given(st.sets(st.binary(max_size=20).map(lambda word: bytes(b for b in word if b not in b"\t\n\r ")), max_size=40))
+def test_words_of_one_key_are_one_word_but_for_nuls_at_their_ends(words: set[bytes]) -> None:
+    keys = Cut.of(list(words)).keys()
+    short = {(int(a), int(b)) for a, b, is_whole in zip(*keys, strict=True) if is_whole}
+    assert len(short) == len({word.rstrip(b"\0") for word in words if len(word) <= 16})
+
+
+def test_a_word_is_found_once() -> None:
+    asked: list[str] = []
+
+    def find(words: list[str]) -> list[list[int]]:
+        asked.extend(words)
+        return [[len(word)] for word in words]
+
+    kept, words = Memo(Rows(find)), [f"word{n}" * (1 + n % 5) for n in range(3000)]
+    for start in (0, 7, 0, 2000, 1000):
+        some = words[start : start + 1000]
+        assert look_up(kept, [some, some[:5]]) == [[*map(len, some)], [*map(len, some[:5])]]
+    assert sorted(word for word in asked if word) == sorted(words)
+
+
+def test_words_that_meet_in_one_slot_are_found_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memo._Slots, "_slots", lambda self, keys: np.zeros(len(keys.first), np.int64))
+    kept, words = Memo(Rows(numbering())), [f"w{n}" for n in range(600)]
+    first = look_up(kept, [[word] for word in words])
+    assert look_up(kept, [[word] for word in words]) == first == [[*map(ord, w), n] for n, w in enumerate(words)]
+
+
+@pytest.mark.parametrize("limit", ["MOST_WORDS", "MOST_BYTES"])
 def test_what_is_kept_is_bounded(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memo, limit, 10)
-    kept = Memo(numbering)
+    kept = Memo(Rows(numbering()))
     for start in range(0, 200, 8):
         words = [f"w{n}" for n in range(start, start + 8)]
-        found = rows(kept([words]))[0]
-        assert len(set(found[-1:])) == 1
+        assert look_up(kept, [words, words]) == look_up(kept, [words] * 2)
         assert len(kept._table._places) <= 18
 
 
-def test_threads_share_a_memo() -> None:
-    kept, texts = Memo(numbering), [[f"word{n % 97}" for n in range(k, k + 300)] for k in range(64)]
+def test_words_that_came_again_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memo, "MOST_WORDS", 100)
+    asked: list[str] = []
+    number = numbering()
+
+    def find(words: list[str]) -> Sequence[Sequence[int]]:
+        asked.extend(words)
+        return number(words)
+
+    kept, usual = Memo(Rows(find)), [f"usual{n}" * 4 for n in range(20)]
+    expected = look_up(kept, [usual])
+    for start in range(0, 2000, 10):
+        assert (
+            look_up(kept, [[*usual, *(f"rare{n}" for n in range(start, start + 10))]])[0][: len(expected[0])]
+            == expected[0]
+        )
+    assert all(asked.count(word) == 1 for word in usual)
+
+
+@given(st.lists(st.lists(TEXTS, max_size=4), max_size=8))
+def test_codes_tell_words_apart_where_words_are_forgotten(bundle: Bundle, batches: list[list[str]]) -> None:
+    tokens = Lexicon.build(bundle.stop_words, [*bundle.frequent, *bundle.rare], Device()).tokens
+    tokenize = BasicTokenizer()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memo, "MOST_WORDS", 6)
+        kept = Memo(Codes(tokens))
+        for texts in batches:
+            places, codes = kept(to_texts(texts))
+            seen: dict[int, str] = {}
+            for text, row in zip(texts, rows(codes.of(places)), strict=True):
+                for token, code in zip(tokenize(text), row, strict=True):
+                    assert (code == -1 and not is_word(token)) or seen.setdefault(code, token) == token
+                    assert token not in tokens or tokens[code] == token
+            assert len(set(seen.values())) == len(seen)
+            assert max(seen, default=0) < codes.num_codes <= len(tokens) + 2 * 6 + 4 * 60
+
+
+def test_threads_share_a_memo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memo, "MOST_WORDS", 120)  # so that some look while another forgets
+    kept, texts = Memo(Rows(numbering())), [[f"word{n % 297}" for n in range(k, k + 300, 5)] for k in range(256)]
     with ThreadPoolExecutor(8) as callers:
         numbers: dict[str, set[int]] = {}
-        for words, found in zip(texts, callers.map(lambda words: rows(kept([words]))[0], texts), strict=True):
+        for words, found in zip(texts, callers.map(lambda words: look_up(kept, [words])[0], texts), strict=True):
             position = 0
             for word in words:
+                assert found[position : position + len(word)] == [*map(ord, word)]
                 position += len(word) + 1
                 numbers.setdefault(word, set()).add(found[position - 1])
     assert all(len(each) == 1 for each in numbers.values())
-    assert len(set.union(*numbers.values())) == 97
+    assert len(set.union(*numbers.values())) == len(numbers)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.component.features import (
+    BasicTokenizer,
     DeviceCoder,
     Lexicon,
     TokenCoder,
@@ -80,7 +81,7 @@ def test_codes_on_a_device_give_the_features_of_the_hosts(device: Device, texts:
     expected = count_features(TokenCoder(host)(to_texts(texts)), host)
 
     there_lexicon = Lexicon.build(STOP_WORDS, LISTED, device)
-    clean = to_texts(" ".join(TokenCoder(host)._tokenize(text)) for text in texts)
+    clean = to_texts(" ".join(BasicTokenizer()(text)) for text in texts)
     codes = CODERS[device](Words.find(there(clean, device), device))
     got = count_features(codes, there_lexicon)
     np.testing.assert_allclose(got, expected, rtol=1e-12)

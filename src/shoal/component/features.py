@@ -1,29 +1,28 @@
 """207 features of a text: statistics, and shares of frequent and rare words.
 
-A *basic token* is what BERT's normalizer and pre-tokenizer give: lower-cased, accents stripped, punctuation split off.
-A *word* is a basic token that holds a letter or a digit (Unicode L* or Nd); any other basic token is punctuation. A
-*sentence* ends at a maximal run of ``. ! ? …`` tokens; text after the last run, if it holds a word, is one more.
+Of basic tokens and words see ``lexicon``. A *sentence* ends at a maximal run of ``. ! ? …`` tokens; text after the last
+run, if it holds a word, is one more.
 
-The host turns texts into codes (``TokenCoder``); everything after is array code, written once for every device.
+The host turns texts into codes (``TokenCoder``); everything after is array code, written once for every device. Where
+texts and features are both on the host, ``Tallies`` counts the same from words instead of tokens.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 from array_api_compat import device as device_of
 
 from shoal.component.bundle import NUM_LISTED, Bundle
 from shoal.component.ledger import SETUP
-from shoal.component.memo import Find, Memo
+from shoal.component.lexicon import BasicTokenizer, Codes, Lexicon, is_word
+from shoal.component.memo import Memo
 from shoal.component.ragged import Ragged, Texts
+from shoal.component.tallies import Tallies
 from shoal.component.tensors import Array, Device, namespace
 from shoal.component.words import CodePoints, WordList, Words
 
-SENTENCE_ENDS = (".", "!", "?", "…")
+__all__ = ["BasicTokenizer", "Lexicon", "is_word"]  # whose home is elsewhere
+
 _MOST_CODES = 2**40  # more than a batch, or what is kept of earlier ones, can have
 
 FEATURE_NAMES = (
@@ -39,93 +38,16 @@ FEATURE_NAMES = (
 )
 
 
-def is_word(token: str) -> bool:
-    """Whether a basic token holds a letter or a digit."""
-    return any(c.isalpha() or c.isdecimal() for c in token)
-
-
-class BasicTokenizer:
-    """BERT's normalizer and pre-tokenizer, always lower-casing."""
-
-    def __init__(self) -> None:
-        from tokenizers import normalizers, pre_tokenizers
-
-        self._normalize = normalizers.BertNormalizer(lowercase=True).normalize_str
-        self._split = pre_tokenizers.BertPreTokenizer().pre_tokenize_str
-
-    def __call__(self, text: str) -> list[str]:
-        """The basic tokens of ``text``, in order."""
-        return [token for token, _ in self._split(self._normalize(text))]
-
-
-@dataclass(frozen=True)
-class Lexicon:
-    """What is known of each token code, as columns of a table.
-
-    Codes 0 .. n-1 are the listed tokens. Two rows follow them: n stands for every other word, n + 1 for every other
-    punctuation token. ``column`` is the share's column (0 .. 199), or 200 for tokens in neither list.
-    """
-
-    tokens: tuple[str, ...]
-    is_word: Array  # BOOL [n + 2]
-    is_stop: Array  # BOOL [n + 2]
-    is_end: Array  # BOOL [n + 2]
-    column: Array  # INT64 [n + 2]
-    num_listed: int
-
-    @property
-    def num_known(self) -> int:
-        """The number of listed tokens."""
-        return len(self.tokens)
-
-    @classmethod
-    def build(cls, stop_words: Sequence[str], listed: Sequence[str], device: Device) -> Lexicon:
-        """``listed`` holds the words whose shares are features, in the order of their columns."""
-        tokens = tuple(dict.fromkeys([*SENTENCE_ENDS, *stop_words, *listed]))
-        columns, stops = {word: k for k, word in enumerate(listed)}, set(stop_words)
-        put = partial(device.put, edge=SETUP)
-        return cls(
-            tokens=tokens,
-            is_word=put(np.array([*map(is_word, tokens), True, False])),
-            is_stop=put(np.array([*(t in stops for t in tokens), False, False])),
-            is_end=put(np.array([*(t in SENTENCE_ENDS for t in tokens), False, False])),
-            column=put(np.array([*(columns.get(t, len(listed)) for t in tokens), len(listed), len(listed)])),
-            num_listed=len(listed),
-        )
-
-
 class TokenCoder:
-    """Texts to token codes, on the host.
-
-    Listed tokens get their row in the lexicon, other words the next numbers, each its own within one batch, other
-    punctuation -1.
-    """
+    """Texts to token codes, on the host, as in ``Codes``."""
 
     def __init__(self, lexicon: Lexicon) -> None:
-        self._codes = {token: code for code, token in enumerate(lexicon.tokens)}
-        self._tokenize = BasicTokenizer()
-        self._memo = Memo(self._make)
+        self._memo = Memo(Codes(lexicon.tokens))
 
     def __call__(self, texts: Texts) -> Ragged:
         """INT64 codes, a row a text."""
-        return self._memo(texts.words)
-
-    def _make(self) -> Find:
-        codes = dict(self._codes)
-
-        def find(words: list[str]) -> list[list[int]]:
-            rows = []
-            for word in words:
-                row = []
-                for token in self._tokenize(word):
-                    code = codes.get(token)
-                    if code is None:
-                        code = codes[token] = len(codes) if is_word(token) else -1
-                    row.append(code)
-                rows.append(row)
-            return rows
-
-        return find
+        places, codes = self._memo(texts)
+        return codes.of(places)
 
 
 class DeviceCoder:
@@ -238,16 +160,22 @@ def normalise(raw: Array, mean: Array, std: Array) -> Array:
 
 
 class Features:
-    """Codes or texts to the forest's input, as one bundle says."""
+    """Texts or codes to the forest's input, as one bundle says."""
 
     def __init__(self, bundle: Bundle, device: Device) -> None:
-        self.lexicon = Lexicon.build(bundle.stop_words, [*bundle.frequent, *bundle.rare], device)
-        self.code = TokenCoder(self.lexicon)
+        listed = [*bundle.frequent, *bundle.rare]
+        self.lexicon = Lexicon.build(bundle.stop_words, listed, device)
+        self.tallies = Tallies(Lexicon.build(bundle.stop_words, listed, Device()))
+        self._memo = Memo(self.tallies)
         self._mean, self._std = (device.put(np.array(v), SETUP) for v in (bundle.mean, bundle.std))
 
     def __call__(self, texts: Texts) -> Array:
         """FP32 ``[rows, 207]`` of texts on the host, there."""
-        return self.of_codes(self.code(texts))
+        return self.of_places(*self._memo(texts))
+
+    def of_places(self, places: Ragged, tallies: Tallies) -> Array:
+        """FP32 ``[rows, 207]`` of texts whose words have places in ``tallies``, on the host."""
+        return normalise(tallies.count(places), self._mean, self._std)
 
     def of_codes(self, codes: Ragged) -> Array:
         """FP32 ``[rows, 207]``, where the codes are."""

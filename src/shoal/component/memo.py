@@ -1,85 +1,265 @@
-"""What a tokenizer makes of each word, kept: texts of one language repeat their words.
+"""What is known of words, kept: texts of one language repeat their words.
 
 BERT's normalizer and pre-tokenizer treat what stands between white space by itself, so a text's tokens are those of its
-words, one after the other. A word that has been seen costs one look into a dictionary.
+words, one after the other. A word that has been seen costs a look into a table, by array code for all words of a batch;
+what is known of it stands in columns at the place that is found there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from threading import Lock
-from typing import TypeAlias
+from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.component.ragged import Ragged
+from shoal.component.ragged import Cut, Keys, Ragged, Texts
 
 Find: TypeAlias = Callable[[list[str]], Sequence[Sequence[int]]]
+Places: TypeAlias = NDArray[np.int64]
 
-MOST_WORDS, MOST_CHARACTERS = 2**17, 2**24  # kept before all are forgotten: tens of megabytes
+MOST_WORDS, MOST_BYTES = 2**17, 2**24  # kept before those that did not come again are forgotten: tens of megabytes
+_UNKNOWN, _EMPTY = 0, 1  # the places of every word that is not known, and of the empty one
+_MOST_PROBES = 8
+_FEWEST_SLOTS, _SLOTS_A_WORD = 2, 4  # a word, before the table grows and after
 
 
-class Memo:
-    """Integers for texts, word by word.
+class Store(Protocol):
+    """What is known of words: each has a place, in the order in which they were added."""
 
-    ``make`` gives a function that finds them, for different words; all that it gives belongs together, and it is made
-    anew when the words that were kept are forgotten. Threads may share a memo.
+    def add(self, words: list[str]) -> None:
+        """Find what is to be known of words, for the places that come next."""
+
+    def keep(self, places: Places) -> Self:
+        """A store of its own with only these places, in this order."""
+
+
+S = TypeVar("S", bound=Store)
+
+
+class Memo(Generic[S]):
+    """A place for each word of a text, in a store that grows as it must and forgets what does not come again.
+
+    Threads may share a memo. ``store`` is an empty one; it stays so.
     """
 
-    def __init__(self, make: Callable[[], Find]) -> None:
-        self._make = make
-        self._table = _Table(make())
+    def __init__(self, store: S) -> None:
+        self._lock = Lock()
+        store = store.keep(np.empty(0, np.int64))
+        store.add(["", ""])
+        self._table = _Table(store, [])
 
-    def __call__(self, texts: Sequence[Sequence[str]]) -> Ragged:
-        """INT64 values, a row a text; ``texts`` holds the words of each."""
-        if self._table.is_full:
-            self._table = _Table(self._make())
-        words = list(chain.from_iterable(texts))
-        counts, values = self._table.look_up(words)
-        ends = np.zeros(len(words) + 1, np.int64)
-        np.cumsum(counts, out=ends[1:])
-        num_words = np.zeros(len(texts) + 1, np.int64)
-        np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)), out=num_words[1:])
-        return Ragged(values, ends[num_words])
+    def __call__(self, texts: Texts) -> tuple[Ragged, S]:
+        """Places of the words of texts on the host, INT64, and the store that has them."""
+        table = self._table
+        if table.is_full:
+            with self._lock:
+                if self._table is table:
+                    self._table = table.renewed()
+                table = self._table
+        cut = texts.cut
+        return Ragged(table.look_up(cut), cut.offsets), table.store
 
 
-class _Table:
-    """Each word's place, and at each place where its values begin and how many there are."""
+class _Table(Generic[S]):
+    """Each word's place: all words in a dictionary, and all but a few long ones in slots that array code finds."""
 
-    def __init__(self, find: Find) -> None:
-        self._find, self._lock = find, Lock()
-        self._places: dict[str, int] = {}
-        self._num_characters = 0
-        empty: NDArray[np.int64] = np.empty(0, np.int64)
-        self._kept = (empty, empty, empty)  # begins, counts, values: exchanged in one step
+    def __init__(self, store: S, words: list[bytes]) -> None:
+        """``words`` are those that the store knows beside the unknown and the empty one."""
+        self.store, self._lock = store, Lock()
+        self._places: dict[bytes, int] = {}
+        self._num_bytes = 0
+        self._came_again = Column(np.bool_)
+        self._came_again.extend(np.zeros(1, np.bool_))
+        self._slots = _Slots(len(words))
+        self._put([b"", *words])
 
     @property
     def is_full(self) -> bool:
-        return len(self._places) > MOST_WORDS or self._num_characters > MOST_CHARACTERS
+        return len(self._places) > MOST_WORDS or self._num_bytes > MOST_BYTES
 
-    def look_up(self, words: list[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """How many values each word has, and all of them."""
-        if not self._places.keys() >= (unique := set(words)):
-            self._add(unique)
-        places = np.fromiter(map(self._places.__getitem__, words), np.int64, len(words))
-        begins, counts, values = self._kept
-        begins, counts = begins[places], counts[places]
-        ends = np.cumsum(counts)
-        total = int(ends[-1]) if len(ends) else 0
-        return counts, values[np.arange(total) + np.repeat(begins - (ends - counts), counts)]
+    def look_up(self, cut: Cut) -> Places:
+        """The place of each word."""
+        places = self._slots.find(cut.keys())
+        self._came_again.values[places] = True
+        left = np.flatnonzero(places == _UNKNOWN)
+        if len(left):
+            words = cut.words(left)
+            found = [self._places.get(word, _UNKNOWN) for word in words]
+            self._came_again.values[found] = True
+            if _UNKNOWN in found:
+                # In the order of appearance: what is frequent comes early, so that its places lie close together.
+                self._add(dict.fromkeys(word for word, place in zip(words, found, strict=True) if place == _UNKNOWN))
+                found = [self._places[word] for word in words]
+            places[left] = found
+        return places
 
-    def _add(self, words: set[str]) -> None:
+    def _add(self, words: Iterable[bytes]) -> None:
         with self._lock:
-            missing = sorted(words - self._places.keys())
-            found = self._find(missing)
-            begins, counts, values = self._kept
-            more = np.fromiter(map(len, found), np.int64, len(found))
-            first = len(values) + np.cumsum(more) - more
-            added = np.fromiter(chain.from_iterable(found), np.int64, int(more.sum()))
-            joined = ((begins, first), (counts, more), (values, added))
-            self._kept = (np.concatenate(joined[0]), np.concatenate(joined[1]), np.concatenate(joined[2]))
-            # After the values: whoever finds a word here finds them there.
-            self._places.update(zip(missing, range(len(self._places), len(self._places) + len(missing)), strict=True))
-            self._num_characters += sum(map(len, missing))
+            missing = [word for word in words if word not in self._places]
+            self.store.add([word.decode() for word in missing])
+            self._put(missing)
+
+    def _put(self, words: list[bytes]) -> None:
+        """Places for words of which the store knows. After it: whoever finds a word here finds it there."""
+        first = len(self._places) + 1  # after the one that stands for words that are not known
+        places = np.arange(first, first + len(words))
+        self._came_again.extend(np.zeros(len(words), np.bool_))
+        self._slots = self._slots.with_more(Cut.of(words).keys(), places)
+        self._places.update(zip(words, places.tolist(), strict=True))
+        self._num_bytes += sum(map(len, words))
+
+    def renewed(self) -> _Table[S]:
+        """A table of the words that came again since this one was begun; of the oldest, if they would half fill it."""
+        with self._lock:
+            words = list(self._places)
+            came_again = self._came_again.values[: len(words) + 1].copy()
+            came_again[[_UNKNOWN, _EMPTY]] = False
+            places = np.flatnonzero(came_again)[: MOST_WORDS // 2]
+            kept = [words[place - _EMPTY] for place in places.tolist()]
+            num_kept = int(np.searchsorted(np.cumsum([*map(len, kept)]), MOST_BYTES // 2, side="right"))
+            store = self.store.keep(np.concatenate([[_UNKNOWN, _EMPTY], places[:num_kept]]))
+            return _Table(store, kept[:num_kept])
+
+
+class _Slots:
+    """A hash table of words of up to 16 bytes, with linear probing.
+
+    A slot is filled once and its place is written last, so that threads may look while one writes. The hash's factors
+    are drawn anew for each table: nobody can choose words that meet in one slot.
+    """
+
+    def __init__(self, num_words: int) -> None:
+        self._num_bits = max(8, (num_words * _SLOTS_A_WORD - 1).bit_length())
+        # The two parts of a key, a place, and nothing: rows of 32 bytes lie within a line of the processor's cache.
+        self._rows = np.zeros((2**self._num_bits + _MOST_PROBES, 4), np.uint64)
+        self._num_words = 0
+        self._factors = np.random.default_rng().integers(2**63, size=2, dtype=np.uint64) * 2 + 1
+
+    def _slots(self, keys: Keys) -> NDArray[np.int64]:
+        """Where to look first: multiply-shift (Dietzfelbinger et al., 1997)."""
+        mixed = keys.second * self._factors[0]
+        mixed ^= keys.first
+        mixed *= self._factors[1]
+        mixed >>= np.uint64(64 - self._num_bits)
+        slots: NDArray[np.int64] = mixed.view(np.int64)
+        return slots
+
+    def find(self, keys: Keys) -> Places:
+        """The place of each word, or that of unknown ones."""
+        slots = self._slots(keys)
+        places, is_pending = self._probe(slots, keys)
+        pending = np.flatnonzero(is_pending)
+        for _ in range(_MOST_PROBES - 1):
+            if not len(pending):
+                break
+            slots[pending] += 1
+            places[pending], is_pending = self._probe(slots[pending], keys.take(pending))
+            pending = pending[is_pending]
+        return places
+
+    def _probe(self, slots: NDArray[np.int64], keys: Keys) -> tuple[Places, NDArray[np.bool_]]:
+        """The place of each word that has this slot, and whether another one has it."""
+        rows = self._rows.take(slots, axis=0)
+        found = rows[:, 2].view(np.int64)
+        is_same = rows[:, 0] == keys.first
+        is_same &= rows[:, 1] == keys.second
+        is_same &= keys.are_whole
+        places: Places = found * is_same
+        return places, (places != found) & keys.are_whole
+
+    def with_more(self, keys: Keys, places: Places) -> _Slots:
+        """This table, or a larger one with the same words, with more words in it."""
+        table, num_words = self, self._num_words + len(places)
+        if num_words * _FEWEST_SLOTS > len(self._rows):
+            table = _Slots(num_words)
+            used = self._rows[self._rows[:, 2] != _UNKNOWN]
+            whole = np.ones(len(used), np.bool_)
+            table._insert(Keys(used[:, 0], used[:, 1], whole), used[:, 2].view(np.int64))
+        whole_ones = np.flatnonzero(keys.are_whole)
+        table._insert(keys.take(whole_ones), places[whole_ones])
+        return table
+
+    def _insert(self, keys: Keys, places: Places) -> None:
+        """A word for which no probe finds a free slot stays out."""
+        slots, pending = self._slots(keys), np.arange(len(places))
+        for _ in range(_MOST_PROBES):
+            if not len(pending):
+                break
+            wanted, index = np.unique(slots[pending], return_index=True)
+            is_free = self._rows[wanted, 2] == _UNKNOWN
+            wanted, chosen = wanted[is_free], pending[index[is_free]]
+            self._rows[wanted, 0], self._rows[wanted, 1] = keys.first[chosen], keys.second[chosen]
+            self._rows[wanted, 2] = places[chosen].view(np.uint64)
+            pending = np.setdiff1d(pending, chosen, assume_unique=True)
+            slots[pending] += 1
+        self._num_words += len(places)
+
+
+class Column:
+    """A growing array. What stood in ``values`` once stays there; beyond it is room for more."""
+
+    def __init__(self, dtype: Any = np.int64) -> None:
+        self.values: NDArray[Any] = np.zeros(16, dtype)
+        self.size = 0
+
+    def extend(self, more: NDArray[Any]) -> None:
+        """Append; threads that hold the array of before find in it what they found."""
+        end = self.size + len(more)
+        if end > len(self.values):
+            room = np.zeros(max(end, len(self.values)), self.values.dtype)
+            self.values = np.concatenate([self.values[: self.size], room])
+        self.values[self.size : end] = more
+        self.size = end
+
+
+class Rows:
+    """A store of rows of integers, which ``find`` gives for different words."""
+
+    def __init__(self, find: Find) -> None:
+        self._find = find
+        self._values, self._ends = Column(), Column()
+        self._ends.extend(np.zeros(1, np.int64))  # row i is from end i to end i + 1
+
+    def add(self, words: list[str]) -> None:
+        """Find the rows of words."""
+        rows = self._find(words)
+        counts = np.fromiter(map(len, rows), np.int64, len(rows))
+        self.extend(counts, np.fromiter(chain.from_iterable(rows), np.int64, int(counts.sum())))
+
+    def extend(self, counts: NDArray[np.int64], values: NDArray[np.int64]) -> None:
+        """Rows for the places that come next: how many integers each has, and all of them."""
+        ends = self._values.size + np.cumsum(counts)
+        self._values.extend(values)
+        self._ends.extend(ends)
+
+    def keep(self, places: Places) -> Self:
+        """A store of its own with only these places."""
+        kept = type(self)(self._find)
+        kept.extend(*self.take(places))
+        return kept
+
+    def take(self, places: Places) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """How many integers stand at each place, and all of them."""
+        ends, values = self._ends.values, self._values.values
+        begins = ends.take(places)
+        counts = ends.take(places + 1)
+        counts -= begins
+        begins[1:] -= np.cumsum(counts)[:-1]
+        index = np.repeat(begins, counts)
+        index += np.arange(len(index))
+        return counts, values.take(index)
+
+    def of(self, places: Ragged) -> Ragged:
+        """The integers of each row of places."""
+        counts, values = self.take(places.values)
+        return Ragged(values, totals(counts).take(places.offsets))
+
+
+def totals(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Running totals with a 0 before them."""
+    sums = np.zeros(len(values) + 1, np.int64)
+    np.cumsum(values, out=sums[1:])
+    return sums

@@ -11,8 +11,10 @@ from shoal.component.bundle import Bundle
 from shoal.component.features import DeviceCoder, Features
 from shoal.component.gpu_text import GpuText, TextEngine
 from shoal.component.ledger import CONTROL, EXACT, EXACT_ROWS, SETUP
+from shoal.component.memo import Memo, Places, Rows
 from shoal.component.ragged import Ragged, Texts, to_texts
 from shoal.component.routing import Routing
+from shoal.component.tallies import Tallies
 from shoal.component.tensors import Array, Device, namespace
 from shoal.component.wordpiece import WIDTH_MULTIPLE, WordPiece, frame, round_up
 from shoal.component.words import Words
@@ -42,6 +44,20 @@ class Reading(NamedTuple):
     features: Array
 
 
+class _Known:
+    """What is known of a word for both: its token ids, and what it adds to the features."""
+
+    def __init__(self, pieces: Rows, tallies: Tallies) -> None:
+        self.pieces, self.tallies = pieces, tallies
+
+    def add(self, words: list[str]) -> None:
+        self.pieces.add(words)
+        self.tallies.add(words)
+
+    def keep(self, places: Places) -> _Known:
+        return _Known(self.pieces.keep(places), self.tallies.keep(places))
+
+
 class Reader:
     """Reads texts on the host, with Hugging Face's tokenizer: the exact path. What it gives lies on the device."""
 
@@ -49,22 +65,33 @@ class Reader:
         self._device, self._max_length = device, bundle.max_length
         self._wordpiece = WordPiece(vocabulary, is_lowercase=bundle.is_lowercase, max_length=bundle.max_length)
         self._features = Features(bundle, device)
+        self._memo = Memo(_Known(self._wordpiece.rows, self._features.tallies))
 
     def __call__(self, texts: Texts) -> Reading:
         """Read a batch of texts that lie on the host."""
-        if not self._device.is_host:
-            self._device.ledger.count(EXACT_ROWS, len(texts))
-        pieces, steps = self._pieces(texts)
-        return self._finish(pieces, self._features.code(texts), steps)
+        if self._device.is_host:
+            places, known = self._memo(texts)
+            pieces = known.pieces.of(places)
+            ids, mask = frame(pieces, self._wordpiece.ids, self._width(self._steps(pieces)))
+            return Reading(ids, mask, self._features.of_places(places, known.tallies))
+        self._device.ledger.count(EXACT_ROWS, len(texts))
+        pieces, codes = self._look_up(texts)
+        return self._finish(pieces, codes, self._steps(pieces))
 
-    def _pieces(self, texts: Texts) -> tuple[Ragged, int]:
-        """Token ids on the host, and the width that holds the longest row, in steps of 8."""
-        pieces = self._wordpiece.pieces(texts)
-        return pieces, int(round_up(np.minimum(pieces.lengths, self._max_length - 2).max()))
+    def _look_up(self, texts: Texts) -> tuple[Ragged, Ragged]:
+        """Token ids and codes, on the host."""
+        places, known = self._memo(texts)
+        return known.pieces.of(places), known.tallies.codes.of(places)
+
+    def _steps(self, pieces: Ragged) -> int:
+        """The width that holds the longest row, in steps of 8, of pieces on the host."""
+        return int(round_up(np.minimum(pieces.lengths, self._max_length - 2).max()))
+
+    def _width(self, steps: int) -> int:
+        return min(self._max_length, steps * WIDTH_MULTIPLE)
 
     def _finish(self, pieces: Ragged, codes: Ragged, steps: int) -> Reading:
-        width = min(self._max_length, steps * WIDTH_MULTIPLE)
-        ids, mask = frame(pieces.to(self._device, EXACT), self._wordpiece.ids, width)
+        ids, mask = frame(pieces.to(self._device, EXACT), self._wordpiece.ids, self._width(steps))
         return Reading(ids, mask, self._features.of_codes(codes.to(self._device, EXACT)))
 
 
@@ -114,10 +141,9 @@ class DeviceReader(Reader):
         if not rows.size:
             return self._finish(pieces, codes, steps)
         self._device.ledger.count(EXACT_ROWS, rows.size)
-        exact_texts = texts.select(rows)
-        exact_pieces, exact_steps = self._pieces(exact_texts)
-        steps = max(steps, exact_steps)
-        exact = self._finish(exact_pieces, self._features.code(exact_texts), steps)
+        exact_pieces, exact_codes = self._look_up(texts.select(rows))
+        steps = max(steps, self._steps(exact_pieces))
+        exact = self._finish(exact_pieces, exact_codes, steps)
         return _merge(self._finish(pieces, codes, steps), exact, is_exact)
 
     def _decide(self, pieces: Ragged, is_exact: Array) -> tuple[np.ndarray[tuple[int], np.dtype[np.intp]], int]:

@@ -8,10 +8,11 @@ from pathlib import Path
 from reprlib import repr as shorten
 from typing import Any
 
+import numpy as np
 from array_api_compat import device as device_of
 
 from shoal.component.bundle import MAKE_AGAIN, describe_bytes, find_repeated, read_text, refusal
-from shoal.component.memo import Memo
+from shoal.component.memo import Memo, Rows
 from shoal.component.ragged import Ragged, Texts
 from shoal.component.tensors import Array, namespace
 from shoal.errors import ArtifactError
@@ -64,6 +65,8 @@ def frame(pieces: Ragged, ids: SpecialIds, width: int) -> tuple[Array, Array]:
 
     ``pieces`` holds INT64 token ids. Returns ids and mask, INT64 ``[rows, width]``.
     """
+    if isinstance(pieces.values, np.ndarray):
+        return _frame_here(pieces, ids, width)
     xp = namespace(pieces.values)
     lengths = xp.minimum(pieces.lengths, width - 2)
     position = xp.arange(width, dtype=xp.int64, device=device_of(pieces.values))[None, :]
@@ -73,6 +76,19 @@ def frame(pieces: Ragged, ids: SpecialIds, width: int) -> tuple[Array, Array]:
     pad, sep = (xp.full_like(body[:1, :1], token) for token in (ids.pad, ids.sep))
     framed = xp.where(position < last, shifted, xp.where(position == last, sep, pad))
     return framed, xp.astype(position <= last, xp.int64)
+
+
+def _frame_here(pieces: Ragged, ids: SpecialIds, width: int) -> tuple[Array, Array]:
+    """``frame`` on the host, where arrays may be written in place."""
+    columns, last = np.arange(width), np.minimum(pieces.lengths, width - 2) + 1
+    is_token = columns <= last[:, None]
+    # The first column, and those behind a row's last piece, read what they must not; that is written over.
+    padded = np.concatenate([pieces.values, [ids.pad]])
+    framed = padded.take((pieces.offsets[:-1, None] - 1) + columns, mode="clip")
+    framed[~is_token] = ids.pad
+    framed[:, 0] = ids.cls
+    framed[np.arange(len(last)), last] = ids.sep
+    return framed, is_token.astype(np.int64)
 
 
 class WordPiece:
@@ -99,7 +115,8 @@ class WordPiece:
         self._tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
         self.ids = SpecialIds(vocab[CLS], vocab[SEP], vocab[PAD])
         self.max_length = max_length
-        self._memo = Memo(lambda: self._find)
+        self.rows = Rows(self._find)  # token ids of words, for a memo
+        self._memo = Memo(self.rows)
 
     def encode(self, texts: Texts) -> tuple[Array, Array]:
         """Token ids and attention mask of ``texts``: INT64 ``[len(texts), width]`` each.
@@ -112,7 +129,8 @@ class WordPiece:
 
     def pieces(self, texts: Texts) -> Ragged:
         """The token ids of each text, without those that frame a row, in full length."""
-        return self._memo(texts.words)
+        places, rows = self._memo(texts)
+        return rows.of(places)
 
     def _find(self, words: list[str]) -> list[list[int]]:
         return [e.ids for e in self._tokenizer.encode_batch_fast(words, add_special_tokens=False)]
