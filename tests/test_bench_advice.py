@@ -176,7 +176,7 @@ def test_cores_that_are_full_end_the_matter(configs: dict[str, ModelConfig]) -> 
     steps = {"quick": QUICK, "slow": replace(STEP, cpu_ms=30.0)}
     cells = {Cell(1, 8): replace(LOAD, server_cpu=0.85, steps=steps)}
     advice = advise(case(configs, cells))
-    assert found(advice, "cpu").what == "More instances of what computes would not help: slow."
+    assert found(advice, "cpu").what == "More instances of what computes would not help: quick, slow."
     assert not found(advice, "cpu").helps
     assert not found(advice, "instances", "slow").helps
     assert "4 cores are busy 95% of the time: the server takes 85%, the client 10%" in found(advice, "cpu").why

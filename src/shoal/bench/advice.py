@@ -15,7 +15,7 @@ BUSY = 0.85  # of the time: an instance that runs so much is what requests wait 
 SATURATED = 0.9  # of all cores' time
 GAIN = 1.2  # a rate so many times another is worth a change
 FULL = 0.95  # of the best rate: what reaches it is as good
-SMALL_CORE_SHARE = 0.05  # of one core: an instance that takes less waits for something else than the processor
+COMPUTING = 0.2  # of its run on a core: a step that is there less waits for something else than the processor
 BF16_FLAGS = ("amx_bf16", "avx512_bf16", "bf16")
 
 
@@ -97,7 +97,7 @@ def _instances(case: Case, cell: Cell, figures: Figures, name: str, step: StepFi
     number = case.configs[name].spec.num_instances
     taken = _cores_of(figures, step) / number
     free = case.cores * (1 - figures.cpu)
-    more = number if taken < SMALL_CORE_SHARE else min(number, int(free / taken))
+    more = min(number, int(free / taken)) if _computes(step) else number
     busy = f"With {cell} its {number} instance{' runs' if number == 1 else 's run'} {step.busy:.0%} of the time"
     if more < 1:
         return Advice(
@@ -123,6 +123,11 @@ def _cores_of(figures: Figures, step: StepFigures) -> float:
     return (step.cpu_ms or 0) / 1000 * figures.rows_per_s
 
 
+def _computes(step: StepFigures) -> bool:
+    """Whether what an instance does while it runs is computing, on the host."""
+    return (step.cpu_ms or 0) * step.rows_per_execution >= COMPUTING * step.execution_ms
+
+
 def _is_on_gpu(case: Case, name: str) -> bool:
     return any(group.kind == group.KIND_GPU for group in case.configs[name].message.instance_group)
 
@@ -131,13 +136,14 @@ def _processor(case: Case, cell: Cell, figures: Figures) -> Iterator[Advice]:
     """Cores that have nothing left."""
     if figures.cpu < SATURATED:
         return
-    computing = [name for name, step in figures.steps.items() if _cores_of(figures, step) >= SMALL_CORE_SHARE]
+    computing = [name for name, step in figures.steps.items() if _computes(step)]
     yield Advice(
         "cpu",
         "",
         f"More instances of what computes would not help: {', '.join(computing) or 'no step'}.",
         f"With {cell} the {case.cores} cores are busy {figures.cpu:.0%} of the time: the server takes"
-        f" {figures.server_cpu:.0%}, the client {figures.client_cpu:.0%}, other programs {figures.other_cpu:.0%}.",
+        f" {figures.server_cpu:.0%}, the client {figures.client_cpu:.0%}, other programs {figures.other_cpu:.0%}."
+        + (" Measure again without those." if figures.cpu - figures.other_cpu < SATURATED else ""),
         helps=False,
     )
     known = {name: step.cpu_ms for name, step in figures.steps.items() if step.cpu_ms is not None}

@@ -82,8 +82,8 @@ def _steps(record: Record) -> Any:
     shown = {entry["label"]: shown_loads(record, entry["label"]) for entry in record["repositories"]}
     columns = max(map(len, shown.values()))
     most = max(len(load["median"]["steps"]) for loads in shown.values() for load in loads)
-    size = (_WIDTH, len(shown) * (1.1 + 0.3 * (most + 1)))
-    figure = Figure(figsize=size, layout="compressed", facecolor="white")
+    size = (_WIDTH, 0.3 + len(shown) * (1.1 + 0.3 * (most + 1)))
+    figure = Figure(figsize=size, layout="constrained", facecolor="white")
     grid = figure.subplots(len(shown), columns, squeeze=False)
     for axes, (label, loads) in zip(grid, shown.items(), strict=True):
         for axis, load in zip(axes, loads, strict=False):
@@ -91,7 +91,8 @@ def _steps(record: Record) -> Any:
             axis.set_title(f"{label}: {Cell(load['batch'], load['callers'])}", fontsize=9)
         for axis in axes[len(loads) :]:
             axis.set_axis_off()
-    grid[0][0].legend(frameon=False, fontsize=7)
+    handles, names = grid[0][0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside upper center", ncols=len(names), frameon=False)
     return figure
 
 

@@ -27,14 +27,16 @@ def make_sheets(record: Record) -> list[Sheet]:
     if record["arrivals"]:
         sheets.append(_arrivals(record))
     sheets += _steps(record)
-    if record["perf_analyzer"]:
+    if record["perf_analyzer"] and record["perf_analyzer"]["loads"]:
         sheets.append(_perf_analyzer(record))
     return sheets
 
 
 def remarks(record: Record) -> list[str]:
     """What stands beside the tables: the rows, who does not win where, what disturbed."""
-    return [*_inputs(record), *record["comparison"], *record["notes"]]
+    hybrid = [entry["label"] for entry in record["repositories"] if entry["placement"] == "hybrid"]
+    left_out = [f"perf_analyzer cannot do the client's part of {name}." for name in hybrid if record["perf_analyzer"]]
+    return [*_inputs(record), *record["comparison"], *record["notes"], *left_out]
 
 
 def _inputs(record: Record) -> Iterator[str]:
