@@ -53,6 +53,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=rank)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def fp32() -> Iterator[None]:
+    """Tolerances are those of fp32 on every machine; what tests bf16 says so."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shoal.repository.placement.computes_bf16", lambda: False)
+        yield
+
+
 @dataclass(frozen=True)
 class Scale:
     """Samples in `make test`, everything in `make verify`."""

@@ -17,7 +17,7 @@ from shoal.component.fake_triton import InferenceRequest, Stub, Tensor, TritonEr
 from shoal.component.spec import ModelSpec, TensorSpec
 from shoal.component.tensors import Array, Arrays, Device
 from shoal.errors import ArtifactError, InputError, ServerError, SetupError, ShoalError
-from shoal.serving.local import component_class
+from shoal.repository.loading import component_class
 
 CONFIG: dict[str, Any] = {
     "name": "double",

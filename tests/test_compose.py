@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from shoal import paths
@@ -20,6 +21,8 @@ from shoal.repository.compose import compose
 from shoal.repository.manifest import MANIFEST, read_manifest
 from shoal.repository.pbtxt import read_config
 from shoal.repository.placement import Plan
+from shoal.serving.local import Pipeline
+from shoal.training.corpus import Corpus
 from tests.conftest import ROOT
 
 
@@ -208,3 +211,17 @@ def test_a_port_that_is_taken_is_named_at_once(repository: Path) -> None:
     assert f"error: Port {port} cannot be used: Address already in use." in result.stderr
     assert "Stop what listens there (ss -ltnp shows it), or choose another." in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_bf16_is_chosen_once_and_written_down(
+    artifacts: Path, tmp_path: Path, pipeline: Pipeline, passages: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a processor that computes in it; the scores stay within 0.02 of fp32's."""
+    monkeypatch.setattr("shoal.repository.placement.computes_bf16", lambda: True)
+    repository = compose("ensemble_all", tmp_path / "repository", artifacts=artifacts)
+    assert read_manifest(repository)["dtype"] == "bf16"
+    assert read_config(repository / "bert-large").message.parameters["dtype"].string_value == "bf16"
+    texts = list(passages.texts[:3])
+    faster = Pipeline.load(repository / "ensemble_all")(excerpt=texts)["SCORE"]
+    np.testing.assert_allclose(faster, pipeline(excerpt=texts)["SCORE"], rtol=0, atol=0.02)
+    assert not np.array_equal(faster, pipeline(excerpt=texts)["SCORE"])

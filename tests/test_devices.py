@@ -141,7 +141,7 @@ import json, sys
 from pathlib import Path
 from shoal.component import tensors
 from shoal.component.fake_triton import Stub
-from shoal.serving.local import component_class
+from shoal.repository.loading import component_class
 from shoal.serving.runtime import BACKENDS
 
 choose = tensors.Device.from_triton.__func__

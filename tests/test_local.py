@@ -13,9 +13,10 @@ import pytest
 
 from shoal.component.spec import TensorSpec
 from shoal.errors import ArtifactError, InputError
+from shoal.repository.loading import component_class
 from shoal.serving import local
 from shoal.serving.arrays import to_arrays
-from shoal.serving.local import Pipeline, component_class
+from shoal.serving.local import Pipeline
 from tests.conftest import ROOT
 
 TEXT = TensorSpec("excerpt", "TYPE_STRING", (1,))

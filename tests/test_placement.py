@@ -77,6 +77,26 @@ def test_the_first_gpu_is_the_choice_of_a_plan_without_one() -> None:
     assert Plan(placement="hybrid", gpus=()).gpus == ()
 
 
+@pytest.mark.parametrize(
+    ("plan", "is_fast", "can_convert", "dtype"),
+    [
+        (Plan(), True, True, "bf16"),
+        (Plan(), False, True, "fp32"),
+        (Plan(), True, False, "fp32"),
+        (Plan(dtype="fp32"), True, True, "fp32"),
+        (Plan(dtype="bf16"), False, True, "bf16"),
+        (Plan(placement="gpu"), True, True, "fp32"),
+        (Plan(placement="hybrid", gpus=()), True, True, "bf16"),
+        (Plan(target="26.06"), True, True, "fp32"),
+    ],
+)
+def test_auto_is_the_fastest_dtype_that_can_be_had(
+    monkeypatch: pytest.MonkeyPatch, plan: Plan, is_fast: bool, can_convert: bool, dtype: str
+) -> None:
+    monkeypatch.setattr("shoal.repository.placement.computes_bf16", lambda: is_fast)
+    assert plan.with_dtype(lambda: can_convert).dtype == dtype
+
+
 def test_dtype_is_the_encoders() -> None:
     leaves = find_leaves()
     placed = {name: place(leaves[name], Plan(dtype="bf16")) for name in MODELS}
@@ -87,7 +107,7 @@ def test_dtype_is_the_encoders() -> None:
     ("fault", "message"),
     [
         ({"placement": "moon"}, "There is no placement 'moon'. Known: cpu, hybrid, gpu"),
-        ({"dtype": "fp8"}, "There is no dtype 'fp8'. Known: fp32, bf16, fp16"),
+        ({"dtype": "fp8"}, "There is no dtype 'fp8'. Known: auto, fp32, bf16, fp16"),
         ({"target": "latest"}, "There is no target 'latest'. Known: embedded, or a release"),
         ({"target": "26.06", "dtype": "bf16"}, "The native backends of 26.06"),
         ({"placement": "gpu", "gpus": ()}, "Placement gpu needs a GPU. Name one, --gpu 0"),

@@ -36,6 +36,11 @@ def describe_machine() -> dict[str, Any]:
     return {**machine, "gpu": gpus[0], "num_gpus": len(gpus)} if gpus else machine
 
 
+def computes_bf16() -> bool:
+    """Whether the processor has instructions for BF16; without them it is emulated, and slower than FP32."""
+    return not {"amx_bf16", "avx512_bf16"}.isdisjoint(describe_machine()["flags"].split())
+
+
 def _memory_gib() -> float:
     kilobytes = _fields(_read(_MEMORY)).get("MemTotal", "0 kB").split()[0]
     return round(int(kilobytes) / 2**20, 1)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from shoal.cli.options import Concurrency, Gpu, Json, Placement, Target
-from shoal.console import OUT, print_json
+from shoal.console import ERR, OUT, plain, print_json
 from shoal.errors import InputError
 
 
@@ -18,7 +18,9 @@ def compose(
     artifacts: Annotated[Path, typer.Option(help="The folder that `shoal train` wrote.")] = Path("build/artifacts"),
     placement: Placement = "cpu",
     target: Target = "embedded",
-    dtype: Annotated[str, typer.Option(help="The encoder's: fp32, bf16 or fp16.")] = "fp32",
+    dtype: Annotated[
+        str, typer.Option(help="The encoder's: auto (bf16 where the CPU has it), fp32, bf16, fp16.")
+    ] = "auto",
     gpu: Gpu = "",
     concurrency: Concurrency = 16,
     leaves: Annotated[list[Path] | None, typer.Option(help="Folders with leaf folders of your own.")] = None,
@@ -27,9 +29,11 @@ def compose(
         typer.Option(help="An execution environment for the Python models, or MODEL=PATH for one of them."),
     ] = None,
     stub: Annotated[list[str] | None, typer.Option(help="Its stub, if not built with it: PATH or MODEL=PATH.")] = None,
+    warm_up: Annotated[bool, typer.Option(help="Give each model a request that it answers before it is ready.")] = True,
 ) -> None:
     """Write a model repository: leaf folders, artifacts, placement, execution environments."""
     from shoal.repository.compose import compose as compose_repository
+    from shoal.repository.manifest import read_manifest
     from shoal.repository.placement import Plan
 
     plan = Plan(placement, target, dtype, _parse_gpus(gpu), concurrency)
@@ -41,7 +45,10 @@ def compose(
         leaves=leaves or (),
         environments=_by_model(env),
         stubs=_by_model(stub),
+        is_warmed_up=warm_up,
     )
+    for model, reason in read_manifest(path)["not_warmed_up"].items():
+        ERR.print(f"Model {model} starts cold, without a warm-up request: {plain(reason)}", soft_wrap=True)
     OUT.print(f"repository: {path}", soft_wrap=True)
     serve_it = f"shoal serve {path}"
     OUT.print(f"next: {serve_it if target == 'embedded' else f'{serve_it} --print'}", soft_wrap=True)

@@ -115,6 +115,12 @@ def _check_sizes(encoder: Path, bundle: Bundle, ours: Mapping[str, Path]) -> Non
         )
 
 
+def has_trunks(models: Sequence[ModelConfig], artifacts: Path) -> bool:
+    """Whether every encoder has a submodule ``trunk``, which shoal's backend runs in another dtype than the rest."""
+    encoders = [path for model in models for path in _find(model, artifacts) if _is_encoder(model, path)]
+    return all(any(name.startswith("trunk.") for name in read_sizes(path)) for path in encoders)
+
+
 def read_report(artifacts: Path) -> dict[str, Any]:
     """The training report of an artifact folder, with ``contents`` and ``files``, texts by name; empty without one.
 

@@ -18,7 +18,7 @@ from shoal.component.spec import REPOSITORY
 from shoal.environment.targets import EMBEDDED
 from shoal.errors import ArtifactError, SetupError
 from shoal.paths import check_bearable, check_replaceable, exchange
-from shoal.repository.artifacts import check_artifacts, check_present, check_unchanged, read_report
+from shoal.repository.artifacts import check_artifacts, check_present, check_unchanged, has_trunks, read_report
 from shoal.repository.environments import Placed, find_environments
 from shoal.repository.graph import Graph
 from shoal.repository.hybrid import MODELS, models_ensemble
@@ -27,6 +27,8 @@ from shoal.repository.manifest import MANIFEST
 from shoal.repository.pbtxt import ModelConfig, write_config
 from shoal.repository.placement import HYBRID, Plan, place
 from shoal.repository.sizes import find_sizes
+from shoal.repository.warmup import WarmUps, derive
+from shoal.repository.warmup import write as write_warm_up
 
 _COMMENT = "Written by shoal compose; what is edited here is lost."
 PACKAGE = ("__init__.py", "errors.py", "component")  # what runs inside a model; the rest of shoal stays outside
@@ -41,13 +43,15 @@ def compose(
     leaves: Iterable[Path] = (),
     environments: Mapping[str, Path] | None = None,
     stubs: Mapping[str, Path] | None = None,
+    is_warmed_up: bool = True,
 ) -> Path:
     """Write the model repository that serves ``ensemble``; returns its absolute path.
 
     It is made aside and put in place in one step: an interruption leaves the old repository whole. The same inputs
     give the same bytes. ``leaves`` are folders with leaf folders of your own, in the rooms that shoal uses.
     ``environments`` gives Python models by name (all of them: ``""``) an execution environment: an archive, a folder,
-    or what `shoal env build` wrote; ``stubs`` a Python backend stub, where the environment does not bring it.
+    or what `shoal env build` wrote; ``stubs`` a Python backend stub, where the environment does not bring it. With
+    ``is_warmed_up`` each model gets a warm-up request, made by running the pipeline's components on one text.
 
     Raises:
         InputError: Triton cannot bear the path, or something that is no composed repository stands there.
@@ -65,6 +69,7 @@ def compose(
         check_replaceable(target, MANIFEST)
         check_present(models, artifacts)
         check_artifacts(models, artifacts, is_embedded=plan.target == EMBEDDED)
+        plan = plan.with_dtype(lambda: has_trunks(models, artifacts))
         placed = find_environments(models, environments or {}, stubs or {}, plan.target)
         contents = read_report(artifacts)["contents"]
         with _make_aside(target) as aside:
@@ -73,9 +78,12 @@ def compose(
             files = _hash_files(aside)
             check_unchanged(models, artifacts, files)
             identity = _identify(graph, files)
+            warm_ups = derive(graph, aside) if is_warmed_up else WarmUps()
             copies: dict[Path, Path] = {}
             for model in models:
                 message = place(model, plan)
+                if model.name in warm_ups.requests:
+                    write_warm_up(message, aside / model.name, warm_ups.requests[model.name])
                 if contents.get(model.name):
                     message.parameters["content"].string_value = contents[model.name]
                 if not model.is_ensemble:
@@ -88,7 +96,8 @@ def compose(
                 (aside / name / "1" / ".gitkeep").touch()
                 write_config(message, aside / name / "config.pbtxt", comment=_COMMENT)
             named = _name_environments(models, placed)
-            _write_manifest(aside, graph, plan, files, {"identity": identity, "contents": contents, **named})
+            more = {"identity": identity, "contents": contents, "not_warmed_up": warm_ups.reasons, **named}
+            _write_manifest(aside, graph, plan, files, more)
             _check(aside, target, plan)
             aside.chmod(0o755)  # mkdtemp's 0700 would keep a server under another user out
             exchange(aside, target)

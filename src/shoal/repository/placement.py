@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shoal.environment.targets import EMBEDDED, parse_release
 from shoal.errors import InputError
+from shoal.machine import computes_bf16
 from shoal.repository.pbtxt import ModelConfig
 
 CPU, HYBRID, GPU = PLACEMENTS = ("cpu", "hybrid", "gpu")
-DTYPES = ("fp32", "bf16", "fp16")
+AUTO = "auto"
+DTYPES = (AUTO, "fp32", "bf16", "fp16")
 PYTHON_BASED_BACKENDS = ("fil", "pytorch")  # those of shoal.serving.backends
 
 
@@ -22,13 +25,13 @@ class Plan:
     client) or ``cpu``. ``gpus`` are the indices that the models are pinned to, one instance on each: the first GPU
     where it is None; with none at all, ``hybrid`` keeps its models on the host. ``target`` is ``embedded`` (Triton
     24.10 of the PyPI wheel, with shoal's python-based backends) or a release of NVIDIA's container such as ``26.06``
-    (with its native backends). ``dtype`` is the encoder's. ``concurrency`` is the number of requests in flight that
-    memory is sized for.
+    (with its native backends). ``dtype`` is the encoder's; ``auto`` is bf16 on a host whose processor computes in it,
+    else fp32. ``concurrency`` is the number of requests in flight that memory is sized for.
     """
 
     placement: str = CPU
     target: str = EMBEDDED
-    dtype: str = "fp32"
+    dtype: str = AUTO
     gpus: tuple[int, ...] | None = None
     concurrency: int = 16
 
@@ -37,7 +40,7 @@ class Plan:
             if value not in known:
                 raise InputError(f"There is no {name} {value!r}.", f"Known: {', '.join(known)}.")
         parse_release(self.target)
-        if self.target != EMBEDDED and self.dtype != "fp32":
+        if self.target != EMBEDDED and self.dtype not in (AUTO, "fp32"):
             raise InputError(
                 f"The native backends of {self.target} run model.pt in the dtype of its file, not in {self.dtype}.",
                 f"Leave the dtype out, or use --target {EMBEDDED}.",
@@ -47,6 +50,13 @@ class Plan:
         if self.gpus is None:
             object.__setattr__(self, "gpus", () if self.placement == CPU else (0,))
         self._check_gpus(self.gpus or ())
+
+    def with_dtype(self, can_convert: Callable[[], bool]) -> Plan:
+        """The plan with a dtype in the place of ``auto``; ``can_convert``: whether the encoders run in another one."""
+        if self.dtype != AUTO:
+            return self
+        is_fast = self.target == EMBEDDED and not self.gpus and computes_bf16() and can_convert()
+        return replace(self, dtype="bf16" if is_fast else "fp32")
 
     def _check_gpus(self, gpus: tuple[int, ...]) -> None:
         if len(set(gpus)) != len(gpus) or any(gpu < 0 for gpu in gpus):
@@ -83,6 +93,6 @@ def place(config: ModelConfig, plan: Plan) -> Any:
             tensor.allow_ragged_batch = -1 in tensor.dims
     if config.backend in ("python", *PYTHON_BASED_BACKENDS):  # or Triton would bring them copies on the host
         message.parameters["FORCE_CPU_ONLY_INPUT_TENSORS"].string_value = "no"
-    if config.backend == "pytorch" and plan.dtype != "fp32":
+    if config.backend == "pytorch" and plan.dtype not in (AUTO, "fp32"):
         message.parameters["dtype"].string_value = plan.dtype
     return message

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
@@ -16,9 +14,10 @@ from shoal.component.base import Component
 from shoal.component.context import Context
 from shoal.component.spec import OTHER_REPOSITORY, REPOSITORY, STRING
 from shoal.component.tensors import Array, Arrays, Device
-from shoal.errors import ArtifactError, InputError, ShoalError, needs
+from shoal.errors import ArtifactError, InputError, ShoalError
 from shoal.repository.graph import Graph
 from shoal.repository.hybrid import MODELS, outsource
+from shoal.repository.loading import component_class
 from shoal.repository.manifest import check_manifest, read_manifest
 from shoal.repository.pbtxt import ModelConfig, Step, read_config
 from shoal.serving.arrays import to_arrays
@@ -226,25 +225,3 @@ def _latest_version(config: ModelConfig) -> Path:
     if not numbers:
         raise ArtifactError(f"Model {config.name} has no version folder.", f"Make {config.folder}/1.")
     return config.folder / str(max(numbers))
-
-
-def component_class(path: Path) -> type[Component]:
-    """The component that a ``model.py`` hands to Triton.
-
-    The file's first line puts its folder first on ``sys.path``, which is for stubs: it is undone here, or a copy of
-    shoal beside it would win over this one.
-    """
-    name = f"_shoal_model_{abs(hash(str(path.resolve())))}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ArtifactError(f"{path} cannot be loaded.", "Name a Python file.")
-    module = importlib.util.module_from_spec(spec)
-    before = list(sys.path)
-    sys.modules[name] = module
-    try:
-        with needs("serve"):
-            spec.loader.exec_module(module)
-    finally:
-        sys.path[:] = before
-    component: type[Component] = module.TritonPythonModel.component_class
-    return component

@@ -1,0 +1,83 @@
+"""Warm-up requests: derived by running the components, true to what the models are asked later."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shoal.component.ledger import BATCHES
+from shoal.repository.compose import compose
+from shoal.repository.graph import Graph
+from shoal.repository.manifest import read_manifest
+from shoal.repository.pbtxt import read_config
+from shoal.repository.warmup import FOLDER, NUM_CALLS, TEXT, derive
+from shoal.serving.copies import read_metrics
+from shoal.serving.local import Pipeline
+from shoal.serving.server import serve
+
+MEMBERS = ("preprocess", "bert-large", "cuml", "postprocess")
+
+
+def test_every_model_is_warmed_up_with_what_the_text_becomes(repository: Path, pipeline: Pipeline) -> None:
+    found = derive(Graph.load(repository / "ensemble_all"), repository)
+    assert sorted(found.requests) == sorted(MEMBERS)
+    assert found.reasons == {}
+    read = Pipeline.load(repository / "preprocess")(INPUT0=[TEXT])
+    np.testing.assert_array_equal(found.requests["bert-large"]["INPUT__0"], read["BERT_IDS"])
+    np.testing.assert_array_equal(found.requests["cuml"]["input__0"], read["TREE_FEATS"])
+    assert 150 < read["BERT_AM"].sum() < 256
+    assert found.requests["postprocess"].keys() == {"BERT_LARGE_SCORE", "CUML_SCORE"}  # the weight may be left out
+    assert pipeline(excerpt=[TEXT])["SCORE"].shape == (1, 1)
+
+
+def test_what_is_written_is_what_was_derived(repository: Path) -> None:
+    found = derive(Graph.load(repository / "ensemble_all"), repository)
+    for model in MEMBERS:
+        (entry,) = read_config(repository / model).message.model_warmup
+        assert (entry.batch_size, entry.count) == (1, 2)
+        for name, given in entry.inputs.items():
+            array = found.requests[model][name]
+            assert [1, *given.dims] == list(array.shape)
+            written = (repository / model / FOLDER / given.input_data_file).read_bytes()
+            assert written.endswith(array.item() if array.dtype == object else array.tobytes())
+    assert read_manifest(repository)["not_warmed_up"] == {}
+
+
+@pytest.mark.server
+def test_the_server_calls_every_model_before_the_first_request(repository: Path) -> None:
+    wanted = dict.fromkeys(MEMBERS, NUM_CALLS)
+    with serve(repository) as server:
+        told: dict[str, int] = {}
+        deadline = time.monotonic() + 30
+        while told != wanted and time.monotonic() < deadline:  # stubs tell their counters once a second
+            time.sleep(0.2)
+            told = {model: counts[BATCHES] for model, counts in read_metrics(server.metrics_url).events.items()}
+    assert told == wanted
+
+
+def test_a_component_that_does_not_run_here_is_no_obstacle(artifacts: Path, tmp_path: Path) -> None:
+    """Its libraries may be in the environment of the server alone: the models behind it start cold, and it is said."""
+    from shoal.paths import shipped_root
+
+    own = tmp_path / "own"
+    shutil.copytree(shipped_root() / "preprocess", own / "preprocess")
+    model = own / "preprocess" / "readability" / "1" / "model.py"
+    text = model.read_text(encoding="utf-8")
+    model.write_text(text.replace("def setup(", "def setup(self, context):\n        import nowhere\n\n    def late("))
+    repository = compose("ensemble_all", tmp_path / "repository", artifacts=artifacts, leaves=[own])
+    reasons = read_manifest(repository)["not_warmed_up"]
+    assert reasons["preprocess"] == "it does not run here: No module named 'nowhere'"
+    assert reasons["bert-large"] == "nothing is known to give it as INPUT__0, INPUT__1"
+    assert sorted(reasons) == ["bert-large", "preprocess"]  # the forest's input has one shape: zeros
+    assert not read_config(repository / "bert-large").message.model_warmup
+    assert not list(repository.rglob("__pycache__"))
+
+
+def test_warm_up_can_be_left_out(artifacts: Path, tmp_path: Path) -> None:
+    repository = compose("ensemble_all", tmp_path / "repository", artifacts=artifacts, is_warmed_up=False)
+    assert not any(read_config(repository / model).message.model_warmup for model in MEMBERS)
+    assert not list(repository.glob(f"*/{FOLDER}"))
