@@ -80,7 +80,7 @@ def test_summary_of_a_record(load: Any) -> None:
     summary, rounds = load("summary"), [make_round(8.0), make_round(9.0), make_round(3.0)]
     record = {
         "date": "2026-11-21",
-        "machine": {"cpu": "A processor", "cores": 2, "flags": []},
+        "machine": {"cpu": "A processor", "cores": 2, "flags": "avx512f avx2"},
         "corpus": "a corpus",
         "encoder": {"name": "large", "layers": 2, "hidden": 1024, "weights": "random weights", "dtype": "fp32"},
         "settings": {"batch": 64, "callers": 16},

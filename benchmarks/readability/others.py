@@ -137,19 +137,27 @@ def _litserve(settings: Mapping[str, Any], held: ExitStack) -> Other:
     def score(text: str) -> float:
         connection = free.get()
         try:
-            connection.request("POST", "/predict", json.dumps({"text": text}), {"Content-Type": "application/json"})
-            answer = connection.getresponse()
-            body = answer.read()
-            if answer.status != 200:
-                raise RuntimeError(f"LitServe answered {answer.status}: {body!r}")
-            return float(json.loads(body)["score"])
-        except Exception:
+            try:
+                return _post(connection, text)
+            except ConnectionError:  # it had been idle for some seconds, and was closed over there
+                connection.close()
+                return _post(connection, text)
+        except BaseException:
             connection.close()
             raise
         finally:
             free.put(connection)
 
     return Other(process, log, score)
+
+
+def _post(connection: http.client.HTTPConnection, text: str) -> float:
+    connection.request("POST", "/predict", json.dumps({"text": text}), {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    body = answer.read()
+    if answer.status != 200:
+        raise RuntimeError(f"LitServe answered {answer.status}: {body!r}")
+    return float(json.loads(body)["score"])
 
 
 def _pytriton(settings: Mapping[str, Any], held: ExitStack) -> Other:

@@ -1,8 +1,8 @@
 """The pipeline as its users write it without shoal: Hugging Face's tokenizer, features in plain Python, TorchScript.
 
-With ``padding="max_length"``, FP32 and scikit-learn's forest it is the published recipe. With ``padding="longest"``,
-the encoder's dtype and a compiled forest it is what a careful user would put behind LitServe or PyTriton. It reads the
-same artifacts as shoal, so that its scores are the same.
+Padded to 256 tokens, in FP32 and with scikit-learn's forest it is the published recipe. Padded to the longest text,
+frozen, in the encoder's dtype and with Treelite's forest it is what a careful user would put behind LitServe or
+PyTriton. It reads the same artifacts as shoal, so that its scores are the same.
 """
 
 from __future__ import annotations
@@ -63,11 +63,19 @@ class PlainFeatures:
 class Recipe:
     """Texts to scores, in this process.
 
-    ``padding`` is the tokenizer's (``max_length`` or ``longest``), ``dtype`` the trunk's, ``forest`` predicts on
-    features.
+    ``padding`` is the tokenizer's (``max_length`` or ``longest``), ``dtype`` the trunk's; ``is_frozen`` folds the
+    weights into the graph, as torch's documentation advises for serving; ``forest`` predicts on features.
     """
 
-    def __init__(self, artifacts: Path, *, padding: str, dtype: str, forest: Predict) -> None:
+    def __init__(
+        self,
+        artifacts: Path,
+        *,
+        forest: Predict,
+        padding: str = "max_length",
+        dtype: str = "fp32",
+        is_frozen: bool = False,
+    ) -> None:
         import torch
         from transformers import AutoTokenizer
 
@@ -78,9 +86,10 @@ class Recipe:
         self._features, self._forest = PlainFeatures(bundle), forest
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
-            self._encoder = torch.jit.load(str(artifacts / "model.pt")).eval()
-        if dtype != "fp32":
-            self._encoder.trunk.to({"bf16": torch.bfloat16, "fp16": torch.float16}[dtype])
+            encoder = torch.jit.load(str(artifacts / "model.pt")).eval()
+            if dtype != "fp32":
+                encoder.trunk.to({"bf16": torch.bfloat16, "fp16": torch.float16}[dtype])
+            self._encoder = torch.jit.freeze(encoder) if is_frozen else encoder
 
     def __call__(self, texts: Sequence[str]) -> Any:
         """FP64 ``[len(texts)]``."""
@@ -109,7 +118,8 @@ def served_recipe(settings: dict[str, Any]) -> Recipe:
 
     torch.set_num_threads(settings["threads"])
     artifacts = Path(settings["artifacts"])
-    recipe = Recipe(artifacts, padding="longest", dtype=settings["dtype"], forest=treelite_forest(artifacts))
+    forest = treelite_forest(artifacts)
+    recipe = Recipe(artifacts, forest=forest, padding="longest", dtype=settings["dtype"], is_frozen=True)
     for num_texts in (1, 1, 2, 16):  # TorchScript compiles at its first calls
         recipe(["A text to begin with, of a few words."] * num_texts)
     return recipe

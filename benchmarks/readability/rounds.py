@@ -18,6 +18,7 @@ from shoal.bench.load import Load, closed_loop, open_loop
 LOAD = 0.7  # of what a system answered with all callers
 MOST_CALLERS = 64  # of the open loop
 
+ENOUGH_WARMTH = 10.0  # seconds, after two calls
 BATCH_CALLERS = 2  # of requests of whole batches
 
 Score = Callable[[Sequence[str]], Any]
@@ -63,9 +64,12 @@ class Rounds:
                 self._time(system.name, 1, self._sender(system, 0, 1))
 
     def _time(self, name: str, num_rows: int, send: Send) -> None:
-        for index in range(3):  # TorchScript compiles at its first calls
+        begin = time.perf_counter()
+        for index in range(3):  # TorchScript compiles at its first two calls
             start = time.perf_counter()
             send(index)
+            if index and time.perf_counter() - begin > ENOUGH_WARMTH:
+                break
         self._took[name, num_rows] = time.perf_counter() - start
 
     def run(self) -> None:

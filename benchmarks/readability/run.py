@@ -9,7 +9,7 @@ Ours is ``ensemble_all``, composed by shoal and served by the embedded Triton. B
 * the recipe as it was published: Hugging Face's tokenizer, features in plain Python, FP32 TorchScript padded to 256
   tokens, scikit-learn's forest, in a loop in this process;
 * LitServe (``pip install 'shoal[bench]'``) and PyTriton with what a careful user would put behind them: the same models
-  and dtype, batches padded to their longest text, all cores, batching on, its settings tried before the rounds.
+  and dtype, batches padded to their longest text, frozen, all cores, batching on, its settings tried before the rounds.
 
 ``large`` is BERT-large's geometry with random weights: its scores mean nothing, its times do. ``small`` is MiniLM as
 the quick preset trains it. Requests are real texts: the CLEAR corpus's where SHOAL_DATA_DIR names its folder, else
@@ -57,7 +57,6 @@ LIBRARIES = (
     "numpy", "torch", "transformers", "tokenizers", "scikit-learn", "treelite", "tritonclient", "nvidia-pytriton",
     "litserve",
 )  # fmt: skip
-FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 NUM_CHECKED = 256  # texts
 
@@ -105,7 +104,7 @@ def measure(
     served_dtype = bare.dtype()
     say(f"the encoder runs in {served_dtype}")
     forest = grow_forest(corpus, artifacts)
-    recipe = Recipe(artifacts, padding="max_length", dtype="fp32", forest=forest.predict)
+    recipe = Recipe(artifacts, forest=forest.predict)
     user = {"artifacts": str(artifacts), "dtype": served_dtype, "threads": torch.get_num_threads()}
     tuned = {name: tune(name, user, walk, settings) for name in ("litserve", "pytriton") if others.is_installed(name)}
 
@@ -132,7 +131,7 @@ def measure(
         checks |= compare_dtypes(fp32, repository, walk.request(0, min(NUM_CHECKED, len(corpus))))
     return {
         "date": time.strftime("%Y-%m-%d"),
-        "machine": machine(),
+        "machine": {**describe_machine(), "python": platform.python_version()},
         "versions": {name: _version(name) for name in LIBRARIES},
         "corpus": corpus.name,
         "encoder": {
@@ -179,14 +178,6 @@ def score_a_few(systems: list[System], recipe: Recipe, walk: Walk) -> dict[str, 
         with system.awake():
             found[system.name] = system.score(texts)
     return found
-
-
-def machine() -> dict[str, Any]:
-    """What it ran on; of the processor's flags those that decide how fast matrices are."""
-    path = Path("/proc/cpuinfo")
-    known = set(path.read_text(encoding="utf-8").split()) if path.is_file() else set()
-    flags = [flag for flag in FLAGS if flag in known]
-    return {**describe_machine(), "flags": flags, "python": platform.python_version()}
 
 
 def _version(name: str) -> str:

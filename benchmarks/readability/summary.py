@@ -70,7 +70,7 @@ def to_markdown(record: Mapping[str, Any]) -> str:
     lines = [
         f"# Readability, {encoder['name']} encoder, {record['date']}",
         "",
-        f"{machine['cpu']}, {machine['cores']} cores ({', '.join(machine['flags']) or 'no fast BF16'}); "
+        f"{machine['cpu']}, {machine['cores']} cores ({machine['flags']}); "
         f"{encoder['layers']} layers of {encoder['hidden']}, {encoder['weights']}, served in {encoder['dtype']}; "
         f"{record['corpus']}, {tokens['true_tokens_a_sample']} tokens a text; {len(record['rounds'])} rounds.",
         "",
