@@ -87,14 +87,14 @@ def test_summary_of_a_record(load: Any) -> None:
         "tokens": {"true_tokens_a_sample": 220.5, "padding_share": {"to 256": 0.14, "as shoal computes": None}},
         "rounds": rounds,
         "medians": summary.medians(rounds),
-        "pooled": {"callers": {"ours": {"p50_ms": 101.0, "p99_ms": 202.0, "requests": 480}}},
+        "pooled": {"callers": {"ours": {"p50_ms": 101.0, "p99_ms": 202.0, "p99_over_p50": 2.0, "requests": 480}}},
         "ratios": summary.ratios(rounds),
         "checks": {"ours_to_recipe": 1e-6},
     }
     lines = summary.to_markdown(record).splitlines()
     assert lines[0] == "# Readability, large encoder, 2026-11-21"
-    assert "| requests of 64 texts (served: two callers): shoal, served | 8 |  |  |  |" in lines
-    assert "| 16 callers of single texts: shoal, served | 8 | 101 | 202 | 480 |" in lines
+    assert "| requests of 64 texts (served: two callers): shoal, served | 8 |  |  |  |  |" in lines
+    assert "| 16 callers of single texts: shoal, served | 8 | 101 | 202 | 2 | 480 |" in lines
     assert "| batch, rows_per_s: shoal, served / recipe | 1.6 | 0.6 | 1.8 | more |" in lines
     assert "| encoder / best matrix rate | 0.75 |" in lines
 

@@ -139,8 +139,11 @@ class Rounds:
 
 
 def percentiles(seconds: Any) -> dict[str, float]:
-    """In milliseconds, and of how many requests."""
+    """In milliseconds, how far the tail is from the middle, and of how many requests."""
+    p50, p99 = (float(np.percentile(seconds, q)) for q in (50, 99))
     return {
-        **{f"p{q}_ms": round(1e3 * float(np.percentile(seconds, q)), 3) for q in (50, 99)},
+        "p50_ms": round(1e3 * p50, 3),
+        "p99_ms": round(1e3 * p99, 3),
+        "p99_over_p50": round(p99 / p50, 3),
         "requests": len(seconds),
     }

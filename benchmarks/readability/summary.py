@@ -97,9 +97,9 @@ def _loads(record: Mapping[str, Any]) -> list[str]:
     for kind, words in KINDS.items():
         for name, figures in record["medians"].get(kind, {}).items():
             latencies = record["pooled"].get(kind, {}).get(name, {})
-            shown = [latencies.get(figure, "") for figure in ("p50_ms", "p99_ms", "requests")]
+            shown = [latencies.get(figure, "") for figure in ("p50_ms", "p99_ms", "p99_over_p50", "requests")]
             rows.append([f"{words.format(**record['settings'])}: {NAMES[name]}", figures["rows_per_s"], *shown])
-    return _table(["load", "texts/s", "p50 ms", "p99 ms", "requests"], rows)
+    return _table(["load", "texts/s", "p50 ms", "p99 ms", "p99 / p50", "requests"], rows)
 
 
 def _ratios(found: Sequence[Mapping[str, Any]]) -> list[str]:

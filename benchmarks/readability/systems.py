@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from flops import encoder_flop
 
 from shoal import Client
 from shoal.component.base import Component
 from shoal.repository.pbtxt import read_config
 from shoal.serving.local import load_component
-from shoal.training.fit import has_fast_bf16
 
 ENSEMBLE = "ensemble_all"
 TIMEOUT = 3600.0
@@ -144,10 +142,7 @@ class Bare:
 
     def dtype(self) -> str:
         """The dtype that the encoder's trunk runs in."""
-        asked = self.encoder.context.spec.parameters.get("dtype", "fp32")
-        if asked != "auto":
-            return asked
-        return getattr(self.encoder, "dtype", "bf16" if has_fast_bf16(torch.device("cpu")) else "fp32")
+        return self.encoder.context.spec.parameters.get("dtype", "fp32")
 
     def tokens(self) -> dict[str, Any]:
         """True tokens a sample, and which share of the computed ones is padding: by the three ways of padding."""
