@@ -20,7 +20,7 @@ from shoal.repository.pbtxt import ModelConfig, read_config
 
 CONFIG = """
 backend: "python"
-max_batch_size: 64
+max_batch_size: 4
 input [ {{ name: "X" data_type: TYPE_FP32 dims: [ 1 ] }} ]
 output [ {{ name: "Y" data_type: TYPE_FP32 dims: [ 1 ] }} ]
 instance_group [ {{ kind: KIND_CPU }} ]
@@ -29,7 +29,7 @@ instance_group [ {{ kind: KIND_CPU }} ]
 ENSEMBLE = """
 name: "both"
 platform: "ensemble"
-max_batch_size: 64
+max_batch_size: 4
 input [ { name: "X" data_type: TYPE_FP32 dims: [ 1 ] } ]
 output [ { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] } ]
 ensemble_scheduling {
@@ -75,10 +75,10 @@ def write_repository(folder: Path, *, seconds: str, more: str = "") -> Path:
 
 
 def run(repository: Path) -> tuple[float, list[dict[str, Any]]]:
-    """Rows a second of eight callers with a row each, and the advice that helps."""
-    wanted = Wanted(Settings(seconds=0.7, warm_seconds=0.2, repeats=1), batches=(1,), callers=(8,))
+    """Rows a second of twelve callers with a row each, and the advice that helps."""
+    wanted = Wanted(Settings(seconds=0.7, warm_seconds=0.2, repeats=1), batches=(1,), callers=(12,))
     record = bench([repository], wanted, rows=repository / "rows.csv")
-    (rate,) = (load["median"]["rows_per_s"] for load in record["loads"] if load["callers"] == 8)
+    (rate,) = (load["median"]["rows_per_s"] for load in record["loads"] if load["callers"] == 12)
     (advice,) = record["advice"].values()
     assert "quick" not in {entry["model"] for entry in advice if entry["lines"]}
     return rate, [entry for entry in advice if entry["helps"]]
@@ -89,7 +89,7 @@ def run(repository: Path) -> tuple[float, list[dict[str, Any]]]:
     ("kind", "seconds", "more"),
     [
         ("batching", "0.01", ""),  # whatever the rows
-        ("instances", "0.02 * len(batch['X'])", BATCHING),  # for every row
+        ("instances", "0.03 * len(batch['X'])", BATCHING),  # for every row
     ],
 )
 def test_following_the_advice_helps(tmp_path: Path, kind: str, seconds: str, more: str) -> None:
@@ -145,7 +145,7 @@ def test_requests_that_run_one_by_one_are_to_be_joined(configs: dict[str, ModelC
     advice = advise(case(configs, {Cell(1, 8): LOAD}))
     batching = found(advice, "batching", "slow")
     assert batching.lines == BATCHING
-    assert "each execution has 1.0 requests of the 64 rows" in batching.why
+    assert "each execution has 1.0 requests of the 4 rows" in batching.why
     assert "a request waits 70.0 of 80.0 ms" in batching.why
     assert not [entry for entry in advice if entry.kind == "instances"]  # first the one, then measure
     idle = found(advice, "idle")

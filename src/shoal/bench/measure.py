@@ -53,6 +53,7 @@ class Running:
     def load(self, cell: Cell) -> Figures:
         """What the pipeline does under a closed loop."""
         seconds, warm = self._settings.seconds, self._settings.warm_seconds
+        self.sender.connect(cell.callers)
         return self._watch(
             lambda: closed_loop(
                 lambda number: self.sender.send(number, cell.batch),
@@ -63,7 +64,7 @@ class Running:
     def arrive(self, rate: float) -> Figures:
         """What it does with requests of one row that arrive at random, ``rate`` a second."""
         settings = self._settings
-        closed_loop(lambda n: self.sender.send(n, 1), callers=MOST_CALLERS, seconds=0.01, warm_seconds=0)  # connect
+        self.sender.connect(MOST_CALLERS)
         return self._watch(
             lambda: open_loop(
                 lambda number: self.sender.send(number, 1),

@@ -16,6 +16,7 @@ from shoal.errors import ArtifactError, InputError
 from shoal.repository.describe import describe
 from shoal.repository.find import find_graph
 from shoal.repository.graph import Graph
+from shoal.repository.hybrid import MODELS
 from shoal.repository.manifest import read_manifest
 from shoal.repository.pbtxt import ModelConfig, read_config
 from shoal.repository.placement import HYBRID
@@ -141,13 +142,25 @@ class Pool:
         self._made: list[Client] = []
         self.remote = threading.local()  # .seconds: what this thread has waited for the server
 
+    def connect(self, number: int, model: str) -> None:
+        """Have ``number`` clients that are connected and know the model: under load that would take the load's time."""
+        while len(self._made) < number:
+            client = self._make()
+            client.inputs(model)
+            client.max_batch_size(model)
+            self._idle.append(client)
+
+    def _make(self) -> Client:
+        client = Client(self._url, protocol=self._protocol, timeout=TIMEOUT, concurrency=1, retries=0)
+        self._made.append(client)
+        return client
+
     def infer(self, model: str, inputs: Mapping[str, Any] | None = None, /, **options: Any) -> Answer:
         """Ask with a client that nobody uses."""
         try:
             client = self._idle.pop()  # the last one used: its connection is warm
         except IndexError:
-            client = Client(self._url, protocol=self._protocol, timeout=TIMEOUT, concurrency=1, retries=0)
-            self._made.append(client)
+            client = self._make()
         start = time.perf_counter()
         try:
             return client.infer(model, inputs, **options)
@@ -178,6 +191,10 @@ class Sender:
             held.callback(self._pipeline.close)
         self._lock = threading.Lock()
         self._here = [0.0, 0.0]  # seconds in the client's own steps, and requests
+
+    def connect(self, callers: int) -> None:
+        """Make ready for so many callers."""
+        self._pool.connect(callers, MODELS if self._pipeline else self._target.name)
 
     def send(self, number: int, rows: int) -> int:
         """Perform the ``number``-th request of ``rows`` rows; returns ``rows``."""
