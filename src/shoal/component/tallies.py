@@ -94,10 +94,12 @@ class Tallies:
         """The raw features, FP64 ``[rows, 7 + lists]``; all 0 in a row without a word."""
         at, offsets, none = places.values, places.offsets, self._none
         words_and_stops = totals(self._words_and_stops.values.take(at))
-        marks_and_runs = totals(self._marks_and_runs.values.take(at))
-        first, second = np.diff(words_and_stops.take(offsets)), np.diff(marks_and_runs.take(offsets))
+        marks_here = self._marks_and_runs.values.take(at)
+        marks_and_runs = totals(marks_here)
+        first, second = (sums[offsets[1:]] - sums[offsets[:-1]] for sums in (words_and_stops, marks_and_runs))
         words, stops, marks = first & _LOW, first >> _HALF, second & _LOW
-        sentences = (second >> _HALF) + self._correct(places, words_and_stops, marks_and_runs)
+        ending = (marks_here > _LOW).nonzero()[0]
+        sentences = (second >> _HALF) + self._correct(places, ending, words_and_stops, marks_and_runs)
         cells, distinct = self._count_numbers(places)
         at_least_one = np.maximum(sentences, 1)
         raw = np.empty((len(places), NUM_STATISTICS + none))
@@ -108,47 +110,57 @@ class Tallies:
         raw[words == 0] = 0
         return raw
 
-    def _correct(self, places: Ragged, words_and_stops: Ints, marks_and_runs: Ints) -> Ints:
-        """What a row's sentences are beside its words' runs of ends: the open one, less the runs that go on."""
-        at, offsets = places.values, places.offsets
-        ending = np.flatnonzero(np.diff(marks_and_runs) > _LOW)  # the words with a sentence end
-        rows = np.searchsorted(offsets, ending, side="right") - 1
-        edges = self._edges.values[at[ending]]
-        is_last = np.ones(len(ending), np.bool_)
-        is_last[:-1] = rows[1:] != rows[:-1]
-        # One run, if nothing but words without tokens stands between two words of a row.
-        goes_on = ~is_last[:-1] & (edges[:-1] & _CLOSES > 0) & (edges[1:] & _BEGINS > 0)
-        for sums in (words_and_stops, marks_and_runs):
-            goes_on &= sums[ending[1:]] == sums[ending[:-1] + 1]
+    def _correct(self, places: Ragged, ending: Ints, words_and_stops: Ints, marks_and_runs: Ints) -> Ints:
+        """What a row's sentences are beside its words' runs of ends: the open one, less the runs that go on.
+
+        ``ending`` are the words with a sentence end.
+        """
+        offsets = places.offsets
+        rows = offsets.searchsorted(ending, side="right") - 1
+        edges = self._edges.values.take(places.values.take(ending))
+        is_last = np.empty(len(ending), np.bool_)
+        is_last[-1:] = True
+        np.not_equal(rows[1:], rows[:-1], out=is_last[:-1])
         # A row is open if a word follows its last end, within the same word or after it.
-        behind = offsets[:-1].copy()
-        is_open = np.zeros(len(places), np.bool_)
-        behind[rows[is_last]] = ending[is_last] + 1
-        is_open[rows[is_last]] = edges[is_last] & _IS_OPEN > 0
-        is_open |= (words_and_stops[offsets[1:]] - words_and_stops[behind]) & _LOW > 0
-        return is_open - np.bincount(rows[1:][goes_on], minlength=len(places))
+        last, behind = is_last.nonzero()[0], offsets[:-1].copy()
+        behind[rows[last]] = ending[last] + 1
+        is_open: NDArray[np.bool_] = words_and_stops[offsets[1:]] - words_and_stops[behind] & _LOW > 0
+        is_open[rows[last]] |= edges[last] & _IS_OPEN > 0
+        # One run, if nothing but words without tokens stands between two words of a row.
+        later = (edges[1:] & _BEGINS & ~is_last[:-1]).nonzero()[0]
+        correction = is_open.astype(np.int64)
+        if not len(later):
+            return correction
+        goes_on = edges[later] & _CLOSES > 0
+        for sums in (words_and_stops, marks_and_runs):
+            goes_on &= sums[ending[later + 1]] == sums[ending[later] + 1]
+        correction -= np.bincount(rows[later[goes_on]], minlength=len(places))
+        return correction
 
     def _count_numbers(self, places: Ragged) -> tuple[Ints, Ints]:
-        """How often each number stands in each row, and how many different words a row has.
+        """How often each listed number stands in each row, and how many different words a row has.
 
-        INT64 ``[rows, listed + 2]``, the two for no number and for all that are behind the listed tokens' ones; and
-        INT64 ``[rows]``.
+        INT64 ``[rows, listed + 1]``, the last for tokens without a number, and INT64 ``[rows]``.
         """
-        num_rows, width = len(places), self._none + 2
-        numbers, rows = self._numbers.values.take(places.values), np.repeat(np.arange(num_rows), places.lengths)
-        several = np.flatnonzero(numbers < 0)
+        num_rows, width = len(places), self._none + 1
+        numbers, rows = self._numbers.values.take(places.values), np.arange(num_rows).repeat(places.lengths)
+        several = (numbers < 0).nonzero()[0]
         if len(several):
             counts, more = self._several.take(-1 - numbers[several])
             numbers[several] = self._none
-            numbers, rows = np.concatenate([numbers, more]), np.concatenate([rows, np.repeat(rows[several], counts)])
-        keys = rows << _HALF
-        keys |= numbers
-        keys.sort()
-        is_new = np.ones(len(keys), np.bool_)
-        np.not_equal(keys[1:], keys[:-1], out=is_new[1:])
-        different = np.bincount(keys[is_new] >> _HALF, minlength=num_rows)
+            numbers, rows = np.concatenate([numbers, more]), np.concatenate([rows, rows[several].repeat(counts)])
+        rows <<= _HALF
+        rows |= numbers
+        rows.sort()
+        # Each number of each row once, and how often it stands there.
+        is_new = np.empty(len(rows) + 1, np.bool_)
+        is_new[:1] = is_new[-1:] = True
+        np.not_equal(rows[1:], rows[:-1], out=is_new[1:-1])
+        begins = is_new.nonzero()[0]
+        different = rows.take(begins[:-1])
+        distinct = np.bincount(different >> _HALF, minlength=num_rows)
 
-        rows *= width
-        rows += np.minimum(numbers, width - 1)
-        cells = np.bincount(rows, minlength=num_rows * width).reshape(num_rows, width)
-        return cells, different - np.count_nonzero(cells[:, self._uncounted], axis=1)
+        listed = (different & _LOW < width).nonzero()[0]
+        which, cells = different.take(listed), np.zeros((num_rows, width), np.int64)
+        cells[which >> _HALF, which & _LOW] = begins.take(listed + 1) - begins.take(listed)
+        return cells, distinct - np.count_nonzero(cells[:, self._uncounted], axis=1)
