@@ -5,10 +5,9 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-
 from shoal.component.base import Component
 from shoal.component.context import Context
+from shoal.component.forests import load_forest
 from shoal.component.tensors import Array, Arrays, Device
 from shoal.component.ties import check_ties, read_forest
 from shoal.errors import needs
@@ -19,8 +18,7 @@ _DEFAULT_STREAM = 1  # cudaStreamLegacy of cuda_runtime_api.h; nvForest's own ch
 class Forest(Component):
     """``checkpoint.tl`` behind Triton's ``fil`` configuration, for servers without the native backend.
 
-    Regression forests only. On a GPU nvForest computes them, on the host Treelite's own GTIL engine, on one thread: at
-    the sizes of a request threads cost more than they bring.
+    Regression forests only. On a GPU nvForest computes them, on the host ONNX Runtime or Treelite's own GTIL engine.
     """
 
     def setup(self, context: Context) -> None:
@@ -28,19 +26,11 @@ class Forest(Component):
         forest = read_forest(path)  # before Treelite or nvForest, which a damaged file can crash
         check_ties(forest.ties, path)
         forest.check(context.spec, path, needs_regressor=True)
-        self.predict = _on_host(path) if context.device.is_host else _on_gpu(path, context.device)
+        self.predict = load_forest(path) if context.device.is_host else _on_gpu(path, context.device)
 
     def run(self, batch: Arrays) -> Arrays:
         (features,), (scores,) = self.context.spec.inputs, self.context.spec.outputs
         return {scores.name: self.predict(batch[features.name])}
-
-
-def _on_host(path: Path) -> Callable[[Array], Array]:
-    with needs("serve"):
-        import treelite
-
-    model = treelite.Model.deserialize(str(path))
-    return lambda rows: treelite.gtil.predict(model, rows, nthread=1).reshape(-1, 1).astype(np.float32)
 
 
 def _on_gpu(path: Path, device: Device) -> Callable[[Array], Array]:
