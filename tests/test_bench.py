@@ -237,7 +237,7 @@ def check_record(record: Mapping[str, Any]) -> None:
         low, high = load["min_max"]["rows_per_s"]
         assert 0 < low <= load["median"]["rows_per_s"] <= high
         for figures in load["repeats"]:
-            assert 0 < figures["p50_ms"] <= figures["p90_ms"] <= figures["p99_ms"]
+            assert 0 < figures["p50_ms"] <= figures["p90_ms"] <= figures["p99_ms"] <= figures["max_ms"]
             assert figures["server_cpu"] + figures["client_cpu"] + figures["other_cpu"] <= 1.1
             assert list(figures["steps"]) == (["preprocess", "cuml"] if label == "cpu" else ["cuml"])
             for step in figures["steps"].values():

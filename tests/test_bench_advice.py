@@ -115,7 +115,7 @@ STEP = StepFigures(
 )  # fmt: skip
 QUICK = replace(STEP, queue_ms=0.1, infer_ms=0.5, execution_ms=0.5, busy=0.05, cpu_ms=0.4)
 LOAD = Figures(
-    rows_per_s=100.0, requests=100, p50_ms=80.0, p90_ms=81.0, p99_ms=82.0, server_cpu=0.2, client_cpu=0.1,
+    rows_per_s=100.0, requests=100, p50_ms=80.0, p90_ms=81.0, p99_ms=82.0, max_ms=90.0, server_cpu=0.2, client_cpu=0.1,
     other_cpu=0.0, server_ms=80.0, local_ms=None, steps={"quick": QUICK, "slow": STEP},
 )  # fmt: skip
 

@@ -36,6 +36,7 @@ class Figures:
     p50_ms: float
     p90_ms: float
     p99_ms: float
+    max_ms: float
     server_cpu: float
     client_cpu: float
     other_cpu: float

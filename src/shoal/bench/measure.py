@@ -93,6 +93,7 @@ class Running:
             p50_ms=1000 * load.percentile(50),
             p90_ms=1000 * load.percentile(90),
             p99_ms=1000 * load.percentile(99),
+            max_ms=1000 * load.percentile(100),
             server_cpu=used.server / available,
             client_cpu=used.client / available,
             other_cpu=max(0.0, min(used.cores, available) - own) / available,
