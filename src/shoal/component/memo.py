@@ -84,7 +84,7 @@ class _Table(Generic[S]):
         """The place of each word."""
         places = self._slots.find(cut.keys())
         self._came_again.values[places] = True
-        left = np.flatnonzero(places == _UNKNOWN)
+        left = (places == _UNKNOWN).nonzero()[0]
         if len(left):
             words = cut.words(left)
             found = [self._places.get(word, _UNKNOWN) for word in words]
@@ -151,7 +151,7 @@ class _Slots:
         """The place of each word, or that of unknown ones."""
         slots = self._slots(keys)
         places, is_pending = self._probe(slots, keys)
-        pending = np.flatnonzero(is_pending)
+        pending = is_pending.nonzero()[0]
         for _ in range(_MOST_PROBES - 1):
             if not len(pending):
                 break
@@ -201,16 +201,17 @@ class _Slots:
 class Column:
     """A growing array. What stood in ``values`` once stays there; beyond it is room for more."""
 
-    def __init__(self, dtype: Any = np.int64) -> None:
-        self.values: NDArray[Any] = np.zeros(16, dtype)
+    def __init__(self, dtype: Any = np.int64, *shape: int) -> None:
+        self.values: NDArray[Any] = np.zeros((16, *shape), dtype)
         self.size = 0
 
     def extend(self, more: NDArray[Any]) -> None:
         """Append; threads that hold the array of before find in it what they found."""
         end = self.size + len(more)
         if end > len(self.values):
-            room = np.zeros(max(end, len(self.values)), self.values.dtype)
-            self.values = np.concatenate([self.values[: self.size], room])
+            values = np.zeros((2 * end, *self.values.shape[1:]), self.values.dtype)
+            values[: self.size] = self.values[: self.size]
+            self.values = values
         self.values[self.size : end] = more
         self.size = end
 

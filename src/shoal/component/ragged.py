@@ -137,15 +137,16 @@ class Cut:
         # A separator after each row, and after the last as many bytes as are read for the key of an empty word there.
         blob = b" ".join(rows) + b" " * (_KEY_BYTES + bool(rows))
         values = np.frombuffer(blob, np.uint8)[: len(blob) - _KEY_BYTES]
-        ends = np.flatnonzero(values <= _SPACE)
+        ends = (values <= _SPACE).nonzero()[0]
         found = values.take(ends)
         if not ((found == _SPACE) | (found == _LINE_FEED)).all():
             ends = ends[_SEPARATES.take(found)]
-        begins = np.zeros_like(ends)
-        begins[1:] = ends[:-1] + 1
+        begins = np.empty(len(ends), np.int64)
+        begins[:1] = 0
+        np.add(ends[:-1], 1, out=begins[1:])
         offsets = np.zeros(len(rows) + 1, np.int64)
-        row_ends = np.cumsum(np.fromiter(map(len, rows), np.int64, len(rows)) + 1) - 1
-        offsets[1:] = np.searchsorted(ends, row_ends) + 1
+        row_ends = (np.fromiter(map(len, rows), np.int64, len(rows)) + 1).cumsum() - 1
+        offsets[1:] = ends.searchsorted(row_ends) + 1
         return cls(blob, begins, ends - begins, offsets)
 
     def words(self, indices: NDArray[np.intp]) -> list[bytes]:
@@ -160,8 +161,8 @@ class Cut:
         eight: NDArray[np.uint64] = np.ndarray((len(self.blob) - 7,), "<u8", self.blob, strides=(1,))
         first = eight[self.begins]
         first &= _MASKS.take(self.lengths, mode="clip")
-        second = np.zeros_like(first)
-        longer = np.flatnonzero(self.lengths > 8)
+        second = np.zeros(len(first), np.uint64)
+        longer = (self.lengths > 8).nonzero()[0]
         second[longer] = eight[self.begins[longer] + 8] & _MASKS.take(self.lengths[longer] - 8, mode="clip")
         return Keys(first, second, self.lengths <= _KEY_BYTES)
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from shoal.component.bundle import NUM_STATISTICS
 from shoal.component.lexicon import Codes, Lexicon
-from shoal.component.memo import Column, Places, Rows, totals
+from shoal.component.memo import Column, Places, Rows
 from shoal.component.ragged import Ragged
 
 Ints = NDArray[np.int64]
@@ -32,17 +32,17 @@ class Tallies:
         self.codes = codes or Codes(lexicon.tokens)
         self._lexicon = lexicon
         self._none = lexicon.num_listed
-        self._words_and_stops, self._marks_and_runs = Column(), Column()
-        self._edges = Column(np.uint8)
-        # The number of the one token whose share or difference counts: a listed word's column, or a number behind
-        # those; -1 - k where there are several, row k of them.
-        self._numbers, self._several, self._num_several = Column(), Rows(lambda words: []), 0
+        # Words and stop words; punctuation and runs of ends; the number of the one token that counts as this word or
+        # that, which is a listed word's column or a number behind those; what stands at the edges. Rows of 32 bytes.
+        self._table = Column(np.int64, 4)
+        # Where several tokens count, their number is ~k, and theirs are in row k.
+        self._several, self._num_several = Rows(lambda words: []), 0
         # Listed tokens that are no words have shares, but are not among the distinct words.
         self._uncounted = [self._none, *{int(c) for c in lexicon.column[~lexicon.is_word] if c < self._none}]
 
     def add(self, words: list[str]) -> None:
         """Find what is to be known of words."""
-        before = self._edges.size
+        before = self._table.size
         self.codes.add(words)
         self._extend(*self.codes.take(np.arange(before, before + len(words))))
 
@@ -66,41 +66,39 @@ class Tallies:
         before[1:] = is_end[:-1]
         before[first] = False
         num_ends = np.cumsum(is_end)
-        edges = np.zeros(len(counts), np.uint8)
-        edges[filled] = is_end[first] * _BEGINS + is_end[last] * _CLOSES
+        table = np.zeros((len(counts), 4), np.int64)
         after = is_word & (num_ends == num_ends[offsets[rows + 1] - 1])
-        edges += np.minimum(tokens.sum(after), 1).astype(np.uint8) * _IS_OPEN
+        is_listed = column < self._none
+        table[:, 0] = tokens.sum(is_word) + (tokens.sum(lexicon.is_stop[kind]) << _HALF)
+        table[:, 1] = tokens.sum(~is_word) + (tokens.sum(is_end & ~before) << _HALF)
+        table[:, 2] = self._number(tokens, is_word | is_listed, np.where(is_listed, column, codes + 1 + self._none))
+        table[filled, 3] = is_end[first] * _BEGINS + is_end[last] * _CLOSES
+        table[:, 3] += (tokens.sum(after) > 0) * _IS_OPEN
+        self._table.extend(table)
 
-        self._words_and_stops.extend(tokens.sum(is_word) + (tokens.sum(lexicon.is_stop[kind]) << _HALF))
-        self._marks_and_runs.extend(tokens.sum(~is_word) + (tokens.sum(is_end & ~before) << _HALF))
-        self._number(
-            tokens, is_word | (column < self._none), np.where(column < self._none, column, codes + 1 + self._none)
-        )
-        self._edges.extend(edges)
-
-    def _number(self, tokens: Ragged, counts: NDArray[np.bool_], numbers: Ints) -> None:
-        """The numbers of those tokens that count."""
+    def _number(self, tokens: Ragged, counts: NDArray[np.bool_], numbers: Ints) -> Ints:
+        """Each word's number, from those of the tokens that count."""
         num_counted = tokens.sum(counts)
         own = np.full(len(tokens), self._none)
         is_one, is_several = num_counted == 1, num_counted > 1
         own[is_one] = numbers[counts & is_one[tokens.row_ids]]
         more = num_counted[is_several]
-        own[is_several] = -1 - (self._num_several + np.arange(len(more)))
+        own[is_several] = ~(self._num_several + np.arange(len(more)))
         self._num_several += len(more)
         self._several.extend(more, numbers[counts & is_several[tokens.row_ids]])
-        self._numbers.extend(own)
+        return own
 
     def count(self, places: Ragged) -> NDArray[np.float64]:
         """The raw features, FP64 ``[rows, 7 + lists]``; all 0 in a row without a word."""
-        at, offsets, none = places.values, places.offsets, self._none
-        words_and_stops = totals(self._words_and_stops.values.take(at))
-        marks_here = self._marks_and_runs.values.take(at)
-        marks_and_runs = totals(marks_here)
-        first, second = (sums[offsets[1:]] - sums[offsets[:-1]] for sums in (words_and_stops, marks_and_runs))
-        words, stops, marks = first & _LOW, first >> _HALF, second & _LOW
-        ending = (marks_here > _LOW).nonzero()[0]
-        sentences = (second >> _HALF) + self._correct(places, ending, words_and_stops, marks_and_runs)
-        cells, distinct = self._count_numbers(places)
+        found, none = self._table.values.take(places.values, axis=0), self._none
+        sums = np.zeros((len(found) + 1, 2), np.int64)
+        np.cumsum(found[:, :2], axis=0, out=sums[1:])
+        ends: Ints = sums.take(places.offsets, axis=0)
+        halves = ends[1:] - ends[:-1]
+        low, high = halves & _LOW, halves >> _HALF
+        words, marks, stops, runs = low[:, 0], low[:, 1], high[:, 0], high[:, 1]
+        cells, distinct = self._count_numbers(places, found[:, 2])
+        sentences = runs + self._correct(places, found, sums)
         at_least_one = np.maximum(sentences, 1)
         raw = np.empty((len(places), NUM_STATISTICS + none))
         statistics = words, distinct, marks, sentences, words / at_least_one, stops, stops / at_least_one
@@ -110,43 +108,42 @@ class Tallies:
         raw[words == 0] = 0
         return raw
 
-    def _correct(self, places: Ragged, ending: Ints, words_and_stops: Ints, marks_and_runs: Ints) -> Ints:
+    def _correct(self, places: Ragged, found: Ints, sums: Ints) -> Ints:
         """What a row's sentences are beside its words' runs of ends: the open one, less the runs that go on.
 
-        ``ending`` are the words with a sentence end.
+        ``found`` stands at the places, and ``sums`` are its first columns' totals before each word.
         """
         offsets = places.offsets
-        rows = offsets.searchsorted(ending, side="right") - 1
-        edges = self._edges.values.take(places.values.take(ending))
+        ending = (found[:, 1] > _LOW).nonzero()[0]  # the words with a sentence end
+        edges, rows = found[:, 3].take(ending), offsets.searchsorted(ending, side="right") - 1
         is_last = np.empty(len(ending), np.bool_)
         is_last[-1:] = True
         np.not_equal(rows[1:], rows[:-1], out=is_last[:-1])
         # A row is open if a word follows its last end, within the same word or after it.
         last, behind = is_last.nonzero()[0], offsets[:-1].copy()
-        behind[rows[last]] = ending[last] + 1
-        is_open: NDArray[np.bool_] = words_and_stops[offsets[1:]] - words_and_stops[behind] & _LOW > 0
-        is_open[rows[last]] |= edges[last] & _IS_OPEN > 0
+        last_rows = rows[last]
+        behind[last_rows] = ending[last] + 1
+        is_open = (sums[offsets[1:], 0] - sums[behind, 0]) & _LOW
+        is_open[last_rows] |= edges[last] & _IS_OPEN
+        correction: Ints = (is_open > 0).astype(np.int64)
         # One run, if nothing but words without tokens stands between two words of a row.
         later = (edges[1:] & _BEGINS & ~is_last[:-1]).nonzero()[0]
-        correction = is_open.astype(np.int64)
-        if not len(later):
-            return correction
-        goes_on = edges[later] & _CLOSES > 0
-        for sums in (words_and_stops, marks_and_runs):
-            goes_on &= sums[ending[later + 1]] == sums[ending[later] + 1]
-        correction -= np.bincount(rows[later[goes_on]], minlength=len(places))
+        if len(later):
+            goes_on = (sums[ending[later + 1]] == sums[ending[later] + 1]).all(axis=1)
+            goes_on &= edges[later] & _CLOSES > 0
+            correction -= np.bincount(rows[later[goes_on]], minlength=len(places))
         return correction
 
-    def _count_numbers(self, places: Ragged) -> tuple[Ints, Ints]:
+    def _count_numbers(self, places: Ragged, numbers: Ints) -> tuple[Ints, Ints]:
         """How often each listed number stands in each row, and how many different words a row has.
 
         INT64 ``[rows, listed + 1]``, the last for tokens without a number, and INT64 ``[rows]``.
         """
         num_rows, width = len(places), self._none + 1
-        numbers, rows = self._numbers.values.take(places.values), np.arange(num_rows).repeat(places.lengths)
+        rows = np.arange(num_rows).repeat(places.lengths)
         several = (numbers < 0).nonzero()[0]
         if len(several):
-            counts, more = self._several.take(-1 - numbers[several])
+            counts, more = self._several.take(~numbers[several])
             numbers[several] = self._none
             numbers, rows = np.concatenate([numbers, more]), np.concatenate([rows, rows[several].repeat(counts)])
         rows <<= _HALF
