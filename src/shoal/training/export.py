@@ -1,19 +1,22 @@
-"""The encoder as TorchScript: traced, written, loaded again and compared."""
+"""The encoder as a file that an engine runs: written, loaded again and compared; TorchScript unless asked otherwise."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from shoal.component.ties import METADATA, dump_ties
-from shoal.errors import ArtifactError
+from shoal.errors import ArtifactError, InputError, needs
 from shoal.training.encoder import Encoder, quiet_transformers
 
 TOLERANCE = 1e-5  # between the encoder that was trained and the TorchScript that is served
+NAMES = (("INPUT__0", "INPUT__1"), ("OUTPUT__0",))  # of the leaf's tensors
 COMPARED_SHAPES = ((1, 8), (1, 9), (2, 16), (3, 40), (8, 64))
 
 
@@ -22,13 +25,17 @@ def trace(encoder: Encoder) -> Any:
 
     The example is padded: with a mask of ones alone the attention would take a shortcut and the trace keep it.
     """
-    ids = torch.randint(0, _limits(encoder)[0], (2, 13))
-    mask = torch.ones_like(ids)
-    mask[1, 7:] = 0
     with torch.inference_mode(), quiet_transformers(), warnings.catch_warnings():
         # transformers branches on sizes that do not matter here; what matters is compared afterwards, at other shapes
         warnings.simplefilter("ignore")
-        return torch.jit.trace(encoder.eval(), (ids, mask), check_trace=False)
+        return torch.jit.trace(encoder.eval(), _example(encoder), check_trace=False)
+
+
+def _example(encoder: Encoder) -> tuple[Tensor, Tensor]:
+    ids = torch.randint(0, _limits(encoder)[0], (2, 13))
+    mask = torch.ones_like(ids)
+    mask[1, 7:] = 0
+    return ids, mask
 
 
 def _limits(encoder: Encoder) -> tuple[int, int]:
@@ -38,20 +45,75 @@ def _limits(encoder: Encoder) -> tuple[int, int]:
 
 
 def export_encoder(encoder: Encoder, path: Path, *, ties: Mapping[str, str]) -> None:
-    """Write ``model.pt``, load it again and compare it with ``encoder``.
+    """Write the encoder for the engine that runs files of this suffix, load it again and compare it with ``encoder``.
 
     Raises:
+        InputError: no engine is known for the suffix.
         ArtifactError: scores differ by more than 1e-5 at some shape.
     """
+    if path.suffix not in ENGINES:
+        raise InputError(f"No engine runs {path.name}.", f"Name a file that ends in {' or '.join(ENGINES)}.")
+    engine = ENGINES[path.suffix]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript is deprecated, and what Triton serves
-        torch.jit.save(trace(encoder), str(path), _extra_files={METADATA: dump_ties(ties)})
-        served = torch.jit.load(str(path))
+        engine.write(encoder, path, ties)
+        served = engine.read(path)
     difference = compare(served, encoder, COMPARED_SHAPES)
     if not difference <= TOLERANCE:
         raise ArtifactError(
             f"{path.name} differs from the trained encoder by {difference:g}.", f"Allowed: {TOLERANCE:g}."
         )
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What may run the encoder: how its file is written, and read again as a function of ids and mask."""
+
+    write: Callable[[Encoder, Path, Mapping[str, str]], None]
+    read: Callable[[Path], Callable[[Tensor, Tensor], Tensor]]
+
+
+def _write_torchscript(encoder: Encoder, path: Path, ties: Mapping[str, str]) -> None:
+    torch.jit.save(trace(encoder), str(path), _extra_files={METADATA: dump_ties(ties)})
+
+
+def _read_torchscript(path: Path) -> Callable[[Tensor, Tensor], Tensor]:
+    module: Any = torch.jit.load(str(path))
+    return lambda ids, mask: module(ids, mask)
+
+
+def _write_onnx(encoder: Encoder, path: Path, ties: Mapping[str, str]) -> None:
+    """For Triton's ``onnxruntime`` backend, which goes by names: those of the leaf ``bert-large``."""
+    with needs("serve"):
+        import onnx
+
+    axes = {0: "rows", 1: "width"}
+    with torch.inference_mode(), quiet_transformers(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # as of a trace
+        torch.onnx.export(
+            encoder.eval(), _example(encoder), str(path), dynamo=False, opset_version=17,
+            input_names=list(NAMES[0]), output_names=list(NAMES[1]),
+            dynamic_axes={NAMES[0][0]: axes, NAMES[0][1]: axes, NAMES[1][0]: {0: "rows"}},
+        )  # fmt: skip
+    model = onnx.load(str(path))
+    onnx.helper.set_model_props(model, {METADATA: dump_ties(ties)})
+    onnx.save(model, str(path))
+
+
+def _read_onnx(path: Path) -> Callable[[Tensor, Tensor], Tensor]:
+    with needs("serve"):
+        import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+
+    def run(ids: Tensor, mask: Tensor) -> Tensor:
+        given = {name: tensor.numpy() for name, tensor in zip(NAMES[0], (ids, mask), strict=True)}
+        return torch.from_numpy(session.run(None, given)[0])
+
+    return run
+
+
+ENGINES = {".pt": Engine(_write_torchscript, _read_torchscript), ".onnx": Engine(_write_onnx, _read_onnx)}
 
 
 def compare(served: Any, encoder: Encoder, shapes: Sequence[tuple[int, int]]) -> float:

@@ -115,7 +115,7 @@ RULES = (MISSING, RELATIVE, DOLLAR, OUTSIDE, MISFIT, IGNORED, MISPLACED, NOT_EXE
 
 # Backends of C++: a Python one of the same name is asked for by `runtime`, or found where the library is missing.
 _NATIVE = {"onnxruntime", "tensorrt", "tensorflow", "openvino", "dali", "tensorrtllm", "pytorch", "fil"}
-_REPLACED = {"pytorch", "fil"}  # those that the embedded server runs in Python
+_REPLACED = {"fil", "onnxruntime", "pytorch"}  # those that the embedded server runs in Python
 _WHOLE_BYTES = 24 * 2**20  # an archive up to this size is read whole, which takes a second at most
 _MOST_RATIO = 20  # bytes unpacked for each one packed: environments have 2 to 5, and a bomb would take minutes
 _PEEK_BYTES = 96 * 2**20  # of what a larger one unpacks to

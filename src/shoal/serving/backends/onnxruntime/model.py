@@ -1,0 +1,56 @@
+import os, sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from shoal.component.base import Component
+from shoal.component.bundle import refusal
+from shoal.component.context import Context
+from shoal.component.lengths import lengths, run_in_groups
+from shoal.component.tensors import Array, Arrays
+from shoal.errors import SetupError, needs
+
+
+class Onnx(Component):
+    """``model.onnx`` behind Triton's ``onnxruntime`` configuration, for servers without the native backend.
+
+    On the host alone. Tensors go by their names. Rows of like length are run together where the parameter
+    ``attention_mask`` names the input that tells it.
+    """
+
+    def setup(self, context: Context) -> None:
+        with needs("serve"):
+            import onnxruntime
+
+        if not context.device.is_host:
+            raise SetupError(
+                f"Model {context.spec.name} is ONNX, which shoal's own backend runs on the host alone.",
+                "Compose with --placement cpu, or for NVIDIA's container, whose backend has a GPU: --target 26.06",
+            )
+        path = context.artifact("model.onnx")
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = context.num_threads or 0
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # or a busy neighbour costs dear
+        try:
+            self.session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # its errors have no class in common but this one
+            raise refusal(path, "valid ONNX model", str(error).splitlines()[0].rpartition(" failed:")[2].rstrip(".")) from error
+        self.mask = context.spec.parameters.get("attention_mask", "")
+
+    def run(self, batch: Arrays) -> Arrays:
+        spec = self.context.spec
+        arrays = [batch[tensor.name] for tensor in spec.inputs]
+        outputs = run_in_groups(self.call, arrays, lengths(batch[self.mask])) if self.mask else self.call(arrays)
+        return {tensor.name: out for tensor, out in zip(spec.outputs, outputs, strict=True)}
+
+    def call(self, arrays: Sequence[Array]) -> list[Array]:
+        """The model's outputs for its inputs, in the order of the configuration."""
+        spec = self.context.spec
+        given = {tensor.name: np.ascontiguousarray(array) for tensor, array in zip(spec.inputs, arrays, strict=True)}
+        return list(self.session.run([tensor.name for tensor in spec.outputs], given))
+
+
+TritonPythonModel = Onnx.for_triton()
