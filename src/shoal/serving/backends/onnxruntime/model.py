@@ -37,7 +37,8 @@ class Onnx(Component):
         try:
             self.session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # its errors have no class in common but this one
-            raise refusal(path, "valid ONNX model", str(error).splitlines()[0].rpartition(" failed:")[2].rstrip(".")) from error
+            reason = str(error).splitlines()[0].rpartition(" failed:")[2]  # what stands before names the path again
+            raise refusal(path, "valid ONNX model", reason.rstrip(".")) from error
         self.mask = context.spec.parameters.get("attention_mask", "")
 
     def run(self, batch: Arrays) -> Arrays:
