@@ -206,7 +206,7 @@ def grow(bundle: Bundle, texts: list[bytes], num_texts: int) -> dict[str, Any]:
         if start < YOUNG:
             young(Texts.from_bytes(batch))
         spent = _time(lambda batch: old(Texts.from_bytes(batch)), [batch])
-        slowest = max(slowest, spent)
+        slowest = max(slowest, spent) if start >= YOUNG else 0.0
         if start % WINDOW == 0:
             windows.append({"from": start, "seconds": 0.0, "resident_mib": 0.0})
         windows[-1]["seconds"] += spent

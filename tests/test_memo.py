@@ -50,6 +50,13 @@ def test_basic_tokens_are_those_of_the_whole_text(text: str) -> None:
     assert [token for word in words for token in tokenize(word)] == tokenize(text)
 
 
+def test_ascii_is_split_as_berts_pre_tokenizer_does() -> None:
+    tokenize, codes = BasicTokenizer(), Codes(["a"])
+    characters = list(map(chr, range(128)))
+    for text in [*characters, *(f"aB{c}{d}3 x" for c in characters for d in characters)]:
+        assert codes._split(text) == tokenize(text)
+
+
 @given(st.lists(TEXTS, max_size=6), st.lists(TEXTS, max_size=6))
 def test_codes_tell_words_apart_whatever_came_before(bundle: Bundle, before: list[str], texts: list[str]) -> None:
     coder = TokenCoder(Lexicon.build(bundle.stop_words, [*bundle.frequent, *bundle.rare], Device()))

@@ -190,10 +190,11 @@ class _Slots:
                 break
             wanted, index = np.unique(slots[pending], return_index=True)
             is_free = self._rows[wanted, 2] == _UNKNOWN
-            wanted, chosen = wanted[is_free], pending[index[is_free]]
+            wanted, index = wanted[is_free], index[is_free]
+            chosen = pending[index]
             self._rows[wanted, 0], self._rows[wanted, 1] = keys.first[chosen], keys.second[chosen]
             self._rows[wanted, 2] = places[chosen].view(np.uint64)
-            pending = np.setdiff1d(pending, chosen, assume_unique=True)
+            pending = np.delete(pending, index)
             slots[pending] += 1
         self._num_words += len(places)
 

@@ -93,7 +93,7 @@ class Tallies:
         found, none = self._table.values.take(places.values, axis=0), self._none
         sums = np.zeros((len(found) + 1, 2), np.int64)
         np.cumsum(found[:, :2], axis=0, out=sums[1:])
-        ends: Ints = sums.take(places.offsets, axis=0)
+        ends: Ints = sums[places.offsets]
         halves = ends[1:] - ends[:-1]
         low, high = halves & _LOW, halves >> _HALF
         words, marks, stops, runs = low[:, 0], low[:, 1], high[:, 0], high[:, 1]
