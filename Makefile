@@ -36,6 +36,8 @@ verify: $(VENV)/.installed $(VENV)/.wheels
 bench: .venv-bench/.installed
 	.venv-bench/bin/python benchmarks/readability/run.py --encoder large $(LARGE)
 	.venv-bench/bin/python benchmarks/readability/run.py --encoder small $(SMALL)
+	.venv-bench/bin/python benchmarks/engines.py --dtype fp32
+	.venv-bench/bin/python benchmarks/engines.py --dtype bf16
 	.venv-bench/bin/python benchmarks/forest.py
 	.venv-bench/bin/python benchmarks/features.py
 

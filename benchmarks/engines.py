@@ -1,0 +1,194 @@
+"""Engines for the encoder, side by side in one run: what the slot is served with, and what was tried beside it.
+
+    python benchmarks/engines.py [--layers 4] [--rows 16] [--width 224] [--dtype fp32]
+
+An encoder of bert-large's widths with random weights and fewer layers: time and FLOPs both go with their number.
+Engines take turns. TorchScript is traced as the pipeline's artifact is; *fused* is what shoal's backend makes of it at
+load. ONNX Runtime (FP32 alone) and OpenVINO run the same encoder as ONNX; torch.compile (static shapes, frozen) needs a
+C++ compiler; AOTInductor is what it gives as a file, for every shape. What is not installed is left out. Each row of
+the result: sequences and TFLOP a second, the median of the rounds' ratios to plain TorchScript, the greatest difference
+to it. The matrix rate is torch's own of the same run. The result goes to benchmarks/results/engines-DTYPE-DATE.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in the server
+
+import numpy as np
+import torch
+import typer
+
+from shoal.component.fusing import fuse
+from shoal.machine import describe_machine
+from shoal.training.encoder import Encoder
+from shoal.training.export import export_encoder
+
+LIBRARIES = ("torch", "transformers", "numpy", "onnxruntime", "openvino")
+Run = Callable[[], torch.Tensor]
+
+
+def main(layers: int = 4, rows: int = 16, width: int = 224, dtype: str = "fp32", rounds: int = 7) -> None:
+    """Measure and record."""
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    warnings.simplefilter("ignore")
+    encoder = make_encoder(layers)
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(1000, 30_000, (rows, width), generator=generator)
+    mask = torch.ones_like(ids)
+    mask[:, width - 4 :] = 0
+    with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
+        engines = dict(make_engines(encoder, Path(folder), ids, mask, dtype))
+        expected = engines["TorchScript"]()
+        differences = {name: float((run() - expected).abs().max()) for name, run in engines.items()}
+        seconds: dict[str, list[float]] = {name: [] for name in engines}
+        for _ in range(rounds):
+            for name, run in engines.items():
+                start = time.perf_counter()
+                run()
+                seconds[name].append(time.perf_counter() - start)
+    hidden = 1024
+    flop = rows * width * layers * (24 * hidden**2 + 4 * width * hidden)
+    result = {
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": {**describe_machine(), "python": platform.python_version()},
+        "versions": dict(versions()),
+        "encoder": f"{layers} layers of {hidden}, random weights, {dtype}; {rows} rows of {width} tokens",
+        "matrix_tflop_per_s": {str(shape): round(matrix_rate(shape, dtype), 3) for shape in SHAPES},
+        "engines": {
+            name: {
+                "rows_per_s": round(rows / statistics.median(times), 2),
+                "tflop_per_s": round(flop / statistics.median(times) / 1e12, 3),
+                "ratio": round(statistics.median(a / b for a, b in zip(seconds["TorchScript"], times, strict=True)), 3),
+                "max_diff": differences[name],
+                "seconds": [round(t, 4) for t in times],
+            }
+            for name, times in seconds.items()
+        },
+    }
+    path = Path(__file__).parent / "results" / f"engines-{dtype}-{result['date']}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(result, indent=1))
+
+
+def make_encoder(layers: int) -> Encoder:
+    """bert-large's widths."""
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    config = BertConfig(
+        num_hidden_layers=layers, hidden_size=1024, num_attention_heads=16, intermediate_size=4096,
+        attn_implementation="sdpa",
+    )  # fmt: skip
+    return Encoder(BertModel(config, add_pooling_layer=False), torch.nn.Linear(1024, 1)).eval()
+
+
+def make_engines(
+    encoder: Encoder, folder: Path, ids: torch.Tensor, mask: torch.Tensor, dtype: str
+) -> Iterator[tuple[str, Run]]:
+    """Each engine, ready to run the batch."""
+    export_encoder(encoder, folder / "model.pt", ties={})
+
+    def load() -> Any:
+        module = torch.jit.load(str(folder / "model.pt")).eval()
+        if dtype == "bf16":
+            module.trunk.to(torch.bfloat16)
+        return module
+
+    def by_torch(module: Callable[..., torch.Tensor]) -> Run:
+        def run() -> torch.Tensor:
+            with torch.inference_mode():
+                return module(ids, mask)
+
+        return run
+
+    yield "TorchScript", by_torch(load())
+    yield "TorchScript, frozen", by_torch(torch.jit.freeze(load()))
+    yield "TorchScript, optimize_for_inference", by_torch(torch.jit.optimize_for_inference(torch.jit.freeze(load())))
+    yield "TorchScript, fused", by_torch(fuse(load(), dtype))
+    yield from by_onnx(encoder, folder, ids.numpy(), mask.numpy(), dtype)
+    if dtype == "bf16":
+        encoder.trunk.to(torch.bfloat16)
+    import torch._inductor.config as inductor
+
+    inductor.freezing = True
+    yield "torch.compile, static, frozen", by_torch(torch.compile(encoder, dynamic=False))
+    yield "AOTInductor, dynamic, frozen", by_torch(ahead_of_time(encoder, folder))
+
+
+def by_onnx(encoder: Encoder, folder: Path, ids: Any, mask: Any, dtype: str) -> Iterator[tuple[str, Run]]:
+    """Those that read ONNX."""
+    path = folder / "model.onnx"
+    export_encoder(encoder, path, ties={})
+    if dtype == "fp32":
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        given = {"INPUT__0": ids, "INPUT__1": mask}
+        yield "ONNX Runtime", lambda: torch.from_numpy(session.run(None, given)[0])
+    if find_spec("openvino"):
+        import openvino
+
+        precision = {"fp32": "f32", "bf16": "bf16"}[dtype]
+        hints: dict[str, Any] = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "NUM_STREAMS": 1}
+        hints["INFERENCE_PRECISION_HINT"] = precision
+        compiled = openvino.Core().compile_model(str(path), "CPU", hints)
+        yield "OpenVINO", lambda: torch.from_numpy(np.array(compiled([ids, mask])[0]))
+
+
+def ahead_of_time(encoder: Encoder, folder: Path) -> Callable[..., torch.Tensor]:
+    """The encoder as a package of compiled code, for every batch size and width."""
+    from torch.export import Dim, export
+
+    axes = {0: Dim("rows", min=1, max=512), 1: Dim("width", min=2, max=512)}
+    example = torch.ones(4, 24, dtype=torch.int64)
+    with torch.no_grad():
+        program = export(encoder, (example, example), dynamic_shapes={"ids": axes, "mask": axes}, strict=False)
+    path = torch._inductor.aoti_compile_and_package(
+        program, package_path=str(folder / "model.pt2"), inductor_configs={"freezing": True}
+    )
+    return torch._inductor.aoti_load_package(path)
+
+
+SHAPES = ((4096, 4096, 4096), (3584, 1024, 4096))
+
+
+def matrix_rate(shape: tuple[int, int, int], dtype: str) -> float:
+    """TFLOP a second of a matrix product, the best of five."""
+    rows, inner, columns = shape
+    kind = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
+    left, right = torch.randn(rows, inner).to(kind), torch.randn(inner, columns).to(kind)
+    seconds = []
+    for _ in range(6):
+        start = time.perf_counter()
+        torch.mm(left, right)
+        seconds.append(time.perf_counter() - start)
+    return 2 * rows * inner * columns / min(seconds[1:]) / 1e12
+
+
+def versions() -> Iterator[tuple[str, str]]:
+    """Of the libraries that are installed."""
+    for name in LIBRARIES:
+        try:
+            yield name, version(name)
+        except PackageNotFoundError:
+            yield name, "not installed"
+
+
+if __name__ == "__main__":
+    typer.run(main)
