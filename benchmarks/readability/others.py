@@ -103,7 +103,8 @@ def _process(script: str, settings: Mapping[str, Any]) -> Iterator[tuple[subproc
     path = Path(__file__).with_name(script)
     environment = find_runtime().environment()  # PyTriton's stub, too, needs libpython on LD_LIBRARY_PATH
     environment |= {"OMP_NUM_THREADS": str(settings["threads"]), "TRANSFORMERS_VERBOSITY": "error"}
-    with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
+    with tempfile.TemporaryDirectory(prefix="shoal-", ignore_cleanup_errors=True) as folder:
+        environment["PYTRITON_HOME"] = folder  # it leaves a copy of its server there when it is ended
         log = Path(folder) / "log"
         with log.open("wb") as file:
             process = subprocess.Popen(
@@ -118,7 +119,7 @@ def _process(script: str, settings: Mapping[str, Any]) -> Iterator[tuple[subproc
                 os.killpg(process.pid, signal.SIGCONT)
             process.terminate()
             with suppress(subprocess.TimeoutExpired):
-                process.wait(20)
+                process.wait(10)
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # what it started and left behind
             process.wait()
