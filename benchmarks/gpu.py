@@ -38,6 +38,7 @@ from shoal.training.corpus import Corpus, find_corpus
 from shoal.training.encoder import Candidates, Encoder
 from shoal.training.export import export_encoder
 from shoal.training.fit import EncoderSettings, Training
+from shoal.training.report import REPORT
 from shoal.training.train import Preset, train
 
 ENSEMBLE = "ensemble_all"
@@ -101,6 +102,9 @@ def make_artifacts(corpus: Corpus, out: Path, *, layers: int, hidden: int) -> No
     trunk = BertModel(config, add_pooling_layer=False)
     encoder = Encoder(trunk, torch.nn.Linear(hidden, 1)).eval()
     export_encoder(encoder, out / "model.pt", ties={"vocab.txt": sha256(out / "vocab.txt")})
+    report = json.loads((out / REPORT).read_text(encoding="utf-8"))
+    report["files"]["model.pt"] = sha256(out / "model.pt")  # compose takes no file that is not what the report says
+    (out / REPORT).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 def compare(
