@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -15,9 +17,10 @@ from hypothesis import strategies as st
 from shoal.component import memo
 from shoal.component.bundle import Bundle
 from shoal.component.features import TokenCoder
-from shoal.component.lexicon import BasicTokenizer, Codes, Lexicon, is_word
+from shoal.component.lexicon import BasicTokenizer, Codes, Lexicon, TokenCodes, is_word
 from shoal.component.memo import Find, Memo, Rows
 from shoal.component.ragged import Cut, Ragged, to_texts
+from shoal.component.tallies import Tallies
 from shoal.component.tensors import Device
 from shoal.component.wordpiece import WordPiece
 
@@ -51,10 +54,10 @@ def test_basic_tokens_are_those_of_the_whole_text(text: str) -> None:
 
 
 def test_ascii_is_split_as_berts_pre_tokenizer_does() -> None:
-    tokenize, codes = BasicTokenizer(), Codes(["a"])
+    tokenize, split = BasicTokenizer(), TokenCodes(["a"]).split
     characters = list(map(chr, range(128)))
     for text in [*characters, *(f"aB{c}{d}3 x" for c in characters for d in characters)]:
-        assert codes._split(text) == tokenize(text)
+        assert split(text) == tokenize(text)
 
 
 @given(st.lists(TEXTS, max_size=6), st.lists(TEXTS, max_size=6))
@@ -147,6 +150,18 @@ def test_words_that_came_again_are_kept(monkeypatch: pytest.MonkeyPatch) -> None
             == expected[0]
         )
     assert all(asked.count(word) == 1 for word in usual)
+
+
+def test_what_is_forgotten_is_freed_at_once(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memo, "MOST_WORDS", 10)
+    kept, stores = Memo(Tallies(Lexicon.build(bundle.stop_words, [*bundle.frequent], Device()))), []
+    gc.disable()  # it would hide a store that holds itself
+    try:
+        for start in range(0, 100, 10):
+            stores.append(weakref.ref(kept(to_texts([f"w{n}" for n in range(start, start + 10)]))[1]))
+        assert len({id(store()) for store in stores if store()}) == 1
+    finally:
+        gc.enable()
 
 
 @given(st.lists(st.lists(TEXTS, max_size=4), max_size=8))

@@ -78,6 +78,32 @@ class Lexicon:
         )
 
 
+class TokenCodes:
+    """The code of each token of words: its place among the listed, or the next number for a word of its own, or -1."""
+
+    def __init__(self, listed: Sequence[str]) -> None:
+        self.codes = {token: code for code, token in enumerate(listed)}
+        self._tokenize = BasicTokenizer()
+
+    def __call__(self, words: list[str]) -> list[list[int]]:
+        """The codes of each word's tokens."""
+        return [[self._code(token) for token in self.split(word)] for word in words]
+
+    def split(self, word: str) -> list[str]:
+        """Basic tokens; of printable ASCII by what BERT's rules come to there, which takes a tenth of the time."""
+        if word.isascii() and word.isprintable():
+            return _ASCII_TOKEN.findall(word.lower())
+        return self._tokenize(word)
+
+    def _code(self, token: str) -> int:
+        code = self.codes.get(token)
+        if code is None:
+            if not is_word(token):
+                return -1
+            code = self.codes[token] = len(self.codes)
+        return code
+
+
 class Codes(Rows):
     """The codes of each word's tokens, for a ``Memo``.
 
@@ -85,40 +111,23 @@ class Codes(Rows):
     """
 
     def __init__(self, tokens: Sequence[str]) -> None:
-        super().__init__(self._find_codes)
-        self._listed = tokens
-        self._codes = {token: code for code, token in enumerate(tokens)}
-        self._tokenize = BasicTokenizer()
+        # An object of its own: a store that held its own method would wait for Python's collector, long after it was
+        # forgotten.
+        self._listed, self._tokens = tokens, TokenCodes(tokens)
+        super().__init__(self._tokens)
 
     @property
     def num_codes(self) -> int:
         """One more than the greatest code."""
-        return len(self._codes)
-
-    def _find_codes(self, words: list[str]) -> list[list[int]]:
-        return [[self._code(token) for token in self._split(word)] for word in words]
-
-    def _split(self, word: str) -> list[str]:
-        """Basic tokens; of printable ASCII by what BERT's rules come to there, which takes a tenth of the time."""
-        if word.isascii() and word.isprintable():
-            return _ASCII_TOKEN.findall(word.lower())
-        return self._tokenize(word)
-
-    def _code(self, token: str) -> int:
-        code = self._codes.get(token)
-        if code is None:
-            if not is_word(token):
-                return -1
-            code = self._codes[token] = len(self._codes)
-        return code
+        return len(self._tokens.codes)
 
     def keep(self, places: Places) -> Self:
         """A store of its own with only these places; tokens that stand at none of them are forgotten."""
         counts, codes = self.take(places)
         kept, known = type(self)(self._listed), len(self._listed)
-        tokens, numbers = list(self._codes), np.arange(len(self._codes))
+        tokens, numbers = list(self._tokens.codes), np.arange(self.num_codes)
         own: NDArray[np.int64] = np.unique(codes[codes >= known])
         numbers[own] = known + np.arange(len(own))
-        kept._codes.update(zip((tokens[code] for code in own.tolist()), numbers[own].tolist(), strict=True))
+        kept._tokens.codes.update(zip((tokens[code] for code in own.tolist()), numbers[own].tolist(), strict=True))
         kept.extend(counts, np.where(codes < 0, -1, numbers[codes]))
         return kept
