@@ -160,9 +160,8 @@ def test_backends_that_are_not_known_are_named(repository: Path, tmp_path: Path)
     shutil.copytree(repository / "cuml", tmp_path / "cuml")
     config = tmp_path / "cuml" / "config.pbtxt"
     config.write_text(config.read_text(encoding="utf-8").replace('"fil"', '"magic"'), encoding="utf-8")
-    with pytest.raises(
-        ArtifactError, match=r"Model cuml has no model\.py for backend 'magic'\. Known: python, fil, pytorch"
-    ):
+    known = "python, fil, onnxruntime, pytorch"
+    with pytest.raises(ArtifactError, match=rf"Model cuml has no model\.py for backend 'magic'\. Known: {known}"):
         Pipeline.load(tmp_path / "cuml")
 
 
