@@ -46,6 +46,9 @@ def test_arrivals_wait_for_nobody() -> None:
     again = open_loop(lambda _: 1, rate=100, seconds=0.5, seed=1, most_callers=4)
     assert len(again.latencies) == len(load.latencies)  # the same arrivals
     assert again.percentile(50) < load.percentile(50)
+    assert (
+        len(open_loop(lambda _: 1, rate=100, seconds=0.5, seed=None, most_callers=4).latencies) == 50
+    )  # evenly spaced
 
 
 def test_an_error_ends_the_load() -> None:

@@ -71,11 +71,12 @@ def _count(requests: list[_Request], begin: float, end: float) -> Load:
     return Load(rows / (end - begin), np.array([r.end - r.start for r in answered]))
 
 
-def open_loop(send: Send, *, rate: float, seconds: float, seed: int, most_callers: int) -> Load:
+def open_loop(send: Send, *, rate: float, seconds: float, seed: int | None, most_callers: int) -> Load:
     """Requests that arrive at random, ``rate`` a second (a Poisson process), whether or not the last is answered.
 
-    A latency is measured from the scheduled arrival: a request that waits for one of ``most_callers`` callers waits as
-    its user would. The same ``seed`` gives the same arrivals. All that arrive within ``seconds`` count.
+    Without a ``seed`` they arrive evenly spaced, as those of perf_analyzer do by default. A latency is measured from the
+    scheduled arrival: a request that waits for one of ``most_callers`` callers waits as its user would. The same
+    ``seed`` gives the same arrivals. All that arrive within ``seconds`` count.
 
     Raises:
         InputError: there is no caller, no time, or no rate.
@@ -100,8 +101,10 @@ def open_loop(send: Send, *, rate: float, seconds: float, seed: int, most_caller
     return Load(sum(r.rows for r in requests) / spent, np.array([r.end - r.start for r in requests]))
 
 
-def _arrivals(rate: float, seconds: float, seed: int) -> list[float]:
+def _arrivals(rate: float, seconds: float, seed: int | None) -> list[float]:
     """Seconds from the beginning; at least one arrival."""
+    if seed is None:
+        return [number / rate for number in range(max(1, int(rate * seconds)))]
     draw = np.random.default_rng(seed)
     gaps = draw.exponential(1 / rate, int(rate * seconds + 10 * (rate * seconds) ** 0.5) + 10)
     times = np.cumsum(gaps)

@@ -27,13 +27,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Settings:
-    """How a measurement is done: seconds of each load, after ``warm_seconds``; ``seed`` is that of random arrivals."""
+    """How a measurement is done: seconds of each load, after ``warm_seconds``.
+
+    ``seed`` is that of random arrivals; None lets requests arrive evenly spaced.
+    """
 
     protocol: str = "grpc"
     seconds: float = 4.0
     warm_seconds: float = 1.0
     repeats: int = 3
-    seed: int = 0
+    seed: int | None = 0
 
 
 class Running:
@@ -62,7 +65,7 @@ class Running:
         )  # fmt: skip
 
     def arrive(self, rate: float) -> Figures:
-        """What it does with requests of one row that arrive at random, ``rate`` a second."""
+        """What it does with requests of one row that arrive by themselves, ``rate`` a second."""
         settings = self._settings
         self.sender.connect(MOST_CALLERS)
         return self._watch(

@@ -44,6 +44,7 @@ def bench(
         typer.Option("--load", help="Also single rows that arrive at random, at this share of the best rate: 0.7."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the random arrivals.")] = 0,
+    even: Annotated[bool, typer.Option("--even", help="Arrivals evenly spaced, not at random.")] = False,
     perf_analyzer: Annotated[
         Path | None, typer.Option(help="NVIDIA's perf_analyzer: also measure with it, and compare.")
     ] = None,
@@ -65,7 +66,7 @@ def bench(
 
     times = (1.0, 0.3, 2) if is_quick else (4.0, 1.0, 3)
     wanted = Wanted(
-        Settings(protocol, seconds or times[0], times[1], repeats or times[2], seed),
+        Settings(protocol, seconds or times[0], times[1], repeats or times[2], None if even else seed),
         _parse_numbers(batches, "--batches", "1,8,64"),
         QUICK if is_quick else BATCHES,
         _parse_numbers(callers, "--callers", "1,16"),
