@@ -74,7 +74,7 @@ def _count(requests: list[_Request], begin: float, end: float) -> Load:
 def open_loop(send: Send, *, rate: float, seconds: float, seed: int | None, most_callers: int) -> Load:
     """Requests that arrive at random, ``rate`` a second (a Poisson process), whether or not the last is answered.
 
-    Without a ``seed`` they arrive evenly spaced, as those of perf_analyzer do by default. A latency is measured from the
+    Without a ``seed`` they arrive evenly spaced, as perf_analyzer's do by default. A latency is measured from the
     scheduled arrival: a request that waits for one of ``most_callers`` callers waits as its user would. The same
     ``seed`` gives the same arrivals. All that arrive within ``seconds`` count.
 
