@@ -29,8 +29,9 @@ QUEUE = Rule(
     "A queue that requests enter has a limit",
     "Under overload requests wait for ever and memory grows; with a limit the surplus is told at once to come back"
     " (HTTP 503, gRPC UNAVAILABLE). In an ensemble the limit belongs on the first step: what a later one refuses has"
-    " cost the earlier ones their work.",
-    "server, docs/user_guide/model_configuration.md, Queue Policy.",
+    " cost the earlier ones their work. It has a price: with a limit Triton prepares no batch while an instance runs,"
+    " and now and then a lone caller's request waits half a second, or for the next one to wake the queue.",
+    "server, docs/user_guide/model_configuration.md, Queue Policy; core, src/scheduler_utils.cc: SupportPrefetching.",
     "dynamic_batching { }",
     "dynamic_batching { default_queue_policy { max_queue_size: 256 } }",
 )
