@@ -103,8 +103,9 @@ READS = {"asnumpy", "cpu", "get", "item", "numpy", "to_numpy", "to_pylist", "tob
 # Where they are meant: files that know the host alone, and arrays that are there whatever the device.
 HOST_FILES = {"fake_triton.py", "forests.py", "fusing.py", "memo.py", "tallies.py", "tensors.py"}
 HOST_ONLY = {
-    ("ragged.py", "strings", "tobytes"), ("ragged.py", "strings", "tolist"),  # decodes texts that were never sent up
-    ("ragged.py", "_rows", "tolist"),  # as above
+    # texts that were never sent up, and what is known of their words
+    ("ragged.py", "_rows", "tobytes"), ("ragged.py", "_rows", "tolist"), ("ragged.py", "words", "tolist"),
+    ("lexicon.py", "keep", "tolist"),
     ("self_test.py", "_strings_survive", "item"),
 }  # fmt: skip
 
