@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.planted import BATCHING, SENDS, Edit, Plant
+from tests.planted import BATCHING, MODEL, SENDS, Edit, Plant, config
 
 FIRST = "first/config.pbtxt"
 QUEUE = "default_queue_policy { max_queue_size: 64 }"
@@ -245,7 +245,14 @@ PLANTS = (
         {"all/config.pbtxt": ("size: 8", "size: 1")},
     ),
     Plant("batches without batching", "no-dynamic-batching", FIRST, "max_batch_size", first(BATCHING, "")),
-    Plant("a queue without end", "queue-without-limit", FIRST, "dynamic_batching", first(QUEUE, "")),
+    Plant(
+        "a queue without end",
+        "queue-without-limit",
+        "alone/config.pbtxt",
+        "dynamic_batching",
+        {"alone/config.pbtxt": (QUEUE, "")},
+        {"alone/config.pbtxt": config("alone"), "alone/1/model.py": MODEL},
+    ),
     Plant(
         "rows end to end",
         "ragged-without-borders",

@@ -21,7 +21,7 @@ from tests.planted import Plant, config
 
 CLEAN = Plant("", "", "", "", {})
 ONE_ERROR = Plant("", "", "", "", {"first/config.pbtxt": ("dims: [ 4 ]", "dims: [ 0 ]")})
-ONE_WARNING = Plant("", "", "", "", {"first/config.pbtxt": ("max_queue_size: 64", "")})
+ONE_WARNING = Plant("", "", "", "", {"first/config.pbtxt": ("instance_group [ { kind: KIND_CPU } ]", "")})
 
 
 @pytest.fixture
@@ -62,12 +62,12 @@ def test_json(here: Path) -> None:
     assert (told["errors"], told["warnings"]) == (0, 1)
     (finding,) = told["findings"]
     assert finding == {
-        "rule": "queue-without-limit",
+        "rule": "kind-left-open",
         "severity": "warning",
         "file": str(here / "r" / "first" / "config.pbtxt"),
-        "line": 6,
-        "what": "The queue of first has no limit.",
-        "fix": "Add default_queue_policy { max_queue_size: 256 } to its dynamic_batching.",
+        "line": 1,
+        "what": "first does not say where it runs.",
+        "fix": "Add instance_group [ { kind: KIND_CPU } ], or KIND_GPU with the gpus it may use.",
     }
 
 
@@ -113,8 +113,7 @@ def test_shoals_own_leaf_folders(here: Path) -> None:
 def test_shoals_own_repositories(artifacts: Path, tmp_path: Path, placement: str, target: str) -> None:
     plan = Plan(placement, target)
     findings = shoal.check(compose("ensemble_all", tmp_path / "r", artifacts=artifacts, plan=plan))
-    # There two steps side by side are entered first: before 26.03 a full queue of one hangs the ensemble (core 466).
-    assert {finding.rule.id for finding in findings} == ({"queue-without-limit"} if placement == "hybrid" else set())
+    assert findings == []
 
 
 def test_compose_puts_nothing_erroneous_in_place(artifacts: Path, tmp_path: Path) -> None:

@@ -26,11 +26,11 @@ NO_BATCHING = Rule(
 QUEUE = Rule(
     "queue-without-limit",
     Severity.WARNING,
-    "A queue that requests enter has a limit",
+    "The queue of a model that is asked by itself has a limit",
     "Under overload requests wait for ever and memory grows; with a limit the surplus is told at once to come back"
-    " (HTTP 503, gRPC UNAVAILABLE). In an ensemble the limit belongs on the first step: what a later one refuses has"
-    " cost the earlier ones their work. It has a price: with a limit Triton prepares no batch while an instance runs,"
-    " and now and then a lone caller's request waits half a second, or for the next one to wake the queue.",
+    " (HTTP 503, gRPC UNAVAILABLE). An ensemble's steps are not meant: requests pile up before the slowest of them,"
+    " while a limit on a quick one bounds nothing and costs time, since with it Triton prepares no batch while an"
+    " instance runs, and a request that comes too early waits for the next one, or half a second.",
     "server, docs/user_guide/model_configuration.md, Queue Policy; core, src/scheduler_utils.cc: SupportPrefetching.",
     "dynamic_batching { }",
     "dynamic_batching { default_queue_policy { max_queue_size: 256 } }",
@@ -81,7 +81,7 @@ def find(model: Model, repository: Repository) -> Findings:
                 f"{model.name} takes up to {message.max_batch_size} rows, and gets one request at a time.",
                 "Add dynamic_batching { default_queue_policy { max_queue_size: 256 } }",
             )
-    elif message.HasField("dynamic_batching") and _is_entered(model, repository):
+    elif message.HasField("dynamic_batching") and not _is_step(model, repository):
         policies = [message.dynamic_batching.default_queue_policy]
         if not any(policy.max_queue_size for policy in policies):
             yield QUEUE.at(
@@ -100,19 +100,10 @@ def find(model: Model, repository: Repository) -> Findings:
         )
 
 
-def _is_entered(model: Model, repository: Repository) -> bool:
-    """Whether requests come to it from outside: it is no ensemble's step, or waits for none that is."""
-    is_step = False
-    for other in repository.known.values():
-        if other.message is None:
-            continue
-        own = {tensor.name for tensor in other.message.input}
-        for step in other.message.ensemble_scheduling.step:
-            if step.model_name == model.name:
-                is_step = True
-                if own >= set(step.input_map.values()):
-                    return True
-    return not is_step
+def _is_step(model: Model, repository: Repository) -> bool:
+    """Whether an ensemble calls it."""
+    messages = (other.message for other in repository.known.values() if other.message is not None)
+    return any(step.model_name == model.name for message in messages for step in message.ensemble_scheduling.step)
 
 
 def _ragged(model: Model) -> Findings:
