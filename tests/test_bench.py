@@ -209,7 +209,7 @@ def test_the_command(forest: Path, hybrid_forest: Path, tmp_path: Path, monkeypa
         "Latency of one caller",
         "Throughput by rows",
         "Steps of hybrid",
-        "arrive at random",
+        "arrive by themselves",
         "The step to look",
     ):
         assert words in printed

@@ -28,7 +28,7 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 class Wanted:
     """What to measure; without ``batches``, those of ``usual`` that the pipeline takes, and ``callers`` by size.
 
-    ``share`` of the best rate of single rows is offered at random, unless it is None.
+    ``share`` of the best rate of single rows is offered by arrivals of their own, unless it is None.
     """
 
     settings: Settings = field(default_factory=Settings)

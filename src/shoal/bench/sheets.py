@@ -96,7 +96,7 @@ def _arrivals(record: Record) -> Sheet:
         )
         for a in record["arrivals"]
     )
-    return Sheet("Single rows that arrive at random", columns, tuple(rows))
+    return Sheet("Single rows that arrive by themselves", columns, tuple(rows))
 
 
 def shown_loads(record: Record, label: str) -> list[Mapping[str, Any]]:
