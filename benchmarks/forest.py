@@ -4,7 +4,7 @@
 
 The forest is the published recipe's, 100 trees of depth 16 on 207 features, grown on the CLEAR corpus where
 SHOAL_DATA_DIR names its folder, else on shoal's own passages (whose trees are small). Rows are features of real texts.
-Engines take turns at every batch size; those that are not installed are left out (ONNX Runtime: `shoal[bench]`,
+Engines take turns at every batch size; those that are not installed are left out (ONNX Runtime: `shoal[serve]`,
 nvForest: `shoal[gpu]`). Exactness stands beside speed: the greatest difference to scikit-learn, which adds up in FP64.
 It does not show several threads, GPUs or other forests. The result, with hardware and versions, goes to
 benchmarks/results/forest-DATE.json.
@@ -26,6 +26,7 @@ import numpy as np
 import typer
 from threadpoolctl import threadpool_limits
 
+from shoal.component.forests import load_forest
 from shoal.machine import describe_machine
 from shoal.training.corpus import find_corpus
 from shoal.training.forest import export_forest, fit_bundle, forest_inputs, train_forest
@@ -48,7 +49,7 @@ def main(seconds: float = 0.5, rounds: int = 7, results: Path = RESULTS) -> None
         export_forest(forest, rows, checkpoint, bundle_sha256="")
         engines = {"scikit-learn": forest.predict, "treelite": treelite_engine(checkpoint)}
         if importlib.util.find_spec("onnxruntime") and importlib.util.find_spec("onnx"):
-            engines["onnxruntime"] = onnx_engine(forest, rows.shape[1])
+            engines["onnxruntime"] = onnx_engine(checkpoint)
         if importlib.util.find_spec("nvforest"):
             engines["nvforest"] = nvforest_engine(checkpoint)
         with threadpool_limits(1):  # of the OpenMP that the engines have loaded
@@ -102,7 +103,7 @@ def _time(predict: Predict, rows: Any, batch: int, seconds: float) -> float:
 
 
 def describe(batch: int, turns: list[dict[str, float]], name: str) -> dict[str, float]:
-    """Of one engine at one batch size; Treelite is what shoal serves on the host."""
+    """Of one engine at one batch size."""
     microseconds = float(np.median([turn[name] for turn in turns]))
     return {
         "us_a_call": round(microseconds, 2),
@@ -125,7 +126,7 @@ def to_markdown(result: dict[str, Any]) -> str:
 
 
 def treelite_engine(checkpoint: Path) -> Predict:
-    """As shoal's backend calls it."""
+    """As shoal's backend calls it where ONNX Runtime is not installed."""
     import treelite
 
     model = treelite.Model.deserialize(str(checkpoint))
@@ -140,61 +141,10 @@ def nvforest_engine(checkpoint: Path) -> Predict:
     return lambda rows: np.asarray(forest.predict(rows)).reshape(-1)
 
 
-def onnx_engine(forest: Any, num_features: int) -> Predict:
-    """ONNX Runtime on the forest as one TreeEnsembleRegressor."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    session = onnxruntime.InferenceSession(
-        to_onnx(forest, num_features).SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    return lambda rows: session.run(None, {"rows": rows})[0].reshape(-1)
-
-
-def to_onnx(forest: Any, num_features: int) -> Any:
-    """scikit-learn's forest in ONNX's terms (operator set ai.onnx.ml 1), in single precision.
-
-    Thresholds are rounded down to FP32: features are FP32, so ``x <= threshold`` says the same after. Leaves hold their
-    share of the mean.
-    """
-    from onnx import TensorProto, helper
-
-    nodes: dict[str, list[Any]] = {
-        name: [] for name in ("treeids", "nodeids", "featureids", "modes", "values", "true", "false")
-    }
-    leaves: dict[str, list[Any]] = {name: [] for name in ("treeids", "nodeids", "weights")}
-    for number, estimator in enumerate(forest.estimators_):
-        tree = estimator.tree_
-        is_leaf = tree.children_left < 0
-        count = np.arange(tree.node_count)
-        nodes["treeids"] += [number] * tree.node_count
-        nodes["nodeids"] += count.tolist()
-        nodes["featureids"] += np.where(is_leaf, 0, tree.feature).tolist()
-        nodes["modes"] += np.where(is_leaf, "LEAF", "BRANCH_LEQ").tolist()
-        nodes["values"] += np.where(is_leaf, 0, round_down(tree.threshold)).tolist()
-        nodes["true"] += np.where(is_leaf, 0, tree.children_left).tolist()
-        nodes["false"] += np.where(is_leaf, 0, tree.children_right).tolist()
-        leaves["treeids"] += [number] * int(is_leaf.sum())
-        leaves["nodeids"] += count[is_leaf].tolist()
-        leaves["weights"] += (tree.value[is_leaf, 0, 0] / len(forest.estimators_)).tolist()
-    node = helper.make_node(
-        "TreeEnsembleRegressor", ["rows"], ["scores"], domain="ai.onnx.ml", n_targets=1, post_transform="NONE",
-        nodes_treeids=nodes["treeids"], nodes_nodeids=nodes["nodeids"], nodes_featureids=nodes["featureids"],
-        nodes_modes=nodes["modes"], nodes_values=nodes["values"], nodes_truenodeids=nodes["true"],
-        nodes_falsenodeids=nodes["false"], target_treeids=leaves["treeids"], target_nodeids=leaves["nodeids"],
-        target_ids=[0] * len(leaves["weights"]), target_weights=leaves["weights"],
-    )  # fmt: skip
-    inputs = [helper.make_tensor_value_info("rows", TensorProto.FLOAT, [None, num_features])]
-    outputs = [helper.make_tensor_value_info("scores", TensorProto.FLOAT, [None, 1])]
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 1)]
-    return helper.make_model(helper.make_graph([node], "forest", inputs, outputs), opset_imports=opsets, ir_version=8)
-
-
-def round_down(thresholds: Any) -> Any:
-    """The greatest FP32 number that is not above each."""
-    rounded = thresholds.astype(np.float32)
-    return np.where(rounded > thresholds, np.nextafter(rounded, np.float32(-np.inf)), rounded)
+def onnx_engine(checkpoint: Path) -> Predict:
+    """What shoal's backend serves where ONNX Runtime is installed."""
+    predict = load_forest(checkpoint)
+    return lambda rows: predict(rows).reshape(-1)
 
 
 def _version(name: str) -> str:

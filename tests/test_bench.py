@@ -26,7 +26,6 @@ from shoal.bench.perf_analyzer import PerfAnalyzer, read_output
 from shoal.bench.run import write
 from shoal.bench.target import find_targets
 from shoal.bench.tokens import count_tokens, try_to_count
-from shoal.bench.usage import find_server
 from shoal.component.spec import ModelSpec, TensorSpec
 from shoal.errors import ArtifactError, InputError, SetupError, ShoalError
 from shoal.machine import describe_machine
@@ -181,11 +180,6 @@ def test_the_machine() -> None:
     assert machine["memory_gib"] > 0
     assert isinstance(machine["flags"], str)
     json.dumps(machine)
-
-
-def test_a_server_that_is_not_ours() -> None:
-    with pytest.raises(SetupError, match=r"127\.0\.0\.1:9 is none of this process's children"):
-        find_server("127.0.0.1:9")
 
 
 # --- the command -------------------------------------------------------------------------------------------------

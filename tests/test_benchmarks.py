@@ -97,11 +97,3 @@ def test_summary_of_a_record(load: Any) -> None:
     assert "| 16 callers of single texts: shoal, served | 8 | 101 | 202 | 2 | 480 |" in lines
     assert "| batch, rows_per_s: shoal, served / recipe | 1.6 | 0.6 | 1.8 | more |" in lines
     assert "| encoder / best matrix rate | 0.75 |" in lines
-
-
-def test_thresholds_are_rounded_down(load: Any) -> None:
-    thresholds = np.array([0.1, -0.1, 0.5, 1e-50, -2.0])
-    rounded = load("forest").round_down(thresholds)
-    assert rounded.dtype == np.float32
-    assert (rounded <= thresholds).all()
-    assert (np.nextafter(rounded, np.float32(np.inf)) > thresholds).all()

@@ -15,8 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shoal.component.bundle import Bundle
-from shoal.component.features import BasicTokenizer, Features
+from shoal.component.features import Features
 from shoal.component.ledger import EXACT_ROWS
+from shoal.component.lexicon import BasicTokenizer
 from shoal.component.ragged import Texts, to_texts
 from shoal.component.reader import DeviceReader, Reader, Reading
 from shoal.component.tensors import Array, Device

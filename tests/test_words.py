@@ -8,15 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.component.features import (
-    BasicTokenizer,
-    DeviceCoder,
-    Lexicon,
-    TokenCoder,
-    count_features,
-    is_word,
-    normalise,
-)
+from shoal.component.features import DeviceCoder, TokenCoder, count_features, normalise
+from shoal.component.lexicon import BasicTokenizer, Lexicon, is_word
 from shoal.component.ragged import Texts, to_texts
 from shoal.component.reader import Reading, _merge
 from shoal.component.routing import Routing

@@ -9,6 +9,7 @@ from typing import Any
 
 # What decides how fast an encoder's arithmetic is on a CPU: tiles and dot products in BF16 and INT8, vector width.
 FLAGS = ("amx_bf16", "amx_int8", "avx512_bf16", "avx512_vnni", "avx512f", "avx2", "avx_vnni", "bf16")
+BF16_FLAGS = ("amx_bf16", "avx512_bf16", "bf16")  # those that compute in BF16
 _CPUS, _MEMORY = Path("/proc/cpuinfo"), Path("/proc/meminfo")
 _GPUS = Path("/proc/driver/nvidia/gpus")
 
@@ -38,7 +39,7 @@ def describe_machine() -> dict[str, Any]:
 
 def computes_bf16() -> bool:
     """Whether the processor has instructions for BF16; without them it is emulated, and slower than FP32."""
-    return not {"amx_bf16", "avx512_bf16"}.isdisjoint(describe_machine()["flags"].split())
+    return not set(BF16_FLAGS).isdisjoint(describe_machine()["flags"].split())
 
 
 def _memory_gib() -> float:

@@ -9,6 +9,7 @@ from shoal.bench.case import ALONE, IDLE, LARGE_SHARE, Advice, Case
 from shoal.bench.figures import Cell, Figures
 from shoal.bench.lines import add_instances, allow_batching
 from shoal.bench.steps import StepFigures
+from shoal.machine import BF16_FLAGS
 from shoal.repository.pbtxt import ModelConfig
 
 BUSY = 0.85  # of the time: an instance that runs so much is what requests wait for
@@ -16,7 +17,6 @@ SATURATED = 0.9  # of all cores' time
 GAIN = 1.2  # a rate so many times another is worth a change
 FULL = 0.95  # of the best rate: what reaches it is as good
 COMPUTING = 0.2  # of its run on a core: a step that is there less waits for something else than the processor
-BF16_FLAGS = ("amx_bf16", "avx512_bf16", "bf16")
 
 
 def advise(case: Case) -> list[Advice]:

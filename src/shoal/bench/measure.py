@@ -15,7 +15,7 @@ from shoal.bench.inputs import Inputs
 from shoal.bench.load import Load, closed_loop, open_loop
 from shoal.bench.steps import difference, read_counters, summarise_step
 from shoal.bench.target import Sender, Target
-from shoal.bench.usage import find_server, read_usage
+from shoal.bench.usage import read_usage
 from shoal.errors import ServerError
 from shoal.progress import OnProgress
 from shoal.serving.server import Server, serve
@@ -46,7 +46,7 @@ class Running:
         self.target, self._settings = target, settings
         self.server: Server = held.enter_context(serve(target.repository))
         self.sender = Sender(target, self.server, inputs, settings.protocol, held)
-        self._process = find_server(self.server.grpc_url)
+        self._process = self.server.pid
         self._steps = target.steps()
 
     def warm(self, batch: int) -> None:

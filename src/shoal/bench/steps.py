@@ -31,6 +31,9 @@ class Counters:
     output_ns: int = 0
     busy_ns: int = 0
 
+    def __add__(self, other: Counters) -> Counters:
+        return Counters(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
     def __sub__(self, before: Counters) -> Counters:
         return Counters(*(getattr(self, f.name) - getattr(before, f.name) for f in fields(self)))
 
@@ -77,7 +80,7 @@ def read_counters(server: Server) -> dict[str, Counters]:
             raise ServerError(f"Triton gave no statistics: {error.details()}.", server.cause()) from None
     found: dict[str, Counters] = {}
     for entry in reply.model_stats:
-        found[entry.name] = _counters(entry) - (Counters() - found.get(entry.name, Counters()))
+        found[entry.name] = _counters(entry) + found.get(entry.name, Counters())
     return found
 
 

@@ -8,11 +8,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.errors import SetupError
-
 _PROC = Path("/proc")
 _TICKS = os.sysconf("SC_CLK_TCK")  # a second
-_PARENT, _SESSION, _USER, _SYSTEM = 1, 3, 11, 12  # fields of stat behind the name
+_SESSION, _USER, _SYSTEM = 3, 11, 12  # fields of stat behind the name
 _BUSY = (1, 2, 3, 6, 7, 8)  # of a core: user, nice, system, irq, softirq, steal
 
 
@@ -32,19 +30,6 @@ class Usage:
     def __sub__(self, before: Usage) -> Usage:
         models = {name: seconds - before.models.get(name, 0.0) for name, seconds in self.models.items()}
         return Usage(self.server - before.server, self.client - before.client, self.cores - before.cores, models)
-
-
-def find_server(grpc_url: str) -> int:
-    """The process id of the Triton that this process started for that address; its stubs are of its session.
-
-    Raises:
-        SetupError: there is none.
-    """
-    flag = f"--grpc-port={grpc_url.rpartition(':')[2]}"
-    for pid, stat in _processes():
-        if int(stat[_PARENT]) == os.getpid() and flag in _arguments(pid):
-            return pid
-    raise SetupError(f"The server at {grpc_url} is none of this process's children.", "Start it with shoal.serve().")
 
 
 def read_usage(server: int) -> Usage:

@@ -14,14 +14,12 @@ from array_api_compat import device as device_of
 
 from shoal.component.bundle import NUM_LISTED, Bundle
 from shoal.component.ledger import SETUP
-from shoal.component.lexicon import BasicTokenizer, Codes, Lexicon, is_word
+from shoal.component.lexicon import Codes, Lexicon
 from shoal.component.memo import Memo
 from shoal.component.ragged import Ragged, Texts
 from shoal.component.tallies import Tallies
 from shoal.component.tensors import Array, Device, namespace
 from shoal.component.words import CodePoints, WordList, Words
-
-__all__ = ["BasicTokenizer", "Lexicon", "is_word"]  # whose home is elsewhere
 
 _MOST_CODES = 2**40  # more than a batch, or what is kept of earlier ones, can have
 

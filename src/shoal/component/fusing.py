@@ -26,7 +26,7 @@ TOLERANCES = {"fp32": 1e-4, "bf16": 2e-2}
 Module = Callable[..., Any]
 
 
-def fuse(module: Any, dtype: str) -> Module:
+def fuse(module: Module, dtype: str) -> Module:
     """``module``, a TorchScript module in evaluation mode on the host, frozen and fused; or itself, where it cannot be.
 
     ``dtype`` is what most of it computes in: ``fp32`` or ``bf16``. The first batch is computed both ways; the fused
@@ -35,24 +35,20 @@ def fuse(module: Any, dtype: str) -> Module:
     import torch
 
     if dtype not in TOLERANCES or not torch.backends.mkldnn.is_available():
-        return _as_is(module)
+        return module
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # as all of TorchScript
             frozen = torch.jit.freeze(module)
         graph: Any = frozen.graph
         if not sum(_fuse(graph, node) for node in graph.findAllNodes("aten::linear")):
-            return _as_is(module)
+            return module
         torch._C._jit_pass_dce(graph)
         torch._C._jit_pass_lint(graph)
     except RuntimeError as error:
         _log.warning("TorchScript is served as it is; it could not be fused: %s", str(error).splitlines()[0])
-        return _as_is(module)
+        return module
     return _Proving(module, frozen, TOLERANCES[dtype])
-
-
-def _as_is(module: Any) -> Module:
-    return lambda *inputs: module(*inputs)
 
 
 class _Proving:

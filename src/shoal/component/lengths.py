@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.component.spec import ModelSpec
+from shoal.component.tensors import Array, Arrays
+
 MAX_WASTE = 0.02  # of what is computed for a group, for padding
 MIN_TOKENS = 512  # below that a call of its own costs more than the padding it saves
 
@@ -34,6 +37,18 @@ def group(num_tokens: NDArray[np.integer[Any]]) -> list[NDArray[np.intp]]:
             start, used = position, 0
         used += int(num_tokens[row])
     return [*groups, order[start:]] if len(order) else []
+
+
+def run_by_length(
+    spec: ModelSpec, batch: Arrays, call: Callable[[Sequence[Array]], Sequence[Array]], mask: str
+) -> Arrays:
+    """The outputs of ``call``, which takes and gives arrays in the order of ``spec``, rows of like length together.
+
+    ``mask`` names the input that tells how long a row is; without one all rows are run at once.
+    """
+    arrays = [batch[tensor.name] for tensor in spec.inputs]
+    outputs = run_in_groups(call, arrays, lengths(batch[mask])) if mask else call(arrays)
+    return {tensor.name: out for tensor, out in zip(spec.outputs, outputs, strict=True)}
 
 
 def run_in_groups(

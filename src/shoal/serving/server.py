@@ -118,6 +118,11 @@ class Server:
         except (urllib.error.URLError, OSError):
             return False
 
+    @property
+    def pid(self) -> int:
+        """Triton's process; it leads the session that its models' processes are in."""
+        return self._process.pid
+
     def wait(self) -> int:
         """Wait until Triton ends; returns its exit code."""
         return self._process.wait()

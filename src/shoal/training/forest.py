@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from shoal.component.bundle import NUM_LISTED, Bundle
-from shoal.component.features import BasicTokenizer, Features, Lexicon, TokenCoder, count_features, is_word
+from shoal.component.features import Features, TokenCoder, count_features
+from shoal.component.lexicon import BasicTokenizer, Lexicon, is_word
 from shoal.component.ragged import to_texts
 from shoal.component.tensors import Array, Device
 from shoal.component.ties import dump_ties

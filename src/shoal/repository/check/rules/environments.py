@@ -19,6 +19,7 @@ from shoal.environment.targets import EMBEDDED, Target
 from shoal.errors import ArtifactError, SetupError
 from shoal.repository.check.findings import Findings, Place, Rule, Severity
 from shoal.repository.check.reading.models import Model, Repository
+from shoal.repository.placement import PYTHON_BASED_BACKENDS
 
 PARAMETER = "EXECUTION_ENV_PATH"
 VARIABLE = "$$TRITON_MODEL_DIRECTORY"
@@ -115,7 +116,6 @@ RULES = (MISSING, RELATIVE, DOLLAR, OUTSIDE, MISFIT, IGNORED, MISPLACED, NOT_EXE
 
 # Backends of C++: a Python one of the same name is asked for by `runtime`, or found where the library is missing.
 _NATIVE = {"onnxruntime", "tensorrt", "tensorflow", "openvino", "dali", "tensorrtllm", "pytorch", "fil"}
-_REPLACED = {"fil", "onnxruntime", "pytorch"}  # those that the embedded server runs in Python
 _WHOLE_BYTES = 24 * 2**20  # an archive up to this size is read whole, which takes a second at most
 _MOST_RATIO = 20  # bytes unpacked for each one packed: environments have 2 to 5, and a bomb would take minutes
 _PEEK_BYTES = 96 * 2**20  # of what a larger one unpacks to
@@ -141,7 +141,7 @@ def _runs_python(model: Model, repository: Repository) -> bool:
     """Whether a stub runs it; so a backend that is not known is taken to be one of Python."""
     if model.is_ensemble or model.message.runtime.endswith(".py") or model.backend not in _NATIVE:
         return not model.is_ensemble
-    return model.backend in _REPLACED and repository.target is not None and repository.target.is_embedded
+    return model.backend in PYTHON_BASED_BACKENDS and repository.target is not None and repository.target.is_embedded
 
 
 def _find_stubs(model: Model, *, runs_python: bool) -> Findings:

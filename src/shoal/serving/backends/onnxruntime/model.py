@@ -9,7 +9,7 @@ import numpy as np
 from shoal.component.base import Component
 from shoal.component.bundle import refusal
 from shoal.component.context import Context
-from shoal.component.lengths import lengths, run_in_groups
+from shoal.component.lengths import run_by_length
 from shoal.component.tensors import Array, Arrays
 from shoal.errors import SetupError, needs
 
@@ -42,10 +42,7 @@ class Onnx(Component):
         self.mask = context.spec.parameters.get("attention_mask", "")
 
     def run(self, batch: Arrays) -> Arrays:
-        spec = self.context.spec
-        arrays = [batch[tensor.name] for tensor in spec.inputs]
-        outputs = run_in_groups(self.call, arrays, lengths(batch[self.mask])) if self.mask else self.call(arrays)
-        return {tensor.name: out for tensor, out in zip(spec.outputs, outputs, strict=True)}
+        return run_by_length(self.context.spec, batch, self.call, self.mask)
 
     def call(self, arrays: Sequence[Array]) -> list[Array]:
         """The model's outputs for its inputs, in the order of the configuration."""

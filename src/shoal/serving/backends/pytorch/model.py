@@ -12,7 +12,7 @@ from shoal.component.base import Component
 from shoal.component.bundle import refusal
 from shoal.component.context import Context
 from shoal.component.fusing import fuse
-from shoal.component.lengths import lengths, run_in_groups
+from shoal.component.lengths import run_by_length
 from shoal.component.tensors import Array, Arrays
 from shoal.component.ties import check_ties, read_archive
 from shoal.errors import ArtifactError
@@ -51,10 +51,7 @@ class TorchScript(Component):
         self.module = fuse(module, dtype) if context.device.is_host else module
 
     def run(self, batch: Arrays) -> Arrays:
-        spec = self.context.spec
-        arrays = [batch[tensor.name] for tensor in spec.inputs]
-        outputs = run_in_groups(self.call, arrays, lengths(batch[self.mask])) if self.mask else self.call(arrays)
-        return {tensor.name: out for tensor, out in zip(spec.outputs, outputs, strict=True)}
+        return run_by_length(self.context.spec, batch, self.call, self.mask)
 
     def call(self, arrays: Sequence[Array]) -> list[Array]:
         """The module's outputs for its inputs."""
