@@ -40,6 +40,7 @@ bench: .venv-bench/.installed
 	.venv-bench/bin/python benchmarks/engines.py --dtype bf16
 	.venv-bench/bin/python benchmarks/forest.py
 	.venv-bench/bin/python benchmarks/features.py
+	.venv-bench/bin/python benchmarks/readability/growth.py
 
 .venv-bench/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-bench

@@ -15,11 +15,11 @@ import subprocess
 import sys
 import tempfile
 from datetime import datetime
-from importlib.metadata import version
 from pathlib import Path
 
 import typer
-from latency import machine
+
+from shoal.machine import describe_machine, library_versions
 
 sys.path.append(str(Path(__file__).parents[1]))
 from tests.planted import BASE, write
@@ -54,8 +54,8 @@ def main(num: int = 200) -> None:
         turns = [json.loads(subprocess.check_output([sys.executable, "-c", ONCE, name], text=True)) for _ in range(5)]
     result = {
         "date": datetime.now().strftime("%Y-%m-%d"),
-        "machine": machine(),
-        "versions": {package: version(package) for package in ("protobuf", "tritonclient")},
+        "machine": describe_machine(),
+        "versions": library_versions("protobuf", "tritonclient"),
         "models": num,
         "turns": turns,
         "median_check_seconds": statistics.median(turn["check_seconds"] for turn in turns),

@@ -14,13 +14,11 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import statistics
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -32,7 +30,7 @@ import torch
 import typer
 
 from shoal.component.fusing import fuse
-from shoal.machine import describe_machine
+from shoal.machine import computes_bf16, describe_machine, library_versions
 from shoal.training.encoder import Encoder
 from shoal.training.export import export_encoder
 
@@ -42,6 +40,9 @@ Run = Callable[[], torch.Tensor]
 
 def main(layers: int = 4, rows: int = 16, width: int = 224, dtype: str = "fp32", rounds: int = 7) -> None:
     """Measure and record."""
+    if dtype == "bf16" and not computes_bf16():
+        print("This processor emulates BF16: there is nothing to measure.")
+        return
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     warnings.simplefilter("ignore")
     encoder = make_encoder(layers)
@@ -63,8 +64,8 @@ def main(layers: int = 4, rows: int = 16, width: int = 224, dtype: str = "fp32",
     flop = rows * width * layers * (24 * hidden**2 + 4 * width * hidden)
     result = {
         "date": time.strftime("%Y-%m-%d"),
-        "machine": {**describe_machine(), "python": platform.python_version()},
-        "versions": dict(versions()),
+        "machine": describe_machine(),
+        "versions": library_versions(*LIBRARIES),
         "encoder": f"{layers} layers of {hidden}, random weights, {dtype}; {rows} rows of {width} tokens",
         "matrix_tflop_per_s": {str(shape): round(matrix_rate(shape, dtype), 3) for shape in SHAPES},
         "engines": {
@@ -181,15 +182,6 @@ def matrix_rate(shape: tuple[int, int, int], dtype: str) -> float:
         torch.mm(left, right)
         seconds.append(time.perf_counter() - start)
     return 2 * rows * inner * columns / min(seconds[1:]) / 1e12
-
-
-def versions() -> Iterator[tuple[str, str]]:
-    """Of the libraries that are installed."""
-    for name in LIBRARIES:
-        try:
-            yield name, version(name)
-        except PackageNotFoundError:
-            yield name, "not installed"
 
 
 if __name__ == "__main__":

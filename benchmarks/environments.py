@@ -20,18 +20,17 @@ import tempfile
 import time
 from collections.abc import Mapping
 from datetime import datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import typer
-from latency import machine
 
 from shoal import compose, serve
 from shoal.environment.build import Request, build
 from shoal.environment.built import Built
 from shoal.environment.unpack import unpack
+from shoal.machine import describe_machine, library_versions
 from shoal.training.corpus import find_corpus
 from shoal.training.fit import EncoderSettings
 from shoal.training.train import Preset, train
@@ -70,8 +69,8 @@ def main(num: int = 7) -> None:
         medians = {kind: float(np.median(values[1:])) for kind, values in loads.items()}
         result = {
             "date": time.strftime("%Y-%m-%d"),
-            "machine": machine(),
-            "versions": {n: version(n) for n in (*PACKAGES, "py-rattler", "conda-pack", "nvidia-pytriton")},
+            "machine": describe_machine(),
+            "versions": library_versions(*PACKAGES, "py-rattler", "conda-pack", "nvidia-pytriton"),
             "seconds": {stage: round(value, 3) for stage, value in seconds.items()},
             "bytes": {"packed": built.environment.stat().st_size, "unpacked": built.record["num_bytes"]},
             "load_seconds": {kind: [round(value, 4) for value in values] for kind, values in loads.items()},

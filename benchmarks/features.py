@@ -1,13 +1,11 @@
 """What the features and the tokens cost on one core of the host, beside plain Python and Hugging Face's tokenizer.
 
-    python benchmarks/features.py [--num-turns 30] [--growth 1000000]
+    python benchmarks/features.py [--num-turns 30]
 
 Texts are the CLEAR corpus's where SHOAL_DATA_DIR names its folder, else shoal's own; the word lists are theirs. All
 ways take turns over the same texts, each in one thread, after each has seen all of them once; before that their answers
 are compared. Times are those of the processor, of this process alone, so that what else the machine does counts
-little. With ``--growth`` as many texts more are made, of the corpus's words and of a word in each that was never seen,
-and their cost is compared with what it was after the first of them. The result, with hardware and versions, goes to
-benchmarks/results/features-DATE.json.
+little. The result, with hardware and versions, goes to benchmarks/results/features-DATE.json.
 """
 
 from __future__ import annotations
@@ -17,13 +15,11 @@ import os
 os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", RAYON_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
 
 import json
-import platform
 import re
 import time
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from importlib.metadata import version
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +32,13 @@ from shoal.component.ragged import Texts
 from shoal.component.reader import Reader
 from shoal.component.tensors import Device
 from shoal.component.wordpiece import WordPiece
-from shoal.machine import describe_machine
+from shoal.machine import describe_machine, library_versions
 from shoal.training.corpus import find_corpus
 from shoal.training.encoder import SMALL_ENCODER, load_encoder
 from shoal.training.forest import fit_bundle
 
 BATCHES = (1, 64, 512)
 NUM_SINGLES = 24  # a turn, of single texts
-YOUNG = 10_000  # texts after which the cost of a text is compared with its cost after all of them
-WINDOW = 50_000
 Ways = dict[str, Callable[[list[bytes]], Any]]
 
 
@@ -99,7 +93,7 @@ class Plain:
         ]  # fmt: skip
 
 
-def main(num_turns: int = 30, growth: int = 0) -> None:
+def main(num_turns: int = 30) -> None:
     """Measure and record."""
     corpus = find_corpus()
     encoder = load_encoder(SMALL_ENCODER, seed=0)
@@ -117,8 +111,8 @@ def main(num_turns: int = 30, growth: int = 0) -> None:
     different = compare(ways, texts)
     result: dict[str, Any] = {
         "date": time.strftime("%Y-%m-%d"),
-        "machine": {**describe_machine(), "python": platform.python_version()},
-        "versions": {name: version(name) for name in ("numpy", "tokenizers")},
+        "machine": describe_machine(),
+        "versions": library_versions("numpy", "tokenizers"),
         "corpus": corpus.name,
         "texts": len(texts),
         "mean_bytes": round(float(np.mean([len(text) for text in texts])), 1),
@@ -126,8 +120,6 @@ def main(num_turns: int = 30, growth: int = 0) -> None:
         "answers_that_differ": different,
         "batches": {str(size): summary(measure(ways, texts, size, num_turns)) for size in BATCHES},
     }
-    if growth:
-        result["growth"] = grow(bundle, texts, growth)
     path = Path(__file__).parent / "results" / f"features-{result['date']}.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
@@ -195,58 +187,6 @@ def summary(seconds: dict[str, list[float]]) -> dict[str, Any]:
             for slow, fast in pairs
         },
     }
-
-
-def grow(bundle: Bundle, texts: list[bytes], num_texts: int) -> dict[str, Any]:
-    """What a text costs after ``num_texts`` texts, beside what it costs after the first of them."""
-    young, old = Features(bundle, Device()), Features(bundle, Device())
-    made, windows, slowest = make_texts(texts, seed=0), [], 0.0
-    for start in range(0, num_texts, 500):
-        batch = [next(made) for _ in range(min(500, num_texts - start))]
-        if start < YOUNG:
-            young(Texts.from_bytes(batch))
-        spent = _time(lambda batch: old(Texts.from_bytes(batch)), [batch])
-        slowest = max(slowest, spent) if start >= YOUNG else 0.0
-        if start % WINDOW == 0:
-            windows.append({"from": start, "seconds": 0.0, "resident_mib": 0.0})
-        windows[-1]["seconds"] += spent
-        windows[-1]["resident_mib"] = resident_mib()
-    both: Ways = {
-        "young": lambda batch: young(Texts.from_bytes(batch)),
-        "old": lambda batch: old(Texts.from_bytes(batch)),
-    }
-    fresh, seconds = make_texts(texts, seed=1), {name: list[float]() for name in both}
-    for turn in range(100):
-        batch = [next(fresh) for _ in range(64)]
-        for name in sorted(both, reverse=bool(turn % 2)):
-            seconds[name].append(_time(both[name], [batch]) / len(batch))
-    for window in windows:
-        num = min(WINDOW, num_texts - int(window["from"]))
-        window["microseconds_a_text"] = round(1e6 * window.pop("seconds") / num, 2)
-    return {
-        "texts": num_texts,
-        "words_a_text_that_were_never_seen": 1,
-        "windows": windows,
-        "slowest_batch_of_500_ms": round(1e3 * slowest, 1),
-        "microseconds_a_text": {name: round(1e6 * float(np.median(each)), 2) for name, each in seconds.items()},
-        "old_over_young": round(float(np.median(np.divide(seconds["old"], seconds["young"]))), 4),
-        "young_is_after": YOUNG,
-    }
-
-
-def make_texts(texts: list[bytes], seed: int) -> Iterator[bytes]:
-    """Texts of as many words as an excerpt has, drawn from all the corpus's, and one that nobody wrote."""
-    rng, words = np.random.default_rng(seed), np.array(b" ".join(texts).split(), np.object_)
-    num_words = len(words) // len(texts)
-    while True:
-        for row in rng.integers(len(words), size=(1000, num_words)):
-            yield b" ".join([*words[row], b"%x" % rng.integers(2**63)])
-
-
-def resident_mib() -> float:
-    """What this process holds in memory."""
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return round(next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024, 1)
 
 
 if __name__ == "__main__":

@@ -14,11 +14,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import platform
 import tempfile
 import time
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,7 @@ import typer
 from threadpoolctl import threadpool_limits
 
 from shoal.component.forests import load_forest
-from shoal.machine import describe_machine
+from shoal.machine import describe_machine, library_versions
 from shoal.training.corpus import find_corpus
 from shoal.training.forest import export_forest, fit_bundle, forest_inputs, train_forest
 
@@ -58,8 +56,8 @@ def main(seconds: float = 0.5, rounds: int = 7, results: Path = RESULTS) -> None
             turns = [measure(engines, rows, seconds) for _ in range(rounds)]
     result = {
         "date": time.strftime("%Y-%m-%d"),
-        "machine": {**describe_machine(), "python": platform.python_version()},
-        "versions": {name: _version(name) for name in LIBRARIES},
+        "machine": describe_machine(),
+        "versions": library_versions(*LIBRARIES),
         "corpus": corpus.name,
         "forest": {
             "trees": len(forest.estimators_),
@@ -145,13 +143,6 @@ def onnx_engine(checkpoint: Path) -> Predict:
     """What shoal's backend serves where ONNX Runtime is installed."""
     predict = load_forest(checkpoint)
     return lambda rows: predict(rows).reshape(-1)
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 if __name__ == "__main__":

@@ -15,14 +15,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import typer
-from latency import machine
 
 from shoal import Pipeline, compose
 from shoal.component.bundle import sha256
@@ -31,6 +29,7 @@ from shoal.component.ragged import to_texts
 from shoal.component.tensors import Device
 from shoal.component.wordpiece import WordPiece, read_vocabulary
 from shoal.errors import SetupError
+from shoal.machine import describe_machine, library_versions
 from shoal.repository.pbtxt import read_config
 from shoal.repository.placement import Plan
 from shoal.serving.local import load_component
@@ -70,8 +69,12 @@ def main(
         sizes = {"gpu": batch, "hybrid": batch, "cpu": cpu_batch}
         result = {
             "date": time.strftime("%Y-%m-%d"),
-            "machine": {**machine(), "gpu": torch.cuda.get_device_name(), "num_gpus": torch.cuda.device_count()},
-            "versions": dict(versions()),
+            "machine": {
+                **describe_machine(),
+                "gpu": torch.cuda.get_device_name(),
+                "num_gpus": torch.cuda.device_count(),
+            },
+            "versions": library_versions(*LIBRARIES),
             "corpus": corpus.name,
             "encoder": f"BERT, {layers} layers of {hidden}, random weights, {dtype}",
             "placements": compare(repositories, texts, sizes, repeats),
@@ -245,15 +248,6 @@ def clock(seconds: list[float]) -> Iterator[None]:
 def spread(seconds: list[float]) -> dict[str, float]:
     """Percentiles, in seconds."""
     return {f"p{p}": round(float(np.percentile(seconds, p)), 6) for p in (10, 50, 90)}
-
-
-def versions() -> Iterator[tuple[str, str]]:
-    """Of the libraries that are installed."""
-    for name in LIBRARIES:
-        try:
-            yield name, version(name)
-        except PackageNotFoundError:
-            yield name, "not installed"
 
 
 if __name__ == "__main__":

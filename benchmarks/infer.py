@@ -15,13 +15,11 @@ from __future__ import annotations
 import csv
 import json
 import os
-import platform
 import statistics
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from itertools import cycle
 from pathlib import Path
 
@@ -34,7 +32,7 @@ from shoal import Client, compose, serve
 from shoal.bench.perf_analyzer import PerfAnalyzer
 from shoal.bulk.infer import infer_to_file, make_feed, make_format
 from shoal.bulk.model import served
-from shoal.machine import describe_machine
+from shoal.machine import describe_machine, library_versions
 from shoal.serving.server import Server
 from shoal.tables import scan_table
 from shoal.training.corpus import find_corpus
@@ -67,8 +65,8 @@ def main(num: int = 768, perf_analyzer: Path | None = None) -> None:
     ratio = statistics.median(turn["infer"] / turn[str(best)] for turn in rounds)
     result = {
         "date": time.strftime("%Y-%m-%d"),
-        "machine": {**describe_machine(), "python": platform.python_version()},
-        "versions": {name: version(name) for name in ("numpy", "torch", "tritonclient", "nvidia-pytriton")},
+        "machine": describe_machine(),
+        "versions": library_versions("numpy", "torch", "tritonclient", "nvidia-pytriton"),
         "load": "closed loop of tritonclient" if perf_analyzer is None else "perf_analyzer",
         "texts": {"number": num, "corpus": corpus.name, "mean_bytes": sum(len(t.encode()) for t in texts) / num},
         "unit": "texts per second; settings are (texts a request, requests at a time)",

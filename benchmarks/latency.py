@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import tempfile
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,7 @@ import numpy as np
 import typer
 
 from shoal import Client, Pipeline, compose, serve
-from shoal.machine import describe_machine
+from shoal.machine import describe_machine, library_versions
 from shoal.training.corpus import find_corpus
 from shoal.training.fit import EncoderSettings
 from shoal.training.train import Preset, train
@@ -59,8 +57,8 @@ def main(num: int = 200) -> None:
             )
     result = {
         "date": time.strftime("%Y-%m-%d"),
-        "machine": machine(),
-        "versions": {name: version(name) for name in ("numpy", "torch", "treelite", "tokenizers", "tritonclient")},
+        "machine": describe_machine(),
+        "versions": library_versions("numpy", "torch", "treelite", "tokenizers", "tritonclient"),
         "corpus": corpus.name,
         "encoder": "sentence-transformers/all-MiniLM-L6-v2, fp32",
         "num_texts": num,
@@ -98,11 +96,6 @@ def _time(call: Callable[[str], Any], text: str) -> float:
 def summary(seconds: list[float]) -> dict[str, float]:
     """Percentiles in milliseconds."""
     return {f"p{q}": round(1e3 * float(np.percentile(seconds, q)), 3) for q in (10, 50, 90)}
-
-
-def machine() -> dict[str, Any]:
-    """What it ran on."""
-    return {**describe_machine(), "python": platform.python_version()}
 
 
 if __name__ == "__main__":

@@ -5,11 +5,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import platform
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,7 @@ import torch
 
 from shoal.component.bundle import Bundle
 from shoal.component.wordpiece import WordPiece, read_vocabulary
-from shoal.machine import describe_machine
+from shoal.machine import describe_machine, library_versions
 from shoal.repository.compose import compose
 from shoal.repository.placement import Plan
 from shoal.serving.client import Client
@@ -89,8 +87,8 @@ def record(scale: Scale) -> Iterator[Callable[..., None]]:
         libraries = ("numpy", "tokenizers", "torch", "transformers", "treelite", "tritonclient", "nvidia-pytriton")
         result = {
             "date": time.strftime("%Y-%m-%d"),
-            "machine": {**describe_machine(), "python": platform.python_version()},
-            "versions": {name: version(name) for name in libraries},
+            "machine": describe_machine(),
+            "versions": library_versions(*libraries),
             "claims": figures,
         }
         path = ROOT / "benchmarks" / "results" / f"verify-{result['date']}.json"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -92,3 +93,8 @@ def grow_forest(corpus: Corpus, artifacts: Path) -> Any:
     """scikit-learn's own forest, the one that ``checkpoint.tl`` was made from: the same texts, the same seed."""
     known = corpus.take(split(corpus, PRESETS["quick"], 0)[0])
     return train_forest(Bundle.load(artifacts / "preprocess.json"), known.texts, known.targets, seed=0)
+
+
+def say(what: str) -> None:
+    """Tell what is done now."""
+    print(time.strftime("%H:%M:%S"), what, flush=True)

@@ -23,13 +23,11 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import signal
 import sys
 import tempfile
 import time
 from contextlib import ExitStack
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,7 +37,7 @@ import others
 import torch
 import typer
 from checks import compare_dtypes, compare_systems
-from prepare import LARGE, SMALL, grow_forest, make_artifacts, shuffle
+from prepare import LARGE, SMALL, grow_forest, make_artifacts, say, shuffle
 from recipe import Recipe
 from rounds import Rounds, System
 from summary import medians, ratios, to_markdown
@@ -48,7 +46,7 @@ from systems import ENSEMBLE, TIMEOUT, Bare, Ours, Walk
 from shoal import Client, compose, serve
 from shoal.bench.load import closed_loop
 from shoal.errors import InputError
-from shoal.machine import describe_machine
+from shoal.machine import describe_machine, library_versions
 from shoal.repository.placement import Plan
 from shoal.training.corpus import find_corpus
 
@@ -131,8 +129,8 @@ def measure(
         checks |= compare_dtypes(fp32, repository, walk.request(0, min(NUM_CHECKED, len(corpus))))
     return {
         "date": time.strftime("%Y-%m-%d"),
-        "machine": {**describe_machine(), "python": platform.python_version()},
-        "versions": {name: _version(name) for name in LIBRARIES},
+        "machine": describe_machine(),
+        "versions": library_versions(*LIBRARIES),
         "corpus": corpus.name,
         "encoder": {
             "name": encoder, **geometry, "weights": "random weights" if encoder == LARGE else "trained weights",
@@ -178,18 +176,6 @@ def score_a_few(systems: list[System], recipe: Recipe, walk: Walk) -> dict[str, 
         with system.awake():
             found[system.name] = system.score(texts)
     return found
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"
-
-
-def say(what: str) -> None:
-    """Tell what is done now."""
-    print(time.strftime("%H:%M:%S"), what, flush=True)
 
 
 if __name__ == "__main__":

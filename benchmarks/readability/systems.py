@@ -84,7 +84,7 @@ class Bare:
         self.batches = [self._prepare(reader, index) for index in range(number)]
         self._next = number // 2
         for index in range(self._next):  # words of a language repeat: a server has met most of them
-            _run(self.preprocess, INPUT0=self._excerpts(index))
+            run_component(self.preprocess, INPUT0=self._excerpts(index))
 
     def _load(self, name: str) -> Component:
         return load_component(read_config(self.repository / name))
@@ -93,7 +93,7 @@ class Bare:
         return np.array([[text.encode()] for text in self.walk.request(index, self.batch)], np.object_)
 
     def _prepare(self, reader: Component, index: int) -> Prepared:
-        tensors = _run(reader, INPUT0=self._excerpts(index))
+        tensors = run_component(reader, INPUT0=self._excerpts(index))
         num_tokens = tensors["BERT_AM"].sum(axis=1)
         return Prepared(tensors, num_tokens, sum(encoder_flop(n, **self.geometry) for n in num_tokens.tolist()))
 
@@ -179,7 +179,8 @@ class Bare:
         return sum(sizes)
 
 
-def _run(component: Component, **inputs: Any) -> dict[str, Any]:
+def run_component(component: Component, **inputs: Any) -> dict[str, Any]:
+    """The outputs of one request."""
     (answer,) = component.process([inputs])
     if isinstance(answer, Exception):
         raise answer
@@ -188,5 +189,5 @@ def _run(component: Component, **inputs: Any) -> dict[str, Any]:
 
 def _seconds(component: Component, **inputs: Any) -> float:
     start = time.perf_counter()
-    _run(component, **inputs)
+    run_component(component, **inputs)
     return time.perf_counter() - start

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ def describe_machine() -> dict[str, Any]:
     """``cpu``, the processor's name, and ``cores``, those that this process may use; what else decides figures.
 
     ``physical_cores`` counts those without their second threads, ``flags`` are the instructions among ``FLAGS``,
-    ``memory_gib`` is what the machine has, and ``gpu``, which is there where a GPU is, names the first one.
+    ``memory_gib`` is what the machine has, ``python`` this interpreter's version; ``gpu``, where there is a GPU,
+    names the first one.
     """
     entries = [_fields(block) for block in _read(_CPUS).split("\n\n") if block.strip()]
     allowed = os.sched_getaffinity(0)
@@ -32,14 +34,28 @@ def describe_machine() -> dict[str, Any]:
         "physical_cores": len(places) or len(allowed),
         "flags": " ".join(flag for flag in FLAGS if flag in flags),
         "memory_gib": _memory_gib(),
+        "python": platform.python_version(),
     }
     gpus = [_fields(_read(path)).get("Model", "a GPU") for path in sorted(_GPUS.glob("*/information"))]
     return {**machine, "gpu": gpus[0], "num_gpus": len(gpus)} if gpus else machine
 
 
+def library_versions(*names: str) -> dict[str, str]:
+    """The versions of those of the distributions that are installed."""
+    found = {name: _version(name) for name in names}
+    return {name: number for name, number in found.items() if number}
+
+
 def computes_bf16() -> bool:
     """Whether the processor has instructions for BF16; without them it is emulated, and slower than FP32."""
     return not set(BF16_FLAGS).isdisjoint(describe_machine()["flags"].split())
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
 
 
 def _memory_gib() -> float:

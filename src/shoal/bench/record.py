@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import shoal
@@ -17,7 +15,7 @@ from shoal.bench.figures import Measured, rounded
 from shoal.bench.inputs import Inputs
 from shoal.bench.measure import Settings
 from shoal.bench.target import Target
-from shoal.machine import describe_machine
+from shoal.machine import describe_machine, library_versions
 from shoal.repository.manifest import launch_flags
 
 LIBRARIES = ("numpy", "torch", "tokenizers", "treelite", "tritonclient", "nvidia-pytriton")
@@ -38,8 +36,8 @@ def make_record(
     machine = describe_machine()
     return {
         "date": time.strftime("%Y-%m-%d"),
-        "machine": {**machine, "python": platform.python_version()},
-        "versions": {"shoal": shoal.__version__, **dict(_versions())},
+        "machine": machine,
+        "versions": {"shoal": shoal.__version__, **library_versions(*LIBRARIES)},
         "settings": asdict(settings),
         "inputs": {
             "source": inputs.source,
@@ -74,11 +72,3 @@ def _notes(measured: Iterable[Measured]) -> Iterable[str]:
             f"Other programs took up to {most:.0%} of the cores' time, in {len(disturbed)} of the loads more than"
             f" {NEIGHBOURS:.0%}: figures are lower than on a quiet machine."
         )
-
-
-def _versions() -> Iterable[tuple[str, str]]:
-    for name in LIBRARIES:
-        try:
-            yield name, version(name)
-        except PackageNotFoundError:
-            continue

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import platform
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import shoal
-from shoal.machine import describe_machine
+from shoal.machine import describe_machine, library_versions
 from shoal.training import forest
 from shoal.training.corpus import Corpus
 from shoal.training.crossval import CrossValidation
@@ -79,15 +77,5 @@ def describe(
             "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         },
         "shoal": shoal.__version__,
-        "versions": {"python": platform.python_version(), **_versions()},
+        "versions": library_versions(*LIBRARIES),
     }
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for library in LIBRARIES:
-        try:
-            found[library] = version(library)
-        except PackageNotFoundError:
-            continue
-    return found
