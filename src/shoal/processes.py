@@ -1,11 +1,17 @@
-"""Child processes that end when their parent does, however it ends."""
+"""Processes: those that end when their parent does, however it ends, and what Linux tells of any."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+
+_PROC = Path("/proc")
+_TICKS, _PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+# Fields of stat behind the name: proc_pid_stat(5), whose count begins with 1 and with two fields before these.
+_STATE, _PARENT, _SESSION, _USER, _SYSTEM, _RESIDENT = 0, 1, 3, 11, 12, 21
 
 _LAUNCH = """
 import ctypes, os, signal, sys
@@ -20,3 +26,58 @@ def bound(command: Sequence[str | Path]) -> list[str]:
     """``command``, such that it gets SIGTERM when the *thread* that starts it is gone."""
     # -I: nothing of the current folder, or of the user, is taken for one of Python's modules
     return [sys.executable, "-I", "-S", "-c", _LAUNCH, str(os.getpid()), *map(str, command)]
+
+
+@dataclass(frozen=True)
+class Process:
+    """What ``/proc`` says of a process now: ``state`` is Linux's letter, ``seconds`` its time on a processor."""
+
+    pid: int
+    parent: int
+    session: int
+    state: str
+    seconds: float
+    resident_bytes: int
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether only its exit code is left of it."""
+        return self.state in "ZX"
+
+    def arguments(self) -> list[str]:
+        """Its command line; empty once it has ended."""
+        return _read(self.pid, "cmdline").split("\0")[:-1]
+
+    def variables(self) -> dict[str, str]:
+        """The environment that it was started with; empty where it may not be read."""
+        return dict(line.split("=", 1) for line in _read(self.pid, "environ").split("\0") if "=" in line)
+
+
+def find_process(pid: int) -> Process | None:
+    """The process with this id, if there is one."""
+    fields = _read(pid, "stat").rpartition(")")[2].split()
+    if not fields:
+        return None
+    return Process(
+        pid=pid,
+        parent=int(fields[_PARENT]),
+        session=int(fields[_SESSION]),
+        state=fields[_STATE],
+        seconds=(int(fields[_USER]) + int(fields[_SYSTEM])) / _TICKS,
+        resident_bytes=int(fields[_RESIDENT]) * _PAGE,
+    )
+
+
+def processes() -> Iterator[Process]:
+    """Every process."""
+    for path in _PROC.iterdir():
+        process = find_process(int(path.name)) if path.name.isdigit() else None
+        if process is not None:
+            yield process
+
+
+def _read(pid: int, name: str) -> str:
+    try:
+        return (_PROC / str(pid) / name).read_text(encoding="utf-8", errors="replace")
+    except OSError:  # it has ended meanwhile, or is another user's
+        return ""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from shoal.processes import processes
+
 _PROC = Path("/proc")
 _TICKS = os.sysconf("SC_CLK_TCK")  # a second
-_SESSION, _USER, _SYSTEM = 3, 11, 12  # fields of stat behind the name
 _BUSY = (1, 2, 3, 6, 7, 8)  # of a core: user, nice, system, irq, softirq, steal
 
 
@@ -35,13 +36,11 @@ class Usage:
 def read_usage(server: int) -> Usage:
     """The CPU seconds of the server with this process id, which leads its session, and of this process."""
     total, models = 0.0, Counter[str]()
-    for pid, stat in _processes():
-        if int(stat[_SESSION]) != server:
-            continue
-        seconds = (int(stat[_USER]) + int(stat[_SYSTEM])) / _TICKS
-        total += seconds
-        if model := _model_of(_arguments(pid)):
-            models[model] += seconds  # type: ignore[assignment]  # a Counter adds up floats as well
+    for process in processes():
+        if process.session == server:
+            total += process.seconds
+            if model := _model_of(process.arguments()):
+                models[model] += process.seconds  # type: ignore[assignment]  # a Counter adds up floats as well
     own = os.times()
     return Usage(total, own.user + own.system, _read_cores(), dict(models))
 
@@ -51,24 +50,6 @@ def _read_cores() -> float:
     mine = {f"cpu{core}" for core in os.sched_getaffinity(0)}
     lines = (line.split() for line in (_PROC / "stat").read_text(encoding="utf-8").splitlines())
     return sum(sum(int(fields[at]) for at in _BUSY) for fields in lines if fields[0] in mine) / _TICKS
-
-
-def _processes() -> Iterator[tuple[int, list[str]]]:
-    """Every process, and the fields of its stat that follow the name."""
-    for path in _PROC.iterdir():
-        if path.name.isdigit():
-            try:
-                stat = (path / "stat").read_text(encoding="utf-8", errors="replace")
-            except OSError:  # it has ended meanwhile
-                continue
-            yield int(path.name), stat.rpartition(")")[2].split()
-
-
-def _arguments(pid: int) -> list[str]:
-    try:
-        return (_PROC / str(pid) / "cmdline").read_text(encoding="utf-8", errors="replace").split("\0")
-    except OSError:
-        return []
 
 
 def _model_of(arguments: list[str]) -> str:

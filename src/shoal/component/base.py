@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from shoal.component import batching, tensors
+from shoal.component.beacon import Beacon
 from shoal.component.context import Context
 from shoal.component.ledger import BATCHES, ROWS
 from shoal.component.metrics import Metrics
@@ -141,12 +142,17 @@ class TritonModel:
             )
         )
         self._metrics = Metrics(device.ledger, spec.name, args["model_instance_name"])
+        self._beacon = Beacon()
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer every request, each with its own response."""
-        read = [self._read(request) for request in requests]
-        answers = iter(self.component.process([inputs for inputs in read if not isinstance(inputs, ShoalError)]))
-        return [self._respond(inputs if isinstance(inputs, ShoalError) else next(answers)) for inputs in read]
+        self._beacon.open_batch()
+        try:
+            read = [self._read(request) for request in requests]
+            answers = iter(self.component.process([inputs for inputs in read if not isinstance(inputs, ShoalError)]))
+            return [self._respond(inputs if isinstance(inputs, ShoalError) else next(answers)) for inputs in read]
+        finally:
+            self._beacon.close_batch()
 
     # What escaped from these two would fail the whole batch, and show its clients the message and the file's path.
 
@@ -166,6 +172,7 @@ class TritonModel:
 
     def finalize(self) -> None:
         """Release what the component holds."""
+        self._beacon.close()
         self._metrics.close()
         self.component.close()
 

@@ -1,0 +1,128 @@
+"""What a server leaves behind where it, or who started it, is killed; removed at the next start, if it is nobody's.
+
+A lease is a file in the server's temporary folder, locked by whoever started the server and by all of the server's
+processes, which inherit it. The kernel lets go of the lock with the last of them: who can take it owns what it names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from shoal.processes import Process, processes
+
+SHARED_MEMORY = Path("/dev/shm")
+PREFIX = "shoal-"  # of a server's temporary folder
+_LEASE = "lease"
+_PATIENCE = 2.0  # seconds, for a killed process to be gone
+
+
+class Lease:
+    """That the shared memory whose names begin with ``shared_memory``, and ``folder``, are in use."""
+
+    def __init__(self, folder: Path, shared_memory: str) -> None:
+        self.folder, self._content = folder, {"shared_memory": shared_memory, "environments": list[str](), "session": 0}
+        new = folder / f"{_LEASE}.new"
+        self._file = new.open("w+", encoding="utf-8")
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        os.set_inheritable(self._file.fileno(), True)
+        self._write()
+        new.rename(folder / _LEASE)  # nobody sees it before it is locked
+
+    @property
+    def file(self) -> int:
+        """The file's descriptor, for the server to inherit."""
+        return self._file.fileno()
+
+    def note(self, *, session: int, environments: Iterable[str] = ()) -> None:
+        """The server's session, which all of its processes are in, and where it unpacked environments."""
+        self._content |= {"session": session, "environments": sorted(environments)}
+        self._write()
+
+    def _write(self) -> None:
+        self._file.seek(0)
+        self._file.truncate()
+        json.dump(self._content, self._file)
+        self._file.flush()
+
+    def end(self) -> None:
+        """Remove all that it names. The server must have ended."""
+        _remove(self.folder, self._content)
+        self._file.close()
+
+
+def clean_up() -> list[Path]:
+    """Remove what servers of this user left that have ended without removing it; returns their folders.
+
+    A server whose starter is gone and which is gone itself may leave processes that hang: these are ended.
+    """
+    folders = sorted(Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{_LEASE}"))
+    return [path.parent for path in folders if _clean(path)]
+
+
+def _clean(path: Path) -> bool:
+    with contextlib.ExitStack() as held:
+        try:
+            file = held.enter_context(path.open("r+", encoding="utf-8"))
+            content = json.load(file)
+        except (OSError, ValueError):  # another user's, or gone meanwhile
+            return False
+        if not _lock(file) and not (_end_orphans(path, int(content["session"])) and _wait_for_lock(file)):
+            return False
+        if not path.is_file():  # somebody else was faster
+            return False
+        _remove(path.parent, content)
+        return True
+
+
+def _lock(file: Any) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _wait_for_lock(file: Any) -> bool:
+    deadline = time.monotonic() + _PATIENCE
+    while not (is_locked := _lock(file)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return is_locked
+
+
+def _end_orphans(lease: Path, session: int) -> bool:
+    """End the processes that hold ``lease`` if all are of a session whose leader, the server, is gone."""
+    holders = [process for process in processes() if process.pid != os.getpid() and _holds(process, lease)]
+    if not session or not holders or any(p.session != session or p.pid == session for p in holders):
+        return False
+    for process in holders:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(process.pid, signal.SIGKILL)
+    return True
+
+
+def _holds(process: Process, lease: Path) -> bool:
+    with contextlib.suppress(OSError):
+        for link in Path(f"/proc/{process.pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                if link.samefile(lease):
+                    return True
+    return False
+
+
+def _remove(folder: Path, content: dict[str, Any]) -> None:
+    for region in SHARED_MEMORY.glob(f"{content['shared_memory']}*"):
+        with contextlib.suppress(OSError):
+            region.unlink()
+    for environment in content["environments"]:
+        shutil.rmtree(environment, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
