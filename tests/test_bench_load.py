@@ -32,10 +32,60 @@ def test_callers_share_the_requests_and_their_rows_are_counted() -> None:
     assert 0.3 * 4 * 3 / 0.02 < load.rows_per_second <= 4 * 3 / 0.02  # never more than sleeping allows
 
 
-def test_a_request_that_is_longer_than_the_counted_time_counts_in_part() -> None:
-    load = closed_loop(lambda _: time.sleep(0.4) or 8, callers=1, seconds=0.1, warm_seconds=0.1)  # type: ignore[func-returns-value]
-    assert len(load.latencies) == 1
-    assert load.rows_per_second == pytest.approx(8 / 0.4, rel=0.5)
+class OneServer:
+    """Answers one request at a time, first come, first served, each after ``SERVICE`` seconds."""
+
+    SERVICE = 0.1
+
+    def __init__(self) -> None:
+        self._lock, self._free_at = threading.Lock(), 0.0
+
+    def send(self, _: int) -> int:
+        with self._lock:
+            ready = self._free_at = max(self._free_at, time.perf_counter()) + self.SERVICE
+        time.sleep(ready - time.perf_counter())
+        return 8
+
+
+@pytest.mark.parametrize("callers", [1, 2, 5])
+def test_long_requests_that_wait_for_each_other(callers: int) -> None:
+    """Longer than the warm-up and the counted time: the first meet an empty server, and must not count."""
+    load = closed_loop(OneServer().send, callers=callers, seconds=0.05, warm_seconds=0.05)
+    assert len(load.latencies) == 2 * callers
+    assert load.rows_per_second == pytest.approx(8 / OneServer.SERVICE, rel=0.2)
+    assert load.percentile(0) == pytest.approx(callers * OneServer.SERVICE, rel=0.2)
+    assert load.percentile(50) == pytest.approx(callers * OneServer.SERVICE, rel=0.2)
+
+
+@pytest.mark.parametrize(("callers", "seconds"), [(1, 0.05), (4, 0.05), (4, 0.5)])
+def test_long_requests_side_by_side(callers: int, seconds: float) -> None:
+    """Answers come in bursts: counting from the last of one to the first of another would lose most of a burst."""
+
+    def send(_: int) -> int:
+        time.sleep(0.2)
+        return 8
+
+    load = closed_loop(send, callers=callers, seconds=seconds, warm_seconds=0.05)
+    assert load.rows_per_second == pytest.approx(callers * 8 / 0.2, rel=0.2)
+    assert load.percentile(50) == pytest.approx(0.2, rel=0.2)
+
+
+def test_who_watches_is_told_when_counting_begins_and_ends() -> None:
+    told, answers = list[tuple[str, int]](), list[float]()
+
+    def send(_: int) -> int:
+        time.sleep(0.02)
+        answers.append(time.perf_counter())
+        return 1
+
+    load = closed_loop(
+        send, callers=2, seconds=0.3, warm_seconds=0.1,
+        on_open=lambda: told.append(("opened", len(answers))), on_close=lambda: told.append(("closed", len(answers))),
+    )  # fmt: skip
+    (opened, before), (closed, after) = told
+    assert (opened, closed) == ("opened", "closed")
+    assert before >= 4
+    assert after - before == pytest.approx(len(load.latencies), abs=4)
 
 
 def test_arrivals_wait_for_nobody() -> None:

@@ -103,10 +103,8 @@ class Rounds:
         send = self._sender(system, first, num_rows)
         if system.is_here:
             return self._here(system.name, num_rows, send)
-        took = self._took[system.name, num_rows]
         with system.awake():
-            # long enough for two requests of every caller
-            return closed_loop(send, callers=callers, seconds=max(self.seconds, 2 * took * callers))
+            return closed_loop(send, callers=callers, seconds=self.seconds)
 
     def _here(self, name: str, num_rows: int, send: Send) -> Load:
         """Whole requests, one after the other, in this thread; at least two."""

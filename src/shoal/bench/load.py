@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -38,12 +39,66 @@ class Load:
         return float(np.percentile(self.latencies, q))
 
 
-def closed_loop(send: Send, *, callers: int, seconds: float, warm_seconds: float = 1.0) -> Load:
-    """``callers`` threads that each send the next request when their last is answered, for ``seconds``.
+class _Window:
+    """The counted time of a closed loop, from one answer to another.
 
-    What happens in the ``warm_seconds`` before is not counted. A request that lies partly in the counted time counts
-    with that part of its rows: whole ones alone would leave a rate of few long requests to chance. Latencies are those
-    of the requests that were answered in the counted time, or, if there are none, of all that lie partly in it.
+    Both ends are answers, so that whole requests are counted however long they take. It opens only after every caller
+    has had an answer: the first requests meet an empty server. Where answers come in bursts, as from a server that
+    joins requests, it both opens and closes with the first of one.
+    """
+
+    def __init__(self, callers: int, seconds: float, warm_seconds: float) -> None:
+        self._callers, self._seconds = callers, seconds
+        self._warm_until = time.perf_counter() + warm_seconds
+        self._lock, self._answered = threading.Lock(), set[int]()
+        self._counted: list[_Request] = []
+        self._opening = math.inf
+        self.opened = threading.Event()
+        self.is_closed = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has opened; it may have closed since."""
+        return self._opening < math.inf
+
+    def answer(self, caller: int, start: float, rows: int) -> bool:
+        """Note that a request that this caller sent at ``start`` is answered; whether the window is closed."""
+        with self._lock:
+            if self.is_closed:
+                return True
+            now = time.perf_counter()
+            if self.is_open:
+                self._counted.append(_Request(start, now, rows))
+                is_enough = len(self._counted) >= 2 * self._callers
+                self.is_closed = is_enough and now - self._opening >= self._seconds
+            elif now >= self._warm_until and len(self._answered) == self._callers:
+                self._opening = now
+                self.opened.set()
+            self._answered.add(caller)
+            return self.is_closed
+
+    def load(self) -> Load:
+        """What was counted, once it is closed."""
+        rows = sum(request.rows for request in self._counted)
+        latencies = np.array([request.end - request.start for request in self._counted])
+        return Load(rows / (self._counted[-1].end - self._opening), latencies)
+
+
+def closed_loop(
+    send: Send,
+    *,
+    callers: int,
+    seconds: float,
+    warm_seconds: float = 1.0,
+    on_open: Callable[[], None] = lambda: None,
+    on_close: Callable[[], None] = lambda: None,
+) -> Load:
+    """``callers`` threads that each send the next request when their last is answered.
+
+    Counting begins at the first answer after ``warm_seconds`` have passed and every caller has had an answer. It ends
+    at the first answer after ``seconds`` more with which at least two a caller are counted, so requests that are longer
+    make it longer. Requests that are then under way are waited for and not counted. ``on_open`` and ``on_close`` are
+    called in this thread when counting begins and ends; callers go on meanwhile.
 
     Raises:
         InputError: there is no caller or no time.
@@ -51,24 +106,28 @@ def closed_loop(send: Send, *, callers: int, seconds: float, warm_seconds: float
     """
     _check(callers=callers, seconds=seconds)
     numbers, stop = itertools.count(), threading.Event()
-    begin = time.perf_counter() + warm_seconds
-    end = begin + seconds
+    window = _Window(callers, seconds, warm_seconds)
 
-    def call() -> list[_Request]:
-        done = []
-        while not stop.is_set() and (start := time.perf_counter()) < end:
-            rows = send(next(numbers))
-            done.append(_Request(start, time.perf_counter(), rows))
-        return done
+    def call(caller: int) -> None:
+        try:
+            while not stop.is_set():
+                start = time.perf_counter()
+                rows = send(next(numbers))
+                if window.answer(caller, start, rows):
+                    stop.set()
+        finally:
+            window.opened.set()  # after an error nobody waits for it in vain
 
-    return _count(_run(call, callers, stop), begin, end)
+    def watch() -> None:
+        window.opened.wait()
+        if window.is_open:
+            on_open()
+        stop.wait()
+        if window.is_closed:
+            on_close()
 
-
-def _count(requests: list[_Request], begin: float, end: float) -> Load:
-    overlapping = [r for r in requests if r.end > begin and r.start < end]
-    rows = sum(r.rows * (min(r.end, end) - max(r.start, begin)) / (r.end - r.start) for r in overlapping)
-    answered = [r for r in overlapping if r.end <= end] or overlapping
-    return Load(rows / (end - begin), np.array([r.end - r.start for r in answered]))
+    _run(call, callers, stop, watch)
+    return window.load()
 
 
 def open_loop(send: Send, *, rate: float, seconds: float, seed: int | None, most_callers: int) -> Load:
@@ -87,16 +146,16 @@ def open_loop(send: Send, *, rate: float, seconds: float, seed: int | None, most
     numbers, stop = itertools.count(), threading.Event()
     begin = time.perf_counter()
 
-    def call() -> list[_Request]:
-        done = []
+    requests: list[_Request] = []
+
+    def call(_: int) -> None:
         while not stop.is_set() and (number := next(numbers)) < len(arrivals):
             arrival = begin + arrivals[number]
             time.sleep(max(arrival - time.perf_counter(), 0))
             rows = send(number)
-            done.append(_Request(arrival, time.perf_counter(), rows))
-        return done
+            requests.append(_Request(arrival, time.perf_counter(), rows))
 
-    requests = _run(call, most_callers, stop)
+    _run(call, most_callers, stop)
     spent = max(seconds, *(r.end - begin for r in requests))  # under overload the last answers come late
     return Load(sum(r.rows for r in requests) / spent, np.array([r.end - r.start for r in requests]))
 
@@ -111,20 +170,24 @@ def _arrivals(rate: float, seconds: float, seed: int | None) -> list[float]:
     return [float(t) for t in times[times < seconds]] or [0.0]
 
 
-def _run(call: Callable[[], list[_Request]], callers: int, stop: threading.Event) -> list[_Request]:
-    """What all callers did; the first one's error stops the others."""
+def _run(
+    call: Callable[[int], None], callers: int, stop: threading.Event, meanwhile: Callable[[], None] = lambda: None
+) -> None:
+    """Have so many callers, each told its number, until all are done; the first one's error stops the others."""
     with ThreadPoolExecutor(callers, thread_name_prefix="shoal-load") as pool:
 
-        def guarded() -> list[_Request]:
+        def guarded(caller: int) -> None:
             try:
-                return call()
+                call(caller)
             except BaseException:
                 stop.set()
                 raise
 
         try:
-            done = [pool.submit(guarded) for _ in range(callers)]
-            return [request for future in done for request in future.result()]
+            done = [pool.submit(guarded, caller) for caller in range(callers)]
+            meanwhile()
+            for future in done:
+                future.result()
         except BaseException:  # an interruption, too
             stop.set()
             raise
