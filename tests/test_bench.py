@@ -23,12 +23,11 @@ from shoal.bench.figures import Cell, Measured, choose_cells, rounded
 from shoal.bench.inputs import read_inputs
 from shoal.bench.markdown import write_page
 from shoal.bench.perf_analyzer import PerfAnalyzer, read_output
-from shoal.bench.run import write
+from shoal.bench.run import Wanted, find_cells, write
 from shoal.bench.target import find_targets
 from shoal.bench.tokens import count_tokens, try_to_count
 from shoal.component.spec import ModelSpec, TensorSpec
 from shoal.errors import ArtifactError, InputError, SetupError, ShoalError
-from shoal.machine import describe_machine
 from shoal.repository.compose import compose
 from shoal.repository.placement import Plan
 from shoal.serving.local import Pipeline
@@ -120,10 +119,12 @@ def test_a_pipeline_without_tokens_says_so(forest: Path, repository: Path, tmp_p
 # --- figures -----------------------------------------------------------------------------------------------------
 
 
-def test_loads() -> None:
+def test_loads(forest: Path) -> None:
     assert choose_cells(8, (1, 4, 8, 16)) == [Cell(1, 1), Cell(1, 16), Cell(4, 2), Cell(8, 2)]
     assert choose_cells(8, (4,), (1, 3)) == [Cell(1, 1), Cell(4, 1), Cell(4, 3)]
     assert choose_cells(0, (1, 2)) == [Cell(1, 1), Cell(1, 16)]
+    (target,) = find_targets([forest])
+    assert find_cells([target], Wanted(batches=(8,), share=0.7)) == [Cell(1, 1), Cell(1, 16), Cell(8, 2)]
     assert str(Cell(1, 16)) == "1 row, 16 callers"
 
 
@@ -171,15 +172,6 @@ Concurrency: 1, throughput: 193.4 infer/sec, latency 5120 usec
         PerfAnalyzer(tmp_path / "nowhere")
     with pytest.raises(SetupError, match="does not start: Permission denied"):
         PerfAnalyzer(table(tmp_path / "text", "no program"))
-
-
-def test_the_machine() -> None:
-    machine = describe_machine()
-    assert machine["cpu"]
-    assert 1 <= machine["physical_cores"] <= machine["cores"]
-    assert machine["memory_gib"] > 0
-    assert isinstance(machine["flags"], str)
-    json.dumps(machine)
 
 
 # --- the command -------------------------------------------------------------------------------------------------

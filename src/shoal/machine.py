@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -13,31 +15,55 @@ FLAGS = ("amx_bf16", "amx_int8", "avx512_bf16", "avx512_vnni", "avx512f", "avx2"
 BF16_FLAGS = ("amx_bf16", "avx512_bf16", "bf16")  # those that compute in BF16
 _CPUS, _MEMORY = Path("/proc/cpuinfo"), Path("/proc/meminfo")
 _GPUS = Path("/proc/driver/nvidia/gpus")
+_CGROUP, _CGROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
 def describe_machine() -> dict[str, Any]:
     """``cpu``, the processor's name, and ``cores``, those that this process may use; what else decides figures.
 
-    ``physical_cores`` counts those without their second threads, ``flags`` are the instructions among ``FLAGS``,
-    ``memory_gib`` is what the machine has, ``python`` this interpreter's version; ``gpu``, where there is a GPU,
-    names the first one.
+    A container's quota of processor time counts as so many cores, rounded up. ``physical_cores`` counts those without
+    their second threads, ``flags`` are the instructions among ``FLAGS``, ``memory_gib`` is what the machine has,
+    ``python`` this interpreter's version; ``gpu``, where there is a GPU, names the first one.
     """
     entries = [_fields(block) for block in _read(_CPUS).split("\n\n") if block.strip()]
     allowed = os.sched_getaffinity(0)
     first = entries[0] if entries else {}
     mine = [entry for entry in entries if entry.get("processor", "").isdigit() and int(entry["processor"]) in allowed]
     places = {(entry.get("physical id"), entry.get("core id", entry["processor"])) for entry in mine}
+    cores = math.ceil(usable_cores())
     flags = {*first.get("flags", "").split(), *first.get("Features", "").split()}
     machine = {
         "cpu": first.get("model name") or platform.processor(),
-        "cores": len(allowed),
-        "physical_cores": len(places) or len(allowed),
+        "cores": cores,
+        "physical_cores": min(len(places) or cores, cores),
         "flags": " ".join(flag for flag in FLAGS if flag in flags),
         "memory_gib": _memory_gib(),
         "python": platform.python_version(),
     }
     gpus = [_fields(_read(path)).get("Model", "a GPU") for path in sorted(_GPUS.glob("*/information"))]
     return {**machine, "gpu": gpus[0], "num_gpus": len(gpus)} if gpus else machine
+
+
+def usable_cores() -> float:
+    """Cores whose time this process may take: those it is bound to, or the quotas of its control groups, if less."""
+    return min([float(len(os.sched_getaffinity(0))), *_quotas()])
+
+
+def _quotas() -> Iterator[float]:
+    """Cores that this process's control groups (version 2, or 1) and those above them are given."""
+    for line in _read(_CGROUP).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        # a container may be shown the host's path, which does not exist in it: its own group is then the top
+        top = _CGROUPS / "cpu" if controllers else _CGROUPS
+        place = Path(path.lstrip("/"))
+        for group in (top / place, *(top / parent for parent in place.parents)):
+            limits = _read(group / "cpu.max").split()
+            if controllers:
+                limits = [_read(group / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
+            if len(limits) == 2 and all(limit.isdigit() for limit in limits):  # neither "max" nor -1
+                yield int(limits[0]) / int(limits[1])
 
 
 def library_versions(*names: str) -> dict[str, str]:

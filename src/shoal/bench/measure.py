@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -13,12 +13,13 @@ from typing import Any, TypeVar
 from shoal.bench.figures import Cell, Figures, Measured, rounded
 from shoal.bench.inputs import Inputs
 from shoal.bench.load import Load, closed_loop, open_loop
-from shoal.bench.steps import difference, read_counters, summarise_step
+from shoal.bench.steps import Counters, difference, read_counters, summarise_step
 from shoal.bench.target import Sender, Target
-from shoal.bench.usage import read_usage
+from shoal.bench.usage import Usage, read_usage
 from shoal.errors import ServerError
+from shoal.machine import usable_cores
 from shoal.progress import OnProgress
-from shoal.serving.server import Server, serve
+from shoal.serving.server import KEEP_LOG, Server, serve
 
 MOST_CALLERS = 64  # of an open loop: one that needs more is beyond what the server bears
 
@@ -29,7 +30,8 @@ T = TypeVar("T")
 class Settings:
     """How a measurement is done: seconds of each load, after ``warm_seconds``.
 
-    ``seed`` is that of random arrivals; None lets requests arrive evenly spaced.
+    ``seed`` is that of random arrivals, whose repeats take the numbers after it; None lets requests arrive evenly
+    spaced.
     """
 
     protocol: str = "grpc"
@@ -37,6 +39,16 @@ class Settings:
     warm_seconds: float = 1.0
     repeats: int = 3
     seed: int | None = 0
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """What a server, and all else, has done until an instant."""
+
+    counters: Mapping[str, Counters]
+    usage: Usage
+    at: float  # seconds
+    local_ms: float | None  # since the last reading
 
 
 class Running:
@@ -57,39 +69,46 @@ class Running:
         """What the pipeline does under a closed loop."""
         seconds, warm = self._settings.seconds, self._settings.warm_seconds
         self.sender.connect(cell.callers)
-        return self._watch(
-            lambda: closed_loop(
-                lambda number: self.sender.send(number, cell.batch),
-                callers=cell.callers, seconds=seconds, warm_seconds=warm,
-            )
-        )  # fmt: skip
+        readings: list[_Reading] = []
 
-    def arrive(self, rate: float) -> Figures:
-        """What it does with requests of one row that arrive by themselves, ``rate`` a second."""
+        def read() -> None:
+            readings.append(self._read())
+
+        load = closed_loop(
+            lambda number: self.sender.send(number, cell.batch),
+            callers=cell.callers, seconds=seconds, warm_seconds=warm, on_open=read, on_close=read,
+        )  # fmt: skip
+        return self._summarise(load, *readings)
+
+    def arrive(self, rate: float, repeat: int) -> Figures:
+        """What it does with requests of one row that arrive by themselves, ``rate`` a second; at random, each
+        ``repeat`` has arrivals of its own."""
         settings = self._settings
         self.sender.connect(MOST_CALLERS)
-        return self._watch(
-            lambda: open_loop(
-                lambda number: self.sender.send(number, 1),
-                rate=rate, seconds=settings.seconds + settings.warm_seconds, seed=settings.seed,
-                most_callers=MOST_CALLERS,
-            )
+        before = self._read()
+        load = open_loop(
+            lambda number: self.sender.send(number, 1),
+            rate=rate, seconds=settings.seconds + settings.warm_seconds,
+            seed=None if settings.seed is None else settings.seed + repeat, most_callers=MOST_CALLERS,
         )  # fmt: skip
+        return self._summarise(load, before, self._read())
 
-    def _watch(self, run: Callable[[], Load]) -> Figures:
-        self.sender.take_local_ms()
-        counters, usage, start = read_counters(self.server), read_usage(self._process), time.perf_counter()
-        load = run()
-        seconds, used = time.perf_counter() - start, read_usage(self._process) - usage
-        spent = difference(read_counters(self.server), counters)
+    def _read(self) -> _Reading:
+        local_ms = self.sender.take_local_ms()
+        return _Reading(read_counters(self.server), read_usage(self._process), time.perf_counter(), local_ms)
+
+    def _summarise(self, load: Load, before: _Reading, after: _Reading) -> Figures:
+        seconds, used = after.at - before.at, after.usage - before.usage
+        spent = difference(after.counters, before.counters)
         if any(counter.failed for counter in spent.values()):
             names = ", ".join(name for name, counter in spent.items() if counter.failed)
             raise ServerError(
-                f"Requests to {names} failed while {self.target.label} was measured.", "See Triton's log."
+                f"Requests to {names} failed while {self.target.label} was measured: {self.server.cause()}", KEEP_LOG
             )
         top = spent[self.target.name]
-        available = seconds * len(os.sched_getaffinity(0))
-        own = used.server + used.client
+        cores, own = usable_cores(), used.server + used.client
+        available = seconds * cores
+        spare = seconds * (len(os.sched_getaffinity(0)) - cores)  # beyond a quota: who takes that takes nothing from us
         return Figures(
             rows_per_s=load.rows_per_second,
             requests=len(load.latencies),
@@ -99,9 +118,9 @@ class Running:
             max_ms=1000 * load.percentile(100),
             server_cpu=used.server / available,
             client_cpu=used.client / available,
-            other_cpu=max(0.0, min(used.cores, available) - own) / available,
+            other_cpu=max(0.0, min(used.cores - spare, available) - own) / available,
             server_ms=top.total_ns / top.requests / 1e6 if top.requests else None,
-            local_ms=self.sender.take_local_ms(),
+            local_ms=after.local_ms,
             steps={
                 name: summarise_step(spent[name], seconds, config.spec.num_instances, used.models.get(name))
                 for name, config in self._steps.items()
@@ -177,7 +196,7 @@ def measure_arrivals(
     for number in range(total):
         on_progress("random arrivals", number, total)
         one = running[number % len(running)]
-        found[one.target.label].append(one.arrive(rates[one.target.label]))
+        found[one.target.label].append(one.arrive(rates[one.target.label], number // len(running)))
     on_progress("random arrivals", total, total)
     return [
         _arrivals(Measured(label, Cell(1, 0), tuple(figures)), share, rates[label]) for label, figures in found.items()

@@ -21,6 +21,7 @@ from shoal.bench.tokens import try_to_count
 from shoal.errors import InputError, SetupError
 from shoal.progress import OnProgress
 
+MANY = Cell(1, 16)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
@@ -57,7 +58,7 @@ def bench(
         SetupError: the embedded server or perf_analyzer cannot run here.
     """
     targets = find_targets(places, model)
-    cells = _find_cells(targets, wanted)
+    cells = find_cells(targets, wanted)
     inputs = read_inputs(targets[0].graph.config.spec, rows, text_column)
     analyzer = _Analyzer(PerfAnalyzer(wanted.perf_analyzer), inputs, wanted.settings) if wanted.perf_analyzer else None
     tokens = try_to_count(_on_host(targets).graph, inputs)
@@ -72,7 +73,12 @@ def bench(
     )  # fmt: skip
 
 
-def _find_cells(targets: Sequence[Target], wanted: Wanted) -> list[Cell]:
+def find_cells(targets: Sequence[Target], wanted: Wanted) -> list[Cell]:
+    """The loads to measure, which every target can take.
+
+    Raises:
+        InputError: one of the sizes wanted is more than a target takes.
+    """
     smallest = min(targets, key=lambda target: target.graph.config.spec.max_batch_size)
     limit = max(1, smallest.graph.config.spec.max_batch_size)
     beyond = [batch for batch in wanted.batches if not 1 <= batch <= limit]
@@ -81,7 +87,10 @@ def _find_cells(targets: Sequence[Target], wanted: Wanted) -> list[Cell]:
             f"{smallest.name} in {smallest.repository} takes 1 to {limit} rows a request, not {beyond[0]}.",
             f"Give sizes it takes: --batches 1,{limit}" if limit > 1 else "Leave --batches out.",
         )
-    return choose_cells(limit, wanted.batches or wanted.usual, wanted.callers)
+    cells = choose_cells(limit, wanted.batches or wanted.usual, wanted.callers)
+    if wanted.share is not None and not any(cell.batch == 1 and cell.callers > 1 for cell in cells):
+        cells.insert(1, MANY)  # one caller alone does not reach the best rate, of which arrivals get a share
+    return cells
 
 
 def _on_host(targets: Sequence[Target]) -> Target:

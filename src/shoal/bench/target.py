@@ -130,6 +130,33 @@ def _find(place: Path, model: str) -> Target:
     return Target("", repository, graph, {key: str(manifest.get(key, "-")) for key in PLAN})
 
 
+class Clock:
+    """Adds up the seconds that calls take, whichever threads they run in; those under way count as far as they are.
+
+    Use it as a context around each call.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seconds, self._running, self._ended = 0.0, 0, 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._seconds -= time.perf_counter()
+            self._running += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._seconds += time.perf_counter()
+            self._running -= 1
+            self._ended += 1
+
+    def read(self) -> tuple[float, int]:
+        """Seconds of all calls so far, and how many have ended."""
+        with self._lock:
+            return self._seconds + self._running * time.perf_counter(), self._ended
+
+
 class Pool:
     """Clients of one server, each used by one caller at a time: none waits for another's connection.
 
@@ -140,7 +167,7 @@ class Pool:
         self._url, self._protocol = url, protocol
         self._idle: deque[Client] = deque()
         self._made: list[Client] = []
-        self.remote = threading.local()  # .seconds: what this thread has waited for the server
+        self.clock = Clock()  # of its requests
 
     def connect(self, number: int, model: str) -> None:
         """Have ``number`` clients that are connected and know the model: under load that would take the load's time."""
@@ -161,11 +188,10 @@ class Pool:
             client = self._idle.pop()  # the last one used: its connection is warm
         except IndexError:
             client = self._make()
-        start = time.perf_counter()
         try:
-            return client.infer(model, inputs, **options)
+            with self.clock:
+                return client.infer(model, inputs, **options)
         finally:
-            self.remote.seconds = getattr(self.remote, "seconds", 0.0) + time.perf_counter() - start
             self._idle.append(client)
 
     def close(self) -> None:
@@ -189,8 +215,8 @@ class Sender:
         if target.is_hybrid:
             self._pipeline = Pipeline.load(target.repository / target.name, remote=self._pool)
             held.callback(self._pipeline.close)
-        self._lock = threading.Lock()
-        self._here = [0.0, 0.0]  # seconds in the client's own steps, and requests
+        self._clock = Clock()  # of whole requests
+        self._before = (0.0, 0)
 
     def connect(self, callers: int) -> None:
         """Make ready for so many callers."""
@@ -202,17 +228,19 @@ class Sender:
         if self._pipeline is None:
             self._pool.infer(self._target.name, tensors)
             return rows
-        self._pool.remote.seconds, start = 0.0, time.perf_counter()
-        self._pipeline(**tensors)
-        spent = time.perf_counter() - start - self._pool.remote.seconds
-        with self._lock:
-            self._here[0] += spent
-            self._here[1] += 1
+        with self._clock:
+            self._pipeline(**tensors)
         return rows
 
     def take_local_ms(self) -> float | None:
-        """The mean milliseconds that a request since the last call spent outside the server's call; None but in
-        ``hybrid``."""
-        with self._lock:
-            (seconds, requests), self._here = self._here, [0.0, 0.0]
-        return 1000 * seconds / requests if requests else None
+        """The mean milliseconds of a request since the last call in which it did not wait for the server; None but in
+        ``hybrid``, where each request is one of the server.
+
+        It is the difference of two sums: a step beside others runs in a thread that does not know its request.
+        """
+        if self._pipeline is None:
+            return None
+        (whole, requests), (remote, _) = self._clock.read(), self._pool.clock.read()
+        before, self._before = self._before, (whole - remote, requests)
+        here, number = self._before[0] - before[0], self._before[1] - before[1]
+        return 1000 * max(here, 0.0) / number if number else None
