@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -180,6 +181,54 @@ def test_codes_tell_words_apart_where_words_are_forgotten(bundle: Bundle, batche
                     assert token not in tokens or tokens[code] == token
             assert len(set(seen.values())) == len(seen)
             assert max(seen, default=0) < codes.num_codes <= len(tokens) + 2 * 6 + 4 * 60
+
+
+class Two(Rows):
+    """Two stores in one, of which the second can fail when the first has grown."""
+
+    def __init__(self, find: Find, fails: list[BaseException]) -> None:
+        super().__init__(find)
+        self.fails = fails
+
+    def add(self, words: list[str]) -> None:
+        super().add(words)
+        if len(words) > 1 and self.fails:
+            raise self.fails.pop()
+
+    def keep(self, places: Any) -> Self:
+        kept = type(self)(self._find, self.fails)
+        kept.extend(*self.take(places))
+        return kept
+
+
+@pytest.mark.parametrize("error", [MemoryError(), KeyboardInterrupt()], ids=repr)
+def test_words_that_could_not_be_added_put_no_others_in_their_place(error: BaseException) -> None:
+    fails: list[BaseException] = []
+    kept: Memo[Rows] = Memo(Two(numbering(), fails))
+    first = look_up(kept, [["early", "bird"]] * 2)
+    fails.append(error)
+    with pytest.raises(type(error)):
+        look_up(kept, [["one", "two", "three"]])
+    assert look_up(kept, [["late"]])[0][:-1] == [*map(ord, "late")]
+    assert look_up(kept, [["early", "bird"]] * 2) == first
+    (row,) = look_up(kept, [["three", "one"]])
+    assert [*row[:5], *row[6:-1]] == [*map(ord, "threeone")]
+
+
+def test_a_thread_that_waited_while_the_table_broke_asks_anew() -> None:
+    kept = Memo(Rows(numbering()))
+    table = kept._table
+    table.is_broken = True
+    assert table.look_up(to_texts(["new"]).cut) is None
+    assert look_up(kept, [["new"]])[0][:-1] == [*map(ord, "new")]
+    assert kept._table is not table
+
+
+def test_no_slot_lies_in_two_lines_of_the_cache() -> None:
+    for num_words in (0, 100, 10_000, 100_000):
+        rows = memo._Slots(num_words)._rows
+        assert (rows.ctypes.data % 32, rows.strides[0]) == (0, 32)
+        assert not rows.any()
 
 
 def test_threads_share_a_memo(monkeypatch: pytest.MonkeyPatch) -> None:

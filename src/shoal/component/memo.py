@@ -20,7 +20,9 @@ from shoal.component.ragged import Cut, Keys, Ragged, Texts
 Find: TypeAlias = Callable[[list[str]], Sequence[Sequence[int]]]
 Places: TypeAlias = NDArray[np.int64]
 
-MOST_WORDS, MOST_BYTES = 2**17, 2**24  # kept before those that did not come again are forgotten: tens of megabytes
+# Kept before those that did not come again are forgotten: about 100 MB. A short word takes some 650 bytes, and of a
+# long one each byte may be a token, whose numbers stand in several columns.
+MOST_WORDS, MOST_BYTES = 2**17, 2**21
 _UNKNOWN, _EMPTY = 0, 1  # the places of every word that is not known, and of the empty one
 _MOST_PROBES = 8
 _FEWEST_SLOTS, _SLOTS_A_WORD = 2, 4  # a word, before the table grows and after
@@ -53,14 +55,22 @@ class Memo(Generic[S]):
 
     def __call__(self, texts: Texts) -> tuple[Ragged, S]:
         """Places of the words of texts on the host, INT64, and the store that has them."""
+        cut = texts.cut
+        while True:
+            table = self._usable()
+            places = table.look_up(cut)
+            if places is not None:
+                return Ragged(places, cut.offsets), table.store
+
+    def _usable(self) -> _Table[S]:
+        """The table, or a new one in its place."""
         table = self._table
-        if table.is_full:
+        if table.is_full or table.is_broken:
             with self._lock:
                 if self._table is table:
                     self._table = table.renewed()
                 table = self._table
-        cut = texts.cut
-        return Ragged(table.look_up(cut), cut.offsets), table.store
+        return table
 
 
 class _Table(Generic[S]):
@@ -69,6 +79,9 @@ class _Table(Generic[S]):
     def __init__(self, store: S, words: list[bytes]) -> None:
         """``words`` are those that the store knows beside the unknown and the empty one."""
         self.store, self._lock = store, Lock()
+        # Whether words could not be added. The store may know some of them: what comes next gets another place there
+        # than here.
+        self.is_broken = False
         self._places: dict[bytes, int] = {}
         self._num_bytes = 0
         self._came_again = Column(np.bool_)
@@ -80,8 +93,8 @@ class _Table(Generic[S]):
     def is_full(self) -> bool:
         return len(self._places) > MOST_WORDS or self._num_bytes > MOST_BYTES
 
-    def look_up(self, cut: Cut) -> Places:
-        """The place of each word."""
+    def look_up(self, cut: Cut) -> Places | None:
+        """The place of each word; None if the table is broken and does not know them all."""
         places = self._slots.find(cut.keys())
         self._came_again.values[places] = True
         left = (places == _UNKNOWN).nonzero()[0]
@@ -91,16 +104,26 @@ class _Table(Generic[S]):
             self._came_again.values[found] = True
             if _UNKNOWN in found:
                 # In the order of appearance: what is frequent comes early, so that its places lie close together.
-                self._add(dict.fromkeys(word for word, place in zip(words, found, strict=True) if place == _UNKNOWN))
+                unknown = (word for word, place in zip(words, found, strict=True) if place == _UNKNOWN)
+                if not self._add(dict.fromkeys(unknown)):
+                    return None
                 found = [self._places[word] for word in words]
             places[left] = found
         return places
 
-    def _add(self, words: Iterable[bytes]) -> None:
+    def _add(self, words: Iterable[bytes]) -> bool:
+        """Whether it could be: not in a table that another thread broke."""
         with self._lock:
+            if self.is_broken:
+                return False
             missing = [word for word in words if word not in self._places]
-            self.store.add([word.decode() for word in missing])
-            self._put(missing)
+            try:
+                self.store.add([word.decode() for word in missing])
+                self._put(missing)
+            except BaseException:
+                self.is_broken = True
+                raise
+            return True
 
     def _put(self, words: list[bytes]) -> None:
         """Places for words of which the store knows. After it: whoever finds a word here finds it there."""
@@ -133,8 +156,8 @@ class _Slots:
 
     def __init__(self, num_words: int) -> None:
         self._num_bits = max(8, (num_words * _SLOTS_A_WORD - 1).bit_length())
-        # The two parts of a key, a place, and nothing: rows of 32 bytes lie within a line of the processor's cache.
-        self._rows = np.zeros((2**self._num_bits + _MOST_PROBES, 4), np.uint64)
+        # The two parts of a key, a place, and nothing.
+        self._rows = _aligned_rows(2**self._num_bits + _MOST_PROBES)
         self._num_words = 0
         self._factors = np.random.default_rng().integers(2**63, size=2, dtype=np.uint64) * 2 + 1
 
@@ -197,6 +220,13 @@ class _Slots:
             pending = np.delete(pending, index)
             slots[pending] += 1
         self._num_words += len(places)
+
+
+def _aligned_rows(count: int) -> NDArray[np.uint64]:
+    """Zeros, UINT64 ``[count, 4]``, at a multiple of 32 bytes: no row lies in two lines of the processor's cache."""
+    values = np.zeros(4 * count + 3, np.uint64)
+    start = -values.ctypes.data % 32 // 8
+    return values[start : start + 4 * count].reshape(count, 4)
 
 
 class Column:
