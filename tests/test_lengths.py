@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 from numpy.typing import NDArray
 
-from shoal.component.lengths import MAX_WASTE, MIN_TOKENS, group, lengths, run_in_groups
-from shoal.serving.local import Pipeline
+from shoal.component.lengths import MAX_WASTE, MIN_TOKENS, find_mask, group, lengths, run_by_length, run_in_groups
+from shoal.component.spec import ModelSpec, TensorSpec
+from shoal.errors import ArtifactError
+from shoal.repository.pbtxt import read_config
+from shoal.serving.local import Pipeline, load_component
 
 TOKENS = arrays_of.arrays(np.int64, st.integers(1, 80), elements=st.integers(0, 256))
 
@@ -61,9 +66,72 @@ def test_outputs_keep_the_order_of_the_rows(num_tokens: NDArray[np.int64]) -> No
         assert some_ids.flags.c_contiguous
         return [(some_ids * some_mask).sum(axis=1, keepdims=True), some]
 
-    sums, same = run_in_groups(run, [ids, mask, other], lengths(mask))
+    sums, same = run_in_groups(run, [ids, mask, other], mask, [True, True, False])
     np.testing.assert_array_equal(sums[:, 0], (ids * mask).sum(axis=1))
     np.testing.assert_array_equal(same, other)
+
+
+def declare(*inputs: TensorSpec, out: tuple[int, ...] = (1,), mask: str = "MASK", most: int = 64) -> ModelSpec:
+    return ModelSpec("m", inputs, (TensorSpec("OUT", "TYPE_INT64", out),), most, parameters={"attention_mask": mask})
+
+
+IDS, MASK = (TensorSpec(name, "TYPE_INT64", (-1,)) for name in ("IDS", "MASK"))
+
+
+@pytest.mark.parametrize("width", [8, 5])
+def test_inputs_of_a_declared_width_are_not_cut(width: int) -> None:
+    """Neither one that is as wide as the mask by chance, nor one that is wider, nor a number for each row."""
+    fixed, wide, number = (TensorSpec(n, "TYPE_INT64", d) for n, d in (("F", (width,)), ("W", (20,)), ("N", ())))
+    spec = declare(IDS, MASK, fixed, wide, number)
+    mask = np.zeros((3, width), np.int64)
+    mask[0, :3] = mask[1, :2] = 1
+    rng = np.random.default_rng(0)
+    batch = {t.name: rng.integers(1, 9, (3, *t.dims)) for t in (fixed, wide, number)}
+    batch |= {"IDS": rng.integers(1, 9, (3, width)), "MASK": mask}
+    seen = []
+
+    def call(arrays: Any) -> list[NDArray[Any]]:
+        ids, ones, *others = arrays
+        seen.append([array.shape[1:] for array in arrays])
+        return [np.stack([(ids * ones).sum(1), *(a.reshape(len(a), -1).sum(1) for a in others)], axis=1)]
+
+    out = run_by_length(spec, batch, call, find_mask(spec))["OUT"]
+    np.testing.assert_array_equal(out, call([batch[t.name] for t in spec.inputs])[0])
+    assert seen[:-1] == [[(3,), (3,), (width,), (20,), ()]]
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (
+            declare(IDS, MASK, mask="MSK"),
+            "no required input MSK of one dimension, .* attention_mask names. Known: IDS",
+        ),
+        (declare(IDS, TensorSpec("MASK", "TYPE_INT64", (-1,), is_optional=True)), "no required input MASK .*: IDS[.]"),
+        (declare(TensorSpec("MASK", "TYPE_INT64", (-1, 2))), "no required input MASK .* Leave attention_mask out[.]"),
+        (declare(IDS, MASK, out=(-1, 4)), "Output OUT of model m has a dimension of -1; .* Declare its dims"),
+    ],
+)
+def test_masks_that_cannot_be(spec: ModelSpec, message: str) -> None:
+    with pytest.raises(ArtifactError, match=message):
+        find_mask(spec)
+
+
+def test_without_a_mask_or_batches_rows_are_not_grouped() -> None:
+    assert find_mask(declare(IDS, MASK, mask="", out=(-1,))) == ""
+    assert find_mask(declare(IDS, MASK, mask="MASK", most=0)) == ""
+    assert find_mask(declare(IDS, MASK)) == "MASK"
+
+
+@pytest.mark.parametrize("backend", ["pytorch", "onnxruntime"])
+def test_a_misspelt_mask_ends_the_start(backend: str, repository: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "bert-large"
+    shutil.copytree(repository / "bert-large", folder)
+    config = folder / "config.pbtxt"
+    text = config.read_text(encoding="utf-8").replace('string_value: "INPUT__1"', 'string_value: "INPUT_1"')
+    config.write_text(text.replace('backend: "pytorch"', f'backend: "{backend}"'), encoding="utf-8")
+    with pytest.raises(ArtifactError, match=r"bert-large has no required input INPUT_1 .* Known: INPUT__0, INPUT__1\."):
+        load_component(read_config(folder))
 
 
 def test_scores_are_those_of_each_text_alone(pipeline: Pipeline, texts: list[str]) -> None:

@@ -10,6 +10,7 @@ import pytest
 from shoal.errors import ArtifactError, InputError
 from shoal.paths import shipped_root
 from shoal.repository.leaves import collect, find_leaves
+from shoal.repository.pbtxt import read_config
 from shoal.repository.placement import PYTHON_BASED_BACKENDS, Plan, place
 from shoal.serving.runtime import BACKENDS
 from tests.conftest import ROOT
@@ -58,6 +59,23 @@ def test_targets_differ_in_the_lines_of_python_based_backends_only() -> None:
         assert embedded == native
         kinds = [group.kind for group in embedded.instance_group]
         assert kinds == ([] if name == "ensemble_all" else [embedded.instance_group[0].KIND_CPU])
+
+
+@pytest.mark.parametrize("backend", ["pytorch", "onnxruntime"])
+@pytest.mark.parametrize(("mask", "own", "placed"), [("I", False, True), ("", False, False), ("", True, True)])
+def test_requests_are_padded_where_a_mask_tells(
+    backend: str, mask: str, own: bool, placed: bool, tmp_path: Path
+) -> None:
+    """Without one an answer would depend on its neighbours; who knows better says so in the leaf."""
+    (tmp_path / "config.pbtxt").write_text(
+        f'name: "m" backend: "{backend}" max_batch_size: 8'
+        f' input {{ name: "I" data_type: TYPE_INT64 dims: -1 allow_ragged_batch: {str(own).lower()} }}'
+        f' input {{ name: "J" data_type: TYPE_INT64 dims: 2 }}'
+        f' parameters {{ key: "attention_mask" value {{ string_value: "{mask}" }} }}',
+        encoding="utf-8",
+    )
+    message = place(read_config(tmp_path), Plan())
+    assert [tensor.allow_ragged_batch for tensor in message.input] == [placed, False]
 
 
 @pytest.mark.parametrize("gpus", [(0,), (0, 1), (3,), (0, 1, 2, 3)])

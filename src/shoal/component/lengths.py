@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 
 from shoal.component.spec import ModelSpec
 from shoal.component.tensors import Array, Arrays
+from shoal.errors import ArtifactError
 
+ATTENTION_MASK = "attention_mask"  # a model's parameter
 MAX_WASTE = 0.02  # of what is computed for a group, for padding
 MIN_TOKENS = 512  # below that a call of its own costs more than the padding it saves
 
@@ -25,7 +27,8 @@ def group(num_tokens: NDArray[np.integer[Any]]) -> list[NDArray[np.intp]]:
     """Indices of rows in groups, the longest first.
 
     A group is padded to its longest row; ``num_tokens`` [rows] counts tokens. Padding is at most MAX_WASTE of a group's
-    padded tokens, but for groups of fewer than MIN_TOKENS.
+    padded tokens, but for groups of fewer than MIN_TOKENS; the row that fills a group up to that number may be the last
+    to waste more.
     """
     order = np.argsort(-num_tokens, kind="stable")
     groups, start, used = [], 0, 0
@@ -39,37 +42,69 @@ def group(num_tokens: NDArray[np.integer[Any]]) -> list[NDArray[np.intp]]:
     return [*groups, order[start:]] if len(order) else []
 
 
+def find_mask(spec: ModelSpec) -> str:
+    """The input that tells how long a row is, as the parameter ``attention_mask`` names it.
+
+    Empty without the parameter, and where the model has no batches: nothing there counts rows.
+
+    Raises:
+        ArtifactError: it names no required input of one dimension, or an output's width is not declared: parts of
+            different widths make no batch.
+    """
+    name = spec.parameters.get(ATTENTION_MASK, "")
+    if not name or not spec.is_batched:
+        return ""
+    known = [tensor.name for tensor in spec.inputs if len(tensor.dims) == 1 and not tensor.is_optional]
+    if name not in known:
+        raise ArtifactError(
+            f"Model {spec.name} has no required input {name} of one dimension, which its parameter {ATTENTION_MASK}"
+            " names.",
+            f"Known: {', '.join(known)}." if known else f"Leave {ATTENTION_MASK} out.",
+        )
+    open_ones = [tensor.name for tensor in spec.outputs if -1 in tensor.dims]
+    if open_ones:
+        raise ArtifactError(
+            f"Output {open_ones[0]} of model {spec.name} has a dimension of -1; rows of like length that are computed"
+            f" together ({ATTENTION_MASK}) need outputs of one shape.",
+            f"Declare its dims, or leave {ATTENTION_MASK} out.",
+        )
+    return name
+
+
 def run_by_length(
     spec: ModelSpec, batch: Arrays, call: Callable[[Sequence[Array]], Sequence[Array]], mask: str
 ) -> Arrays:
     """The outputs of ``call``, which takes and gives arrays in the order of ``spec``, rows of like length together.
 
-    ``mask`` names the input that tells how long a row is; without one all rows are run at once.
+    ``mask`` names the input that tells how long a row is (``find_mask``); without one all rows are run at once.
     """
     arrays = [batch[tensor.name] for tensor in spec.inputs]
-    outputs = run_in_groups(call, arrays, lengths(batch[mask])) if mask else call(arrays)
+    follows = [tensor.dims[:1] == (-1,) for tensor in spec.inputs]
+    outputs = run_in_groups(call, arrays, batch[mask], follows) if mask else call(arrays)
     return {tensor.name: out for tensor, out in zip(spec.outputs, outputs, strict=True)}
 
 
 def run_in_groups(
     run: Callable[[Sequence[NDArray[Any]]], Sequence[NDArray[Any]]],
     arrays: Sequence[NDArray[Any]],
-    num_tokens: NDArray[np.integer[Any]],
+    mask: NDArray[Any],
+    follows: Sequence[bool],
 ) -> list[NDArray[Any]]:
-    """What ``run`` gives for ``arrays``, group by group, in the order of the rows.
+    """What ``run`` gives for ``arrays`` [rows, ...], group by group, in the order of the rows.
 
-    ``arrays`` are [rows, columns], padded at the right; of those as wide as the widest, ``run`` gets no column beyond
-    its group's longest row (at least one).
+    ``mask`` [rows, columns] tells how long they are. Of arrays that ``follows`` says may have any width, and that are
+    as wide as the mask, ``run`` gets no column beyond its group's longest row (at least one).
     """
-    width = max(array.shape[1] for array in arrays)
+    num_tokens, width = lengths(mask), mask.shape[1]
     parts = group(num_tokens)
     if len(parts) < 2 and int(num_tokens.max(initial=0)) >= width:
         return list(run(arrays))
+    are_cut = [may and array.shape[1] == width for array, may in zip(arrays, follows, strict=True)]
     outputs: list[NDArray[Any]] = []
     for rows in parts:
         longest = max(1, int(num_tokens[rows[0]]))
-        given = [np.ascontiguousarray(a[rows, :longest] if a.shape[1] == width else a[rows]) for a in arrays]
-        for index, part in enumerate(run(given)):
+        given = [a[rows, :longest] if is_cut else a[rows] for a, is_cut in zip(arrays, are_cut, strict=True)]
+        for index, part in enumerate(run([*map(np.ascontiguousarray, given)])):
             if index == len(outputs):
                 outputs.append(np.empty((len(num_tokens), *part.shape[1:]), part.dtype))
             outputs[index][rows] = part

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from shoal.component.lengths import ATTENTION_MASK
 from shoal.environment.targets import EMBEDDED, parse_release
 from shoal.errors import InputError
 from shoal.machine import computes_bf16
@@ -76,7 +77,8 @@ def place(config: ModelConfig, plan: Plan) -> Any:
     """The configuration message of one model under ``plan``; the leaf's own is left alone.
 
     Between two targets only lines of the python-based backends differ: ``runtime``, and ``allow_ragged_batch``, since
-    shoal's backend pads requests of different widths to one batch, which the native one does not.
+    shoal's backend pads requests of different widths to one batch, which the native one does not. Where no mask tells
+    padding from data an answer would depend on its neighbours: there the leaf's own value stays.
     """
     message = type(config.message)()
     message.CopyFrom(config.message)
@@ -89,8 +91,8 @@ def place(config: ModelConfig, plan: Plan) -> Any:
         group.gpus.extend(gpus)
     if plan.target == EMBEDDED and config.backend in PYTHON_BASED_BACKENDS:
         message.runtime = "model.py"
-        for tensor in message.input:
-            tensor.allow_ragged_batch = -1 in tensor.dims
+        for tensor in message.input if config.spec.parameters.get(ATTENTION_MASK) else ():
+            tensor.allow_ragged_batch = tensor.allow_ragged_batch or -1 in tensor.dims
     if config.backend in ("python", *PYTHON_BASED_BACKENDS):  # or Triton would bring them copies on the host
         message.parameters["FORCE_CPU_ONLY_INPUT_TENSORS"].string_value = "no"
     if config.backend == "pytorch" and plan.dtype not in (AUTO, "fp32"):

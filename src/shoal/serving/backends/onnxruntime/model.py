@@ -9,7 +9,7 @@ import numpy as np
 from shoal.component.base import Component
 from shoal.component.bundle import refusal
 from shoal.component.context import Context
-from shoal.component.lengths import run_by_length
+from shoal.component.lengths import find_mask, run_by_length
 from shoal.component.tensors import Array, Arrays
 from shoal.errors import SetupError, needs
 
@@ -30,6 +30,7 @@ class Onnx(Component):
                 f"Model {context.spec.name} is ONNX, which shoal's own backend runs on the host alone.",
                 "Compose with --placement cpu, or for NVIDIA's container, whose backend has a GPU: --target 26.06",
             )
+        self.mask = find_mask(context.spec)
         path = context.artifact("model.onnx")
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = context.num_threads or 0
@@ -39,7 +40,6 @@ class Onnx(Component):
         except Exception as error:  # its errors have no class in common but this one
             reason = str(error).splitlines()[0].rpartition(" failed:")[2]  # what stands before names the path again
             raise refusal(path, "valid ONNX model", reason.rstrip(".")) from error
-        self.mask = context.spec.parameters.get("attention_mask", "")
 
     def run(self, batch: Arrays) -> Arrays:
         return run_by_length(self.context.spec, batch, self.call, self.mask)

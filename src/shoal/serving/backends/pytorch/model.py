@@ -12,7 +12,7 @@ from shoal.component.base import Component
 from shoal.component.bundle import refusal
 from shoal.component.context import Context
 from shoal.component.fusing import fuse
-from shoal.component.lengths import run_by_length
+from shoal.component.lengths import find_mask, run_by_length
 from shoal.component.tensors import Array, Arrays
 from shoal.component.ties import check_ties, read_archive
 from shoal.errors import ArtifactError
@@ -37,6 +37,7 @@ class TorchScript(Component):
 
         if context.num_threads:
             torch.set_num_threads(context.num_threads)
+        self.mask = find_mask(context.spec) if context.device.is_host else ""
         path = context.artifact("model.pt")
         check_ties(read_archive(path), path)  # before torch, which reads no checksum
         try:
@@ -45,7 +46,6 @@ class TorchScript(Component):
                 module = torch.jit.load(str(path), map_location=context.device.torch_name).eval()
         except RuntimeError as error:
             raise refusal(path, "TorchScript file", str(error).splitlines()[0].rstrip(".")) from error
-        self.mask = context.spec.parameters.get("attention_mask", "") if context.device.is_host else ""
         dtype = context.spec.parameters.get("dtype", "fp32")
         _convert(module, dtype)
         self.module = fuse(module, dtype) if context.device.is_host else module
