@@ -38,6 +38,25 @@ class Broadcasting(Block):
         return mixed
 
 
+class Small(Block):
+    """Values of a size that an absolute tolerance would let pass, whatever they are."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * 1e-6
+
+
+class SmallAndWrong(Broadcasting):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * 1e-5
+
+
+class SummedUp(Broadcasting):
+    """Its output has one shape, right or wrong."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).square().sum(0, keepdim=True)
+
+
 def traced(module: nn.Module, example: Tensor) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -78,15 +97,58 @@ def test_an_encoder_gives_the_same(dtype: str, tolerance: float) -> None:
     assert kinds(fused).count("aten::linear") == 1  # the head, of one output
 
 
-def test_what_fuses_wrongly_is_served_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
-    module = Broadcasting()
+@pytest.mark.parametrize("module", [Broadcasting(), SmallAndWrong(), SummedUp()], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize("numbers", [(3, 1, 5, 2), (1, 1, 1, 1, 3), (1, 4, 1, 1)])
+def test_what_fuses_wrongly_is_served_as_it_is(
+    module: nn.Module, numbers: tuple[int, ...], caplog: pytest.LogCaptureFixture
+) -> None:
     fused = fuse(traced(module, torch.randn(3, 16)), "fp32")
     assert "aten::add" not in kinds(fused)
     with torch.inference_mode(), caplog.at_level(logging.WARNING):
-        for rows in (3, 1, 5):
+        for rows in numbers:
             x = torch.randn(rows, 16)
             assert torch.equal(fused(x), module(x))
     assert "TorchScript is served as it is" in caplog.text
+    assert fused._module is None
+
+
+def test_one_row_is_proof_enough_with_itself_backwards() -> None:
+    module = Block()
+    fused = fuse(traced(module, torch.randn(3, 16)), "fp32")
+    with torch.inference_mode():
+        fused(torch.randn(1, 16))
+        assert fused._module is None
+        x = torch.randn(5, 16)
+        torch.testing.assert_close(fused(x), module(x), rtol=0, atol=1e-5)
+    assert "mkldnn::_linear_pointwise" in kinds(fused)
+
+
+def test_no_rows_prove_nothing() -> None:
+    fused = fuse(traced(Block(), torch.randn(3, 16)), "fp32")
+    with torch.inference_mode():
+        assert fused(torch.randn(0, 16)).shape == (0, 16)
+    assert fused._module is not None
+
+
+def test_small_values_are_compared_by_their_own_size() -> None:
+    fused = fuse(traced(Small(), torch.randn(3, 16)), "fp32")
+    with torch.inference_mode():
+        fused(torch.randn(2, 16))
+    assert fused._module is None
+    assert "mkldnn::_linear_pointwise" in kinds(fused)
+
+
+def test_one_score_near_zero_condemns_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounding is all that is left of it; the next batch decides."""
+    fused = fuse(traced(Block(), torch.randn(3, 16)), "fp32")
+    decide, rounded = fused._is_same, [False]
+    monkeypatch.setattr(fused, "_is_same", lambda *both: rounded.pop() if rounded else decide(*both))
+    with torch.inference_mode():
+        fused(torch.randn(2, 16))
+        assert fused._module is not None
+        fused(torch.randn(2, 16))
+    assert fused._module is None
+    assert "mkldnn::_linear_pointwise" in kinds(fused)
 
 
 def test_values_that_are_no_numbers_stay_what_they_are() -> None:
