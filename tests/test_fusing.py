@@ -70,7 +70,7 @@ def kinds(module: Any) -> list[str]:
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
 def test_a_layer_is_two_products(approximate: str) -> None:
     module = Block(approximate)
-    fused = fuse(traced(module, torch.randn(3, 16)), "fp32")
+    fused: Any = fuse(traced(module, torch.randn(3, 16)), "fp32")
     with torch.inference_mode():
         for rows in (2, 1, 7, 300):
             x = torch.randn(rows, 16)
@@ -85,7 +85,7 @@ def test_an_encoder_gives_the_same(dtype: str, tolerance: float) -> None:
     script = trace(encoder)
     if dtype == "bf16":
         script.trunk.to(torch.bfloat16)
-    fused = fuse(script, dtype)
+    fused: Any = fuse(script, dtype)
     generator = torch.Generator().manual_seed(0)
     with torch.inference_mode():
         for rows, width in ((2, 9), (1, 8), (5, 40)):
@@ -102,7 +102,7 @@ def test_an_encoder_gives_the_same(dtype: str, tolerance: float) -> None:
 def test_what_fuses_wrongly_is_served_as_it_is(
     module: nn.Module, numbers: tuple[int, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
-    fused = fuse(traced(module, torch.randn(3, 16)), "fp32")
+    fused: Any = fuse(traced(module, torch.randn(3, 16)), "fp32")
     assert "aten::add" not in kinds(fused)
     with torch.inference_mode(), caplog.at_level(logging.WARNING):
         for rows in numbers:
@@ -114,7 +114,7 @@ def test_what_fuses_wrongly_is_served_as_it_is(
 
 def test_one_row_is_proof_enough_with_itself_backwards() -> None:
     module = Block()
-    fused = fuse(traced(module, torch.randn(3, 16)), "fp32")
+    fused: Any = fuse(traced(module, torch.randn(3, 16)), "fp32")
     with torch.inference_mode():
         fused(torch.randn(1, 16))
         assert fused._module is None
@@ -124,14 +124,14 @@ def test_one_row_is_proof_enough_with_itself_backwards() -> None:
 
 
 def test_no_rows_prove_nothing() -> None:
-    fused = fuse(traced(Block(), torch.randn(3, 16)), "fp32")
+    fused: Any = fuse(traced(Block(), torch.randn(3, 16)), "fp32")
     with torch.inference_mode():
         assert fused(torch.randn(0, 16)).shape == (0, 16)
     assert fused._module is not None
 
 
 def test_small_values_are_compared_by_their_own_size() -> None:
-    fused = fuse(traced(Small(), torch.randn(3, 16)), "fp32")
+    fused: Any = fuse(traced(Small(), torch.randn(3, 16)), "fp32")
     with torch.inference_mode():
         fused(torch.randn(2, 16))
     assert fused._module is None
@@ -140,7 +140,7 @@ def test_small_values_are_compared_by_their_own_size() -> None:
 
 def test_one_score_near_zero_condemns_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounding is all that is left of it; the next batch decides."""
-    fused = fuse(traced(Block(), torch.randn(3, 16)), "fp32")
+    fused: Any = fuse(traced(Block(), torch.randn(3, 16)), "fp32")
     decide, rounded = fused._is_same, [False]
     monkeypatch.setattr(fused, "_is_same", lambda *both: rounded.pop() if rounded else decide(*both))
     with torch.inference_mode():
@@ -153,7 +153,7 @@ def test_one_score_near_zero_condemns_no_graph(monkeypatch: pytest.MonkeyPatch) 
 
 def test_values_that_are_no_numbers_stay_what_they_are() -> None:
     module = Block()
-    fused = fuse(traced(module, torch.randn(3, 16)), "fp32")
+    fused: Any = fuse(traced(module, torch.randn(3, 16)), "fp32")
     x = torch.full((2, 16), float("nan"))
     with torch.inference_mode():
         assert fused(x).isnan().all()
@@ -162,7 +162,7 @@ def test_values_that_are_no_numbers_stay_what_they_are() -> None:
 
 def test_a_request_that_fails_proves_nothing() -> None:
     module = Block()
-    fused = fuse(traced(module, torch.randn(3, 16)), "fp32")
+    fused: Any = fuse(traced(module, torch.randn(3, 16)), "fp32")
     with torch.inference_mode(), pytest.raises(RuntimeError):
         fused(torch.randn(3, 15))
     with torch.inference_mode():

@@ -27,7 +27,7 @@ from shoal.repository.manifest import MANIFEST
 from shoal.repository.pbtxt import ModelConfig, write_config
 from shoal.repository.placement import HYBRID, Plan, place
 from shoal.repository.sizes import find_sizes
-from shoal.repository.warmup import WarmUps, derive
+from shoal.repository.warmup import FOLDER, WarmUps, derive
 from shoal.repository.warmup import write as write_warm_up
 
 _COMMENT = "Written by shoal compose; what is edited here is lost."
@@ -151,8 +151,8 @@ def _write_files(model: ModelConfig, folder: Path, artifacts: Path) -> None:
 
 
 def _version_files(leaf: Path) -> Iterator[Path]:
-    """The files under a leaf's numbered folders: what Triton reads, without training scripts and caches."""
-    for path in sorted(leaf.glob("[0-9]*/**/*")):
+    """The files under a leaf's numbered folders, and its warm-up's: what Triton reads, without scripts and caches."""
+    for path in sorted(path for folder in ("[0-9]*", FOLDER) for path in leaf.glob(f"{folder}/**/*")):
         if path.is_file() and "__pycache__" not in path.parts:
             yield path
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from shoal.component.batching import check_outputs, join
 from shoal.component.context import Context
 from shoal.component.spec import STRING, ModelSpec, TensorSpec
 from shoal.component.tensors import Arrays
-from shoal.errors import ShoalError
 from shoal.repository.graph import Graph
 from shoal.repository.loading import component_class
 from shoal.repository.pbtxt import ModelConfig, Step
@@ -46,20 +46,35 @@ class WarmUps:
     requests: dict[str, Arrays] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
 
+    def keep(self, model: str, inputs: Arrays) -> None:
+        """The first request of a model stands, whatever becomes of it in other steps."""
+        self.requests.setdefault(model, inputs)
+        self.reasons.pop(model, None)
+
+    def refuse(self, model: str, reason: str) -> None:
+        """Why a model has none, unless it has one."""
+        if model not in self.requests:
+            self.reasons.setdefault(model, reason)
+
 
 def derive(graph: Graph, repository: Path) -> WarmUps:
     """Send one text through the Python components of ``graph``, whose files lie in ``repository``.
 
-    A component runs only where a step behind it needs what it gives. What no component gives, such as the score of a
-    model, is zeros of its declared shape.
+    Each component runs, so that no server is asked what fails here. What no component gives, such as the score of a
+    model, is zeros of its declared shape. The members of an ensemble within this one get what reaches them.
     """
-    found, tensors = WarmUps(), _requested(graph.config.spec)
+    found = WarmUps()
+    _walk(graph, repository, _requested(graph.config.spec), found)
+    return found
+
+
+def _walk(graph: Graph, repository: Path, tensors: dict[str, Any], found: WarmUps) -> None:
+    """Fill ``found`` and ``tensors``, the graph's by name, step by step."""
     waiting = list(graph.steps)
     while due := [step for step in waiting if _is_due(graph, step, waiting)]:
         waiting = [step for step in waiting if step not in due]
         for step in due:
             _warm(graph, step, repository, tensors, found)
-    return found
 
 
 def _is_due(graph: Graph, step: Step, waiting: list[Step]) -> bool:
@@ -69,20 +84,20 @@ def _is_due(graph: Graph, step: Step, waiting: list[Step]) -> bool:
 
 def _warm(graph: Graph, step: Step, repository: Path, tensors: dict[str, Any], found: WarmUps) -> None:
     config = graph.members[step.model]
-    wanted = {t.name: t for t in config.spec.inputs}
     inputs = {name: tensors[tensor] for name, tensor in step.inputs.items() if tensor in tensors}
-    missing = [name for name, tensor in wanted.items() if name not in inputs and not tensor.is_optional]
+    missing = [t.name for t in config.spec.inputs if t.name not in inputs and not t.is_optional]
     outputs: Mapping[str, Any] = {}
-    if missing:
-        found.reasons[step.model] = f"nothing is known to give it as {', '.join(missing)}"
-    elif not config.is_ensemble:
-        found.requests[step.model] = inputs
-        if config.backend == "python" and _is_read(graph, step):
-            try:
-                outputs = _run(config, repository, inputs)
-            except Exception as error:  # a component of someone's own, whose libraries may be in another environment
-                found.reasons[step.model] = f"it does not run here: {error}"
-                del found.requests[step.model]
+    if config.is_ensemble:
+        outputs = dict(inputs)
+        _walk(Graph.build(config, graph.members), repository, outputs, found)
+    elif missing:
+        found.refuse(step.model, f"nothing is known to give it as {', '.join(missing)}")
+    else:
+        try:
+            outputs = _run(config, repository, inputs) if config.backend == "python" else {}
+            found.keep(step.model, inputs)
+        except Exception as error:  # a component of someone's own, whose libraries may be in another environment
+            found.refuse(step.model, f"it does not run here: {_describe(error, repository)}")
     shapes = {t.name: t for t in config.spec.outputs}
     for name, tensor in step.outputs.items():
         value = outputs[name] if name in outputs else _nothing(shapes[name], config.spec)
@@ -90,9 +105,10 @@ def _warm(graph: Graph, step: Step, repository: Path, tensors: dict[str, Any], f
             tensors[tensor] = value
 
 
-def _is_read(graph: Graph, step: Step) -> bool:
-    """Whether another step reads what this one gives."""
-    return any(tensor in other.inputs.values() for other in graph.steps for tensor in step.outputs.values())
+def _describe(error: Exception, repository: Path) -> str:
+    """The error's class and first line; paths as they stand in the repository, which is made in another place."""
+    first = next(iter(str(error).splitlines()), "").replace(f"{repository}/", "")
+    return f"{type(error).__name__}: {first}".removesuffix(": ")
 
 
 def _requested(spec: ModelSpec) -> dict[str, Any]:
@@ -113,16 +129,18 @@ def _full(tensor: TensorSpec, spec: ModelSpec, value: Any) -> Any:
 
 
 def _run(config: ModelConfig, repository: Path, inputs: Arrays) -> Arrays:
-    folder = repository / config.name / "1"
+    """What a component answers to one request; its own errors, which ``Component.process`` would log and hide."""
+    folder, spec = repository / config.name / "1", config.spec
     with _no_bytecode():
-        component = component_class(folder / "model.py")(Context(spec=config.spec, folder=folder))
-    try:
-        (answer,) = component.process([inputs])
-    finally:
-        component.close()
-    if isinstance(answer, ShoalError):
-        raise answer
-    return answer
+        component = component_class(folder / "model.py")(Context(spec=spec, folder=folder))
+        try:
+            component.check(inputs)
+            batch, (num_rows,) = join(spec, [inputs], component.context.device)
+            outputs = component.run(batch)
+        finally:
+            component.close()
+    check_outputs(spec, outputs, num_rows)
+    return outputs
 
 
 @contextmanager
@@ -136,11 +154,13 @@ def _no_bytecode() -> Iterator[None]:
 
 
 def write(message: Any, folder: Path, inputs: Arrays) -> None:
-    """Add a warm-up request to a model's configuration, its data to the model's ``folder``."""
+    """Add a warm-up request to a model's configuration, its data to the model's ``folder``; not beside a leaf's own."""
+    if message.model_warmup:
+        return
     is_batched = message.max_batch_size > 0
     entry = message.model_warmup.add(name="one", batch_size=1 if is_batched else 0, count=NUM_CALLS)
     types = {tensor.name: tensor.data_type for tensor in message.input}
-    (folder / FOLDER).mkdir()
+    (folder / FOLDER).mkdir(exist_ok=True)
     for name, array in sorted(inputs.items()):
         dims = array.shape[1:] if is_batched else array.shape
         entry.inputs[name].data_type = types[name]
@@ -152,5 +172,6 @@ def write(message: Any, folder: Path, inputs: Arrays) -> None:
 def _serialize(array: Any) -> bytes:
     """As tensors travel: a text is its length, four bytes, and its bytes."""
     if array.dtype == object:
-        return b"".join(struct.pack("<I", len(text)) + text for text in map(bytes, array.ravel()))
+        texts = [text if isinstance(text, bytes) else str(text).encode() for text in array.ravel()]
+        return b"".join(struct.pack("<I", len(text)) + text for text in texts)
     return bytes(np.ascontiguousarray(array).tobytes())
