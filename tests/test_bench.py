@@ -84,6 +84,14 @@ def test_files_that_cannot_be_asked_with(tmp_path: Path, text: str, message: str
         read_inputs(SPEC, table(tmp_path / "a.csv", text))
 
 
+def test_texts_of_any_number_and_inputs_that_may_all_be_left_out(tmp_path: Path) -> None:
+    path = table(tmp_path / "a.csv", "TEXT\na\nb\n")
+    any_number = replace(SPEC, inputs=(replace(TEXT, dims=(-1,)),))
+    assert read_inputs(any_number, path).take(0, 2)["TEXT"].tolist() == [[b"a"], [b"b"]]
+    with pytest.raises(InputError, match=r"a\.csv has a column of none of m's inputs: 'WEIGHT'"):
+        read_inputs(replace(SPEC, inputs=(WEIGHT,)), path)
+
+
 def test_shoals_own_texts_fill_one_text_alone() -> None:
     inputs = read_inputs(SPEC, None)
     assert (inputs.num_rows, inputs.source) == (100, "shoal passages")

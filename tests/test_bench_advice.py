@@ -164,11 +164,44 @@ def test_a_step_that_is_always_busy_gets_instances_as_far_as_cores_are_free(conf
     assert put("", found(advice, "instances", "slow").lines).split() == [
         "instance_group", "{", "count:", "6", "kind:", "KIND_CPU", "}",
     ]  # fmt: skip
-    hungry = {"quick": QUICK, "slow": replace(STEP, cpu_ms=18.0)}  # 1.8 cores in three instances; 1.4 are free
+    hungry = {"quick": QUICK, "slow": replace(STEP, cpu_ms=6.0)}  # 1.8 cores in three instances; 1.4 are free
     advice = advise(case(configs, {Cell(1, 8): replace(LOAD, server_cpu=0.55, steps=hungry)}))
     assert found(advice, "instances", "slow").what == "Give slow 5 instances."
     advice = advise(case(configs, {Cell(1, 8): replace(LOAD, server_cpu=0.78, steps=hungry)}))
     assert not found(advice, "instances", "slow").helps
+    unknown = {"quick": QUICK, "slow": replace(STEP, cpu_ms=None)}
+    (proposed,) = [a for a in advise(case(configs, {Cell(1, 8): replace(LOAD, steps=unknown)})) if a.lines]
+    assert proposed.what == "Give slow 6 instances."
+    assert proposed.why.endswith("while the cores are busy 30%.")
+    full = replace(LOAD, server_cpu=0.9, steps=unknown)  # it may be what takes them
+    assert "instances" not in {entry.kind for entry in advise(case(configs, {Cell(1, 8): full}))}
+
+
+@pytest.mark.parametrize(
+    ("group", "words"),
+    [
+        ("count: 1 kind: KIND_GPU gpus: [ 0, 1 ]", "Give slow 4 instances, 2 on each of its GPUs."),
+        ("count: 1 kind: KIND_GPU gpus: [ 1 ]", "Give slow 2 instances."),
+        ("count: 2 kind: KIND_GPU", "Give slow 4 instances on each GPU."),
+    ],
+)
+def test_a_count_is_for_each_gpu(configs: dict[str, ModelConfig], group: str, words: str) -> None:
+    configs["slow"] = with_more(configs["slow"], f"{BATCHING} instance_group [ {{ {group} }} ]")
+    assert found(advise(case(configs, {Cell(1, 8): LOAD})), "instances", "slow").what == words
+
+
+def test_requests_that_fill_the_batch_are_not_to_be_joined(configs: dict[str, ModelConfig]) -> None:
+    assert found(advise(case(configs, {Cell(2, 8): LOAD})), "batching", "slow").helps
+    assert found(advise(case(configs, {Cell(3, 8): LOAD})), "instances", "slow").helps
+
+
+def test_what_helps_under_one_load_is_not_said_to_be_useless_under_another(configs: dict[str, ModelConfig]) -> None:
+    configs["slow"] = with_more(configs["slow"], BATCHING)
+    lazy = replace(LOAD, rows_per_s=200.0, steps={"quick": QUICK, "slow": replace(STEP, busy=0.3)})
+    advice = advise(case(configs, {Cell(1, 8): LOAD, Cell(2, 8): lazy, Cell(4, 8): LOAD}))
+    assert found(advice, "instances", "slow").helps
+    assert found(advice, "idle").what == "More instances of quick would not help."
+    assert found(advice, "callers").what == "Ask more at a time: more callers."  # larger requests were no better
 
 
 def test_cores_that_are_full_end_the_matter(configs: dict[str, ModelConfig]) -> None:
@@ -183,6 +216,8 @@ def test_cores_that_are_full_end_the_matter(configs: dict[str, ModelConfig]) -> 
     assert "99% of all steps'" in found(advice, "cost", "slow").why
     assert not found(advice, "dtype", "slow").helps
     assert found(advise(case(configs, cells, flags="avx2 amx_bf16")), "dtype", "slow").helps
+    on_gpu = {**configs, "slow": with_more(configs["slow"], "instance_group [ { kind: KIND_GPU } ]")}
+    assert "dtype" not in {entry.kind for entry in advise(case(on_gpu, cells))}
     assert not [entry for entry in advice if entry.lines]
 
 
@@ -229,6 +264,9 @@ def test_the_size_of_requests(configs: dict[str, ModelConfig]) -> None:
     advice = advise(case(configs, cells))
     assert found(advice, "rows").what == "Send 8 rows a request where you have them."
     assert found(advice, "more rows").what == "Requests of more than 8 rows would not help the rate."
+    alone = {Cell(1, 1): replace(LOAD, rows_per_s=50.0)}  # fewer callers: no rate to compare with
+    kinds = {entry.kind for entry in advise(case(configs, alone | {Cell(8, 2): LOAD}))}
+    assert not kinds & {"rows", "more rows"}
 
 
 def test_lines_take_the_place_of_what_they_name() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 from shoal.bench.alone import advise_alone
 from shoal.bench.case import ALONE, IDLE, LARGE_SHARE, Advice, Case
@@ -30,7 +30,7 @@ def advise(case: Case) -> list[Advice]:
         found += _bottleneck(cell, figures)
         found += _waiting(case, cell, figures)
         found += _processor(case, cell, figures)
-    found += _idle(case)
+    found += _idle(case, {a.model for a in found if a.helps and a.kind in ("batching", "instances")})
     found += _request_size(case)
     found += advise_alone(case)
     chosen: dict[tuple[str, str], Advice] = {}
@@ -43,10 +43,15 @@ def advise(case: Case) -> list[Advice]:
 
 def _crowded(case: Case) -> list[tuple[Cell, Figures]]:
     """The loads under which requests meet: of single rows the one with the most callers, and the best of all."""
-    several = {cell: figures for cell, figures in case.cells.items() if cell.callers > 1} or dict(case.cells)
+    several = _several(case)
     best = max(several, key=lambda cell: several[cell].rows_per_s)
     crowd = max(several, key=lambda cell: (cell.batch == min(c.batch for c in several), cell.callers))
     return [(cell, several[cell]) for cell in dict.fromkeys((crowd, best)) if several[cell].steps]
+
+
+def _several(case: Case) -> dict[Cell, Figures]:
+    """The loads of several callers, else all."""
+    return {cell: figures for cell, figures in case.cells.items() if cell.callers > 1} or dict(case.cells)
 
 
 def _bottleneck(cell: Cell, figures: Figures) -> Iterator[Advice]:
@@ -67,7 +72,8 @@ def _waiting(case: Case, cell: Cell, figures: Figures) -> Iterator[Advice]:
     for name, step in figures.steps.items():
         config = case.configs[name]
         is_one_by_one = cell.callers > 1 and step.requests_per_execution <= ALONE
-        if is_one_by_one and step.busy >= IDLE and _can_batch(config) and _is_worth_batching(case, figures):
+        has_room = _can_batch(config) and 2 * cell.batch <= config.spec.max_batch_size
+        if is_one_by_one and has_room and step.busy >= IDLE and _is_worth_batching(case, figures):
             yield Advice(
                 "batching",
                 name,
@@ -78,7 +84,7 @@ def _waiting(case: Case, cell: Cell, figures: Figures) -> Iterator[Advice]:
                 allow_batching(),
             )
         elif step.busy >= BUSY:
-            yield _instances(case, cell, figures, name, step)
+            yield from _instances(case, cell, figures, name, step)
 
 
 def _can_batch(config: ModelConfig) -> bool:
@@ -89,38 +95,48 @@ def _is_worth_batching(case: Case, figures: Figures) -> bool:
     """Where the cores are busy, joining requests helps only if rows of larger ones are cheaper, as far as is known."""
     if figures.cpu < SATURATED:
         return True
-    single, larger = _rate(case, 1), [f.rows_per_s for cell, f in case.cells.items() if cell.batch > 1]
-    return not larger or max(larger) >= GAIN * single
+    rates = _rates(case)
+    larger = [rate for batch, rate in rates.items() if batch > 1]
+    return not larger or 1 not in rates or max(larger) >= GAIN * rates[1]
 
 
-def _instances(case: Case, cell: Cell, figures: Figures, name: str, step: StepFigures) -> Advice:
+def _instances(case: Case, cell: Cell, figures: Figures, name: str, step: StepFigures) -> Iterator[Advice]:
+    if step.cpu_ms is None and figures.cpu >= SATURATED:
+        return  # it may be what takes the cores
     number = case.configs[name].spec.num_instances
-    taken = _cores_of(figures, step) / number
+    taken = _cores_of(step, number) / number
     free = case.cores * (1 - figures.cpu)
     more = min(number, int(free / taken)) if _computes(step) else number
     busy = f"With {cell} its {number} instance{' runs' if number == 1 else 's run'} {step.busy:.0%} of the time"
     if more < 1:
-        return Advice(
+        yield Advice(
             "instances",
             name,
             f"Another instance of {name} would not help.",
             f"{busy}, taking {taken:.1f} cores each, and only {free:.1f} of {case.cores} are free.",
             helps=False,
         )
+        return
+    words, lines = add_instances(case.configs[name], more)
+    each = "" if step.cpu_ms is None else f"; an instance takes {taken:.1f} of {case.cores} cores"
     gpu = " On a GPU that is full already it will not help: look at its utilisation." if _is_on_gpu(case, name) else ""
-    return Advice(
+    yield Advice(
         "instances",
         name,
-        f"Give {name} {number + more} instances.",
+        f"Give {name} {words}.",
         f"{busy} with {step.requests_per_execution:.1f} requests an execution, while the cores are busy"
-        f" {figures.cpu:.0%}; an instance takes {taken:.1f} of {case.cores} cores.{gpu}",
-        add_instances(case.configs[name], more),
+        f" {figures.cpu:.0%}{each}.{gpu}",
+        lines,
     )
 
 
-def _cores_of(figures: Figures, step: StepFigures) -> float:
-    """Cores that all instances of a step take together; 0 of one without a stub, which is not known."""
-    return (step.cpu_ms or 0) / 1000 * figures.rows_per_s
+def _cores_of(step: StepFigures, instances: int) -> float:
+    """Cores that all instances of a step take together; 0 of one without a stub, which is not known.
+
+    A step may see more rows than the pipeline, or fewer: so it is counted from its own runs.
+    """
+    of_a_run = (step.cpu_ms or 0) * step.rows_per_execution / step.execution_ms if step.execution_ms else 0.0
+    return step.busy * instances * of_a_run
 
 
 def _computes(step: StepFigures) -> bool:
@@ -150,7 +166,7 @@ def _processor(case: Case, cell: Cell, figures: Figures) -> Iterator[Advice]:
     if not known or not sum(known.values()):
         return
     name = max(known, key=known.__getitem__)
-    if _cores_of(figures, figures.steps[name]) < LARGE_SHARE * case.cores:
+    if _cores_of(figures.steps[name], case.configs[name].spec.num_instances) < LARGE_SHARE * case.cores:
         return  # others have filled them
     yield Advice(
         "cost",
@@ -159,7 +175,7 @@ def _processor(case: Case, cell: Cell, figures: Figures) -> Iterator[Advice]:
         f"A row takes {known[name]:.2f} ms of CPU there, {known[name] / sum(known.values()):.0%} of all steps'.",
     )
     is_fp32 = case.configs[name].spec.parameters.get("dtype", "fp32") == "fp32"
-    if case.configs[name].backend == "pytorch" and is_fp32:
+    if case.configs[name].backend == "pytorch" and is_fp32 and not _is_on_gpu(case, name):
         yield _dtype(case, name)
 
 
@@ -173,23 +189,27 @@ def _dtype(case: Case, name: str) -> Advice:
     return Advice("dtype", name, what, "This processor has no instructions for it.", helps=False)
 
 
-def _idle(case: Case) -> Iterator[Advice]:
-    """Steps that hold nobody up; or none that does: then too little is asked."""
+def _idle(case: Case, improved: Set[str]) -> Iterator[Advice]:
+    """Steps that hold nobody up, but for those of which another load tells otherwise; or none that does: then too
+    little is asked."""
     (cell, figures) = _crowded(case)[-1] if _crowded(case) else (None, None)
     if cell is None or figures is None:
         return
     busiest = max(step.busy for step in figures.steps.values())
     if busiest < BUSY and figures.cpu < SATURATED:
         own = figures.client_cpu * case.cores
+        has_larger = any(other.batch > cell.batch for other in case.cells)  # which are no better
         is_client = own >= 0.8  # cores: one Python process cannot take many more than one
         yield Advice(
             "callers",
             "",
-            "Ask more at a time: more callers, or more rows a request.",
+            "Ask more at a time: more callers."
+            if has_larger
+            else "Ask more at a time: more callers, or more rows a request.",
             f"With {cell} no step runs more than {busiest:.0%} of the time, and the cores are busy {figures.cpu:.0%}."
             + (f" The client itself takes {own:.1f} cores: use several processes." if is_client else ""),
         )
-    idle = {name: step.busy for name, step in figures.steps.items() if step.busy < IDLE}
+    idle = {name: step.busy for name, step in figures.steps.items() if step.busy < IDLE and name not in improved}
     if idle:
         listing = ", ".join(f"{name} {busy:.0%}" for name, busy in idle.items())
         yield Advice(
@@ -201,16 +221,18 @@ def _idle(case: Case) -> Iterator[Advice]:
         )
 
 
-def _rate(case: Case, batch: int) -> float:
-    """The best rate at a batch size."""
-    return max((figures.rows_per_s for cell, figures in case.cells.items() if cell.batch == batch), default=0.0)
+def _rates(case: Case) -> dict[int, float]:
+    """The best rate at each batch size: of several callers, where any were, since one alone reaches less."""
+    rates: dict[int, float] = {}
+    for cell, figures in sorted(_several(case).items()):
+        rates[cell.batch] = max(rates.get(cell.batch, 0.0), figures.rows_per_s)
+    return rates
 
 
 def _request_size(case: Case) -> Iterator[Advice]:
-    batches = sorted({cell.batch for cell in case.cells})
-    rates = {batch: _rate(case, batch) for batch in batches}
+    rates = _rates(case)
     best = max(rates.values())
-    enough = next(batch for batch in batches if rates[batch] >= FULL * best)
+    enough = next(batch for batch in rates if rates[batch] >= FULL * best)
     if enough > 1 and 1 in rates and rates[enough] >= GAIN * rates[1]:
         yield Advice(
             "rows",
@@ -218,7 +240,7 @@ def _request_size(case: Case) -> Iterator[Advice]:
             f"Send {enough} rows a request where you have them.",
             f"That gives {rates[enough]:.1f} rows/s; single rows give {rates[1]:.1f}.",
         )
-    larger = [batch for batch in batches if batch > enough]
+    larger = [batch for batch in rates if batch > enough]
     if larger:
         yield Advice(
             "more rows",

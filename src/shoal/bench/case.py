@@ -37,7 +37,8 @@ class Advice:
 class Case:
     """What advice is drawn from: the medians by load, and the models' configurations.
 
-    ``levels`` are the steps' places in the ensemble (those of one level run side by side), ``cores`` those that the
+    ``levels`` are the steps' places in the ensemble (those of one level run side by side); there are none where a model
+    is several steps, or a step is several models. ``cores`` those that the
     server may use, and ``flags`` the processor's, as ``describe_machine`` gives them.
     """
 

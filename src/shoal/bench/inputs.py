@@ -61,7 +61,8 @@ def read_inputs(spec: ModelSpec, path: Path | None, text_column: str = "text") -
     else shoal's own passages, in a random order that is always the same.
 
     Raises:
-        InputError: the model takes more than one text, and no file is given; or a value is not what it takes.
+        InputError: the model takes more than one text, and no file is given; or the file fills no input, or a value is
+            not what it takes.
         ArtifactError: the file cannot be read, or lacks a column.
     """
     if path is not None:
@@ -72,7 +73,7 @@ def read_inputs(spec: ModelSpec, path: Path | None, text_column: str = "text") -
     if len(required) != 1 or required[0].dtype != STRING:
         wanted = shorten_all(tensor.name for tensor in required)
         raise InputError(
-            f"{spec.name} needs {wanted}; shoal's own texts fill one text input alone.",
+            f"{spec.name} needs {wanted or 'no input'}; shoal's own texts fill one text input alone.",
             "Give rows, in columns named like its inputs: --inputs FILE",
         )
     corpus = find_corpus()
@@ -105,6 +106,11 @@ def _find_columns(spec: ModelSpec, known: tuple[str, ...], text_column: str, nam
         if tensor.dtype != STRING or text_column not in known or text_column in columns.values():
             raise _no_column(tensor, known, name)
         columns[tensor.name] = text_column
+    if not columns:
+        raise InputError(
+            f"{name} has a column of none of {spec.name}'s inputs: {shorten_all(t.name for t in spec.inputs)}.",
+            "All are optional, but one must be there: name a column like it.",
+        )
     return columns
 
 
@@ -117,4 +123,10 @@ def _no_column(tensor: TensorSpec, known: tuple[str, ...], name: str) -> Artifac
 
 
 def _make(spec: ModelSpec, source: str, values: Mapping[str, Any]) -> Inputs:
-    return Inputs(source, to_arrays(spec.inputs, values, is_batched=True), spec.is_batched)
+    lists = {tensor.name for tensor in spec.inputs if tensor.dims == (-1,)}  # of any length: a value a row is one of 1
+    given = {name: [_as_vector(v) for v in rows] if name in lists else rows for name, rows in values.items()}
+    return Inputs(source, to_arrays(spec.inputs, given, is_batched=True), spec.is_batched)
+
+
+def _as_vector(value: Any) -> Any:
+    return value if np.ndim(value) else [value]

@@ -12,13 +12,20 @@ def allow_batching() -> str:
     return "dynamic_batching { }"
 
 
-def add_instances(config: ModelConfig, more: int) -> str:
-    """``more`` instances in the first group, which stays where it is."""
+def add_instances(config: ModelConfig, more: int) -> tuple[str, str]:
+    """How many instances there are with at least ``more`` in the first group, which stays where it is; and the lines.
+
+    A count is for each GPU of its group, and for each of the machine where the group names none.
+    """
     message = _only(config, "instance_group")
     group = message.instance_group[0] if message.instance_group else message.instance_group.add()
-    places = max(1, len(group.gpus))  # a count is for each GPU
-    group.count = max(1, group.count) + -(-more // places)
-    return _text(message)
+    group.count = max(1, group.count) + -(-more // max(1, len(group.gpus)))
+    if group.kind == group.KIND_GPU and not group.gpus:
+        return f"{group.count} instances on each GPU", _text(message)
+    total = sum(max(1, each.count) * max(1, len(each.gpus)) for each in message.instance_group)
+    return f"{total} instances" + (f", {group.count} on each of its GPUs" if len(group.gpus) > 1 else ""), _text(
+        message
+    )
 
 
 def drop_delay(config: ModelConfig) -> str:

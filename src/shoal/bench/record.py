@@ -59,7 +59,10 @@ def make_record(
 def make_case(target: Target, measured: Sequence[Measured], machine: Mapping[str, Any]) -> Case:
     """What advice on one repository is drawn from."""
     cells = {entry.cell: entry.median for entry in measured if entry.label == target.label}
-    levels = dict(zip((step.model for step in target.graph.steps), target.graph.levels(), strict=True))
+    graph = target.graph
+    levels = dict(zip((step.model for step in graph.steps), graph.levels(), strict=True))
+    if len(levels) < len(graph.steps) or any(graph.members[name].is_ensemble for name in levels):
+        levels = {}  # a model's figures are then not those of one step, nor a step's those of one model
     return Case(cells, target.steps(), machine["cores"], levels, machine["flags"])
 
 
