@@ -25,7 +25,7 @@ def by_both(model: Any, rows: NDArray[Any], tmp_path: Path) -> tuple[NDArray[Any
     path = tmp_path / "checkpoint.tl"
     model.serialize(str(path))
     read = treelite.Model.deserialize(str(path))
-    assert forests.describe(read) is not None
+    assert forests._onnx(read) is not None  # or GTIL would be compared with itself
     return forests.load_forest(path)(rows), forests._gtil(read)(rows)
 
 
@@ -71,16 +71,65 @@ def test_a_rounded_threshold_parts_numbers_as_before(threshold: float, x: float,
         assert compare(value, rounded) == compare(np.float64(value), threshold)
 
 
-def test_what_onnx_lacks_is_left_to_treelite(tmp_path: Path) -> None:
-    builder: Any = treelite.model_builder.ModelBuilder(
+def build(num_trees: int) -> Any:
+    """Treelite's builder of a regressor of two features, in single precision."""
+    maker = treelite.model_builder
+    return maker.ModelBuilder(
         threshold_type="float32", leaf_output_type="float32",
-        metadata=treelite.model_builder.Metadata(
+        metadata=maker.Metadata(
             num_feature=2, task_type="kRegressor", average_tree_output=False, num_target=1, num_class=[1],
             leaf_vector_shape=(1, 1),
         ),
-        tree_annotation=treelite.model_builder.TreeAnnotation(num_tree=1, target_id=[0], class_id=[0]),
-        postprocessor=treelite.model_builder.PostProcessorFunc(name="identity"), base_scores=[0.0],
+        tree_annotation=maker.TreeAnnotation(
+            num_tree=num_trees, target_id=[0] * num_trees, class_id=[0] * num_trees
+        ),
+        postprocessor=maker.PostProcessorFunc(name="identity"), base_scores=[0.5],
     )  # fmt: skip
+
+
+def add_leaf(builder: Any, node: int, value: float) -> None:
+    builder.start_node(node)
+    builder.leaf(value)
+    builder.end_node()
+
+
+COMPARISONS = ("<", "<=", ">", ">=")
+
+
+def test_every_comparison_and_every_way_of_missing_values(tmp_path: Path) -> None:
+    """Each tree has two bits of the score, which tells its leaf; the last tree is a single one."""
+    builder = build(num_trees=9)
+    for power, (way, other) in enumerate([(a, b) for a in (False, True) for b in (False, True)] * 2):
+        builder.start_tree()
+        for node in range(3):
+            builder.start_node(node)
+            builder.numerical_test(
+                feature_id=min(node, 1),
+                threshold=(-1.0, 0.25, 1.5)[node],
+                default_left=(way, other, not other)[node],
+                opname=COMPARISONS[(node + power) % 4],
+                left_child_key=2 * node + 1,
+                right_child_key=2 * node + 2,
+            )
+            builder.end_node()
+        for leaf in range(4):
+            add_leaf(builder, 3 + leaf, 4.0**power * leaf)
+        builder.end_tree()
+    builder.start_tree()
+    add_leaf(builder, 0, -0.25)
+    builder.end_tree()
+    model = builder.commit()
+    values = np.array([-2, -1, 0, 0.25, 1, 1.5, 2, np.nan, np.inf, -np.inf], np.float32)
+    edges = np.concatenate([values, *(np.nextafter(values, np.float32(s)) for s in (-np.inf, np.inf))])
+    rows = np.stack(np.meshgrid(edges, edges), axis=-1).reshape(-1, 2)
+    found, expected = by_both(model, rows, tmp_path)
+    np.testing.assert_array_equal(found, expected)
+    for power in range(8):
+        assert set((found // 4**power % 4).ravel().tolist()) == {0, 1, 2, 3}
+
+
+def test_what_onnx_lacks_is_left_to_treelite(tmp_path: Path) -> None:
+    builder = build(num_trees=1)
     builder.start_tree()
     builder.start_node(0)
     builder.categorical_test(
@@ -92,10 +141,8 @@ def test_what_onnx_lacks_is_left_to_treelite(tmp_path: Path) -> None:
         right_child_key=2,
     )
     builder.end_node()
-    for node, value in ((1, -1.0), (2, 2.0)):
-        builder.start_node(node)
-        builder.leaf(value)
-        builder.end_node()
+    for node, value in ((1, -1.5), (2, 1.5)):
+        add_leaf(builder, node, value)
     builder.end_tree()
     model = builder.commit()
     assert forests.describe(model) is None
@@ -109,3 +156,19 @@ def test_without_onnx_runtime_treelite_serves(tmp_path: Path, monkeypatch: pytes
     found, _ = by_both(model, ROWS, tmp_path)
     monkeypatch.setattr(forests, "find_spec", lambda name: None)
     np.testing.assert_allclose(forests.load_forest(tmp_path / "checkpoint.tl")(ROWS), found, rtol=0, atol=2e-6)
+
+
+def test_what_onnx_runtime_cannot_take_is_left_to_treelite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import onnxruntime
+
+    model = treelite.sklearn.import_model(RandomForestRegressor(3, random_state=0).fit(ROWS, TARGETS))
+    found, _ = by_both(model, ROWS, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(onnxruntime, "InferenceSession", lambda *_, **__: 1 / 0)
+        np.testing.assert_allclose(forests.load_forest(tmp_path / "checkpoint.tl")(ROWS), found, rtol=0, atol=2e-6)
+    assert "ONNX Runtime cannot take it: ZeroDivisionError: division by zero" in caplog.text
+    monkeypatch.setattr(forests, "MOST_NODES", 10)
+    np.testing.assert_allclose(forests.load_forest(tmp_path / "checkpoint.tl")(ROWS), found, rtol=0, atol=2e-6)
+    assert "ONNX Runtime gets at most 10" in caplog.text

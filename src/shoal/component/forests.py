@@ -7,6 +7,7 @@ are added up in single precision.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.errors import needs
+
+_log = logging.getLogger("shoal")
+
+# Each takes about 40 bytes of a message, which protobuf bounds at 2 GB, and ten times that while it is made.
+MOST_NODES = 20_000_000
 
 Predict: TypeAlias = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 
@@ -40,7 +46,13 @@ def load_forest(path: Path) -> Predict:
         import treelite
 
     model = treelite.Model.deserialize(str(path))
-    return _onnx(model) or _gtil(model)
+    try:
+        predict = _onnx(model)
+    except Exception as error:  # a library that does not fit, or a message beyond protobuf's 2 GB
+        reason = next(iter(str(error).splitlines()), "")
+        _log.warning("the forest runs in Treelite; ONNX Runtime cannot take it: %s: %s", type(error).__name__, reason)
+        predict = None
+    return predict or _gtil(model)
 
 
 def _gtil(model: Any) -> Predict:
@@ -53,6 +65,13 @@ def _gtil(model: Any) -> Predict:
 def _onnx(model: Any) -> Predict | None:
     """None where ONNX Runtime is not installed, or the forest has what its operator lacks."""
     if find_spec("onnx") is None or find_spec("onnxruntime") is None:
+        return None
+    num_nodes = sum(int(model.get_tree_accessor(i).get_field("num_nodes")[0]) for i in range(model.num_tree))
+    if num_nodes > MOST_NODES:
+        _log.warning(
+            "the forest runs in Treelite: it has %s nodes, ONNX Runtime gets at most %s",
+            f"{num_nodes:,}", f"{MOST_NODES:,}",
+        )  # fmt: skip
         return None
     attributes = describe(model)
     if attributes is None:
