@@ -6,8 +6,10 @@ import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from statistics import median
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 from shoal.bench.figures import Cell, Figures, choose_cells, rounded
@@ -104,21 +106,28 @@ class _Analyzer:
     def __init__(self, program: PerfAnalyzer, inputs: Inputs, settings: Settings) -> None:
         self._program, self._inputs, self._settings = program, inputs, settings
         self._pairs: dict[tuple[str, Cell], list[tuple[Figures, Analyzed]]] = defaultdict(list)
+        self._failed: dict[tuple[str, Cell], str] = {}
 
     def check(self, running: Running, cell: Cell, figures: Figures) -> None:
         """Have perf_analyzer measure what was measured; it cannot do the client's part of ``hybrid``."""
-        if running.target.is_hybrid:
+        place = running.target.label, cell
+        if running.target.is_hybrid or place in self._failed:
             return
-        found = self._program.load(
-            running.server, running.target.name, self._inputs.rows(), batch=cell.batch, callers=cell.callers,
-            seconds=self._settings.seconds, protocol=self._settings.protocol,
-        )  # fmt: skip
-        self._pairs[running.target.label, cell].append((figures, found))
+        try:
+            found = self._program.load(
+                running.server, running.target.name, self._inputs.rows(), batch=cell.batch, callers=cell.callers,
+                seconds=self._settings.seconds, protocol=self._settings.protocol,
+            )  # fmt: skip
+        except SetupError as error:  # our own figures are good without
+            self._failed[place] = str(error)
+            return
+        self._pairs[place].append((figures, found))
 
     def as_dict(self) -> dict[str, Any]:
-        """For the record: medians, ours over theirs."""
+        """For the record: medians, ours over theirs; and the loads with which perf_analyzer failed."""
         loads = []
-        for (label, cell), pairs in self._pairs.items():
+        complete = {place: pairs for place, pairs in self._pairs.items() if place not in self._failed}
+        for (label, cell), pairs in complete.items():
             figures = {
                 "rows_per_s": median(ours.rows_per_s for ours, _ in pairs),
                 "perf_analyzer_rows_per_s": median(theirs.rows_per_s for _, theirs in pairs),
@@ -128,11 +137,37 @@ class _Analyzer:
                 "repeats": [[ours.rows_per_s, theirs.rows_per_s] for ours, theirs in pairs],
             }
             loads.append({"repository": label, **cell._asdict(), **rounded(figures)})
-        return {"version": self._program.version, "loads": loads}
+        failed = [f"{label} with {cell} is left out: {reason}" for (label, cell), reason in self._failed.items()]
+        return {"version": self._program.version, "loads": loads, "failed": failed}
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, into which files can be written.
+
+    Raises:
+        SetupError: it cannot be made, or nothing be written there.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with NamedTemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise _unwritable(folder, error) from None
+
+
+def _unwritable(folder: Path, error: OSError) -> SetupError:
+    return SetupError(f"{folder} cannot be written: {error.strerror or error}.", "Name another folder: --out DIR")
+
+
+def _free_stem(folder: Path, date: str) -> Path:
+    """``bench-DATE``, or with a number after it, such that no run of the same day is written over."""
+    stems = (folder / f"bench-{date}{f'-{number}' if number > 1 else ''}" for number in count(1))
+    return next(stem for stem in stems if not any(stem.with_suffix(end).exists() for end in (".json", ".md")))
 
 
 def write(record: dict[str, Any], folder: Path) -> tuple[list[Path], str]:
-    """Write ``bench-DATE.json``, ``bench-DATE.md`` and, where matplotlib is, two pictures.
+    """Write ``bench-DATE.json``, ``bench-DATE.md`` and, where matplotlib is, two pictures; a second run of a day
+    ``bench-DATE-2``, and so on.
 
     Returns the files, and what is missing for the pictures.
 
@@ -141,10 +176,10 @@ def write(record: dict[str, Any], folder: Path) -> tuple[list[Path], str]:
     """
     from shoal.bench.plots import draw
 
-    stem, missing = folder / f"bench-{record['date']}", ""
+    make_folder(folder)
+    stem, missing = _free_stem(folder, record["date"]), ""
     pictures: list[Path] = []
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         data = stem.with_suffix(".json")
         data.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         try:
@@ -154,7 +189,5 @@ def write(record: dict[str, Any], folder: Path) -> tuple[list[Path], str]:
         page = stem.with_suffix(".md")
         page.write_text(write_page(record, pictures), encoding="utf-8")
     except OSError as error:
-        raise SetupError(
-            f"{folder} cannot be written: {error.strerror or error}.", "Name another folder: --out DIR"
-        ) from None
+        raise _unwritable(folder, error) from None
     return [data, page, *pictures], missing

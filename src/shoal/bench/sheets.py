@@ -36,7 +36,14 @@ def remarks(record: Record) -> list[str]:
     """What stands beside the tables: the rows, who does not win where, what disturbed."""
     hybrid = [entry["label"] for entry in record["repositories"] if entry["placement"] == "hybrid"]
     left_out = [f"perf_analyzer cannot do the client's part of {name}." for name in hybrid if record["perf_analyzer"]]
-    return [*_inputs(record), *record["comparison"], *record["notes"], *left_out]
+    failed = record["perf_analyzer"].get("failed", []) if record["perf_analyzer"] else []
+    return [
+        *_inputs(record),
+        *record["comparison"],
+        *record["notes"],
+        *left_out,
+        *(f"perf_analyzer: {f}" for f in failed),
+    ]
 
 
 def _inputs(record: Record) -> Iterator[str]:

@@ -14,7 +14,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from shoal.cli.options import Json
-from shoal.console import OUT, plain, print_json, show_progress
+from shoal.console import ERR, OUT, plain, print_json, show_progress
 from shoal.errors import InputError
 
 QUICK = (1, 8, 32)  # rows a request
@@ -61,9 +61,11 @@ def bench(
     if share is not None and not 0 < share <= 1:
         raise InputError(f"--load {share:g} is no share of a rate.", "Give one between 0 and 1: --load 0.7")
     from shoal.bench.measure import Settings
-    from shoal.bench.run import BATCHES, Wanted, write
-    from shoal.bench.run import bench as measure
+    from shoal.bench.run import BATCHES, Wanted, make_folder, write
+    from shoal.bench.run import bench as run_bench
 
+    if out:
+        make_folder(out)  # what cannot be written must not be measured first
     times = (1.0, 0.3, 2) if is_quick else (4.0, 1.0, 3)
     wanted = Wanted(
         Settings(protocol, seconds or times[0], times[1], repeats or times[2], None if even else seed),
@@ -75,10 +77,12 @@ def bench(
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop the servers in order, as on Ctrl-C
     with show_progress() as show:
-        record = measure(repositories, wanted, model=model, rows=rows, text_column=text_column, on_progress=show)
+        record = run_bench(repositories, wanted, model=model, rows=rows, text_column=text_column, on_progress=show)
     files, missing = write(record, out) if out else ([], "")
     if as_json:
         print_json(record)
+        if missing:
+            ERR.print(plain(missing), soft_wrap=True)
         return
     _print(record, is_report=is_report)
     for path in files:

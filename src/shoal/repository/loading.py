@@ -9,24 +9,34 @@ from pathlib import Path
 from shoal.component.base import Component
 from shoal.errors import ArtifactError, needs
 
+_FIX = "Derive a class from shoal's Component, and end the file with TritonPythonModel = Yours.for_triton()"
+
 
 def component_class(path: Path) -> type[Component]:
     """The component that a ``model.py`` hands to Triton.
 
     The file's first line puts its folder first on ``sys.path``, which is for stubs: it is undone here, or a copy of
     shoal beside it would win over this one.
+
+    Raises:
+        ArtifactError: it is no Python file, needs a module that is not here, or hands over no component of shoal's.
+        SetupError: a library of the extra ``serve`` is missing.
     """
     name = f"_shoal_model_{abs(hash(str(path.resolve())))}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ArtifactError(f"{path} cannot be loaded.", "Name a Python file.")
     module = importlib.util.module_from_spec(spec)
-    before = list(sys.path)
+    before, short = list(sys.path), "/".join(path.parts[-3:])  # MODEL/VERSION/model.py
     sys.modules[name] = module
     try:
         with needs("serve"):
             spec.loader.exec_module(module)
+    except ImportError as error:  # a plain model of Triton's imports what is in its stubs alone
+        raise ArtifactError(f"{short} is no shoal component that loads in this process: {error}.", _FIX) from None
     finally:
         sys.path[:] = before
-    component: type[Component] = module.TritonPythonModel.component_class
+    component = getattr(getattr(module, "TritonPythonModel", None), "component_class", None)
+    if not (isinstance(component, type) and issubclass(component, Component)):
+        raise ArtifactError(f"{short} is no shoal component.", _FIX)
     return component
