@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from pathlib import Path
 _PROC = Path("/proc")
 _TICKS, _PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 # Fields of stat behind the name: proc_pid_stat(5), whose count begins with 1 and with two fields before these.
-_STATE, _PARENT, _SESSION, _USER, _SYSTEM, _RESIDENT = 0, 1, 3, 11, 12, 21
+_STATE, _PARENT, _SESSION, _USER, _SYSTEM, _RESIDENT, _EXIT = 0, 1, 3, 11, 12, 21, 49
 
 _LAUNCH = """
 import ctypes, os, signal, sys
@@ -38,11 +39,21 @@ class Process:
     state: str
     seconds: float
     resident_bytes: int
+    exit_code: int = 0  # as waitpid gives it, once it has ended and while nobody has asked
 
     @property
     def is_ended(self) -> bool:
         """Whether only its exit code is left of it."""
         return self.state in "ZX"
+
+    @property
+    def ending(self) -> str:
+        """How it ended, as far as that is known."""
+        if not self.is_ended:
+            return ""
+        if os.WIFSIGNALED(self.exit_code):
+            return f"killed by {signal.Signals(os.WTERMSIG(self.exit_code)).name}"
+        return f"with exit code {os.WEXITSTATUS(self.exit_code)}"
 
     def arguments(self) -> list[str]:
         """Its command line; empty once it has ended."""
@@ -65,6 +76,7 @@ def find_process(pid: int) -> Process | None:
         state=fields[_STATE],
         seconds=(int(fields[_USER]) + int(fields[_SYSTEM])) / _TICKS,
         resident_bytes=int(fields[_RESIDENT]) * _PAGE,
+        exit_code=int(fields[_EXIT]),
     )
 
 
@@ -81,3 +93,9 @@ def _read(pid: int, name: str) -> str:
         return (_PROC / str(pid) / name).read_text(encoding="utf-8", errors="replace")
     except OSError:  # it has ended meanwhile, or is another user's
         return ""
+
+
+def available_memory() -> int:
+    """Bytes that programs could take without swapping, by Linux's estimate."""
+    lines = (_PROC / "meminfo").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))

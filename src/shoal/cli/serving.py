@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -10,8 +9,8 @@ from typing import Annotated
 import typer
 
 from shoal.cli.options import Json
-from shoal.console import ERR, OUT, plain, print_copies, print_json
-from shoal.errors import ServerError, ShoalError
+from shoal.console import OUT, plain, print_copies, print_json
+from shoal.errors import ShoalError
 
 
 def copies(
@@ -43,31 +42,43 @@ def serve(
     http_port: Annotated[int, typer.Option(help="0 is any free one.")] = 8000,
     grpc_port: Annotated[int, typer.Option(help="0 is any free one.")] = 8001,
     metrics_port: Annotated[int, typer.Option(help="0 is any free one.")] = 8002,
-    log: Annotated[Path | None, typer.Option(help="Keep Triton's log in this file.")] = None,
+    host: Annotated[str, typer.Option(help="The address to listen at; 0.0.0.0 is any.")] = "127.0.0.1",
+    grace: Annotated[float, typer.Option(help="Seconds that requests under way have to finish at the end.")] = 30.0,
+    max_wait: Annotated[float, typer.Option(help="Seconds of waiting from which on requests are refused.")] = 10.0,
+    max_request_mib: Annotated[float, typer.Option(help="The largest request, in MiB.")] = 64.0,
+    model_memory_mib: Annotated[float, typer.Option(help="The most for a model's process, in MiB; 0: no limit.")] = 0.0,
+    max_restarts: Annotated[int, typer.Option(help="Of the server within ten minutes, before giving up.")] = 10,
+    resends: Annotated[
+        bool, typer.Option("--resend/--no-resend", help="Send a request again, once, whose model died.")
+    ] = True,
+    log: Annotated[Path | None, typer.Option(help="Keep all that is logged in this file, as JSON lines.")] = None,
     is_printed: Annotated[
         bool, typer.Option("--print", help="Print the command for NVIDIA's container instead.")
     ] = False,
 ) -> None:
-    """Serve a repository with the embedded Triton until Ctrl-C; for development, on loopback."""
+    """Serve a repository until Ctrl-C, and keep it served: Triton is watched, and started again when it must be.
+
+    The metrics port also has /health/live and /health/ready.
+    """
     from shoal.serving.runtime import container_command
-    from shoal.serving.server import KEEP_LOG
-    from shoal.serving.server import serve as start
+    from shoal.serving.supervisor.logs import configure
+    from shoal.serving.supervisor.options import Options
+    from shoal.serving.supervisor.service import Addresses, run_service
 
     if is_printed:
         OUT.print(container_command(repository), soft_wrap=True)
         return
-    ERR.print("Embedded Triton 24.10: for development and tests, on loopback. In production: --print", soft_wrap=True)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop in order, as on Ctrl-C
-    ports = {"http_port": http_port, "grpc_port": grpc_port, "metrics_port": metrics_port}
-    with start(repository, **ports, log=log and log.resolve()) as server:
-        try:
-            OUT.print(f"ready: http {server.http_url}  grpc {server.grpc_url}  metrics {server.metrics_url}")
-            ERR.print(f"log: {server.log}  (Ctrl-C stops)", soft_wrap=True)
-            code = server.wait()
-        except KeyboardInterrupt:
-            ERR.print("stopping ...")
-        else:
-            raise ServerError(f"Triton ended with exit code {code}: {server.cause()}", KEEP_LOG)
+    options = Options(
+        host=host, http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port, grace=grace, max_wait=max_wait,
+        max_request_mib=max_request_mib, model_memory_mib=model_memory_mib, max_restarts=max_restarts, resends=resends,
+    )  # fmt: skip
+    configure(log)
+
+    def tell(at: Addresses) -> None:
+        OUT.print(f"ready: http {at.http}  grpc {at.grpc}  metrics {at.metrics}")
+
+    if code := run_service(repository, options, tell):
+        raise typer.Exit(code)
 
 
 def doctor(as_json: Json = False) -> None:

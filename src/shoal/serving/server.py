@@ -19,15 +19,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from shoal.component.beacon import VARIABLE
 from shoal.errors import InputError, ServerError, SetupError
 from shoal.paths import check_bearable
-from shoal.processes import bound
+from shoal.processes import bound, processes
 from shoal.repository.manifest import check_manifest, launch_flags
+from shoal.serving.leases import PREFIX, Lease, clean_up
 from shoal.serving.runtime import Runtime, find_runtime
 
 HOST = "127.0.0.1"
 START_SECONDS = 120.0
 EXIT_SECONDS = 10  # an idle keep-alive connection alone makes Triton wait all of it
+OTHERS_SECONDS = 1.0  # in which models that load beside one that failed may fail as well
 KEEP_LOG = "Its whole log: shoal serve REPOSITORY --log FILE"
 _FAILED = r"failed to load '.*?' version \d+: .*"
 RESTRICTED = "model-repository,shared-memory,model-config,statistics,trace,logging"
@@ -40,18 +43,30 @@ _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a prox
 class Server:
     """A running Triton, on loopback. Use ``serve`` to make one."""
 
-    def __init__(self, repository: Path, runtime: Runtime, ports: tuple[int, int, int], log: Path | None) -> None:
-        self.repository = repository
+    def __init__(
+        self,
+        repository: Path,
+        runtime: Runtime,
+        ports: tuple[int, int, int],
+        log: Path | None = None,
+        *,
+        model_control: str = "none",
+    ) -> None:
+        self.repository, self._model_control = repository, model_control
         self.http_url, self.grpc_url, self.metrics_url = (f"{HOST}:{port}" for port in ports)
-        self._folder = Path(tempfile.mkdtemp(prefix="shoal-"))
+        self._folder = Path(tempfile.mkdtemp(prefix=PREFIX))
         self.log = log or self._folder / "triton.log"
+        self.beacons = self._folder / "beacons"  # where its components tell whether they are at work
         self.admin_key = secrets.token_hex(16)  # opens what clients may not ask for: configurations, statistics, ...
         self._shared_memory = f"shoal_{os.getpid()}_{secrets.token_hex(4)}_"
         try:
             check_bearable(self._folder)
             runtime.write_backends(self._folder / "backends")
             (self._folder / "empty").mkdir()
+            self.beacons.mkdir()
+            self._lease = Lease(self._folder, self._shared_memory)
             self._process = self._launch(runtime, ports)
+            self._lease.note(session=self._process.pid)
         except BaseException:
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
@@ -59,18 +74,21 @@ class Server:
     def _launch(self, runtime: Runtime, ports: tuple[int, int, int]) -> subprocess.Popen[bytes]:
         try:
             log = self.log.open("wb")
+            log.close()
+            log = self.log.open("ab")  # so that it may be emptied while Triton writes it
         except OSError as error:
             raise InputError(f"The log {self.log} cannot be written: {error.strerror}.", "Name another file.") from None
         with log:
             starting = _LAUNCHER.submit(
                 subprocess.Popen[bytes],
                 bound([runtime.binary, *self._flags(ports)]),  # a killed test or notebook leaves no server behind
-                env=runtime.environment(),
+                env={**runtime.environment(), VARIABLE: str(self.beacons)},
                 cwd=self._folder / "empty",  # the server's folder is first on the stubs' sys.path
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C reaches us alone, and we stop it in order
+                pass_fds=(self._lease.file,),
             )
             return starting.result()
 
@@ -80,7 +98,7 @@ class Server:
             f"--model-repository={self.repository}",
             f"--backend-directory={self._folder / 'backends'}",
             f"--backend-config=python,shm-region-prefix-name={self._shared_memory}",
-            "--model-control-mode=none",
+            f"--model-control-mode={self._model_control}",
             "--disable-auto-complete-config",
             "--exit-on-error=true",
             "--strict-readiness=true",
@@ -103,9 +121,11 @@ class Server:
         """
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
-            if self._process.poll() is not None:
-                raise ServerError(f"Triton did not start: {self.cause()}", KEEP_LOG)
+            # what did not load is known before Triton has unloaded the rest
+            if self._process.poll() is not None or re.search(_FAILED, self._read_log()):
+                raise ServerError(f"Triton did not start: {self._settled_cause()}", KEEP_LOG)
             if self.is_ready():
+                self._lease.note(session=self.pid, environments=find_environments(self.pid))
                 return
             time.sleep(0.05)
         raise ServerError(f"Triton was not ready after {timeout:g} s.", f"Give it longer. {KEEP_LOG}")
@@ -129,20 +149,31 @@ class Server:
 
     def cause(self) -> str:
         """Why Triton ended, as its log has it."""
-        return find_cause(self.log.read_text(encoding="utf-8", errors="replace"))
+        return find_cause(self._read_log())
 
-    def stop(self) -> None:
-        """Stop Triton and remove all that it left: processes, shared memory, temporary files."""
-        if self._process.poll() is None:
+    def _settled_cause(self) -> str:
+        """The cause, once models that load beside the one that did not have told theirs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(OTHERS_SECONDS)
+        return self.cause()
+
+    def _read_log(self) -> str:
+        return self.log.read_text(encoding="utf-8", errors="replace") if self.log.is_file() else ""
+
+    def stop(self, seconds: float = EXIT_SECONDS + 10) -> None:
+        """Stop Triton and remove all that it left: processes, shared memory, temporary files.
+
+        After ``seconds`` what still runs is killed; with 0 at once, as it should be where a model's process has died:
+        Triton would wait for it in vain.
+        """
+        if self._process.poll() is None and seconds > 0:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(EXIT_SECONDS + 10)
+                self._process.wait(seconds)
         with contextlib.suppress(ProcessLookupError):  # a stub that hangs outlives the server, which gives up on it
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        for region in Path("/dev/shm").glob(f"{self._shared_memory}*"):
-            region.unlink(missing_ok=True)  # only after a crash: the prefix is this server's alone
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._lease.end()
 
     def __enter__(self) -> Self:
         return self
@@ -179,6 +210,7 @@ def serve(
     check_repository(path)
     check_manifest(path)
     runtime = find_runtime()
+    clean_up()
     server = Server(path, runtime, find_ports(http_port, grpc_port, metrics_port), log)
     try:
         server.wait_ready(timeout)
@@ -186,6 +218,12 @@ def serve(
         server.stop()
         raise
     return server
+
+
+def find_environments(session: int) -> set[str]:
+    """The folders into which a server has unpacked environments; one that is killed leaves them."""
+    values = (value for p in processes() if p.session == session for value in p.variables().values())
+    return {found[0] for value in values if (found := re.search(r"/tmp/python_env_\w{6}", value))}
 
 
 def check_repository(path: Path) -> None:
@@ -208,22 +246,22 @@ def check_repository(path: Path) -> None:
         )
 
 
-def find_ports(*wanted: int) -> tuple[int, int, int]:
+def find_ports(*wanted: int, host: str = HOST) -> tuple[int, int, int]:
     """The three ports, each ``wanted`` or, for 0, a free one; no two are the same.
 
     Raises:
         SetupError: one cannot be had.
     """
     with contextlib.ExitStack() as held:
-        http, grpc, metrics = (_bind(port, held) for port in wanted)
+        http, grpc, metrics = (_bind(host, port, held) for port in wanted)
         return http, grpc, metrics
 
 
-def _bind(wanted: int, held: contextlib.ExitStack) -> int:
+def _bind(host: str, wanted: int, held: contextlib.ExitStack) -> int:
     probe = held.enter_context(socket.socket())
     probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        probe.bind((HOST, wanted))
+        probe.bind((host, wanted))
     except (OSError, OverflowError) as error:
         reason = error.strerror if isinstance(error, OSError) else "there are 65,535"
         raise SetupError(

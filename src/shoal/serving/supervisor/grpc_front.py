@@ -1,0 +1,166 @@
+"""The front door for gRPC: Triton's methods, as bytes; refusals as RESOURCE_EXHAUSTED and UNAVAILABLE."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc  # type: ignore[import-untyped]
+
+from shoal.serving.server import Server
+from shoal.serving.supervisor.fronts import clean, is_dead, words
+from shoal.serving.supervisor.gate import Gate, LostError, RefusedError, Why
+
+_SERVICE = "/inference.GRPCInferenceService/"
+_STATUS = {Why.BUSY: grpc.StatusCode.RESOURCE_EXHAUSTED, Why.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE}
+_NAME = 0x0A  # the first field of a request for inference, a string: the model's name
+_LIVE, _SERVING, _NOT_SERVING = b"\x08\x01", b"\x08\x01", b"\x08\x02"  # messages of one field
+_CONNECTION = "Socket closed", "Connection reset", "failed to connect", "recvmsg", "sendmsg", "GOAWAY", "Broken pipe"
+MOST_CALLS = 4096  # at a time, refused ones among them
+
+
+class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Handles every method, by asking the server of the day."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._channels: dict[str, Any] = {}
+
+    def service(self, details: Any) -> Any:
+        """The handler of a method, as grpc asks for it."""
+        own: dict[str, Callable[[Any, Any], Any]] = {
+            f"{_SERVICE}ServerLive": self._live,
+            f"{_SERVICE}ServerReady": self._ready,
+            "/grpc.health.v1.Health/Check": self._check,
+            f"{_SERVICE}ModelInfer": self._infer,
+        }
+        if details.method == f"{_SERVICE}ModelStreamInfer":
+            return grpc.stream_stream_rpc_method_handler(self._stream)
+        if details.method in own:
+            return grpc.unary_unary_rpc_method_handler(own[details.method])
+        return grpc.unary_unary_rpc_method_handler(self._other(details.method))
+
+    async def _live(self, _: bytes, __: Any) -> bytes:
+        return _LIVE
+
+    async def _ready(self, _: bytes, __: Any) -> bytes:
+        return b"" if self._gate.trouble() else _LIVE
+
+    async def _check(self, _: bytes, __: Any) -> bytes:
+        return _NOT_SERVING if self._gate.trouble() else _SERVING
+
+    async def _infer(self, request: bytes, context: Any) -> bytes:
+        return await self._send(f"{_SERVICE}ModelInfer", read_name(request), request, context)
+
+    def _other(self, method: str) -> Callable[[bytes, Any], Any]:
+        async def ask(request: bytes, context: Any) -> bytes:
+            model = read_name(request) if method == f"{_SERVICE}ModelReady" else ""
+            if model and self._gate.trouble(model):
+                return b""  # not ready
+            return await self._send(method, model, request, context)
+
+        return ask
+
+    async def _send(self, method: str, model: str, request: bytes, context: Any) -> bytes:
+        async def call(server: Server) -> bytes:
+            metadata = _kept(context.invocation_metadata())
+            try:
+                answer: bytes = await self._channel(server).unary_unary(method)(
+                    request, timeout=context.time_remaining(), metadata=metadata
+                )
+                return answer
+            except grpc.aio.AioRpcError as error:
+                raise _lost_or(error) from None
+
+        try:
+            return await self._gate.send(model, len(request), call)
+        except RefusedError as refused:
+            return await _refuse(context, refused)  # type: ignore[no-any-return]
+        except grpc.aio.AioRpcError as error:
+            return await context.abort(error.code(), clean(error.details() or ""))  # type: ignore[no-any-return]
+
+    async def _stream(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        """Answers as they come; a stream that has begun cannot be asked for again."""
+        first = await anext(aiter(requests), None)
+        if first is None:
+            return
+        model = read_name(first)
+
+        async def all_requests() -> AsyncIterator[bytes]:
+            yield first
+            async for request in requests:
+                yield request
+
+        try:
+            async with self._gate.enter(model, len(first)):
+                upstream = self._gate.upstream
+                assert upstream is not None  # or nobody would have been let in
+                metadata = _kept(context.invocation_metadata())
+                call = self._channel(upstream.server).stream_stream(f"{_SERVICE}ModelStreamInfer")(
+                    all_requests(), timeout=context.time_remaining(), metadata=metadata
+                )
+                async for answer in call:
+                    yield answer
+        except RefusedError as refused:
+            await _refuse(context, refused)
+        except grpc.aio.AioRpcError as error:
+            if isinstance(_lost_or(error), LostError):
+                self._gate.suspected.set()
+                lost = RefusedError(Why.UNAVAILABLE, f"The server of {model} ended in the middle of an answer.", 5.0)
+                await _refuse(context, lost)
+            await context.abort(error.code(), clean(error.details() or ""))
+
+    def _channel(self, server: Server) -> Any:
+        if server.grpc_url not in self._channels:
+            # one of many servers, each for a while: no pool that outlives it
+            options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+            options += [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
+            self._channels[server.grpc_url] = grpc.aio.insecure_channel(server.grpc_url, options=options)
+        return self._channels[server.grpc_url]
+
+    async def forget(self, server: Server) -> None:
+        """Close the connection to a server that is no more."""
+        channel = self._channels.pop(server.grpc_url, None)
+        if channel is not None:
+            await channel.close()
+
+
+def make_server(front: GrpcFront, address: str, *, most_bytes: int) -> Any:
+    """A server at ``address`` that takes messages of up to ``most_bytes``; it is not started yet."""
+    options = [
+        ("grpc.max_receive_message_length", most_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.so_reuseport", 0),  # a second one at the same port is an error
+    ]
+    server = grpc.aio.server(handlers=[front], options=options, maximum_concurrent_rpcs=MOST_CALLS)
+    server.add_insecure_port(address)
+    return server
+
+
+def read_name(request: bytes) -> str:
+    """The model that a request is for, without the copy of its tensors that parsing it would make."""
+    if len(request) > 2 and request[0] == _NAME and request[1] < 0x80:
+        return request[2 : 2 + request[1]].decode("utf-8", "replace")
+    from tritonclient.grpc import service_pb2
+
+    try:
+        return str(service_pb2.ModelInferRequest.FromString(request).model_name)
+    except Exception:  # protobuf's DecodeError: Triton says what it thinks of it
+        return ""
+
+
+def _lost_or(error: Any) -> Exception:
+    """``LostError`` where the server or the model's process has died, else the error as it is."""
+    details, code = error.details() or "", error.code()
+    is_cut = code == grpc.StatusCode.UNAVAILABLE and any(words in details for words in _CONNECTION)
+    return LostError(details) if is_cut or is_dead(details) else error
+
+
+async def _refuse(context: Any, refused: RefusedError) -> Any:
+    context.set_trailing_metadata((("retry-after", str(max(1, round(refused.retry_after)))),))
+    return await context.abort(_STATUS[refused.why], words(refused))
+
+
+def _kept(metadata: Any) -> Any:
+    """What a client sent along, but for what belongs to the connection."""
+    return tuple((key, value) for key, value in metadata or () if key not in ("user-agent",))

@@ -1,0 +1,126 @@
+"""What a service says: plain lines on a terminal, a JSON object a line elsewhere; Triton's own lines among them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import re
+import sys
+import time
+from functools import cache
+from pathlib import Path
+
+from shoal.errors import InputError
+from shoal.machine import describe_machine
+
+# As Google's logging library writes them: severity, date and time, thread, place.
+_LINE = re.compile(r"([IWEF])\d{4} \d\d:\d\d:\d\d\.\d+ \d+ ([\w.]+:\d+)\] (.*)")
+_TABLE = re.compile(r"[+|][- ]")
+_LEVELS = {"I": logging.INFO, "W": logging.WARNING, "E": logging.ERROR, "F": logging.CRITICAL}
+# What it complains of on a machine without a GPU, where nothing is the matter.
+_NO_GPU = re.compile(r"CUDA driver version is insufficient|CudaDriverHelper|DCGM unable|pinned system memory")
+_FIELDS = ("model", "kind", "request_id", "place")  # of a record, beside its message
+_PERIOD = 0.2  # seconds between two looks at a log
+_MOST_BYTES = 8 * 2**20  # of a log that is told already, and then emptied
+
+log = logging.getLogger("shoal")
+triton = logging.getLogger("shoal.triton")
+
+
+class JsonLines(logging.Formatter):
+    """One object a line: ``time`` in UTC, ``level``, ``source``, ``message``, and what else a record has."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        entry = {
+            "time": f"{moment}.{int(record.msecs):03}Z",
+            "level": record.levelname.lower(),
+            "source": "triton" if record.name == triton.name else "shoal",
+            "message": record.getMessage(),
+        }
+        entry |= {name: getattr(record, name) for name in _FIELDS if getattr(record, name, "")}
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry, ensure_ascii=False)
+
+
+class Plain(logging.Formatter):
+    """The time of day, who speaks, and the message."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        who = "Triton: " if record.name == triton.name else ""
+        level = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
+        text = f"{time.strftime('%H:%M:%S', time.localtime(record.created))} {who}{level}{record.getMessage()}"
+        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+
+
+def configure(file: Path | None) -> None:
+    """Send what shoal and Triton say to the standard error stream, and all of it to ``file``, if there is one.
+
+    On a terminal Triton's own lines are told from warnings on.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    stream = logging.StreamHandler(sys.stderr)
+    stream.setFormatter(Plain() if sys.stderr.isatty() else JsonLines())
+    if sys.stderr.isatty():
+        stream.addFilter(lambda record: record.name != triton.name or record.levelno > logging.INFO)
+    log.handlers, log.propagate = [stream], False
+    log.setLevel(logging.INFO)
+    if file is not None:
+        try:
+            handler = logging.FileHandler(file, mode="w", encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"The log {file} cannot be written: {error.strerror}.", "Name another file.") from None
+        handler.setFormatter(JsonLines())
+        log.addHandler(handler)
+
+
+class Tail:
+    """Tells what a server writes into its log, and empties the log when it gets long."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._at, self._rest = path, 0, b""
+
+    async def follow(self) -> None:
+        """For ever."""
+        while True:
+            self.read()
+            await asyncio.sleep(_PERIOD)
+
+    def read(self) -> None:
+        """Tell what is new."""
+        if not self._path.is_file():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._at)
+            content = file.read()
+            self._at = file.tell()
+        *lines, self._rest = (self._rest + content).split(b"\n")
+        for line in lines:
+            tell(line.decode("utf-8", "replace"))
+        if self._at > _MOST_BYTES:
+            os.truncate(self._path, 0)
+            self._at = 0
+
+
+def tell(line: str) -> None:
+    """A line of Triton's, as a record; its tables are left out, and what is not in its format a model has printed."""
+    found = _LINE.fullmatch(line)
+    if found and not found[3]:  # the head of a table
+        return
+    if found:
+        level = logging.INFO if _NO_GPU.search(found[3]) and not _has_gpu() else _LEVELS[found[1]]
+        triton.log(level, "%s", found[3].removeprefix('"').removesuffix('"'), extra={"place": found[2]})
+    elif line.strip() and not _TABLE.match(line):
+        triton.info("%s", line)
+
+
+@cache
+def _has_gpu() -> bool:
+    return "gpu" in describe_machine()

@@ -1,0 +1,134 @@
+"""A repository as a service: front doors, a supervised server behind them, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from aiohttp import web
+
+from shoal.errors import SetupError
+from shoal.repository.manifest import check_manifest
+from shoal.serving.leases import clean_up
+from shoal.serving.runtime import find_runtime
+from shoal.serving.server import check_repository, find_ports
+from shoal.serving.supervisor.canary import make_canaries
+from shoal.serving.supervisor.gate import Gate
+from shoal.serving.supervisor.grpc_front import GrpcFront, make_server
+from shoal.serving.supervisor.health import Health
+from shoal.serving.supervisor.http_front import HttpFront
+from shoal.serving.supervisor.logs import log
+from shoal.serving.supervisor.options import Options
+from shoal.serving.supervisor.supervisor import Supervisor, read_configs
+
+SECOND_SIGNAL = 1  # the exit code of a service that was told twice to stop, and did not wait
+_CLOSING = 0.5  # seconds for connections that have nothing to say any more
+
+
+class Addresses(NamedTuple):
+    """Where the service listens, each ``host:port``."""
+
+    http: str
+    grpc: str
+    metrics: str
+
+
+def run_service(repository: Path | str, options: Options, on_ready: Callable[[Addresses], None]) -> int:
+    """Serve ``repository`` until SIGTERM or SIGINT; returns the exit code. ``on_ready`` is called once all is ready.
+
+    The first signal lets nobody in any more and waits for what is under way, the second one does not wait.
+
+    Raises:
+        InputError: Triton cannot bear the path, or there is no repository.
+        SetupError: a port is taken, or this machine cannot run the server.
+        ServerError: a model did not load, or the server had to be started again too often.
+    """
+    path = Path(repository).resolve()
+    check_repository(path)
+    check_manifest(path)
+    runtime = find_runtime()
+    for folder in clean_up():
+        log.info("Removed what a server that was killed had left: %s", folder)
+    return asyncio.run(_Service(path, options).run(runtime, on_ready))
+
+
+class _Service:
+    def __init__(self, repository: Path, options: Options) -> None:
+        self._repository, self._options = repository, options
+        self._signals = 0
+        self._told = asyncio.Event()
+
+    async def run(self, runtime: Any, on_ready: Callable[[Addresses], None]) -> int:
+        options, configs = self._options, read_configs(self._repository)
+        self._listen()
+        gate = Gate(configs, max_wait=options.max_wait, resends=options.resends)
+        canaries = make_canaries(configs)
+        health, front = Health(gate, canaries), GrpcFront(gate)
+        supervisor = Supervisor(
+            self._repository, runtime, options, gate=gate, canaries=canaries, health=health, forget=front.forget
+        )
+        http = HttpFront(gate, most_bytes=options.most_bytes)
+        async with _open_doors(options, front, http.app, health.app) as at:
+            try:
+                if await self._until_told(supervisor.start()):
+                    on_ready(at)
+                    await self._until_told(supervisor.run())
+                    log.info("Stopping: %d requests are under way.", gate.num_requests)
+                    if self._signals < 2:
+                        self._told.clear()
+                        await self._until_told(supervisor.drain())
+            finally:
+                await supervisor.stop(*([0.0] if self._signals > 1 else []))
+        return SECOND_SIGNAL if self._signals > 1 else 0
+
+    def _listen(self) -> None:
+        def note() -> None:
+            self._signals += 1
+            self._told.set()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, note)
+
+    async def _until_told(self, work: Any) -> bool:
+        """Do it, unless a signal comes before it is done; whether it is done."""
+        tasks = {asyncio.ensure_future(work), asyncio.ensure_future(self._told.wait())}
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+        await asyncio.gather(*tasks - done, return_exceptions=True)
+        for task in done:
+            task.result()
+        return not self._told.is_set()
+
+
+@asynccontextmanager
+async def _open_doors(
+    options: Options, front: GrpcFront, http: web.Application, health: web.Application
+) -> AsyncIterator[Addresses]:
+    """Listen at all three ports; whoever comes before the server is ready hears so."""
+    ports = find_ports(options.http_port, options.grpc_port, options.metrics_port, host=options.host)
+    addresses = Addresses(*(f"{options.host}:{port}" for port in ports))
+    async with contextlib.AsyncExitStack() as held:
+        for app, port in ((health, ports[2]), (http, ports[0])):
+            runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=_CLOSING)
+            await runner.setup()
+            held.push_async_callback(runner.cleanup)
+            try:
+                await web.TCPSite(runner, options.host, port).start()
+            except OSError as error:
+                raise _taken(port, str(error.strerror)) from None
+        server = make_server(front, addresses.grpc, most_bytes=options.most_bytes)
+        await server.start()
+        held.push_async_callback(server.stop, _CLOSING)
+        yield addresses
+
+
+def _taken(port: int, reason: str) -> SetupError:
+    return SetupError(f"Port {port} cannot be used: {reason}.", "Choose another.")

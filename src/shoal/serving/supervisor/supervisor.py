@@ -1,0 +1,297 @@
+"""Keeps a repository served: notices what dies, hangs or answers wrongly, and starts another server beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from shoal.errors import ArtifactError, ServerError, ShoalError
+from shoal.processes import available_memory
+from shoal.repository.pbtxt import ModelConfig, read_config
+from shoal.serving.runtime import Runtime
+from shoal.serving.server import Server, find_ports
+from shoal.serving.supervisor.canary import Canary, WrongError
+from shoal.serving.supervisor.gate import Gate, Upstream
+from shoal.serving.supervisor.health import Health
+from shoal.serving.supervisor.logs import Tail, log
+from shoal.serving.supervisor.options import RESTARTS_SECONDS, Options
+from shoal.serving.supervisor.watch import HANG_PARAMETER, PERIOD, Fault, Watch
+
+MOST_PAUSE = 8.0  # seconds before another try to start a server
+AGAIN_SECONDS = 0.5  # after which a canary that went wrong is sent again
+SETTLED_SECONDS = 1.0  # after which a suspicion without a fault is none
+STOP_SECONDS = 3.0  # for Triton to unload its models, once it has nothing to do
+
+
+class Supervisor:
+    """The server of the day, what is watched of it, and what follows it."""
+
+    def __init__(
+        self,
+        repository: Path,
+        runtime: Runtime,
+        options: Options,
+        *,
+        gate: Gate,
+        canaries: dict[str, Canary],
+        health: Health,
+        forget: Callable[[Server], Any],
+    ) -> None:
+        self._repository, self._runtime, self._options = repository, runtime, options
+        self._gate, self._canaries, self._health, self._forget = gate, canaries, health, forget
+        self._configs = read_configs(repository)
+        self._users = find_users(self._configs)
+        self._hang_seconds = _hang_seconds(self._configs)
+        self._broken: asyncio.Event = asyncio.Event()
+        self._current: Upstream | None = None
+        self._watch: Watch | None = None
+        self._servers: set[Server] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()  # of the server of the day
+        self._retiring: set[asyncio.Task[Any]] = set()
+        self._restarts: deque[float] = deque()
+
+    async def start(self) -> None:
+        """Start the first server, and let requests in.
+
+        Raises:
+            ServerError: it does not start.
+        """
+        await self._take_over(await self._launch())
+
+    async def run(self) -> None:
+        """Replace the server whenever something is wrong with it.
+
+        Raises:
+            ServerError: that was needed too often.
+        """
+        while True:
+            await self._broken.wait()
+            self._broken.clear()
+            await self._replace()
+
+    # --- a server ------------------------------------------------------------------------------------------------
+
+    async def _launch(self) -> Server:
+        """A server whose models answer their canaries."""
+        launching = asyncio.create_task(asyncio.to_thread(Server, self._repository, self._runtime, find_ports(0, 0, 0)))
+        try:
+            server = await asyncio.shield(launching)
+        except asyncio.CancelledError:  # a thread cannot be: what it starts must be ended
+            await self._end(await launching, 0)
+            raise
+        self._servers.add(server)
+        try:
+            await asyncio.to_thread(server.wait_ready)
+            await self._prove(server)
+        except BaseException:
+            await self._end(server, 0)
+            raise
+        return server
+
+    async def _prove(self, server: Server) -> None:
+        for name, canary in list(self._canaries.items()):
+            is_first = not canary.expected
+            try:
+                async with open_stub(server) as stub:
+                    await canary.ask(stub)
+                    if is_first:  # and is it the same again?
+                        await canary.ask(stub)
+            except WrongError as error:
+                if not is_first:
+                    raise ServerError(f"{name} does not answer as it did: {error}.") from None
+                log.warning("%s is not asked for its canary: %s", name, error, extra={"model": name})
+                del self._canaries[name]
+
+    async def _take_over(self, server: Server) -> None:
+        """Let ``server`` answer from now on."""
+        upstream = Upstream(server)
+        self._current, self._watch = (
+            upstream,
+            Watch(server, hang_seconds=self._hang_seconds, memory_mib=self._options.model_memory_mib),
+        )
+        coroutines = [self._look(upstream), Tail(server.log).follow()]
+        coroutines += [self._test(upstream, canary) for canary in self._canaries.values()]
+        self._tasks = {asyncio.create_task(each) for each in coroutines}
+        await self._gate.open(upstream)
+
+    async def _end(self, server: Server, seconds: float) -> None:
+        await self._forget(server)
+        await asyncio.to_thread(server.stop, seconds)
+        self._servers.discard(server)
+
+    # --- what is wrong -------------------------------------------------------------------------------------------
+
+    async def _look(self, upstream: Upstream) -> None:
+        assert self._watch is not None
+        suspected = 0.0
+        while True:
+            waiting = {name: canary.sent for name, canary in self._canaries.items() if canary.sent}
+            for fault in self._watch.look(waiting):
+                self._note(upstream, fault)
+            if self._gate.suspected.is_set() and not self._broken.is_set():
+                suspected = suspected or time.monotonic()
+                if time.monotonic() - suspected > SETTLED_SECONDS:
+                    self._gate.suspected.clear()
+                    suspected = 0.0
+                    await self._gate.settle()
+            await asyncio.sleep(PERIOD)
+
+    async def _test(self, upstream: Upstream, canary: Canary) -> None:
+        num_errors = 0
+        async with open_stub(upstream.server) as stub:
+            while True:
+                await asyncio.sleep(AGAIN_SECONDS if num_errors else canary.period)
+                if canary.model in self._gate.blocked:
+                    continue
+                try:
+                    await canary.ask(stub)
+                    num_errors = 0
+                except WrongError as error:
+                    num_errors += 1
+                    log.warning("%s, asked for what it should know: %s", canary.model, error)
+                    if num_errors > 1:  # once may be chance
+                        self._note(upstream, Fault(canary.model, "wrong", f"{canary.model} does not answer as it did"))
+
+    def _note(self, upstream: Upstream, fault: Fault) -> None:
+        """Let nobody ask a model that is not well, nor what is made with it."""
+        if upstream is not self._current or self._gate.blocked.get(fault.model) or self._is_down():
+            return
+        log.error("%s", fault.what, extra={"model": fault.model, "kind": fault.kind})
+        affected = self._users.get(fault.model, set()) | {fault.model} if fault.model else set(self._configs)
+        self._gate.block(affected, fault.what)
+        if self._watch is not None and fault.model:
+            self._watch.kill(fault.model)
+        self._health.restarts.labels(fault.kind).inc()
+        self._broken.set()
+
+    def _is_down(self) -> bool:
+        return set(self._configs) <= self._gate.blocked.keys()
+
+    # --- what follows --------------------------------------------------------------------------------------------
+
+    async def _replace(self) -> None:
+        old, began = self._current, time.monotonic()
+        assert old is not None
+        num_failed = 0
+        while True:
+            self._count_restart()
+            try:
+                if num_failed or not self._has_room():
+                    await self._give_way(old)
+                server = await self._launch()
+            except ShoalError as error:
+                num_failed += 1
+                pause = min(MOST_PAUSE, 0.5 * 2**num_failed)
+                log.error("The next server did not start: %s Trying again in %g s.", error, pause)
+                await asyncio.sleep(pause)
+            else:
+                break
+        tasks, self._tasks = self._tasks, set()
+        for task in tasks:
+            task.cancel()
+        self._gate.suspected.clear()
+        self._broken.clear()
+        await self._take_over(server)
+        log.info("All models answer again, after %.1f s.", time.monotonic() - began)
+        self._retire(old)
+
+    def _count_restart(self) -> None:
+        now = time.monotonic()
+        self._restarts.append(now)
+        while now - self._restarts[0] > RESTARTS_SECONDS:
+            self._restarts.popleft()
+        most = self._options.max_restarts
+        if len(self._restarts) > most:
+            raise ServerError(
+                f"The server had to be started again {len(self._restarts)} times within {RESTARTS_SECONDS / 60:g}"
+                f" minutes, more than {most}.",
+                "What went wrong stands above; more is allowed with --max-restarts.",
+            )
+
+    def _has_room(self) -> bool:
+        """Whether a second server fits into memory beside the first."""
+        return self._watch is None or self._watch.resident_bytes() < available_memory()
+
+    async def _give_way(self, old: Upstream) -> None:
+        """End the old server first: there is no room for two, or the next one does not start beside it."""
+        if old.server in self._servers:
+            log.warning("The server is stopped before the next one starts.")
+            self._gate.block(self._configs, "its server is started again")
+            await self._end(old.server, 0)
+
+    def _retire(self, old: Upstream) -> None:
+        """Let the old server answer what it has of models that are well; then it goes."""
+
+        async def wait() -> None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(old.wait_idle(), self._options.grace)
+            if old.server in self._servers:
+                await self._end(old.server, 0)  # in order it would wait for its dead process
+
+        task = asyncio.create_task(wait())
+        self._retiring.add(task)
+        task.add_done_callback(self._retiring.discard)
+
+    # --- the end -------------------------------------------------------------------------------------------------
+
+    async def drain(self) -> None:
+        """Until everything under way is answered, or the grace is over."""
+        await self._gate.close("it is stopping")
+        deadline = time.monotonic() + self._options.grace
+        while self._gate.num_requests and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+        if self._gate.num_requests:
+            log.error("%d requests were not answered within %g s.", self._gate.num_requests, self._options.grace)
+
+    async def stop(self, seconds: float = STOP_SECONDS) -> None:
+        """End every server and all that watches it."""
+        await self._gate.close("it is stopping")
+        for task in self._tasks | self._retiring:
+            task.cancel()
+        await asyncio.gather(*(self._end(server, seconds) for server in list(self._servers)))
+
+
+@contextlib.asynccontextmanager
+async def open_stub(server: Server) -> Any:
+    """gRPC's stub of Triton's service, for the supervisor's own requests."""
+    import grpc  # type: ignore[import-untyped]
+    from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
+
+    options = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
+    async with grpc.aio.insecure_channel(server.grpc_url, options=options) as channel:
+        yield GRPCInferenceServiceStub(channel)
+
+
+def read_configs(repository: Path) -> dict[str, ModelConfig]:
+    """Every model of a repository."""
+    return {path.parent.name: read_config(path.parent) for path in sorted(repository.glob("*/config.pbtxt"))}
+
+
+def find_users(configs: Mapping[str, ModelConfig]) -> dict[str, set[str]]:
+    """Of each model the ensembles that ask it, directly or through another one."""
+    users: dict[str, set[str]] = {name: set() for name in configs}
+    for _ in configs:  # as deep as they may be nested
+        for name, config in configs.items():
+            for step in config.steps:
+                users.setdefault(step.model, set()).update({name} | users[name])
+    return users
+
+
+def _hang_seconds(configs: Mapping[str, ModelConfig]) -> dict[str, float]:
+    given: Iterable[tuple[str, str]] = (
+        (name, config.spec.parameters[HANG_PARAMETER])
+        for name, config in configs.items()
+        if HANG_PARAMETER in config.spec.parameters
+    )
+    found = {}
+    for name, value in given:
+        try:
+            found[name] = float(value)
+        except ValueError:
+            raise ArtifactError(f"{name}: {HANG_PARAMETER} {value!r} is no number.", "Write seconds: 10.") from None
+    return found
