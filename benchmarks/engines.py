@@ -5,9 +5,10 @@
 An encoder of bert-large's widths with random weights and fewer layers: time and FLOPs both go with their number.
 Engines take turns. TorchScript is traced as the pipeline's artifact is; *fused* is what shoal's backend makes of it at
 load. ONNX Runtime (FP32 alone) and OpenVINO run the same encoder as ONNX; torch.compile (static shapes, frozen) needs a
-C++ compiler; AOTInductor is what it gives as a file, for every shape. What is not installed is left out. Each row of
-the result: sequences and TFLOP a second, the median of the rounds' ratios to plain TorchScript, the greatest difference
-to it. The matrix rate is torch's own of the same run. The result goes to benchmarks/results/engines-DTYPE-DATE.json.
+C++ compiler; AOTInductor is what it gives as a file, for every shape. What is not installed is left out, and so is,
+with the reason, what fails. Each row of the result: sequences and TFLOP a second, the median of the rounds' ratios to
+plain TorchScript, the greatest difference to it. The matrix rate is torch's own of the same run. The result goes to
+benchmarks/results/engines-DTYPE-DATE.json.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from shoal.training.export import export_encoder
 
 LIBRARIES = ("torch", "transformers", "numpy", "onnxruntime", "openvino")
 Run = Callable[[], torch.Tensor]
+REFERENCE = "TorchScript"
 
 
 def main(layers: int = 4, rows: int = 16, width: int = 224, dtype: str = "fp32", rounds: int = 7) -> None:
@@ -51,9 +53,7 @@ def main(layers: int = 4, rows: int = 16, width: int = 224, dtype: str = "fp32",
     mask = torch.ones_like(ids)
     mask[:, width - 4 :] = 0
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
-        engines = dict(make_engines(encoder, Path(folder), ids, mask, dtype))
-        expected = engines["TorchScript"]()
-        differences = {name: float((run() - expected).abs().max()) for name, run in engines.items()}
+        engines, differences, failed = try_engines(make_engines(encoder, Path(folder), ids, mask, dtype))
         seconds: dict[str, list[float]] = {name: [] for name in engines}
         for _ in range(rounds):
             for name, run in engines.items():
@@ -72,16 +72,39 @@ def main(layers: int = 4, rows: int = 16, width: int = 224, dtype: str = "fp32",
             name: {
                 "rows_per_s": round(rows / statistics.median(times), 2),
                 "tflop_per_s": round(flop / statistics.median(times) / 1e12, 3),
-                "ratio": round(statistics.median(a / b for a, b in zip(seconds["TorchScript"], times, strict=True)), 3),
+                "ratio": round(statistics.median(a / b for a, b in zip(seconds[REFERENCE], times, strict=True)), 3),
                 "max_diff": differences[name],
                 "seconds": [round(t, 4) for t in times],
             }
             for name, times in seconds.items()
         },
+        "failed": failed,
     }
     path = Path(__file__).parent / "results" / f"engines-{dtype}-{result['date']}.json"
     path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(result, indent=1))
+
+
+def try_engines(
+    makers: Iterator[tuple[str, Callable[[], Run]]],
+) -> tuple[dict[str, Run], dict[str, float], dict[str, str]]:
+    """The engines that answer, the greatest difference of each to the first, and why the others do not."""
+    engines: dict[str, Run] = {}
+    differences: dict[str, float] = {}
+    failed: dict[str, str] = {}
+    expected: torch.Tensor | None = None
+    for name, make in makers:
+        try:
+            run = make()
+            found = run()  # some compile only now
+        except Exception as error:
+            if expected is None:
+                raise  # without the first there is nothing to compare with
+            failed[name] = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+            continue
+        expected = found if expected is None else expected
+        engines[name], differences[name] = run, float((found - expected).abs().max())
+    return engines, differences, failed
 
 
 def make_encoder(layers: int) -> Encoder:
@@ -98,8 +121,8 @@ def make_encoder(layers: int) -> Encoder:
 
 def make_engines(
     encoder: Encoder, folder: Path, ids: torch.Tensor, mask: torch.Tensor, dtype: str
-) -> Iterator[tuple[str, Run]]:
-    """Each engine, ready to run the batch."""
+) -> Iterator[tuple[str, Callable[[], Run]]]:
+    """Each engine, and what makes it ready to run the batch; to be called before the next is asked for."""
     export_encoder(encoder, folder / "model.pt", ties={})
 
     def load() -> Any:
@@ -115,41 +138,54 @@ def make_engines(
 
         return run
 
-    yield "TorchScript", by_torch(load())
-    yield "TorchScript, frozen", by_torch(torch.jit.freeze(load()))
-    yield "TorchScript, optimize_for_inference", by_torch(torch.jit.optimize_for_inference(torch.jit.freeze(load())))
-    yield "TorchScript, fused", by_torch(fuse(load(), dtype))
+    yield REFERENCE, lambda: by_torch(load())
+    yield "TorchScript, frozen", lambda: by_torch(torch.jit.freeze(load()))
+    optimize = torch.jit.optimize_for_inference
+    yield "TorchScript, optimize_for_inference", lambda: by_torch(optimize(torch.jit.freeze(load())))
+    yield "TorchScript, fused", lambda: by_torch(fuse(load(), dtype))
     yield from by_onnx(encoder, folder, ids.numpy(), mask.numpy(), dtype)
     if dtype == "bf16":
         encoder.trunk.to(torch.bfloat16)
     import torch._inductor.config as inductor
 
     inductor.freezing = True
-    yield "torch.compile, static, frozen", by_torch(torch.compile(encoder, dynamic=False))
-    yield "AOTInductor, dynamic, frozen", by_torch(ahead_of_time(encoder, folder))
+    yield "torch.compile, static, frozen", lambda: by_torch(torch.compile(encoder, dynamic=False))
+    yield "AOTInductor, dynamic, frozen", lambda: by_torch(ahead_of_time(encoder, folder))
 
 
-def by_onnx(encoder: Encoder, folder: Path, ids: Any, mask: Any, dtype: str) -> Iterator[tuple[str, Run]]:
-    """Those that read ONNX."""
+def by_onnx(encoder: Encoder, folder: Path, ids: Any, mask: Any, dtype: str) -> Iterator[tuple[str, Callable[[], Run]]]:
+    """Those that read ONNX and are installed."""
     path = folder / "model.onnx"
-    export_encoder(encoder, path, ties={})
-    if dtype == "fp32":
+
+    def export() -> None:
+        if not path.exists():
+            export_encoder(encoder, path, ties={})
+
+    def by_onnxruntime() -> Run:
         import onnxruntime
 
+        export()
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         given = {"INPUT__0": ids, "INPUT__1": mask}
-        yield "ONNX Runtime", lambda: torch.from_numpy(session.run(None, given)[0])
-    if find_spec("openvino"):
+        return lambda: torch.from_numpy(session.run(None, given)[0])
+
+    def by_openvino() -> Run:
         import openvino
 
+        export()
         precision = {"fp32": "f32", "bf16": "bf16"}[dtype]
         hints: dict[str, Any] = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "NUM_STREAMS": 1}
         hints["INFERENCE_PRECISION_HINT"] = precision
         compiled = openvino.Core().compile_model(str(path), "CPU", hints)
-        yield "OpenVINO", lambda: torch.from_numpy(np.array(compiled([ids, mask])[0]))
+        return lambda: torch.from_numpy(np.array(compiled([ids, mask])[0]))
+
+    if dtype == "fp32" and find_spec("onnxruntime"):
+        yield "ONNX Runtime", by_onnxruntime
+    if find_spec("openvino"):
+        yield "OpenVINO", by_openvino
 
 
 def ahead_of_time(encoder: Encoder, folder: Path) -> Callable[..., torch.Tensor]:

@@ -45,7 +45,7 @@ from systems import ENSEMBLE, TIMEOUT, Bare, Ours, Walk
 
 from shoal import Client, compose, serve
 from shoal.bench.load import closed_loop
-from shoal.errors import InputError
+from shoal.errors import ShoalError
 from shoal.machine import describe_machine, library_versions
 from shoal.repository.placement import Plan
 from shoal.training.corpus import find_corpus
@@ -63,11 +63,11 @@ def main(
     encoder: Annotated[str, typer.Option(help="large or small")] = SMALL,
     layers: Annotated[int, typer.Option(help="of the large encoder; fewer for slow machines")] = 24,
     dtype: Annotated[str, typer.Option(help="the plan's: fp32, bf16, auto")] = "auto",
-    rounds: int = 3,
+    rounds: Annotated[int, typer.Option(min=1)] = 3,
     seconds: Annotated[float, typer.Option(help="of load for each figure, at least")] = 20.0,
     tune_seconds: Annotated[float, typer.Option(help="of load for each setting tried; 0 takes the first")] = 10.0,
-    batch: int = 64,
-    callers: int = 16,
+    batch: Annotated[int, typer.Option(min=1, help="texts a request")] = 64,
+    callers: Annotated[int, typer.Option(min=1, max=64, help="of single texts, at a time")] = 16,
     artifacts: Annotated[Path | None, typer.Option(help="kept there, and taken from there")] = None,
     results: Annotated[Path, typer.Option(help="the folder of the record")] = RESULTS,
 ) -> None:
@@ -181,5 +181,5 @@ def score_a_few(systems: list[System], recipe: Recipe, walk: Walk) -> dict[str, 
 if __name__ == "__main__":
     try:
         typer.run(main)
-    except InputError as error:
+    except ShoalError as error:
         raise SystemExit(f"error: {error}") from None
