@@ -6,12 +6,18 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
+from shoal.component.bundle import sha256
+from shoal.component.onnx_ties import read_onnx
+from shoal.component.ties import METADATA, dump_ties
 from shoal.errors import ArtifactError, InputError
 from shoal.paths import shipped_root
 from shoal.repository.compose import compose
+from shoal.repository.manifest import read_manifest
 from shoal.repository.pbtxt import read_config
+from shoal.repository.placement import Plan
 from shoal.serving.client import Client
 from shoal.serving.local import Pipeline, load_component
 from shoal.serving.server import serve
@@ -51,6 +57,81 @@ def test_onnx_runtime_serves_the_slot(leaves: Path, artifacts: Path, tmp_path: P
     with serve(repository) as server, Client(server.grpc_url) as client:
         served = client.infer("ensemble_all", excerpt=TEXTS)["BERT_SCORE"]
     np.testing.assert_allclose(served, expected, rtol=0, atol=1e-5)
+
+
+def save_onnx(path: Path, properties: dict[str, str]) -> None:
+    """A model that counts the tokens of each row."""
+    shape: tuple[str | int, ...] = ("rows", "width")
+    ids, mask = (
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.INT64, shape) for name in ("INPUT__0", "INPUT__1")
+    )
+    out = onnx.helper.make_tensor_value_info("OUTPUT__0", onnx.TensorProto.FLOAT, ("rows", 1))
+    nodes = [
+        onnx.helper.make_node("ReduceSum", ["INPUT__1", "axis"], ["sum"], keepdims=1),
+        onnx.helper.make_node("Cast", ["sum"], ["OUTPUT__0"], to=onnx.TensorProto.FLOAT),
+    ]
+    axis = onnx.helper.make_tensor("axis", onnx.TensorProto.INT64, [1], [1])
+    graph = onnx.helper.make_graph(nodes, "g", [ids, mask], [out], [axis])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9)
+    onnx.helper.set_model_props(model, properties)
+    onnx.save(model, str(path))
+
+
+@pytest.fixture
+def own(artifacts: Path, tmp_path: Path) -> Path:
+    """An artifact folder without the TorchScript and what is said of it."""
+    own = tmp_path / "own"
+    shutil.copytree(artifacts, own)
+    (own / "report.json").unlink()
+    (own / "model.pt").unlink()
+    return own
+
+
+def test_an_encoder_for_another_vocabulary_is_neither_composed_nor_started(
+    leaves: Path, own: Path, tmp_path: Path
+) -> None:
+    ties = {name: sha256(own / name) for name in ("vocab.txt", "preprocess.json")}
+    save_onnx(own / "model.onnx", {"author": "us", METADATA: dump_ties(ties)})
+    assert read_onnx(own / "model.onnx") == ties
+    repository = compose("ensemble_all", tmp_path / "made", artifacts=own, leaves=[leaves])
+    assert load_component(read_config(repository / "bert-large")).context.spec.name == "bert-large"
+
+    save_onnx(own / "model.onnx", {METADATA: dump_ties({"vocab.txt": "0" * 64})})
+    with pytest.raises(ArtifactError, match=r"model\.onnx was made with another vocab\.txt than .*sha256 0000"):
+        compose("ensemble_all", tmp_path / "other", artifacts=own, leaves=[leaves])
+    shutil.copyfile(own / "model.onnx", repository / "bert-large" / "1" / "model.onnx")
+    with pytest.raises(ArtifactError, match=r"model\.onnx was made with another vocab\.txt than "):
+        load_component(read_config(repository / "bert-large"))
+
+
+def test_auto_is_not_bf16_for_an_engine_that_runs_fp32(
+    leaves: Path, own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.repository.placement.computes_bf16", lambda: True)
+    save_onnx(own / "model.onnx", {})
+    assert read_onnx(own / "model.onnx") == {}
+    repository = compose("ensemble_all", tmp_path / "made", artifacts=own, leaves=[leaves])
+    assert read_manifest(repository)["dtype"] == "fp32"
+    with pytest.raises(InputError, match=r"No model runs in dtype bf16: only shoal's pytorch backend takes one"):
+        compose("ensemble_all", tmp_path / "other", artifacts=own, leaves=[leaves], plan=Plan(dtype="bf16"))
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "it is empty"),
+        (b"not a model", "it is no message of protobuf"),
+        (b"\xff" * 12, "it is no message of protobuf"),
+        (b"\x3a\x7fgraph", "it is cut off"),
+        (b"\x08", "it is cut off"),
+        (b"\x72\x13\x0a\x0ashoal.json\x12\x05[1,2]", "its ties to other files are damaged"),
+        (b"\x72\x0f\x0a\x0ashoal.json\x12\x01{", "Expecting property name"),
+    ],
+)
+def test_what_is_no_onnx_model(content: bytes, why: str, tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(content)
+    with pytest.raises(ArtifactError, match=rf"model\.onnx is not a valid ONNX model: {why}"):
+        read_onnx(tmp_path / "model.onnx")
 
 
 def test_what_no_engine_runs(tiny_bert: Path, tmp_path: Path) -> None:

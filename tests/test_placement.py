@@ -112,7 +112,14 @@ def test_auto_is_the_fastest_dtype_that_can_be_had(
     monkeypatch: pytest.MonkeyPatch, plan: Plan, is_fast: bool, can_convert: bool, dtype: str
 ) -> None:
     monkeypatch.setattr("shoal.repository.placement.computes_bf16", lambda: is_fast)
-    assert plan.with_dtype(lambda: can_convert).dtype == dtype
+    assert plan.with_dtype(collect("bert-large", find_leaves()), lambda: can_convert).dtype == dtype
+
+
+def test_a_dtype_that_no_model_takes_is_refused() -> None:
+    forest = collect("cuml", find_leaves())
+    with pytest.raises(InputError, match=r"No model runs in dtype bf16: only shoal's pytorch backend takes one"):
+        Plan(dtype="bf16").with_dtype(forest, lambda: True)
+    assert Plan(dtype="fp32").with_dtype(forest, lambda: True).dtype == "fp32"
 
 
 def test_dtype_is_the_encoders() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.component.bundle import MAKE_AGAIN, Bundle, describe_place, read_json, read_weight, refusal
+from shoal.component.onnx_ties import read_onnx
 from shoal.component.ties import check_tie, read_archive, read_forest
 from shoal.component.wordpiece import read_vocabulary
 from shoal.errors import ArtifactError
@@ -81,6 +82,8 @@ def _read(model: ModelConfig, path: Path, *, is_embedded: bool) -> Mapping[str, 
     """Read an artifact whole; returns its ties to others."""
     if _is_encoder(model, path):
         return read_archive(path)
+    if path.suffix == ".onnx" and "onnxruntime" in (model.backend, model.platform.removesuffix("_onnx")):
+        return read_onnx(path)
     if path.suffix == ".tl" and model.backend == "fil":
         forest = read_forest(path)
         forest.check(model.spec, path, needs_regressor=is_embedded)
@@ -116,9 +119,11 @@ def _check_sizes(encoder: Path, bundle: Bundle, ours: Mapping[str, Path]) -> Non
 
 
 def has_trunks(models: Sequence[ModelConfig], artifacts: Path) -> bool:
-    """Whether every encoder has a submodule ``trunk``, which shoal's backend runs in another dtype than the rest."""
+    """Whether every TorchScript encoder has a submodule ``trunk``, which shoal's backend runs in another dtype than the
+    rest; not where there is none.
+    """
     encoders = [path for model in models for path in _find(model, artifacts) if _is_encoder(model, path)]
-    return all(any(name.startswith("trunk.") for name in read_sizes(path)) for path in encoders)
+    return bool(encoders) and all(any(name.startswith("trunk.") for name in read_sizes(path)) for path in encoders)
 
 
 def read_report(artifacts: Path) -> dict[str, Any]:

@@ -54,7 +54,8 @@ def compose(
     ``is_warmed_up`` each model gets a warm-up request, made by running the pipeline's components on one text.
 
     Raises:
-        InputError: Triton cannot bear the path, or something that is no composed repository stands there.
+        InputError: Triton cannot bear the path, something that is no composed repository stands there, or no model
+            takes the plan's dtype.
         ArtifactError: an artifact is missing, damaged or does not fit another; environment, stub and server do not
             fit; a leaf of your own has a mistake that `check` finds.
         SetupError: the disk is full, or the folder cannot be written.
@@ -69,7 +70,7 @@ def compose(
         check_replaceable(target, MANIFEST)
         check_present(models, artifacts)
         check_artifacts(models, artifacts, is_embedded=plan.target == EMBEDDED)
-        plan = plan.with_dtype(lambda: has_trunks(models, artifacts))
+        plan = plan.with_dtype(models, lambda: has_trunks(models, artifacts))
         placed = find_environments(models, environments or {}, stubs or {}, plan.target)
         contents = read_report(artifacts)["contents"]
         with _make_aside(target) as aside:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -52,8 +52,17 @@ class Plan:
             object.__setattr__(self, "gpus", () if self.placement == CPU else (0,))
         self._check_gpus(self.gpus or ())
 
-    def with_dtype(self, can_convert: Callable[[], bool]) -> Plan:
-        """The plan with a dtype in the place of ``auto``; ``can_convert``: whether the encoders run in another one."""
+    def with_dtype(self, models: Iterable[ModelConfig], can_convert: Callable[[], bool]) -> Plan:
+        """The plan with a dtype in the place of ``auto``; ``can_convert``: whether the encoders run in another one.
+
+        Raises:
+            InputError: none of ``models`` takes the dtype that is asked for.
+        """
+        if self.dtype not in (AUTO, "fp32") and not any(model.backend == "pytorch" for model in models):
+            raise InputError(
+                f"No model runs in dtype {self.dtype}: only shoal's pytorch backend takes one, and none here has it.",
+                "Leave the dtype out.",
+            )
         if self.dtype != AUTO:
             return self
         is_fast = self.target == EMBEDDED and not self.gpus and computes_bf16() and can_convert()

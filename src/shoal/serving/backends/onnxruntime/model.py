@@ -10,7 +10,9 @@ from shoal.component.base import Component
 from shoal.component.bundle import refusal
 from shoal.component.context import Context
 from shoal.component.lengths import find_mask, run_by_length
+from shoal.component.onnx_ties import read_onnx
 from shoal.component.tensors import Array, Arrays
+from shoal.component.ties import check_ties
 from shoal.errors import SetupError, needs
 
 
@@ -40,6 +42,7 @@ class Onnx(Component):
         except Exception as error:  # its errors have no class in common but this one
             reason = str(error).splitlines()[0].rpartition(" failed:")[2]  # what stands before names the path again
             raise refusal(path, "valid ONNX model", reason.rstrip(".")) from error
+        check_ties(read_onnx(path), path)
 
     def run(self, batch: Arrays) -> Arrays:
         return run_by_length(self.context.spec, batch, self.call, self.mask)
