@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.component.ragged import Ragged, Texts
+from shoal.component.ragged import Ragged, Texts, to_texts
 from shoal.component.wordpiece import SpecialIds, WordPiece, frame, read_vocabulary
 from shoal.errors import ArtifactError
 
@@ -44,10 +44,19 @@ def test_frame_on_numpy_and_torch(rows: list[list[int]], max_length: int) -> Non
         body = [101, *row[: max_length - 2], 102]
         assert framed == body + [0] * (len(framed) - len(body))
         assert ones == [1] * len(body) + [0] * (len(framed) - len(body))
-    assert ids.shape[1] <= max_length
-    assert ids.shape[1] % 8 == 0 or ids.shape[1] == max_length
+    assert ids.shape == mask.shape == (len(rows), max_length)
     other = frame(Ragged(torch.asarray(host.values), torch.asarray(host.offsets)), IDS, max_length)
     assert [t.tolist() for t in other] == [ids.tolist(), mask.tolist()]
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=6), st.integers(3, 40))
+def test_the_width_is_that_of_the_longest_row(numbers: list[int], max_length: int) -> None:
+    """In steps of 8, up to the greatest that is allowed."""
+    ids, mask = WordPiece(TOY, max_length=max_length).encode(to_texts(["cat " * number for number in numbers]))
+    longest = min(max(numbers) + 2, max_length)
+    width = min((longest + 7) // 8 * 8, max_length)
+    assert ids.shape == mask.shape == (len(numbers), width)
+    assert mask.sum(axis=1).tolist() == [min(number + 2, max_length) for number in numbers]
 
 
 def test_vocabulary_is_checked(tmp_path: Path) -> None:
