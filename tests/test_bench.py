@@ -239,6 +239,7 @@ def check_record(record: Mapping[str, Any]) -> None:
                 assert 0 < step["busy"] <= 1.1
                 assert step["cpu_ms"] >= 0
             assert (figures["local_ms"] is None) == (label == "cpu")
+            assert 0 <= (figures["local_ms"] or 0) < figures["max_ms"]
             assert (figures["server_ms"] is None) == (label == "hybrid")
     for arrivals in record["arrivals"]:
         assert math.isclose(arrivals["p99_over_p50"], arrivals["p99_ms"] / arrivals["p50_ms"], rel_tol=0.01)
