@@ -10,11 +10,12 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from shoal.errors import ShoalError
-from shoal.processes import Process, processes
+from shoal.processes import Process, find_process, processes
 from shoal.serving.client import Client
 from tests.planted import write
 
@@ -199,3 +200,16 @@ class Callers:
         self._stop.set()
         for thread in self._threads:
             thread.join()
+
+
+def wait_until(is_so: Callable[[], bool], seconds: float = 10.0) -> bool:
+    """Whether it becomes so in time."""
+    deadline = time.monotonic() + seconds
+    while not is_so() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return is_so()
+
+
+def are_gone(pids: Sequence[int]) -> bool:
+    """Whether of all these processes there is no more than an exit code."""
+    return all(process.is_ended for pid in pids if (process := find_process(pid)))

@@ -7,14 +7,14 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import shoal
-from shoal.processes import find_process
 from tests.conftest import Scale
-from tests.service import Callers, Service, make_repository
+from tests.service import Callers, Service, are_gone, make_repository, wait_until
 
 NOTICED, HEALTHY, ISOLATED = 2.0, 15.0, 5.0  # seconds
 SLACK = 1.0  # of a machine that does other things as well
@@ -31,18 +31,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def service(home: Path) -> Iterator[Service]:
     with Service(home / "repository", home / "log", "--max-restarts", 1000) as running:
         yield running
-
-
-def wait_until(is_so: Callable[[], bool], seconds: float = 10.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not is_so() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return is_so()
-
-
-def is_alive(pid: int) -> bool:
-    process = find_process(pid)
-    return process is not None and not process.is_ended
 
 
 def test_killed_processes(service: Service, scale: Scale, record: Callable[..., None]) -> None:
@@ -70,12 +58,12 @@ def test_killed_processes(service: Service, scale: Scale, record: Callable[..., 
 def test_killed_servers(service: Service, scale: Scale) -> None:
     with Callers(service) as callers:
         for _ in range(scale(1, full=20)):
-            before = service.stubs()
+            before = [stub.pid for stub in service.stubs()]
             os.kill(service.servers()[0].pid, signal.SIGKILL)
             service.wait(is_ready=False, seconds=NOTICED + SLACK)
             assert service.wait(is_ready=True, seconds=30) < 30
-            assert not {stub.pid for stub in before} & {stub.pid for stub in service.stubs()}
-            assert wait_until(lambda gone=before: not any(is_alive(stub.pid) for stub in gone))
+            assert not set(before) & {stub.pid for stub in service.stubs()}
+            assert wait_until(partial(are_gone, before))
     assert not [failure for failure in callers.failures if "unavailable" not in failure]
 
 

@@ -87,12 +87,13 @@ class _Service:
         return SECOND_SIGNAL if self._signals > 1 else 0
 
     def _listen(self) -> None:
-        def note() -> None:
+        def note(name: str) -> None:
+            log.info("%s: %s.", name, "not waiting any longer" if self._signals else "stopping")
             self._signals += 1
             self._told.set()
 
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, note)
+            asyncio.get_running_loop().add_signal_handler(number, note, number.name)
 
     async def _until_told(self, work: Any) -> bool:
         """Do it, unless a signal comes before it is done; whether it is done."""

@@ -25,6 +25,7 @@ from shoal.serving.supervisor.watch import HANG_PARAMETER, PERIOD, Fault, Watch
 MOST_PAUSE = 8.0  # seconds before another try to start a server
 AGAIN_SECONDS = 0.5  # after which a canary that went wrong is sent again
 SETTLED_SECONDS = 1.0  # after which a suspicion without a fault is none
+STILL_SECONDS = 0.5  # without a turn, after which what was seen before says nothing of processes
 STOP_SECONDS = 3.0  # for Triton to unload its models, once it has nothing to do
 
 
@@ -139,7 +140,11 @@ class Supervisor:
                     self._gate.suspected.clear()
                     suspected = 0.0
                     await self._gate.settle()
+            start = time.monotonic()
             await asyncio.sleep(PERIOD)
+            if (seconds := time.monotonic() - start - PERIOD) > STILL_SECONDS:
+                log.warning("The service itself stood still for %.1f s: was the machine busy, or paused?", seconds)
+                self._watch.forget()
 
     async def _test(self, upstream: Upstream, canary: Canary) -> None:
         num_errors = 0

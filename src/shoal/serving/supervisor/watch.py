@@ -112,6 +112,12 @@ class Watch:
         first, last = stub.samples[0][0], stub.samples[-1][0]
         return last - first >= seconds * 0.9 and all(process.state in "Tt" for _, process in stub.samples)
 
+    def forget(self) -> None:
+        """Judge by what is seen from now on: nobody looked for a while."""
+        self._moved = self._clock()
+        for stub in self.stubs:
+            stub.samples.clear()
+
     def resident_bytes(self) -> int:
         """The memory of its processes, Triton's own included."""
         found = map(find_process, [self._server.pid, *(stub.pid for stub in self.stubs)])
