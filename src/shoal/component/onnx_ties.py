@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from shoal.component.bundle import check_file, refusal
-from shoal.component.ties import METADATA, _parse_ties
+from shoal.component.ties import METADATA, parse_ties
 
 _KIND = "valid ONNX model"
 # Numbers of fields in onnx.proto: ModelProto.metadata_props, StringStringEntryProto's key and value.
@@ -30,7 +30,7 @@ def read_onnx(path: Path) -> dict[str, str]:
         with path.open("rb") as file:
             entries = [dict(_fields(BytesIO(entry))) for number, entry in _fields(file) if number == _METADATA_PROPS]
         found = {entry.get(_KEY): entry.get(_VALUE, b"") for entry in entries}
-        return _parse_ties(found.get(METADATA.encode(), b""))
+        return parse_ties(found.get(METADATA.encode(), b""))
     except OSError as error:
         raise refusal(path, _KIND, f"it cannot be read: {error.strerror}") from error
     except ValueError as error:

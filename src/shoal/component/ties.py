@@ -80,7 +80,7 @@ def check_tie(ties: Mapping[str, str], artifact: Path, neighbours: Iterable[Path
             )
 
 
-def _parse_ties(text: bytes) -> dict[str, str]:
+def parse_ties(text: bytes) -> dict[str, str]:
     """The ties in what ``dump_ties`` gave, among an artifact's other attributes.
 
     Raises:
@@ -113,7 +113,7 @@ def read_archive(path: Path) -> dict[str, str]:
             for entry in archive.infolist():
                 _read_entry(archive, entry)
             ties = [name for name in names if name.endswith(f"/extra/{METADATA}")]
-            return _parse_ties(archive.read(ties[0])) if ties else {}
+            return parse_ties(archive.read(ties[0])) if ties else {}
     except _UNREADABLE as error:
         is_zip = begins.startswith(b"PK")
         raise refusal(path, _ARCHIVE, (not is_zip and describe_bytes(begins)) or f"it is damaged: {error}") from error
@@ -243,7 +243,7 @@ def _read_forest(fields: _Fields) -> Forest:
     fields.check(fields.text() in _POSTPROCESSORS, "an unknown postprocessor")
     fields.check(np.isfinite(fields.take("<f4", 2)).all(), "a parameter that is no finite number")
     fields.check(np.isfinite(fields.array("<f8", num_targets * most)).all(), "a base score that is no finite number")
-    ties = _parse_ties(fields.text())
+    ties = parse_ties(fields.text())
     fields.scalar("<i4", (0,))  # fields of later versions
     for _ in range(num_trees):
         _read_tree(fields, _FLOATS[number], num_features, int(shape.prod()))

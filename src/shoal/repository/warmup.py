@@ -64,7 +64,7 @@ def derive(graph: Graph, repository: Path) -> WarmUps:
     model, is zeros of its declared shape. The members of an ensemble within this one get what reaches them.
     """
     found = WarmUps()
-    _walk(graph, repository, _requested(graph.config.spec), found)
+    _walk(graph, repository, requested(graph.config.spec), found)
     return found
 
 
@@ -111,7 +111,7 @@ def _describe(error: Exception, repository: Path) -> str:
     return f"{type(error).__name__}: {first}".removesuffix(": ")
 
 
-def _requested(spec: ModelSpec) -> dict[str, Any]:
+def requested(spec: ModelSpec) -> dict[str, Any]:
     """What a request brings; optional tensors are left out."""
     texts = {t.name: _full(t, spec, TEXT.encode()) for t in spec.inputs if t.dtype == STRING and not t.is_optional}
     others = {t.name: _nothing(t, spec) for t in spec.inputs if t.dtype != STRING and not t.is_optional}
@@ -166,10 +166,10 @@ def write(message: Any, folder: Path, inputs: Arrays) -> None:
         entry.inputs[name].data_type = types[name]
         entry.inputs[name].dims.extend(dims)
         entry.inputs[name].input_data_file = name
-        (folder / FOLDER / name).write_bytes(_serialize(array))
+        (folder / FOLDER / name).write_bytes(serialize(array))
 
 
-def _serialize(array: Any) -> bytes:
+def serialize(array: Any) -> bytes:
     """As tensors travel: a text is its length, four bytes, and its bytes."""
     if array.dtype == object:
         texts = [text if isinstance(text, bytes) else str(text).encode() for text in array.ravel()]

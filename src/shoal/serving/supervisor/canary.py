@@ -10,9 +10,7 @@ import numpy as np
 
 from shoal.component.spec import DTYPES, STRING, TensorSpec
 from shoal.repository.pbtxt import ModelConfig
-from shoal.repository.warmup import FOLDER
-from shoal.repository.warmup import _requested as requested
-from shoal.repository.warmup import _serialize as serialize
+from shoal.repository.warmup import FOLDER, requested, serialize
 
 TOLERANCE = 0.03  # of a value, or of 1: neighbours in a batch and BF16 change less
 PATIENCE = 60.0  # seconds; whether a model hangs is told earlier by its process

@@ -23,8 +23,9 @@ from shoal.serving.supervisor.grpc_front import GrpcFront, make_server
 from shoal.serving.supervisor.health import Health
 from shoal.serving.supervisor.http_front import HttpFront
 from shoal.serving.supervisor.logs import log
+from shoal.serving.supervisor.models import read_configs
 from shoal.serving.supervisor.options import Options
-from shoal.serving.supervisor.supervisor import Supervisor, read_configs
+from shoal.serving.supervisor.supervisor import Supervisor
 
 SECOND_SIGNAL = 1  # the exit code of a service that was told twice to stop, and did not wait
 _CLOSING = 0.5  # seconds for connections that have nothing to say any more

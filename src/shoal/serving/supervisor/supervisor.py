@@ -6,21 +6,21 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from shoal.errors import ArtifactError, ServerError, ShoalError
+from shoal.errors import ServerError, ShoalError
 from shoal.processes import available_memory
-from shoal.repository.pbtxt import ModelConfig, read_config
 from shoal.serving.runtime import Runtime
 from shoal.serving.server import Server, find_ports
 from shoal.serving.supervisor.canary import Canary, WrongError
 from shoal.serving.supervisor.gate import Gate, Upstream
 from shoal.serving.supervisor.health import Health
 from shoal.serving.supervisor.logs import Tail, log
+from shoal.serving.supervisor.models import find_users, read_configs, read_hang_seconds
 from shoal.serving.supervisor.options import RESTARTS_SECONDS, Options
-from shoal.serving.supervisor.watch import HANG_PARAMETER, PERIOD, Fault, Watch
+from shoal.serving.supervisor.watch import PERIOD, Fault, Watch
 
 MOST_PAUSE = 8.0  # seconds before another try to start a server
 AGAIN_SECONDS = 0.5  # after which a canary that went wrong is sent again
@@ -47,7 +47,7 @@ class Supervisor:
         self._gate, self._canaries, self._health, self._forget = gate, canaries, health, forget
         self._configs = read_configs(repository)
         self._users = find_users(self._configs)
-        self._hang_seconds = _hang_seconds(self._configs)
+        self._hang_seconds = read_hang_seconds(self._configs)
         self._broken: asyncio.Event = asyncio.Event()
         self._current: Upstream | None = None
         self._watch: Watch | None = None
@@ -270,33 +270,3 @@ async def open_stub(server: Server) -> Any:
     options = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.insecure_channel(server.grpc_url, options=options) as channel:
         yield GRPCInferenceServiceStub(channel)
-
-
-def read_configs(repository: Path) -> dict[str, ModelConfig]:
-    """Every model of a repository."""
-    return {path.parent.name: read_config(path.parent) for path in sorted(repository.glob("*/config.pbtxt"))}
-
-
-def find_users(configs: Mapping[str, ModelConfig]) -> dict[str, set[str]]:
-    """Of each model the ensembles that ask it, directly or through another one."""
-    users: dict[str, set[str]] = {name: set() for name in configs}
-    for _ in configs:  # as deep as they may be nested
-        for name, config in configs.items():
-            for step in config.steps:
-                users.setdefault(step.model, set()).update({name} | users[name])
-    return users
-
-
-def _hang_seconds(configs: Mapping[str, ModelConfig]) -> dict[str, float]:
-    given: Iterable[tuple[str, str]] = (
-        (name, config.spec.parameters[HANG_PARAMETER])
-        for name, config in configs.items()
-        if HANG_PARAMETER in config.spec.parameters
-    )
-    found = {}
-    for name, value in given:
-        try:
-            found[name] = float(value)
-        except ValueError:
-            raise ArtifactError(f"{name}: {HANG_PARAMETER} {value!r} is no number.", "Write seconds: 10.") from None
-    return found

@@ -1,0 +1,45 @@
+"""What a supervisor must know of the models in a repository."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from shoal.errors import ArtifactError
+from shoal.repository.pbtxt import ModelConfig, read_config
+from shoal.serving.supervisor.watch import HANG_PARAMETER
+
+
+def read_configs(repository: Path) -> dict[str, ModelConfig]:
+    """Every model of a repository."""
+    return {path.parent.name: read_config(path.parent) for path in sorted(repository.glob("*/config.pbtxt"))}
+
+
+def find_users(configs: Mapping[str, ModelConfig]) -> dict[str, set[str]]:
+    """Of each model the ensembles that ask it, directly or through another one."""
+    users: dict[str, set[str]] = {name: set() for name in configs}
+    for _ in configs:  # as deep as they may be nested
+        for name, config in configs.items():
+            for step in config.steps:
+                users.setdefault(step.model, set()).update({name} | users[name])
+    return users
+
+
+def read_hang_seconds(configs: Mapping[str, ModelConfig]) -> dict[str, float]:
+    """How long the models that say so may be at work without the processor's time.
+
+    Raises:
+        ArtifactError: one does not give a number.
+    """
+    given: Iterable[tuple[str, str]] = (
+        (name, config.spec.parameters[HANG_PARAMETER])
+        for name, config in configs.items()
+        if HANG_PARAMETER in config.spec.parameters
+    )
+    found = {}
+    for name, value in given:
+        try:
+            found[name] = float(value)
+        except ValueError:
+            raise ArtifactError(f"{name}: {HANG_PARAMETER} {value!r} is no number.", "Write seconds: 10.") from None
+    return found
