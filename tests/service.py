@@ -76,6 +76,7 @@ ensemble_scheduling {
   ]
 }
 """
+SHOAL = [sys.executable, "-c", "from shoal.cli import main; main()"]
 THREE = b"\x00\x00\x40\x40"  # 3.0, as FP32 travels
 
 
@@ -99,7 +100,7 @@ class Service:
 
     def __init__(self, repository: Path, log: Path, *arguments: object) -> None:
         ports = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
-        command = [sys.executable, "-c", "from shoal.cli import main; main()", "serve", repository, *ports, *arguments]
+        command = [*SHOAL, "serve", repository, *ports, *arguments]
         self.log = log
         with log.open("wb") as file:
             self.process = subprocess.Popen([*map(str, command)], stdout=subprocess.PIPE, stderr=file, text=True)

@@ -18,7 +18,8 @@ from shoal.errors import ArtifactError, InputError, ServerError, SetupError
 from shoal.repository.manifest import MANIFEST
 from shoal.serving.client import Client
 from shoal.serving.local import Pipeline
-from shoal.serving.server import check_repository, find_cause, serve
+from shoal.serving.server import find_cause, serve
+from shoal.serving.start import check_repository
 
 pytestmark = pytest.mark.server
 

@@ -5,13 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
-import statistics
 import subprocess
-import sys
 import tempfile
-import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,10 +15,10 @@ from pathlib import Path
 import pytest
 
 import shoal
-from shoal.bench.load import open_loop
 from shoal.serving.leases import clean_up
+from shoal.serving.supervisor.pidfile import hold_pid_file
 from tests.conftest import Scale
-from tests.service import Callers, Service, are_gone, make_repository, wait_until
+from tests.service import SHOAL, Callers, Service, are_gone, make_repository, wait_until
 
 GRACE = 20.0
 
@@ -119,51 +115,6 @@ def test_gives_up(home: Path) -> None:
         assert "--max-restarts" in (home / "log").read_text(encoding="utf-8").splitlines()[-1]
 
 
-def test_overload(home: Path, scale: Scale, record: Callable[..., None]) -> None:
-    """At ten times what the model can do: answers and "too many requests"; who is let in does not wait long."""
-    with serve(home, "--max-wait", 0.5) as service:
-        (home / "other").write_text("0.05", encoding="utf-8")
-        with Callers(service, 16, "other") as callers:
-            time.sleep(scale(4, full=30))
-        assert not callers.failures
-        normal = statistics.quantiles(callers.seconds, n=100)[98]
-        rate = callers.num_answers / scale(4, full=30)
-        before = memory_mib(service)
-        refused, seconds, lock = Counter[bool](), list[float](), threading.Lock()
-        with shoal.Client(service.grpc, retries=0, timeout=60) as client:
-
-            def ask(_: int) -> int:
-                start = time.monotonic()
-                try:
-                    client.infer("other", X=[[1.0]])
-                except shoal.ServerError as error:
-                    with lock:
-                        refused["Too many requests for other" in str(error)] += 1
-                else:
-                    with lock:
-                        seconds.append(time.monotonic() - start)
-                return 1
-
-            open_loop(ask, rate=10 * rate, seconds=scale(8, full=600), seed=0, most_callers=200)
-        slow = statistics.quantiles(seconds, n=100)[98]
-        growth = memory_mib(service) - before
-        record(
-            "overload",
-            accepted=len(seconds), refused=refused[True], p99_s=round(slow, 3), normal_p99_s=round(normal, 3),
-            growth_mib=round(growth, 1),
-        )  # fmt: skip
-        assert refused[True] > len(seconds)
-        assert not refused[False]
-        assert slow < 2 * normal + 0.5
-        assert growth < 50
-        assert service.is_ready()
-
-
-def memory_mib(service: Service) -> float:
-    fields = Path(f"/proc/{service.process.pid}/status").read_text(encoding="utf-8").split("VmRSS:")[1].split()
-    return int(fields[0]) / 1024
-
-
 def test_what_a_killed_service_leaves(home: Path) -> None:
     """Its Triton ends with it; what even that could not remove the next start does, and nothing else."""
     other = home / "other_home"
@@ -209,11 +160,33 @@ def test_logs_are_json_lines_with_tritons_among_them(home: Path) -> None:
         (["--max-restarts", "-1"], "--max-restarts -1 is out of range"),
         (["--log", "/nowhere/log"], "The log /nowhere/log cannot be written"),
         (["--host", "192.0.2.1"], "cannot be used"),
+        (["--pid-file", "/nowhere/pid"], "The pid file /nowhere/pid cannot be written"),
     ],
 )
 def test_options_that_cannot_be(home: Path, arguments: list[str], message: str) -> None:
-    command = [sys.executable, "-c", "from shoal.cli import main; main()", "serve", str(home / "repository")]
-    done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False, timeout=20)
+    done = subprocess.run(
+        [*SHOAL, "serve", home / "repository", *arguments], capture_output=True, text=True, check=False, timeout=20
+    )
     assert done.returncode == 2 or done.returncode == 1
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_pid_file(home: Path) -> None:
+    pid_file = home / "pid"
+    pid_file.write_text("999999\n", encoding="utf-8")  # nobody holds it
+    with serve(home, "--pid-file", pid_file) as service:
+        assert int(pid_file.read_text(encoding="utf-8")) == service.process.pid
+        assert any("left by process 999999" in entry["message"] for entry in service.entries())
+        second = subprocess.run(
+            [*SHOAL, "serve", home / "repository", "--http-port", "0", "--pid-file", pid_file],
+            capture_output=True, text=True, check=False, timeout=20,
+        )  # fmt: skip
+        assert second.returncode == 1
+        assert f"process {service.process.pid}" in second.stderr
+        assert service.stop() == 0
+    assert not pid_file.exists()
+    pid_file.write_text("not a pid\n", encoding="utf-8")
+    with pytest.raises(shoal.InputError, match="is no pid file"), hold_pid_file(pid_file):
+        pass
+    assert pid_file.read_text(encoding="utf-8") == "not a pid\n"

@@ -24,9 +24,9 @@ from shoal.errors import ShoalError
 from shoal.paths import check_bearable
 from shoal.serving.runtime import STUB_VARIABLE, check_numpy, find_runtime
 from shoal.serving.server import find_ports
+from shoal.serving.start import check_glibc, checks, fails
 
 OK, WARNING, FAULT = "ok", "warning", "fault"
-GLIBC = (2, 35)  # what the wheel nvidia-pytriton 0.7.0 is built for
 SHARED_MEMORY_MIB = 256  # containers get 64, which one batch of 512 rows of 256 tokens outgrows
 DISK_GIB = 2
 PORTS = (8000, 8001, 8002)
@@ -42,9 +42,13 @@ class Finding:
     fix: str = ""
 
 
-def examine() -> list[Finding]:
-    """Every check, in the order in which a start would meet them."""
-    return [finding for check in _CHECKS for finding in check()]
+def examine(repository: Path | None = None) -> list[Finding]:
+    """Every check, in the order in which a start would meet them; of ``repository`` too, if there is one."""
+    found = [finding for check in _CHECKS for finding in check()]
+    if repository is not None:
+        for name, check in checks(repository.resolve()):
+            found += _passes(f"{repository.name}: {name}", "fit", check)
+    return found
 
 
 def _python() -> Iterator[Finding]:
@@ -56,11 +60,7 @@ def _python() -> Iterator[Finding]:
 
 
 def _glibc() -> Iterator[Finding]:
-    name, version = platform.libc_ver()
-    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-    is_fit = name == "glibc" and numbers >= GLIBC
-    fix = "" if is_fit else "Use Debian 12, Ubuntu 22.04 or newer, or NVIDIA's container."
-    yield Finding("C library", OK if is_fit else FAULT, f"{name} {version}", fix)
+    yield from _passes("C library", " ".join(platform.libc_ver()), check_glibc)
 
 
 def _numpy() -> Iterator[Finding]:
@@ -164,13 +164,9 @@ def _disk() -> Iterator[Finding]:
     yield Finding("disk", OK if is_fit else WARNING, f"{free} GiB free", "" if is_fit else f"Free {DISK_GIB} GiB.")
 
 
-def _passes(name: str, found: str, check: Callable[[], None]) -> Iterator[Finding]:
-    try:
-        check()
-    except ShoalError as error:
-        yield Finding(name, FAULT, error.what, error.fix)
-    else:
-        yield Finding(name, OK, found)
+def _passes(name: str, found: str, check: Callable[[], object]) -> Iterator[Finding]:
+    error = fails(check)
+    yield Finding(name, FAULT, error.what, error.fix) if error else Finding(name, OK, found)
 
 
 _CHECKS = (_python, _glibc, _numpy, _server, _libraries, _user_site, _tools, _paths, _ports, _shared_memory, _disk)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +10,7 @@ from typing import Annotated
 import typer
 
 from shoal.cli.options import Json
-from shoal.console import OUT, plain, print_copies, print_json
+from shoal.console import ERR, OUT, plain, print_copies, print_json
 from shoal.errors import ShoalError
 
 
@@ -48,9 +49,11 @@ def serve(
     max_request_mib: Annotated[float, typer.Option(help="The largest request, in MiB.")] = 64.0,
     model_memory_mib: Annotated[float, typer.Option(help="The most for a model's process, in MiB; 0: no limit.")] = 0.0,
     max_restarts: Annotated[int, typer.Option(help="Of the server within ten minutes, before giving up.")] = 10,
+    load_seconds: Annotated[float, typer.Option(help="Seconds that all models may take to load.")] = 600.0,
     resends: Annotated[
         bool, typer.Option("--resend/--no-resend", help="Send a request again, once, whose model died.")
     ] = True,
+    pid_file: Annotated[Path | None, typer.Option(help="Write the process's id to this file.")] = None,
     log: Annotated[Path | None, typer.Option(help="Keep all that is logged in this file, as JSON lines.")] = None,
     is_printed: Annotated[
         bool, typer.Option("--print", help="Print the command for NVIDIA's container instead.")
@@ -60,7 +63,7 @@ def serve(
 
     The metrics port also has /health/live and /health/ready.
     """
-    from shoal.serving.runtime import container_command
+    from shoal.serving.runtime import SERVER_VARIABLE, container_command
     from shoal.serving.supervisor.logs import configure
     from shoal.serving.supervisor.options import Options
     from shoal.serving.supervisor.service import Addresses, run_service
@@ -71,8 +74,11 @@ def serve(
     options = Options(
         host=host, http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port, grace=grace, max_wait=max_wait,
         max_request_mib=max_request_mib, model_memory_mib=model_memory_mib, max_restarts=max_restarts, resends=resends,
+        load_seconds=load_seconds, pid_file=pid_file,
     )  # fmt: skip
     configure(log)
+    if not os.environ.get(SERVER_VARIABLE):
+        ERR.print("Embedded Triton 24.10: for development and tests. In production: --print", soft_wrap=True)
 
     def tell(at: Addresses) -> None:
         OUT.print(f"ready: http {at.http}  grpc {at.grpc}  metrics {at.metrics}")
@@ -81,11 +87,14 @@ def serve(
         raise typer.Exit(code)
 
 
-def doctor(as_json: Json = False) -> None:
-    """Check whether this machine can serve; exit code 1 if it cannot."""
+def doctor(
+    repository: Annotated[Path | None, typer.Argument(help="A model repository that it shall serve.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Check whether this machine can serve, or serve a repository, without starting; exit code 1 if it cannot."""
     from shoal.doctor import FAULT, OK, examine
 
-    findings = examine()
+    findings = examine(repository)
     if as_json:
         print_json([asdict(finding) for finding in findings])
     else:

@@ -20,6 +20,10 @@ from shoal.serving.calls import Call, dtype_name, unknown_output
 PORTS = {"grpc": 8001, "http": 8000}
 
 
+# How a supervised service ends its refusals.
+_LATER = re.compile(r"Try again in (\d+) s\.")
+
+
 class Kind(Enum):
     """What went wrong, as far as it matters to what comes next."""
 
@@ -39,6 +43,8 @@ class CallError(Exception):
     def __init__(self, kind: Kind, message: str) -> None:
         super().__init__(message)
         self.kind, self.message = kind, message
+        told = _LATER.search(message)
+        self.after = float(told[1]) if told else 0.0  # seconds; before, it is in vain to try again
 
 
 class TooManyRowsError(InputError):
@@ -75,8 +81,9 @@ _BROKEN = re.compile(
     r"|Cancelling all calls",
     re.I,
 )
-# Triton's: said before the model gets the request.
-_TURNED_AWAY = re.compile(r"Exceeds maximum queue size|Server is stopping")
+# Triton's, and a supervised service's: said before the model gets the request.
+_TURNED_AWAY = re.compile(r"Exceeds maximum queue size|Server is stopping|is unavailable: |Too many requests for ")
+_LOST = re.compile(r"ended while it had this request|ended in the middle of an answer")  # a supervised service's
 
 
 def grpc_failure(code: str, details: str) -> CallError:
@@ -86,7 +93,7 @@ def grpc_failure(code: str, details: str) -> CallError:
     if code == "UNAVAILABLE" and _NO_CONNECTION.search(details):
         reason = re.sub(r"^.*last error: \w+: ", "", details)
         return CallError(Kind.ALIEN if _NO_HTTP2.search(reason) else Kind.ABSENT, _plain(reason))
-    if code in ("INVALID_ARGUMENT", "NOT_FOUND"):
+    if code in ("INVALID_ARGUMENT", "NOT_FOUND", "RESOURCE_EXHAUSTED") and not _TURNED_AWAY.search(details):
         return CallError(Kind.REFUSED, details)
     if code == "UNAVAILABLE" and "restricted" in details:
         return CallError(Kind.RESTRICTED, details)
@@ -94,7 +101,7 @@ def grpc_failure(code: str, details: str) -> CallError:
         return CallError(Kind.CUT, _plain(details))
     if code in ("UNIMPLEMENTED", "UNKNOWN", "UNAVAILABLE") and (_NO_HTTP2.search(details) or not details):
         return CallError(Kind.ALIEN, details or code)
-    return _failed(code == "UNAVAILABLE", details, code)
+    return _failed(code in ("UNAVAILABLE", "RESOURCE_EXHAUSTED"), details, code)
 
 
 def http_failure(status: int, body: bytes) -> CallError:
@@ -103,11 +110,11 @@ def http_failure(status: int, body: bytes) -> CallError:
         message = json.loads(body)["error"]
     except (ValueError, KeyError, TypeError):
         return CallError(Kind.ALIEN, f"HTTP {status}")
-    if status in (400, 404):
+    if status in (400, 404, 413):
         return CallError(Kind.REFUSED, str(message))
     if status == 403:
         return CallError(Kind.RESTRICTED, str(message))
-    return _failed(status == 503, str(message), f"HTTP {status}")
+    return _failed(status in (429, 503), str(message), f"HTTP {status}")
 
 
 def connection_failure(error: OSError) -> CallError:
@@ -124,6 +131,8 @@ def _is_lookup(error: OSError) -> bool:
 def _failed(is_unavailable: bool, message: str, status: str) -> CallError:
     if is_unavailable and _TURNED_AWAY.search(message):
         return CallError(Kind.BUSY, message)
+    if is_unavailable and _LOST.search(message):
+        return CallError(Kind.CUT, message)
     return CallError(Kind.FAILED, f"{message} ({status})")
 
 
@@ -185,6 +194,9 @@ def strip(message: str, request_id: str = "") -> str:
 
 
 def _turned_away(message: str, call: Call, url: str) -> ServerError:
+    if _LATER.search(message):
+        what, _, fix = message.rpartition(" Try")
+        return ServerError(f"The server at {url} turned the request away: {what}", f"Try{fix}")
     if "queue" in message:
         return ServerError(
             f"The server at {url} is busy: the queue of {call.model} is full.",

@@ -199,12 +199,12 @@ class Attempts:
         return max(1e-3, self._deadline - time.monotonic())
 
     def pause(self, failure: CallError) -> float | None:
-        """Seconds to wait before the next try; None where there is none.
+        """Seconds to wait before the next try, about as many as the server asks for; None where there is none.
 
         Random, or all that were turned away together would come back together.
         """
         if failure.kind not in self._safe or self._pauses >= self._retries:
             return None
-        seconds = min(MAX_PAUSE, FIRST_PAUSE * 2**self._pauses) * random.uniform(0.5, 1)
+        seconds = max(failure.after, min(MAX_PAUSE, FIRST_PAUSE * 2**self._pauses)) * random.uniform(0.5, 1)
         self._pauses += 1
         return seconds if seconds < self.left else None

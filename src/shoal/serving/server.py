@@ -23,9 +23,10 @@ from shoal.component.beacon import VARIABLE
 from shoal.errors import InputError, ServerError, SetupError
 from shoal.paths import check_bearable
 from shoal.processes import bound, processes
-from shoal.repository.manifest import check_manifest, launch_flags
+from shoal.repository.manifest import launch_flags
 from shoal.serving.leases import PREFIX, Lease, clean_up
 from shoal.serving.runtime import Runtime, find_runtime
+from shoal.serving.start import check_start
 
 HOST = "127.0.0.1"
 START_SECONDS = 120.0
@@ -99,6 +100,7 @@ class Server:
             f"--backend-directory={self._folder / 'backends'}",
             f"--backend-config=python,shm-region-prefix-name={self._shared_memory}",
             f"--model-control-mode={self._model_control}",
+            *(["--load-model=*"] if self._model_control == "explicit" else []),
             "--disable-auto-complete-config",
             "--exit-on-error=true",
             "--strict-readiness=true",
@@ -207,8 +209,7 @@ def serve(
         ServerError: a model did not load.
     """
     path = Path(repository).resolve()
-    check_repository(path)
-    check_manifest(path)
+    check_start(path)
     runtime = find_runtime()
     clean_up()
     server = Server(path, runtime, find_ports(http_port, grpc_port, metrics_port), log)
@@ -224,26 +225,6 @@ def find_environments(session: int) -> set[str]:
     """The folders into which a server has unpacked environments; one that is killed leaves them."""
     values = (value for p in processes() if p.session == session for value in p.variables().values())
     return {found[0] for value in values if (found := re.search(r"/tmp/python_env_\w{6}", value))}
-
-
-def check_repository(path: Path) -> None:
-    """Check that ``path`` is a model repository that Triton can bear.
-
-    Raises:
-        InputError: it says what is wrong.
-    """
-    check_bearable(path)
-    if not any(path.glob("*/config.pbtxt")):
-        raise InputError(
-            f"{path} is no model repository: it holds no MODEL/config.pbtxt.",
-            "Make one: shoal compose ENSEMBLE REPOSITORY --artifacts DIR",
-        )
-    stray = sorted(p.name for p in path.iterdir() if p.is_dir() and not (p / "config.pbtxt").is_file())
-    if stray:
-        raise InputError(
-            f"{path} holds folders that are no models: {', '.join(stray)}.",
-            "Triton would refuse to start: move them out.",
-        )
 
 
 def find_ports(*wanted: int, host: str = HOST) -> tuple[int, int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from shoal.serving.supervisor.gate import RefusedError
+from shoal.serving.supervisor.logs import log
 
 # Triton's words where the process of a model has died, at once or while it waited for a turn.
 _DEAD = re.compile(r"Stub process '.*' is not healthy|Failed to process the request\(s\).*Broken pipe")
@@ -25,3 +26,11 @@ def words(refused: RefusedError) -> str:
     """The message for clients, with the way out."""
     seconds = max(1, round(refused.retry_after))
     return f"{refused.message} Try again in {seconds} s."
+
+
+def tell_failure(model: str, request_id: str, message: str) -> None:
+    """Log that a request failed which was not at fault itself."""
+    log.warning(
+        "A request to %s failed: %s", model, message.splitlines()[0] if message else "no reason given",
+        extra={"model": model, "request_id": request_id},
+    )  # fmt: skip

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -12,8 +14,11 @@ from typing import Any, TypeVar
 
 from shoal.serving.server import Server
 from shoal.serving.supervisor.admission import Admission
+from shoal.serving.supervisor.logs import log
 
 T = TypeVar("T")
+TELL_SECONDS = 10.0  # between two lines about refusals
+RESEND_SECONDS = 30.0  # that a request whose server died waits for the next one
 RETRY_SECONDS = 5.0  # about what a server takes to come back
 
 
@@ -25,11 +30,11 @@ class Why(Enum):
 
 
 class RefusedError(Exception):
-    """A request that no model has run, or whose answer was lost; ``retry_after`` is in seconds."""
+    """A request that no model has run, or, if it ``is_lost``, perhaps; ``retry_after`` is in seconds."""
 
-    def __init__(self, why: Why, message: str, retry_after: float) -> None:
+    def __init__(self, why: Why, message: str, retry_after: float, *, is_lost: bool = False) -> None:
         super().__init__(message)
-        self.why, self.message, self.retry_after = why, message, retry_after
+        self.why, self.message, self.retry_after, self.is_lost = why, message, retry_after, is_lost
 
 
 class LostError(Exception):
@@ -68,6 +73,7 @@ class Gate:
         self._models = {name: Admission(max_wait) for name in (*models, "")}
         self._changed = asyncio.Condition()
         self._num_settled = 0
+        self._told = -TELL_SECONDS
 
     @property
     def num_requests(self) -> int:
@@ -85,7 +91,17 @@ class Gate:
     def _count(self, model: str, what: str) -> None:
         self.outcomes[model if model in self._models else "", what] += 1
 
-    async def send(self, model: str, num_bytes: int, call: Callable[[Server], Awaitable[T]]) -> T:
+    def _tell_refusal(self, model: str) -> None:
+        """Log that there are refusals, but not each."""
+        now = time.monotonic()
+        if now - self._told > TELL_SECONDS:
+            self._told = now
+            number = self.outcomes[model, "refused"]
+            log.warning("Too many requests for %s: %d refused so far.", model, number, extra={"model": model})
+
+    async def send(
+        self, model: str, num_bytes: int, call: Callable[[Server], Awaitable[T]], is_failure: Callable[[T], bool]
+    ) -> T:
         """What ``call`` brings back from the server; it raises ``LostError`` where that, or its model, died.
 
         Raises:
@@ -95,7 +111,9 @@ class Gate:
             for is_last in (not self._resends, True):
                 upstream = self._find(model)
                 try:
-                    return await self._follow(upstream, model, call)
+                    answer = await self._follow(upstream, model, call)
+                    self._count(model, "failed" if is_failure(answer) else "answered")
+                    return answer
                 except LostError:
                     self.suspected.set()
                     if is_last:
@@ -103,9 +121,8 @@ class Gate:
                     await self._wait_for_next(model, upstream)
                     self.num_resent += 1
             self._count(model, "lost")
-            raise RefusedError(
-                Why.UNAVAILABLE, f"The process of {model} ended while it had this request.", RETRY_SECONDS
-            )
+            message = f"The process of {model} ended while it had this request."
+            raise RefusedError(Why.UNAVAILABLE, message, RETRY_SECONDS, is_lost=True)
 
     @asynccontextmanager
     async def enter(self, model: str, num_bytes: int) -> AsyncIterator[None]:
@@ -115,6 +132,7 @@ class Gate:
         wait = admission.refuse(num_bytes)
         if wait is not None:
             self._count(model, "refused")
+            self._tell_refusal(model)
             raise RefusedError(
                 Why.BUSY, f"Too many requests for {model}: {admission.num_requests} are under way.", max(wait, 0.1)
             )
@@ -155,7 +173,20 @@ class Gate:
             return bool(self.closed) or (is_another and model not in self.blocked)
 
         async with self._changed:
-            await self._changed.wait_for(is_there)
+            with contextlib.suppress(TimeoutError):  # then it hears why not
+                await asyncio.wait_for(self._changed.wait_for(is_there), RESEND_SECONDS)
+
+    @asynccontextmanager
+    async def stream(self, model: str, num_bytes: int) -> AsyncIterator[Server]:
+        """Around a request with many answers, which cannot be sent again: the server that it goes to."""
+        async with self.enter(model, num_bytes):
+            upstream, mark = self._find(model), asyncio.get_running_loop().create_future()
+            upstream.sent[mark] = model  # a server that retires waits for it
+            try:
+                yield upstream.server
+            finally:
+                del upstream.sent[mark]
+                mark.cancel()
 
     def block(self, models: Iterable[str], reason: str) -> None:
         """Let nobody ask these models, and take back what was sent to them."""

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc  # type: ignore[import-untyped]
 
 from shoal.serving.server import Server
-from shoal.serving.supervisor.fronts import clean, is_dead, words
+from shoal.serving.supervisor.fronts import clean, is_dead, tell_failure, words
 from shoal.serving.supervisor.gate import Gate, LostError, RefusedError, Why
 
 _SERVICE = "/inference.GRPCInferenceService/"
 _STATUS = {Why.BUSY: grpc.StatusCode.RESOURCE_EXHAUSTED, Why.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE}
+_OUR_FAULTS = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.UNAVAILABLE)
 _NAME = 0x0A  # the first field of a request for inference, a string: the model's name
 _LIVE, _SERVING, _NOT_SERVING = b"\x08\x01", b"\x08\x01", b"\x08\x02"  # messages of one field
 _CONNECTION = "Socket closed", "Connection reset", "failed to connect", "recvmsg", "sendmsg", "GOAWAY", "Broken pipe"
@@ -62,22 +63,28 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         return ask
 
     async def _send(self, method: str, model: str, request: bytes, context: Any) -> bytes:
-        async def call(server: Server) -> bytes:
+        async def call(server: Server) -> Any:
             metadata = _kept(context.invocation_metadata())
             try:
-                answer: bytes = await self._channel(server).unary_unary(method)(
+                return await self._channel(server).unary_unary(method)(
                     request, timeout=context.time_remaining(), metadata=metadata
                 )
-                return answer
             except grpc.aio.AioRpcError as error:
-                raise _lost_or(error) from None
+                if _is_lost(error):
+                    raise LostError from None
+                return error
 
         try:
-            return await self._gate.send(model, len(request), call)
+            answer = await self._gate.send(model, len(request), call, lambda answer: not isinstance(answer, bytes))
         except RefusedError as refused:
-            return await _refuse(context, refused)  # type: ignore[no-any-return]
-        except grpc.aio.AioRpcError as error:
-            return await context.abort(error.code(), clean(error.details() or ""))  # type: ignore[no-any-return]
+            if refused.is_lost:
+                tell_failure(model, read_id(request), refused.message)
+            await _refuse(context, refused)
+        if not isinstance(answer, bytes):
+            if answer.code() in _OUR_FAULTS:
+                tell_failure(model, read_id(request), answer.details() or "")
+            await context.abort(answer.code(), clean(answer.details() or ""))
+        return bytes(answer)
 
     async def _stream(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         """Answers as they come; a stream that has begun cannot be asked for again."""
@@ -92,11 +99,9 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
                 yield request
 
         try:
-            async with self._gate.enter(model, len(first)):
-                upstream = self._gate.upstream
-                assert upstream is not None  # or nobody would have been let in
+            async with self._gate.stream(model, len(first)) as server:
                 metadata = _kept(context.invocation_metadata())
-                call = self._channel(upstream.server).stream_stream(f"{_SERVICE}ModelStreamInfer")(
+                call = self._channel(server).stream_stream(f"{_SERVICE}ModelStreamInfer")(
                     all_requests(), timeout=context.time_remaining(), metadata=metadata
                 )
                 async for answer in call:
@@ -104,7 +109,7 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         except RefusedError as refused:
             await _refuse(context, refused)
         except grpc.aio.AioRpcError as error:
-            if isinstance(_lost_or(error), LostError):
+            if _is_lost(error):
                 self._gate.suspected.set()
                 lost = RefusedError(Why.UNAVAILABLE, f"The server of {model} ended in the middle of an answer.", 5.0)
                 await _refuse(context, lost)
@@ -141,24 +146,35 @@ def read_name(request: bytes) -> str:
     """The model that a request is for, without the copy of its tensors that parsing it would make."""
     if len(request) > 2 and request[0] == _NAME and request[1] < 0x80:
         return request[2 : 2 + request[1]].decode("utf-8", "replace")
+    return str(_parse(request).model_name)
+
+
+def read_id(request: bytes) -> str:
+    """The name that its client gave a request."""
+    return str(_parse(request).id)
+
+
+def _parse(request: bytes) -> Any:
+    from google.protobuf.message import DecodeError
     from tritonclient.grpc import service_pb2
 
     try:
-        return str(service_pb2.ModelInferRequest.FromString(request).model_name)
-    except Exception:  # protobuf's DecodeError: Triton says what it thinks of it
-        return ""
+        return service_pb2.ModelInferRequest.FromString(request)
+    except DecodeError:  # Triton says what it thinks of it
+        return service_pb2.ModelInferRequest()
 
 
-def _lost_or(error: Any) -> Exception:
-    """``LostError`` where the server or the model's process has died, else the error as it is."""
-    details, code = error.details() or "", error.code()
-    is_cut = code == grpc.StatusCode.UNAVAILABLE and any(words in details for words in _CONNECTION)
-    return LostError(details) if is_cut or is_dead(details) else error
+def _is_lost(error: Any) -> bool:
+    """Whether the server, or the model's process, has died."""
+    details = error.details() or ""
+    is_cut = error.code() == grpc.StatusCode.UNAVAILABLE and any(words in details for words in _CONNECTION)
+    return is_cut or is_dead(details)
 
 
-async def _refuse(context: Any, refused: RefusedError) -> Any:
+async def _refuse(context: Any, refused: RefusedError) -> NoReturn:
     context.set_trailing_metadata((("retry-after", str(max(1, round(refused.retry_after)))),))
-    return await context.abort(_STATUS[refused.why], words(refused))
+    await context.abort(_STATUS[refused.why], words(refused))
+    raise refused  # which abort has raised in its own way
 
 
 def _kept(metadata: Any) -> Any:

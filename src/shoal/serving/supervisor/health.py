@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import aiohttp
@@ -15,18 +17,8 @@ class Health:
     """``/health/live``, ``/health/ready`` and ``/metrics``: Triton's metrics, and the service's own."""
 
     def __init__(self, gate: Gate, canaries: dict[str, Canary]) -> None:
-        from prometheus_client import CollectorRegistry, Counter, Gauge
-
         self._gate, self._canaries = gate, canaries
-        self._registry = CollectorRegistry()
-        own: Any = {"registry": self._registry}
-        self.restarts = Counter("shoal_restarts", "Servers started because of a fault", ["kind"], **own)
-        self._ready = Gauge("shoal_ready", "Whether requests are let in", **own)
-        self._blocked = Gauge("shoal_model_ready", "Whether requests to a model are let in", ["model"], **own)
-        self._in_flight = Gauge("shoal_in_flight", "Requests under way", ["model"], **own)
-        self._latency = Gauge("shoal_canary_seconds", "What the last canary of a model took", ["model"], **own)
-        self._outcomes = Gauge("shoal_turned_away_total", "Requests refused or lost", ["model", "kind"], **own)
-        self._resent = Gauge("shoal_resent_total", "Requests sent once more, to the next server", **own)
+        self.restarts: Counter[str] = Counter()  # by what went wrong
         self.app = web.Application()
         self.app.router.add_get("/health/live", self._answer_live)
         self.app.router.add_get("/health/ready", self._answer_ready)
@@ -59,15 +51,31 @@ class Health:
             return ""
 
     def _own(self) -> str:
-        from prometheus_client import generate_latest
+        from prometheus_client import CollectorRegistry, generate_latest
 
-        self._ready.set(not self._gate.trouble())
-        for name, number in self._gate.in_flight().items():
-            self._in_flight.labels(name).set(number)
-            self._blocked.labels(name).set(not self._gate.trouble(name))
+        registry = CollectorRegistry()
+        registry.register(self)
+        return generate_latest(registry).decode()
+
+    def collect(self) -> Iterator[Any]:
+        """The service's own metrics, as prometheus_client asks for them."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        gate = self._gate
+        yield GaugeMetricFamily("shoal_ready", "Whether requests are let in", value=not gate.trouble())
+        ready = GaugeMetricFamily("shoal_model_ready", "Whether requests to a model are let in", labels=["model"])
+        in_flight = GaugeMetricFamily("shoal_in_flight", "Requests under way", labels=["model"])
+        for name, number in gate.in_flight().items():
+            ready.add_metric([name], not gate.trouble(name))
+            in_flight.add_metric([name], number)
+        latency = GaugeMetricFamily("shoal_canary_seconds", "What the last canary of a model took", labels=["model"])
         for name, canary in self._canaries.items():
-            self._latency.labels(name).set(canary.latency)
-        for (name, kind), number in self._gate.outcomes.items():
-            self._outcomes.labels(name, kind).set(number)
-        self._resent.set(self._gate.num_resent)
-        return generate_latest(self._registry).decode()
+            latency.add_metric([name], canary.latency)
+        restarts = CounterMetricFamily("shoal_restarts", "Servers started because of a fault", labels=["kind"])
+        for kind, number in self.restarts.items():
+            restarts.add_metric([kind], number)
+        requests = CounterMetricFamily("shoal_requests", "Requests, by what came of them", labels=["model", "outcome"])
+        for key, number in gate.outcomes.items():
+            requests.add_metric(key, number)
+        yield from (ready, in_flight, latency, restarts, requests)
+        yield CounterMetricFamily("shoal_resent", "Requests sent once more, to the next server", value=gate.num_resent)

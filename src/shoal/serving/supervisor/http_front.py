@@ -12,13 +12,16 @@ import aiohttp
 from aiohttp import web
 
 from shoal.serving.server import Server
-from shoal.serving.supervisor.fronts import clean, is_dead, words
+from shoal.serving.supervisor.fronts import clean, is_dead, tell_failure, words
 from shoal.serving.supervisor.gate import Gate, LostError, RefusedError, Why
 
 _INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/[^/]+)?/(infer|generate|generate_stream)")
 _READY = re.compile(r"/v2/models/([^/]+)(?:/versions/[^/]+)?/ready")
+_ID = re.compile(rb'"id"\s*:\s*"([^"]{1,200})"')
+_HEAD_BYTES = 65_536
 _STATUS = {Why.BUSY: 429, Why.UNAVAILABLE: 503}
 # Of one connection alone, or made anew by whoever sends.
+_ADDED_HEADERS = "Accept", "Accept-Encoding", "Content-Type", "User-Agent"  # which aiohttp would send unasked
 _OWN_HEADERS = {"connection", "keep-alive", "transfer-encoding", "content-length", "host", "te", "upgrade", "expect"}
 
 
@@ -35,7 +38,9 @@ class HttpFront:
     async def _hold_session(self, _: web.Application) -> Any:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)
         connector = aiohttp.TCPConnector(limit=0)
-        async with aiohttp.ClientSession(timeout=timeout, connector=connector, auto_decompress=False) as session:
+        async with aiohttp.ClientSession(
+            timeout=timeout, connector=connector, auto_decompress=False, skip_auto_headers=_ADDED_HEADERS
+        ) as session:
             self._session = session
             yield
 
@@ -53,8 +58,15 @@ class HttpFront:
             model = unquote(found[1]) if found else ""
             if found and found[2] == "generate_stream":
                 return await self._stream(request, model, body)
-            return await self._gate.send(model, len(body), lambda server: self._pass(request, server, body))
+            reply = await self._gate.send(
+                model, len(body), lambda server: self._pass(request, server, body), lambda reply: reply.status >= 400
+            )
+            if reply.status >= 500:
+                tell_failure(model, _read_id(body), str(reply.reason))
+            return reply
         except RefusedError as refused:
+            if refused.is_lost:
+                tell_failure(path, "", refused.message)
             return _refusal(refused)
         except web.HTTPRequestEntityTooLarge:
             return _error(413, f"The request is larger than {self._most_bytes} bytes. Send fewer rows at a time.")
@@ -78,11 +90,9 @@ class HttpFront:
     async def _stream(self, request: web.Request, model: str, body: bytes) -> web.StreamResponse:
         """Answers as they come; one that was begun cannot be asked for again."""
         response = None
-        async with self._gate.enter(model, len(body)):
-            upstream = self._gate.upstream
-            assert upstream is not None  # or nobody would have been let in
+        async with self._gate.stream(model, len(body)) as server:
             try:
-                async with self._ask(request, upstream.server, body) as reply:
+                async with self._ask(request, server, body) as reply:
                     response = web.StreamResponse(status=reply.status, headers=_kept(reply.headers))
                     await response.prepare(request)
                     async for part in reply.content.iter_any():
@@ -122,6 +132,12 @@ def _cleaned(content: bytes) -> bytes:
     if is_dead(message):
         raise LostError(message)
     return json.dumps({"error": clean(message)}).encode()
+
+
+def _read_id(body: bytes) -> str:
+    """The name that its client gave a request; with binary tensors it stands before them."""
+    found = _ID.search(body, 0, _HEAD_BYTES)
+    return found[1].decode("utf-8", "replace") if found else ""
 
 
 def _refusal(refused: RefusedError) -> web.Response:

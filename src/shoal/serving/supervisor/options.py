@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from shoal.errors import InputError
 
@@ -15,9 +16,10 @@ class Options:
 
     ``grace`` is how many seconds requests under way have to finish once the service is told to stop. ``max_wait`` is
     how many seconds a request may have to wait before others are refused. ``max_request_mib`` bounds a request.
-    ``model_memory_mib`` bounds each process of a model; 0 leaves it to the machine. ``max_restarts`` is how often the
-    server may be started again within ten minutes. ``resends`` says whether a request that was under way when its model
-    died is sent again, once; it may run twice.
+    ``model_memory_mib`` bounds each process of a model; 0 leaves it to the machine. ``load_seconds`` is how long all
+    models may take to load, ``max_restarts`` how often the server may be started again within ten minutes. ``resends``
+    says whether a request that was under way when its model died is sent again, once; it may run twice. ``pid_file`` is
+    written, and held, while the service runs.
     """
 
     host: str = "127.0.0.1"
@@ -29,7 +31,9 @@ class Options:
     max_request_mib: float = 64.0
     model_memory_mib: float = 0.0
     max_restarts: int = 10
+    load_seconds: float = 600.0
     resends: bool = True
+    pid_file: Path | None = None
 
     @property
     def most_bytes(self) -> int:
@@ -37,7 +41,7 @@ class Options:
         return int(self.max_request_mib * 2**20)
 
     def __post_init__(self) -> None:
-        for name in ("grace", "max_wait", "max_request_mib"):
+        for name in ("grace", "max_wait", "max_request_mib", "load_seconds"):
             _check(name, getattr(self, name), getattr(self, name) > 0, "Give more than 0.")
         for name in ("model_memory_mib", "max_restarts"):
             _check(name, getattr(self, name), getattr(self, name) >= 0, "Give 0 or more.")

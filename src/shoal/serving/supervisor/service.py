@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 from aiohttp import web
 
 from shoal.errors import SetupError
-from shoal.repository.manifest import check_manifest
 from shoal.serving.leases import clean_up
 from shoal.serving.runtime import find_runtime
-from shoal.serving.server import check_repository, find_ports
+from shoal.serving.server import find_ports
+from shoal.serving.start import check_start
 from shoal.serving.supervisor.canary import make_canaries
 from shoal.serving.supervisor.gate import Gate
 from shoal.serving.supervisor.grpc_front import GrpcFront, make_server
@@ -25,6 +25,7 @@ from shoal.serving.supervisor.http_front import HttpFront
 from shoal.serving.supervisor.logs import log
 from shoal.serving.supervisor.models import read_configs
 from shoal.serving.supervisor.options import Options
+from shoal.serving.supervisor.pidfile import hold_pid_file
 from shoal.serving.supervisor.supervisor import Supervisor
 
 SECOND_SIGNAL = 1  # the exit code of a service that was told twice to stop, and did not wait
@@ -50,12 +51,12 @@ def run_service(repository: Path | str, options: Options, on_ready: Callable[[Ad
         ServerError: a model did not load, or the server had to be started again too often.
     """
     path = Path(repository).resolve()
-    check_repository(path)
-    check_manifest(path)
+    check_start(path)
     runtime = find_runtime()
     for folder in clean_up():
         log.info("Removed what a server that was killed had left: %s", folder)
-    return asyncio.run(_Service(path, options).run(runtime, on_ready))
+    with hold_pid_file(options.pid_file) if options.pid_file else contextlib.nullcontext():
+        return asyncio.run(_Service(path, options).run(runtime, on_ready))
 
 
 class _Service:

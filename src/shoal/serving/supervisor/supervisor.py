@@ -52,7 +52,9 @@ class Supervisor:
         self._current: Upstream | None = None
         self._watch: Watch | None = None
         self._servers: set[Server] = set()
-        self._tasks: set[asyncio.Task[Any]] = set()  # of the server of the day
+        self._looking: asyncio.Task[None] | None = None  # at the processes of the server of the day
+        self._testing: list[asyncio.Task[None]] = []  # its models
+        self._tails: dict[Server, tuple[Tail, asyncio.Task[None]]] = {}
         self._retiring: set[asyncio.Task[Any]] = set()
         self._restarts: deque[float] = deque()
 
@@ -87,7 +89,9 @@ class Supervisor:
             raise
         self._servers.add(server)
         try:
-            await asyncio.to_thread(server.wait_ready)
+            tail = Tail(server.log)
+            self._tails[server] = tail, asyncio.create_task(tail.follow())
+            await asyncio.to_thread(server.wait_ready, self._options.load_seconds)
             await self._prove(server)
         except BaseException:
             await self._end(server, 0)
@@ -111,17 +115,18 @@ class Supervisor:
     async def _take_over(self, server: Server) -> None:
         """Let ``server`` answer from now on."""
         upstream = Upstream(server)
-        self._current, self._watch = (
-            upstream,
-            Watch(server, hang_seconds=self._hang_seconds, memory_mib=self._options.model_memory_mib),
-        )
-        coroutines = [self._look(upstream), Tail(server.log).follow()]
-        coroutines += [self._test(upstream, canary) for canary in self._canaries.values()]
-        self._tasks = {asyncio.create_task(each) for each in coroutines}
+        self._current = upstream
+        self._watch = Watch(server, hang_seconds=self._hang_seconds, memory_mib=self._options.model_memory_mib)
+        self._looking = asyncio.create_task(self._look(upstream))
+        self._testing = [asyncio.create_task(self._test(upstream, each)) for each in self._canaries.values()]
         await self._gate.open(upstream)
 
     async def _end(self, server: Server, seconds: float) -> None:
         await self._forget(server)
+        if server in self._tails:
+            tail, following = self._tails.pop(server)
+            following.cancel()
+            tail.read()
         await asyncio.to_thread(server.stop, seconds)
         self._servers.discard(server)
 
@@ -131,7 +136,8 @@ class Supervisor:
         assert self._watch is not None
         suspected = 0.0
         while True:
-            waiting = {name: canary.sent for name, canary in self._canaries.items() if canary.sent}
+            canaries = self._canaries.items() if self._testing else ()
+            waiting = {name: canary.sent for name, canary in canaries if canary.sent}
             for fault in self._watch.look(waiting):
                 self._note(upstream, fault)
             if self._gate.suspected.is_set() and not self._broken.is_set():
@@ -171,7 +177,7 @@ class Supervisor:
         self._gate.block(affected, fault.what)
         if self._watch is not None and fault.model:
             self._watch.kill(fault.model)
-        self._health.restarts.labels(fault.kind).inc()
+        self._health.restarts[fault.kind] += 1
         self._broken.set()
 
     def _is_down(self) -> bool:
@@ -182,6 +188,7 @@ class Supervisor:
     async def _replace(self) -> None:
         old, began = self._current, time.monotonic()
         assert old is not None
+        self._cancel_tests()  # from now on canaries are the next server's
         num_failed = 0
         while True:
             self._count_restart()
@@ -196,14 +203,20 @@ class Supervisor:
                 await asyncio.sleep(pause)
             else:
                 break
-        tasks, self._tasks = self._tasks, set()
-        for task in tasks:
-            task.cancel()
+        if self._looking is not None:
+            self._looking.cancel()
         self._gate.suspected.clear()
         self._broken.clear()
         await self._take_over(server)
         log.info("All models answer again, after %.1f s.", time.monotonic() - began)
         self._retire(old)
+
+    def _cancel_tests(self) -> None:
+        for task in self._testing:
+            task.cancel()
+        self._testing = []
+        for canary in self._canaries.values():
+            canary.sent = 0.0
 
     def _count_restart(self) -> None:
         now = time.monotonic()
@@ -256,7 +269,8 @@ class Supervisor:
     async def stop(self, seconds: float = STOP_SECONDS) -> None:
         """End every server and all that watches it."""
         await self._gate.close("it is stopping")
-        for task in self._tasks | self._retiring:
+        self._cancel_tests()
+        for task in (*self._retiring, *([self._looking] if self._looking else [])):
             task.cancel()
         await asyncio.gather(*(self._end(server, seconds) for server in list(self._servers)))
 

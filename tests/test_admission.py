@@ -1,0 +1,105 @@
+"""Who is let in, by what the work before took."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.serving.supervisor.admission import A_REQUEST, FEW, MANY, MANY_BYTES, Admission
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def work(admission: Admission, clock: Clock, *, number: int, seconds: float, num_bytes: int = 0) -> None:
+    """Requests one after the other."""
+    for _ in range(number):
+        admission.enter(num_bytes)
+        clock.now += seconds
+        admission.leave(num_bytes, is_done=True)
+
+
+def test_a_few_are_never_refused(clock: Clock) -> None:
+    admission = Admission(0.001, clock=clock)
+    work(admission, clock, number=10, seconds=100)
+    for _ in range(FEW):
+        assert admission.refuse(0) is None
+        admission.enter(0)
+    assert admission.refuse(0) is not None
+
+
+def test_waiting_is_bounded(clock: Clock) -> None:
+    """Ten requests a second, and two seconds of patience: twenty may be under way."""
+    admission = Admission(2.0, clock=clock)
+    work(admission, clock, number=100, seconds=0.1)
+    number = 0
+    while admission.refuse(0) is None:
+        admission.enter(0)
+        number += 1
+    assert number == 20
+    assert admission.refuse(0) == pytest.approx(0.1, abs=0.01)
+    large = 19 * A_REQUEST  # as much as 20 of the others
+    assert admission.refuse(large) == pytest.approx(2.0, abs=0.01)
+
+
+def test_large_requests_count_for_more(clock: Clock) -> None:
+    admission = Admission(2.0, clock=clock)
+    work(admission, clock, number=100, seconds=0.1, num_bytes=10 * A_REQUEST)
+    for _ in range(FEW):
+        admission.enter(0)
+    assert admission.refuse(10 * A_REQUEST) is None
+    assert admission.refuse(1000 * A_REQUEST) is not None
+
+
+def test_before_anything_is_known_memory_is_the_bound(clock: Clock) -> None:
+    admission = Admission(1.0, clock=clock)
+    for _ in range(MANY):
+        assert admission.refuse(0) is None
+        admission.enter(0)
+    assert admission.refuse(0) is not None
+    other = Admission(1.0, clock=clock)
+    for _ in range(FEW):
+        other.enter(MANY_BYTES // FEW)
+    assert other.refuse(1) is not None
+
+
+def test_lost_requests_are_no_work_done(clock: Clock) -> None:
+    admission = Admission(2.0, clock=clock)
+    work(admission, clock, number=100, seconds=0.1)
+    for _ in range(1000):
+        admission.enter(0)
+        admission.leave(0, is_done=False)
+    for _ in range(20):
+        admission.enter(0)
+    assert admission.refuse(0) is not None
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 10_000), st.floats(0, 20)), max_size=60))
+def test_whatever_comes(steps: list[tuple[int, int, float]]) -> None:
+    """Counts come back to nothing, and a wait is never negative."""
+    clock = Clock()
+    admission, under_way = Admission(1.0, clock=clock), list[int]()
+    for what, num_bytes, seconds in steps:
+        clock.now += seconds
+        wait = admission.refuse(num_bytes)
+        assert wait is None or wait > 0
+        if what and wait is None:
+            admission.enter(num_bytes)
+            under_way.append(num_bytes)
+        elif under_way:
+            admission.leave(under_way.pop(), is_done=bool(num_bytes % 2))
+        assert admission.num_requests == len(under_way)
+    for num_bytes in under_way:
+        admission.leave(num_bytes, is_done=True)
+    assert admission.num_requests == 0
+    assert admission.refuse(0) is None
