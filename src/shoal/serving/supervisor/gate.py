@@ -148,7 +148,7 @@ class Gate:
         reason = self.closed or self.blocked.get(model, "")
         if reason or self.upstream is None:
             self._count(model, "unavailable")
-            raise RefusedError(Why.UNAVAILABLE, f"{model} is unavailable: {reason}.", RETRY_SECONDS)
+            raise RefusedError(Why.UNAVAILABLE, f"{model or 'The server'} is unavailable: {reason}.", RETRY_SECONDS)
         return self.upstream
 
     async def _follow(self, upstream: Upstream, model: str, call: Callable[[Server], Awaitable[T]]) -> T:

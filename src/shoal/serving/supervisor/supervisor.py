@@ -73,7 +73,12 @@ class Supervisor:
             ServerError: that was needed too often.
         """
         while True:
-            await self._broken.wait()
+            broken = asyncio.create_task(self._broken.wait())
+            watchers = {task for task in (self._looking, *self._testing) if task}
+            done, _ = await asyncio.wait({broken, *watchers}, return_when=asyncio.FIRST_COMPLETED)
+            broken.cancel()
+            for task in done & watchers:
+                task.result()  # they end with an error alone, one of ours: better no service than one nobody watches
             self._broken.clear()
             await self._replace()
 
