@@ -42,46 +42,58 @@ class Load:
 class _Window:
     """The counted time of a closed loop, from one answer to another.
 
-    Both ends are answers, so that whole requests are counted however long they take. It opens only after every caller
-    has had an answer: the first requests meet an empty server. Where answers come in bursts, as from a server that
-    joins requests, it both opens and closes with the first of one.
+    It opens after every caller has had an answer: the first requests meet an empty server. A request that lies partly
+    in it counts with that part of its rows, or few long requests, or answers that come in bursts, would leave the rate
+    to chance. Callers go on until all that were under way at its end are answered: these take as long as others.
     """
 
     def __init__(self, callers: int, seconds: float, warm_seconds: float) -> None:
         self._callers, self._seconds = callers, seconds
         self._warm_until = time.perf_counter() + warm_seconds
-        self._lock, self._answered = threading.Lock(), set[int]()
-        self._counted: list[_Request] = []
-        self._opening = math.inf
-        self.opened = threading.Event()
-        self.is_closed = False
+        self._lock, self._answered, self._owed = threading.Lock(), set[int](), set[int]()
+        self._requests: list[_Request] = []
+        self._opening = self._closing = math.inf
+        self.opened, self.closed = threading.Event(), threading.Event()
 
     @property
     def is_open(self) -> bool:
         """Whether it has opened; it may have closed since."""
         return self._opening < math.inf
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it has closed."""
+        return self._closing < math.inf
+
     def answer(self, caller: int, start: float, rows: int) -> bool:
-        """Note that a request that this caller sent at ``start`` is answered; whether the window is closed."""
+        """Note that a request that this caller sent at ``start`` is answered; whether the caller may stop."""
         with self._lock:
-            if self.is_closed:
-                return True
             now = time.perf_counter()
             if self.is_open:
-                self._counted.append(_Request(start, now, rows))
-                is_enough = len(self._counted) >= 2 * self._callers
-                self.is_closed = is_enough and now - self._opening >= self._seconds
+                self._requests.append(_Request(start, now, rows))
             elif now >= self._warm_until and len(self._answered) == self._callers:
                 self._opening = now
                 self.opened.set()
             self._answered.add(caller)
-            return self.is_closed
+            if start < self._closing:
+                self._owed.discard(caller)
+            is_enough = len(self._requests) >= 2 * self._callers and now - self._opening >= self._seconds
+            if is_enough and not self.is_closed:
+                self._closing = now
+                self._owed = set(range(self._callers)) - {caller}
+                self.closed.set()
+            return self.is_closed and not self._owed
 
     def load(self) -> Load:
         """What was counted, once it is closed."""
-        rows = sum(request.rows for request in self._counted)
-        latencies = np.array([request.end - request.start for request in self._counted])
-        return Load(rows / (self._counted[-1].end - self._opening), latencies)
+        opening, closing = self._opening, self._closing
+        rows = sum(
+            r.rows * (min(r.end, closing) - max(r.start, opening)) / (r.end - r.start)
+            for r in self._requests
+            if r.start < closing
+        )
+        latencies = [r.end - r.start for r in self._requests if r.end <= closing]
+        return Load(rows / (closing - opening), np.array(latencies))
 
 
 def closed_loop(
@@ -96,9 +108,10 @@ def closed_loop(
     """``callers`` threads that each send the next request when their last is answered.
 
     Counting begins at the first answer after ``warm_seconds`` have passed and every caller has had an answer. It ends
-    at the first answer after ``seconds`` more with which at least two a caller are counted, so requests that are longer
-    make it longer. Requests that are then under way are waited for and not counted. ``on_open`` and ``on_close`` are
-    called in this thread when counting begins and ends; callers go on meanwhile.
+    at the first answer after ``seconds`` more with which at least two a caller were answered, so requests that are
+    longer make it longer. One that lies partly in that time counts with that part of its rows; latencies are those of
+    the requests answered in it. ``on_open`` and ``on_close`` are called in this thread when counting begins and ends;
+    callers go on meanwhile, and after it until what was under way is answered.
 
     Raises:
         InputError: there is no caller or no time.
@@ -115,14 +128,15 @@ def closed_loop(
                 rows = send(next(numbers))
                 if window.answer(caller, start, rows):
                     stop.set()
-        finally:
-            window.opened.set()  # after an error nobody waits for it in vain
+        finally:  # after an error nobody waits for these in vain
+            window.opened.set()
+            window.closed.set()
 
     def watch() -> None:
         window.opened.wait()
         if window.is_open:
             on_open()
-        stop.wait()
+        window.closed.wait()
         if window.is_closed:
             on_close()
 
