@@ -19,7 +19,8 @@ from shoal.processes import Process, find_process, processes
 from shoal.serving.client import Client
 from tests.planted import write
 
-# What a component does is written in a file of the test's: hang, spin, raise, garbage or leak; or the seconds it takes.
+# What a component does is written in a file of the test's: hang, spin, raise, garbage, leak, busy SECONDS; or the
+# seconds that it sleeps.
 MODEL = """
 import time
 from pathlib import Path
@@ -42,6 +43,10 @@ class Step(Component):
             raise RuntimeError("told to raise")
         if what == "leak":
             self.kept.append(b"x" * 2**26)
+        if what.startswith("busy "):
+            end = time.monotonic() + float(what.removeprefix("busy "))
+            while time.monotonic() < end:
+                pass
         if what.replace(".", "").isdigit():
             time.sleep(float(what))
         return {"Y": batch["X"] * (-1 if what == "garbage" else 2)}

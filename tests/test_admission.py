@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.serving.supervisor.admission import A_REQUEST, FEW, MANY, MANY_BYTES, Admission
+from shoal.serving.supervisor.admission import A_REQUEST, FEW, MANY, MOST_SECONDS, Admission
 
 
 class Clock:
@@ -61,16 +61,23 @@ def test_large_requests_count_for_more(clock: Clock) -> None:
     assert admission.refuse(1000 * A_REQUEST) is not None
 
 
-def test_before_anything_is_known_memory_is_the_bound(clock: Clock) -> None:
+def test_before_anything_is_known(clock: Clock) -> None:
     admission = Admission(1.0, clock=clock)
     for _ in range(MANY):
         assert admission.refuse(0) is None
         admission.enter(0)
-    assert admission.refuse(0) is not None
-    other = Admission(1.0, clock=clock)
+    assert admission.refuse(0) == 1.0
+
+
+def test_a_batch_that_takes_long_is_no_reason_to_stay_away_for_ever(clock: Clock) -> None:
+    admission = Admission(1.0, clock=clock)
+    work(admission, clock, number=100, seconds=0.01)
     for _ in range(FEW):
-        other.enter(MANY_BYTES // FEW)
-    assert other.refuse(1) is not None
+        admission.enter(0)
+    for _ in range(300):
+        clock.now += 1
+        wait = admission.refuse(0)
+    assert wait == MOST_SECONDS
 
 
 def test_lost_requests_are_no_work_done(clock: Clock) -> None:

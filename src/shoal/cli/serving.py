@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from shoal.cli.options import Json
-from shoal.console import ERR, OUT, plain, print_copies, print_json
+from shoal.console import OUT, plain, print_copies, print_json
 from shoal.errors import ShoalError
 
 
@@ -65,6 +65,7 @@ def serve(
     """
     from shoal.serving.runtime import SERVER_VARIABLE, container_command
     from shoal.serving.supervisor.logs import configure
+    from shoal.serving.supervisor.logs import log as told
     from shoal.serving.supervisor.options import Options
     from shoal.serving.supervisor.service import Addresses, run_service
 
@@ -78,7 +79,7 @@ def serve(
     )  # fmt: skip
     configure(log)
     if not os.environ.get(SERVER_VARIABLE):
-        ERR.print("Embedded Triton 24.10: for development and tests. In production: --print", soft_wrap=True)
+        told.info("Embedded Triton 24.10: for development and tests. In production: --print")
 
     def tell(at: Addresses) -> None:
         OUT.print(f"ready: http {at.http}  grpc {at.grpc}  metrics {at.metrics}")

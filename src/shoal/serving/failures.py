@@ -82,8 +82,10 @@ _BROKEN = re.compile(
     re.I,
 )
 # Triton's, and a supervised service's: said before the model gets the request.
-_TURNED_AWAY = re.compile(r"Exceeds maximum queue size|Server is stopping|is unavailable: |Too many requests for ")
-_LOST = re.compile(r"ended while it had this request|ended in the middle of an answer")  # a supervised service's
+_TURNED_AWAY = re.compile(
+    r"Exceeds maximum queue size|Server is stopping|is unavailable: |Too many requests for |Concurrent RPC limit"
+)
+_LOST = re.compile(r"ended while it had this request")  # a supervised service's
 
 
 def grpc_failure(code: str, details: str) -> CallError:

@@ -10,8 +10,10 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
+import stat
 import tempfile
 import time
 from collections.abc import Iterable
@@ -23,6 +25,8 @@ from shoal.processes import Process, processes
 SHARED_MEMORY = Path("/dev/shm")
 PREFIX = "shoal-"  # of a server's temporary folder
 _LEASE = "lease"
+_REGIONS = re.compile(r"shoal_\d+_[0-9a-f]{8}_")
+ENVIRONMENT = re.compile(r"/tmp/python_env_\w{6}")  # where Triton unpacks one, whatever TMPDIR says
 _PATIENCE = 2.0  # seconds, for a killed process to be gone
 
 
@@ -65,8 +69,19 @@ def clean_up() -> list[Path]:
 
     A server whose starter is gone and which is gone itself may leave processes that hang: these are ended.
     """
-    folders = sorted(Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{_LEASE}"))
-    return [path.parent for path in folders if _clean(path)]
+    found = sorted(Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{_LEASE}"))
+    return [path.parent for path in found if _is_own(path) and _clean(path)]
+
+
+def _is_own(lease: Path) -> bool:
+    """Whether this user made it, and nobody else can have written it."""
+    with contextlib.suppress(OSError):
+        found = [path.lstat() for path in (lease, lease.parent)]
+        return all(
+            entry.st_uid == os.geteuid() and not stat.S_ISLNK(entry.st_mode) and not entry.st_mode & 0o022
+            for entry in found
+        )
+    return False
 
 
 def _clean(path: Path) -> bool:
@@ -74,7 +89,9 @@ def _clean(path: Path) -> bool:
         try:
             file = held.enter_context(path.open("r+", encoding="utf-8"))
             content = json.load(file)
-        except (OSError, ValueError):  # another user's, or gone meanwhile
+        except (OSError, ValueError):  # gone meanwhile, or not of our making
+            return False
+        if not _is_sound(content):
             return False
         if not _lock(file) and not (_end_orphans(path, int(content["session"])) and _wait_for_lock(file)):
             return False
@@ -82,6 +99,17 @@ def _clean(path: Path) -> bool:
             return False
         _remove(path.parent, content)
         return True
+
+
+def _is_sound(content: Any) -> bool:
+    """Whether it names what servers leave, and nothing else."""
+    return (
+        isinstance(content, dict)
+        and isinstance(content.get("session"), int)
+        and _REGIONS.fullmatch(str(content.get("shared_memory"))) is not None
+        and isinstance(content.get("environments"), list)
+        and all(ENVIRONMENT.fullmatch(str(path)) for path in content["environments"])
+    )
 
 
 def _lock(file: Any) -> bool:

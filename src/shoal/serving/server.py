@@ -24,7 +24,7 @@ from shoal.errors import InputError, ServerError, SetupError
 from shoal.paths import check_bearable
 from shoal.processes import bound, processes
 from shoal.repository.manifest import launch_flags
-from shoal.serving.leases import PREFIX, Lease, clean_up
+from shoal.serving.leases import ENVIRONMENT, PREFIX, Lease, clean_up
 from shoal.serving.runtime import Runtime, find_runtime
 from shoal.serving.start import check_start
 
@@ -67,9 +67,13 @@ class Server:
             self.beacons.mkdir()
             self._lease = Lease(self._folder, self._shared_memory)
             self._process = self._launch(runtime, ports)
-            self._lease.note(session=self._process.pid)
         except BaseException:
             shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+        try:
+            self._lease.note(session=self.pid)
+        except BaseException:
+            self.stop(0)
             raise
 
     def _launch(self, runtime: Runtime, ports: tuple[int, int, int]) -> subprocess.Popen[bytes]:
@@ -127,7 +131,6 @@ class Server:
             if self._process.poll() is not None or re.search(_FAILED, self._read_log()):
                 raise ServerError(f"Triton did not start: {self._settled_cause()}", KEEP_LOG)
             if self.is_ready():
-                self._lease.note(session=self.pid, environments=find_environments(self.pid))
                 return
             time.sleep(0.05)
         raise ServerError(f"Triton was not ready after {timeout:g} s.", f"Give it longer. {KEEP_LOG}")
@@ -168,6 +171,8 @@ class Server:
         After ``seconds`` what still runs is killed; with 0 at once, as it should be where a model's process has died:
         Triton would wait for it in vain.
         """
+        if self._process.poll() is None:  # before it ends, which is when it would remove them
+            self._lease.note(session=self.pid, environments=find_environments(self.pid))
         if self._process.poll() is None and seconds > 0:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -224,7 +229,7 @@ def serve(
 def find_environments(session: int) -> set[str]:
     """The folders into which a server has unpacked environments; one that is killed leaves them."""
     values = (value for p in processes() if p.session == session for value in p.variables().values())
-    return {found[0] for value in values if (found := re.search(r"/tmp/python_env_\w{6}", value))}
+    return {found[0] for value in values if (found := ENVIRONMENT.search(value))}
 
 
 def find_ports(*wanted: int, host: str = HOST) -> tuple[int, int, int]:
@@ -239,9 +244,9 @@ def find_ports(*wanted: int, host: str = HOST) -> tuple[int, int, int]:
 
 
 def _bind(host: str, wanted: int, held: contextlib.ExitStack) -> int:
-    probe = held.enter_context(socket.socket())
-    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
+        probe = held.enter_context(socket.socket())
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind((host, wanted))
     except (OSError, OverflowError) as error:
         reason = error.strerror if isinstance(error, OSError) else "there are 65,535"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 FEW = 16  # requests at a time that are never refused: so many callers are no overload
 MANY = 1024  # requests at a time; each holds its tensors in memory
-MANY_BYTES = 2**30  # of tensors at a time
+MOST_SECONDS = 30.0  # after which a refused request may come again: by then all may be different
 A_REQUEST = 256  # bytes: what a request costs, however little is in it
 _MEMORY = 10.0  # seconds of work that the rate is the mean of, later ones weighing more
 _ENOUGH = 0.5  # seconds of work, before which a rate says nothing
@@ -32,10 +32,10 @@ class Admission:
         self._advance()
         if self.num_requests < FEW:
             return None
-        if self.num_requests >= MANY or self._work + num_bytes > MANY_BYTES:
-            return max(1.0, self._wait(0))
+        if self.num_requests >= MANY:
+            return 1.0
         wait = self._wait(num_bytes)
-        return wait - self._max_wait if wait > self._max_wait else None
+        return min(wait - self._max_wait, MOST_SECONDS) if wait > self._max_wait else None
 
     def enter(self, num_bytes: int) -> None:
         """A request is on its way."""
@@ -44,7 +44,7 @@ class Admission:
         self._work += num_bytes + A_REQUEST
 
     def leave(self, num_bytes: int, *, is_done: bool) -> None:
-        """It is answered, or lost."""
+        """It is over; what the server refused to do, or lost, is no work done."""
         self._advance()
         self.num_requests -= 1
         self._work -= num_bytes + A_REQUEST
@@ -52,9 +52,9 @@ class Admission:
             self._done += num_bytes + A_REQUEST
 
     def _wait(self, num_bytes: int) -> float:
-        if self._spent < _ENOUGH or not self._done:
+        if self._spent < _ENOUGH:
             return 0.0
-        return (self._work + num_bytes + A_REQUEST) * self._spent / self._done
+        return (self._work + num_bytes + A_REQUEST) * self._spent / max(self._done, 1.0)
 
     def _advance(self) -> None:
         now = self._clock()

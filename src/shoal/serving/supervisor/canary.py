@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -11,15 +13,31 @@ import numpy as np
 from shoal.component.spec import DTYPES, STRING, TensorSpec
 from shoal.repository.pbtxt import ModelConfig
 from shoal.repository.warmup import FOLDER, requested, serialize
+from shoal.serving.supervisor.fronts import is_dead
 
 TOLERANCE = 0.03  # of a value, or of 1: neighbours in a batch and BF16 change less
+MOST_SECONDS = 30.0  # between two canaries of a slow one
 PATIENCE = 60.0  # seconds; whether a model hangs is told earlier by its process
 SECONDS = 2.0  # between two canaries of a model, at least
 SHARE = 0.02  # of a model's time, at most
 
 
+class Verdict(Enum):
+    """What an answer that is not right says of the model."""
+
+    WRONG = "it answers something else"
+    FAILED = "it answers an error"
+    GONE = "its process has died"
+    LATE = "it does not answer in time"
+    BUSY = "it was not asked: too many wait"
+
+
 class WrongError(Exception):
     """What is wrong with an answer, or that there was none."""
+
+    def __init__(self, verdict: Verdict, message: str) -> None:
+        super().__init__(message)
+        self.verdict = verdict
 
 
 @dataclass
@@ -34,11 +52,12 @@ class Canary:
     expected: dict[str, Any] = field(default_factory=dict)
     sent: float = 0.0
     latency: float = 0.0
+    shortest: float = math.inf
 
     @property
     def period(self) -> float:
-        """Seconds from one to the next."""
-        return max(SECONDS, self.latency / SHARE)
+        """Seconds from one to the next; under load it waits itself, so the shortest latency counts."""
+        return min(MOST_SECONDS, max(SECONDS, self.shortest / SHARE))
 
     async def ask(self, stub: Any) -> None:
         """Send it to the server behind ``stub``, gRPC's, and look at the answer.
@@ -48,19 +67,34 @@ class Canary:
         """
         import grpc  # type: ignore[import-untyped]
 
-        self.sent = time.monotonic()
+        start = self.sent = time.monotonic()
         try:
             answer = await stub.ModelInfer(self.request, timeout=PATIENCE)
+            found = dict(_read(answer))
         except grpc.aio.AioRpcError as error:
-            raise WrongError(f"{error.code().name}: {error.details()}") from None
+            raise WrongError(_judge(error), f"{error.code().name}: {error.details()}") from None
+        except ValueError as error:  # not as many bytes as its shape says
+            raise WrongError(Verdict.WRONG, str(error)) from None
         finally:
-            self.latency, self.sent = time.monotonic() - self.sent, 0.0
-        found = dict(_read(answer))
+            self.sent = 0.0
+        self.latency = time.monotonic() - start
+        self.shortest = min(self.shortest, self.latency)
         if not self.expected:
             self.expected = found
         for name, right in self.expected.items():
             if name not in found or not _is_same(found[name], right):
-                raise WrongError(f"its output {name} is not what it was at the start")
+                raise WrongError(Verdict.WRONG, f"its output {name} is not what it was at the start")
+
+
+def _judge(error: Any) -> Verdict:
+    code, details = error.code().name, error.details() or ""
+    if is_dead(details):
+        return Verdict.GONE
+    if code == "DEADLINE_EXCEEDED":
+        return Verdict.LATE
+    if code in ("UNAVAILABLE", "RESOURCE_EXHAUSTED") and "queue" in details:
+        return Verdict.BUSY
+    return Verdict.GONE if code == "UNAVAILABLE" else Verdict.FAILED
 
 
 def make_canaries(configs: dict[str, ModelConfig]) -> dict[str, Canary]:

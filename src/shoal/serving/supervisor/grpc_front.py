@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any, NoReturn
 
@@ -9,7 +10,7 @@ import grpc  # type: ignore[import-untyped]
 
 from shoal.serving.server import Server
 from shoal.serving.supervisor.fronts import clean, is_dead, tell_failure, words
-from shoal.serving.supervisor.gate import Gate, LostError, RefusedError, Why
+from shoal.serving.supervisor.gate import Gate, LostError, RefusedError, Stream, Why, lost
 
 _SERVICE = "/inference.GRPCInferenceService/"
 _STATUS = {Why.BUSY: grpc.StatusCode.RESOURCE_EXHAUSTED, Why.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE}
@@ -17,7 +18,7 @@ _OUR_FAULTS = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCod
 _NAME = 0x0A  # the first field of a request for inference, a string: the model's name
 _LIVE, _SERVING, _NOT_SERVING = b"\x08\x01", b"\x08\x01", b"\x08\x02"  # messages of one field
 _CONNECTION = "Socket closed", "Connection reset", "failed to connect", "recvmsg", "sendmsg", "GOAWAY", "Broken pipe"
-MOST_CALLS = 4096  # at a time, refused ones among them
+MOST_CALLS = 2048  # at a time, refused ones among them
 
 
 class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
@@ -75,7 +76,8 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
                 return error
 
         try:
-            answer = await self._gate.send(model, len(request), call, lambda answer: not isinstance(answer, bytes))
+            with self._gate.room(len(request)):
+                answer = await self._gate.send(model, len(request), call, lambda answer: not isinstance(answer, bytes))
         except RefusedError as refused:
             if refused.is_lost:
                 tell_failure(model, read_id(request), refused.message)
@@ -92,28 +94,51 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         if first is None:
             return
         model = read_name(first)
+        calls: list[Any] = []
 
-        async def all_requests() -> AsyncIterator[bytes]:
-            yield first
-            async for request in requests:
-                yield request
+        def end() -> None:
+            for call in calls:
+                call.cancel()
 
         try:
-            async with self._gate.stream(model, len(first)) as server:
-                metadata = _kept(context.invocation_metadata())
-                call = self._channel(server).stream_stream(f"{_SERVICE}ModelStreamInfer")(
-                    all_requests(), timeout=context.time_remaining(), metadata=metadata
-                )
-                async for answer in call:
-                    yield answer
+            async with self._gate.stream(model, end) as (server, stream):
+                calls += [
+                    self._channel(server).stream_stream(f"{_SERVICE}ModelStreamInfer")(
+                        self._let_in(first, requests, stream, end),
+                        timeout=context.time_remaining(),
+                        metadata=_kept(context.invocation_metadata()),
+                    )
+                ]
+                async for answer in calls[0]:
+                    stream.note(is_answer=True)
+                    yield _clean_answer(answer)
+                code, details = await calls[0].code(), await calls[0].details() or ""
         except RefusedError as refused:
             await _refuse(context, refused)
         except grpc.aio.AioRpcError as error:
-            if _is_lost(error):
-                self._gate.suspected.set()
-                lost = RefusedError(Why.UNAVAILABLE, f"The server of {model} ended in the middle of an answer.", 5.0)
-                await _refuse(context, lost)
-            await context.abort(error.code(), clean(error.details() or ""))
+            code, details = error.code(), error.details() or ""
+        except asyncio.CancelledError:
+            if not calls or not calls[0].cancelled():  # by the client
+                raise
+            code, details = grpc.StatusCode.CANCELLED, ""
+        if code == grpc.StatusCode.CANCELLED or (code != grpc.StatusCode.OK and is_cut(code, details)):
+            self._gate.suspected.set()
+            tell_failure(model, read_id(first), lost(model).message)
+            await _refuse(context, lost(model))
+        if code != grpc.StatusCode.OK:
+            await context.abort(code, clean(details))
+
+    async def _let_in(
+        self, first: bytes, others: AsyncIterator[bytes], stream: Stream, end: Callable[[], None]
+    ) -> AsyncIterator[bytes]:
+        stream.note(is_answer=False)
+        yield first
+        async for request in others:
+            if self._gate.trouble(stream.model):
+                end()
+                return
+            stream.note(is_answer=False)
+            yield request
 
     def _channel(self, server: Server) -> Any:
         if server.grpc_url not in self._channels:
@@ -166,9 +191,27 @@ def _parse(request: bytes) -> Any:
 
 def _is_lost(error: Any) -> bool:
     """Whether the server, or the model's process, has died."""
-    details = error.details() or ""
-    is_cut = error.code() == grpc.StatusCode.UNAVAILABLE and any(words in details for words in _CONNECTION)
-    return is_cut or is_dead(details)
+    return is_cut(error.code(), error.details() or "")
+
+
+def is_cut(code: Any, details: str) -> bool:
+    """Whether a status says that the server, or the model's process, has died."""
+    return is_dead(details) or (code == grpc.StatusCode.UNAVAILABLE and any(part in details for part in _CONNECTION))
+
+
+def _clean_answer(answer: bytes) -> bytes:
+    """An answer of a stream; what is an error, without its traceback."""
+    if b"At:\n" not in answer:
+        return answer
+    from google.protobuf.message import DecodeError
+    from tritonclient.grpc import service_pb2
+
+    try:
+        message = service_pb2.ModelStreamInferResponse.FromString(answer)
+    except DecodeError:
+        return answer
+    message.error_message = clean(message.error_message)
+    return bytes(message.SerializeToString())
 
 
 async def _refuse(context: Any, refused: RefusedError) -> NoReturn:

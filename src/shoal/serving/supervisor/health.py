@@ -29,7 +29,7 @@ class Health:
 
     async def _answer_ready(self, _: web.Request) -> web.Response:
         trouble = self._gate.trouble()
-        models = {name: self._gate.trouble(name) or "ready" for name in sorted(self._gate.in_flight())}
+        models = {name: self._gate.trouble(name) or "ready" for name in sorted(self._gate.names)}
         body = {"ready": not trouble, "why": trouble, "models": models}
         return web.json_response(body, status=503 if trouble else 200)
 
@@ -65,9 +65,9 @@ class Health:
         yield GaugeMetricFamily("shoal_ready", "Whether requests are let in", value=not gate.trouble())
         ready = GaugeMetricFamily("shoal_model_ready", "Whether requests to a model are let in", labels=["model"])
         in_flight = GaugeMetricFamily("shoal_in_flight", "Requests under way", labels=["model"])
-        for name, number in gate.in_flight().items():
+        for name in gate.names:
             ready.add_metric([name], not gate.trouble(name))
-            in_flight.add_metric([name], number)
+            in_flight.add_metric([name], gate.in_flight(name))
         latency = GaugeMetricFamily("shoal_canary_seconds", "What the last canary of a model took", labels=["model"])
         for name, canary in self._canaries.items():
             latency.add_metric([name], canary.latency)

@@ -12,6 +12,8 @@ import time
 from functools import cache
 from pathlib import Path
 
+from aiohttp.http_exceptions import HttpProcessingError
+
 from shoal.errors import InputError
 from shoal.machine import describe_machine
 
@@ -38,7 +40,7 @@ class JsonLines(logging.Formatter):
         entry = {
             "time": f"{moment}.{int(record.msecs):03}Z",
             "level": record.levelname.lower(),
-            "source": "triton" if record.name == triton.name else "shoal",
+            "source": {triton.name: "triton", log.name: "shoal"}.get(record.name, record.name),
             "message": record.getMessage(),
         }
         entry |= {name: getattr(record, name) for name in _FIELDS if getattr(record, name, "")}
@@ -70,15 +72,23 @@ def configure(file: Path | None) -> None:
     stream.setFormatter(Plain() if sys.stderr.isatty() else JsonLines())
     if sys.stderr.isatty():
         stream.addFilter(lambda record: record.name != triton.name or record.levelno > logging.INFO)
-    log.handlers, log.propagate = [stream], False
-    log.setLevel(logging.INFO)
+    handlers: list[logging.Handler] = [stream]
     if file is not None:
         try:
             handler = logging.FileHandler(file, mode="w", encoding="utf-8")
         except OSError as error:
             raise InputError(f"The log {file} cannot be written: {error.strerror}.", "Name another file.") from None
         handler.setFormatter(JsonLines())
-        log.addHandler(handler)
+        handlers.append(handler)
+    log.setLevel(logging.INFO)
+    # what other libraries say comes in the same form
+    logging.getLogger("aiohttp.server").addFilter(_is_ours)
+    logging.basicConfig(handlers=handlers, level=logging.WARNING, force=True)
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Whether it is about more than a request that is no HTTP, of which anyone can send any number."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
 class Tail:

@@ -43,3 +43,22 @@ def read_hang_seconds(configs: Mapping[str, ModelConfig]) -> dict[str, float]:
         except ValueError:
             raise ArtifactError(f"{name}: {HANG_PARAMETER} {value!r} is no number.", "Write seconds: 10.") from None
     return found
+
+
+def find_members(configs: Mapping[str, ModelConfig]) -> dict[str, set[str]]:
+    """Of each ensemble the models that it asks in the end."""
+    users = find_users(configs)
+    return {
+        name: {other for other in configs if name in users[other] and not configs[other].is_ensemble}
+        for name, config in configs.items()
+        if config.is_ensemble
+    }
+
+
+def count_processes(configs: Mapping[str, ModelConfig]) -> dict[str, int]:
+    """Of each model that runs in Python how many processes it has at least: one for each instance, on one device."""
+    return {
+        name: config.spec.num_instances
+        for name, config in configs.items()
+        if config.backend == "python" or config.message.runtime.endswith(".py")
+    }

@@ -21,7 +21,7 @@ def hold_pid_file(path: Path) -> Iterator[None]:
         SetupError: another service holds it.
     """
     try:
-        file = path.open("a+", encoding="utf-8")
+        file = path.open("a+", encoding="utf-8", errors="replace")
     except OSError as error:
         raise InputError(f"The pid file {path} cannot be written: {error.strerror}.", "Name another file.") from None
     with file:
@@ -32,6 +32,8 @@ def hold_pid_file(path: Path) -> Iterator[None]:
         except OSError:
             fix = f"Stop it: kill {found}" if found else "Name another --pid-file."
             raise SetupError(f"Another service holds the pid file {path}: process {found or 'unknown'}.", fix) from None
+        if not path.exists() or not os.path.samestat(os.fstat(file.fileno()), path.stat()):
+            raise SetupError(f"Another service has just removed the pid file {path}.", "Start again.")
         if found and not found.isdecimal():
             raise InputError(f"{path} is no pid file: it begins with {found[:20]!r}.", "Name another --pid-file.")
         if found:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -15,7 +16,7 @@ from aiohttp import web
 from shoal.errors import SetupError
 from shoal.serving.leases import clean_up
 from shoal.serving.runtime import find_runtime
-from shoal.serving.server import find_ports
+from shoal.serving.server import Server, find_ports
 from shoal.serving.start import check_start
 from shoal.serving.supervisor.canary import make_canaries
 from shoal.serving.supervisor.gate import Gate
@@ -26,9 +27,11 @@ from shoal.serving.supervisor.logs import log
 from shoal.serving.supervisor.models import read_configs
 from shoal.serving.supervisor.options import Options
 from shoal.serving.supervisor.pidfile import hold_pid_file
+from shoal.serving.supervisor.servers import Servers
 from shoal.serving.supervisor.supervisor import Supervisor
 
 SECOND_SIGNAL = 1  # the exit code of a service that was told twice to stop, and did not wait
+_IDLE_SECONDS = 75.0  # of a connection for HTTP, as other servers have it
 _CLOSING = 0.5  # seconds for connections that have nothing to say any more
 
 
@@ -53,6 +56,8 @@ def run_service(repository: Path | str, options: Options, on_ready: Callable[[Ad
     path = Path(repository).resolve()
     check_start(path)
     runtime = find_runtime()
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection takes one
     for folder in clean_up():
         log.info("Removed what a server that was killed had left: %s", folder)
     with hold_pid_file(options.pid_file) if options.pid_file else contextlib.nullcontext():
@@ -70,11 +75,13 @@ class _Service:
         self._listen()
         gate = Gate(configs, max_wait=options.max_wait, resends=options.resends)
         canaries = make_canaries(configs)
-        health, front = Health(gate, canaries), GrpcFront(gate)
-        supervisor = Supervisor(
-            self._repository, runtime, options, gate=gate, canaries=canaries, health=health, forget=front.forget
-        )
-        http = HttpFront(gate, most_bytes=options.most_bytes)
+        health, front, http = Health(gate, canaries), GrpcFront(gate), HttpFront(gate, most_bytes=options.most_bytes)
+
+        async def forget(server: Server) -> None:
+            await asyncio.gather(front.forget(server), http.forget(server))
+
+        servers = Servers(self._repository, runtime, options.load_seconds, canaries, forget)
+        supervisor = Supervisor(configs, options, servers=servers, gate=gate, canaries=canaries, health=health)
         async with _open_doors(options, front, http.app, health.app) as at:
             try:
                 if await self._until_told(supervisor.start()):
@@ -120,7 +127,8 @@ async def _open_doors(
     addresses = Addresses(*(f"{options.host}:{port}" for port in ports))
     async with contextlib.AsyncExitStack() as held:
         for app, port in ((health, ports[2]), (http, ports[0])):
-            runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=_CLOSING)
+            # Triton goes on with a request whose client has left: so does its handler, and it keeps its place
+            runner = web.AppRunner(app, access_log=None, keepalive_timeout=_IDLE_SECONDS, shutdown_timeout=_CLOSING)
             await runner.setup()
             held.push_async_callback(runner.cleanup)
             try:

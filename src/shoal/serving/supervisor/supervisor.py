@@ -6,22 +6,23 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from shoal.errors import ServerError, ShoalError
 from shoal.processes import available_memory
-from shoal.serving.runtime import Runtime
-from shoal.serving.server import Server, find_ports
-from shoal.serving.supervisor.canary import Canary, WrongError
+from shoal.repository.pbtxt import ModelConfig
+from shoal.serving.server import Server
+from shoal.serving.supervisor.canary import Canary, Verdict, WrongError
 from shoal.serving.supervisor.gate import Gate, Upstream
 from shoal.serving.supervisor.health import Health
-from shoal.serving.supervisor.logs import Tail, log
-from shoal.serving.supervisor.models import find_users, read_configs, read_hang_seconds
+from shoal.serving.supervisor.logs import log
+from shoal.serving.supervisor.models import count_processes, find_members, find_users, read_hang_seconds
 from shoal.serving.supervisor.options import RESTARTS_SECONDS, Options
+from shoal.serving.supervisor.servers import Servers, open_stub
 from shoal.serving.supervisor.watch import PERIOD, Fault, Watch
 
+QUICK_SECONDS, FEW_QUICK = 5.0, 3  # so many servers in a row that live no longer are replaced without a pause
 MOST_PAUSE = 8.0  # seconds before another try to start a server
 AGAIN_SECONDS = 0.5  # after which a canary that went wrong is sent again
 SETTLED_SECONDS = 1.0  # after which a suspicion without a fault is none
@@ -34,29 +35,32 @@ class Supervisor:
 
     def __init__(
         self,
-        repository: Path,
-        runtime: Runtime,
+        configs: Mapping[str, ModelConfig],
         options: Options,
         *,
+        servers: Servers,
         gate: Gate,
         canaries: dict[str, Canary],
         health: Health,
-        forget: Callable[[Server], Any],
     ) -> None:
-        self._repository, self._runtime, self._options = repository, runtime, options
-        self._gate, self._canaries, self._health, self._forget = gate, canaries, health, forget
-        self._configs = read_configs(repository)
+        self._configs, self._options, self._servers = configs, options, servers
+        self._gate, self._canaries, self._health = gate, canaries, health
         self._users = find_users(self._configs)
-        self._hang_seconds = read_hang_seconds(self._configs)
+        self._watched: dict[str, Any] = {
+            "expected": count_processes(self._configs),
+            "members": find_members(self._configs),
+            "hang_seconds": read_hang_seconds(self._configs),
+            "memory_mib": options.model_memory_mib,
+        }
         self._broken: asyncio.Event = asyncio.Event()
         self._current: Upstream | None = None
         self._watch: Watch | None = None
-        self._servers: set[Server] = set()
         self._looking: asyncio.Task[None] | None = None  # at the processes of the server of the day
         self._testing: list[asyncio.Task[None]] = []  # its models
-        self._tails: dict[Server, tuple[Tail, asyncio.Task[None]]] = {}
         self._retiring: set[asyncio.Task[Any]] = set()
         self._restarts: deque[float] = deque()
+        self._taken_over = 0.0  # when the server of the day was let answer
+        self._num_quick = 0  # servers in a row that did not last
 
     async def start(self) -> None:
         """Start the first server, and let requests in.
@@ -64,7 +68,7 @@ class Supervisor:
         Raises:
             ServerError: it does not start.
         """
-        await self._take_over(await self._launch())
+        await self._take_over(await self._servers.launch())
 
     async def run(self) -> None:
         """Replace the server whenever something is wrong with it.
@@ -84,56 +88,14 @@ class Supervisor:
 
     # --- a server ------------------------------------------------------------------------------------------------
 
-    async def _launch(self) -> Server:
-        """A server whose models answer their canaries."""
-        launching = asyncio.create_task(asyncio.to_thread(Server, self._repository, self._runtime, find_ports(0, 0, 0)))
-        try:
-            server = await asyncio.shield(launching)
-        except asyncio.CancelledError:  # a thread cannot be: what it starts must be ended
-            await self._end(await launching, 0)
-            raise
-        self._servers.add(server)
-        try:
-            tail = Tail(server.log)
-            self._tails[server] = tail, asyncio.create_task(tail.follow())
-            await asyncio.to_thread(server.wait_ready, self._options.load_seconds)
-            await self._prove(server)
-        except BaseException:
-            await self._end(server, 0)
-            raise
-        return server
-
-    async def _prove(self, server: Server) -> None:
-        for name, canary in list(self._canaries.items()):
-            is_first = not canary.expected
-            try:
-                async with open_stub(server) as stub:
-                    await canary.ask(stub)
-                    if is_first:  # and is it the same again?
-                        await canary.ask(stub)
-            except WrongError as error:
-                if not is_first:
-                    raise ServerError(f"{name} does not answer as it did: {error}.") from None
-                log.warning("%s is not asked for its canary: %s", name, error, extra={"model": name})
-                del self._canaries[name]
-
     async def _take_over(self, server: Server) -> None:
         """Let ``server`` answer from now on."""
         upstream = Upstream(server)
         self._current = upstream
-        self._watch = Watch(server, hang_seconds=self._hang_seconds, memory_mib=self._options.model_memory_mib)
+        self._watch, self._taken_over = Watch(server, **self._watched), time.monotonic()
         self._looking = asyncio.create_task(self._look(upstream))
         self._testing = [asyncio.create_task(self._test(upstream, each)) for each in self._canaries.values()]
         await self._gate.open(upstream)
-
-    async def _end(self, server: Server, seconds: float) -> None:
-        await self._forget(server)
-        if server in self._tails:
-            tail, following = self._tails.pop(server)
-            following.cancel()
-            tail.read()
-        await asyncio.to_thread(server.stop, seconds)
-        self._servers.discard(server)
 
     # --- what is wrong -------------------------------------------------------------------------------------------
 
@@ -143,7 +105,12 @@ class Supervisor:
         while True:
             canaries = self._canaries.items() if self._testing else ()
             waiting = {name: canary.sent for name, canary in canaries if canary.sent}
-            for fault in self._watch.look(waiting):
+            try:
+                faults = self._watch.look(waiting, self._gate.answered)
+            except OSError as error:  # no descriptor is left to look with
+                log.warning("The processes cannot be looked at: %s", error)
+                faults = []
+            for fault in faults:
                 self._note(upstream, fault)
             if self._gate.suspected.is_set() and not self._broken.is_set():
                 suspected = suspected or time.monotonic()
@@ -166,8 +133,13 @@ class Supervisor:
                     continue
                 try:
                     await canary.ask(stub)
-                    num_errors = 0
+                    num_errors, self._gate.answered = 0, time.monotonic()
                 except WrongError as error:
+                    assert self._watch is not None
+                    if error.verdict is Verdict.BUSY or (
+                        error.verdict is Verdict.LATE and self._watch.has_processes(canary.model)
+                    ):
+                        continue  # these say themselves whether they hang
                     num_errors += 1
                     log.warning("%s, asked for what it should know: %s", canary.model, error)
                     if num_errors > 1:  # once may be chance
@@ -178,7 +150,7 @@ class Supervisor:
         if upstream is not self._current or self._gate.blocked.get(fault.model) or self._is_down():
             return
         log.error("%s", fault.what, extra={"model": fault.model, "kind": fault.kind})
-        affected = self._users.get(fault.model, set()) | {fault.model} if fault.model else set(self._configs)
+        affected = self._users.get(fault.model, set()) | {fault.model} if fault.model else {*self._configs, ""}
         self._gate.block(affected, fault.what)
         if self._watch is not None and fault.model:
             self._watch.kill(fault.model)
@@ -186,7 +158,7 @@ class Supervisor:
         self._broken.set()
 
     def _is_down(self) -> bool:
-        return set(self._configs) <= self._gate.blocked.keys()
+        return "" in self._gate.blocked
 
     # --- what follows --------------------------------------------------------------------------------------------
 
@@ -195,13 +167,14 @@ class Supervisor:
         assert old is not None
         self._cancel_tests()  # from now on canaries are the next server's
         num_failed = 0
+        await self._pause()
         while True:
             self._count_restart()
             try:
                 if num_failed or not self._has_room():
                     await self._give_way(old)
-                server = await self._launch()
-            except ShoalError as error:
+                server = await self._servers.launch()
+            except (ShoalError, OSError) as error:
                 num_failed += 1
                 pause = min(MOST_PAUSE, 0.5 * 2**num_failed)
                 log.error("The next server did not start: %s Trying again in %g s.", error, pause)
@@ -215,6 +188,13 @@ class Supervisor:
         await self._take_over(server)
         log.info("All models answer again, after %.1f s.", time.monotonic() - began)
         self._retire(old)
+
+    async def _pause(self) -> None:
+        """Before another server, where the last ones did not last."""
+        is_quick = time.monotonic() - self._taken_over < QUICK_SECONDS
+        self._num_quick = self._num_quick + 1 if is_quick else 0
+        if self._num_quick > FEW_QUICK:
+            await asyncio.sleep(min(MOST_PAUSE, 0.5 * 2 ** (self._num_quick - FEW_QUICK)))
 
     def _cancel_tests(self) -> None:
         for task in self._testing:
@@ -238,14 +218,14 @@ class Supervisor:
 
     def _has_room(self) -> bool:
         """Whether a second server fits into memory beside the first."""
-        return self._watch is None or self._watch.resident_bytes() < available_memory()
+        return self._watch is None or self._watch.resident_bytes < available_memory()
 
     async def _give_way(self, old: Upstream) -> None:
         """End the old server first: there is no room for two, or the next one does not start beside it."""
         if old.server in self._servers:
             log.warning("The server is stopped before the next one starts.")
-            self._gate.block(self._configs, "its server is started again")
-            await self._end(old.server, 0)
+            self._gate.block({*self._configs, ""}, "its server is started again")
+            await self._servers.end(old.server, 0)
 
     def _retire(self, old: Upstream) -> None:
         """Let the old server answer what it has of models that are well; then it goes."""
@@ -253,8 +233,9 @@ class Supervisor:
         async def wait() -> None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(old.wait_idle(), self._options.grace)
+            old.end_streams()
             if old.server in self._servers:
-                await self._end(old.server, 0)  # in order it would wait for its dead process
+                await self._servers.end(old.server, 0)  # in order it would wait for its dead process
 
         task = asyncio.create_task(wait())
         self._retiring.add(task)
@@ -268,6 +249,8 @@ class Supervisor:
         deadline = time.monotonic() + self._options.grace
         while self._gate.num_requests and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
+        if self._current is not None:
+            self._current.end_streams()
         if self._gate.num_requests:
             log.error("%d requests were not answered within %g s.", self._gate.num_requests, self._options.grace)
 
@@ -277,15 +260,4 @@ class Supervisor:
         self._cancel_tests()
         for task in (*self._retiring, *([self._looking] if self._looking else [])):
             task.cancel()
-        await asyncio.gather(*(self._end(server, seconds) for server in list(self._servers)))
-
-
-@contextlib.asynccontextmanager
-async def open_stub(server: Server) -> Any:
-    """gRPC's stub of Triton's service, for the supervisor's own requests."""
-    import grpc  # type: ignore[import-untyped]
-    from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
-
-    options = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
-    async with grpc.aio.insecure_channel(server.grpc_url, options=options) as channel:
-        yield GRPCInferenceServiceStub(channel)
+        await self._servers.end_all(seconds)

@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -44,37 +44,60 @@ class Stub:
 
 
 class Watch:
-    """The processes of one server, as they were when it became ready."""
+    """The processes of one server, as they were when it became ready.
+
+    ``expected`` tells how many processes a model has at least, ``members`` which models an ensemble asks, and
+    ``hang_seconds`` how long a model may wait for something else than a processor.
+    """
 
     def __init__(
         self,
         server: Server,
         *,
+        expected: Mapping[str, int],
+        members: Mapping[str, set[str]],
         hang_seconds: Mapping[str, float],
         memory_mib: float,
         clock: Callable[[], float] = time.monotonic,  # as beacons tell the time
     ) -> None:
-        self._server, self._hang_seconds, self._memory_mib, self._clock = server, hang_seconds, memory_mib, clock
-        self._moved = clock()
+        self._server, self._expected, self._members = server, expected, members
+        self._hang_seconds, self._memory_mib, self._clock = hang_seconds, memory_mib, clock
+        self._since = self._moved = clock()
+        self.resident_bytes = 0  # of all processes, when all were well
         self.stubs = [stub for process in processes() if (stub := _find_stub(process, server))]
 
-    def look(self, waiting: Mapping[str, float]) -> list[Fault]:
-        """What is wrong now. ``waiting`` tells since when a model owes an answer, for those that do not tell it."""
+    def look(self, waiting: Mapping[str, float], answered: float) -> list[Fault]:
+        """What is wrong now.
+
+        ``waiting`` tells since when a model owes an answer to its canary, ``answered`` when any model gave one last.
+        """
         process = find_process(self._server.pid)
         if process is None or process.is_ended:
             return [Fault("", "server", f"Triton ended{_why(process)}")]
+        number = Counter(stub.model for stub in self.stubs)
+        missing = [name for name, least in self._expected.items() if number[name] < least]
+        if missing:  # it ended before anybody looked
+            return [Fault(missing[0], "died", f"a process of {missing[0]} ended")]
+        waiting = {name: max(since, self._since) for name, since in waiting.items()}
         found = [fault for stub in self.stubs if (fault := self._look_at(stub, waiting))]
-        return found or self._look_at_server(process, waiting)
+        if not found:
+            latest = [stub.samples[-1][1].resident_bytes for stub in self.stubs]
+            self.resident_bytes = process.resident_bytes + sum(latest)
+        return found or self._look_at_server(process, waiting, answered)
 
-    def _look_at_server(self, process: Process, waiting: Mapping[str, float]) -> list[Fault]:
+    def _look_at_server(self, process: Process, waiting: Mapping[str, float], answered: float) -> list[Fault]:
         """Whether Triton itself stands still: stopped, or with a request that it hands to nobody."""
         now = self._clock()
         if process.state not in "Tt":
             self._moved = now
+        if now - self._moved > HANG_SECONDS:
+            return [Fault("", "server", "Triton hangs")]
         busy = {stub.model for stub in self.stubs if now - stub.busy < STUCK_SECONDS}
-        stuck = [name for name, since in waiting.items() if now - since > STUCK_SECONDS and name not in busy]
-        if now - self._moved > HANG_SECONDS or stuck:
-            return [Fault("", "server", f"Triton hangs{f' with a request to {stuck[0]}' if stuck else ''}")]
+        for name, since in waiting.items():
+            known = self._members.get(name, set()) | {name}
+            has_beacons = known - {name} <= self._expected.keys() if name in self._members else name in self._expected
+            if has_beacons and not known & busy and min(now - since, now - answered) > STUCK_SECONDS:
+                return [Fault("", "server", f"Triton hangs with a request to {name}")]
         return []
 
     def _look_at(self, stub: Stub, waiting: Mapping[str, float]) -> Fault | None:
@@ -93,35 +116,33 @@ class Watch:
         if since != 0:  # at work, or it does not tell
             stub.busy = now
         if since is None:
-            since = waiting.get(stub.model, 0.0)
-        if since and now - since > BATCH_SECONDS:
+            return self._look_at_silent(stub, waiting.get(stub.model, 0.0), limit)
+        since = max(since, self._since) if since else 0.0
+        if since and now - since > max(BATCH_SECONDS, limit):
             what = f"a process of {stub.model} has been at one batch for {now - since:.0f} s"
             return Fault(stub.model, "hangs", what)
-        if (since and now - since > limit and self._is_silent(stub, limit)) or self._is_stopped(stub, limit):
+        return self._judge(stub, is_late=bool(since) and now - since > limit, limit=limit)
+
+    def _look_at_silent(self, stub: Stub, since: float, limit: float) -> Fault | None:
+        """Of a process that does not tell whether it is at work: late is an answer that none of its model's gives."""
+        is_late = bool(since) and self._clock() - since > limit
+        siblings = [other for other in self.stubs if other.model == stub.model and other.samples]
+        return self._judge(stub, is_late=is_late and all(_is_silent(each, limit) for each in siblings), limit=limit)
+
+    def _judge(self, stub: Stub, *, is_late: bool, limit: float) -> Fault | None:
+        if (is_late and _is_silent(stub, limit)) or _is_stopped(stub, limit):
             return Fault(stub.model, "hangs", f"a process of {stub.model} hangs")
         return None
 
-    def _is_silent(self, stub: Stub, seconds: float) -> bool:
-        """Whether it has taken no processor time for so long, and did not wait for a processor either."""
-        (first, before), (last, after) = stub.samples[0], stub.samples[-1]
-        if last - first < seconds * 0.9 or any(process.state == "R" for _, process in stub.samples):
-            return False
-        return after.seconds - before.seconds <= max(SILENCE * (last - first), 0.011)
-
-    def _is_stopped(self, stub: Stub, seconds: float) -> bool:
-        first, last = stub.samples[0][0], stub.samples[-1][0]
-        return last - first >= seconds * 0.9 and all(process.state in "Tt" for _, process in stub.samples)
-
     def forget(self) -> None:
         """Judge by what is seen from now on: nobody looked for a while."""
-        self._moved = self._clock()
+        self._since = self._moved = self._clock()
         for stub in self.stubs:
             stub.samples.clear()
 
-    def resident_bytes(self) -> int:
-        """The memory of its processes, Triton's own included."""
-        found = map(find_process, [self._server.pid, *(stub.pid for stub in self.stubs)])
-        return sum(process.resident_bytes for process in found if process is not None)
+    def has_processes(self, model: str) -> bool:
+        """Whether ``model`` runs in processes of its own."""
+        return any(stub.model == model for stub in self.stubs)
 
     def kill(self, model: str) -> None:
         """End a model's processes, so that Triton gives up on what they have."""
@@ -129,6 +150,19 @@ class Watch:
             if stub.model == model:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(stub.pid, signal.SIGKILL)
+
+
+def _is_silent(stub: Stub, seconds: float) -> bool:
+    """Whether it has taken no processor time for so long, and waited neither for a processor nor for a disk."""
+    (first, before), (last, after) = stub.samples[0], stub.samples[-1]
+    if last - first < seconds * 0.9 or any(process.state in "RD" for _, process in stub.samples):
+        return False
+    return after.seconds - before.seconds <= max(SILENCE * (last - first), 0.011)
+
+
+def _is_stopped(stub: Stub, seconds: float) -> bool:
+    first, last = stub.samples[0][0], stub.samples[-1][0]
+    return last - first >= seconds * 0.9 and all(process.state in "Tt" for _, process in stub.samples)
 
 
 def _find_stub(process: Process, server: Server) -> Stub | None:
