@@ -66,9 +66,13 @@ class Server:
             (self._folder / "empty").mkdir()
             self.beacons.mkdir()
             self._lease = Lease(self._folder, self._shared_memory)
-            self._process = self._launch(runtime, ports)
         except BaseException:
             shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+        try:
+            self._process = self._launch(runtime, ports)
+        except BaseException:
+            self._lease.end()
             raise
         try:
             self._lease.note(session=self.pid)
@@ -165,18 +169,19 @@ class Server:
     def _read_log(self) -> str:
         return self.log.read_text(encoding="utf-8", errors="replace") if self.log.is_file() else ""
 
-    def stop(self, seconds: float = EXIT_SECONDS + 10) -> None:
+    def stop(self, seconds: float | None = None) -> None:
         """Stop Triton and remove all that it left: processes, shared memory, temporary files.
 
-        After ``seconds`` what still runs is killed; with 0 at once, as it should be where a model's process has died:
-        Triton would wait for it in vain.
+        After ``seconds``, by default a few more than Triton gives itself, what still runs is killed; with 0 at once, as
+        it should be where a model's process has died: Triton would wait for it in vain.
         """
         if self._process.poll() is None:  # before it ends, which is when it would remove them
             self._lease.note(session=self.pid, environments=find_environments(self.pid))
-        if self._process.poll() is None and seconds > 0:
+        patience = EXIT_SECONDS + 10 if seconds is None else seconds
+        if self._process.poll() is None and patience > 0:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(seconds)
+                self._process.wait(patience)
         with contextlib.suppress(ProcessLookupError):  # a stub that hangs outlives the server, which gives up on it
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
