@@ -1,7 +1,7 @@
 # make quickstart   from a fresh clone to a table of scores, served by a real Triton
 # make test         lint, types, tests
 # make verify       the full figures behind the claims, recorded under benchmarks/results; hours, one of them a soak
-# make bench        side by side with what it can be compared with; in an environment of its own, the better part of a day
+# make bench        side by side with what it can be compared with; in an environment of its own, an hour or two
 # make gpu          with a GPU: the tests that need one, then the figures; in an environment of its own
 # PYTHON=python3.12 make ...   chooses the interpreter: 3.11 or 3.12
 
@@ -31,6 +31,7 @@ verify: $(VENV)/.installed $(VENV)/.wheels
 	    tests/test_neighbours.py tests/test_fuzz.py tests/test_check_fuzz.py tests/test_train.py \
 	    tests/test_environment_served.py tests/test_supervisor.py tests/test_service.py tests/test_service_load.py
 	$(BIN)/python benchmarks/latency.py
+	$(BIN)/python benchmarks/front.py
 
 # SHOAL_DATA_DIR names the folder of the CLEAR corpus. On a slow machine: make bench LARGE='--layers 6 --seconds 10'
 bench: .venv-bench/.installed

@@ -155,6 +155,10 @@ shoal_copy_seconds_total{direction="up",edge="INPUT0",model="preprocess"} 0.5
 # TYPE shoal_batches_total counter
 shoal_batches_total{instance="preprocess_0_0-7",model="preprocess"} 3
 shoal_batches_total{instance="preprocess_0_1-8",model="preprocess"} 4
+# TYPE shoal_ready gauge
+shoal_ready 1.0
+# TYPE shoal_requests_total counter
+shoal_requests_total{model="preprocess",outcome="answered"} 5
 # TYPE nv_inference_count counter
 nv_inference_count{model="preprocess",version="1"} 9
 """

@@ -52,7 +52,8 @@ class Copies:
         events: dict[str, Counter[str]] = defaultdict(Counter)
         for family in text_string_to_metric_families(metrics):
             for name, labels, value, *_ in family.samples:
-                if not name.startswith("shoal_"):
+                # a component's have an instance or an edge; the service's own have neither
+                if not name.startswith("shoal_") or labels.keys().isdisjoint(("instance", "edge")):
                     continue
                 if "edge" in labels:  # instances of one model add up
                     parts[labels["model"], Edge(labels["edge"], labels["direction"])][name] += value  # type: ignore[assignment]

@@ -125,7 +125,8 @@ class Supervisor:
                 self._watch.forget()
 
     async def _test(self, upstream: Upstream, canary: Canary) -> None:
-        num_errors = 0
+        # once may be chance; an ensemble may be wrong because of a member, which is the one to name
+        num_errors, most = 0, 2 if self._configs[canary.model].is_ensemble else 1
         async with open_stub(upstream.server) as stub:
             while True:
                 await asyncio.sleep(AGAIN_SECONDS if num_errors else canary.period)
@@ -142,7 +143,7 @@ class Supervisor:
                         continue  # these say themselves whether they hang
                     num_errors += 1
                     log.warning("%s, asked for what it should know: %s", canary.model, error)
-                    if num_errors > 1:  # once may be chance
+                    if num_errors > most:
                         self._note(upstream, Fault(canary.model, "wrong", f"{canary.model} does not answer as it did"))
 
     def _note(self, upstream: Upstream, fault: Fault) -> None:
