@@ -37,7 +37,7 @@ def test_killed_processes(service: Service, scale: Scale, record: Callable[..., 
     regions, noticed, healthy = len(service.regions()), [], []
     with Callers(service) as callers:
         for _ in range(scale(3, full=100)):
-            time.sleep(random.uniform(0.3, scale(1, full=8)))  # noqa: S311
+            time.sleep(random.uniform(0.3, scale(1, full=8)))
             os.kill(random.choice(service.stubs()).pid, signal.SIGKILL)
             noticed.append(service.wait(is_ready=False, seconds=NOTICED + SLACK))
             healthy.append(service.wait(is_ready=True, seconds=HEALTHY))
