@@ -120,7 +120,8 @@ class Service:
             with urllib.request.urlopen(f"http://{self.metrics}{path}", timeout=10) as reply:
                 return reply.status, reply.read().decode()
         except urllib.error.HTTPError as error:
-            return error.code, error.read().decode()
+            with error:
+                return error.code, error.read().decode()
 
     def is_ready(self) -> bool:
         """What the service says of itself."""

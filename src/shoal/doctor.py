@@ -24,7 +24,7 @@ from shoal.errors import ShoalError
 from shoal.paths import check_bearable
 from shoal.serving.runtime import STUB_VARIABLE, check_numpy, find_runtime
 from shoal.serving.server import find_ports
-from shoal.serving.start import check_glibc, checks, fails
+from shoal.serving.start import check_glibc, checks
 
 OK, WARNING, FAULT = "ok", "warning", "fault"
 SHARED_MEMORY_MIB = 256  # containers get 64, which one batch of 512 rows of 256 tokens outgrows
@@ -164,9 +164,13 @@ def _disk() -> Iterator[Finding]:
     yield Finding("disk", OK if is_fit else WARNING, f"{free} GiB free", "" if is_fit else f"Free {DISK_GIB} GiB.")
 
 
-def _passes(name: str, found: str, check: Callable[[], object]) -> Iterator[Finding]:
-    error = fails(check)
-    yield Finding(name, FAULT, error.what, error.fix) if error else Finding(name, OK, found)
+def _passes(name: str, found: str, check: Callable[[], None]) -> Iterator[Finding]:
+    try:
+        check()
+    except ShoalError as error:
+        yield Finding(name, FAULT, error.what, error.fix)
+    else:
+        yield Finding(name, OK, found)
 
 
 _CHECKS = (_python, _glibc, _numpy, _server, _libraries, _user_site, _tools, _paths, _ports, _shared_memory, _disk)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,12 +35,12 @@ class Usage:
 
 def read_usage(server: int) -> Usage:
     """The CPU seconds of the server with this process id, which leads its session, and of this process."""
-    total, models = 0.0, Counter[str]()
+    total, models = 0.0, defaultdict[str, float](float)
     for process in processes():
         if process.session == server:
             total += process.seconds
             if model := _model_of(process.arguments()):
-                models[model] += process.seconds  # type: ignore[assignment]  # a Counter adds up floats as well
+                models[model] += process.seconds
     own = os.times()
     return Usage(total, own.user + own.system, _read_cores(), dict(models))
 

@@ -30,13 +30,22 @@ def find_graph(folder: Path, model: str = "") -> Graph:
     return _load(folder if (folder / CONFIG).is_file() else folder / _find_top(folder))
 
 
+def read_configs(repository: Path) -> dict[str, ModelConfig]:
+    """Every model of a repository, by its folder's name.
+
+    Raises:
+        ArtifactError: a configuration cannot be read.
+    """
+    return {path.parent.name: read_config(path.parent) for path in _configs(repository)}
+
+
 def _configs(folder: Path) -> list[Path]:
     return sorted(folder.glob(f"*/{CONFIG}"))
 
 
 def _find_top(repository: Path) -> str:
     """The folder's name of the model that stands for its repository."""
-    configs = {path.parent.name: read_config(path.parent) for path in _configs(repository)}
+    configs = read_configs(repository)
     if not configs:
         raise ArtifactError(
             f"{repository} is neither a model's folder nor a repository: there is no {CONFIG} in it, nor one below.",

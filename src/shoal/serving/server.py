@@ -25,7 +25,7 @@ from shoal.paths import check_bearable
 from shoal.processes import bound, processes
 from shoal.repository.manifest import launch_flags
 from shoal.serving.leases import ENVIRONMENT, PREFIX, Lease, clean_up
-from shoal.serving.runtime import Runtime, find_runtime
+from shoal.serving.runtime import Runtime
 from shoal.serving.start import check_start
 
 HOST = "127.0.0.1"
@@ -219,8 +219,7 @@ def serve(
         ServerError: a model did not load.
     """
     path = Path(repository).resolve()
-    check_start(path)
-    runtime = find_runtime()
+    runtime = check_start(path)
     clean_up()
     server = Server(path, runtime, find_ports(http_port, grpc_port, metrics_port), log)
     try:

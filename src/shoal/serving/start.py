@@ -9,20 +9,20 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from shoal.errors import InputError, SetupError, ShoalError
+from shoal.errors import InputError, SetupError
 from shoal.machine import describe_machine
 from shoal.paths import check_bearable
 from shoal.repository.manifest import check_manifest, read_manifest
 from shoal.serving.leases import SHARED_MEMORY
-from shoal.serving.runtime import SERVER_VARIABLE, find_runtime
+from shoal.serving.runtime import SERVER_VARIABLE, Runtime, find_runtime
 
 GLIBC = (2, 35)  # what the wheel nvidia-pytriton 0.7.0 is built for
 _MIB = 2**20
 _LEAST_MIB = 16  # of shared memory, for a repository that says nothing of what it needs
 
 
-def check_start(repository: Path) -> None:
-    """Check all that can be known before the server starts.
+def check_start(repository: Path) -> Runtime:
+    """Check all that can be known before the server starts; returns the server to start.
 
     Raises:
         InputError: Triton cannot bear the path, there is no repository, or it cannot be read.
@@ -31,16 +31,16 @@ def check_start(repository: Path) -> None:
     """
     for _, check in checks(repository):
         check()
+    check_glibc()
+    return find_runtime()
 
 
-def checks(repository: Path) -> list[tuple[str, Callable[[], object]]]:
-    """Each check with its name, in order; each raises a ``ShoalError`` that says what is wrong."""
+def checks(repository: Path) -> list[tuple[str, Callable[[], None]]]:
+    """What is asked for the sake of ``repository``, by name; each raises a ``ShoalError`` that says what is wrong."""
     return [
         ("repository", lambda: check_repository(repository)),
         ("permissions", lambda: check_permissions(repository)),
         ("files", lambda: check_manifest(repository)),
-        ("C library", check_glibc),
-        ("Triton", find_runtime),
         ("GPUs", lambda: check_gpus(repository)),
         ("shared memory", lambda: check_shared_memory(repository)),
     ]
@@ -126,12 +126,3 @@ def check_shared_memory(repository: Path) -> None:
             f"{SHARED_MEMORY} has {free} MiB free, and the largest requests need {needed} MiB.",
             f"Give it more: docker run --shm-size={needed}m, or mount -o remount,size={needed}m {SHARED_MEMORY}",
         )
-
-
-def fails(check: Callable[[], object]) -> ShoalError | None:
-    """What ``check`` says is wrong, if anything is."""
-    try:
-        check()
-    except ShoalError as error:
-        return error
-    return None

@@ -8,16 +8,18 @@ from typing import Any, NoReturn
 
 import grpc  # type: ignore[import-untyped]
 
+from shoal.serving.failures import Kind, grpc_failure
 from shoal.serving.server import Server
 from shoal.serving.supervisor.fronts import clean, is_dead, tell_failure, words
 from shoal.serving.supervisor.gate import Gate, LostError, RefusedError, Stream, Why, lost
+from shoal.serving.transports import channel_options
 
 _SERVICE = "/inference.GRPCInferenceService/"
 _STATUS = {Why.BUSY: grpc.StatusCode.RESOURCE_EXHAUSTED, Why.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE}
 _OUR_FAULTS = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.UNAVAILABLE)
 _NAME = 0x0A  # the first field of a request for inference, a string: the model's name
 _LIVE, _SERVING, _NOT_SERVING = b"\x08\x01", b"\x08\x01", b"\x08\x02"  # messages of one field
-_CONNECTION = "Socket closed", "Connection reset", "failed to connect", "recvmsg", "sendmsg", "GOAWAY", "Broken pipe"
+_NO_SERVER = (Kind.ABSENT, Kind.ALIEN, Kind.CUT)
 MOST_CALLS = 2048  # at a time, refused ones among them
 
 
@@ -142,10 +144,9 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def _channel(self, server: Server) -> Any:
         if server.grpc_url not in self._channels:
-            # one of many servers, each for a while: no pool that outlives it
-            options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
-            options += [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
-            self._channels[server.grpc_url] = grpc.aio.insecure_channel(server.grpc_url, options=options)
+            self._channels[server.grpc_url] = grpc.aio.insecure_channel(
+                server.grpc_url, options=channel_options(server.grpc_url)
+            )
         return self._channels[server.grpc_url]
 
     async def forget(self, server: Server) -> None:
@@ -196,7 +197,8 @@ def _is_lost(error: Any) -> bool:
 
 def is_cut(code: Any, details: str) -> bool:
     """Whether a status says that the server, or the model's process, has died."""
-    return is_dead(details) or (code == grpc.StatusCode.UNAVAILABLE and any(part in details for part in _CONNECTION))
+    is_unavailable = code == grpc.StatusCode.UNAVAILABLE
+    return is_dead(details) or (is_unavailable and grpc_failure(code.name, details).kind in _NO_SERVER)
 
 
 def _clean_answer(answer: bytes) -> bytes:

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 from shoal.errors import ArtifactError
-from shoal.repository.pbtxt import ModelConfig, read_config
+from shoal.repository.pbtxt import ModelConfig
 from shoal.serving.supervisor.watch import HANG_PARAMETER
-
-
-def read_configs(repository: Path) -> dict[str, ModelConfig]:
-    """Every model of a repository."""
-    return {path.parent.name: read_config(path.parent) for path in sorted(repository.glob("*/config.pbtxt"))}
 
 
 def find_users(configs: Mapping[str, ModelConfig]) -> dict[str, set[str]]:

@@ -13,6 +13,7 @@ from shoal.serving.runtime import Runtime
 from shoal.serving.server import Server, find_ports
 from shoal.serving.supervisor.canary import Canary, Verdict, WrongError
 from shoal.serving.supervisor.logs import Tail, log
+from shoal.serving.transports import channel_options
 
 
 class Servers:
@@ -89,6 +90,5 @@ async def open_stub(server: Server) -> Any:
     import grpc  # type: ignore[import-untyped]
     from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
-    options = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
-    async with grpc.aio.insecure_channel(server.grpc_url, options=options) as channel:
+    async with grpc.aio.insecure_channel(server.grpc_url, options=channel_options(server.grpc_url)) as channel:
         yield GRPCInferenceServiceStub(channel)

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from aiohttp import web
 
 from shoal.errors import SetupError
+from shoal.repository.find import read_configs
 from shoal.serving.leases import clean_up
-from shoal.serving.runtime import find_runtime
 from shoal.serving.server import Server, find_ports
 from shoal.serving.start import check_start
 from shoal.serving.supervisor.canary import make_canaries
@@ -24,7 +24,6 @@ from shoal.serving.supervisor.grpc_front import GrpcFront, make_server
 from shoal.serving.supervisor.health import Health
 from shoal.serving.supervisor.http_front import HttpFront
 from shoal.serving.supervisor.logs import log
-from shoal.serving.supervisor.models import read_configs
 from shoal.serving.supervisor.options import Options
 from shoal.serving.supervisor.pidfile import hold_pid_file
 from shoal.serving.supervisor.servers import Servers
@@ -54,8 +53,7 @@ def run_service(repository: Path | str, options: Options, on_ready: Callable[[Ad
         ServerError: a model did not load, or the server had to be started again too often.
     """
     path = Path(repository).resolve()
-    check_start(path)
-    runtime = find_runtime()
+    runtime = check_start(path)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection takes one
     for folder in clean_up():
