@@ -1,0 +1,1 @@
+"""A project of a user's own: leaf folders made from models they have, and skeletons for what they write."""

@@ -1,0 +1,209 @@
+"""A model that someone has becomes a leaf of their project, with a configuration derived from the model itself."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from inspect import Parameter, signature
+from pathlib import Path
+from typing import Any
+
+from shoal.errors import ArtifactError, InputError, needs
+from shoal.project.imported import Imported
+from shoal.project.leaves import Draft
+from shoal.repository.leaves import ROOMS
+from shoal.repository.pbtxt import CONFIG, write_config
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_SCRATCH = "scratch"  # the argument of a draft that needs a folder while it lives
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A family of models, and the function that drafts a leaf of one."""
+
+    what: str
+    module: str
+    function: str
+    extra: str = "serve"
+
+    def load(self) -> Callable[..., Imported]:
+        with needs(self.extra):
+            draft: Callable[..., Imported] = getattr(import_module(f"shoal.project.{self.module}"), self.function)
+        return draft
+
+
+_TORCHSCRIPT = _Kind("a TorchScript model", "torchscripts", "draft_torchscript")
+_ONNX = _Kind("an ONNX model", "graphs", "draft_graph")
+_FOREST = _Kind("a forest", "forests", "draft_forest")
+_ENCODER = _Kind("an encoder", "encoders", "draft_encoder", "train")
+_KINDS = {
+    ".pt": _TORCHSCRIPT, ".onnx": _ONNX, ".json": _FOREST, ".ubj": _FOREST, ".txt": _FOREST, ".tl": _FOREST,
+    ".skops": _FOREST,
+}  # fmt: skip
+_PICKLE = "A pickle runs code when it is read: read it yourself and give the object, or save it with skops."
+_TORCH_SAVE = "Save it with torch.jit.save, as .pt; or name the folder of a Hugging Face checkpoint, and its head."
+_XGBOOST = 'Save it as JSON or UBJSON: booster.save_model("model.ubj").'
+_TENSORFLOW = "Convert it to ONNX, with tf2onnx."
+_ADVICE = {
+    ".pkl": _PICKLE, ".pickle": _PICKLE, ".joblib": _PICKLE, ".pth": _TORCH_SAVE, ".ckpt": _TORCH_SAVE,
+    ".bin": _TORCH_SAVE, ".safetensors": "Name the folder that holds it beside its config.json, and its head.",
+    ".model": _XGBOOST, ".bst": _XGBOOST, ".h5": _TENSORFLOW, ".keras": _TENSORFLOW, ".pb": _TENSORFLOW,
+}  # fmt: skip
+# Of objects, by the package that a class of theirs comes from.
+_PACKAGES = {"sklearn": _FOREST, "xgboost": _FOREST, "lightgbm": _FOREST, "treelite": _FOREST, "torch": _TORCHSCRIPT}
+_SAVED_FIRST = {
+    "transformers": "Save it: model.save_pretrained(FOLDER), beside its tokenizer; then name the folder, and its head.",
+    "onnx": 'Save it: onnx.save(model, "model.onnx"); then name the file.',
+}
+
+
+def add_model(
+    source: Any,
+    name: str,
+    *,
+    project: Path | str = ".",
+    is_dry: bool = False,
+    tell: Callable[[str], None] = lambda line: None,
+    **options: Any,
+) -> list[Path]:
+    """Write ``models/NAME`` of a project from a model; returns the paths of its files.
+
+    ``source`` is a file (TorchScript ``.pt``, ONNX ``.onnx``, XGBoost ``.json`` or ``.ubj``, LightGBM ``.txt``,
+    Treelite ``.tl``, scikit-learn ``.skops``), an object (an estimator, a booster, a torch.jit.ScriptModule), or an
+    encoder's Hugging Face name or folder. ``options`` are those of its kind, which ``draft_torchscript``,
+    ``draft_graph``, ``draft_forest`` and ``draft_encoder`` describe; those that are None count as not given.
+
+    Nothing is written that ``shoal.check`` calls an error, and nothing over what stands there. ``is_dry``: only say
+    what would be written. ``tell`` gets lines for people: what was derived, and from what; they are the comment of
+    ``config.pbtxt`` too.
+
+    Raises:
+        InputError: the name or an option cannot be, something stands there, or an option is missing that the file
+            does not tell.
+        ArtifactError: the model is damaged, or cannot be served.
+        SetupError: a library that reads it is not installed.
+    """
+    root = Path(project)
+    check_name(name, root)
+    kind = _find_kind(source)
+    draft = kind.load()
+    given = _check_options(kind, draft, {key: value for key, value in options.items() if value is not None})
+    with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
+        scratch = Path(folder)
+        if _SCRATCH in signature(draft).parameters:
+            (scratch / "made").mkdir()
+            given[_SCRATCH] = scratch / "made"
+        imported = draft(source, name, **given)
+        for path in imported.beside:
+            check_name(Path(path).parts[1], root)
+        for line in imported.said:
+            tell(line)
+        made = Draft(root)
+        made.add(imported.beside)
+        made.add(_files(imported, name, scratch / "checked"))
+        return made.write(is_dry=is_dry)
+
+
+def check_name(name: str, project: Path) -> None:
+    """Check that a leaf may be called so, and that no leaf of the project is.
+
+    Raises:
+        InputError: it may not.
+    """
+    if not _NAME.fullmatch(name):
+        raise InputError(
+            f"A model cannot be called {name!r}.", "Use letters, digits and _ . - alone; not . or - in the first place."
+        )
+    for room in ROOMS:
+        if (project / room / name).exists():
+            raise InputError(
+                f"{project / room / name} is there already; it will not be replaced.",
+                "Take another name, or remove it.",
+            )
+
+
+def _find_kind(source: Any) -> _Kind:
+    if not isinstance(source, str | Path):
+        return _kind_of_object(source)
+    path = Path(source)
+    suffix = path.suffix.lower()
+    if path.is_dir() or (not path.exists() and suffix not in {**_KINDS, **_ADVICE}):
+        return _ENCODER  # by its folder, or its name on a hub
+    if suffix not in _KINDS:
+        known = ", ".join(_KINDS)
+        raise InputError(
+            f"{path} is no model that can be added: known files end in {known}.",
+            _ADVICE.get(suffix, "Convert it to one of them."),
+        )
+    if not path.exists():
+        raise InputError(f"There is no file {path}.", "Name the model's file.")
+    return _KINDS[suffix]
+
+
+def _kind_of_object(source: Any) -> _Kind:
+    for parent in type(source).__mro__:
+        package = parent.__module__.partition(".")[0]
+        if package in _PACKAGES:
+            return _PACKAGES[package]
+        if package in _SAVED_FIRST:
+            raise InputError(f"A {type(source).__name__} is not taken as an object.", _SAVED_FIRST[package])
+    raise InputError(
+        f"A {type(source).__name__} is no model that can be added.",
+        f"Give a file, an encoder's name, or an object of {', '.join(_PACKAGES)}.",
+    )
+
+
+def _check_options(kind: _Kind, draft: Callable[..., Imported], options: Mapping[str, Any]) -> dict[str, Any]:
+    taken = signature(draft).parameters.values()
+    known = [p.name for p in taken if p.kind == Parameter.KEYWORD_ONLY and p.name != _SCRATCH]
+    unknown = [name for name in options if name not in known]
+    if unknown and not any(p.kind == Parameter.VAR_KEYWORD for p in taken):
+        listed = f"It takes: {', '.join(known)}." if known else "It takes none."
+        raise InputError(f"For {kind.what} there is no option {', '.join(unknown)}.", listed)
+    return dict(options)
+
+
+def _files(imported: Imported, name: str, repository: Path) -> Mapping[str, str | bytes | Path]:
+    """The leaf's files by their paths in the project, after they were checked as ``repository``.
+
+    Raises:
+        ArtifactError: Triton would refuse them.
+    """
+    folder = repository / name
+    for path, content in imported.files.items():
+        _put(folder / path, content)
+    for path, content in imported.beside.items():
+        _put(repository.joinpath(*Path(path).parts[1:]), content)
+    comment = "\n# ".join(" ".join(line.split()) for line in imported.said)
+    write_config(imported.message, folder / CONFIG, comment=comment)
+    _check(repository, name)
+    text = (folder / CONFIG).read_text(encoding="utf-8")
+    return {f"models/{name}/{path}": content for path, content in {CONFIG: text, **imported.files}.items()}
+
+
+def _put(path: Path, content: str | bytes | Path) -> None:
+    """A file, or a link to one, which may be large."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(content, Path):
+        path.symlink_to(content.resolve())
+    else:
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def _check(repository: Path, name: str) -> None:
+    from shoal.repository.check import Severity, check
+
+    errors = [finding for finding in check(repository) if finding.severity == Severity.ERROR]
+    if errors:
+        first = errors[0]
+        where = str(first.place).removeprefix(f"{repository.resolve()}/")
+        more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+        raise ArtifactError(
+            f"models/{name} is not written, for {where} would be wrong{more}: {first.what.rstrip('.')}"
+            f" [{first.rule.id}].",
+            first.fix,
+        )

@@ -1,0 +1,60 @@
+"""What an import makes of a model: a leaf's configuration, its files, and what was derived from where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shoal.component.spec import TensorSpec
+
+MAX_BATCH_SIZE = 512  # of a model whose file bounds it in no way
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A model that becomes a leaf.
+
+    ``message`` is its ModelConfig; ``files`` lie beside its ``config.pbtxt``, by their paths there (``1/model.onnx``),
+    as bytes or as the path of a file to copy. ``said`` are lines for people: what was derived, and from what.
+    ``beside`` are the files of further leaves that belong to it, by their paths in the project
+    (``preprocess/tokens/config.pbtxt``).
+    """
+
+    message: Any
+    files: Mapping[str, bytes | Path]
+    said: tuple[str, ...]
+    beside: Mapping[str, str | bytes | Path] = field(default_factory=dict)
+
+
+def make_config(
+    name: str,
+    backend: str,
+    inputs: Iterable[TensorSpec],
+    outputs: Iterable[TensorSpec],
+    *,
+    artifact: str,
+    max_batch_size: int = MAX_BATCH_SIZE,
+    parameters: Mapping[str, str] | None = None,
+) -> Any:
+    """The ModelConfig message of a model on the host; ``artifact`` is the file in ``1/`` that its backend opens.
+
+    A tensor without dims holds one number a row, which Triton writes as dims [ 1 ] with an empty reshape.
+    """
+    from tritonclient.grpc import model_config_pb2
+
+    message = model_config_pb2.ModelConfig(name=name, backend=backend, max_batch_size=max_batch_size)
+    for tensors, entries in ((inputs, message.input), (outputs, message.output)):
+        for tensor in tensors:
+            entry = entries.add(name=tensor.name, dims=tensor.dims or [1])
+            entry.data_type = model_config_pb2.DataType.Value(tensor.dtype)
+            if not tensor.dims:
+                entry.reshape.SetInParent()
+    if max_batch_size:
+        message.dynamic_batching.SetInParent()
+    message.instance_group.add().kind = model_config_pb2.ModelInstanceGroup.KIND_CPU
+    given = {"artifacts": artifact, **(parameters or {}), "FORCE_CPU_ONLY_INPUT_TENSORS": "no"}
+    for key, value in given.items():
+        message.parameters[key].string_value = value
+    return message
