@@ -24,7 +24,7 @@ from shoal.machine import describe_machine, library_versions
 from shoal.repository.compose import compose
 from shoal.repository.placement import Plan
 from shoal.serving.client import Client
-from shoal.serving.local import Pipeline
+from shoal.serving.local import LocalPipeline
 from shoal.serving.server import Server, serve
 from shoal.training.corpus import CLEAR_FILE, DATA_DIR, Corpus, read_corpus, read_passages
 from shoal.training.fit import EncoderSettings
@@ -163,8 +163,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory, artifacts: Path) -> Pat
 
 
 @pytest.fixture(scope="session")
-def pipeline(repository: Path) -> Pipeline:
-    return Pipeline.load(repository / "ensemble_all")
+def pipeline(repository: Path) -> LocalPipeline:
+    return LocalPipeline.load(repository / "ensemble_all")
 
 
 @pytest.fixture(scope="session")
@@ -207,10 +207,10 @@ needs_gpu = pytest.mark.skipif(bool(missing_for_gpu()), reason=f"GPU tests: {mis
 
 
 @pytest.fixture(scope="session")
-def gpu_pipeline(artifacts: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
+def gpu_pipeline(artifacts: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPipeline]:
     repository = compose(
         "ensemble_all", tmp_path_factory.mktemp("gpu") / "r", artifacts=artifacts, plan=Plan(placement="gpu")
     )
-    loaded = Pipeline.load(repository / "ensemble_all")
+    loaded = LocalPipeline.load(repository / "ensemble_all")
     yield loaded
     loaded.close()

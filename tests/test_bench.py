@@ -30,7 +30,7 @@ from shoal.component.spec import ModelSpec, TensorSpec
 from shoal.errors import ArtifactError, InputError, SetupError, ShoalError
 from shoal.repository.compose import compose
 from shoal.repository.placement import Plan
-from shoal.serving.local import Pipeline
+from shoal.serving.local import LocalPipeline
 from shoal.training.corpus import DATA_DIR, Corpus
 from tests.bulk import LEAVES
 from tests.conftest import ROOT
@@ -110,7 +110,7 @@ def test_one_column_does_not_fill_two_texts(tmp_path: Path) -> None:
 def test_tokens_are_those_of_the_mask(repository: Path, passages: Corpus) -> None:
     (target,) = find_targets([repository])
     tokens = count_tokens(target.graph, read_inputs(target.graph.config.spec, None))
-    mask = Pipeline.load(repository / "preprocess")(INPUT0=list(passages.texts))["BERT_AM"]
+    mask = LocalPipeline.load(repository / "preprocess")(INPUT0=list(passages.texts))["BERT_AM"]
     assert tokens["bert_attention_masks"] == pytest.approx(mask.sum() / len(passages), abs=0.1)
 
 

@@ -21,7 +21,7 @@ from shoal.bulk.journal import Journal, open_journal, partial_path
 from shoal.bulk.model import Model, local
 from shoal.cli import app
 from shoal.errors import ArtifactError, InputError, ServerError, SetupError
-from shoal.serving.local import Pipeline
+from shoal.serving.local import LocalPipeline
 from tests.bulk import Stopped, infer_arguments, run, write_texts
 
 KINDS = (".csv", ".jsonl", ".parquet")
@@ -36,7 +36,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_that_goes_on_writes_the_same_bytes(kind: str, source: Path, tmp_path: Path, scorer: Pipeline) -> None:
+def test_a_run_that_goes_on_writes_the_same_bytes(
+    kind: str, source: Path, tmp_path: Path, scorer: LocalPipeline
+) -> None:
     model = local(scorer)
     whole, out = tmp_path / f"whole{kind}", tmp_path / f"out{kind}"
     summary = run(model, source, whole)
@@ -58,7 +60,7 @@ def test_a_run_that_goes_on_writes_the_same_bytes(kind: str, source: Path, tmp_p
     assert sorted(p.name for p in tmp_path.iterdir()) == [f"out{kind}", f"whole{kind}"]
 
 
-def test_what_was_answered_is_not_asked_again(source: Path, tmp_path: Path, scorer: Pipeline) -> None:
+def test_what_was_answered_is_not_asked_again(source: Path, tmp_path: Path, scorer: LocalPipeline) -> None:
     asked: list[str] = []
 
     def call(inputs: Any) -> Any:
@@ -74,7 +76,7 @@ def test_what_was_answered_is_not_asked_again(source: Path, tmp_path: Path, scor
     assert WINDOW < len(asked) < 2 * WINDOW  # the last 264 rows, and again some that were asked with a bad one
 
 
-def test_a_journal_of_something_else_is_not_gone_on_with(source: Path, tmp_path: Path, scorer: Pipeline) -> None:
+def test_a_journal_of_something_else_is_not_gone_on_with(source: Path, tmp_path: Path, scorer: LocalPipeline) -> None:
     model, out = local(scorer), tmp_path / "out.csv"
     with pytest.raises(Stopped):
         run(model, source, out, stop_after=2 * WINDOW, settings={"batch_size": 32})
@@ -98,7 +100,7 @@ def test_a_journal_of_something_else_is_not_gone_on_with(source: Path, tmp_path:
         assert partial_path(out).read_bytes() == content
 
 
-def test_the_order_of_settings_does_not_matter(source: Path, tmp_path: Path, scorer: Pipeline) -> None:
+def test_the_order_of_settings_does_not_matter(source: Path, tmp_path: Path, scorer: LocalPipeline) -> None:
     model, out = local(scorer), tmp_path / "out.csv"
     with pytest.raises(Stopped):
         run(model, source, out, stop_after=2 * WINDOW, settings={"set": {"A": 1, "B": 2}, "x": 1})
@@ -122,7 +124,7 @@ def _stop(*_: object, **__: object) -> None:
     raise Stopped
 
 
-def test_an_input_that_grew_goes_on_twice(source: Path, tmp_path: Path, scorer: Pipeline) -> None:
+def test_an_input_that_grew_goes_on_twice(source: Path, tmp_path: Path, scorer: LocalPipeline) -> None:
     """Where an earlier run ended in the middle of a window, the windows of the next one begin there."""
     growing, out, model = tmp_path / "in.csv", tmp_path / "out.csv", local(scorer)
     rows = source.read_bytes().splitlines(keepends=True)
@@ -136,7 +138,7 @@ def test_an_input_that_grew_goes_on_twice(source: Path, tmp_path: Path, scorer: 
     assert len(out.read_bytes().splitlines()) == len(rows)
 
 
-def test_a_model_that_refuses_what_it_answered_before(source: Path, tmp_path: Path, scorer: Pipeline) -> None:
+def test_a_model_that_refuses_what_it_answered_before(source: Path, tmp_path: Path, scorer: LocalPipeline) -> None:
     """A server that lost the model, or got another of its name: no fault of the rows."""
     model, out = local(scorer), tmp_path / "out.csv"
     calls = iter(range(20))
@@ -152,7 +154,7 @@ def test_a_model_that_refuses_what_it_answered_before(source: Path, tmp_path: Pa
     assert run(model, source, out).num_failed == 1
 
 
-def test_two_runs_do_not_write_one_output(source: Path, tmp_path: Path, scorer: Pipeline) -> None:
+def test_two_runs_do_not_write_one_output(source: Path, tmp_path: Path, scorer: LocalPipeline) -> None:
     out = tmp_path / "out.csv"
     with (
         open_journal(out, {}, is_fresh=False),
@@ -161,7 +163,7 @@ def test_two_runs_do_not_write_one_output(source: Path, tmp_path: Path, scorer: 
         run(local(scorer), source, out)
 
 
-def test_an_input_that_changes_meanwhile(source: Path, tmp_path: Path, scorer: Pipeline) -> None:
+def test_an_input_that_changes_meanwhile(source: Path, tmp_path: Path, scorer: LocalPipeline) -> None:
     growing, out = tmp_path / "in.csv", tmp_path / "out.csv"
     growing.write_bytes(source.read_bytes())
     model = local(scorer)
@@ -178,7 +180,7 @@ def test_an_input_that_changes_meanwhile(source: Path, tmp_path: Path, scorer: P
     assert len(out.read_bytes().splitlines()) == len(growing.read_bytes().splitlines())
 
 
-def test_a_server_that_goes_away_keeps_what_it_answered(source: Path, tmp_path: Path, scorer: Pipeline) -> None:
+def test_a_server_that_goes_away_keeps_what_it_answered(source: Path, tmp_path: Path, scorer: LocalPipeline) -> None:
     model, out = local(scorer), tmp_path / "out.csv"
     calls = iter(range(20))
 
@@ -206,7 +208,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_full_disk(kind: str, source: Path, tmp_path: Path, scorer: Pipeline, small_disk: Path) -> None:
+def test_a_full_disk(kind: str, source: Path, tmp_path: Path, scorer: LocalPipeline, small_disk: Path) -> None:
     out = small_disk / f"out{kind}"
     room = 40_000 if kind == ".csv" else 90_000  # for a part of the answers
     (small_disk / "filler").write_bytes(bytes(os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_bsize - room))
@@ -221,7 +223,7 @@ def test_a_full_disk(kind: str, source: Path, tmp_path: Path, scorer: Pipeline, 
     assert out.read_bytes() == (tmp_path / f"whole{kind}").read_bytes()
 
 
-def test_a_disk_that_takes_a_part(source: Path, tmp_path: Path, scorer: Pipeline) -> None:
+def test_a_disk_that_takes_a_part(source: Path, tmp_path: Path, scorer: LocalPipeline) -> None:
     """By the limit of a file's size, which takes no root; what was written of the last answers is cut off."""
     out, before = tmp_path / "out.csv", resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

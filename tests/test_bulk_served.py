@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from shoal.bulk.journal import partial_path
 from shoal.cli import app
 from shoal.errors import InputError, ServerError
-from shoal.serving.local import Pipeline
+from shoal.serving.local import LocalPipeline
 from shoal.serving.server import find_ports, serve
 from tests.bulk import write_texts
 
@@ -22,7 +22,9 @@ pytestmark = pytest.mark.server
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
-def test_a_server_that_goes_away_in_the_middle(protocol: str, forest: Path, tmp_path: Path, scorer: Pipeline) -> None:
+def test_a_server_that_goes_away_in_the_middle(
+    protocol: str, forest: Path, tmp_path: Path, scorer: LocalPipeline
+) -> None:
     source, out = write_texts(tmp_path / "in.csv", 3_000), tmp_path / "out.csv"
     http, grpc, _ = find_ports(0, 0, 0)
     url = f"127.0.0.1:{grpc if protocol == 'grpc' else http}"

@@ -23,7 +23,7 @@ from shoal.component.reader import DeviceReader, Reader, Reading
 from shoal.component.tensors import Array, Device
 from shoal.component.wordpiece import WordPiece, read_vocabulary
 from shoal.serving.client import Client
-from shoal.serving.local import Pipeline
+from shoal.serving.local import LocalPipeline
 from shoal.serving.server import Server
 from shoal.training.corpus import Corpus
 from shoal.training.encoder import SMALL_ENCODER, load_encoder
@@ -57,9 +57,9 @@ def largest_difference(some: Mapping[str, Array], others: Mapping[str, Array]) -
 @pytest.mark.server
 @pytest.mark.parametrize("size", [1, 7])
 def test_the_three_hosts_agree_to_the_last_bit(
-    size: int, client: Client, pipeline: Pipeline, repository: Path, texts: list[str], scale: Scale, record: Record
+    size: int, client: Client, pipeline: LocalPipeline, repository: Path, texts: list[str], scale: Scale, record: Record
 ) -> None:
-    client_side = Pipeline.load(repository / "ensemble_all", remote=client)
+    client_side = LocalPipeline.load(repository / "ensemble_all", remote=client)
     sample = texts[: scale(21, 301)]
     for batch in batches(sample, size):
         here = pipeline(excerpt=batch)
@@ -69,7 +69,7 @@ def test_the_three_hosts_agree_to_the_last_bit(
 
 
 @pytest.fixture(scope="module")
-def here(pipeline: Pipeline, texts: list[str], scale: Scale) -> tuple[list[str], dict[str, Array]]:
+def here(pipeline: LocalPipeline, texts: list[str], scale: Scale) -> tuple[list[str], dict[str, Array]]:
     """A sample (or all) of the texts, and what this process says of them."""
     sample = texts[: scale(96, len(texts))]
     return sample, joined([pipeline(excerpt=batch) for batch in batches(sample, 32)])

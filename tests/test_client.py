@@ -16,7 +16,7 @@ from shoal.errors import InputError
 from shoal.serving.aio import AsyncClient
 from shoal.serving.calls import Answer, Call, Method
 from shoal.serving.client import Client
-from shoal.serving.local import Pipeline
+from shoal.serving.local import LocalPipeline
 from shoal.serving.requests import Conversations
 from shoal.serving.server import Server, serve
 from tests.ways import WAYS, connect, url_of, write_models
@@ -50,7 +50,7 @@ def odd(request: pytest.FixtureRequest, odd_server: Server) -> Iterator[Any]:
 # --- what goes out and comes back --------------------------------------------------------------------------------
 
 
-def test_answers_are_read_only_mappings(ask: Any, pipeline: Pipeline) -> None:
+def test_answers_are_read_only_mappings(ask: Any, pipeline: LocalPipeline) -> None:
     answer = ask.infer("ensemble_all", excerpt=["A cat.", "A dog."], request_id="mine")
     expected = pipeline(excerpt=["A cat.", "A dog."])
     assert isinstance(answer, Answer)

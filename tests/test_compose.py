@@ -21,7 +21,7 @@ from shoal.repository.compose import compose
 from shoal.repository.manifest import MANIFEST, read_manifest
 from shoal.repository.pbtxt import read_config
 from shoal.repository.placement import Plan
-from shoal.serving.local import Pipeline
+from shoal.serving.local import LocalPipeline
 from shoal.training.corpus import Corpus
 from tests.conftest import ROOT
 
@@ -214,7 +214,7 @@ def test_a_port_that_is_taken_is_named_at_once(repository: Path) -> None:
 
 
 def test_bf16_is_chosen_once_and_written_down(
-    artifacts: Path, tmp_path: Path, pipeline: Pipeline, passages: Corpus, monkeypatch: pytest.MonkeyPatch
+    artifacts: Path, tmp_path: Path, pipeline: LocalPipeline, passages: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a processor that computes in it; the scores stay within 0.02 of fp32's."""
     monkeypatch.setattr("shoal.repository.placement.computes_bf16", lambda: True)
@@ -222,6 +222,6 @@ def test_bf16_is_chosen_once_and_written_down(
     assert read_manifest(repository)["dtype"] == "bf16"
     assert read_config(repository / "bert-large").message.parameters["dtype"].string_value == "bf16"
     texts = list(passages.texts[:3])
-    faster = Pipeline.load(repository / "ensemble_all")(excerpt=texts)["SCORE"]
+    faster = LocalPipeline.load(repository / "ensemble_all")(excerpt=texts)["SCORE"]
     np.testing.assert_allclose(faster, pipeline(excerpt=texts)["SCORE"], rtol=0, atol=0.02)
     assert not np.array_equal(faster, pipeline(excerpt=texts)["SCORE"])

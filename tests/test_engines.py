@@ -19,7 +19,7 @@ from shoal.repository.manifest import read_manifest
 from shoal.repository.pbtxt import read_config
 from shoal.repository.placement import Plan
 from shoal.serving.client import Client
-from shoal.serving.local import Pipeline, load_component
+from shoal.serving.local import LocalPipeline, load_component
 from shoal.serving.server import serve
 from shoal.training.encoder import load_encoder
 from shoal.training.export import export_encoder
@@ -48,11 +48,11 @@ def test_onnx_runtime_serves_the_slot(leaves: Path, artifacts: Path, tmp_path: P
     (own / "report.json").unlink()  # it speaks of another encoder
     for name in ("model.pt", "model.onnx"):
         export_encoder(encoder, own / name, ties={})
-    torchscript = Pipeline.load(compose("ensemble_all", tmp_path / "torch", artifacts=own) / "ensemble_all")
+    torchscript = LocalPipeline.load(compose("ensemble_all", tmp_path / "torch", artifacts=own) / "ensemble_all")
     repository = compose("ensemble_all", tmp_path / "onnx", artifacts=own, leaves=[leaves])
     expected = torchscript(excerpt=TEXTS)["BERT_SCORE"]
     np.testing.assert_allclose(
-        Pipeline.load(repository / "ensemble_all")(excerpt=TEXTS)["BERT_SCORE"], expected, rtol=0, atol=1e-5
+        LocalPipeline.load(repository / "ensemble_all")(excerpt=TEXTS)["BERT_SCORE"], expected, rtol=0, atol=1e-5
     )
     with serve(repository) as server, Client(server.grpc_url) as client:
         served = client.infer("ensemble_all", excerpt=TEXTS)["BERT_SCORE"]

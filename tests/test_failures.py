@@ -17,7 +17,7 @@ from shoal.errors import InputError, ServerError, ShoalError
 from shoal.serving.calls import Call, Method
 from shoal.serving.client import Client
 from shoal.serving.failures import Kind, grpc_failure, strip
-from shoal.serving.local import Pipeline
+from shoal.serving.local import LocalPipeline
 from shoal.serving.server import Server, find_ports, serve
 from tests.conftest import as_bytes
 from tests.ways import WAYS, Relay, answering, connect, url_of, write_models
@@ -79,7 +79,7 @@ def failure(way: str, url: str, *args: Any, inputs: Any = None, **options: Any) 
     ],
 )
 def test_the_cores_refusals_are_put_into_our_words(
-    client: Client, pipeline: Pipeline, arrays: dict[str, Any], message: str
+    client: Client, pipeline: LocalPipeline, arrays: dict[str, Any], message: str
 ) -> None:
     """Sent past the client's own checks; those, and this process, say the same."""
     names, outputs = ("excerpt", "BERT_WEIGHT"), ("SCORE",)

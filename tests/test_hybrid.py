@@ -23,7 +23,7 @@ from shoal.repository.manifest import read_manifest
 from shoal.repository.placement import Plan
 from shoal.serving.client import Client
 from shoal.serving.copies import Copies, read_metrics
-from shoal.serving.local import Pipeline
+from shoal.serving.local import LocalPipeline
 from shoal.serving.server import Server, serve
 
 pytestmark = pytest.mark.server
@@ -56,12 +56,12 @@ def hybrid_server(hybrid: Path) -> Iterator[Server]:
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 def test_hybrid_gives_the_same_scores_with_one_request(
-    hybrid: Path, hybrid_server: Server, pipeline: Pipeline, protocol: str
+    hybrid: Path, hybrid_server: Server, pipeline: LocalPipeline, protocol: str
 ) -> None:
     url = hybrid_server.grpc_url if protocol == "grpc" else hybrid_server.http_url
     with Client(url, protocol=protocol) as client:
         counting = Counting(client)
-        mine = Pipeline.load(hybrid / "ensemble_all", remote=counting)
+        mine = LocalPipeline.load(hybrid / "ensemble_all", remote=counting)
         for inputs in ({"excerpt": TEXTS}, {"excerpt": TEXTS[:1], "BERT_WEIGHT": [0.9]}):
             expected = pipeline(**inputs)
             for got in (mine(**inputs), client.infer("ensemble_all", **inputs)):
@@ -69,7 +69,7 @@ def test_hybrid_gives_the_same_scores_with_one_request(
         mine.close()
         assert counting.calls == ["postprocess", MODELS, MODELS]  # the first asks whether it is the same repository
         with pytest.raises(InputError, match=r"excerpt\[0\] is not valid UTF-8"):
-            Pipeline.load(hybrid / "ensemble_all", remote=client)(excerpt=[b"\xff"])
+            LocalPipeline.load(hybrid / "ensemble_all", remote=client)(excerpt=[b"\xff"])
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
@@ -87,7 +87,7 @@ def test_a_server_with_another_repository(
     url = hybrid_server.grpc_url if protocol == "grpc" else hybrid_server.http_url
     with Client(url, protocol=protocol) as client:
         with pytest.raises(InputError) as refused:
-            Pipeline.load(other / "ensemble_all", remote=client)
+            LocalPipeline.load(other / "ensemble_all", remote=client)
         assert str(refused.value) == (
             f"The server has another repository: {theirs}, not {ours}."
             " Compose on both sides from the same artifacts, with the same version of shoal."

@@ -36,7 +36,7 @@ HEAVY = {
     "typer",
 }
 PUBLIC = {
-    "Answer", "ArtifactError", "AsyncClient", "Client", "Component", "Finding", "InputError", "Pipeline",
+    "Answer", "ArtifactError", "AsyncClient", "Client", "Component", "Finding", "InputError", "LocalPipeline", "Pipeline",
     "ServerError", "SetupError", "ShoalError", "check", "compose", "serve",
 }  # fmt: skip
 

@@ -13,7 +13,7 @@ from shoal.errors import InputError
 from shoal.repository.compose import compose
 from shoal.repository.placement import Plan
 from shoal.serving.client import Client
-from shoal.serving.local import Pipeline
+from shoal.serving.local import LocalPipeline
 from shoal.serving.server import Server, serve
 from tests.conftest import ROOT
 
@@ -46,7 +46,7 @@ def test_without_a_weight_it_is_the_plain_average(client: Client) -> None:
     ],
 )
 def test_bad_values_get_the_same_words_on_every_way_in(
-    client: Client, pipeline: Pipeline, inputs: dict[str, list[object]], message: str
+    client: Client, pipeline: LocalPipeline, inputs: dict[str, list[object]], message: str
 ) -> None:
     with pytest.raises(InputError) as here:
         pipeline(**inputs)
@@ -56,7 +56,7 @@ def test_bad_values_get_the_same_words_on_every_way_in(
     assert str(here.value) == str(served.value)
 
 
-def test_a_bad_neighbour_fails_alone(server: Server, pipeline: Pipeline) -> None:
+def test_a_bad_neighbour_fails_alone(server: Server, pipeline: LocalPipeline) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     good = [f"The cat number {k} sat." for k in range(40)]
@@ -73,14 +73,14 @@ def test_a_bad_neighbour_fails_alone(server: Server, pipeline: Pipeline) -> None
     np.testing.assert_allclose(answers[::2], pipeline(excerpt=good)["SCORE"][:, 0], atol=1e-5)
 
 
-def test_bf16_is_close(artifacts: Path, tmp_path: Path, pipeline: Pipeline) -> None:
+def test_bf16_is_close(artifacts: Path, tmp_path: Path, pipeline: LocalPipeline) -> None:
     repository = compose("ensemble_all", tmp_path / "bf16", artifacts=artifacts, plan=Plan(dtype="bf16"))
     texts = TEXTS[:2] * 4
-    got, expected = Pipeline.load(repository / "ensemble_all")(excerpt=texts), pipeline(excerpt=texts)
+    got, expected = LocalPipeline.load(repository / "ensemble_all")(excerpt=texts), pipeline(excerpt=texts)
     assert 0 < np.abs(got["BERT_SCORE"] - expected["BERT_SCORE"]).max() <= 0.02
 
 
-def test_leaf_folders_copied_by_hand_serve_too(artifacts: Path, tmp_path: Path, pipeline: Pipeline) -> None:
+def test_leaf_folders_copied_by_hand_serve_too(artifacts: Path, tmp_path: Path, pipeline: LocalPipeline) -> None:
     """The README's way without `shoal compose`: cp -r under the model's name, each artifact to its place."""
     leaves = {
         "preprocess": "preprocess/readability",

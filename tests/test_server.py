@@ -17,7 +17,7 @@ import pytest
 from shoal.errors import ArtifactError, InputError, ServerError, SetupError
 from shoal.repository.manifest import MANIFEST
 from shoal.serving.client import Client
-from shoal.serving.local import Pipeline
+from shoal.serving.local import LocalPipeline
 from shoal.serving.server import find_cause, serve
 from shoal.serving.start import check_repository
 
@@ -106,7 +106,7 @@ def test_files_are_checked_against_the_manifest_before_anything_runs(repository:
     with pytest.raises(ArtifactError, match=message):
         serve(copy)
     with pytest.raises(ArtifactError, match=message):
-        Pipeline.load(copy / "ensemble_all")
+        LocalPipeline.load(copy / "ensemble_all")
     (copy / "preprocess" / "1" / "model.py").unlink()
     with pytest.raises(ArtifactError, match=r"model\.py in .* is missing, though manifest\.json says"):
         serve(copy)

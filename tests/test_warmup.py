@@ -16,17 +16,17 @@ from shoal.repository.manifest import read_manifest
 from shoal.repository.pbtxt import read_config
 from shoal.repository.warmup import FOLDER, NUM_CALLS, TEXT, derive
 from shoal.serving.copies import read_metrics
-from shoal.serving.local import Pipeline
+from shoal.serving.local import LocalPipeline
 from shoal.serving.server import serve
 
 MEMBERS = ("preprocess", "bert-large", "cuml", "postprocess")
 
 
-def test_every_model_is_warmed_up_with_what_the_text_becomes(repository: Path, pipeline: Pipeline) -> None:
+def test_every_model_is_warmed_up_with_what_the_text_becomes(repository: Path, pipeline: LocalPipeline) -> None:
     found = derive(Graph.load(repository / "ensemble_all"), repository)
     assert sorted(found.requests) == sorted(MEMBERS)
     assert found.reasons == {}
-    read = Pipeline.load(repository / "preprocess")(INPUT0=[TEXT])
+    read = LocalPipeline.load(repository / "preprocess")(INPUT0=[TEXT])
     np.testing.assert_array_equal(found.requests["bert-large"]["INPUT__0"], read["BERT_IDS"])
     np.testing.assert_array_equal(found.requests["cuml"]["input__0"], read["TREE_FEATS"])
     assert 150 < read["BERT_AM"].sum() < 256

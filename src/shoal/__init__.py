@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from shoal.serving.aio import AsyncClient as AsyncClient
     from shoal.serving.calls import Answer as Answer
     from shoal.serving.client import Client as Client
-    from shoal.serving.local import Pipeline as Pipeline
+    from shoal.serving.local import LocalPipeline as LocalPipeline
+    from shoal.serving.pipeline import Pipeline as Pipeline
     from shoal.serving.server import serve as serve
 
 __version__ = "0.1.0"
@@ -25,7 +26,8 @@ _HOMES = {
     "Client": "shoal.serving.client",
     "Component": "shoal.component.base",
     "Finding": "shoal.repository.check",
-    "Pipeline": "shoal.serving.local",
+    "LocalPipeline": "shoal.serving.local",
+    "Pipeline": "shoal.serving.pipeline",
     "check": "shoal.repository.check",
     "compose": "shoal.repository.compose",
     "serve": "shoal.serving.server",

@@ -22,7 +22,7 @@ from shoal.repository.pbtxt import ModelConfig, read_config
 from shoal.repository.placement import HYBRID
 from shoal.serving.calls import Answer
 from shoal.serving.client import Client
-from shoal.serving.local import Pipeline
+from shoal.serving.local import LocalPipeline
 from shoal.serving.server import Server
 
 TIMEOUT = 600.0  # seconds of one request: hundreds of texts on a CPU take minutes
@@ -211,9 +211,9 @@ class Sender:
         url = server.grpc_url if protocol == "grpc" else server.http_url
         self._pool = Pool(url, protocol)
         held.callback(self._pool.close)
-        self._pipeline: Pipeline | None = None
+        self._pipeline: LocalPipeline | None = None
         if target.is_hybrid:
-            self._pipeline = Pipeline.load(target.repository / target.name, remote=self._pool)
+            self._pipeline = LocalPipeline.load(target.repository / target.name, remote=self._pool)
             held.callback(self._pipeline.close)
         self._clock = Clock()  # of whole requests
         self._before = (0.0, 0)

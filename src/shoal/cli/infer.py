@@ -184,7 +184,7 @@ def _open_model(
 ) -> Iterator[Model]:
     from shoal.bulk.model import SERVED_REQUESTS, local, served
     from shoal.serving.client import Client
-    from shoal.serving.local import Pipeline
+    from shoal.serving.local import LocalPipeline
 
     with ExitStack() as held:
         client = None
@@ -195,7 +195,7 @@ def _open_model(
             assert client is not None
             yield served(client, name or _find_ensemble(client), **limits)
             return
-        pipeline = Pipeline.load(repository / (name or _ensemble_of(repository)), remote=client)
+        pipeline = LocalPipeline.load(repository / (name or _ensemble_of(repository)), remote=client)
         held.callback(pipeline.close)
         if client:
             limits["num_callers"] = limits["num_callers"] or SERVED_REQUESTS

@@ -11,11 +11,18 @@ from shoal.cli.options import Concurrency, Gpu, Json, Placement, Target
 from shoal.console import ERR, OUT, plain, print_json
 from shoal.errors import InputError
 
+_DEFAULT = Path("build/artifacts")  # where `shoal train` writes
+
 
 def compose(
-    ensemble: Annotated[str, typer.Argument(help="The ensemble's name, such as ensemble_all.")],
+    ensemble: Annotated[str, typer.Argument(help="The ensemble's name, as its leaf folder has it.")],
     repository: Annotated[Path, typer.Argument(help="The model repository to write.")],
-    artifacts: Annotated[Path, typer.Option(help="The folder that `shoal train` wrote.")] = Path("build/artifacts"),
+    artifacts: Annotated[
+        Path | None,
+        typer.Option(
+            help="Files that the leaves do not bring, such as what `shoal train` wrote; build/artifacts if it is there."
+        ),
+    ] = None,
     placement: Placement = "cpu",
     target: Target = "embedded",
     dtype: Annotated[
@@ -40,7 +47,7 @@ def compose(
     path = compose_repository(
         ensemble,
         repository,
-        artifacts=artifacts,
+        artifacts=artifacts or (_DEFAULT if _DEFAULT.is_dir() else None),
         plan=plan,
         leaves=leaves or (),
         environments=_by_model(env),
@@ -65,7 +72,7 @@ def _by_model(options: list[str] | None) -> dict[str, Path]:
 
 
 def plan(
-    ensemble: Annotated[str, typer.Argument(help="The ensemble's name, such as ensemble_all.")],
+    ensemble: Annotated[str, typer.Argument(help="The ensemble's name, as its leaf folder has it.")],
     placement: Placement = "cpu",
     target: Target = "embedded",
     gpu: Gpu = "",

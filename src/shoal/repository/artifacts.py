@@ -22,9 +22,10 @@ from shoal.paths import shipped_root
 from shoal.repository.pbtxt import ModelConfig
 
 REPORT = "report.json"
+TRAINED = ("checkpoint.tl", "model.pt", "postprocess.json", "preprocess.json", "vocab.txt")  # what training writes
 
 
-def check_artifacts(models: Sequence[ModelConfig], artifacts: Path, *, is_embedded: bool) -> None:
+def check_artifacts(models: Sequence[ModelConfig], artifacts: Path | None, *, is_embedded: bool) -> None:
     """Check every artifact of ``models``, alone and beside the others.
 
     ``is_embedded``: the forest will be served by shoal's own backend, which knows regressors alone.
@@ -47,26 +48,44 @@ def check_artifacts(models: Sequence[ModelConfig], artifacts: Path, *, is_embedd
             check_tie(wanted, path, [other for other in ties if other.name == name])
 
 
-def _find(model: ModelConfig, artifacts: Path) -> Iterator[Path]:
-    """Where each artifact of a model stands: in the artifact folder, or in the leaf's own version folder."""
+def _places(model: ModelConfig, artifacts: Path | None) -> list[Path]:
+    """Where a model's artifacts may stand: in its leaf's own version folder, else in the artifact folder.
+
+    So a leaf that brings its ``model.pt`` keeps it beside another one's that was trained.
+    """
+    return [model.folder / "1", *([] if artifacts is None else [artifacts])]
+
+
+def _find(model: ModelConfig, artifacts: Path | None) -> Iterator[Path]:
+    """The path of each artifact of a model."""
     for name, _ in model.artifacts:
-        path = next((at / name for at in (artifacts, model.folder / "1") if os.path.lexists(at / name)), None)
+        path = next((at / name for at in _places(model, artifacts) if os.path.lexists(at / name)), None)
         if path is not None:  # what must be there and is not was said already, of all files at once
             yield path
 
 
-def check_present(models: Sequence[ModelConfig], artifacts: Path) -> None:
+def check_present(models: Sequence[ModelConfig], artifacts: Path | None) -> None:
     """Check that each artifact is there that must be.
 
     Raises:
         ArtifactError: it names those that are not.
     """
-    wanted = [(m, name) for m in models for name, is_required in m.artifacts if is_required]
-    folders = {name: (artifacts, model.folder / "1") for model, name in wanted}
-    missing = sorted(n for n, places in folders.items() if not any(os.path.lexists(at / n) for at in places))
-    if missing:
+    missing = {
+        name: model
+        for model in models
+        for name, is_required in model.artifacts
+        if is_required and not any(os.path.lexists(at / name) for at in _places(model, artifacts))
+    }
+    trained = sorted(name for name, model in missing.items() if _is_ours(model) and name in TRAINED)
+    if trained and len(trained) == len(missing):
+        folder = artifacts or "build/artifacts"
         raise ArtifactError(
-            f"{artifacts} lacks {', '.join(missing)}.", f"Make them: shoal train --preset quick --out {artifacts}"
+            f"{folder} lacks {', '.join(trained)}.", f"Make them: shoal train --preset quick --out {folder}"
+        )
+    for name, model in sorted(missing.items()):
+        raise ArtifactError(
+            f"Model {model.name} lacks its artifact {name}.",
+            f"Put it into {model.folder / '1'}, or name a folder that holds it: --artifacts",
         )
 
 
@@ -118,7 +137,7 @@ def _check_sizes(encoder: Path, bundle: Bundle, ours: Mapping[str, Path]) -> Non
         )
 
 
-def has_trunks(models: Sequence[ModelConfig], artifacts: Path) -> bool:
+def has_trunks(models: Sequence[ModelConfig], artifacts: Path | None) -> bool:
     """Whether every TorchScript encoder has a submodule ``trunk``, which shoal's backend runs in another dtype than the
     rest; not where there is none.
     """
@@ -126,14 +145,14 @@ def has_trunks(models: Sequence[ModelConfig], artifacts: Path) -> bool:
     return bool(encoders) and all(any(name.startswith("trunk.") for name in read_sizes(path)) for path in encoders)
 
 
-def read_report(artifacts: Path) -> dict[str, Any]:
+def read_report(artifacts: Path | None) -> dict[str, Any]:
     """The training report of an artifact folder, with ``contents`` and ``files``, texts by name; empty without one.
 
     Raises:
         ArtifactError: it is damaged.
     """
-    path = artifacts / REPORT
-    report = read_json(path, "training report") if os.path.lexists(path) else {}
+    path = (artifacts or Path()) / REPORT
+    report = read_json(path, "training report") if artifacts and os.path.lexists(path) else {}
     for name in ("contents", "files"):
         texts = report.setdefault(name, {})
         if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
@@ -141,7 +160,7 @@ def read_report(artifacts: Path) -> dict[str, Any]:
     return report
 
 
-def check_unchanged(models: Sequence[ModelConfig], artifacts: Path, files: Mapping[str, str]) -> None:
+def check_unchanged(models: Sequence[ModelConfig], artifacts: Path | None, files: Mapping[str, str]) -> None:
     """Check what was composed, ``files`` by path with their sha256, against what the training report says of it.
 
     A bit that flips in a forest's leaf makes another forest, as whole as the one that was trained.

@@ -38,7 +38,7 @@ def compose(
     ensemble: str,
     repository: Path | str,
     *,
-    artifacts: Path | str,
+    artifacts: Path | str | None = None,
     plan: Plan | None = None,
     leaves: Iterable[Path] = (),
     environments: Mapping[str, Path] | None = None,
@@ -49,6 +49,8 @@ def compose(
 
     It is made aside and put in place in one step: an interruption leaves the old repository whole. The same inputs
     give the same bytes. ``leaves`` are folders with leaf folders of your own, in the rooms that shoal uses.
+    ``artifacts`` is a folder with files that models name in their parameter ``artifacts``; others lie in a leaf's own
+    version folder.
     ``environments`` gives Python models by name (all of them: ``""``) an execution environment: an archive, a folder,
     or what `shoal env build` wrote; ``stubs`` a Python backend stub, where the environment does not bring it. With
     ``is_warmed_up`` each model gets a warm-up request, made by running the pipeline's components on one text.
@@ -61,7 +63,7 @@ def compose(
         SetupError: the disk is full, or the folder cannot be written.
     """
     plan = plan or Plan()
-    target, artifacts = Path(repository).resolve(), Path(artifacts)
+    target, artifacts = Path(repository).resolve(), None if artifacts is None else Path(artifacts)
     check_bearable(target)
     models = collect(ensemble, find_leaves(leaves))
     graph = Graph.build(models[-1], {model.name: model for model in models})
@@ -137,7 +139,7 @@ def _make_aside(target: Path) -> Iterator[Path]:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _write_files(model: ModelConfig, folder: Path, artifacts: Path) -> None:
+def _write_files(model: ModelConfig, folder: Path, artifacts: Path | None) -> None:
     for source in _version_files(model.folder):
         copy = folder / source.relative_to(model.folder)
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -147,7 +149,7 @@ def _write_files(model: ModelConfig, folder: Path, artifacts: Path) -> None:
     if model.backend == "python":
         copy_package(version)
     for name, _ in model.artifacts:
-        if (artifacts / name).is_file():
+        if artifacts is not None and (artifacts / name).is_file() and not (version / name).exists():
             shutil.copyfile(artifacts / name, version / name)
 
 

@@ -43,10 +43,10 @@ class Remote(Protocol):
         """Outputs of one request; ``parameters`` go beside its tensors."""
 
 
-class Pipeline:
+class LocalPipeline:
     """An ensemble (or a single model) whose steps run in this process::
 
-        scores = Pipeline.load("build/repository/my_ensemble")(TEXT=["A text."])["SCORE"]
+        scores = LocalPipeline.load("build/repository/my_ensemble")(TEXT=["A text."])["SCORE"]
 
     With ``remote``, only Python components run here and the other models there: the client's half of a pipeline. In a
     repository of placement ``hybrid`` these are one request. Calls may come from several threads.
@@ -59,7 +59,7 @@ class Pipeline:
         self._pool = self._held.enter_context(ThreadPoolExecutor(MAX_BRANCHES, thread_name_prefix="shoal-branch"))
 
     @classmethod
-    def load(cls, folder: Path | str, *, remote: Remote | None = None) -> Pipeline:
+    def load(cls, folder: Path | str, *, remote: Remote | None = None) -> LocalPipeline:
         """Load the model in ``folder`` and its members from the folders beside it.
 
         Raises:
@@ -178,7 +178,7 @@ def _load_model(config: ModelConfig, remote: Remote | None, held: ExitStack) -> 
     if remote is not None and config.backend != "python" and (config.name == MODELS or not config.is_ensemble):
         return Model(lambda inputs: remote.infer(config.name, inputs), Device())
     if config.is_ensemble:
-        nested = Pipeline.load(config.folder, remote=remote)
+        nested = LocalPipeline.load(config.folder, remote=remote)
         held.callback(nested.close)
         return Model(lambda inputs: nested(**inputs), Device())
     component = load_component(config)

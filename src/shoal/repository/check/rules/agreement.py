@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from shoal.component.spec import TensorSpec
 from shoal.repository.check.findings import Findings, Place, Rule, Severity
 from shoal.repository.check.reading.models import Model, Repository, is_decoupled
 from shoal.repository.check.rules.wiring import find_circle
+from shoal.repository.shapes import Declared, show
 
 _SOURCE = "core, src/ensemble_scheduler/ensemble_utils.cc: {}"
 DTYPE = Rule(
@@ -46,26 +47,13 @@ DECOUPLED = Rule(
 RULES = (DTYPE, SHAPE, DECOUPLED)
 
 
-class Meaning(NamedTuple):
-    """What one model says of an ensemble tensor."""
-
-    who: str
-    tensor: TensorSpec
-    is_batched: bool
-
-    @property
-    def full(self) -> tuple[int, ...]:
-        """Its shape with the batch dimension."""
-        return (-1, *self.tensor.dims) if self.is_batched else self.tensor.dims
-
-
 def find(model: Model, repository: Repository) -> Findings:
     """What core refuses of the tensors between an ensemble's models."""
     if model.message is None or find_circle(model, repository.known):
         return
-    told: dict[str, Meaning] = {}
+    told: dict[str, Declared] = {}
     for name, tensor in _own(model):
-        told.setdefault(name, Meaning(model.name, tensor, model.message.max_batch_size > 0))
+        told.setdefault(name, Declared(model.name, tensor, model.message.max_batch_size > 0))
     steps = list(model.message.ensemble_scheduling.step)
     for index, step in enumerate(steps):
         member = repository.known.get(step.model_name)
@@ -83,7 +71,7 @@ def _own(model: Model) -> Iterator[tuple[str, TensorSpec]]:
         yield tensor.name, TensorSpec(tensor.name, tensor.dtype, shape)
 
 
-def _meanings(model: Model, index: int, step: Any, member: Model, told: dict[str, Meaning]) -> Findings:
+def _meanings(model: Model, index: int, step: Any, member: Model, told: dict[str, Declared]) -> Findings:
     """Core takes the first that speaks of a tensor for right: the ensemble itself, then the steps in their order."""
     is_batched = member.message.max_batch_size > 0
     is_open = member.is_completed and not is_batched  # the server may let it take batches
@@ -96,16 +84,16 @@ def _meanings(model: Model, index: int, step: Any, member: Model, told: dict[str
             spec = specs.get(key)
             if spec is None or not spec.dims or spec.dtype == "TYPE_INVALID":
                 continue
-            here = Meaning(member.name, spec, is_batched)
+            here = Declared(member.name, spec, is_batched)
             first = told.setdefault(name, here)
             place = model.at_entry("ensemble_scheduling", "step", index, field, key=key)
             if is_open:
-                here = here._replace(tensor=replace(spec, dims=first.tensor.dims), is_batched=first.is_batched)
+                here = replace(here, tensor=replace(spec, dims=first.tensor.dims), is_batched=first.is_batched)
             if first.tensor.dims and first.tensor.dtype != "TYPE_INVALID":
                 yield from _compare(model, name, first, here, place)
 
 
-def _compare(model: Model, name: str, first: Meaning, here: Meaning, place: Place) -> Findings:
+def _compare(model: Model, name: str, first: Declared, here: Declared, place: Place) -> Findings:
     about = f"in ensemble {model.name}, ensemble tensor {name}:"
     if first.tensor.dtype != here.tensor.dtype:
         yield DTYPE.at(
@@ -114,21 +102,13 @@ def _compare(model: Model, name: str, first: Meaning, here: Meaning, place: Plac
             f" {here.tensor.dtype} is inferred from model {here.who}.",
             f"Declare {first.tensor.dtype} for {here.tensor.name} in {here.who}, or change {first.who}.",
         )
-    if not _fits(first.tensor.dims, here.tensor.dims) and not _fits(first.full, here.full):
+    if not first.fits(here):
         yield SHAPE.at(
             place,
-            f"{about} inconsistent shape: {_show(first.full)} is inferred from model {first.who} while"
-            f" {_show(here.full)} is inferred from model {here.who}.",
+            f"{about} inconsistent shape: {show(first.full)} is inferred from model {first.who} while"
+            f" {show(here.full)} is inferred from model {here.who}.",
             f"Give {here.tensor.name} of {here.who} and {first.tensor.name} of {first.who} the same dims; -1 fits any.",
         )
-
-
-def _fits(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    return len(one) == len(other) and all(a == b or -1 in (a, b) for a, b in zip(one, other, strict=True))
-
-
-def _show(dims: tuple[int, ...]) -> str:
-    return f"[{','.join(map(str, dims))}]"
 
 
 def _decoupled(model: Model, steps: list[Any], known: Mapping[str, Model]) -> Findings:

@@ -1,0 +1,97 @@
+"""An ensemble's configuration message, made from its parts; and whether Triton would take it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from shoal.component.spec import TensorSpec
+from shoal.errors import InputError
+from shoal.repository.pbtxt import CONFIG, ModelConfig, Step, write_config
+
+_OURS = ("name", "platform", "backend", "max_batch_size", "input", "output", "ensemble_scheduling")
+
+
+def make_ensemble(
+    name: str,
+    max_batch_size: int,
+    inputs: Iterable[TensorSpec],
+    outputs: Iterable[TensorSpec],
+    steps: Iterable[Step],
+    rest: Any = None,
+) -> Any:
+    """The ModelConfig message of an ensemble; ``rest`` is a message whose other fields are kept."""
+    from tritonclient.grpc import model_config_pb2
+
+    message = model_config_pb2.ModelConfig()
+    if rest is not None:
+        message.CopyFrom(rest)
+    message.name, message.platform, message.max_batch_size = name, "ensemble", max_batch_size
+    for tensors, entries in ((inputs, message.input), (outputs, message.output)):
+        for tensor in tensors:
+            entry = entries.add(name=tensor.name, dims=tensor.dims)
+            entry.data_type = model_config_pb2.DataType.Value(tensor.dtype)
+            if tensor.is_optional:
+                entry.optional = True
+    for step in steps:
+        added = message.ensemble_scheduling.step.add(model_name=step.model, model_version=step.version)
+        added.input_map.update(step.inputs)
+        added.output_map.update(step.outputs)
+    return message
+
+
+def without_parts(message: Any) -> Any:
+    """What ``make_ensemble`` does not write: parameters, version policy, and so on."""
+    rest = type(message)()
+    rest.CopyFrom(message)
+    for field in _OURS:
+        rest.ClearField(field)
+    return rest
+
+
+def find_lost(message: Any, made: Any) -> list[str]:
+    """The fields of ``message`` that are not the same in ``made``."""
+    names = [field.name for field in message.DESCRIPTOR.fields]
+    read, kept = ({name: _one_field(each, name) for name in names} for each in (message, made))
+    return [name for name in names if read[name] != kept[name]]
+
+
+def _one_field(message: Any, name: str) -> bytes:
+    others = type(message)()
+    others.CopyFrom(message)
+    for field in message.DESCRIPTOR.fields:
+        if field.name != name:
+            others.ClearField(field.name)
+    return bytes(others.SerializeToString(deterministic=True))
+
+
+def check_accepted(config: ModelConfig, models: Mapping[str, ModelConfig]) -> None:
+    """Check an ensemble beside the models it calls as ``shoal check`` does.
+
+    Raises:
+        InputError: Triton would refuse it.
+    """
+    from shoal.repository.check import Severity, check
+
+    with tempfile.TemporaryDirectory() as folder:
+        rooms = Path(folder) / "ensembles"  # as leaves, whose files come later
+        for each in [*(models[name] for name in sorted(_called(config, models))), config]:
+            (rooms / each.name).mkdir(parents=True)
+            write_config(each.message, rooms / each.name / CONFIG, comment="")
+        path = (rooms / config.name / CONFIG).resolve()
+        for finding in check(rooms / config.name):
+            if finding.severity == Severity.ERROR and Path(finding.place.path).resolve() == path:
+                raise InputError(finding.what, finding.fix)
+
+
+def _called(config: ModelConfig, models: Mapping[str, ModelConfig]) -> set[str]:
+    """The models that an ensemble calls, straight or through others."""
+    found: set[str] = set()
+    waiting = [config]
+    while waiting:
+        new = {step.model for step in waiting.pop().steps} - found - {config.name}
+        found |= new & models.keys()
+        waiting += [models[name] for name in sorted(new & models.keys())]
+    return found
