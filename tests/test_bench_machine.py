@@ -48,6 +48,27 @@ def test_a_quota_of_processor_time(
     assert machine.describe_machine()["cores"] == math.ceil(machine.usable_cores())
 
 
+@pytest.mark.parametrize(
+    ("groups", "files"),
+    [
+        ("0::/a\n", {"a/memory.max": "5000\n", "a/memory.current": "2000\n"}),
+        ("0::/a\n", {"a/memory.max": "max\n", "memory.max": "3001\n", "memory.current": "1\n"}),
+        ("4:memory:/\n", {"memory/memory.limit_in_bytes": "4000\n", "memory/memory.usage_in_bytes": "1000\n"}),
+    ],
+)
+def test_a_limit_of_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: str, files: Mapping[str, str]
+) -> None:
+    free = machine.available_memory()
+    assert 2**20 < free <= machine.describe_machine()["memory_gib"] * 2**30
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        table(tmp_path / name, text)
+    monkeypatch.setattr(machine, "_CGROUP", table(tmp_path / "cgroup", groups))
+    monkeypatch.setattr(machine, "_CGROUPS", tmp_path)
+    assert machine.available_memory() == 3000
+
+
 def test_a_clock_counts_calls_of_all_threads_and_those_under_way() -> None:
     clock = Clock()
     with clock, ThreadPoolExecutor() as pool:

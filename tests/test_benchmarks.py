@@ -93,7 +93,7 @@ def test_summary_of_a_record(load: Any) -> None:
     }
     lines = summary.to_markdown(record).splitlines()
     assert lines[0] == "# Readability, large encoder, 2026-11-21"
-    assert "| requests of 64 texts (served: two callers): shoal, served | 8 |  |  |  |  |" in lines
+    assert "| requests of 64 texts, in turns: shoal, served | 8 |  |  |  |  |" in lines
     assert "| 16 callers of single texts: shoal, served | 8 | 101 | 202 | 2 | 480 |" in lines
     assert "| batch, rows_per_s: shoal, served / recipe | 1.6 | 0.6 | 1.8 | more |" in lines
     assert "| encoder / best matrix rate | 0.75 |" in lines

@@ -36,8 +36,8 @@ HEAVY = {
     "typer",
 }
 PUBLIC = {
-    "Answer", "ArtifactError", "AsyncClient", "Client", "Component", "Finding", "InputError", "LocalPipeline", "Pipeline",
-    "ServerError", "SetupError", "ShoalError", "check", "compose", "serve",
+    "Answer", "ArtifactError", "AsyncClient", "Client", "Component", "Context", "Finding", "InputError",
+    "LocalPipeline", "Pipeline", "ServerError", "SetupError", "ShoalError", "add_model", "check", "compose", "serve",
 }  # fmt: skip
 
 
@@ -149,12 +149,21 @@ def test_such_reads_are_seen() -> None:
 
 
 def test_floors_import_only_what_stands_below_them() -> None:
-    floors = ["component", "environment", "repository", "serving", "bulk", "training", "bench"]
+    floors = ["component", "environment", "repository", "serving", "bulk", "training", "bench", "project"]
     for number, floor in enumerate(floors):
         below = {*floors[: number + 1], "errors", "paths", "processes", "machine", "progress", "tables"}
         for path in tracked(f"src/shoal/{floor}/**/*.py", f"src/shoal/{floor}/*.py"):
             used = re.findall(r"^\s*from shoal\.(\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
             assert set(used) <= below, path
+
+
+def test_the_library_knows_no_pipeline_by_name() -> None:
+    """But in the leaf folders of the first one, its training, and the command that shows it."""
+    for path in tracked("src/shoal/**"):
+        place = path.relative_to(ROOT / "src" / "shoal")
+        if place.parts[0] not in ("training", "quickstart.py") and path.suffix in (".py", ".txt", ".tmpl"):
+            found = re.findall(r"ensemble_all|bert-large|\bcuml\b|excerpt", path.read_text(encoding="utf-8"))
+            assert not found, (place, found)
 
 
 def test_the_wheel_carries_the_leaf_folders(tmp_path: Path) -> None:

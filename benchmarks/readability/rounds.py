@@ -19,7 +19,6 @@ LOAD = 0.7  # of what a system answered with all callers
 MOST_CALLERS = 64  # of the open loop
 
 ENOUGH_WARMTH = 10.0  # seconds, after two calls
-BATCH_CALLERS = 2  # of requests of whole batches
 
 Score = Callable[[Sequence[str]], Any]
 Send = Callable[[int], int]
@@ -45,6 +44,7 @@ class Rounds:
     recipe: System
     batch: int
     callers: int
+    turns: int
     seconds: float
     has_open_loop: bool
     dtype: torch.dtype
@@ -77,12 +77,7 @@ class Rounds:
         first = len(self.figures) * 1009  # requests of a round begin elsewhere in the texts
         ours = self.served[0]
         found: dict[str, Any] = {"matrix_tflop_per_s": matrix_rates(self.dtype)}
-        batch = {
-            "bare": self._here("bare", self.batch, lambda index: self.bare.send(first + index)),
-            ours.name: self._turn(ours, first, self.batch, callers=BATCH_CALLERS),
-            self.recipe.name: self._turn(self.recipe, first, self.batch, callers=1),
-        }
-        found["batch"] = {name: {"rows_per_s": round(load.rows_per_second, 3)} for name, load in batch.items()}
+        found["batch"] = {name: {"rows_per_s": round(rate, 3)} for name, rate in self._batches(first).items()}
         found["steps"] = self.bare.steps()
         loads = {s.name: self._turn(s, first, 1, callers=self.callers) for s in self.served}
         found["callers"] = {name: self._keep("callers", name, load) for name, load in loads.items()}
@@ -91,6 +86,22 @@ class Rounds:
         if self.has_open_loop:
             found["open"] = {s.name: self._open(s, first, loads[s.name].rows_per_second) for s in self.served}
         self.figures.append(found)
+
+    def _batches(self, first: int) -> dict[str, float]:
+        """Rows a second of each, which take turns request by request: the machine's pace changes within seconds."""
+        ours = self.served[0]
+        senders = {
+            "bare": lambda index: self.bare.send(first + index),
+            ours.name: self._sender(ours, first, self.batch),
+            self.recipe.name: self._sender(self.recipe, first, self.batch),
+        }
+        seconds = dict.fromkeys(senders, 0.0)
+        for index in range(self.turns):
+            for name, send in senders.items():
+                start = time.perf_counter()
+                send(index)
+                seconds[name] += time.perf_counter() - start
+        return {name: self.turns * self.batch / spent for name, spent in seconds.items()}
 
     def _sender(self, system: System, first: int, num_rows: int) -> Send:
         def send(index: int) -> int:

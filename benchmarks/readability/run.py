@@ -1,6 +1,6 @@
 """The readability pipeline beside what it can be compared with, side by side in one run on the CPU.
 
-    python benchmarks/readability/run.py --encoder large|small [--layers 24] [--dtype auto] [--rounds 3] [--seconds 20]
+    python benchmarks/readability/run.py --encoder large|small [--layers 24] [--rounds 3] [--turns 4] [--seconds 20]
 
 Ours is ``ensemble_all``, composed by shoal and served by the embedded Triton. Beside it take turns, round by round:
 
@@ -67,6 +67,7 @@ def main(
     seconds: Annotated[float, typer.Option(help="of load for each figure, at least")] = 20.0,
     tune_seconds: Annotated[float, typer.Option(help="of load for each setting tried; 0 takes the first")] = 10.0,
     batch: Annotated[int, typer.Option(min=1, help="texts a request")] = 64,
+    turns: Annotated[int, typer.Option(min=1, help="requests of so many texts, of each, in a round")] = 4,
     callers: Annotated[int, typer.Option(min=1, max=64, help="of single texts, at a time")] = 16,
     artifacts: Annotated[Path | None, typer.Option(help="kept there, and taken from there")] = None,
     results: Annotated[Path, typer.Option(help="the folder of the record")] = RESULTS,
@@ -78,7 +79,8 @@ def main(
         record = measure(
             held, folder, (artifacts or folder / "artifacts").resolve(), encoder=encoder, layers=layers, dtype=dtype,
             settings={
-                "rounds": rounds, "seconds": seconds, "tune_seconds": tune_seconds, "batch": batch, "callers": callers,
+                "rounds": rounds, "turns": turns, "seconds": seconds, "tune_seconds": tune_seconds, "batch": batch,
+                "callers": callers,
             },
         )  # fmt: skip
     path = results / f"readability-{encoder}-{record['date']}.json"
@@ -115,8 +117,8 @@ def measure(
             System(name, lambda texts, score=other.score: [score(text) for text in texts], awake=other.awake)
         )
     turns = Rounds(
-        walk, bare, systems, System("recipe", recipe, is_here=True), batch, settings["callers"], settings["seconds"],
-        has_open_loop=encoder == SMALL, dtype=DTYPES[served_dtype],
+        walk, bare, systems, System("recipe", recipe, is_here=True), batch, settings["callers"],
+        settings["turns"], settings["seconds"], has_open_loop=encoder == SMALL, dtype=DTYPES[served_dtype],
     )  # fmt: skip
     turns.warm()
     for number in range(settings["rounds"]):

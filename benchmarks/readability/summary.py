@@ -23,7 +23,7 @@ RATIOS = (
     ("open", "p99_ms", "ours", "pytriton", False),
 )
 KINDS = {
-    "batch": "requests of {batch} texts (served: two callers)",
+    "batch": "requests of {batch} texts, in turns",
     "callers": "{callers} callers of single texts",
     "one": "one caller of single texts",
     "open": "single texts arriving at 70 % of each system's own rate",

@@ -49,21 +49,38 @@ def usable_cores() -> float:
     return min([float(len(os.sched_getaffinity(0))), *_quotas()])
 
 
+def available_memory() -> int:
+    """Bytes that programs could take without swapping, by Linux's estimate, and within this container's limit."""
+    free = int(_fields(_read(_MEMORY)).get("MemAvailable", "0 kB").split()[0]) * 1024
+    for group, is_old in _groups("memory"):
+        names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if is_old else ("memory.max", "memory.current")
+        limit, used = (_read(group / name).strip() for name in names)
+        if limit.isdecimal() and used.isdecimal():  # not "max"
+            free = min(free, int(limit) - int(used))
+    return free
+
+
 def _quotas() -> Iterator[float]:
-    """Cores that this process's control groups (version 2, or 1) and those above them are given."""
+    """Cores that this process's control groups are given."""
+    for group, is_old in _groups("cpu"):
+        limits = _read(group / "cpu.max").split()
+        if is_old:
+            limits = [_read(group / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
+        if len(limits) == 2 and all(limit.isdigit() for limit in limits):  # neither "max" nor -1
+            yield int(limits[0]) / int(limits[1])
+
+
+def _groups(controller: str) -> Iterator[tuple[Path, bool]]:
+    """The folders of this process's control groups and those above them, each with whether it is of version 1."""
     for line in _read(_CGROUP).splitlines():
         _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
         # a container may be shown the host's path, which does not exist in it: its own group is then the top
-        top = _CGROUPS / "cpu" if controllers else _CGROUPS
+        top = _CGROUPS / controller if controllers else _CGROUPS
         place = Path(path.lstrip("/"))
         for group in (top / place, *(top / parent for parent in place.parents)):
-            limits = _read(group / "cpu.max").split()
-            if controllers:
-                limits = [_read(group / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
-            if len(limits) == 2 and all(limit.isdigit() for limit in limits):  # neither "max" nor -1
-                yield int(limits[0]) / int(limits[1])
+            yield group, bool(controllers)
 
 
 def library_versions(*names: str) -> dict[str, str]:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _PROC = Path("/proc")
-_CGROUP = Path("/sys/fs/cgroup")
 _TICKS, _PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 # Fields of stat behind the name: proc_pid_stat(5), whose count begins with 1 and with two fields before these.
 _STATE, _PARENT, _SESSION, _USER, _SYSTEM, _RESIDENT, _EXIT = 0, 1, 3, 11, 12, 21, 49
@@ -94,13 +93,3 @@ def _read(pid: int, name: str) -> str:
         return (_PROC / str(pid) / name).read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError, PermissionError):  # it has ended meanwhile, or is another user's
         return ""
-
-
-def available_memory() -> int:
-    """Bytes that programs could take without swapping, by Linux's estimate, and within this container's limit."""
-    lines = (_PROC / "meminfo").read_text(encoding="utf-8").splitlines()
-    free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    limit, used = ((_CGROUP / name) for name in ("memory.max", "memory.current"))
-    if limit.is_file() and used.is_file() and (number := limit.read_text(encoding="ascii").strip()).isdecimal():
-        free = min(free, int(number) - int(used.read_text(encoding="ascii")))
-    return free

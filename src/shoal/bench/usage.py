@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from shoal.environment.stub import served_model
 from shoal.processes import processes
 
 _PROC = Path("/proc")
@@ -39,7 +40,7 @@ def read_usage(server: int) -> Usage:
     for process in processes():
         if process.session == server:
             total += process.seconds
-            if model := _model_of(process.arguments()):
+            if model := served_model(process.arguments()):
                 models[model] += process.seconds
     own = os.times()
     return Usage(total, own.user + own.system, _read_cores(), dict(models))
@@ -50,9 +51,3 @@ def _read_cores() -> float:
     mine = {f"cpu{core}" for core in os.sched_getaffinity(0)}
     lines = (line.split() for line in (_PROC / "stat").read_text(encoding="utf-8").splitlines())
     return sum(sum(int(fields[at]) for at in _BUSY) for fields in lines if fields[0] in mine) / _TICKS
-
-
-def _model_of(arguments: list[str]) -> str:
-    """The model whose stub was started so: it is given ``MODEL/VERSION/model.py``."""
-    paths = [Path(argument) for argument in arguments if argument.endswith("/model.py")]
-    return paths[0].parents[1].name if paths and len(paths[0].parents) > 2 else ""

@@ -65,7 +65,7 @@ def build(
     no_stub = f"none needed, {target} has its own for Python {record['python']}"
     OUT.print(f"stub: {built.stub or no_stub}", soft_wrap=True)
     OUT.print(f"Python {record['python']}, NumPy {record['numpy']}, needs glibc {record['glibc']}: fits {target}")
-    OUT.print(f"next: shoal compose ensemble_all build/repository --target {target} --env {out}", soft_wrap=True)
+    OUT.print(f"next: shoal compose ENSEMBLE build/repository --target {target} --env {out}", soft_wrap=True)
 
 
 @app.command()

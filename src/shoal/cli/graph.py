@@ -22,7 +22,7 @@ _WRAPPED = "moves"
 _SUFFIXES = {".mmd": "mermaid", ".mermaid": "mermaid", ".svg": "svg", ".png": "png"}
 
 Folder = Annotated[
-    Path, typer.Argument(help="An ensemble, such as build/repository/ensemble_all, or a repository with one.")
+    Path, typer.Argument(help="An ensemble, such as build/repository/NAME, or a repository with one.")
 ]
 Model = Annotated[str, typer.Option(help="The model of the repository, where it has several ensembles.")]
 

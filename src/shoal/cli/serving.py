@@ -15,7 +15,7 @@ from shoal.errors import ShoalError
 
 
 def copies(
-    folder: Annotated[Path, typer.Argument(help="An ensemble in the served repository: build/repository/ensemble_all")],
+    folder: Annotated[Path, typer.Argument(help="An ensemble in the served repository, such as build/repository/NAME")],
     url: Annotated[str, typer.Option(help="The server's metrics address.")] = "127.0.0.1:8002",
     as_json: Json = False,
 ) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -40,6 +42,17 @@ class Stub:
     def is_of_wheel(self) -> bool:
         """Whether it is one of nvidia-pytriton's, linked to libraries that the wheel brings."""
         return any(name.startswith(_WHEEL_LIBRARY) for name in self.libraries)
+
+
+def served_model(arguments: Sequence[str]) -> str:
+    """The model that a process serves, by its command line; empty where it is no stub.
+
+    Triton starts it as STUB model.py REGION ... INSTANCE RUNTIME-FOLDER; an instance is MODEL_GROUP_NUMBER. A backend
+    written in Python lies elsewhere than its model, so the path of ``model.py`` does not tell.
+    """
+    if len(arguments) < 3 or not arguments[0].endswith(STUB):
+        return ""
+    return re.sub(r"(_\d+){1,2}$", "", arguments[-2])
 
 
 def read_stub(path: Path) -> Stub:

@@ -49,7 +49,7 @@ def _find_top(repository: Path) -> str:
     if not configs:
         raise ArtifactError(
             f"{repository} is neither a model's folder nor a repository: there is no {CONFIG} in it, nor one below.",
-            "Name one, such as build/repository/ensemble_all.",
+            "Name a repository, or the folder of a model in it.",
         )
     composed_for = read_manifest(repository).get("ensemble")
     if composed_for in configs:

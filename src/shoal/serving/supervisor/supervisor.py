@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shoal.errors import ServerError, ShoalError
-from shoal.processes import available_memory
+from shoal.machine import available_memory
 from shoal.repository.pbtxt import ModelConfig
 from shoal.serving.server import Server
 from shoal.serving.supervisor.canary import Canary, Verdict, WrongError

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import time
 from collections import Counter, deque
@@ -12,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from shoal.component.beacon import read_beacon
-from shoal.environment.stub import STUB
+from shoal.environment.stub import served_model
 from shoal.processes import Process, find_process, processes
 from shoal.serving.server import Server
 
@@ -166,13 +165,10 @@ def _is_stopped(stub: Stub, seconds: float) -> bool:
 
 
 def _find_stub(process: Process, server: Server) -> Stub | None:
-    """Triton starts it as STUB model.py REGION ... INSTANCE RUNTIME-FOLDER; an instance is MODEL_GROUP_NUMBER."""
     if process.session != server.pid or process.parent != server.pid:
         return None
-    arguments = process.arguments()
-    if len(arguments) < 3 or not arguments[0].endswith(STUB):
-        return None
-    return Stub(process.pid, re.sub(r"(_\d+){1,2}$", "", arguments[-2]))
+    model = served_model(process.arguments())
+    return Stub(process.pid, model) if model else None
 
 
 def _why(process: Process | None) -> str:

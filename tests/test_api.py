@@ -1,0 +1,44 @@
+"""The page of public names: whoever changes one changes the page, and sees it."""
+
+from __future__ import annotations
+
+import inspect
+import runpy
+from pathlib import Path
+
+import pytest
+
+import shoal
+from tests.conftest import ROOT
+
+PAGE = ROOT / "docs" / "api.md"
+make_page = runpy.run_path(str(ROOT / "docs" / "api.py"))["make_page"]
+
+
+def test_the_page_is_what_the_code_says() -> None:
+    assert PAGE.read_text(encoding="utf-8") == make_page(), "type: python docs/api.py > docs/api.md"
+
+
+def test_every_public_name_and_method_says_what_it_does() -> None:
+    for name in shoal.__all__:
+        thing = getattr(shoal, name)
+        assert inspect.getdoc(thing), name
+        if not inspect.isclass(thing) or issubclass(thing, Exception):
+            continue
+        for member, value in vars(thing).items():
+            if not member.startswith("_") and (callable(value) or isinstance(value, property | staticmethod)):
+                assert inspect.getdoc(getattr(thing, member)), f"{name}.{member}"
+
+
+def test_a_changed_signature_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(path: Path, *, strict: bool = False) -> None:
+        """Another one."""
+        del path, strict
+
+    before = make_page()
+    monkeypatch.setattr(shoal, "check", check)
+    assert make_page() != before
+
+
+def test_it_ships_its_types() -> None:
+    assert (Path(shoal.__file__).parent / "py.typed").is_file()
