@@ -81,7 +81,7 @@ def run_by_length(
     arrays = [batch[tensor.name] for tensor in spec.inputs]
     follows = [tensor.dims[:1] == (-1,) for tensor in spec.inputs]
     outputs = run_in_groups(call, arrays, batch[mask], follows) if mask else call(arrays)
-    return {tensor.name: out for tensor, out in zip(spec.outputs, outputs, strict=True)}
+    return {t.name: out.reshape(-1, 1) if t.is_column else out for t, out in zip(spec.outputs, outputs, strict=True)}
 
 
 def run_in_groups(

@@ -33,13 +33,17 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One tensor as ``config.pbtxt`` declares it; ``dims`` excludes the batch dimension, -1 is any size."""
+    """One tensor as ``config.pbtxt`` declares it; ``dims`` excludes the batch dimension, -1 is any size.
+
+    ``is_column``: its dims are [ 1 ], and the model itself knows no dimension but the rows (an empty ``reshape``).
+    """
 
     name: str
     dtype: str
     dims: tuple[int, ...]
     is_optional: bool = False
     is_ragged: bool = False
+    is_column: bool = False
 
     @classmethod
     def from_config(cls, entry: Mapping[str, Any]) -> TensorSpec:
@@ -50,6 +54,7 @@ class TensorSpec:
             dims=tuple(int(d) for d in entry.get("dims", ())),
             is_optional=bool(entry.get("optional", False)),
             is_ragged=bool(entry.get("allow_ragged_batch", False)),
+            is_column="reshape" in entry and not entry["reshape"].get("shape"),
         )
 
     @cached_property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,10 +13,9 @@ from typing import Any
 from shoal.errors import ArtifactError, InputError, needs
 from shoal.project.imported import Imported
 from shoal.project.leaves import Draft
-from shoal.repository.leaves import ROOMS
-from shoal.repository.pbtxt import CONFIG, write_config
+from shoal.project.scaffold_names import check_name, find_project_leaves
+from shoal.repository.pbtxt import CONFIG, as_config, write_config
 
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _SCRATCH = "scratch"  # the argument of a draft that needs a folder while it lives
 
 
@@ -88,7 +86,8 @@ def add_model(
         SetupError: a library that reads it is not installed.
     """
     root = Path(project)
-    check_name(name, root)
+    leaves = find_project_leaves(root)
+    check_name(name, leaves)
     kind = _find_kind(source)
     draft = kind.load()
     given = _check_options(kind, draft, {key: value for key, value in options.items() if value is not None})
@@ -98,32 +97,14 @@ def add_model(
             (scratch / "made").mkdir()
             given[_SCRATCH] = scratch / "made"
         imported = draft(source, name, **given)
-        for path in imported.beside:
-            check_name(Path(path).parts[1], root)
+        for other in {Path(path).parts[1] for path in imported.beside}:
+            check_name(other, {**leaves, name: as_config(imported.message, root / "models" / name)})
         for line in imported.said:
             tell(line)
         made = Draft(root)
         made.add(imported.beside)
         made.add(_files(imported, name, scratch / "checked"))
         return made.write(is_dry=is_dry)
-
-
-def check_name(name: str, project: Path) -> None:
-    """Check that a leaf may be called so, and that no leaf of the project is.
-
-    Raises:
-        InputError: it may not.
-    """
-    if not _NAME.fullmatch(name):
-        raise InputError(
-            f"A model cannot be called {name!r}.", "Use letters, digits and _ . - alone; not . or - in the first place."
-        )
-    for room in ROOMS:
-        if (project / room / name).exists():
-            raise InputError(
-                f"{project / room / name} is there already; it will not be replaced.",
-                "Take another name, or remove it.",
-            )
 
 
 def _find_kind(source: Any) -> _Kind:
@@ -174,15 +155,15 @@ def _files(imported: Imported, name: str, repository: Path) -> Mapping[str, str 
         ArtifactError: Triton would refuse them.
     """
     folder = repository / name
-    for path, content in imported.files.items():
-        _put(folder / path, content)
+    for path, file in imported.files.items():
+        _put(folder / path, file)
     for path, content in imported.beside.items():
         _put(repository.joinpath(*Path(path).parts[1:]), content)
     comment = "\n# ".join(" ".join(line.split()) for line in imported.said)
     write_config(imported.message, folder / CONFIG, comment=comment)
     _check(repository, name)
     text = (folder / CONFIG).read_text(encoding="utf-8")
-    return {f"models/{name}/{path}": content for path, content in {CONFIG: text, **imported.files}.items()}
+    return {f"models/{name}/{path}": file for path, file in {CONFIG: text, **imported.files}.items()}
 
 
 def _put(path: Path, content: str | bytes | Path) -> None:

@@ -1,4 +1,4 @@
-"""The encoder with a regression head: loaded, and its head chosen from two."""
+"""Encoders as they were published; and one with a regression head to be trained, chosen from two."""
 
 from __future__ import annotations
 
@@ -36,28 +36,37 @@ HEADS = {"mean": "the mean of the last hidden states", "cls": "the last hidden s
 POOLINGS = tuple(HEADS)
 
 
-def _pool(hidden: Tensor, mask: Tensor, pooling: str) -> Tensor:
-    """FP32 ``[rows, hidden_size]`` of hidden states ``[rows, width, hidden_size]``."""
+def pool(hidden: Tensor, mask: Tensor, pooling: str) -> Tensor:
+    """FP32 ``[rows, hidden_size]`` of hidden states FP32 ``[rows, width, hidden_size]``; ``pooling`` is of HEADS."""
     if pooling == "cls":
         return hidden[:, 0]
     weights = mask.unsqueeze(-1).float()
     return (hidden * weights).sum(1) / weights.sum(1)
 
 
-class Encoder(nn.Module):
-    """A BERT-family trunk and one linear layer on its pooled last hidden states.
+class Trunked(nn.Module):
+    """A module of token ids and mask, INT64 ``[rows, width]``, that is served.
 
-    Converted to BF16 for serving, only ``trunk`` changes: pooling and head stay in FP32.
+    Converted to BF16 for serving, only ``trunk`` changes, a BERT-family model of transformers: what stands on it stays
+    in FP32.
     """
 
-    def __init__(self, trunk: nn.Module, head: nn.Linear, pooling: str = "mean") -> None:
+    def __init__(self, trunk: nn.Module) -> None:
         super().__init__()
-        self.trunk, self.head, self.pooling = trunk, head, pooling
+        self.trunk = trunk
+
+
+class Encoder(Trunked):
+    """A trunk and one linear layer on its pooled last hidden states."""
+
+    def __init__(self, trunk: nn.Module, head: nn.Linear, pooling: str = "mean") -> None:
+        super().__init__(trunk)
+        self.head, self.pooling = head, pooling
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
         """Scores FP32 ``[rows, 1]`` of token ids and mask, INT64 ``[rows, width]``."""
         hidden = self.trunk(input_ids=ids, attention_mask=mask).last_hidden_state.float()
-        scores: Tensor = self.head(_pool(hidden, mask, self.pooling))
+        scores: Tensor = self.head(pool(hidden, mask, self.pooling))
         return scores
 
 
@@ -81,7 +90,7 @@ class Candidates(nn.Module):
         """Scores FP32 ``[rows, 2]``, a column a head in the order of ``POOLINGS``; pooling and heads are never BF16."""
         hidden = self.trunk(input_ids=ids, attention_mask=mask).last_hidden_state.float()
         with torch.autocast(hidden.device.type, enabled=False):
-            return torch.cat([head(_pool(hidden, mask, pooling)) for pooling, head in self.heads.items()], 1)
+            return torch.cat([head(pool(hidden, mask, pooling)) for pooling, head in self.heads.items()], 1)
 
     def pick(self, pooling: str) -> Encoder:
         """The encoder with this head; it shares the weights."""
@@ -120,32 +129,51 @@ def load_encoder(name: str, *, seed: int, revision: str | None = None, dropout: 
         SetupError: transformers is not installed.
     """
     with needs("train"):
-        from safetensors import SafetensorError
         from transformers import AutoModel, AutoTokenizer
-    place, pinned = _locate(name, revision)
-    try:
-        with quiet_transformers():
-            tokenizer = AutoTokenizer.from_pretrained(place, revision=pinned)
-            vocabulary, is_lowercase = _read_tokenizer(name, tokenizer)
-            trunk = AutoModel.from_pretrained(place, revision=pinned, attn_implementation="sdpa", dtype=torch.float32)
-    except (OSError, RuntimeError, ValueError, SafetensorError, UnpicklingError) as error:
-        reason = " ".join(str(error).split())
-        raise InputError(
-            f"The encoder {name!r} cannot be loaded: {reason[:MAX_REASON]}", _way_out(name, revision)
-        ) from error
+    with published(name, revision) as (place, pinned):
+        tokenizer = AutoTokenizer.from_pretrained(place, revision=pinned)
+        vocabulary, is_lowercase = read_tokenizer(name, tokenizer)
+        trunk = AutoModel.from_pretrained(place, revision=pinned, attn_implementation="sdpa", dtype=torch.float32)
     for module in trunk.modules():
         if isinstance(module, nn.Dropout):
             module.p = dropout
     trunk.pooler = None  # its output is not used, and its weights would only be carried along
     return Pretrained(
         name=name,
-        revision=getattr(trunk.config, "_commit_hash", None) or _package_version(name, place),
+        revision=describe_revision(trunk, name, place),
         sha256=_hash_weights(trunk),
         candidates=Candidates(trunk, seed=seed),
         vocabulary=vocabulary,
         is_lowercase=is_lowercase,
         max_positions=int(trunk.config.max_position_embeddings),
     )
+
+
+@contextmanager
+def published(name: str, revision: str | None) -> Iterator[tuple[str, str | None]]:
+    """Around what loads an encoder: where from, and which revision of it; as ``load_encoder`` finds them.
+
+    Raises:
+        InputError: transformers cannot load it.
+        SetupError: safetensors is not installed.
+    """
+    with needs("train"):
+        from safetensors import SafetensorError
+    place, pinned = _locate(name, revision)
+    try:
+        with quiet_transformers():
+            yield place, pinned
+    except (OSError, RuntimeError, ValueError, SafetensorError, UnpicklingError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(
+            f"The encoder {name!r} cannot be loaded: {reason[:MAX_REASON]}", _way_out(name, revision)
+        ) from error
+
+
+def describe_revision(model: Any, name: str, place: str) -> str:
+    """The commit of the hub's repository that a loaded model came from, or the package; empty for a plain folder."""
+    commit: str | None = getattr(model.config, "_commit_hash", None)
+    return commit or _package_version(name, place)
 
 
 def _way_out(name: str, revision: str | None) -> str:
@@ -167,8 +195,12 @@ def _hash_weights(trunk: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def _read_tokenizer(name: str, tokenizer: Any) -> tuple[tuple[str, ...], bool]:
-    """The vocabulary in the order of its ids, and whether the tokenizer lower-cases: tried, not only taken on trust."""
+def read_tokenizer(name: str, tokenizer: Any) -> tuple[tuple[str, ...], bool]:
+    """The vocabulary in the order of its ids, and whether the tokenizer lower-cases: tried, not only taken on trust.
+
+    Raises:
+        InputError: it is no WordPiece as BERT has it.
+    """
     vocab = tokenizer.get_vocab()
     vocabulary = tuple(sorted(vocab, key=lambda token: vocab[token]))
     if set(SPECIAL_TOKENS) <= vocab.keys() and sorted(vocab.values()) == list(range(len(vocab))):

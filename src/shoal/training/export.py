@@ -13,14 +13,14 @@ from torch import Tensor
 
 from shoal.component.ties import METADATA, dump_ties
 from shoal.errors import ArtifactError, InputError, needs
-from shoal.training.encoder import Encoder, quiet_transformers
+from shoal.training.encoder import Trunked, quiet_transformers
 
 TOLERANCE = 1e-5  # between the encoder that was trained and the TorchScript that is served
 NAMES = (("INPUT__0", "INPUT__1"), ("OUTPUT__0",))  # of the leaf's tensors
 COMPARED_SHAPES = ((1, 8), (1, 9), (2, 16), (3, 40), (8, 64))
 
 
-def trace(encoder: Encoder) -> Any:
+def trace(encoder: Trunked) -> Any:
     """The encoder as TorchScript, good for every batch size and width.
 
     The example is padded: with a mask of ones alone the attention would take a shortcut and the trace keep it.
@@ -31,25 +31,25 @@ def trace(encoder: Encoder) -> Any:
         return torch.jit.trace(encoder.eval(), _example(encoder), check_trace=False)
 
 
-def _example(encoder: Encoder) -> tuple[Tensor, Tensor]:
+def _example(encoder: Trunked) -> tuple[Tensor, Tensor]:
     ids = torch.randint(0, _limits(encoder)[0], (2, 13))
     mask = torch.ones_like(ids)
     mask[1, 7:] = 0
     return ids, mask
 
 
-def _limits(encoder: Encoder) -> tuple[int, int]:
+def _limits(encoder: Trunked) -> tuple[int, int]:
     """How many tokens and positions the trunk knows."""
     config: Any = encoder.trunk.config
     return int(config.vocab_size), int(config.max_position_embeddings)
 
 
-def export_encoder(encoder: Encoder, path: Path, *, ties: Mapping[str, str]) -> None:
+def export_encoder(encoder: Trunked, path: Path, *, ties: Mapping[str, str]) -> None:
     """Write the encoder for the engine that runs files of this suffix, load it again and compare it with ``encoder``.
 
     Raises:
         InputError: no engine is known for the suffix.
-        ArtifactError: scores differ by more than 1e-5 at some shape.
+        ArtifactError: outputs differ by more than 1e-5 at some shape.
     """
     if path.suffix not in ENGINES:
         raise InputError(f"No engine runs {path.name}.", f"Name a file that ends in {' or '.join(ENGINES)}.")
@@ -69,11 +69,11 @@ def export_encoder(encoder: Encoder, path: Path, *, ties: Mapping[str, str]) -> 
 class Engine:
     """What may run the encoder: how its file is written, and read again as a function of ids and mask."""
 
-    write: Callable[[Encoder, Path, Mapping[str, str]], None]
+    write: Callable[[Trunked, Path, Mapping[str, str]], None]
     read: Callable[[Path], Callable[[Tensor, Tensor], Tensor]]
 
 
-def _write_torchscript(encoder: Encoder, path: Path, ties: Mapping[str, str]) -> None:
+def _write_torchscript(encoder: Trunked, path: Path, ties: Mapping[str, str]) -> None:
     torch.jit.save(trace(encoder), str(path), _extra_files={METADATA: dump_ties(ties)})
 
 
@@ -82,7 +82,7 @@ def _read_torchscript(path: Path) -> Callable[[Tensor, Tensor], Tensor]:
     return lambda ids, mask: module(ids, mask)
 
 
-def _write_onnx(encoder: Encoder, path: Path, ties: Mapping[str, str]) -> None:
+def _write_onnx(encoder: Trunked, path: Path, ties: Mapping[str, str]) -> None:
     """For Triton's ``onnxruntime`` backend, which goes by names: those of the leaf ``bert-large``."""
     with needs("serve"):
         import onnx
@@ -116,8 +116,8 @@ def _read_onnx(path: Path) -> Callable[[Tensor, Tensor], Tensor]:
 ENGINES = {".pt": Engine(_write_torchscript, _read_torchscript), ".onnx": Engine(_write_onnx, _read_onnx)}
 
 
-def compare(served: Any, encoder: Encoder, shapes: Sequence[tuple[int, int]]) -> float:
-    """The greatest difference of scores over batches of these shapes, padded and unpadded."""
+def compare(served: Any, encoder: Trunked, shapes: Sequence[tuple[int, int]]) -> float:
+    """The greatest difference of outputs over batches of these shapes, padded and unpadded."""
     differences = []
     num_tokens, num_positions = _limits(encoder)
     generator = torch.Generator().manual_seed(0)

@@ -13,7 +13,7 @@ from shoal.component.lengths import find_mask, run_by_length
 from shoal.component.onnx_ties import read_onnx
 from shoal.component.tensors import Array, Arrays
 from shoal.component.ties import check_ties
-from shoal.errors import SetupError, needs
+from shoal.errors import InputError, SetupError, needs
 
 
 class Onnx(Component):
@@ -50,8 +50,24 @@ class Onnx(Component):
     def call(self, arrays: Sequence[Array]) -> list[Array]:
         """The model's outputs for its inputs, in the order of the configuration."""
         spec = self.context.spec
-        given = {tensor.name: np.ascontiguousarray(array) for tensor, array in zip(spec.inputs, arrays, strict=True)}
-        return list(self.session.run([tensor.name for tensor in spec.outputs], given))
+        given = {tensor.name: _for_runtime(array) for tensor, array in zip(spec.inputs, arrays, strict=True)}
+        return [_for_triton(out) for out in self.session.run([tensor.name for tensor in spec.outputs], given)]
+
+
+def _for_runtime(array: Array) -> Array:
+    """Texts are str there, and bytes here."""
+    if array.dtype != object:
+        return np.ascontiguousarray(array)
+    try:
+        return np.array([text.decode() for text in array.ravel()], object).reshape(array.shape)
+    except UnicodeDecodeError as error:
+        raise InputError(f"A text is not UTF-8: byte {error.object[error.start]:#04x} at {error.start}.") from None
+
+
+def _for_triton(array: Array) -> Array:
+    if array.dtype.kind not in "OU":
+        return array
+    return np.array([str(text).encode() for text in array.ravel()], object).reshape(array.shape)
 
 
 TritonPythonModel = Onnx.for_triton()

@@ -1,0 +1,263 @@
+"""Encoders by Hugging Face name or folder, as they were published: an embedding, or the head they were trained with."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shoal.component.bundle import LENGTHS, sha256
+from shoal.component.lengths import ATTENTION_MASK
+from shoal.component.spec import TensorSpec
+from shoal.errors import InputError, needs
+from shoal.project.heads import NOTHING, SIGMOID, SOFTMAX, Embedder, Headed
+from shoal.project.imported import MAX_BATCH_SIZE, Imported, make_config
+from shoal.project.scaffold_like import draft_like
+from shoal.project.sentences import Sentences, read_sentences
+from shoal.training.encoder import HEADS, Trunked, describe_revision, published, read_tokenizer
+from shoal.training.export import NAMES, TOLERANCE, export_encoder
+
+EMBEDDING, CLASSIFICATION, REGRESSION = KINDS = ("embedding", "classification", "regression")
+FORMATS = {"torchscript": ("pytorch", "model.pt"), "onnx": ("onnxruntime", "model.onnx")}
+VOCABULARY, TOKENIZER = "vocab.txt", "tokenizer.json"
+_LEAF = "tokenizer"  # shoal's own, which the tokenizer's leaf is a copy of
+
+
+def draft_encoder(
+    source: Path | str,
+    name: str,
+    *,
+    head: str | None = None,
+    pooling: str | None = None,
+    normalise: bool | None = None,
+    revision: str | None = None,
+    max_length: int | None = None,
+    format: str = "torchscript",  # noqa: A002  # as the command line has it
+    tokenizer: str | None = None,
+    max_batch_size: int = MAX_BATCH_SIZE,
+    scratch: Path,
+) -> Imported:
+    """A leaf that runs an encoder: token ids and mask, INT64 ``[-1]`` each, to FP32.
+
+    ``head`` says what it gives. ``embedding``: ``[hidden_size]``, the last hidden states pooled (``pooling``: ``mean``
+    of the tokens, or ``cls``, that of the first), of length 1 with ``normalise``; what is not given is read from the
+    files of sentence-transformers, if it has such. ``classification``: ``[num_classes]``, the probabilities that the
+    checkpoint's own trained head gives, with its labels as the parameter ``labels``. ``regression``: ``[1]``, its
+    score. A checkpoint without a trained head is refused.
+
+    ``format`` is ``torchscript`` or ``onnx``. ``tokenizer`` names a leaf that is written too, which makes its tokens
+    from texts, at most ``max_length`` of each: as many as the encoder knows, unless it says less. A hub name without a
+    ``revision`` takes the one that shoal pins, if it pins one.
+
+    Raises:
+        InputError: it cannot be loaded, has no such head, or options do not go together.
+        ArtifactError: what is written gives another answer, by more than 1e-5.
+    """
+    head = _check_options(head, pooling, normalise, max_length, format, tokenizer)
+    if max_batch_size < 1:
+        raise InputError(f"max_batch_size is {max_batch_size}; an encoder takes rows.", "Give 1 or more.")
+    backend, file = FORMATS[format]
+    encoder = _load(str(source), revision, head)
+    made = _embed(encoder, pooling, normalise) if head == EMBEDDING else _classify(encoder, head)
+    tokens = _write_tokens(encoder, scratch)
+    export_encoder(made.module, scratch / file, ties={tokens.name: sha256(tokens)})
+    (ids, mask), (out,) = NAMES
+    message = make_config(
+        name, backend, [TensorSpec(each, "TYPE_INT64", (-1,)) for each in (ids, mask)],
+        [TensorSpec(out, "TYPE_FP32", (made.width,))], artifact=file, max_batch_size=max_batch_size,
+        parameters={ATTENTION_MASK: mask, "content": f"{encoder.title}, {made.what}", **made.parameters},
+    )  # fmt: skip
+    said = [
+        encoder.title, f"{ids}: token ids; {mask}: attention mask; {out}: {made.what}", *made.notes,
+        f"the file was read again: it answers as the published model does, within {TOLERANCE:g}",
+    ]  # fmt: skip
+    beside: Mapping[str, str | bytes | Path] = {}
+    if tokenizer is not None:
+        length = _find_length(encoder, max_length)
+        beside = _copy_tokenizer(tokenizer, encoder, tokens, length, scratch)
+        said.append(f"its tokens come from preprocess/{tokenizer}, at most {length} of a text")
+    return Imported(message, {f"1/{file}": scratch / file}, tuple(said), beside)
+
+
+def _check_options(
+    head: str | None,
+    pooling: str | None,
+    normalise: bool | None,
+    max_length: int | None,
+    format: str,  # noqa: A002
+    tokenizer: str | None,
+) -> str:
+    """The head, after all of them were looked at."""
+    for option, value, known in (("head", head, KINDS), ("pooling", pooling, HEADS), ("format", format, FORMATS)):
+        if value is not None and value not in known:
+            raise InputError(f"There is no {option} {value!r}.", f"Known: {', '.join(known)}.")
+    if head is None:
+        raise InputError(
+            "What the encoder shall give is not said.",
+            f"Say --head {', --head '.join(KINDS)}: the last two by the checkpoint's own trained head.",
+        )
+    if head != EMBEDDING and (pooling is not None or normalise is not None):
+        given = "pooling" if pooling is not None else "normalise"
+        raise InputError(f"{given} is for embeddings; a {head} head pools as it was trained to.", f"Leave {given} out.")
+    if max_length is not None and tokenizer is None:
+        raise InputError(
+            "max_length is the tokenizer's, and there is none.", "Say --tokenizer NAME too, or leave it out."
+        )
+    return head
+
+
+# --- what was published ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Encoder:
+    """A checkpoint as it was loaded; ``model`` and ``tokenizer`` are transformers'.
+
+    ``vocabulary`` is empty where the tokenizer is no WordPiece. ``title`` is its name and revision.
+    """
+
+    name: str
+    title: str
+    model: Any
+    tokenizer: Any
+    vocabulary: tuple[str, ...]
+    is_lowercase: bool
+    sentences: Sentences
+
+
+def _load(name: str, revision: str | None, head: str) -> _Encoder:
+    with needs("train"):
+        from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
+    kind = AutoModel if head == EMBEDDING else AutoModelForSequenceClassification
+    with published(name, revision) as (place, pinned), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of old settings; what is missing is looked for below
+        tokenizer = AutoTokenizer.from_pretrained(place, revision=pinned)
+        model, report = kind.from_pretrained(
+            place, revision=pinned, attn_implementation="sdpa", dtype=torch.float32, output_loading_info=True
+        )
+        sentences = read_sentences(place, pinned)
+    missing = sorted(key for key in report["missing_keys"] if head != EMBEDDING or not key.startswith("pooler."))
+    if missing and head != EMBEDDING:
+        raise InputError(
+            f"{name} has no trained {head} head: its checkpoint lacks {_few(missing)}.",
+            "Take a checkpoint that was trained for it, or --head embedding.",
+        )
+    if missing or not hasattr(model.config, "max_position_embeddings"):
+        why = f"its checkpoint lacks {_few(missing)}" if missing else "its configuration knows no positions"
+        raise InputError(f"{name} is no encoder that can be served: {why}.", "Take an encoder of BERT's family.")
+    if len(tokenizer) > model.config.vocab_size:
+        raise InputError(
+            f"The tokenizer of {name} has {len(tokenizer):,} tokens; the model knows {model.config.vocab_size:,}.",
+            "Take both from one checkpoint.",
+        )
+    try:
+        vocabulary, is_lowercase = read_tokenizer(name, tokenizer)
+    except InputError:
+        if not hasattr(tokenizer, "backend_tokenizer"):
+            raise
+        vocabulary, is_lowercase = (), False
+    shown = Path(name).resolve().name if Path(name).is_dir() else name  # not where it lies on this machine
+    title = f"{shown} {describe_revision(model, name, place)}".rstrip()
+    return _Encoder(name, title, model.eval(), tokenizer, vocabulary, is_lowercase, sentences)
+
+
+def _few(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{', '.join(names[:3])}{more}"
+
+
+# --- what it gives -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A module that is exported, the ``width`` of its output, ``what`` that is, and what is said of it."""
+
+    module: Trunked
+    width: int
+    what: str
+    notes: tuple[str, ...] = ()
+    parameters: Mapping[str, str] = field(default_factory=dict)
+
+
+def _embed(encoder: _Encoder, pooling: str | None, normalise: bool | None) -> _Made:
+    model, sentences, notes = encoder.model, encoder.sentences, []
+    if pooling is None and not sentences.pooling:
+        raise InputError(
+            f"How the hidden states of {encoder.name} become one embedding is not said: {sentences.why}.",
+            f"Say --pooling {' or --pooling '.join(HEADS)}, as it was trained.",
+        )
+    if pooling is None:
+        notes.append(f"pooling {sentences.pooling}: as its files for sentence-transformers say")
+    if normalise is None:
+        whence = "as its files for sentence-transformers say" if sentences.pooling else "for nothing says otherwise"
+        notes.append(f"{'' if sentences.is_normalised else 'not '}normalised: {whence}")
+    pooling = pooling or sentences.pooling
+    is_normalised = sentences.is_normalised if normalise is None else normalise
+    model.pooler = None  # its output is not used, and its weights would only be carried along
+    what = f"the embedding, {HEADS[pooling]}{', of length 1' if is_normalised else ''}"
+    module = Embedder(model, pooling, is_normalised=is_normalised)
+    return _Made(module, int(model.config.hidden_size), what, tuple(notes))
+
+
+def _classify(encoder: _Encoder, head: str) -> _Made:
+    config = encoder.model.config
+    width, problem = int(config.num_labels), config.problem_type
+    if head == REGRESSION and width != 1:
+        raise InputError(
+            f"The head of {encoder.name} gives {width} numbers, and no score.", "Say --head classification."
+        )
+    if head == CLASSIFICATION and (width == 1 or problem == "regression"):
+        what = "a score" if width == 1 else f"{width} scores"
+        raise InputError(f"The head of {encoder.name} gives {what}, and no classes.", "Say --head regression.")
+    if head == REGRESSION:
+        return _Made(Headed(encoder.model, NOTHING), width, "the score of its own trained head")
+    activation = SIGMOID if problem == "multi_label_classification" else SOFTMAX
+    labels = [str(config.id2label.get(index, "")) for index in range(width)]
+    is_named = all(labels) and labels != [f"LABEL_{index}" for index in range(width)]
+    what = f"{width} probabilities, the {activation} of its own trained head"
+    notes = [f"labels: {', '.join(labels)}" if is_named else "its configuration names no labels"]
+    if activation == SIGMOID:
+        notes.append("each class for itself: its configuration says multi_label_classification")
+    parameters = {"labels": json.dumps(labels, ensure_ascii=False)} if is_named else {}
+    return _Made(Headed(encoder.model, activation), width, what, tuple(notes), parameters)
+
+
+# --- its tokens --------------------------------------------------------------------------------------------------
+
+
+def _write_tokens(encoder: _Encoder, folder: Path) -> Path:
+    """The file that its tokens come from: the vocabulary of a WordPiece, or all of another tokenizer."""
+    if not encoder.vocabulary:
+        encoder.tokenizer.backend_tokenizer.save(str(folder / TOKENIZER))
+        return folder / TOKENIZER
+    path = folder / VOCABULARY
+    path.write_text("".join(f"{token}\n" for token in encoder.vocabulary), encoding="utf-8")
+    return path
+
+
+def _find_length(encoder: _Encoder, wanted: int | None) -> int:
+    """The most tokens of a text."""
+    known = [int(encoder.model.config.max_position_embeddings), encoder.tokenizer.model_max_length]
+    most = int(min(known))
+    if wanted is None:
+        return min(encoder.sentences.max_length or most, most)
+    if not LENGTHS[0] <= wanted <= most:
+        raise InputError(f"max_length is {wanted}; {encoder.name} knows {LENGTHS[0]} to {most} tokens.")
+    return wanted
+
+
+def _copy_tokenizer(
+    name: str, encoder: _Encoder, tokens: Path, max_length: int, scratch: Path
+) -> Mapping[str, str | bytes | Path]:
+    """Shoal's own leaf, under this name and with this encoder's tokens, by its paths in a project."""
+    settings = {"max_length": str(max_length)}
+    if encoder.vocabulary:
+        settings["lowercase"] = "true" if encoder.is_lowercase else "false"
+    copy = draft_like(name, _LEAF, settings=settings, artifacts={tokens.name: tokens}, project=scratch)
+    return {path: content for path, content in copy.draft.files.items() if path.startswith(f"preprocess/{name}/")}

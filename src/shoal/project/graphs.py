@@ -1,0 +1,245 @@
+"""ONNX models: names, dtypes and shapes are read from the graph, and ONNX Runtime must take it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.component.bundle import describe_bytes, describe_place
+from shoal.component.spec import STRING, ModelSpec, TensorSpec
+from shoal.errors import ArtifactError, InputError, needs
+from shoal.project.imported import MAX_BATCH_SIZE, Imported, make_config
+from shoal.project.trials import Arrays, BatchError, Trial, TrialError, choose_mask, explain
+
+FILE = "model.onnx"
+_TYPES = {  # onnx.TensorProto.DataType -> those of Triton's that its clients have arrays for
+    "FLOAT": "TYPE_FP32", "DOUBLE": "TYPE_FP64", "FLOAT16": "TYPE_FP16", "BOOL": "TYPE_BOOL", "STRING": STRING,
+    **{name: f"TYPE_{name}" for name in ("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64")},
+}  # fmt: skip
+_DYNAMIC = -1
+
+
+@dataclass(frozen=True)
+class _Value:
+    """An input or output of the graph; a size is its number, or the name of its symbol, which may be empty."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+    def spec(self, *, is_batched: bool) -> TensorSpec:
+        sizes = self.shape[1:] if is_batched else self.shape
+        return TensorSpec(self.name, self.dtype, tuple(s if isinstance(s, int) else _DYNAMIC for s in sizes))
+
+    def __str__(self) -> str:
+        shown = ", ".join(str(size) if size != "" else "?" for size in self.shape)
+        return f"{self.name} {self.dtype.removeprefix('TYPE_')} [{shown}]"
+
+
+def draft_graph(
+    source: Path | str, name: str, *, mask: str | None = None, max_batch_size: int | None = None
+) -> Imported:
+    """A leaf for Triton's ``onnxruntime`` backend, from an ONNX file.
+
+    A first dimension that is symbolic in all tensors counts rows: ``max_batch_size`` is 512 unless given. Where one is
+    fixed, it is 0 and the dims are the whole shape. ``mask`` names the input that tells how long a row is; inputs that
+    are exactly ``input_ids`` and ``attention_mask`` say so themselves. Files of weights beside the model come along.
+
+    Raises:
+        InputError: an option does not fit the graph.
+        ArtifactError: the file is damaged, or lacks its weights; ONNX Runtime refuses it; a tensor has a dtype or a
+            shape that Triton does not; or the rows of a batch cannot be told apart.
+    """
+    path = Path(source)
+    model = _read(path)
+    weights = dict(_find_weights(model, path))
+    inputs, outputs = _read_values(model, path)
+    session = _start(path)
+    symbol, why = _find_rows(inputs, outputs)
+    is_batched = symbol is not None if max_batch_size is None else max_batch_size > 0
+    if is_batched and symbol is None:
+        raise InputError(
+            f"{path} takes no batches: {why}.", "Export it with a dynamic first dimension, or leave max_batch_size out."
+        )
+    size = (MAX_BATCH_SIZE if max_batch_size is None else max_batch_size) if is_batched else 0
+    takes, gives = ([value.spec(is_batched=is_batched) for value in some] for some in (inputs, outputs))
+    spec = ModelSpec(name, tuple(takes), tuple(gives), size)
+    trial = Trial(takes, lambda arrays: _call(session, spec, arrays), is_batched=is_batched)
+    reason = _try(trial, path)
+    parameters, more = choose_mask(spec, mask, None if reason else trial)
+    message = make_config(
+        name, "onnxruntime", takes, gives, artifact=FILE, max_batch_size=size, parameters=parameters
+    )  # fmt: skip
+    opsets = ", ".join(f"{entry.domain or 'ai.onnx'} {entry.version}" for entry in model.opset_import)
+    batches = f"{symbol or 'the first dimension'} counts rows" if is_batched else f"no batches, max_batch_size 0: {why}"
+    if not is_batched and symbol is not None:
+        batches = "no batches, max_batch_size 0, as you say"
+    said = [f"ONNX, from {path.name}: opsets {opsets}"]
+    said += [f"{kind}: {', '.join(map(str, some))}" for kind, some in (("inputs", inputs), ("outputs", outputs))]
+    said += [batches, *([f"it was not tried on made-up rows: {reason}"] if reason else []), *more]
+    said += [f"weights beside it: {', '.join(weights)}"] if weights else []
+    return Imported(message, {f"1/{FILE}": path, **{f"1/{at}": file for at, file in weights.items()}}, tuple(said))
+
+
+def _read(path: Path) -> Any:
+    """The model, without weights that lie in other files."""
+    with needs("serve"):
+        import onnx
+    from google.protobuf.message import DecodeError
+
+    if not path.is_file():
+        raise InputError(f"{path} is {describe_place(path)}.", "Name the model's file.")
+    try:
+        model = onnx.load(str(path), load_external_data=False)
+    except (DecodeError, ValueError, RecursionError) as error:
+        raise _refuse_file(path) from error
+    if not model.graph.node:
+        raise _refuse_file(path)
+    if not model.graph.output:
+        raise ArtifactError(f"{path} is an ONNX model without outputs.", "Export it with its outputs.")
+    return model
+
+
+def _refuse_file(path: Path) -> ArtifactError:
+    with path.open("rb") as file:
+        begins = file.read(32)
+    why = describe_bytes(begins) or ("it is empty" if not begins else "it is cut off, or something else")
+    return ArtifactError(f"{path} is no ONNX model: {why}.", "Export or copy it again.")
+
+
+def _start(path: Path) -> Any:
+    with needs("serve"):
+        import onnxruntime
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    try:
+        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its errors have no class in common but this one
+        reason = explain(error).rpartition(" failed:")[2]  # what stands before names the path again
+        raise ArtifactError(
+            f"ONNX Runtime {onnxruntime.__version__} refuses {path}: {reason}.",
+            "Export it for operators and opsets that ONNX Runtime has.",
+        ) from error
+
+
+# --- weights in other files --------------------------------------------------------------------------------------
+
+
+def _find_weights(model: Any, path: Path) -> Iterator[tuple[str, Path]]:
+    """The files that hold weights, by their paths beside the model."""
+    for location in sorted({location for tensor in _tensors(model.graph) if (location := _location(tensor))}):
+        place = PurePosixPath(location)
+        if place.is_absolute() or ".." in place.parts:
+            raise ArtifactError(
+                f"{path} takes weights from {location}, which is not beside it.", "Save both in one folder."
+            )
+        if not (path.parent / place).is_file():
+            raise ArtifactError(
+                f"{path} takes weights from {location}, which is not there.", f"Copy it to {path.parent / place}."
+            )
+        yield str(place), path.parent / place
+
+
+def _location(tensor: Any) -> str:
+    if tensor.data_location != tensor.EXTERNAL:
+        return ""
+    return next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
+
+
+def _tensors(graph: Any) -> Iterator[Any]:
+    """Every constant of a graph, those of the graphs within it too."""
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
+    for node in graph.node:
+        for attribute in node.attribute:
+            yield from (attribute.t, *attribute.tensors)
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _tensors(inner)
+
+
+# --- what it takes and gives -------------------------------------------------------------------------------------
+
+
+def _read_values(model: Any, path: Path) -> tuple[list[_Value], list[_Value]]:
+    graph = model.graph
+    constants = {tensor.name for tensor in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
+    inputs = [_describe(value, "Input", path) for value in graph.input if value.name not in constants]
+    if not inputs:
+        raise ArtifactError(f"{path} is an ONNX model without inputs.", "Export it with its inputs.")
+    return inputs, [_describe(value, "Output", path) for value in graph.output]
+
+
+def _describe(value: Any, kind: str, path: Path) -> _Value:
+    from onnx import TensorProto
+
+    who = f"{kind} {value.name} of {path}"
+    if not value.type.HasField("tensor_type"):
+        raise ArtifactError(
+            f"{who} is a {value.type.WhichOneof('value') or 'value of no type'}, and no tensor.",
+            "Export it as a tensor; with skl2onnx, options={'zipmap': False}.",
+        )
+    tensor = value.type.tensor_type
+    dtype = TensorProto.DataType.Name(tensor.elem_type)
+    if dtype not in _TYPES:
+        raise ArtifactError(
+            f"{who} is {dtype}, which clients cannot take.", "Cast it in the graph: to FLOAT, or INT64."
+        )
+    if not tensor.HasField("shape"):
+        raise ArtifactError(
+            f"{who} has no known number of dimensions.",
+            "Export it with its shapes, or write them into it: onnx.shape_inference, onnx.tools.update_model_dims.",
+        )
+    if not tensor.shape.dim:
+        raise ArtifactError(f"{who} is a scalar, and Triton's tensors have a dimension.", "Reshape it in the graph.")
+    sizes = [dim.dim_value if dim.HasField("dim_value") else str(dim.dim_param) for dim in tensor.shape.dim]
+    return _Value(value.name, _TYPES[dtype], tuple(sizes))
+
+
+def _find_rows(inputs: Sequence[_Value], outputs: Sequence[_Value]) -> tuple[str | None, str]:
+    """The symbol that counts rows, which may have no name; None, and why, where nothing does.
+
+    Exporters invent a name for each output's first dimension: that they follow the rows is tried.
+    """
+    for value in (*inputs, *outputs):
+        if isinstance(value.shape[0], int):
+            return None, f"the first dimension of {value.name} is fixed at {value.shape[0]}"
+    for value in inputs:
+        if len(value.shape) == 1:
+            return None, f"{value.name} has no dimension but one"
+    symbols = {str(value.shape[0]): value.name for value in inputs if value.shape[0] != ""}
+    if len(symbols) > 1:
+        (one, first), (other, second) = list(symbols.items())[:2]
+        return None, f"the first dimension of {first} is {one}, and that of {second} is {other}"
+    return next(iter(symbols), ""), ""
+
+
+def _try(trial: Trial, path: Path) -> str:
+    """Whether the graph's rows are what they are taken for; why it cannot be tried, or empty.
+
+    Made-up rows are not always such as a model takes: one that fails on a single row too says nothing.
+    """
+    try:
+        trial.observe()
+    except BatchError as error:
+        raise ArtifactError(
+            f"The rows of {path} cannot be batched: {error}.",
+            "Export it with a batch dimension that is dynamic throughout; or say --max-batch-size 0: then it gets each"
+            " request alone.",
+        ) from error
+    except TrialError as error:
+        return str(error)
+    return ""
+
+
+def _call(session: Any, spec: ModelSpec, arrays: Arrays) -> list[NDArray[Any]]:
+    given = {
+        tensor.name: np.full(array.shape, "a", np.object_) if tensor.dtype == STRING else array
+        for tensor, array in zip(spec.inputs, arrays, strict=True)
+    }
+    return [np.asarray(out) for out in session.run([tensor.name for tensor in spec.outputs], given)]

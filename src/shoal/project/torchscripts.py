@@ -1,0 +1,194 @@
+"""TorchScript models: what forward takes is read from the archive, what it gives is seen when it runs."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.component.spec import DTYPES, STRING, ModelSpec, TensorSpec
+from shoal.component.ties import METADATA, dump_ties, read_archive
+from shoal.errors import ArtifactError, InputError
+from shoal.project.imported import MAX_BATCH_SIZE, Imported, make_config
+from shoal.project.trials import ROWS, WIDTHS, Arrays, BatchError, Trial, TrialError, choose_mask, explain
+from shoal.repository.check.reading.archive import ForeignError, Script
+
+FILE = "model.pt"
+_TYPES = [name for name in DTYPES if name != STRING and name not in ("TYPE_UINT16", "TYPE_UINT32", "TYPE_UINT64")]
+_OF_NUMPY = {np.dtype(DTYPES[name]): name for name in _TYPES}
+_WRAP = "Wrap the module in one whose forward takes tensors and gives a tensor, or a tuple of them."
+
+
+def draft_torchscript(
+    source: Any,
+    name: str,
+    *,
+    inputs: Sequence[str] | None = None,
+    mask: str | None = None,
+    max_batch_size: int = MAX_BATCH_SIZE,
+    scratch: Path,
+) -> Imported:
+    """A leaf for Triton's ``pytorch`` backend, from a file of torch.jit.save or a torch.jit.ScriptModule.
+
+    ``inputs`` says what the file does not: ``DTYPE:DIMS`` for each of forward's arguments, without the rows, in their
+    order (``INT64:-1``, ``FP32:3,224,224``; -1 is any size); or ``NAME:DTYPE:DIMS`` with their names, which the leaf's
+    inputs get then instead of INPUT__0, INPUT__1, ... The outputs are called OUTPUT__0, OUTPUT__1, ...; their dtypes
+    and dims are those that forward gives on made-up rows. ``mask`` names the input that tells how long a row is.
+    ``max_batch_size`` 0 is for a module that knows no rows.
+
+    Raises:
+        InputError: ``inputs`` is missing, or does not fit forward.
+        ArtifactError: the file is no TorchScript archive, or forward takes or gives something else than tensors, fails,
+            or answers a row otherwise beside others.
+    """
+    path = _save(source, scratch / FILE)
+    module, path, notes = _load(path, scratch)
+    taken = _arguments(module, path)
+    specs = _declare(inputs, taken)
+    trial = Trial(specs, lambda arrays: _call(module, arrays), is_batched=max_batch_size > 0)
+    outputs = _observe(trial, path)
+    spec = ModelSpec(name, specs, outputs, max_batch_size)
+    parameters, more = choose_mask(spec, mask, trial)
+    message = make_config(
+        name, "pytorch", specs, outputs, artifact=FILE, max_batch_size=max_batch_size, parameters=parameters
+    )
+    names = ", ".join(f"{spec.name} for {argument}" for spec, argument in zip(specs, taken, strict=True))
+    shown = f"forward run on {ROWS[0]} and {ROWS[1]} rows, {WIDTHS[0]} and {WIDTHS[1]} wide where a size is open"
+    what = Path(source).name if isinstance(source, str | Path) else f"a {type(source).__name__}"
+    said = (
+        f"TorchScript, from {what}: forward({', '.join(taken)})", *notes, f"inputs as you say: {names}",
+        f"outputs from {shown}", *more,
+    )  # fmt: skip
+    return Imported(message, {f"1/{FILE}": path}, said)
+
+
+def _save(source: Any, path: Path) -> Path:
+    """The file of a module."""
+    import torch
+
+    if isinstance(source, str | Path):
+        return Path(source)
+    if not isinstance(source, torch.jit.ScriptModule):
+        raise InputError(
+            f"A {type(source).__name__} is no TorchScript module.",
+            "Make it one: torch.jit.trace(model.eval(), example_inputs), or torch.jit.script(model.eval()).",
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript is deprecated, and what Triton serves
+        torch.jit.save(source, str(path))
+    return path
+
+
+def _load(path: Path, scratch: Path) -> tuple[Any, Path, list[str]]:
+    """The module, in evaluation mode, and the file that holds it so."""
+    import torch
+
+    try:
+        with closing(Script(path)):
+            ties = read_archive(path)  # before torch, which reads no checksum
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            module: Any = torch.jit.load(str(path), map_location="cpu")
+            if not module.training:
+                return module, path, []
+            evaluated = scratch / f"evaluated-{FILE}"
+            torch.jit.save(module.eval(), str(evaluated), _extra_files={METADATA: dump_ties(ties)} if ties else None)
+    except (ForeignError, OSError, RuntimeError) as error:
+        raise ArtifactError(
+            f"{path} is no TorchScript archive: {explain(error)}.", "Save the module with torch.jit.save."
+        ) from error
+    return module, evaluated, ["it was saved in training mode, and is written in evaluation mode"]
+
+
+def _arguments(module: Any, path: Path) -> list[str]:
+    """The names of what forward takes."""
+    arguments = module.forward.schema.arguments[1:] if hasattr(module, "forward") else []
+    if not arguments or any(str(argument.type) != "Tensor" for argument in arguments):
+        shown = ", ".join(f"{argument.name}: {argument.type}" for argument in arguments)
+        raise ArtifactError(f"{path} is called as forward({shown}), which is not tensors alone.", _WRAP)
+    return [argument.name for argument in arguments]
+
+
+# --- what the caller says of the inputs --------------------------------------------------------------------------
+
+
+def _declare(inputs: Sequence[str] | None, taken: list[str]) -> tuple[TensorSpec, ...]:
+    forward = f"forward({', '.join(taken)})"
+    example = " ".join(["--input INT64:-1"] * len(taken))
+    if not inputs:
+        raise InputError(
+            f"The dtypes and dims of what {forward} takes do not stand in a TorchScript file.",
+            f"Say DTYPE:DIMS of each, without the rows, in that order; for example: {example}"
+            f" (in Python: inputs={['INT64:-1'] * len(taken)}).",
+        )
+    if len(inputs) != len(taken):
+        raise InputError(f"{forward} takes {len(taken)} tensors; {len(inputs)} are given.", f"For example: {example}")
+    parsed = [_parse(text) for text in inputs]
+    names = [spec.name for spec in parsed]
+    standard = [f"INPUT__{index}" for index in range(len(taken))]
+    if not any(names):
+        return tuple(TensorSpec(name, spec.dtype, spec.dims) for name, spec in zip(standard, parsed, strict=True))
+    order = next((known for known in (taken, standard) if sorted(known) == sorted(names)), None)
+    if order is None:
+        raise InputError(
+            f"The inputs are named {', '.join(name or 'nothing' for name in names)}; {forward} has other names.",
+            f"Name all of {', '.join(taken)}, or leave the names out.",
+        )
+    return tuple(parsed[names.index(name)] for name in order)
+
+
+def _parse(text: str) -> TensorSpec:
+    """An input as the command line has it."""
+    name, _, rest = text.rpartition(":")[0].rpartition(":")
+    kind, dims = rest, text.rpartition(":")[2]
+    dtype = f"TYPE_{kind.upper().removeprefix('TYPE_')}"
+    sizes = [size.strip() for size in dims.split(",")]
+    if dtype not in _TYPES or not all(re.fullmatch(r"-1|[1-9][0-9]{0,17}", size) for size in sizes):
+        known = ", ".join(known.removeprefix("TYPE_") for known in _TYPES)
+        raise InputError(
+            f"The input {text!r} is not DTYPE:DIMS or NAME:DTYPE:DIMS.",
+            f"For example INT64:-1 or FP32:3,224,224, without the rows; -1 is any size. Dtypes: {known}.",
+        )
+    return TensorSpec(name, dtype, tuple(map(int, sizes)))
+
+
+# --- what forward gives ------------------------------------------------------------------------------------------
+
+
+def _observe(trial: Trial, path: Path) -> tuple[TensorSpec, ...]:
+    try:
+        found = trial.observe()
+    except BatchError as error:
+        raise ArtifactError(
+            f"The rows of {path} cannot be batched: {error}.",
+            "Mend the module; or say --max-batch-size 0, with whole shapes: then it gets each request alone.",
+        ) from error
+    except TrialError as error:
+        raise ArtifactError(
+            f"{path} cannot be tried: {error}.", "Mend the inputs that you gave, or the module."
+        ) from error
+    return tuple(TensorSpec(f"OUTPUT__{index}", _OF_NUMPY[dtype], dims) for index, (dtype, dims) in enumerate(found))
+
+
+def _call(module: Any, arrays: Arrays) -> list[NDArray[Any]]:
+    import torch
+
+    with torch.inference_mode():
+        given = module(*map(torch.from_numpy, arrays))
+    tensors = [given] if isinstance(given, torch.Tensor) else given
+    if not isinstance(tensors, tuple | list) or isinstance(given, list):
+        raise ArtifactError(f"forward gives a {type(given).__name__}, and no tensor.", _WRAP)
+    for index, tensor in enumerate(tensors):
+        if not isinstance(tensor, torch.Tensor):
+            raise ArtifactError(f"Output {index} of forward is a {type(tensor).__name__}, and no tensor.", _WRAP)
+        if str(tensor.dtype).removeprefix("torch.") not in map(str, _OF_NUMPY):
+            raise ArtifactError(
+                f"Output {index} of forward is {tensor.dtype}, which clients cannot take.", "Cast it: .float()"
+            )
+    return [tensor.numpy() for tensor in tensors]

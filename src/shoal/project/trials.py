@@ -1,0 +1,198 @@
+"""A model tried on made-up rows: which shapes its outputs have, and whether rows answer for themselves alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.component.lengths import ATTENTION_MASK, find_mask
+from shoal.component.spec import STRING, ModelSpec, TensorSpec
+from shoal.errors import InputError, ShoalError
+
+ROWS, WIDTHS = (2, 3), (8, 13)  # two of each: what follows them is seen to
+_TOKENS = 5  # of the first width, where the rest is padding
+_TOLERANCE = 1e-3  # of the greatest value: another batch changes its last bits, and nothing more
+_TINY = 1e-6
+BERT_INPUTS = {"input_ids", "attention_mask"}  # of transformers' models
+
+Arrays = list[NDArray[Any]]
+Call = Callable[[Arrays], Sequence[NDArray[Any]]]
+
+
+class TrialError(ValueError):
+    """What does not hold; its text is a sentence without its end."""
+
+
+class BatchError(TrialError):
+    """What keeps rows from being batched."""
+
+
+class Trial:
+    """``call`` maps arrays in the order of ``inputs``, ``[rows, *dims]`` where ``is_batched``, to its outputs.
+
+    Numbers are drawn anew in the same way each time: normal ones, and 0 or 1 for integers, the first of each row 1.
+    """
+
+    def __init__(self, inputs: Sequence[TensorSpec], call: Call, *, is_batched: bool) -> None:
+        self.inputs, self._call, self.is_batched = tuple(inputs), call, is_batched
+        self._is_zero = False
+
+    def observe(self) -> list[tuple[np.dtype[Any], tuple[int, ...]]]:
+        """The dtype and dims of each output, without rows; -1 where they follow the width of the inputs.
+
+        Raises:
+            BatchError: rows are not what the first dimension counts, or a row's answer depends on those beside it.
+            TrialError: it fails.
+        """
+        rows = ROWS if self.is_batched else ROWS[:1]
+        widths = WIDTHS if any(-1 in tensor.dims for tensor in self.inputs) else WIDTHS[:1]
+        self._settle()
+        outputs = {(r, w): self._answer(self._make(r, w)) for r in rows for w in widths}
+        if len({tuple(out.ndim for out in some) for some in outputs.values()}) > 1:
+            raise TrialError("its outputs have another number of dimensions for another width or number of rows")
+        found = []
+        for index, out in enumerate(outputs[ROWS[0], WIDTHS[0]]):
+            found.append((out.dtype, self._join({at: some[index].shape for at, some in outputs.items()}, index)))
+        if self.is_batched:
+            self._check_rows()
+        return found
+
+    def _settle(self) -> None:
+        """Find numbers that it takes: what is drawn, or nothing but zeros, since it may know one token alone.
+
+        Raises:
+            BatchError: it takes a single row of what is drawn.
+            TrialError: it takes neither.
+        """
+        reasons = []
+        for self._is_zero, rows in ((False, ROWS[0]), (True, ROWS[0]), (False, 1)):
+            try:
+                self._answer(self._make(rows, WIDTHS[0]))
+            except TrialError as error:
+                reasons.append(error)
+                continue
+            if rows == 1 and self.is_batched:
+                raise BatchError(f"it takes a single row, and {reasons[0]}")
+            return
+        raise reasons[0]
+
+    def _join(self, shapes: dict[tuple[int, int], tuple[int, ...]], index: int) -> tuple[int, ...]:
+        """What the shapes of one output, by rows and width, have in common."""
+        first = 1 if self.is_batched else 0
+        for (rows, _), shape in shapes.items():
+            if first and (not shape or shape[0] != rows):
+                raise BatchError(f"output {index} has shape {list(shape)} for {rows} rows, expected [{rows}, ...]")
+        if not next(iter(shapes.values())):
+            raise TrialError(f"output {index} is a scalar, and Triton's tensors have a dimension")
+        dims = []
+        for axis in range(first, len(next(iter(shapes.values())))):
+            sizes = {at: shape[axis] for at, shape in shapes.items()}
+            if any(size != sizes[ROWS[0], width] for (_, width), size in sizes.items()):
+                raise BatchError(f"dimension {axis} of output {index} follows the number of rows")
+            dims.append(next(iter(sizes.values())) if len(set(sizes.values())) == 1 else -1)
+        return tuple(dims)
+
+    def _check_rows(self) -> None:
+        given = self._make(max(ROWS), WIDTHS[0])
+        together = self._answer(given)
+        for row in range(max(ROWS)):
+            alone = self._answer([array[row : row + 1] for array in given])
+            if not all(_are_same(whole[row : row + 1], own) for whole, own in zip(together, alone, strict=True)):
+                raise BatchError("a row's answer depends on the rows beside it")
+
+    def check_padding(self, mask: str) -> None:
+        """Check that columns where the input ``mask`` is 0 change nothing.
+
+        Raises:
+            TrialError: they do.
+        """
+        padded = self._make(ROWS[0], WIDTHS[0])
+        cut = []
+        for index, tensor in enumerate(self.inputs):
+            if tensor.name == mask:
+                padded[index] = np.ones_like(padded[index])
+                padded[index][:, _TOKENS:] = 0
+            follows = tensor.dims[:1] == (-1,)
+            cut.append(np.ascontiguousarray(padded[index][:, :_TOKENS]) if follows else padded[index])
+        pairs = zip(self._answer(padded), self._answer(cut), strict=True)
+        if not all(_are_same(one, other) for one, other in pairs):
+            raise TrialError(f"columns where {mask} is 0 change the answer")
+
+    def _answer(self, given: Arrays) -> Sequence[NDArray[Any]]:
+        try:
+            return self._call(given)
+        except ShoalError:
+            raise
+        except Exception as error:
+            shown = ", ".join(f"{t.name} {list(a.shape)}" for t, a in zip(self.inputs, given, strict=True))
+            raise TrialError(f"it fails on {shown}: {explain(error)}") from error
+
+    def _make(self, rows: int, width: int) -> Arrays:
+        generator = np.random.default_rng(0)
+        return [self._draw(tensor, rows, width, generator) for tensor in self.inputs]
+
+    def _draw(self, tensor: TensorSpec, rows: int, width: int, generator: np.random.Generator) -> NDArray[Any]:
+        sizes = [width if size == -1 else size for size in tensor.dims]
+        shape = [rows, *sizes] if self.is_batched else sizes
+        if tensor.dtype == STRING:
+            return np.full(shape, b"a", np.object_)
+        if self._is_zero:
+            return np.zeros(shape, tensor.numpy_dtype)
+        if tensor.numpy_dtype.kind == "f":
+            return generator.standard_normal(shape).astype(tensor.numpy_dtype)
+        drawn = generator.integers(0, 2, shape)
+        drawn[..., 0] = 1
+        return drawn.astype(tensor.numpy_dtype)
+
+
+def explain(error: Exception) -> str:
+    """The line of another library's message that says most: the last."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[-1] if lines else type(error).__name__)[:300].rstrip(".")
+
+
+def _are_same(one: NDArray[Any], other: NDArray[Any]) -> bool:
+    if one.shape != other.shape:
+        return False
+    if one.dtype.kind != "f":
+        return bool(np.array_equal(one, other))
+    scale = float(np.abs(np.nan_to_num(one.astype(np.float64), posinf=0.0, neginf=0.0)).max(initial=0.0))
+    return bool(np.allclose(one, other, rtol=0, atol=_TOLERANCE * scale + _TINY, equal_nan=True))
+
+
+def choose_mask(spec: ModelSpec, wanted: str | None, trial: Trial | None) -> tuple[dict[str, str], list[str]]:
+    """The parameter that lets rows of like length be run together, if there may be one, and lines that say so.
+
+    ``wanted`` is the input that the caller names. Else it is ``attention_mask`` where the inputs are exactly BERT's.
+    ``trial`` is None for a model that could not be tried.
+
+    Raises:
+        InputError: what the caller names tells no length.
+        ArtifactError: it is no input of one dimension, or an output's width is not known.
+    """
+    if wanted is not None:
+        if not spec.is_batched:
+            raise InputError(f"Model {spec.name} has no batches: no input tells how long a row is.", "Leave mask out.")
+        find_mask(replace(spec, parameters={ATTENTION_MASK: wanted}))
+        try:
+            if trial:
+                trial.check_padding(wanted)
+        except TrialError as error:
+            raise InputError(f"{wanted} does not tell how long a row is: {error}.", "Leave mask out.") from error
+        return {ATTENTION_MASK: wanted}, [f"{wanted} tells how long a row is, as you say: parameter attention_mask"]
+    if {tensor.name for tensor in spec.inputs} != BERT_INPUTS or not spec.is_batched:
+        return {}, []
+    mask = "attention_mask"
+    why = "an output has a dimension of -1" if any(-1 in tensor.dims for tensor in spec.outputs) else ""
+    try:
+        if not why and trial:
+            trial.check_padding(mask)
+    except TrialError as error:
+        why = str(error)
+    if why:
+        return {}, [f"rows of like length are not run together: {why}"]
+    return {ATTENTION_MASK: mask}, [f"the inputs are BERT's, so {mask} tells how long a row is: parameter of that name"]
