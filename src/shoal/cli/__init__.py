@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from shoal.cli import environment, pipeline, repository, serving
+from shoal.cli import environment, pipeline, project, repository, serving
 from shoal.cli.bench import bench
 from shoal.cli.check import check
 from shoal.cli.graph import describe, graph
@@ -16,9 +16,11 @@ from shoal.errors import ShoalError
 
 app = typer.Typer(no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False, help=__doc__)
 app.add_typer(environment.app, name="env")
+app.add_typer(project.app, name="new")
 for command in (
     pipeline.train,
     pipeline.evaluate,
+    project.add_model,
     repository.compose,
     repository.plan,
     check,

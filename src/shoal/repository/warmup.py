@@ -131,7 +131,7 @@ def _full(tensor: TensorSpec, spec: ModelSpec, value: Any) -> Any:
 def _run(config: ModelConfig, repository: Path, inputs: Arrays) -> Arrays:
     """What a component answers to one request; its own errors, which ``Component.process`` would log and hide."""
     folder, spec = repository / config.name / "1", config.spec
-    with _no_bytecode():
+    with no_bytecode():
         component = component_class(folder / "model.py")(Context(spec=spec, folder=folder))
         try:
             component.check(inputs)
@@ -144,8 +144,8 @@ def _run(config: ModelConfig, repository: Path, inputs: Arrays) -> Arrays:
 
 
 @contextmanager
-def _no_bytecode() -> Iterator[None]:
-    """A repository holds what was composed, and no caches."""
+def no_bytecode() -> Iterator[None]:
+    """A model's folder holds what was put there, and no caches."""
     before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:
         yield

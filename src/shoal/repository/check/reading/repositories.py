@@ -10,6 +10,7 @@ from typing import Any
 
 from shoal.environment.targets import Target, find_target
 from shoal.errors import ArtifactError, InputError
+from shoal.paths import shipped_root
 from shoal.repository.check.reading.models import MAX_CONFIG_BYTES, Model, Repository, entries
 from shoal.repository.leaves import ROOMS
 from shoal.repository.manifest import MANIFEST, read_manifest
@@ -33,7 +34,7 @@ def read_repository(path: Path, target: Target | None = None) -> Repository:
     if rooms:
         leaves = [read_model(p, is_leaf=True) for room in rooms for p in _model_folders(room)]
         asked = [leaf for leaf in leaves if path == root or leaf.folder.parent == path]
-        return Repository(path, tuple(asked), _by_name(leaves), target)
+        return Repository(path, tuple(asked), _by_name([*_shipped(), *leaves]), target)
     models = [read_model(folder) for folder in entries(path) if folder.is_dir()]
     if not any(model.text or model.versions or model.path.exists() for model in models):
         raise InputError(
@@ -52,7 +53,13 @@ def _read_one(path: Path, target: Target | None) -> Repository:
     folders = [p for room in ROOMS for p in _model_folders(root / room)] if is_leaf else _model_folders(root)
     beside = [read_model(folder, is_leaf=is_leaf) for folder in folders if folder != path]
     manifest = {} if is_leaf else _manifest(root)
-    return Repository(root, (model,), _by_name([*beside, model]), target or _target(manifest), manifest)
+    known = [*(_shipped() if is_leaf else ()), *beside, model]
+    return Repository(root, (model,), _by_name(known), target or _target(manifest), manifest)
+
+
+def _shipped() -> list[Model]:
+    """shoal's own leaves, which pipelines among leaf folders may call; others of the same name win."""
+    return [read_model(p, is_leaf=True) for room in ROOMS for p in _model_folders(shipped_root() / room)]
 
 
 def _is_room(folder: Path) -> bool:

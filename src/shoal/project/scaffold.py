@@ -1,0 +1,226 @@
+"""Skeletons in a user's own project: a component or a model, a pipeline that uses it, a test that serves it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal.component.spec import STRING, TensorSpec
+from shoal.errors import InputError
+from shoal.project import scaffold_text as text
+from shoal.project.leaves import Draft
+from shoal.project.scaffold_names import check_distinct, check_name, class_name, find_project_leaves, python_name
+from shoal.repository.pbtxt import CONFIG
+from shoal.repository.sizes import Largest
+
+COMPONENT_ROOMS = ("preprocess", "postprocess")
+INPUTS = (TensorSpec("TEXT", STRING, (1,)),)
+OUTPUTS = (TensorSpec("LENGTH", "TYPE_FP32", (1,)),)
+MAX_BATCH_SIZE = 512  # as of shoal's own leaves, and less where rows are large
+_MAX_BYTES, _MAX_TEXT = 16 * 2**20, 64 * 2**20  # of a batch: what a container's /dev/shm holds; a text in, one out
+MAX_FEATURES = 10_000  # of a model that is fitted by least squares
+_COUNTS = ("TYPE_INT32", "TYPE_INT64", "TYPE_UINT32", "TYPE_UINT64", "TYPE_FP32", "TYPE_FP64")
+_LENGTHS = f"[{', '.join(f'[{len(each)}]' for each in text.TEXTS)}]"
+
+
+@dataclass(frozen=True)
+class Skeleton:
+    """New files, not written yet.
+
+    ``pipeline`` is the ensemble that uses what is new, ``test`` its test's path in the project. ``said`` are lines for
+    the user; ``needs_artifacts``: the pipeline takes such as no leaf folder holds.
+    """
+
+    draft: Draft
+    pipeline: str
+    test: str
+    said: tuple[str, ...] = ()
+    needs_artifacts: bool = False
+
+
+def draft_component(
+    name: str,
+    *,
+    inputs: Sequence[TensorSpec] = INPUTS,
+    outputs: Sequence[TensorSpec] = OUTPUTS,
+    room: str = "preprocess",
+    project: Path | str = ".",
+    pipeline: str = "",
+) -> Skeleton:
+    """A component of the declared tensors, whose ``run`` works as it stands.
+
+    One text ``STRING [1]`` in and one number ``[1]`` out are counted characters, all else is zeros. The pipeline is
+    called ``NAME_alone``, and the test after the component; both after ``pipeline``, where that is given.
+
+    Raises:
+        InputError: a name or the room cannot be used, or two tensors have one name.
+    """
+    root = Path(project)
+    leaves = find_project_leaves(root)
+    tested, pipeline = pipeline or name, pipeline or alone(name)
+    for each in (name, pipeline):
+        check_name(each, leaves)
+    check_room(room)
+    check_distinct(inputs, outputs)
+    values = {"class_name": class_name(name), "name": tested, "pipeline": pipeline}
+    code = _write_code(inputs, outputs, values)
+    request, expected = _write_expected(inputs, outputs)
+    draft = Draft(root)
+    draft.add(
+        {
+            f"{room}/{name}/{CONFIG}": _write_config(
+                name, f"{_list(inputs)} in, {_list(outputs)} out.", inputs, outputs
+            ),
+            f"{room}/{name}/1/model.py": code,
+            **pipeline_files(pipeline, text.write_alone(pipeline, name, _batch_size(inputs, outputs), inputs, outputs)),
+            path_of_test(tested): text.fill("test_expected.py", **values, request=request, expected=expected),
+            **gitignore(root),
+        }
+    )
+    return Skeleton(draft, pipeline, path_of_test(tested))
+
+
+def draft_model(name: str, num_features: int, *, project: Path | str = ".") -> Skeleton:
+    """A linear model in NumPy, ``FEATURES FP32 [num_features]`` to ``SCORE FP32 [1]``, and the script that fits it.
+
+    Until it is fitted, it gives the mean of the features.
+
+    Raises:
+        InputError: a name cannot be used, or there are no features.
+    """
+    root = Path(project)
+    leaves = find_project_leaves(root)
+    pipeline, folder = alone(name), f"models/{name}"
+    for each in (name, pipeline):
+        check_name(each, leaves)
+    if not 1 <= num_features <= MAX_FEATURES:
+        raise InputError(
+            f"A linear model of {num_features:,} features cannot be fitted here.",
+            f"Give a number from 1 to {MAX_FEATURES:,}: --features 4",
+        )
+    inputs = (TensorSpec("FEATURES", "TYPE_FP32", (num_features,)),)
+    outputs = (TensorSpec("SCORE", "TYPE_FP32", (1,)),)
+    values = {
+        "class_name": class_name(name), "name": name, "pipeline": pipeline, "num_features": num_features,
+        "num_rows": num_features + 20, "path": f"{folder}/train.py",
+    }  # fmt: skip
+    draft = Draft(root)
+    draft.add(
+        {
+            f"{folder}/{CONFIG}": _write_config(
+                name, "A linear model in NumPy; train.py fits it.", inputs, outputs, {"artifacts": "weights.json"}
+            ),
+            f"{folder}/1/model.py": text.fill("linear.py", **values),
+            f"{folder}/1/weights.json": json.dumps({"weights": [1 / num_features] * num_features, "bias": 0.0}) + "\n",
+            f"{folder}/train.py": text.fill("train.py", **values),
+            **pipeline_files(pipeline, text.write_alone(pipeline, name, _batch_size(inputs, outputs), inputs, outputs)),
+            path_of_test(name): text.fill("test_linear.py", **values),
+            **gitignore(root),
+        }
+    )
+    said = (f"Until {folder}/train.py has fitted it, {name} gives the mean of its features.",)
+    return Skeleton(draft, pipeline, path_of_test(name), said)
+
+
+# --- what every skeleton has -------------------------------------------------------------------------------------
+
+
+def alone(name: str) -> str:
+    """The pipeline that runs one model and nothing else."""
+    return f"{name[:58]}_alone"  # a name has at most 64 characters
+
+
+def path_of_test(name: str) -> str:
+    """Where the test of a model or a pipeline stands."""
+    return f"tests/test_{python_name(name)}.py"
+
+
+def check_room(room: str) -> None:
+    """Check that a component may stand in ``room``.
+
+    Raises:
+        InputError: it may not.
+    """
+    if room not in COMPONENT_ROOMS:
+        raise InputError(f"There is no --room {room!r} for components.", f"Known: {', '.join(COMPONENT_ROOMS)}.")
+
+
+def pipeline_files(pipeline: str, config: str) -> dict[str, str | bytes | Path]:
+    """The files of an ensemble's leaf folder."""
+    return {f"ensembles/{pipeline}/{CONFIG}": config, f"ensembles/{pipeline}/1/.gitkeep": ""}
+
+
+def gitignore(root: Path) -> dict[str, str | bytes | Path]:
+    """What git shall not see, where the project says nothing of it."""
+    return {} if (root / ".gitignore").exists() else {".gitignore": text.fill("gitignore")}
+
+
+# --- a leaf's configuration and code -------------------------------------------------------------------------------
+
+
+def _write_config(
+    name: str,
+    comment: str,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    parameters: Mapping[str, str] | None = None,
+) -> str:
+    return text.fill(
+        "python.pbtxt",
+        comment=comment,
+        name=name,
+        size=_batch_size(inputs, outputs),
+        tensors=text.write_tensors(inputs, outputs),
+        parameters="".join(text.write_parameter(key, value) for key, value in (parameters or {}).items()),
+    )
+
+
+def _batch_size(*sides: Sequence[TensorSpec]) -> int:
+    """The most rows of a batch that an ordinary machine can share: a power of two, 2 or more."""
+    rows = MAX_BATCH_SIZE
+    for is_text, most in ((True, _MAX_TEXT), (False, _MAX_BYTES)):
+        tensors = [tensor for side in sides for tensor in side if (tensor.dtype == STRING) == is_text]
+        rows = min(rows, most // max(1, sum(Largest(rows=1).num_bytes(tensor) for tensor in tensors)))
+    return int(2 ** max(1, rows.bit_length() - 1))
+
+
+def _list(tensors: Iterable[TensorSpec]) -> str:
+    return ", ".join(tensor.name for tensor in tensors)
+
+
+def _is_countable(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> bool:
+    if len(inputs) != 1 or len(outputs) != 1 or outputs[0].dtype not in _COUNTS:
+        return False
+    return inputs[0].dtype == STRING and inputs[0].dims == outputs[0].dims == (1,)
+
+
+def _write_code(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], values: Mapping[str, str]) -> str:
+    if _is_countable(inputs, outputs):
+        names = {"input": inputs[0].name, "output": outputs[0].name, "dtype": text.name_dtype(outputs[0])}
+        return text.fill("count.py", **values, **names)
+    comments = [f'# batch["{tensor.name}"]: {text.describe(tensor)}' for tensor in inputs]
+    entries = [(tensor.name, text.write_nothing(tensor, "num_rows")) for tensor in outputs]
+    return text.fill(
+        "zeros.py",
+        **values,
+        nothing="Empty texts" if all(tensor.dtype == STRING for tensor in outputs) else "Zeros",
+        inputs="\n".join(f"        {line}"[:120] for line in comments),
+        outputs=text.write_entries(entries, 12),
+    )
+
+
+def _write_expected(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> tuple[str, str]:
+    """A test's request, and what is expected of it."""
+    request = [(tensor.name, _write_ones(tensor)) for tensor in inputs]
+    zeros = [(tensor.name, text.write_nothing(tensor)) for tensor in outputs]
+    expected = [(outputs[0].name, _LENGTHS)] if _is_countable(inputs, outputs) else zeros
+    return text.write_entries(request, 4), text.write_entries(expected, 4)
+
+
+def _write_ones(tensor: TensorSpec) -> str:
+    """A request's array for what reads nothing of it."""
+    if tensor.dtype == STRING:
+        return text.write_sample(tensor)
+    return text.write_nothing(tensor).replace("np.zeros(", "np.ones(", 1)

@@ -1,0 +1,144 @@
+"""Which input reads which output: the one that fits, and where several do, what somebody says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from shoal.component.spec import TensorSpec
+from shoal.errors import InputError
+from shoal.project import scaffold_text as text
+from shoal.project.scaffold_names import check_tensor_name
+from shoal.repository.pbtxt import ModelConfig
+from shoal.repository.shapes import Declared
+
+REQUEST = ""  # in the place of a step: what the request brings
+MASK = "attention_mask"  # the parameter of a model, and what tokenizers call that output
+
+
+@dataclass(frozen=True)
+class Source:
+    """What an input reads: output ``name`` of the step ``model``, or tensor ``name`` of the request."""
+
+    model: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.model}.{self.name}" if self.model else self.name
+
+
+@dataclass(frozen=True)
+class Question:
+    """An input that several outputs fit; ``free`` are those that no other input reads."""
+
+    model: str
+    tensor: TensorSpec
+    fits: tuple[Source, ...]
+    free: tuple[Source, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """The input's name with its model's: ``encoder.INPUT__0``."""
+        return f"{self.model}.{self.tensor.name}"
+
+
+Ask = Callable[[Question], str]
+
+
+@dataclass
+class Join:
+    """Models in their order; ``maps`` say what a ``MODEL.INPUT`` reads: ``MODEL.OUTPUT``, or a name in the request."""
+
+    models: Sequence[ModelConfig]
+    maps: Mapping[str, str]
+    questions: list[Question] = field(default_factory=list)
+
+    def answer(self, ask: Ask | None) -> dict[str, Source]:
+        """What each input reads, by ``MODEL.INPUT``."""
+        self._check_maps()
+        found: dict[str, Source] = {}
+        for place, model in enumerate(self.models):
+            found |= self._join(model, self.models[:place])
+        if self.questions and ask is None:
+            raise _several(self.questions)
+        for question in self.questions:
+            read = set(found.values())
+            free = tuple(source for source in question.fits if source not in read)
+            chosen = ask(replace(question, free=free)) if ask else ""
+            found[question.key] = self._read(chosen, self.models[: self._place(question.model)], f"{chosen!r}")
+        return found
+
+    def _join(self, model: ModelConfig, earlier: Sequence[ModelConfig]) -> dict[str, Source]:
+        found: dict[str, Source] = {}
+        fitting: dict[str, list[Source]] = {}
+        for tensor in model.spec.inputs:
+            key = f"{model.name}.{tensor.name}"
+            fits = _find_fits(tensor, model, earlier)
+            same = [source for source in fits if source.name in _roles(tensor, model)]
+            if key in self.maps:
+                found[key] = self._read(self.maps[key], earlier, f"--map {key}={self.maps[key]}")
+            elif len(same) == 1:
+                found[key] = same[0]
+            elif tensor.is_optional or not fits:
+                found[key] = Source(REQUEST, tensor.name)
+            else:
+                fitting[key] = fits
+        # no step reads one tensor twice
+        left = {key: [source for source in fits if source not in found.values()] for key, fits in fitting.items()}
+        for tensor in model.spec.inputs:
+            key = f"{model.name}.{tensor.name}"
+            if not left.get(key, True):
+                found[key] = Source(REQUEST, tensor.name)
+            elif key in left and len(left[key]) == 1 and list(left.values()).count(left[key]) == 1:
+                found[key] = left[key][0]
+            elif key in left:
+                self.questions.append(Question(model.name, tensor, tuple(left[key])))
+        return found
+
+    def _read(self, value: str, earlier: Sequence[ModelConfig], where: str) -> Source:
+        """``MODEL.OUTPUT``, or a name in the request."""
+        for model in self.models:
+            output = value.removeprefix(f"{model.name}.")
+            if output == value:
+                continue
+            names = [tensor.name for tensor in model.spec.outputs]
+            if output not in names:
+                raise InputError(f"Model {model.name} has no output {output}: {where}.", f"It has: {', '.join(names)}.")
+            if model not in earlier:
+                raise InputError(f"{where} reads a step that comes later.", f"Name --step {model.name} before it.")
+            return Source(model.name, output)
+        check_tensor_name(value, where)
+        return Source(REQUEST, value)
+
+    def _place(self, model: str) -> int:
+        return [config.name for config in self.models].index(model)
+
+    def _check_maps(self) -> None:
+        known = [f"{model.name}.{tensor.name}" for model in self.models for tensor in model.spec.inputs]
+        for key in self.maps:
+            if key not in known:
+                raise InputError(f"There is no input {key} to map.", f"Known: {', '.join(known)}.")
+
+
+def _find_fits(tensor: TensorSpec, model: ModelConfig, earlier: Iterable[ModelConfig]) -> list[Source]:
+    wanted = Declared(model.name, tensor, model.spec.is_batched)
+    return [
+        Source(other.name, output.name)
+        for other in earlier
+        for output in other.spec.outputs
+        if output.dtype == tensor.dtype and Declared(other.name, output, other.spec.is_batched).fits(wanted)
+    ]
+
+
+def _roles(tensor: TensorSpec, model: ModelConfig) -> set[str]:
+    """What an input is called: by its name, and by a parameter that says which input is the attention mask."""
+    is_mask = model.spec.parameters.get(MASK) == tensor.name
+    return {tensor.name, MASK} if is_mask else {tensor.name}
+
+
+def _several(questions: Sequence[Question]) -> InputError:
+    said = [f"{q.key} ({text.describe(q.tensor, '')}) fits {' and '.join(map(str, q.fits))}." for q in questions]
+    examples = " ".join(f"--map {q.key}={q.fits[place % len(q.fits)]}" for place, q in enumerate(questions))
+    return InputError(
+        " ".join(said), f"Say what each reads, an output or a name in the request. For example: {examples}"
+    )

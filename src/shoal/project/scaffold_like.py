@@ -1,0 +1,214 @@
+"""A leaf like another one: its files under a new name, with other parameters, tensors and artifacts."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from shoal.component.spec import TensorSpec
+from shoal.errors import InputError, ShoalError
+from shoal.project import scaffold_text as text
+from shoal.project.leaves import Draft
+from shoal.project.scaffold import Skeleton, alone, check_room, gitignore, path_of_test, pipeline_files
+from shoal.project.scaffold_names import check_name, find_project_leaves
+from shoal.project.scaffold_tests import write_test
+from shoal.project.scaffold_trials import find_width
+from shoal.repository.pbtxt import CONFIG, ModelConfig, as_config
+from shoal.repository.warmup import FOLDER
+
+
+def draft_like(
+    name: str,
+    like: str,
+    *,
+    room: str | None = None,
+    settings: Mapping[str, str] | None = None,
+    artifacts: Mapping[str, Path] | None = None,
+    inputs: Sequence[TensorSpec] = (),
+    outputs: Sequence[TensorSpec] = (),
+    project: Path | str = ".",
+) -> Skeleton:
+    """A copy of the leaf whose model is called ``like``: one of shoal's own, or of the project.
+
+    ``settings`` are parameters by name, ``artifacts`` files by their names in ``1/``. ``inputs`` and ``outputs`` are
+    declarations that take the place of those of the same names. Its room is that of ``like`` unless given.
+
+    Raises:
+        InputError: a name cannot be used; ``like`` has no such parameter, artifact or tensor; or a file is not there.
+    """
+    root = Path(project)
+    leaves = find_project_leaves(root)
+    pipeline = alone(name)
+    for each in (name, pipeline):
+        check_name(each, leaves)
+    if room is not None:
+        check_room(room)
+    source = _find_leaf(like, leaves)
+    message, config_text = _edit(source, name, settings or {}, inputs, outputs)
+    config = as_config(message, source.folder)
+    folder = f"{room or source.folder.parent.name}/{name}"
+    files = _version_files(source.folder)
+    given = _check_artifacts(source, artifacts or {})
+    missing = [file for file, needed in config.artifacts if needed and file not in given and f"1/{file}" not in files]
+    absent = [file for file, _ in config.artifacts if file not in given and f"1/{file}" not in files]
+    width, problem = _try(
+        config, {**files, **{f"1/{file}": path for file, path in given.items()}}, folder, is_whole=not absent
+    )
+    test = path_of_test(name)
+    draft = Draft(root)
+    draft.add(
+        {
+            f"{folder}/{CONFIG}": config_text,
+            **{f"{folder}/{path}": file for path, file in files.items()},
+            **{f"{folder}/1/{file}": path for file, path in given.items()},
+        }
+    )
+    spec = config.spec
+    draft.add(
+        pipeline_files(pipeline, text.write_alone(pipeline, name, spec.max_batch_size, spec.inputs, spec.outputs))
+    )
+    widths = {tensor.name: width for tensor in spec.inputs}
+    written = write_test(name, pipeline, spec.inputs, [config], is_batched=spec.is_batched, widths=widths)
+    draft.add({test: written, **gitignore(root)})
+    said = [f"{folder} is a copy of {source.folder}."]
+    if missing:
+        options = " ".join(f"--artifact {file}=PATH" for file in missing)
+        said.append(f"Before it is tested or served, put {', '.join(missing)} into {folder}/1, as {options} does.")
+    elif problem:
+        said.append(f"It does not start yet: {problem}")
+    return Skeleton(draft, pipeline, test, tuple(said))
+
+
+def _try(config: ModelConfig, files: Mapping[str, Path], place: str, *, is_whole: bool) -> tuple[int, str]:
+    """The width of a request that the new component answers, and why it does not start, where artifacts are to come.
+
+    It is tried in another place than ``place``, where its files will be.
+
+    Raises:
+        InputError: it has all that it takes, and does not start with these parameters and tensors.
+    """
+    with tempfile.TemporaryDirectory(prefix="shoal-") as aside:
+        folder = Path(aside).resolve()
+        for name, path in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).symlink_to(path.resolve())
+        try:
+            return find_width(replace(config, folder=folder)), ""
+        except ShoalError as error:
+            what, fix = (said.replace(str(folder), place) for said in (error.what, error.fix))
+            if is_whole:
+                raise InputError(f"It would not start: {what}", fix) from None
+            return text.WIDTH, f"{what} {fix}".rstrip()
+        except Exception as error:  # of a component of the user's own
+            return text.WIDTH, f"{type(error).__name__}: {error}"
+
+
+def _find_leaf(like: str, leaves: Mapping[str, ModelConfig]) -> ModelConfig:
+    known = sorted(name for name, leaf in leaves.items() if not leaf.is_ensemble)
+    if like not in leaves:
+        raise InputError(f"There is no model {like} to be like.", f"Known: {', '.join(known)}.")
+    if leaves[like].is_ensemble:
+        raise InputError(f"{like} is a pipeline, which calls models by name.", f"Known models: {', '.join(known)}.")
+    return leaves[like]
+
+
+def _version_files(leaf: Path) -> dict[str, Path]:
+    """The files under a leaf's numbered folders, and its warm-up's, by their paths in the leaf."""
+    found = (path for pattern in ("[0-9]*", FOLDER) for path in sorted(leaf.glob(f"{pattern}/**/*")))
+    files = {str(path.relative_to(leaf)): path for path in found if path.is_file() and "__pycache__" not in path.parts}
+    if len(files) > 1:
+        files.pop("1/.gitkeep", None)
+    return files
+
+
+def _check_artifacts(source: ModelConfig, artifacts: Mapping[str, Path]) -> Mapping[str, Path]:
+    known = [name for name, _ in source.artifacts]
+    for name, path in artifacts.items():
+        if name not in known:
+            listed = f"It has: {', '.join(known)}." if known else "It has none."
+            raise InputError(f"{source.name} has no artifact {name}.", listed)
+        if not path.is_file():
+            raise InputError(f"There is no file {path} for the artifact {name}.", f"Name one: --artifact {name}=PATH")
+    return artifacts
+
+
+# --- config.pbtxt: edited as text, so that its comments stay; what the text must mean is made beside it ------------
+
+
+def _edit(
+    source: ModelConfig,
+    name: str,
+    settings: Mapping[str, str],
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+) -> tuple[Any, str]:
+    """The new configuration, as a message and as text."""
+    message = type(source.message)()
+    message.CopyFrom(source.message)
+    edited = _Edited((source.folder / CONFIG).read_text(encoding="utf-8"))
+    message.name = name
+    edited.put(("name",), "name", text.quote(name))
+    for key, value in settings.items():
+        known = sorted(key for key in message.parameters if key != "artifacts")
+        if key not in known:
+            raise InputError(f"{source.name} has no parameter {key}.", f"It has: {', '.join(known) or 'none'}.")
+        message.parameters[key].string_value = value
+        edited.put_parameter(key, text.quote(value))
+    for field, entries, tensors in (("input", message.input, inputs), ("output", message.output, outputs)):
+        _edit_tensors(source.name, field, entries, tensors, edited)
+    return message, edited.result(message)
+
+
+def _edit_tensors(source: str, field: str, entries: Any, tensors: Sequence[TensorSpec], edited: _Edited) -> None:
+    places = {entry.name: place for place, entry in enumerate(entries)}
+    for tensor in tensors:
+        if tensor.name not in places:
+            raise InputError(f"{source} has no {field} {tensor.name}.", f"It has: {', '.join(places)}.")
+        place = places[tensor.name]
+        entries[place].data_type = _number(entries[place], tensor.dtype)
+        entries[place].ClearField("dims")
+        entries[place].dims.extend(tensor.dims)
+        edited.put((field, place, "data_type"), "data_type", tensor.dtype)
+        edited.put((field, place, "dims"), "dims", f"[ {', '.join(map(str, tensor.dims))} ]")
+
+
+def _number(entry: Any, dtype: str) -> int:
+    return int(entry.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_name[dtype].number)
+
+
+class _Edited:
+    """A configuration's text, of which single values are replaced in their lines."""
+
+    def __init__(self, original: str) -> None:
+        from shoal.repository.check.reading.locate import locate
+
+        self._fields = locate(original)
+        self._lines = original.split("\n")
+
+    def put(self, path: tuple[str | int, ...], field: str, value: str) -> None:
+        self._replace(self._fields.find(*path).line, field, value)
+
+    def put_parameter(self, key: str, value: str) -> None:
+        for entry in self._fields.entries("parameters", key):
+            self._replace(entry.find("value", "string_value").line, "string_value", value)
+
+    def _replace(self, line: int, field: str, value: str) -> None:
+        old = r'("(\\.|[^"\\])*"|\'(\\.|[^\'\\])*\'|\[[^\]]*\]|[\w.-]+)'
+        replace: Callable[[re.Match[str]], str] = lambda found: f"{found[1]}{value}"  # noqa: E731
+        self._lines[line - 1] = re.sub(rf"(\b{field}\s*:\s*){old}", replace, self._lines[line - 1], count=1)
+
+    def result(self, message: Any) -> str:
+        """The text, if it says what ``message`` is; else ``message`` as Protobuf writes it, without the comments."""
+        from google.protobuf import text_format
+
+        written = "\n".join(self._lines)
+        try:
+            if text_format.Parse(written, type(message)()) == message:
+                return written
+        except text_format.ParseError:
+            pass
+        return str(text_format.MessageToString(message, as_utf8=True))

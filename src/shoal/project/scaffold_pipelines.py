@@ -1,0 +1,157 @@
+"""A pipeline of models by name: outputs go to the inputs that they fit, and where several do, somebody must choose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from shoal.component.spec import TensorSpec
+from shoal.errors import InputError
+from shoal.project import scaffold_text as text
+from shoal.project.leaves import Draft
+from shoal.project.scaffold import Skeleton, draft_component, gitignore, path_of_test, pipeline_files
+from shoal.project.scaffold_joins import REQUEST, Ask, Join, Source
+from shoal.project.scaffold_names import check_name, find_project_leaves, find_twice
+from shoal.project.scaffold_tests import write_test
+from shoal.project.scaffold_trials import find_width
+from shoal.repository.definition import Definition
+from shoal.repository.leaves import collect
+from shoal.repository.messages import check_accepted
+from shoal.repository.pbtxt import ModelConfig
+from shoal.repository.typed import Tensor
+
+
+def draft_pipeline(
+    name: str,
+    steps: Sequence[str] = (),
+    *,
+    maps: Mapping[str, str] | None = None,
+    project: Path | str = ".",
+    ask: Ask | None = None,
+) -> Skeleton:
+    """A pipeline of the models ``steps``, shoal's own and the project's, in an order in which they can run.
+
+    An input reads the earlier output that has its name, dtype and shape, or that it is the attention mask of; else the
+    only one of its dtype and shape that is left, if it is not optional; else the request. ``maps`` say otherwise:
+    ``MODEL.INPUT`` to ``MODEL.OUTPUT``, or to a name in the request. Where several outputs fit, ``ask`` is asked. What
+    no step reads is answered. Without ``steps`` it gets a component of its own, ``NAME_preprocess``.
+
+    Raises:
+        InputError: a name cannot be used; there is no such model or tensor; several outputs fit and there is no
+            ``ask``; or Triton would refuse it.
+    """
+    if not steps:
+        _refuse_maps(maps or {})
+        return draft_component(f"{name[:53]}_preprocess", project=project, pipeline=name)
+    root = Path(project)
+    leaves = find_project_leaves(root)
+    check_name(name, leaves)
+    models = _find_models(steps, leaves)
+    sources = Join(models, maps or {}).answer(ask)
+    definition, said = _define(name, models, sources, root)
+    config = definition.config()
+    check_accepted(config, leaves)
+    spec = config.spec
+    members = {member.name: member for step in steps for member in collect(step, leaves) if not member.is_ensemble}
+    missing = sorted({file for member in members.values() for file in _missing(member)})
+    test = write_test(
+        name, name, spec.inputs, members.values(), is_batched=spec.is_batched, artifacts=missing,
+        widths=_find_widths(models, sources, spec.inputs),
+    )  # fmt: skip
+    draft = Draft(root)
+    draft.add(
+        {
+            **pipeline_files(name, text.write_ensemble(config.message, spec.inputs, spec.outputs)),
+            path_of_test(name): test,
+            **gitignore(root),
+        }
+    )
+    if missing:
+        said.append(f"It needs {', '.join(missing)}: in build/artifacts, or each in its model's folder 1.")
+    return Skeleton(draft, name, path_of_test(name), tuple(said), needs_artifacts=bool(missing))
+
+
+def _refuse_maps(maps: Mapping[str, str]) -> None:
+    for key in maps:
+        raise InputError(f"--map {key} maps a step, and there is none.", "Name the models: --step MODEL --step MODEL")
+
+
+def _find_models(steps: Sequence[str], leaves: Mapping[str, ModelConfig]) -> list[ModelConfig]:
+    for step in steps:
+        if step not in leaves:
+            raise InputError(f"There is no model {step}.", f"Known: {', '.join(sorted(leaves))}.")
+    twice = find_twice(steps)
+    if twice:
+        raise InputError(f"The model {twice} is two steps.", "Write such a pipeline in Python: shoal.Pipeline")
+    return [leaves[step] for step in steps]
+
+
+def _find_widths(
+    models: Sequence[ModelConfig], sources: Mapping[str, Source], inputs: Sequence[TensorSpec]
+) -> dict[str, int]:
+    """For the request's tensors that may have any size: one that the model behind each answers, where one is known."""
+    widths: dict[str, int] = {}
+    for model in models:
+        read = {sources[f"{model.name}.{tensor.name}"] for tensor in model.spec.inputs}
+        wanted = [t.name for t in inputs if Source(REQUEST, t.name) in read and -1 in t.dims]
+        if wanted and not _missing(model):
+            with suppress(Exception):  # of a component that does not start: the test will say so
+                widths |= dict.fromkeys(wanted, find_width(model))
+    return widths
+
+
+def _missing(model: ModelConfig) -> list[str]:
+    return [name for name, is_needed in model.artifacts if is_needed and not (model.folder / "1" / name).is_file()]
+
+
+# --- the pipeline ------------------------------------------------------------------------------------------------
+
+
+def _define(
+    name: str, models: Sequence[ModelConfig], sources: Mapping[str, Source], root: Path
+) -> tuple[Definition, list[str]]:
+    """The pipeline, and a line for each tensor of it."""
+    definition, said = Definition(name, leaves=[root]), []
+    requested = _request(definition, models, sources)
+    given: dict[Source, Tensor] = {}
+    for model in models:
+        inputs = {}
+        for tensor in model.spec.inputs:
+            key = f"{model.name}.{tensor.name}"
+            source = sources[key]
+            inputs[tensor.name] = given[source] if source.model else requested[key]
+            said.append(f"{key} reads {source if source.model else f'{requested[key].name} of the request'}.")
+        outputs = definition.step(model.name, inputs)
+        given |= {Source(model.name, output): tensor for output, tensor in outputs.items()}
+    read = set(sources.values())
+    unread = [source for source in given if source not in read]
+    taken = {tensor.name for tensor in requested.values()}
+    for source in unread:
+        is_taken = source.name in taken or [other.name for other in unread].count(source.name) > 1
+        answered = f"{source.model}_{source.name}" if is_taken else source.name
+        definition.output(answered, given[source])
+        said.append(f"{answered} of the answer is {source}.")
+    return definition, said
+
+
+def _request(definition: Definition, models: Sequence[ModelConfig], sources: Mapping[str, Source]) -> dict[str, Tensor]:
+    """The tensors of the request by the inputs that read them; those of one name, dtype and shape are one."""
+    readers: dict[str, list[tuple[str, TensorSpec]]] = {}
+    for model in models:
+        for tensor in model.spec.inputs:
+            key = f"{model.name}.{tensor.name}"
+            if sources[key].model:
+                continue
+            wanted = sources[key].name
+            first = readers.get(wanted, [(key, tensor)])[0][1]
+            if (first.dtype, first.dims) != (tensor.dtype, tensor.dims):
+                wanted = f"{model.name}_{wanted}"
+            readers.setdefault(wanted, []).append((key, tensor))
+    found: dict[str, Tensor] = {}
+    for name, keys in readers.items():
+        first = keys[0][1]
+        is_optional = all(tensor.is_optional for _, tensor in keys)
+        made = definition.input(name, first.dtype, first.dims, optional=is_optional)
+        found |= {key: made for key, _ in keys}
+    return found

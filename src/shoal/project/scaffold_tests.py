@@ -1,0 +1,55 @@
+"""The test of a pipeline whose answers nobody knows beforehand: served, they are what this process gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from shoal.component.spec import TensorSpec
+from shoal.project import scaffold_text as text
+from shoal.repository.pbtxt import ModelConfig
+
+_EXACT = "        np.testing.assert_array_equal(served[name], expected)"
+_CLOSE = """\
+        if expected.dtype == np.object_:  # texts
+            np.testing.assert_array_equal(served[name], expected)
+        else:
+            np.testing.assert_allclose(served[name], expected, rtol=1e-5, atol=1e-5)"""
+
+
+def write_test(
+    name: str,
+    pipeline: str,
+    inputs: Sequence[TensorSpec],
+    models: Iterable[ModelConfig],
+    *,
+    is_batched: bool,
+    widths: Mapping[str, int] | None = None,
+    artifacts: Sequence[str] = (),
+) -> str:
+    """The test ``name`` of ``pipeline``, which takes ``inputs`` and runs ``models``.
+
+    ``widths`` are the sizes, by input, of dimensions that may have any. ``artifacts`` are those that no leaf folder
+    holds: the test takes them from ``build/artifacts``. What Python components answer must be the same to the last bit,
+    what others do within 1e-5.
+    """
+    known = widths or {}
+    entries = [
+        (t.name, text.write_sample(t, is_batched=is_batched, width=known.get(t.name, text.WIDTH)))
+        for t in inputs
+        if not t.is_optional
+    ]
+    before = ""
+    if artifacts:
+        before += f'ARTIFACTS = PROJECT / "build" / "artifacts"  # {", ".join(artifacts)}\n'
+    if any("RANDOM." in value for _, value in entries):
+        before += "RANDOM = np.random.default_rng(0)\n"
+    is_exact = all(model.backend == "python" for model in models)
+    return text.fill(
+        "test_equal.py",
+        name=name,
+        pipeline=pipeline,
+        before=before,
+        artifacts="artifacts=ARTIFACTS, " if artifacts else "",
+        request=text.write_entries(entries, 4),
+        compare=_EXACT if is_exact else _CLOSE,
+    )

@@ -1,0 +1,82 @@
+"""Which request a leaf's component answers: tried in this process, so that its test asks for what it can do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from shoal.component.base import Component
+from shoal.component.context import Context
+from shoal.component.spec import STRING, ModelSpec
+from shoal.errors import ShoalError
+from shoal.project.scaffold_text import ROWS, WIDTH
+from shoal.repository.loading import component_class
+from shoal.repository.pbtxt import ModelConfig
+from shoal.repository.warmup import no_bytecode
+
+_MAX_BYTES = 2**20  # of a JSON file that is read for its lists
+
+
+def find_width(config: ModelConfig) -> int:
+    """The size that a request gives to dimensions of any size, so that the component in ``config.folder`` answers.
+
+    Where 4 is none, it may be the length of a list: in a parameter, such as labels, or in an artifact, such as means.
+    It is 4 where nothing is answered, or cannot be tried here.
+
+    Raises:
+        Exception: the component does not start; what a piece of shoal's says then is an ArtifactError.
+    """
+    path = config.folder / "1" / "model.py"
+    if config.backend != "python" or not path.is_file():
+        return WIDTH
+    with no_bytecode():
+        try:
+            found = component_class(path)
+        except ShoalError:  # its libraries are in another environment
+            return WIDTH
+        component = found(Context(spec=config.spec, folder=path.parent))
+    try:
+        return next((width for width in (WIDTH, *_lengths(config)) if _answers(component, width)), WIDTH)
+    finally:
+        component.close()
+
+
+def _lengths(config: ModelConfig) -> Iterator[int]:
+    files = (path for path in sorted((config.folder / "1").glob("*.json")) if path.stat().st_size < _MAX_BYTES)
+    texts = [*config.spec.parameters.values(), *(path.read_text(encoding="utf-8", errors="replace") for path in files)]
+    for text in texts:
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            continue
+        values = value.values() if isinstance(value, dict) else [value]
+        yield from (len(each) for each in values if isinstance(each, list) and each)
+
+
+def _answers(component: Component, width: int) -> bool:
+    request = _make_request(component.context.spec, width)
+    try:
+        component.check(request)
+        component.run(request)
+    except Exception:
+        return False
+    return True
+
+
+def _make_request(spec: ModelSpec, width: int) -> dict[str, Any]:
+    """As the test's: texts, numbers between 0 and 1, or each of 0 and 1."""
+    random, request = np.random.default_rng(0), {}
+    for tensor in spec.inputs:
+        shape = [*([ROWS] if spec.is_batched else []), *(width if size == -1 else size for size in tensor.dims)]
+        if tensor.is_optional:
+            continue
+        if tensor.dtype == STRING:
+            request[tensor.name] = np.full(shape, b"A cat sat.", np.object_)
+        elif tensor.numpy_dtype.kind == "f":
+            request[tensor.name] = random.random(shape).astype(tensor.numpy_dtype)
+        else:
+            request[tensor.name] = random.integers(0, 2, shape).astype(tensor.numpy_dtype)
+    return request
