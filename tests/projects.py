@@ -24,16 +24,15 @@ from shoal.component.tensors import Arrays
 
 
 class Blank(Component):
-    \"\"\"Blank outputs of the declared shapes; 2 where any size will do.\"\"\"
+    \"\"\"Blank outputs of the declared shapes, as many rows as came; 3 where else any size will do.\"\"\"
 
     def run(self, batch: Arrays) -> Arrays:
-        rows = len(next(iter(batch.values())))
-        lead = [rows] if self.context.spec.is_batched else []
-        return {
-            t.name: np.full([*lead, *(2 if d == -1 else d for d in t.dims)], b"x" if t.dtype == "TYPE_STRING" else 1)
-            .astype(t.numpy_dtype)
-            for t in self.context.spec.outputs
-        }
+        rows, outputs = len(next(iter(batch.values()))), {}
+        for t in self.context.spec.outputs:
+            shape = [3 if d == -1 else d for d in t.dims]
+            shape = [rows, *shape] if self.context.spec.is_batched else [rows if t.dims[0] == -1 else shape[0], *shape[1:]]
+            outputs[t.name] = np.full(shape, b"x" if t.dtype == "TYPE_STRING" else 1).astype(t.numpy_dtype)
+        return outputs
 
 
 TritonPythonModel = Blank.for_triton()

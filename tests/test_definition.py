@@ -93,7 +93,7 @@ def test_a_model_twice_has_names_of_its_own(project: Path) -> None:
         (lambda p, t, r: p.output("OUT", r["A"], dims=[4]), "Output OUT of mine has dims [4]; read gives A FP32"),
         (lambda p, t, r: p.step("read", T=t, names={"A": "TEXT"}), "mine has a tensor TEXT already."),
         (lambda p, t, r: p.step("read", T=t, names={"D": "d"}), "Model read has no output D."),
-        (lambda p, t, r: p.config(), "mine has no output."),
+        (lambda p, t, r: p.config(), "mine uses read nowhere."),
         (
             lambda p, t, r: p.step("join", X=p.input("MAY", "FP32", [3], optional=True)),
             "Input X of model join must be given, and MAY of mine may be left out.",
@@ -136,6 +136,8 @@ def test_what_is_idle_or_takes_too_many_rows_is_refused(project: Path, tmp_path:
     made.output("SCORE", made.step("narrow", N=read["A"])["Y"])
     with pytest.raises(InputError, match="allows maximum batch size 5, but it contains model narrow which only allows"):
         made.config()
+    with pytest.raises(InputError, match="mine has no output"):
+        define(project).config()
     made = define(project)
     made.input("IDLE", "FP32", [1])
     read = made.step("read", T=made.input("TEXT", "STRING", [1]))

@@ -15,9 +15,11 @@ from shoal.errors import InputError
 from shoal.repository.check import Severity, check
 from shoal.repository.pbtxt import ModelConfig, read_config
 from shoal.repository.typed import Tensor, check_fits
+from tests.conftest import Scale
 from tests.projects import define, write_project
 
-MODELS = ("read", "narrow", "wide", "count", "join", "mark", "single")
+BATCHED = ("read", "narrow", "wide", "count", "join", "mark")
+MODELS = (*BATCHED, "single")
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +44,7 @@ def graphs(draw: st.DrawFn, project: Path, name: str) -> shoal.Pipeline:
     free: list[Tensor] = []
     used: set[str] = set()
     for number in range(draw(st.integers(1, 8))):
-        config = made._models[draw(st.sampled_from(MODELS))]
+        config = made._models[draw(st.sampled_from(MODELS if number else BATCHED))]  # whose rows the request has
         chosen: dict[str, Tensor] = {}
         for spec in config.spec.inputs:
             if spec.is_optional and draw(st.booleans()):
@@ -90,11 +92,13 @@ def test_random_graphs_come_back_as_they_were(project: Path) -> None:
 
 
 @pytest.mark.server
-def test_random_graphs_are_served(project: Path, tmp_path: Path) -> None:
-    """As many as one server takes: each loads, and answers in the shapes it declares."""
+def test_random_graphs_are_served(project: Path, tmp_path: Path, scale: Scale) -> None:
+    """All in one server: each loads, and gives every output."""
     made: list[shoal.Pipeline] = []
 
-    @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), database=None, derandomize=True)
+    @settings(
+        max_examples=scale(25, full=200), deadline=None, suppress_health_check=list(HealthCheck), database=None
+    )  # fmt: skip
     @given(st.data())
     def run(data: st.DataObject) -> None:
         made.append(data.draw(graphs(project, f"g{len(made)}")))
