@@ -54,7 +54,8 @@ def _signature(thing: Any) -> str:
     except ValueError:
         return ""
     parameters = [p for p in signature.parameters.values() if p.name != "self"]
-    return re.sub(r"<\w+ object at 0x\w+>", "...", str(signature.replace(parameters=parameters)))
+    text = re.sub(r"<[^=]*? at 0x\w+>", "...", str(signature.replace(parameters=parameters)))
+    return re.sub(r"(: |-> )'([^']*)'", r"\1\2", text)  # annotations are kept as texts
 
 
 def _describe(text: str) -> str:

@@ -50,7 +50,8 @@ def graphs(draw: st.DrawFn, project: Path, name: str) -> shoal.Pipeline:
             if spec.is_optional and draw(st.booleans()):
                 continue
             fitting = [each for each in free if fits(made, config, spec.name, each)]
-            if fitting and draw(st.integers(0, 3)):
+            is_fresh = draw(st.sampled_from([True, False, False, False]))
+            if fitting and not is_fresh:
                 chosen[spec.name] = draw(st.sampled_from(fitting))
             else:
                 dims = spec.dims[1:] if not config.spec.is_batched else spec.dims

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from shoal.component.spec import TensorSpec
 from shoal.errors import InputError
@@ -21,7 +22,7 @@ class Tensor:
 
     name: str
     declared: Declared
-    owner: object = field(repr=False, compare=False)
+    owner: Any = field(repr=False, compare=False)
     is_requested: bool = False
 
     @property
