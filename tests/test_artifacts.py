@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from sklearn.ensemble import RandomForestRegressor
 
 from shoal.component.bundle import sha256
-from shoal.component.ties import METADATA, dump_ties, read_archive, read_forest
+from shoal.component.checkpoints import read_forest
+from shoal.component.ties import METADATA, dump_ties, read_archive
 from shoal.errors import ArtifactError, ServerError
 from shoal.repository.compose import compose
 from shoal.repository.manifest import MANIFEST

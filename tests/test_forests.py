@@ -11,7 +11,15 @@ import treelite
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from sklearn.ensemble import GradientBoostingRegressor, HistGradientBoostingRegressor, RandomForestRegressor
+from sklearn.ensemble import (
+    ExtraTreesClassifier,
+    GradientBoostingClassifier,
+    GradientBoostingRegressor,
+    HistGradientBoostingClassifier,
+    HistGradientBoostingRegressor,
+    RandomForestClassifier,
+    RandomForestRegressor,
+)
 
 from shoal.component import forests
 
@@ -46,6 +54,28 @@ def test_both_engines_agree(forest: Any, tmp_path: Path) -> None:
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
     np.testing.assert_allclose(found[:, 0], forest.predict(ROWS), rtol=0, atol=1e-5)
     assert forests.load_forest(tmp_path / "checkpoint.tl")(ROWS[:0]).shape == (0, 1)
+
+
+@pytest.mark.parametrize("num_classes", [2, 3])
+@pytest.mark.parametrize(
+    "forest",
+    [
+        RandomForestClassifier(20, max_depth=8, random_state=0),
+        ExtraTreesClassifier(20, max_depth=1, random_state=0),
+        GradientBoostingClassifier(n_estimators=20, random_state=0),
+        HistGradientBoostingClassifier(max_iter=20, random_state=0),
+    ],
+    ids=lambda forest: type(forest).__name__,
+)
+def test_both_engines_agree_on_classes(forest: Any, num_classes: int, tmp_path: Path) -> None:
+    classes = np.digitize(TARGETS, np.linspace(-1, 1, num_classes - 1))
+    model = treelite.sklearn.import_model(forest.fit(ROWS, classes))
+    found, expected = by_both(model, ROWS, tmp_path)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
+    said = forest.predict_proba(ROWS)
+    np.testing.assert_allclose(found, said[:, -found.shape[1] :], rtol=0, atol=1e-5)
+    assert forests.load_forest(tmp_path / "checkpoint.tl")(ROWS[:0]).shape == (0, found.shape[1])
 
 
 def test_missing_values_go_where_the_forest_sends_them(tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ _EXTRAS = {
     "files": ("openpyxl", "pyarrow"),
     "gpu": ("cupy", "nvforest", "pylibcudf", "rmm", "torch"),
     "serve": ("pytriton", "torch", "treelite"),
+    "skops": ("sklearn", "skops"),
     "train": (
         "jinja2",
         "matplotlib",

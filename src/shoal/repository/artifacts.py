@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from shoal.component.bundle import MAKE_AGAIN, Bundle, describe_place, read_json, read_weight, refusal
+from shoal.component.checkpoints import read_forest
 from shoal.component.onnx_ties import read_onnx
-from shoal.component.ties import check_tie, read_archive, read_forest
+from shoal.component.ties import check_tie, read_archive
 from shoal.component.wordpiece import read_vocabulary
 from shoal.errors import ArtifactError
 from shoal.paths import shipped_root
@@ -28,7 +29,7 @@ TRAINED = ("checkpoint.tl", "model.pt", "postprocess.json", "preprocess.json", "
 def check_artifacts(models: Sequence[ModelConfig], artifacts: Path | None, *, is_embedded: bool) -> None:
     """Check every artifact of ``models``, alone and beside the others.
 
-    ``is_embedded``: the forest will be served by shoal's own backend, which knows regressors alone.
+    ``is_embedded``: shoal's own backends will serve them, which look at more than the native ones.
 
     Raises:
         ArtifactError: one is missing, damaged, of another kind, or does not fit another; it says what stands there.
@@ -105,7 +106,7 @@ def _read(model: ModelConfig, path: Path, *, is_embedded: bool) -> Mapping[str, 
         return read_onnx(path)
     if path.suffix == ".tl" and model.backend == "fil":
         forest = read_forest(path)
-        forest.check(model.spec, path, needs_regressor=is_embedded)
+        forest.check(model.spec, path, is_ours=is_embedded)
         return forest.ties
     if not path.is_file():
         raise ArtifactError(f"{path} is no file: it is {describe_place(path)}.", MAKE_AGAIN)

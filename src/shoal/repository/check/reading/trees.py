@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.component.bundle import describe_bytes
-from shoal.component.ties import read_forest
+from shoal.component.checkpoints import read_forest
 from shoal.errors import ArtifactError
 
 # By `model_type`, the file that it reads: fil_backend, src/model.h: model_file.

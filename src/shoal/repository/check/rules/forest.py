@@ -94,7 +94,7 @@ _READABLE = {
     (22, 8): (((2, 4), (2, 5)), ((3, 0), (4, 0))),
     (24, 3): (((3, 9), (3, 10)), ((4, 0), (5, 0))),
 }
-_BACKEND_IN_PYTHON = (((4, 0), (5, 0)),)  # shoal's own, in place of FIL: shoal.component.ties
+_BACKEND_IN_PYTHON = (((4, 0), (5, 0)),)  # shoal's own, in place of FIL: shoal.component.checkpoints
 
 
 def find(model: Model, repository: Repository) -> Findings:
@@ -149,7 +149,7 @@ def _find_tensors(model: Model) -> Findings:
 
 
 def _find_settings(model: Model, target: Target | None) -> Findings:
-    """Settings that FIL refuses to load with; shoal's own backend looks at none of them."""
+    """Settings that FIL refuses to load with; shoal's own backend can do without any."""
     given = model.parameters
     for name in ("output_class", "is_classifier", "predict_proba", "xgboost_allow_unknown_field"):
         if given.get(name, "true") not in ("true", "false"):

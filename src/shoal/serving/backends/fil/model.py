@@ -5,11 +5,13 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from collections.abc import Callable
 from pathlib import Path
 
+from shoal.component import checkpoints
 from shoal.component.base import Component
 from shoal.component.context import Context
 from shoal.component.forests import load_forest
+from shoal.component.postprocessing import Settings
 from shoal.component.tensors import Array, Arrays, Device
-from shoal.component.ties import check_ties, read_forest
+from shoal.component.ties import check_ties
 from shoal.errors import needs
 
 _DEFAULT_STREAM = 1  # cudaStreamLegacy of cuda_runtime_api.h; nvForest's own choice would not wait for it
@@ -18,28 +20,31 @@ _DEFAULT_STREAM = 1  # cudaStreamLegacy of cuda_runtime_api.h; nvForest's own ch
 class Forest(Component):
     """``checkpoint.tl`` behind Triton's ``fil`` configuration, for servers without the native backend.
 
-    Regression forests only. On a GPU nvForest computes them, on the host ONNX Runtime or Treelite's own GTIL engine.
+    It answers as FIL does under the parameters ``output_class`` (or ``is_classifier``), ``predict_proba`` and
+    ``threshold``; what is about FIL's speed alone is passed over. On a GPU nvForest computes the forest, on the host
+    ONNX Runtime or Treelite's own GTIL engine.
     """
 
     def setup(self, context: Context) -> None:
         path = context.artifact("checkpoint.tl")
-        forest = read_forest(path)  # before Treelite or nvForest, which a damaged file can crash
+        forest = checkpoints.read_forest(path)  # before Treelite or nvForest, which a damaged file can crash
         check_ties(forest.ties, path)
-        forest.check(context.spec, path, needs_regressor=True)
-        self.predict = load_forest(path) if context.device.is_host else _on_gpu(path, context.device)
+        forest.check(context.spec, path, is_ours=True)
+        self.settings = Settings.read(context.spec)
+        self.predict = load_forest(path) if context.device.is_host else _on_gpu(path, forest, context.device)
 
     def run(self, batch: Arrays) -> Arrays:
         (features,), (scores,) = self.context.spec.inputs, self.context.spec.outputs
-        return {scores.name: self.predict(batch[features.name])}
+        return {scores.name: self.settings.answer(self.predict(batch[features.name]), scores.dims[0])}
 
 
-def _on_gpu(path: Path, device: Device) -> Callable[[Array], Array]:
-    """nvForest in single precision, on the device's default stream: FP32 ``[rows, 1]``."""
+def _on_gpu(path: Path, forest: checkpoints.Forest, device: Device) -> Callable[[Array], Array]:
+    """nvForest in single precision, on the device's default stream: FP32 ``[rows, outputs]``."""
     with needs("gpu"):
         import nvforest
 
     handle = nvforest.Handle(stream=_DEFAULT_STREAM)
-    forest = nvforest.load_model(
+    loaded = nvforest.load_model(
         str(path),
         model_type="treelite_checkpoint",
         device="gpu",
@@ -47,7 +52,8 @@ def _on_gpu(path: Path, device: Device) -> Callable[[Array], Array]:
         precision="single",
         handle=handle,
     )
-    return lambda rows: forest.predict(rows).reshape(-1, 1)
+    predict = loaded.predict_proba if forest.is_classifier else loaded.predict  # a classifier's predict gives classes
+    return lambda rows: predict(rows).reshape(-1, forest.num_classes)
 
 
 TritonPythonModel = Forest.for_triton()

@@ -1,0 +1,232 @@
+"""What files of XGBoost and LightGBM say of themselves: objective, features, and what Treelite would read wrongly.
+
+Neither library is needed. Treelite takes trees for what they seem: it knows nothing of LightGBM's linear leaves, nor of
+zeros that count as missing, and it reads on behind LightGBM's trees, where a feature's name may look like a field.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shoal.component.bundle import describe_bytes
+from shoal.errors import ArtifactError
+from shoal.project.ubjson import read_ubjson
+
+# Objectives whose predict Treelite gives, and whether it gives chances of classes.
+_XGBOOST: Mapping[str, bool] = {
+    "reg:squarederror": False, "reg:linear": False, "reg:squaredlogerror": False, "reg:pseudohubererror": False,
+    "reg:logistic": False, "reg:gamma": False, "reg:tweedie": False, "count:poisson": False, "survival:cox": False,
+    "survival:aft": False, "rank:pairwise": False, "rank:ndcg": False, "rank:map": False, "binary:logitraw": False,
+    "binary:logistic": True, "binary:hinge": True, "multi:softprob": True, "multi:softmax": True,
+}  # fmt: skip
+_LIGHTGBM: Mapping[str, bool] = {
+    "regression": False, "regression_l1": False, "huber": False, "fair": False, "poisson": False, "quantile": False,
+    "mape": False, "gamma": False, "tweedie": False, "cross_entropy": False, "cross_entropy_lambda": False,
+    "lambdarank": False, "rank_xendcg": False, "binary": True, "multiclass": True, "multiclassova": True,
+}  # fmt: skip
+_CATEGORICAL, _MISSING, _ZERO = 1, 3, 1  # bits of LightGBM's decision_type, include/LightGBM/tree.h
+_END = "end of trees"
+
+
+@dataclass(frozen=True)
+class Booster:
+    """A boosted forest's file: ``name`` is what it is called in errors, ``what`` what it says of itself.
+
+    ``content`` is what Treelite shall read, in ``format``: json, ubjson or lightgbm. ``is_classifier``: it gives the
+    chances of classes, else one score. ``gives_labels``: the library's own predict gives the likeliest class instead.
+    """
+
+    name: str
+    what: str
+    format: str
+    content: bytes
+    is_classifier: bool
+    said: tuple[str, ...] = ()
+    gives_labels: bool = False
+
+
+def refuse(name: str, why: str, fix: str) -> ArtifactError:
+    """The error for a model that cannot be added."""
+    return ArtifactError(f"{name} cannot be added: {why}.", fix)
+
+
+# --- XGBoost -----------------------------------------------------------------------------------------------------
+
+_SAVE = 'Save it again: booster.save_model("model.ubj").'
+
+
+def read_xgboost(content: bytes, name: str) -> Booster:
+    """Read XGBoost's JSON or UBJSON.
+
+    Raises:
+        ArtifactError: it is damaged, or its answers would not be the library's.
+    """
+    is_json = re.match(rb'\s*\{\s*"', content) is not None
+    try:
+        document = json.loads(content) if is_json else read_ubjson(content)
+    except (ValueError, RecursionError) as error:
+        kind = "JSON" if is_json else "UBJSON" if content.startswith(b"{") else "JSON or UBJSON"
+        raise refuse(name, describe_bytes(content[:32]) or f"it is no {kind}, or damaged: {error}", _SAVE) from error
+    learner = _find(document, name, *(["Model"] if _has(document, "Model") else []), "learner")  # of a snapshot
+    _find(learner, name, "learner_model_param", "num_feature")
+    objective = str(_find(learner, name, "objective", "name"))
+    booster = str(_find(learner, name, "gradient_booster", "name"))
+    if booster not in ("gbtree", "dart"):
+        raise refuse(name, f"its booster is {booster}, which has no trees", "Train with booster gbtree or dart.")
+    _check_objective(objective, _XGBOOST, name)
+    trees = _find(learner, name, "gradient_booster", *(["gbtree"] if booster == "dart" else []), "model", "trees")
+    _check_counts(learner["learner_model_param"], trees, name)
+    version = document.get("version")
+    version = ".".join(map(str, version)) if isinstance(version, list | np.ndarray) else "of unknown version"
+    return Booster(
+        name,
+        f"XGBoost {version}, objective {objective}, booster {booster}, {len(trees):,} trees",
+        "json" if is_json else "ubjson",
+        content,
+        _XGBOOST[objective],
+        tuple(_notes(learner)),
+        objective == "multi:softmax",
+    )
+
+
+def _has(value: Any, key: str) -> bool:
+    return isinstance(value, dict) and key in value
+
+
+def _find(value: Any, name: str, *keys: str) -> Any:
+    """What stands under ``keys``, one in the other."""
+    for depth, key in enumerate(keys):
+        if not _has(value, key):
+            raise refuse(name, f"it has no {'.'.join(keys[: depth + 1])}, so it is no whole model of XGBoost", _SAVE)
+        value = value[key]
+    return value
+
+
+def _check_objective(objective: str, known: Mapping[str, bool], name: str) -> None:
+    if objective not in known:
+        raise refuse(
+            name,
+            f"its objective is {objective}, whose answers cannot be given as its library gives them",
+            f"Train with one of these: {', '.join(known)}.",
+        )
+
+
+def _check_counts(about: Any, trees: Any, name: str) -> None:
+    try:
+        num_features, num_targets = int(about["num_feature"]), int(about.get("num_target", 1))
+        sizes = {int(tree["tree_param"].get("size_leaf_vector", 1)) for tree in trees}
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise refuse(name, f"it does not say how large it is: {error!r}", _SAVE) from error
+    if num_features < 1:
+        raise refuse(name, "it does not say how many features it takes", _SAVE)
+    if not len(trees):
+        raise refuse(name, "it has no trees", "Train it first.")
+    if num_targets > 1:
+        raise refuse(name, f"it predicts {num_targets} targets, and FIL knows one", "Train a forest for each.")
+    if sizes - {0, 1}:
+        raise refuse(
+            name, "its leaves are vectors (multi_output_tree)", "Train with multi_strategy one_output_per_tree."
+        )
+
+
+def _notes(learner: Mapping[str, Any]) -> Iterable[str]:
+    attributes = learner.get("attributes")
+    best = str(attributes.get("best_iteration", "")) if isinstance(attributes, dict) else ""
+    if best.isdecimal():
+        yield (
+            f"all of its rounds count, as for Booster.predict; best_iteration is {best}, and XGBModel.predict stops"
+            f" there: to do so here too, save booster[: {int(best) + 1}]"
+        )
+    types = learner.get("feature_types")
+    categories = [str(i) for i, kind in enumerate(types) if kind == "c"] if isinstance(types, list) else []
+    if categories:
+        yield f"features {', '.join(categories)} are categories: send their codes, as whole numbers"
+
+
+# --- LightGBM ----------------------------------------------------------------------------------------------------
+
+_SAVE_TEXT = 'Save it again: booster.save_model("model.txt").'
+
+
+def read_lightgbm(content: bytes, name: str) -> Booster:
+    """Read LightGBM's text.
+
+    Raises:
+        ArtifactError: it is damaged, or its answers would not be the library's.
+    """
+    text = content.decode("utf-8", "replace")
+    if not text.startswith("tree"):
+        why = describe_bytes(content[:32]) or "it is no text of LightGBM, which begins with 'tree'"
+        raise refuse(name, why, _SAVE_TEXT)
+    text, end, _ = text.partition(f"\n{_END}")
+    if not end:
+        raise refuse(name, f"it is cut off: the line {_END!r} is missing", _SAVE_TEXT)
+    head, *trees = re.split(r"\n(?=Tree=)", text)
+    about = _fields(head)
+    objective = _check_head(about, name)
+    fields = [_fields(tree) for tree in trees]
+    sizes = about.get("tree_sizes", "").split()
+    if not trees or (sizes and len(sizes) != len(trees)):
+        raise refuse(name, f"it has {len(trees):,} trees, and says that it has {len(sizes):,}", _SAVE_TEXT)
+    categories = _check_trees(fields, name)
+    said = [f"features {', '.join(map(str, categories))} are categories: send their codes"] if categories else []
+    names = re.search(rb"(?m)^pandas_categorical:(\[.*)", content)
+    if names and names[1].strip() != b"[]":
+        said.append(f"codes count from 0 in this order: {names[1].decode('utf-8', 'replace').strip()}")
+    return Booster(
+        name,
+        f"LightGBM {about.get('version', '')}, objective {objective}, {len(trees):,} trees",
+        "lightgbm",
+        content[: content.index(f"\n{_END}".encode())] + b"\n",
+        _LIGHTGBM[objective.split()[0]],
+        tuple(said),
+    )
+
+
+def _fields(lines: str) -> dict[str, str]:
+    pairs = (line.strip().partition("=") for line in lines.splitlines())
+    return {key: value for key, mark, value in pairs if mark}
+
+
+def _check_head(about: Mapping[str, str], name: str) -> str:
+    """Its objective, with that one's parameters."""
+    for key in ("max_feature_idx", "num_class"):
+        if not about.get(key, "").isdecimal():
+            raise refuse(name, f"its line {key}= is missing, or no number", _SAVE_TEXT)
+    objective = about.get("objective", "").strip()
+    if not objective:
+        raise refuse(
+            name,
+            "it names no objective: it was trained with one of your own, or the line objective= is lost",
+            "Train with one of LightGBM's, or write the line; it decides what the sums of the leaves mean.",
+        )
+    _check_objective(objective.split()[0], _LIGHTGBM, name)
+    return objective
+
+
+def _check_trees(trees: Iterable[Mapping[str, str]], name: str) -> list[int]:
+    """The features that are categories."""
+    categories = set()
+    for tree in trees:
+        if tree.get("is_linear", "0") != "0":
+            raise refuse(name, "its leaves are linear models (linear_tree)", "Train with linear_tree=False.")
+        try:
+            kinds, features = ([int(n) for n in tree.get(f, "").split()] for f in ("decision_type", "split_feature"))
+        except ValueError as error:
+            raise refuse(name, f"it is damaged: {error}", _SAVE_TEXT) from error
+        for kind, feature in zip(kinds, features, strict=False):
+            if kind & _CATEGORICAL:
+                categories.add(feature)
+            elif kind >> 2 & _MISSING == _ZERO:
+                raise refuse(
+                    name,
+                    "zeros count as missing (zero_as_missing), which a checkpoint of Treelite cannot say",
+                    "Train with zero_as_missing=False, and NaN where a value is missing.",
+                )
+    return sorted(categories)

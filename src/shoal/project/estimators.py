@@ -1,0 +1,244 @@
+"""Forests of scikit-learn, XGBoost and LightGBM as they stand in Python, and scikit-learn's in skops files.
+
+Treelite's import of scikit-learn leaves out where missing values go in random forests, unknown categories in histogram
+gradient boosting, and what a loss makes of the sums of the leaves; here they are put back.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.errors import InputError, needs
+from shoal.project.boosters import Booster, read_lightgbm, read_xgboost, refuse
+from shoal.project.proofs import CATEGORICAL, Found, Rows
+
+_KNOWN = (
+    "RandomForestRegressor", "RandomForestClassifier", "ExtraTreesRegressor", "ExtraTreesClassifier",
+    "GradientBoostingRegressor", "GradientBoostingClassifier", "HistGradientBoostingRegressor",
+    "HistGradientBoostingClassifier", "IsolationForest",
+)  # fmt: skip
+_MOST_CATEGORIES = 2**24  # beyond it FP32 does not hold every whole number
+# What such estimators consist of and skops does not trust by itself, by the beginnings of the names.
+_TRUSTED = (
+    "sklearn._loss.", "sklearn.ensemble._hist_gradient_boosting.", "sklearn.tree._tree.", "sklearn.utils._bunch.",
+)  # fmt: skip
+
+
+def import_estimator(estimator: Any) -> Found:
+    """A forest of scikit-learn.
+
+    Raises:
+        InputError: it is no forest, or not trained.
+        ArtifactError: it has what Treelite, or FIL, does not know.
+    """
+    from sklearn import ensemble
+    from sklearn.exceptions import NotFittedError
+    from sklearn.utils.validation import check_is_fitted
+
+    with needs("serve"):
+        import treelite
+    what = f"scikit-learn's {type(estimator).__name__}"
+    if not isinstance(estimator, tuple(getattr(ensemble, name) for name in _KNOWN)):
+        raise InputError(
+            f"{what} is no forest that can be added.",
+            f"Known: {', '.join(_KNOWN)}. Of a Pipeline give the last step; what comes before it is a component.",
+        )
+    try:
+        check_is_fitted(estimator)
+    except NotFittedError:
+        raise InputError(f"{what} is not trained.", "Call fit first.") from None
+    _check_estimator(estimator, what)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = treelite.sklearn.import_model(_settle(estimator))
+    except Exception as error:  # its own errors, and what it asserts of scikit-learn's insides
+        reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+        raise refuse(what, f"Treelite cannot take it: {reason.rstrip('.')}", "Train it another way.") from error
+    _mend(model, estimator)
+    known: Any = estimator
+    is_classifier, is_isolation = hasattr(known, "classes_"), isinstance(known, ensemble.IsolationForest)
+
+    def ask(rows: Rows) -> Any:
+        if is_isolation:
+            return -known.score_samples(rows)
+        return known.predict_proba(rows) if is_classifier else known.predict(rows)
+
+    return Found(
+        what,
+        model,
+        f"{what}, {model.num_tree:,} trees",
+        is_classifier,
+        ("its score is -score_samples: higher is more unusual",) if is_isolation else (),
+        _labels(known) if is_classifier else None,
+        ask,
+        bool(known.__sklearn_tags__().input_tags.allow_nan),
+    )
+
+
+def _check_estimator(estimator: Any, what: str) -> None:
+    if getattr(estimator, "n_outputs_", 1) > 1:
+        raise refuse(what, f"it predicts {estimator.n_outputs_} targets, and FIL knows one", "Train a forest for each.")
+    if len(getattr(estimator, "classes_", "ab")) < 2:
+        raise refuse(what, f"it knows one class alone, {estimator.classes_[0]}", "Train it on rows of two classes.")
+    for values in _categories(estimator).values():
+        for odd in [value for value in values.tolist() if not _is_code(value)][:1]:
+            raise refuse(
+                what,
+                f"it splits on categories such as {odd!r}; a Treelite checkpoint knows whole numbers",
+                "Encode them from 0 on before training, and send the same codes.",
+            )
+
+
+def _categories(estimator: Any) -> dict[int, NDArray[Any]]:
+    """The values of each feature that histogram gradient boosting takes for categories."""
+    encoder = getattr(estimator, "_preprocessor", None)
+    if encoder is None:
+        return {}
+    features = np.flatnonzero(estimator.is_categorical_).tolist()
+    found = [
+        np.array([v for v in values.tolist() if v == v])
+        for values in encoder.named_transformers_["encoder"].categories_
+    ]  # not NaN
+    return dict(zip(features, found, strict=True))
+
+
+def _is_code(value: Any) -> bool:
+    return isinstance(value, int | float) and 0 <= value < _MOST_CATEGORIES and value % 1 == 0
+
+
+def _settle(estimator: Any) -> Any:
+    """With as many trees as there are: Treelite reads as many as were asked for, and training may have ended before."""
+    trees = getattr(estimator, "estimators_", None)
+    if trees is None or len(trees) == estimator.n_estimators:
+        return estimator
+    settled = copy.copy(estimator)
+    settled.n_estimators = len(trees)
+    return settled
+
+
+def _mend(model: Any, estimator: Any) -> None:
+    header = model.get_header_accessor()
+    loss = getattr(estimator, "loss", "")
+    if loss in ("poisson", "gamma"):  # of HistGradientBoostingRegressor, whose trees give logarithms
+        header.set_field("postprocessor", "exponential")
+    if loss == "exponential":  # half of the log-odds: Friedman, "Greedy function approximation", 2001, section 4.5
+        header.set_field("sigmoid_alpha", np.array([2], np.float32))
+    categories = _categories(estimator)
+    for index in range(model.num_tree if categories else 0):
+        _mend_categories(model.get_tree_accessor(index), categories)
+    trees = getattr(estimator, "estimators_", None)
+    for index, tree in enumerate(trees if isinstance(trees, list) else ()):
+        accessor = model.get_tree_accessor(index)
+        dtype = accessor.get_field("default_left").dtype
+        accessor.set_field("default_left", np.asarray(tree.tree_.missing_go_to_left).astype(dtype))
+
+
+def _mend_categories(tree: Any, known: Mapping[int, NDArray[Any]]) -> None:
+    """Let unknown categories go where missing values do, as scikit-learn has it.
+
+    Treelite lists those that go left, and sends every other one right. Where missing values go left, the list becomes
+    that of those that go right.
+    """
+    names = ("category_list", "category_list_begin", "category_list_end", "category_list_right_child")
+    listed, begins, ends, is_right = (tree.get_field(name).copy() for name in names)
+    to_turn = (tree.get_field("node_type") == CATEGORICAL) & (tree.get_field("default_left") != 0)
+    features, lists = tree.get_field("split_index"), []
+    for node in range(len(begins)):
+        values = listed[int(begins[node]) : int(ends[node])]
+        lists.append(np.setdiff1d(known[int(features[node])], values) if to_turn[node] else values)
+    sizes = np.array([len(values) for values in lists])
+    ends = np.cumsum(sizes).astype(ends.dtype)
+    is_right[to_turn] = 1
+    fields = (np.concatenate(lists).astype(listed.dtype), ends - sizes.astype(ends.dtype), ends, is_right)
+    for name, values in zip(names, fields, strict=True):
+        tree.set_field(name, values)
+
+
+def load_skops(path: Path) -> Any:
+    """The estimator in a skops file, whose parts are all scikit-learn's own.
+
+    Raises:
+        ArtifactError: it is damaged, or holds something else.
+        SetupError: skops is not installed.
+    """
+    with needs("skops"):
+        from skops import io
+    try:
+        unknown = io.get_untrusted_types(file=path)
+        foreign = [name for name in unknown if not name.startswith(_TRUSTED)]
+        if not foreign:
+            return io.load(path, trusted=unknown)
+    except Exception as error:  # there is no end to what damaged files of it can raise
+        raise refuse(
+            str(path), f"it is no skops file, or damaged: {error}", "Save it again: skops.io.dump(model, FILE)."
+        ) from error
+    raise refuse(
+        str(path),
+        f"it holds what is no part of a forest of scikit-learn: {', '.join(foreign)}",
+        "If you trust it, load it yourself, and add the forest in it as an object: shoal.add_model(model, NAME).",
+    )
+
+
+def read_xgboost_object(source: Any) -> tuple[Booster, dict[str, Any]]:
+    """What a Booster or an XGBModel of XGBoost holds, and what ``Found`` gets beside.
+
+    Raises:
+        ArtifactError: it is not trained, or as of ``read_xgboost``.
+    """
+    what = f"XGBoost's {type(source).__name__}"
+    booster, said = source, list[str]()
+    if hasattr(source, "get_booster"):
+        missing = getattr(source, "missing", None)
+        if missing is not None and not math.isnan(missing):
+            raise refuse(
+                what,
+                f"it takes {missing:g} for a missing value, which its trees do not say",
+                "Train with missing=nan, and send NaN where a value is missing.",
+            )
+        booster = _call(source.get_booster, what)
+        best = getattr(source, "best_iteration", None)
+        if best is not None:
+            booster = booster[: best + 1]
+            booster.set_attr(best_iteration=None)
+            said.append(f"its first {best + 1} rounds count, up to best_iteration, as in its own predict")
+    read = read_xgboost(bytes(_call(lambda: booster.save_raw("ubj"), what)), what)
+    return read, {
+        "said": (*said, *read.said),
+        "labels": _labels(source) if read.is_classifier else None,
+        "ask": lambda rows: booster.inplace_predict(rows, validate_features=False),
+        "has_missing": True,
+    }
+
+
+def read_lightgbm_object(source: Any) -> tuple[Booster, dict[str, Any]]:
+    """What a Booster or an LGBMModel of LightGBM holds, up to its best iteration, and what ``Found`` gets beside.
+
+    Raises:
+        ArtifactError: it is not trained, or as of ``read_lightgbm``.
+    """
+    what = f"LightGBM's {type(source).__name__}"
+    booster = _call(lambda: source.booster_, what) if hasattr(type(source), "booster_") else source
+    read = read_lightgbm(_call(booster.model_to_string, what).encode(), what)
+    labels = _labels(source) if read.is_classifier else None
+    return read, {"said": read.said, "labels": labels, "ask": booster.predict, "has_missing": True}
+
+
+def _labels(source: Any) -> tuple[str, ...] | None:
+    classes = getattr(source, "classes_", None)
+    return None if classes is None else tuple(map(str, np.asarray(classes).tolist()))
+
+
+def _call(read: Any, what: str) -> Any:
+    try:
+        return read()
+    except Exception as error:  # each library has its own for what was not trained
+        raise refuse(what, f"{error}".rstrip("."), "Train it first.") from error

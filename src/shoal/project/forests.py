@@ -1,0 +1,208 @@
+"""Forests become leaves for Triton's FIL backend: a Treelite checkpoint, and the configuration that fits it."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from shoal.component.bundle import describe_bytes
+from shoal.component.checkpoints import Forest, Task, read_forest
+from shoal.component.spec import TensorSpec
+from shoal.errors import ArtifactError, InputError, needs
+from shoal.project.apart import read_apart
+from shoal.project.boosters import Booster, read_lightgbm, read_xgboost, refuse
+from shoal.project.estimators import import_estimator, read_lightgbm_object, read_xgboost_object
+from shoal.project.imported import MAX_BATCH_SIZE, Imported, make_config
+from shoal.project.proofs import Found, write_proven
+
+CHECKPOINT = "checkpoint.tl"
+_NUM_TOLD = 10  # of the labels, in a line for people
+_PICKLES = (".pkl", ".pickle", ".joblib")
+_SAVE_AGAIN = "Save it again, with the library that trained it."
+_SUFFIXES = ".json or .ubj (XGBoost), .txt (LightGBM), .tl (Treelite), .skops (scikit-learn)"
+
+
+def draft_forest(
+    source: Any,
+    name: str,
+    *,
+    num_features: int | None = None,
+    labels: Sequence[str] | None = None,
+    max_batch_size: int = MAX_BATCH_SIZE,
+) -> Imported:
+    """A leaf that serves a forest: ``input__0`` FP32 ``[features]`` -> ``output__0`` FP32 ``[1]`` or ``[classes]``.
+
+    ``source`` is a file (XGBoost ``.json`` or ``.ubj``, LightGBM ``.txt``, Treelite ``.tl``, scikit-learn ``.skops``)
+    or an object of one of these libraries. A regressor answers as its ``predict`` does, a classifier as its
+    ``predict_proba``: within 1e-5 (of a score beyond 1: of its share) of what the library says of the same rows in
+    single precision, for the server gets them so. An object is compared with its checkpoint before anything is written.
+
+    ``num_features`` is what the model must take, where you want that checked. ``labels`` name the classes, in their
+    order, where the source does not: estimators do, files of XGBoost and LightGBM do not. They are written as the
+    parameter ``labels``, a JSON list.
+
+    Raises:
+        InputError: an option does not fit the model, or ``source`` is none.
+        ArtifactError: it is damaged, lacks what tells how to serve it, or would be answered otherwise than by its
+            library: another objective, linear leaves, several targets, categories that are no whole numbers.
+        SetupError: a library that reads it is not installed.
+    """
+    with needs("serve"):
+        import treelite  # noqa: F401
+    found = find_forest(source)
+    with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
+        path = Path(folder) / CHECKPOINT
+        forest, proven = write_proven(found, path)
+        content = path.read_bytes()
+    _check_forest(forest, found, num_features)
+    width = _width(forest, found)
+    chosen = _choose_labels(labels, found, width)
+    parameters = {"model_type": "treelite_checkpoint", "storage_type": "AUTO", "output_class": "false"}
+    if found.is_classifier:
+        parameters |= {"output_class": "true", "predict_proba": "true", "threshold": "0.5"}
+    if chosen is not None:
+        parameters["labels"] = json.dumps(chosen, ensure_ascii=False)
+    message = make_config(
+        name,
+        "fil",
+        [TensorSpec("input__0", "TYPE_FP32", (forest.num_features,))],
+        [TensorSpec("output__0", "TYPE_FP32", (width,))],
+        artifact=CHECKPOINT,
+        max_batch_size=max_batch_size,
+        parameters=parameters,
+    )
+    said = (found.what, *_describe(forest, found, width, chosen), *found.said, *proven)
+    return Imported(message, {f"1/{CHECKPOINT}": content}, said)
+
+
+def find_forest(source: Any) -> Found:
+    """The forest in a file or an object.
+
+    Raises:
+        ShoalError: as of ``draft_forest``.
+    """
+    if isinstance(source, str | Path):
+        return _read_file(Path(source))
+    packages = {parent.__module__.partition(".")[0] for parent in type(source).__mro__}
+    if "treelite" in packages:
+        return _of_checkpoint(source.serialize_bytes(), "the Treelite model")
+    if "lightgbm" in packages:
+        return _convert(*read_lightgbm_object(source))
+    if "xgboost" in packages:
+        return _convert(*read_xgboost_object(source))
+    if "sklearn" in packages:
+        return import_estimator(source)
+    raise InputError(
+        f"A {type(source).__name__} is no forest that can be added.",
+        f"Give an object of scikit-learn, XGBoost, LightGBM or Treelite, or a file: {_SUFFIXES}.",
+    )
+
+
+def _read_file(path: Path) -> Found:
+    suffix, name = path.suffix.lower(), str(path)
+    if not path.is_file():
+        raise InputError(f"There is no file {path}.", "Name the forest's file.")
+    with path.open("rb") as file:
+        begins = file.read(32)
+    if not begins:
+        raise refuse(name, "it is empty", _SAVE_AGAIN)
+    if suffix in _PICKLES or begins.startswith(b"\x80"):
+        raise InputError(
+            f"{path} is a pickle, which runs code when it is read.",
+            "If you trust it, read it yourself, and give the object: shoal.add_model(model, NAME); or save it with"
+            " skops.io.dump.",
+        )
+    if suffix == ".tl":
+        return _of_checkpoint(path.read_bytes(), name)
+    if suffix == ".skops":
+        checkpoint, learnt = read_apart("skops", path, name, _SAVE_AGAIN)
+        labels = learnt["labels"] and tuple(learnt["labels"])
+        model = _load(checkpoint, name)
+        return Found(name, model, learnt["what"], labels is not None, tuple(learnt["said"]), labels)
+    if suffix in (".json", ".ubj"):
+        return _convert(read_xgboost(path.read_bytes(), name), {})
+    if suffix == ".txt":
+        return _convert(read_lightgbm(path.read_bytes(), name), {})
+    raise InputError(f"{path} is no forest that can be added.", f"Known: {_SUFFIXES}.")
+
+
+def _convert(booster: Booster, more: dict[str, Any]) -> Found:
+    with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
+        path = Path(folder) / "model"
+        path.write_bytes(booster.content)
+        checkpoint, _ = read_apart(booster.format, path, booster.name, _SAVE_AGAIN)
+    model = _load(checkpoint, booster.name)
+    given = {"said": booster.said, "gives_labels": booster.gives_labels, **more}
+    return Found(booster.name, model, booster.what, booster.is_classifier, **given)
+
+
+def _of_checkpoint(content: bytes, name: str) -> Found:
+    """A checkpoint names no objective: what it answers with is read from its task and its postprocessor."""
+    model, forest = _load(content, name), _read(content, name)
+    is_chance = forest.postprocessor in ("sigmoid", "hinge") or forest.is_mean
+    is_classifier = forest.task == Task.MULTICLASS or (forest.task == Task.BINARY and is_chance)
+    task = forest.task.name.lower()
+    what = f"Treelite, task {task}, postprocessor {forest.postprocessor}, {model.num_tree:,} trees"
+    return Found(name, model, what, is_classifier)
+
+
+def _load(content: bytes, name: str) -> Any:
+    """Treelite's model, after the checkpoint was read by us: Treelite may end the process over a damaged one."""
+    import treelite
+
+    _read(content, name)
+    return treelite.Model.deserialize_bytes(content)
+
+
+def _read(content: bytes, name: str) -> Forest:
+    with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
+        path = Path(folder) / CHECKPOINT
+        path.write_bytes(content)
+        try:
+            return read_forest(path)
+        except ArtifactError as error:
+            why = error.what.partition(f"{path} is not a Treelite checkpoint: ")[2].rstrip(".") or error.what
+            raise refuse(name, describe_bytes(content[:32]) or why, _SAVE_AGAIN) from error
+
+
+def _check_forest(forest: Forest, found: Found, num_features: int | None) -> None:
+    if num_features not in (None, forest.num_features):
+        raise InputError(
+            f"num_features is {num_features}; {found.name} takes {forest.num_features}.",
+            f"Leave it out to write {forest.num_features}, or give the model that was trained on {num_features}.",
+        )
+    if forest.num_targets > 1:
+        raise refuse(
+            found.name, f"it predicts {forest.num_targets} targets, and FIL knows one", "Train a forest for each."
+        )
+    if forest.task == Task.MULTICLASS and forest.num_classes < 2:
+        raise refuse(found.name, "it knows one class alone", "Train it on rows of two classes.")
+
+
+def _width(forest: Forest, found: Found) -> int:
+    return max(2, forest.num_classes) if found.is_classifier else 1
+
+
+def _choose_labels(given: Sequence[str] | None, found: Found, width: int) -> list[str] | None:
+    if given is None:
+        return None if found.labels is None else list(found.labels)
+    if not found.is_classifier:
+        raise InputError(f"labels are given; {found.name} has no classes.", "Leave them out.")
+    if len(given) != width:
+        raise InputError(
+            f"{len(given)} labels are given; {found.name} has {width} classes.", "Name each class, in their order."
+        )
+    return list(given)
+
+
+def _describe(forest: Forest, found: Found, width: int, labels: Sequence[str] | None) -> tuple[str, ...]:
+    takes = f"input__0 FP32 [{forest.num_features}]: its number of features"
+    if not found.is_classifier:
+        return takes, "output__0 FP32 [1]: its score, as predict gives it"
+    gives = f"output__0 FP32 [{width}]: the chances of its {width} classes, as predict_proba gives them"
+    if labels is None:
+        return takes, gives, "the classes have no names there: give labels, or go by their numbers"
+    return takes, gives, f"labels: {', '.join(labels[:_NUM_TOLD])}{', …' if len(labels) > _NUM_TOLD else ''}"

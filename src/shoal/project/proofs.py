@@ -1,0 +1,142 @@
+"""A forest as Treelite has it, written as a checkpoint and compared with the library that it comes from."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.component.checkpoints import Forest, read_forest
+from shoal.component.forests import load_forest, round_thresholds
+from shoal.errors import ArtifactError
+
+TOLERANCE = 1e-5  # of a score, or of its share where it is beyond 1: FP32 holds seven digits
+NUM_ROWS = 256
+NUMERICAL, CATEGORICAL = 1, 2  # Treelite's TreeNodeType
+
+_LEAST = 1e-30  # LightGBM takes for 0 what is nearer to it than 1e-35
+
+Rows: TypeAlias = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A forest that was found in a file or an object: ``name`` is what it is called in errors.
+
+    ``model`` is Treelite's; ``what`` says which forest it is. ``is_classifier``: it shall answer with the chances of
+    its classes, else with one score. ``labels`` are its classes' names, in their order. ``ask`` gives the library's own
+    answers for FP32 ``[rows, features]``; with ``has_missing`` the rows may hold NaN. With ``gives_labels`` it gives
+    numbers of classes.
+    """
+
+    name: str
+    model: Any
+    what: str
+    is_classifier: bool
+    said: tuple[str, ...] = ()
+    labels: tuple[str, ...] | None = None
+    ask: Callable[[Rows], Any] | None = None
+    has_missing: bool = False
+    gives_labels: bool = False
+
+
+def write_proven(found: Found, path: Path) -> tuple[Forest, tuple[str, ...]]:
+    """Write ``path``, a Treelite checkpoint, and compare it with the library; returns what it says, and lines on both.
+
+    Thresholds become single-precision numbers that part single-precision rows as before: engines that compute so, as
+    Triton's FIL does, would round them to the nearest, and send some rows the other way.
+
+    Raises:
+        ArtifactError: an answer differs by more than 1e-5, or the forest is none that can be served.
+    """
+    said = _round(found.model)
+    found.model.serialize(str(path))
+    forest = read_forest(path)
+    if found.ask is not None:
+        rows = draw_rows(found.model, has_missing=found.has_missing)
+        said += (f"compared with the library on {NUM_ROWS} rows: {_compare(found, path, rows):.1g} at most",)
+    return forest, said
+
+
+def _round(model: Any) -> tuple[str, ...]:
+    is_changed = False
+    for index in range(model.num_tree):
+        tree = model.get_tree_accessor(index)
+        thresholds = tree.get_field("threshold")
+        if thresholds.dtype == np.float32:
+            return ()
+        rounded = round_thresholds(thresholds, tree.get_field("cmp")).astype(thresholds.dtype)
+        is_changed = is_changed or not np.array_equal(rounded, thresholds)
+        tree.set_field("threshold", rounded)
+    return ("thresholds are rounded to FP32, so that FP32 rows end in the same leaves",) if is_changed else ()
+
+
+def _compare(found: Found, path: Path, rows: Rows) -> float:
+    """The greatest difference from the library, of a score or of its share."""
+    values = load_forest(path)(rows)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that rows have no names, for one
+        expected = np.asarray(found.ask(rows) if found.ask else values, np.float64).reshape(len(rows), -1)
+    if found.gives_labels:
+        values = values.argmax(axis=1)[:, None].astype(np.float32)
+    if values.shape[1] < expected.shape[1]:  # the chance of the second class stands for both
+        expected = expected[:, -1:]
+    difference = np.abs(values - expected) / np.maximum(1, np.abs(expected))
+    greatest = float(difference.max())
+    if not greatest <= TOLERANCE:
+        row = int(np.nanargmax(difference.max(axis=1)))
+        raise ArtifactError(
+            f"{found.name} cannot be added: its checkpoint says {values[row].tolist()} where the library says"
+            f" {expected[row].round(7).tolist()}, for {rows[row].tolist()}.",
+            f"Allowed: {TOLERANCE:g}. Something of it has no place in a Treelite checkpoint.",
+        )
+    return greatest
+
+
+def draw_rows(model: Any, *, has_missing: bool) -> Rows:
+    """FP32 ``[256, features]`` on and about a forest's own thresholds, where answers would part first."""
+    generator = np.random.default_rng(0)
+    rows = generator.normal(size=(NUM_ROWS, model.num_feature)).astype(np.float32)
+    thresholds, categories = _values(model)
+    with np.errstate(over="ignore"):
+        for feature, values in thresholds.items():
+            drawn = generator.choice(values, NUM_ROWS).astype(np.float32)
+            finite = drawn[np.isfinite(drawn)]
+            spread = np.float32(finite.std(dtype=np.float64) if finite.size else 0) or np.float32(1)
+            about = (
+                drawn,
+                np.nextafter(drawn, np.float32(-np.inf)),
+                np.nextafter(drawn, np.float32(np.inf)),
+                drawn + generator.normal(size=NUM_ROWS).astype(np.float32) * spread,
+            )
+            drawn = np.choose(generator.integers(0, len(about), NUM_ROWS), about)
+            rows[:, feature] = np.where(np.isfinite(drawn) & (np.abs(drawn) > _LEAST), drawn, 0)
+    for feature, known in categories.items():
+        rows[:, feature] = generator.choice([*known, max(known) + 1], NUM_ROWS)  # the last is none that it knows
+    if has_missing:
+        rows[generator.random(rows.shape) < 0.1] = np.nan
+    return rows
+
+
+def _values(model: Any) -> tuple[dict[int, NDArray[Any]], dict[int, set[int]]]:
+    """By feature, the thresholds of a forest's splits, and the categories that it knows."""
+    trees = [model.get_tree_accessor(index) for index in range(model.num_tree)]
+    kinds, features, thresholds = (
+        np.concatenate([tree.get_field(name) for tree in trees]) for name in ("node_type", "split_index", "threshold")
+    )
+    features, thresholds = features[kinds == NUMERICAL], thresholds[kinds == NUMERICAL]
+    order = np.argsort(features, kind="stable")
+    names, begins = np.unique(features[order], return_index=True)
+    parts = np.split(thresholds[order], begins[1:]) if len(names) else []
+    categories: dict[int, set[int]] = {}
+    for tree in trees:
+        listed, begin, end = (tree.get_field(f"category_list{suffix}") for suffix in ("", "_begin", "_end"))
+        for node in np.flatnonzero(tree.get_field("node_type") == CATEGORICAL):
+            known = listed[int(begin[node]) : int(end[node])].tolist()
+            categories.setdefault(int(tree.get_field("split_index")[node]), {0}).update(known)
+    return dict(zip(names.tolist(), parts, strict=True)), categories
