@@ -9,7 +9,7 @@ import pytest
 
 from shoal.errors import ArtifactError
 from shoal.repository.graph import Graph
-from shoal.repository.leaves import find_leaves
+from shoal.repository.leaves import collect, find_leaves
 from shoal.repository.pbtxt import read_config, write_config
 from tests.conftest import ROOT
 
@@ -52,7 +52,8 @@ def test_a_nameless_configuration_is_named_after_its_folder(tmp_path: Path) -> N
 
 def test_names_are_the_source_documents() -> None:
     """Models, tensors and the maps between them, as published."""
-    graph = Graph.build(find_leaves()["ensemble_all"], find_leaves())
+    models = collect("ensemble_all", find_leaves())
+    graph = Graph.build(models[-1], {model.name: model for model in models})
     tensors = {
         name: ([t.name for t in c.spec.inputs], [t.name for t in c.spec.outputs]) for name, c in graph.members.items()
     }

@@ -23,7 +23,7 @@ NUM_STATISTICS = 7  # the columns before the two lists of shares
 NUM_FEATURES = NUM_STATISTICS + 2 * NUM_LISTED
 MAKE_AGAIN = "Make it again: shoal train --out FOLDER"
 _KIND, _SETTING = "preprocessing bundle", "postprocessing setting"
-_LENGTHS = range(3, 65_537)  # [CLS], a token and [SEP]; texts of more than 65,536 bytes are refused
+LENGTHS = range(3, 65_537)  # [CLS], a token and [SEP]; texts of more than 65,536 bytes are refused
 GREATEST = 3.4e38  # FP32's
 _SIGNS = {  # what often lies where an artifact should, by its first bytes
     b"\x89PNG": "a PNG image",
@@ -73,7 +73,7 @@ class Bundle:
         Raises:
             ArtifactError: it is not such a file, or a field is not what it must be.
         """
-        entries = _read_object(path, _KIND, [field.name for field in fields(cls)])
+        entries = read_object(path, _KIND, [field.name for field in fields(cls)])
         entries = {name: tuple(value) if isinstance(value, list) else value for name, value in entries.items()}
         for fault in _find_faults(entries):
             raise refusal(path, _KIND, fault)
@@ -103,8 +103,8 @@ def _find_faults(values: Mapping[str, Any]) -> Iterator[str]:
         yield f"vocabulary_sha256 is {shorten(digest)}, expected hexadecimal digits"
     if not isinstance(is_lowercase, bool):
         yield f"is_lowercase is {shorten(is_lowercase)}, expected true or false"
-    if type(length) is not int or length not in _LENGTHS:
-        yield f"max_length is {shorten(length)}, expected a whole number from {_LENGTHS[0]} to {_LENGTHS[-1]:,}"
+    if type(length) is not int or length not in LENGTHS:
+        yield f"max_length is {shorten(length)}, expected a whole number from {LENGTHS[0]} to {LENGTHS[-1]:,}"
     for name, size in (("stop_words", None), ("frequent", NUM_LISTED), ("rare", NUM_LISTED)):
         yield from _find_odd_words(name, values[name], size)
     if both := sorted(set(values["frequent"]) & set(values["rare"])):
@@ -114,7 +114,7 @@ def _find_faults(values: Mapping[str, Any]) -> Iterator[str]:
     for column, (mean, std) in enumerate(zip(values["mean"], values["std"], strict=True)):
         if std <= 0:
             yield f"std of column {column} is {std:g}, expected a number above 0"
-        elif (_LENGTHS[-1] + abs(mean)) / std > GREATEST:
+        elif (LENGTHS[-1] + abs(mean)) / std > GREATEST:
             yield f"mean {mean:g} and std {std:g} of column {column} give z-scores that are no FP32 numbers"
 
 
@@ -149,12 +149,12 @@ def _find_odd_numbers(name: str, numbers: Any) -> Iterator[str]:
         yield f"{name} is {shorten(numbers)}, expected a list of numbers"
     elif len(numbers) != NUM_FEATURES:
         yield f"{name} has {len(numbers)} entries, expected {NUM_FEATURES}"
-    elif odd := [number for number in numbers if not _is_number(number)]:
+    elif odd := [number for number in numbers if not is_number(number)]:
         yield f"{name} holds {shorten(odd[0])}, expected finite numbers"
 
 
-def _is_number(value: Any) -> bool:
-    """Finite, and such that the sum with any count is; ``True`` is none."""
+def is_number(value: Any) -> bool:
+    """Whether it is finite, and such that the sum with any count is; ``True`` is none."""
     return type(value) in (int, float) and abs(value) <= GREATEST  # false for NaN
 
 
@@ -164,8 +164,8 @@ def read_weight(path: Path) -> float:
     Raises:
         ArtifactError: it is not such a file, or the weight is no such number.
     """
-    weight = _read_object(path, _SETTING, ["bert_weight"])["bert_weight"]
-    if not _is_number(weight) or not 0 <= weight <= 1:
+    weight = read_object(path, _SETTING, ["bert_weight"])["bert_weight"]
+    if not is_number(weight) or not 0 <= weight <= 1:
         raise refusal(path, _SETTING, f"bert_weight is {shorten(weight)}, expected a number from 0 to 1")
     return float(weight)
 
@@ -251,7 +251,12 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"it holds {name}, which is no number of JSON's")
 
 
-def _read_object(path: Path, kind: str, names: Iterable[str]) -> dict[str, Any]:
+def read_object(path: Path, kind: str, names: Iterable[str]) -> dict[str, Any]:
+    """The JSON object in a file, which must hold these names and no others.
+
+    Raises:
+        ArtifactError: there is no such file, or it is no such object.
+    """
     entries, wanted = read_json(path, kind, parse_constant=_refuse_constant), set(names)
     if missing := sorted(wanted - set(entries)):
         raise refusal(path, kind, f"it lacks {', '.join(missing)}")

@@ -79,6 +79,17 @@ def _rank(values: Array) -> Array:
 
 def count_features(codes: Ragged, lexicon: Lexicon) -> Array:
     """The raw features, FP64 ``[rows, 7 + lists]``; all 0 in a row without a word."""
+    statistics, counts = count_tokens(codes, lexicon)
+    xp, words = namespace(counts), statistics[:, :1]
+    raw = xp.concat([statistics, counts / xp.maximum(words, 1.0)], axis=1)
+    return xp.where(words > 0, raw, xp.zeros_like(raw))
+
+
+def count_tokens(codes: Ragged, lexicon: Lexicon) -> tuple[Array, Array]:
+    """The seven statistics, FP64 ``[rows, 7]``, and how often each listed token stands in each row.
+
+    The latter is INT64 ``[rows, lists]``. In a row without a word both still count what is no word.
+    """
     xp = namespace(codes.values)
     num_known, num_rows = lexicon.num_known, len(codes)
     rows = codes.row_ids
@@ -103,9 +114,7 @@ def count_features(codes: Ragged, lexicon: Lexicon) -> Array:
     ]
     width = lexicon.num_listed + 1  # one column more, for the tokens in neither list
     cells = count_keys(rows * width + xp.take(lexicon.column, kind), num_rows * width)
-    shares = xp.reshape(cells, (num_rows, width))[:, :-1] / xp.maximum(words, 1.0)[:, None]
-    raw = xp.concat([xp.stack(statistics, axis=1), shares], axis=1)
-    return xp.where((words > 0)[:, None], raw, xp.zeros_like(raw))
+    return xp.stack(statistics, axis=1), xp.reshape(cells, (num_rows, width))[:, :-1]
 
 
 def count_keys(keys: Array, num_keys: int) -> Array:

@@ -90,6 +90,18 @@ class Tallies:
 
     def count(self, places: Ragged) -> NDArray[np.float64]:
         """The raw features, FP64 ``[rows, 7 + lists]``; all 0 in a row without a word."""
+        raw = np.empty((len(places), NUM_STATISTICS + self._none))
+        counts = self.tally(places, raw)
+        words = raw[:, :1]
+        np.divide(counts, np.maximum(words, 1), out=raw[:, NUM_STATISTICS:])
+        raw[words[:, 0] == 0] = 0
+        return raw
+
+    def tally(self, places: Ragged, statistics: NDArray[np.float64]) -> Ints:
+        """How often each listed token stands in each row, INT64 ``[rows, lists]``: as ``count_tokens`` has it.
+
+        The seven statistics are written into the first columns of ``statistics``.
+        """
         found, none = self._table.values.take(places.values, axis=0), self._none
         sums = np.zeros((len(found) + 1, 2), np.int64)
         np.cumsum(found[:, :2], axis=0, out=sums[1:])
@@ -100,13 +112,10 @@ class Tallies:
         cells, distinct = self._count_numbers(places, found[:, 2])
         sentences = runs + self._correct(places, found, sums)
         at_least_one = np.maximum(sentences, 1)
-        raw = np.empty((len(places), NUM_STATISTICS + none))
-        statistics = words, distinct, marks, sentences, words / at_least_one, stops, stops / at_least_one
-        for column, values in enumerate(statistics):
-            raw[:, column] = values
-        np.divide(cells[:, :none], np.maximum(words, 1)[:, None], out=raw[:, NUM_STATISTICS:])
-        raw[words == 0] = 0
-        return raw
+        values = words, distinct, marks, sentences, words / at_least_one, stops, stops / at_least_one
+        for column, value in enumerate(values):
+            statistics[:, column] = value
+        return cells[:, :none]
 
     def _correct(self, places: Ragged, found: Ints, sums: Ints) -> Ints:
         """What a row's sentences are beside its words' runs of ends: the open one, less the runs that go on.

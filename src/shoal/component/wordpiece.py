@@ -124,13 +124,21 @@ class WordPiece:
         The width is that of the longest row, a multiple of 8 unless ``max_length`` is smaller.
         """
         pieces = self.pieces(texts)
-        steps = round_up(min(int(pieces.lengths.max()), self.max_length - 2))
-        return frame(pieces, self.ids, min(self.max_length, steps * WIDTH_MULTIPLE))
+        return self.frame(pieces, self.width(pieces))
 
     def pieces(self, texts: Texts) -> Ragged:
         """The token ids of each text, without those that frame a row, in full length."""
         places, rows = self._memo(texts)
         return rows.of(places)
+
+    def width(self, pieces: Ragged) -> int:
+        """What ``encode`` makes of these pieces, which lie on the host."""
+        steps = round_up(min(int(pieces.lengths.max()), self.max_length - 2))
+        return min(self.max_length, int(steps) * WIDTH_MULTIPLE)
+
+    def frame(self, pieces: Ragged, width: int) -> tuple[Array, Array]:
+        """Ids and mask of pieces, wherever they lie: INT64 ``[rows, width]`` each."""
+        return frame(pieces, self.ids, width)
 
     def _find(self, words: list[str]) -> list[list[int]]:
         return [e.ids for e in self._tokenizer.encode_batch_fast(words, add_special_tokens=False)]

@@ -26,12 +26,14 @@ class Largest:
 
     rows: int
     width: int = 256  # of a dimension that is -1
-    text_bytes: int = 65_536
+    text_bytes: int = 65_536  # of one text; of all together where their number is -1, such as labels
 
     def num_bytes(self, tensor: TensorSpec) -> int:
         """The size of a tensor with ``rows`` rows."""
+        if tensor.dtype == STRING:
+            return self.rows * prod(size for size in tensor.dims if size > 0) * self.text_bytes
         elements = self.rows * prod(self.width if size < 0 else size for size in tensor.dims)
-        return elements * (self.text_bytes if tensor.dtype == STRING else tensor.numpy_dtype.itemsize)
+        return elements * tensor.numpy_dtype.itemsize
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,27 @@
+import os, sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+from shoal.component.base import Component
+from shoal.component.choices import check_finite
+from shoal.component.context import Context
+from shoal.component.settings import Settings
+from shoal.component.tensors import Arrays, namespace
+
+
+class L2Normalise(Component):
+    """Embeddings of length 1; one of zeros stays as it is."""
+
+    def setup(self, context: Context) -> None:
+        self.embedding, self.unit = Settings(context.spec).tensors("FP32[n] -> FP32[n]")
+
+    def run(self, batch: Arrays) -> Arrays:
+        check_finite({self.embedding: batch[self.embedding]}, self.context.device)
+        xp = namespace(batch[self.embedding])
+        embedding = xp.astype(batch[self.embedding], xp.float64)  # where no FP32 number's square is too great
+        length = xp.sqrt(xp.sum(embedding * embedding, axis=-1, keepdims=True))
+        unit = embedding / xp.where(length > 0, length, xp.ones_like(length))
+        return {self.unit: xp.astype(unit, xp.float32)}
+
+
+TritonPythonModel = L2Normalise.for_triton()

@@ -1,0 +1,31 @@
+import os, sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+import numpy as np
+
+from shoal.component.base import Component
+from shoal.component.choices import Choices
+from shoal.component.context import Context
+from shoal.component.settings import Settings
+from shoal.component.tensors import Arrays
+
+
+class Label(Component):
+    """The class with the best score, by name."""
+
+    def setup(self, context: Context) -> None:
+        settings = Settings(context.spec)
+        self.scores, self.label, self.score = settings.tensors("FP32[n] -> STRING[1], FP32[1]")
+        self.choose = Choices.read(settings, self.scores, num_best=1)
+        self.least = settings.number("least", -np.inf)
+        self.otherwise = settings.text("otherwise").encode()
+
+    def run(self, batch: Arrays) -> Arrays:
+        # Texts are the host's: what they depend on comes down at once, and counts as the label's own copy.
+        labels, best = self.choose(self.context.device.fetch(batch[self.scores], self.label))
+        labels[best < self.least] = self.otherwise
+        return {self.label: labels, self.score: best}
+
+
+TritonPythonModel = Label.for_triton()

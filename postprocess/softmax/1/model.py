@@ -1,0 +1,28 @@
+import os, sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+from shoal.component.base import Component
+from shoal.component.choices import check_finite
+from shoal.component.context import Context
+from shoal.component.settings import Settings
+from shoal.component.tensors import Arrays, namespace
+
+
+class Softmax(Component):
+    """Logits to probabilities, along the last dimension."""
+
+    def setup(self, context: Context) -> None:
+        self.logits, self.probabilities = Settings(context.spec).tensors("FP32[...] -> FP32[...]")
+
+    def run(self, batch: Arrays) -> Arrays:
+        logits = batch[self.logits]
+        xp = namespace(logits)
+        greatest = xp.max(logits, axis=-1, keepdims=True)
+        # It is NaN where one logit is. One of minus infinity has no probability, which is well.
+        check_finite({self.logits: greatest}, self.context.device)
+        powers = xp.exp(xp.astype(logits, xp.float64) - xp.astype(greatest, xp.float64))
+        return {self.probabilities: xp.astype(powers / xp.sum(powers, axis=-1, keepdims=True), xp.float32)}
+
+
+TritonPythonModel = Softmax.for_triton()

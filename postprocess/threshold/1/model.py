@@ -1,0 +1,26 @@
+import os, sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+from shoal.component.base import Component
+from shoal.component.choices import check_numbers
+from shoal.component.context import Context
+from shoal.component.settings import Settings
+from shoal.component.tensors import Arrays
+
+
+class Threshold(Component):
+    """Which scores reach a threshold."""
+
+    def setup(self, context: Context) -> None:
+        settings = Settings(context.spec)
+        self.score, self.above = settings.tensors("FP32[n] -> BOOL[n]")
+        self.threshold = settings.number("threshold", 0.5)
+
+    def run(self, batch: Arrays) -> Arrays:
+        score = batch[self.score]
+        check_numbers({self.score: score}, self.context.device)
+        return {self.above: score >= self.threshold}
+
+
+TritonPythonModel = Threshold.for_triton()

@@ -1,0 +1,30 @@
+import os, sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+from shoal.component.base import Component
+from shoal.component.context import Context
+from shoal.component.ragged import Texts, check_texts
+from shoal.component.settings import Settings
+from shoal.component.tensors import Arrays
+from shoal.component.tokens import make_encoder
+
+
+class Tokenizer(Component):
+    """Text to token ids and attention mask, as an encoder's own tokenizer has them."""
+
+    def setup(self, context: Context) -> None:
+        settings = Settings(context.spec)
+        self.text, self.ids, self.mask = settings.tensors("STRING[1] -> INT64[t], INT64[t]")
+        self.max_text_bytes = settings.whole("max_text_bytes", 65_536)
+        self.encode = make_encoder(context, settings, edge=self.text)
+
+    def check(self, inputs: Arrays) -> None:
+        check_texts(inputs[self.text][:, 0], name=self.text, max_bytes=self.max_text_bytes)
+
+    def run(self, batch: Arrays) -> Arrays:
+        ids, mask = self.encode(Texts.from_bytes(batch[self.text][:, 0]))
+        return {self.ids: ids, self.mask: mask}
+
+
+TritonPythonModel = Tokenizer.for_triton()

@@ -1,0 +1,40 @@
+import os, sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+import numpy as np
+
+from shoal.component.base import Component
+from shoal.component.context import Context
+from shoal.component.features import normalise
+from shoal.component.ledger import SETUP
+from shoal.component.settings import Settings, mended_by
+from shoal.component.tensors import Arrays
+from shoal.component.zscores import read_zscore
+from shoal.errors import InputError
+
+FIX = 'Write {"mean": [...], "std": [...]}: one finite number a column; a std of 1 where a column does not vary.'
+
+
+class ZScore(Component):
+    """Each column less its mean, by its standard deviation."""
+
+    def setup(self, context: Context) -> None:
+        settings = Settings(context.spec)
+        self.x, self.z = settings.tensors("FP32[n] -> FP32[n]")
+        with mended_by(FIX):
+            lists = read_zscore(context.artifact("zscore.json"))
+        self.num_columns = len(lists[0])
+        settings.expect("n", self.num_columns, "the columns of zscore.json are")
+        self.mean, self.std = (context.device.put(np.array(numbers), SETUP) for numbers in lists)
+
+    def check(self, inputs: Arrays) -> None:
+        width = inputs[self.x].shape[1]
+        if width != self.num_columns:
+            raise InputError(f"{self.x} has {width} columns, and zscore.json {self.num_columns}.", "Send as many.")
+
+    def run(self, batch: Arrays) -> Arrays:
+        return {self.z: normalise(batch[self.x], self.mean, self.std)}
+
+
+TritonPythonModel = ZScore.for_triton()

@@ -1,0 +1,114 @@
+"""Texts to token ids by an encoder's own file: BERT's ``vocab.txt``, or any ``tokenizer.json`` of Hugging Face's.
+
+Texts are read on the host; for a GPU the ids go up as one copy, and are framed and padded there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias
+
+from array_api_compat import device as device_of
+
+from shoal.component.bundle import LENGTHS, describe_bytes, read_text, refusal
+from shoal.component.context import Context
+from shoal.component.ragged import Ragged, Texts
+from shoal.component.settings import Settings, mended_by
+from shoal.component.tensors import Array, namespace
+from shoal.component.wordpiece import WIDTH_MULTIPLE, WordPiece, read_vocabulary
+from shoal.errors import ArtifactError
+
+VOCABULARY, TOKENIZER = "vocab.txt", "tokenizer.json"
+MAX_LENGTH = 256
+_KIND = "fast tokenizer of Hugging Face's"
+_FIX = f"Copy the encoder's own {TOKENIZER} there, or the {VOCABULARY} of a BERT; not both."
+_PADDING = ("[PAD]", "<pad>")  # of BERT's and of RoBERTa's families
+
+Encode: TypeAlias = Callable[[Texts], tuple[Array, Array]]
+
+
+class FastTokenizer:
+    """A tokenizer as its ``tokenizer.json`` has it, but for truncation and padding: here rows are padded behind."""
+
+    def __init__(self, path: Path, *, max_length: int) -> None:
+        from tokenizers import Tokenizer
+
+        text = read_text(path, _KIND)
+        try:
+            self._tokenizer = Tokenizer.from_str(text)
+        except Exception as error:  # the library has no class of its own for what it cannot read
+            raise refusal(path, _KIND, describe_bytes(text[:32].encode()) or str(error)) from error
+        known = (self._tokenizer.token_to_id(token) for token in _PADDING)
+        padding = self._tokenizer.padding or {"pad_id": next((token for token in known if token is not None), 0)}
+        self._pad_id, self._max_length = int(padding["pad_id"]), max_length
+        self._tokenizer.no_padding()
+        self.num_special = int(self._tokenizer.num_special_tokens_to_add(is_pair=False))
+        if self.num_special < max_length:
+            self._tokenizer.enable_truncation(max_length)
+
+    def pieces(self, texts: Texts) -> Ragged:
+        """The token ids of each text, with special tokens, cut at ``max_length``: INT64, a row a text, on the host."""
+        return Ragged.from_rows([row.ids for row in self._tokenizer.encode_batch_fast(texts.strings)])
+
+    def width(self, pieces: Ragged) -> int:
+        """That of the longest row, in steps of 8 and ``max_length`` at most."""
+        steps = -(-int(pieces.lengths.max()) // WIDTH_MULTIPLE)
+        return min(self._max_length, max(1, steps) * WIDTH_MULTIPLE)
+
+    def frame(self, pieces: Ragged, width: int) -> tuple[Array, Array]:
+        """Ids and mask, INT64 ``[rows, width]`` each, where the pieces lie."""
+        xp = namespace(pieces.values)
+        columns = xp.arange(width, dtype=xp.int64, device=device_of(pieces.values))
+        return pieces.pad(width, self._pad_id), xp.astype(columns < pieces.lengths[:, None], xp.int64)
+
+
+def make_encoder(context: Context, settings: Settings, edge: str) -> Encode:
+    """What turns texts into ids and mask, INT64 ``[rows, width]`` each, on the component's device.
+
+    It reads the parameters ``max_length`` and ``lowercase``, and that of the two artifacts which is there. The width
+    is that of the longest row, in steps of 8 and ``max_length`` at most; always that where the size ``t`` is declared.
+    ``edge`` names the upload to a GPU.
+
+    Raises:
+        ArtifactError: a parameter or an artifact cannot be used, or there is none of the two, or both.
+    """
+    is_fixed, device = "t" in settings.sizes, context.device
+    default = settings.sizes.get("t", MAX_LENGTH)
+    max_length = settings.whole("max_length", default, least=LENGTHS[0], most=LENGTHS[-1])
+    settings.expect("t", max_length, "its parameter max_length is")
+    tokenizer = _read(context, settings, max_length)
+
+    def encode(texts: Texts) -> tuple[Array, Array]:
+        pieces = tokenizer.pieces(texts)
+        width = max_length if is_fixed else tokenizer.width(pieces)
+        return tokenizer.frame(pieces.to(device, edge), width)
+
+    return encode
+
+
+def _read(context: Context, settings: Settings, max_length: int) -> WordPiece | FastTokenizer:
+    with mended_by(_FIX):
+        vocabulary, whole = (context.optional_artifact(name) for name in (VOCABULARY, TOKENIZER))
+    if vocabulary and whole:
+        raise ArtifactError(f"Model {context.spec.name} has {VOCABULARY} and {TOKENIZER} in {context.folder}.", _FIX)
+    if whole:
+        return _read_whole(whole, settings, max_length)
+    if vocabulary:
+        is_lowercase = settings.flag("lowercase", default=True)
+        with mended_by(_FIX):
+            return WordPiece(read_vocabulary(vocabulary), is_lowercase=is_lowercase, max_length=max_length)
+    raise ArtifactError(
+        f"Model {context.spec.name} misses its artifact {VOCABULARY} or {TOKENIZER} in {context.folder}.", _FIX
+    )
+
+
+def _read_whole(path: Path, settings: Settings, max_length: int) -> FastTokenizer:
+    if settings.text("lowercase"):
+        raise settings.refusal("lowercase", f"{TOKENIZER} says itself how case is treated", "")
+    with mended_by(_FIX):
+        tokenizer = FastTokenizer(path, max_length=max_length)
+    if tokenizer.num_special >= max_length:
+        why = f"{TOKENIZER} adds {tokenizer.num_special} special tokens to each text"
+        raise settings.refusal("max_length", why, str(tokenizer.num_special + 1))
+    return tokenizer
