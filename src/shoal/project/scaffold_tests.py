@@ -40,7 +40,8 @@ def write_test(
     ]
     before = ""
     if artifacts:
-        before += f'ARTIFACTS = PROJECT / "build" / "artifacts"  # {", ".join(artifacts)}\n'
+        line = f'ARTIFACTS = PROJECT / "build" / "artifacts"  # {", ".join(artifacts)}'
+        before += (line if len(line) <= text.LINE else line.partition("  #")[0]) + "\n"
     if any("RANDOM." in value for _, value in entries):
         before += "RANDOM = np.random.default_rng(0)\n"
     is_exact = all(model.backend == "python" for model in models)

@@ -14,7 +14,7 @@ from shoal.repository.messages import make_ensemble
 from shoal.repository.pbtxt import Step
 
 _TEMPLATES = Path(__file__).parent / "templates"
-_WIDTH = 120  # of a line of Python
+LINE = 120  # of a line of Python
 ROWS, WIDTH = 2, 4  # of a test's request; the width is that of dimensions of any size
 TEXTS = ("A cat sat.", "Füße")  # a row each; the second has more bytes than characters
 
@@ -147,7 +147,7 @@ def write_entries(entries: Iterable[tuple[str, str]], indent: int) -> str:
     lines = []
     for name, value in entries:
         line = f'{" " * indent}"{name}": {value},'
-        if len(line) > _WIDTH and value.endswith(")"):
+        if len(line) > LINE and value.endswith(")"):
             function, _, arguments = value.partition("(")
             inner = f"{' ' * (indent + 4)}{arguments[:-1]}"
             line = f'{" " * indent}"{name}": {function}(\n{inner}\n{" " * indent}),'
