@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,12 +17,16 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from scipy.special import softmax
 from sklearn.preprocessing import StandardScaler, normalize
+from tokenizers import Tokenizer, models
+from typer.testing import CliRunner
 
+from shoal import cli
 from shoal.component.ledger import CONTROL, DOWN
 from shoal.component.spec import TensorSpec
 from shoal.component.tensors import Array, Device
 from shoal.errors import InputError
 from shoal.repository.check import check
+from tests.conftest import ROOT
 from tests.pieces import PIECES, POSTPROCESS, ask, leaf, start
 from tests.pretend import PretendGpu
 
@@ -235,3 +241,19 @@ def test_widths_that_labels_do_not_fit() -> None:
 @pytest.mark.parametrize("name", PIECES)
 def test_each_leaf_is_without_findings(name: str) -> None:
     assert check(leaf(name).folder) == []
+
+
+def test_each_command_of_the_page_makes_a_component(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("my-encoder", "build"):
+        (tmp_path / folder).mkdir()
+    Tokenizer(models.WordLevel({"?": 0}, unk_token="?")).save("my-encoder/tokenizer.json")
+    zscore(tmp_path / "build", [0], [1])
+    (tmp_path / "urgent.txt").write_text("urgent\nnow\n", encoding="utf-8")
+    page = (ROOT / "docs" / "components.md").read_text(encoding="utf-8").replace("\\\n", "")
+    commands = [shlex.split(line) for line in re.findall(r"^    shoal (new component .*)$", page, re.MULTILINE)]
+    for command in commands:
+        result = CliRunner().invoke(cli.app, command)
+        assert result.exit_code == 0, (command, result)
+        assert [*tmp_path.glob(f"*process/{command[2]}/config.pbtxt")]
+    assert {command[command.index("--like") + 1] for command in commands} == set(PIECES)
