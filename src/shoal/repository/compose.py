@@ -40,7 +40,7 @@ def compose(
     *,
     artifacts: Path | str | None = None,
     plan: Plan | None = None,
-    leaves: Iterable[Path] = (),
+    leaves: Iterable[Path | str] = (),
     environments: Mapping[str, Path] | None = None,
     stubs: Mapping[str, Path] | None = None,
     is_warmed_up: bool = True,

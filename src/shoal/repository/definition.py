@@ -41,7 +41,7 @@ class Definition:
         if max_batch_size is not None and max_batch_size < 0:
             raise InputError(f"max_batch_size is {max_batch_size}; it cannot be negative.", "0 means: no batches.")
         self.name = name
-        self._models: Mapping[str, ModelConfig] = find_leaves(map(Path, leaves))
+        self._models: Mapping[str, ModelConfig] = find_leaves(leaves)
         self._max_batch_size = max_batch_size
         self._tensors: dict[str, Tensor] = {}  # inputs and what steps give, by their names in the ensemble
         self._inputs: list[Tensor] = []

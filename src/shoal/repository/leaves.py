@@ -12,10 +12,10 @@ from shoal.repository.pbtxt import ModelConfig, read_config
 ROOMS = ("preprocess", "postprocess", "models", "ensembles")
 
 
-def find_leaves(roots: Iterable[Path] = ()) -> Mapping[str, ModelConfig]:
+def find_leaves(roots: Iterable[Path | str] = ()) -> Mapping[str, ModelConfig]:
     """Every leaf by its model's name: shoal's own and those under ``roots``, which win."""
     leaves = {}
-    for root in [shipped_root(), *roots]:
+    for root in [shipped_root(), *map(Path, roots)]:
         for room in ROOMS:
             for path in sorted(root.glob(f"{room}/*/config.pbtxt")):
                 config = read_config(path.parent)
