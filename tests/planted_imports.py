@@ -141,8 +141,15 @@ FAULTS: list[tuple[str, Make, str, str]] = [
         "it does not say how many features it takes",
         "save_model",
     ),
+    ("six features", edited(lambda learner: learner["learner_model_param"].update(num_feature="six")), "damaged", ""),
     ("no parameters", edited(pop("learner_model_param")), "it has no learner_model_param,", "save_model"),
     ("no booster", edited(pop("gradient_booster", "model")), "it has no gradient_booster.model,", "save_model"),
+    (
+        "names of categories",
+        edited(lambda learner: learner["gradient_booster"]["model"].update(cats={"enc": [{"values": [120, 121]}]})),
+        "it encodes the categories of a data frame,",
+        "Train on their codes",
+    ),
     (
         "children out of reach",
         edited(lambda learner: learner["gradient_booster"]["model"]["trees"][0]["left_children"].__setitem__(0, 2**30)),

@@ -73,6 +73,13 @@ def read_xgboost(content: bytes, name: str) -> Booster:
     except (ValueError, RecursionError) as error:
         kind = "JSON" if is_json else "UBJSON" if content.startswith(b"{") else "JSON or UBJSON"
         raise refuse(name, describe_bytes(content[:32]) or f"it is no {kind}, or damaged: {error}", _SAVE) from error
+    try:
+        return _describe_xgboost(document, name, "json" if is_json else "ubjson", content)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise refuse(name, f"it is damaged, or of no XGBoost that is known: {error!r}", _SAVE) from error
+
+
+def _describe_xgboost(document: Any, name: str, format_name: str, content: bytes) -> Booster:
     learner = _find(document, name, *(["Model"] if _has(document, "Model") else []), "learner")  # of a snapshot
     _find(learner, name, "learner_model_param", "num_feature")
     objective = str(_find(learner, name, "objective", "name"))
@@ -80,14 +87,21 @@ def read_xgboost(content: bytes, name: str) -> Booster:
     if booster not in ("gbtree", "dart"):
         raise refuse(name, f"its booster is {booster}, which has no trees", "Train with booster gbtree or dart.")
     _check_objective(objective, _XGBOOST, name)
-    trees = _find(learner, name, "gradient_booster", *(["gbtree"] if booster == "dart" else []), "model", "trees")
+    model = _find(learner, name, "gradient_booster", *(["gbtree"] if booster == "dart" else []), "model")
+    trees = _find(model, name, "trees")
     _check_counts(learner["learner_model_param"], trees, name)
+    if any(len(encoded.get("values", ())) for encoded in model.get("cats", {}).get("enc", ())):
+        raise refuse(
+            name,
+            "it encodes the categories of a data frame, which a Treelite checkpoint cannot",
+            "Train on their codes, whole numbers from 0 on (column.cat.codes), and send the same ones.",
+        )
     version = document.get("version")
     version = ".".join(map(str, version)) if isinstance(version, list | np.ndarray) else "of unknown version"
     return Booster(
         name,
         f"XGBoost {version}, objective {objective}, booster {booster}, {len(trees):,} trees",
-        "json" if is_json else "ubjson",
+        format_name,
         content,
         _XGBOOST[objective],
         tuple(_notes(learner)),
@@ -117,12 +131,9 @@ def _check_objective(objective: str, known: Mapping[str, bool], name: str) -> No
         )
 
 
-def _check_counts(about: Any, trees: Any, name: str) -> None:
-    try:
-        num_features, num_targets = int(about["num_feature"]), int(about.get("num_target", 1))
-        sizes = {int(tree["tree_param"].get("size_leaf_vector", 1)) for tree in trees}
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise refuse(name, f"it does not say how large it is: {error!r}", _SAVE) from error
+def _check_counts(about: Mapping[str, Any], trees: Any, name: str) -> None:
+    num_features, num_targets = int(about["num_feature"]), int(about.get("num_target", 1))
+    sizes = {int(tree["tree_param"].get("size_leaf_vector", 1)) for tree in trees}
     if num_features < 1:
         raise refuse(name, "it does not say how many features it takes", _SAVE)
     if not len(trees):
