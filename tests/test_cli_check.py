@@ -103,6 +103,15 @@ def test_one_models_folder_alone_and_among_others(here: Path) -> None:
     assert "is inferred from model" in run(repository / "all").stdout  # its members are read beside it
 
 
+def test_a_project_that_has_models_alone(here: Path) -> None:
+    """As `shoal add-model` leaves it, before there is a pipeline."""
+    model = here / "project" / "models" / "mine"
+    shutil.copytree(ROOT / "postprocess" / "softmax", model)
+    text = (model / "config.pbtxt").read_text(encoding="utf-8")
+    (model / "config.pbtxt").write_text(text.replace('name: "softmax"', 'name: "mine"'), encoding="utf-8")
+    assert run(here / "project").stdout == "No mistakes found.\n"
+
+
 def test_shoals_own_leaf_folders(here: Path) -> None:
     for path in (ROOT, ROOT / "models", ROOT / "preprocess" / "readability", ROOT / "ensembles" / "ensemble_all"):
         assert run(path).stdout == "No mistakes found.\n", here

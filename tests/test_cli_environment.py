@@ -59,7 +59,7 @@ def test_build_says_what_to_type_next(packed: Built, environment_yml: Path) -> N
     out = packed.environment.parent
     printed = shoal("env", "build", environment_yml, "--out", out, "--offline")
     assert f"environment: {packed.environment}  (unchanged)" in printed
-    assert f"next: shoal compose ensemble_all build/repository --target embedded --env {out}" in printed
+    assert f"next: shoal compose ENSEMBLE build/repository --target embedded --env {out}" in printed
     told = json.loads(shoal("env", "build", environment_yml, "--out", out, "--offline", "--json"))
     assert told == {**packed.record, "is_new": False}
 

@@ -46,7 +46,7 @@ _EXTRAS = {
     "env": ("conda_pack", "elftools", "packaging", "rattler", "yaml"),
     "files": ("openpyxl", "pyarrow"),
     "gpu": ("cupy", "nvforest", "pylibcudf", "rmm", "torch"),
-    "serve": ("pytriton", "torch", "treelite"),
+    "serve": ("onnx", "onnxruntime", "pytriton", "torch", "treelite"),
     "skops": ("sklearn", "skops"),
     "train": (
         "jinja2",

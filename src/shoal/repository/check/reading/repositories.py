@@ -31,6 +31,8 @@ def read_repository(path: Path, target: Target | None = None) -> Repository:
         return _read_one(path, target)
     root = path.parent if _is_room(path) else path
     rooms = [root / room for room in ROOMS if _is_room(root / room)]
+    if not rooms and not _model_folders(path):  # a project that has no other room yet
+        rooms = [room for room in (path / "models",) if _model_folders(room)]
     if rooms:
         leaves = [read_model(p, is_leaf=True) for room in rooms for p in _model_folders(room)]
         asked = [leaf for leaf in leaves if path == root or leaf.folder.parent == path]
