@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
 import shoal
-from shoal.project.add_model import add_model
+from shoal.project.importing.add_model import add_model
 from shoal.repository.pbtxt import read_config, write_config
 from shoal.repository.placement import Plan, place
 from shoal.serving.local import LocalPipeline

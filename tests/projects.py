@@ -30,7 +30,10 @@ class Blank(Component):
         rows, outputs = len(next(iter(batch.values()))), {}
         for t in self.context.spec.outputs:
             shape = [3 if d == -1 else d for d in t.dims]
-            shape = [rows, *shape] if self.context.spec.is_batched else [rows if t.dims[0] == -1 else shape[0], *shape[1:]]
+            if self.context.spec.is_batched:
+                shape.insert(0, rows)
+            elif t.dims[0] == -1:
+                shape[0] = rows
             outputs[t.name] = np.full(shape, b"x" if t.dtype == "TYPE_STRING" else 1).astype(t.numpy_dtype)
         return outputs
 

@@ -12,10 +12,10 @@ import pytest
 
 import shoal
 from shoal.errors import ArtifactError, InputError, ShoalError
-from shoal.project.apart import read_apart
-from shoal.project.boosters import read_xgboost
-from shoal.project.forests import draft_forest
-from shoal.project.ubjson import read_ubjson
+from shoal.project.importing.apart import read_apart
+from shoal.project.importing.boosters import read_xgboost
+from shoal.project.importing.forests import draft_forest
+from shoal.project.importing.ubjson import read_ubjson
 from tests.planted_imports import FAULTS, MISTAKES, Make, xgboosted
 
 

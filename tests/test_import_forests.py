@@ -15,7 +15,7 @@ from sklearn.ensemble import RandomForestClassifier
 
 import shoal
 from shoal.component import forests
-from shoal.project.forests import draft_forest
+from shoal.project.importing.forests import draft_forest
 from shoal.repository.pbtxt import read_config
 from shoal.serving.client import Client
 from shoal.serving.local import LocalPipeline

@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from shoal.errors import ArtifactError, InputError
-from shoal.project.add_model import add_model
-from shoal.project.imported import make_config
+from shoal.project.importing.add_model import add_model
+from shoal.project.importing.imported import make_config
 from shoal.serving.client import Client
 from shoal.serving.server import serve
 from tests.imports import (
@@ -196,7 +196,7 @@ def test_what_check_refuses_is_not_written(sources: Path, tmp_path: Path, monkey
         message.input[0].name = "other"
         return message
 
-    monkeypatch.setattr("shoal.project.graphs.make_config", misname)
+    monkeypatch.setattr("shoal.project.importing.graphs.make_config", misname)
     with pytest.raises(ArtifactError, match=r"models/net is not written, for net/config\.pbtxt:.* \[onnx-tensors\]"):
         add_model(sources / "net.onnx", "net", project=tmp_path)
     assert list(tmp_path.iterdir()) == []

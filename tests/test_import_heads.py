@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shoal.errors import ArtifactError, InputError
-from shoal.project.add_model import add_model
+from shoal.project.importing.add_model import add_model
 from shoal.training.encoder import SMALL_ENCODER
 from tests.imports import add
 from tests.published import publish

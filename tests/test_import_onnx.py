@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from shoal.errors import ArtifactError, InputError
-from shoal.project.add_model import add_model
+from shoal.project.importing.add_model import add_model
 from tests.imports import FLOAT, INT64, add, declared, here, save_column, save_graph, save_net, save_tokens
 
 FEATURES = np.random.default_rng(0).standard_normal((100, 5)).astype(np.float32)

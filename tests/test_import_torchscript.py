@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.errors import ArtifactError, InputError
-from shoal.project.add_model import add_model
+from shoal.project.importing.add_model import add_model
 from tests.imports import Column, Tagger, add, declared, load_script, script
 
 

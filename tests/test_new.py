@@ -13,9 +13,9 @@ import pytest
 
 import shoal
 from shoal.errors import ShoalError
-from shoal.project.scaffold import draft_component
-from shoal.project.scaffold_like import draft_like
-from shoal.project.scaffold_names import class_name, parse_tensor
+from shoal.project.scaffold.like import draft_like
+from shoal.project.scaffold.names import class_name, parse_tensor
+from shoal.project.scaffold.skeletons import draft_component
 from shoal.repository.leaves import find_leaves
 from shoal.repository.pbtxt import read_config
 from tests.skeletons import check_made, check_style, files, new, run, run_test, write_leaf

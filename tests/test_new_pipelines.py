@@ -16,9 +16,9 @@ from torch import Tensor, nn
 import shoal
 from shoal.cli import project as commands
 from shoal.errors import InputError
-from shoal.project.scaffold import draft_model
-from shoal.project.scaffold_joins import Question
-from shoal.project.scaffold_pipelines import draft_pipeline
+from shoal.project.scaffold.joins import Question
+from shoal.project.scaffold.pipelines import draft_pipeline
+from shoal.project.scaffold.skeletons import draft_model
 from shoal.repository.pbtxt import read_config
 from tests.imports import script
 from tests.skeletons import check_made, check_style, files, new, run, run_test, write_leaf

@@ -8,7 +8,7 @@ from shoal.errors import ArtifactError, InputError, ServerError, SetupError, Sho
 if TYPE_CHECKING:
     from shoal.component.base import Component as Component
     from shoal.component.context import Context as Context
-    from shoal.project.add_model import add_model as add_model
+    from shoal.project.importing.add_model import add_model as add_model
     from shoal.repository.check import Finding as Finding
     from shoal.repository.check import check as check
     from shoal.repository.compose import compose as compose
@@ -31,7 +31,7 @@ _HOMES = {
     "Finding": "shoal.repository.check",
     "LocalPipeline": "shoal.serving.local",
     "Pipeline": "shoal.serving.pipeline",
-    "add_model": "shoal.project.add_model",
+    "add_model": "shoal.project.importing.add_model",
     "check": "shoal.repository.check",
     "compose": "shoal.repository.compose",
     "serve": "shoal.serving.server",

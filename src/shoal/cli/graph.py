@@ -21,9 +21,7 @@ _USUAL = 18  # characters of a name or a type that stays in one line: four of th
 _WRAPPED = "moves"
 _SUFFIXES = {".mmd": "mermaid", ".mermaid": "mermaid", ".svg": "svg", ".png": "png"}
 
-Folder = Annotated[
-    Path, typer.Argument(help="An ensemble, such as build/repository/NAME, or a repository with one.")
-]
+Folder = Annotated[Path, typer.Argument(help="An ensemble, such as build/repository/NAME, or a repository with one.")]
 Model = Annotated[str, typer.Option(help="The model of the repository, where it has several ensembles.")]
 
 

@@ -16,8 +16,8 @@ from shoal.errors import InputError, ShoalError
 if TYPE_CHECKING:
     from shoal.component.spec import TensorSpec
     from shoal.project.leaves import Draft
-    from shoal.project.scaffold import Skeleton
-    from shoal.project.scaffold_joins import Question
+    from shoal.project.scaffold.joins import Question
+    from shoal.project.scaffold.skeletons import Skeleton
 
 T = TypeVar("T")
 app = typer.Typer(no_args_is_help=True, help="Write a working, tested skeleton into your own project.")
@@ -42,9 +42,9 @@ def component(
     is_dry: DryRun = False,
 ) -> None:
     """A component: code that runs before or behind a model, a pipeline that uses it, a test that serves it."""
-    from shoal.project.scaffold import INPUTS, OUTPUTS, draft_component
-    from shoal.project.scaffold_like import draft_like
-    from shoal.project.scaffold_names import parse_settings
+    from shoal.project.scaffold.like import draft_like
+    from shoal.project.scaffold.names import parse_settings
+    from shoal.project.scaffold.skeletons import INPUTS, OUTPUTS, draft_component
 
     name = _ask_name(name, "component")
     if like is not None:
@@ -76,7 +76,7 @@ def model(
     is_dry: DryRun = False,
 ) -> None:
     """A model whose code is yours: linear, in NumPy, with a script that fits it, a pipeline and a test."""
-    from shoal.project.scaffold import draft_model
+    from shoal.project.scaffold.skeletons import draft_model
 
     name = _ask_name(name, "model")
     if features is None:
@@ -97,8 +97,8 @@ def pipeline(
     is_dry: DryRun = False,
 ) -> None:
     """A pipeline of models by name, with a test that serves it."""
-    from shoal.project.scaffold_names import parse_settings
-    from shoal.project.scaffold_pipelines import draft_pipeline
+    from shoal.project.scaffold.names import parse_settings
+    from shoal.project.scaffold.pipelines import draft_pipeline
 
     name = _ask_name(name, "pipeline")
     if steps is None and is_terminal():
@@ -139,7 +139,7 @@ def add_model(
 
     Its configuration is derived from the model; what a file does not say must be given.
     """
-    from shoal.project.add_model import add_model as add
+    from shoal.project.importing.add_model import add_model as add
 
     options: dict[str, Any] = {
         "inputs": inputs, "mask": mask, "num_features": features, "labels": labels, "head": head, "pooling": pooling,
@@ -193,7 +193,7 @@ def _ask_tensors(given: Sequence[str] | None, option: str, default: Sequence[Ten
 
 
 def _parse_tensors(texts: Iterable[str], option: str) -> tuple[TensorSpec, ...]:
-    from shoal.project.scaffold_names import parse_tensor
+    from shoal.project.scaffold.names import parse_tensor
 
     return tuple(parse_tensor(text, option) for text in texts)
 
@@ -206,7 +206,7 @@ def _parse_number(text: str) -> int:
 
 
 def _ask_source(question: Question) -> str:
-    from shoal.project.scaffold_text import describe
+    from shoal.project.scaffold.text import describe
 
     fits = ", ".join(map(str, question.fits))
     asked = f"What does {question.key} read, {describe(question.tensor, '')}: {fits}, or a name in the request"

@@ -12,7 +12,7 @@ from shoal.component.base import Component
 from shoal.component.context import Context
 from shoal.component.spec import STRING, ModelSpec
 from shoal.errors import ShoalError
-from shoal.project.scaffold_text import ROWS, WIDTH
+from shoal.project.scaffold.text import ROWS, WIDTH
 from shoal.repository.loading import component_class
 from shoal.repository.pbtxt import ModelConfig
 from shoal.repository.warmup import no_bytecode

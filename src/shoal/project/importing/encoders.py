@@ -15,10 +15,10 @@ from shoal.component.bundle import LENGTHS, sha256
 from shoal.component.lengths import ATTENTION_MASK
 from shoal.component.spec import TensorSpec
 from shoal.errors import InputError, needs
-from shoal.project.heads import NOTHING, SIGMOID, SOFTMAX, Embedder, Headed
-from shoal.project.imported import MAX_BATCH_SIZE, Imported, make_config
-from shoal.project.scaffold_like import draft_like
-from shoal.project.sentences import Sentences, read_sentences
+from shoal.project.importing.heads import NOTHING, SIGMOID, SOFTMAX, Embedder, Headed
+from shoal.project.importing.imported import MAX_BATCH_SIZE, Imported, make_config
+from shoal.project.importing.sentences import Sentences, read_sentences
+from shoal.project.scaffold.like import draft_like
 from shoal.training.encoder import HEADS, Trunked, describe_revision, published, read_tokenizer
 from shoal.training.export import NAMES, TOLERANCE, export_encoder
 

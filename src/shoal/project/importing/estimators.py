@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.errors import InputError, needs
-from shoal.project.boosters import Booster, read_lightgbm, read_xgboost, refuse
-from shoal.project.proofs import CATEGORICAL, Found, Rows
+from shoal.project.importing.boosters import Booster, read_lightgbm, read_xgboost, refuse
+from shoal.project.importing.proofs import CATEGORICAL, Found, Rows
 
 _KNOWN = (
     "RandomForestRegressor", "RandomForestClassifier", "ExtraTreesRegressor", "ExtraTreesClassifier",

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from shoal.component.spec import TensorSpec
 from shoal.errors import InputError
-from shoal.project import scaffold_text as text
-from shoal.project.scaffold_names import check_tensor_name
+from shoal.project.scaffold import text
+from shoal.project.scaffold.names import check_tensor_name
 from shoal.repository.pbtxt import ModelConfig
 from shoal.repository.shapes import Declared
 

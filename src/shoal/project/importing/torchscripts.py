@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from shoal.component.spec import DTYPES, STRING, ModelSpec, TensorSpec
 from shoal.component.ties import METADATA, dump_ties, read_archive
 from shoal.errors import ArtifactError, InputError
-from shoal.project.imported import MAX_BATCH_SIZE, Imported, make_config
-from shoal.project.trials import ROWS, WIDTHS, Arrays, BatchError, Trial, TrialError, choose_mask, explain
+from shoal.project.importing.imported import MAX_BATCH_SIZE, Imported, make_config
+from shoal.project.importing.trials import ROWS, WIDTHS, Arrays, BatchError, Trial, TrialError, choose_mask, explain
 from shoal.repository.check.reading.archive import ForeignError, Script
 
 FILE = "model.pt"

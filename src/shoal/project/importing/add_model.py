@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import ArtifactError, InputError, needs
-from shoal.project.imported import Imported
+from shoal.project.importing.imported import Imported
 from shoal.project.leaves import Draft
-from shoal.project.scaffold_names import check_name, find_project_leaves
+from shoal.project.scaffold.names import check_name, find_project_leaves
 from shoal.repository.pbtxt import CONFIG, as_config, write_config
 
 _SCRATCH = "scratch"  # the argument of a draft that needs a folder while it lives

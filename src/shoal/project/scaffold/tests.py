@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from shoal.component.spec import TensorSpec
-from shoal.project import scaffold_text as text
+from shoal.project.scaffold import text
 from shoal.repository.pbtxt import ModelConfig
 
 _EXACT = "        np.testing.assert_array_equal(served[name], expected)"

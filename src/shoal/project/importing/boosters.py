@@ -16,7 +16,7 @@ import numpy as np
 
 from shoal.component.bundle import describe_bytes
 from shoal.errors import ArtifactError
-from shoal.project.ubjson import read_ubjson
+from shoal.project.importing.ubjson import read_ubjson
 
 # Objectives whose predict Treelite gives, and whether it gives chances of classes.
 _XGBOOST: Mapping[str, bool] = {

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from shoal.component.spec import TensorSpec
 from shoal.errors import InputError
-from shoal.project import scaffold_text as text
 from shoal.project.leaves import Draft
-from shoal.project.scaffold import Skeleton, draft_component, gitignore, path_of_test, pipeline_files
-from shoal.project.scaffold_joins import REQUEST, Ask, Join, Source
-from shoal.project.scaffold_names import check_name, find_project_leaves, find_twice
-from shoal.project.scaffold_tests import write_test
-from shoal.project.scaffold_trials import find_width
+from shoal.project.scaffold import text
+from shoal.project.scaffold.joins import REQUEST, Ask, Join, Source
+from shoal.project.scaffold.names import check_name, find_project_leaves, find_twice
+from shoal.project.scaffold.skeletons import Skeleton, draft_component, gitignore, path_of_test, pipeline_files
+from shoal.project.scaffold.tests import write_test
+from shoal.project.scaffold.trials import find_width
 from shoal.repository.definition import Definition
 from shoal.repository.leaves import collect
 from shoal.repository.messages import check_accepted

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from shoal.component.spec import STRING, TensorSpec
 from shoal.errors import InputError
-from shoal.project import scaffold_text as text
 from shoal.project.leaves import Draft
-from shoal.project.scaffold_names import check_distinct, check_name, class_name, find_project_leaves, python_name
+from shoal.project.scaffold import text
+from shoal.project.scaffold.names import check_distinct, check_name, class_name, find_project_leaves, python_name
 from shoal.repository.pbtxt import CONFIG
 from shoal.repository.sizes import Largest
 

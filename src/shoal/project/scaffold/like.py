@@ -11,12 +11,12 @@ from typing import Any
 
 from shoal.component.spec import TensorSpec
 from shoal.errors import InputError, ShoalError
-from shoal.project import scaffold_text as text
 from shoal.project.leaves import Draft
-from shoal.project.scaffold import Skeleton, alone, check_room, gitignore, path_of_test, pipeline_files
-from shoal.project.scaffold_names import check_name, find_project_leaves
-from shoal.project.scaffold_tests import write_test
-from shoal.project.scaffold_trials import find_width
+from shoal.project.scaffold import text
+from shoal.project.scaffold.names import check_name, find_project_leaves
+from shoal.project.scaffold.skeletons import Skeleton, alone, check_room, gitignore, path_of_test, pipeline_files
+from shoal.project.scaffold.tests import write_test
+from shoal.project.scaffold.trials import find_width
 from shoal.repository.pbtxt import CONFIG, ModelConfig, as_config
 from shoal.repository.warmup import FOLDER
 

@@ -1,0 +1,1 @@
+"""Skeletons of components, models and pipelines: working, tested, and the user's own from then on."""
