@@ -30,7 +30,7 @@ class _Kind:
 
     def load(self) -> Callable[..., Imported]:
         with needs(self.extra):
-            draft: Callable[..., Imported] = getattr(import_module(f"shoal.project.{self.module}"), self.function)
+            draft: Callable[..., Imported] = getattr(import_module(f"shoal.project.importing.{self.module}"), self.function)
         return draft
 
 
