@@ -30,7 +30,8 @@ class _Kind:
 
     def load(self) -> Callable[..., Imported]:
         with needs(self.extra):
-            draft: Callable[..., Imported] = getattr(import_module(f"shoal.project.importing.{self.module}"), self.function)
+            module = import_module(f"shoal.project.importing.{self.module}")
+        draft: Callable[..., Imported] = getattr(module, self.function)
         return draft
 
 
