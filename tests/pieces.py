@@ -19,7 +19,7 @@ from shoal.repository.loading import component_class
 from shoal.repository.pbtxt import ModelConfig
 from tests.conftest import ROOT
 
-PREPROCESS = ("tokenizer", "word_counts", "zscore")
+PREPROCESS = ("checked_text", "tokenizer", "word_counts", "zscore")
 POSTPROCESS = ("blend", "softmax", "threshold", "label", "top_k", "l2_normalise")
 PIECES = (*PREPROCESS, *POSTPROCESS)
 

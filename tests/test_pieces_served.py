@@ -61,8 +61,9 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def define(root: Path) -> Pipeline:
     chain = Pipeline("chain", leaves=[root])
     text, a, b = chain.input("TEXT", "STRING", [1]), chain.input("A", "FP32", [3]), chain.input("B", "FP32", [3])
-    tokens = chain.step("tokenizer", TEXT=text)
-    features = chain.step("my_counts", WORDS=text)["FEATURES"]
+    checked = chain.step("checked_text", TEXT=text)["CHECKED"]
+    tokens = chain.step("tokenizer", TEXT=checked)
+    features = chain.step("my_counts", WORDS=checked)["FEATURES"]
     unit = chain.step("l2_normalise", EMBEDDING=chain.step("zscore", X=features)["Z"])
     first, second = (chain.step("softmax", LOGITS=logits)["PROBABILITIES"] for logits in (a, b))
     votes = chain.step("blend", FIRST=first, SECOND=second)["BLEND"]

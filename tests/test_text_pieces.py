@@ -264,7 +264,7 @@ def test_settings_of_counts(tmp_path: Path) -> None:
         counter(tmp_path, statistics="true", dims={"COUNTS": [6]})
 
 
-@pytest.mark.parametrize("name", ["tokenizer", "word_counts"])
+@pytest.mark.parametrize("name", ["checked_text", "tokenizer", "word_counts"])
 def test_texts_that_are_refused(name: str, tmp_path: Path) -> None:
     piece = start(name, write(tmp_path, vocab=TOY, words=WORDS), max_text_bytes="5")
     with pytest.raises(InputError, match=r"^TEXT\[1\] has 6 bytes; at most 5 are allowed\."):
@@ -272,3 +272,9 @@ def test_texts_that_are_refused(name: str, tmp_path: Path) -> None:
     bad = np.array([[b"a\xff"]], np.object_)
     with pytest.raises(InputError, match=r"^TEXT\[0\] is not valid UTF-8: byte 0xff at position 1\."):
         ask(piece, bad)
+
+
+def test_a_text_that_can_be_read_is_handed_on_as_it_is() -> None:
+    texts = as_bytes(["", "A text.", "caf\u00e9 \U0001f642", "a\0b"])
+    (checked,) = ask(start("checked_text"), texts)
+    assert checked.tolist() == texts.tolist()

@@ -114,13 +114,23 @@ def test_the_server_answers_what_this_process_does(
     with shoal.serve(built.repository) as server, shoal.Client(server.grpc_url) as client:
         served = client.infer("triage", MESSAGE=texts)
         alone = client.infer("triage", MESSAGE=texts[:1], outputs=["CONFIDENCE"])
-        with pytest.raises(shoal.InputError, match="not valid UTF-8"):
-            client.infer("triage", MESSAGE=[b"\xff"])
     assert {name: array.dtype for name, array in served.items()} == {"TOPIC": np.object_, "CONFIDENCE": np.float32}
     np.testing.assert_array_equal(served["TOPIC"], here["TOPIC"])
     np.testing.assert_allclose(served["CONFIDENCE"], here["CONFIDENCE"], atol=1e-5)
     np.testing.assert_allclose(alone["CONFIDENCE"], here["CONFIDENCE"][:1], atol=1e-5)
     assert share_right(served, held_out) > FLOOR["vote"]
+
+
+@pytest.mark.server
+def test_what_is_refused_leaves_it_serving(built: Built) -> None:
+    """Before 26.02 Triton does not bear an ensemble of which one of several first steps refuses a request."""
+    with shoal.serve(built.repository) as server:
+        for url, protocol in ((server.grpc_url, "grpc"), (server.http_url, "http")):
+            with shoal.Client(url, protocol=protocol, timeout=20) as client:
+                for _ in range(100):
+                    with pytest.raises(shoal.InputError, match="not valid UTF-8"):
+                        client.infer("triage", MESSAGE=[b"\xff"])
+                assert client.infer("triage", MESSAGE=["no wifi since noon"])["TOPIC"].tolist() == [[b"technical"]]
 
 
 def test_the_vote_is_of_its_two_models(built: Built, pipeline: LocalPipeline, held_out: list[dict[str, str]]) -> None:
@@ -147,9 +157,17 @@ def test_the_vote_is_of_its_two_models(built: Built, pipeline: LocalPipeline, he
 def test_its_tools_know_it(built: Built) -> None:
     """Drawn, described, asked from the command line in files."""
     drawn = built.shoal("graph", built.repository, "--model", "triage")
-    assert drawn.count('["') == 6
+    assert drawn.count('["') == 7
     described = json.loads(built.shoal("describe", built.repository, "--model", "triage", "--json"))
-    assert {step["name"] for step in described["steps"]} == {"tokens", "topic", "words", "trees", "vote", "verdict"}
+    assert {step["name"] for step in described["steps"]} == {
+        "checked_text",
+        "tokens",
+        "topic",
+        "words",
+        "trees",
+        "vote",
+        "verdict",
+    }
     (built.folder / "two.csv").write_text("text,id\nYou charged me twice!,1\nno wifi since noon,2\n", encoding="utf-8")
     built.shoal("infer", "--local", "--repository", built.repository, "--input", "two.csv", "--output", "answers.csv")
     with (built.folder / "answers.csv").open(newline="", encoding="utf-8") as file:

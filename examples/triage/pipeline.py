@@ -3,8 +3,10 @@
 It writes build/ensembles/triage/config.pbtxt, after comparing each tensor's dtype and shape with those of the models in
 build/.
 
-    MESSAGE -+-> tokens -> topic -+-> vote -> verdict -> TOPIC, CONFIDENCE
-             +-> words  -> trees -+
+    MESSAGE -> checked_text -+-> tokens -> topic -+-> vote -> verdict -> TOPIC, CONFIDENCE
+                             +-> words  -> trees -+
+
+A message that cannot be read is refused by the first step, before the two that read it side by side.
 """
 
 import sys
@@ -15,7 +17,7 @@ import shoal
 project = Path(sys.argv[1])
 triage = shoal.Pipeline("triage", leaves=[project])
 
-message = triage.input("MESSAGE", "STRING", [1])
+message = triage.step("checked_text", TEXT=triage.input("MESSAGE", "STRING", [1]))["CHECKED"]
 tokens = triage.step("tokens", TEXT=message)
 topic = triage.step("topic", INPUT__0=tokens["input_ids"], INPUT__1=tokens["attention_mask"])
 words = triage.step("words", TEXT=message)

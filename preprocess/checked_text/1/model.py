@@ -1,0 +1,27 @@
+import os, sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+from shoal.component.base import Component
+from shoal.component.context import Context
+from shoal.component.ragged import check_texts
+from shoal.component.settings import Settings
+from shoal.component.tensors import Arrays
+
+
+class CheckedText(Component):
+    """The text itself, if it can be read."""
+
+    def setup(self, context: Context) -> None:
+        settings = Settings(context.spec)
+        self.text, self.checked = settings.tensors("STRING[1] -> STRING[1]")
+        self.max_text_bytes = settings.whole("max_text_bytes", 65_536)
+
+    def check(self, inputs: Arrays) -> None:
+        check_texts(inputs[self.text][:, 0], name=self.text, max_bytes=self.max_text_bytes)
+
+    def run(self, batch: Arrays) -> Arrays:
+        return {self.checked: batch[self.text]}
+
+
+TritonPythonModel = CheckedText.for_triton()
