@@ -24,7 +24,7 @@ test: $(VENV)/.installed $(VENV)/.wheels
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 20
 
 verify: $(VENV)/.installed $(VENV)/.wheels
 	$(BIN)/pytest --verify tests/test_claims.py tests/test_bert_large.py tests/test_bulk_killed.py \
