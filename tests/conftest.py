@@ -40,7 +40,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 # The longest files first: two processes take a file each, and the last one should be short.
-LONGEST = ("test_readme", "test_check", "test_train", "test_build", "test_environment_served", "test_artifacts")
+LONGEST = (
+    "test_readme", "test_check", "test_train", "test_tutorial", "test_build", "test_triage", "test_environment_served",
+    "test_artifacts", "test_new",
+)  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
