@@ -231,8 +231,6 @@ class Definition:
         mine, theirs = (made.config().message for made in (self, other))
         return bool(mine.SerializeToString(deterministic=True) == theirs.SerializeToString(deterministic=True))
 
-    __hash__ = None  # type: ignore[assignment]  # it grows
-
     def _find(self, model: str) -> ModelConfig:
         if model not in self._models or model == self.name:
             known = ", ".join(sorted(self._models.keys() - {self.name}))

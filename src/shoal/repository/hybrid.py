@@ -12,6 +12,7 @@ from typing import Any
 from shoal.component.spec import TensorSpec
 from shoal.errors import InputError
 from shoal.repository.graph import Graph
+from shoal.repository.messages import make_ensemble
 from shoal.repository.pbtxt import ModelConfig, Step
 
 MODELS = "ensemble_models"
@@ -28,16 +29,11 @@ def models_ensemble(graph: Graph) -> Any:
     steps = _models(graph)
     _check_one_request(graph, steps)
     inputs, outputs = _boundary(graph, steps)
-    message = type(graph.config.message)(
-        name=MODELS, platform="ensemble", max_batch_size=graph.config.spec.max_batch_size
+    taken, given = (
+        [replace(t, name=name, is_optional=False) for name, t in each.items()] for each in (inputs, outputs)
     )
-    for tensors, entries in ((inputs, message.input), (outputs, message.output)):
-        for name, tensor in tensors.items():
-            entry = entries.add(name=name, dims=tensor.dims)
-            entry.data_type = entry.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_name[tensor.dtype].number
-    for index in steps:
-        message.ensemble_scheduling.step.add().CopyFrom(graph.config.message.ensemble_scheduling.step[index])
-    return message
+    called = [graph.steps[index] for index in steps]
+    return make_ensemble(MODELS, graph.config.spec.max_batch_size, taken, given, called)
 
 
 def outsource(graph: Graph, models: ModelConfig) -> Graph:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from shoal.component.bundle import find_repeated
 from shoal.component.spec import DTYPES, TensorSpec
 from shoal.errors import InputError
 from shoal.paths import shipped_root
@@ -121,19 +122,9 @@ def check_distinct(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) 
         if not tensors:
             raise InputError(f"There is no {option}.", _EXAMPLES.format(option))
     names = [tensor.name for tensor in (*inputs, *outputs)]
-    twice = find_twice(names)
+    twice = find_repeated(names)
     if twice:
         raise InputError(f"There are two tensors {twice}.", "Give each input and output a name of its own.")
-
-
-def find_twice(names: Iterable[str]) -> str:
-    """The first name that stands there again; empty where there is none."""
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            return name
-        seen.add(name)
-    return ""
 
 
 def parse_settings(options: Sequence[str], option: str) -> dict[str, str]:
@@ -147,7 +138,7 @@ def parse_settings(options: Sequence[str], option: str) -> dict[str, str]:
         if not (name and sign):
             form = "FILE=PATH" if option == "--artifact" else "NAME=VALUE"
             raise InputError(f"{option} {name!r} is no {form}.", f"For example: {option} {_PAIRS[option]}")
-    twice = find_twice(name for name, _, _ in pairs)
+    twice = find_repeated(name for name, _, _ in pairs)
     if twice:
         raise InputError(f"{option} {twice}=... is given twice.", "Give it once.")
     return {name: value for name, _, value in pairs}

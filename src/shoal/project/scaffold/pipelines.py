@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from shoal.component.bundle import find_repeated
 from shoal.component.spec import TensorSpec
 from shoal.errors import InputError
 from shoal.project.leaves import Draft
 from shoal.project.scaffold import text
 from shoal.project.scaffold.joins import REQUEST, Ask, Join, Source
-from shoal.project.scaffold.names import check_name, find_project_leaves, find_twice
+from shoal.project.scaffold.names import check_name, find_project_leaves
 from shoal.project.scaffold.skeletons import Skeleton, draft_component, gitignore, path_of_test, pipeline_files
 from shoal.project.scaffold.tests import write_test
 from shoal.project.scaffold.trials import find_width
@@ -81,7 +82,7 @@ def _find_models(steps: Sequence[str], leaves: Mapping[str, ModelConfig]) -> lis
     for step in steps:
         if step not in leaves:
             raise InputError(f"There is no model {step}.", f"Known: {', '.join(sorted(leaves))}.")
-    twice = find_twice(steps)
+    twice = find_repeated(steps)
     if twice:
         raise InputError(f"The model {twice} is two steps.", "Write such a pipeline in Python: shoal.Pipeline")
     return [leaves[step] for step in steps]
