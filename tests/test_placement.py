@@ -22,7 +22,9 @@ def test_collect_brings_members_before_ensembles() -> None:
     names = [config.name for config in collect("ensemble_all", find_leaves())]
     assert set(names) == MODELS
     assert names[-1] == "ensemble_all"
-    with pytest.raises(ArtifactError, match=r"There is no model nope\. Known: bert-large, blend, checked_text, cuml, ensemble_all"):
+    with pytest.raises(
+        ArtifactError, match=r"There is no model nope\. Known: bert-large, blend, checked_text, cuml, ensemble"
+    ):
         collect("nope", find_leaves())
 
 
