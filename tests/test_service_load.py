@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import threading
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,9 +15,8 @@ import pytest
 
 import shoal
 from shoal.bench.load import open_loop
+from shoal.errors import InputError, ServerError
 from shoal.processes import find_process
-from shoal.serving.runtime import find_runtime
-from shoal.serving.server import Server, find_ports
 from tests.conftest import Scale
 from tests.service import Callers, Service, make_repository
 
@@ -119,37 +116,43 @@ def test_soak(home: Path, scale: Scale, record: Callable[..., None]) -> None:
 
 
 def test_models_that_come_and_go(home: Path, scale: Scale) -> None:
-    """Four clients load and unload models of one server at a time; it lives, and its answers are right."""
-    with Server(
-        (home / "repository").resolve(), find_runtime(), find_ports(0, 0, 0), model_control="explicit"
-    ) as server:
-        server.wait_ready()
+    """Four threads load and unload models of one server at a time; it lives, and its answers are right."""
+    with shoal.serve(home / "repository", model_control="explicit") as server:
 
         def turn(name: str, number: int) -> None:
-            for index in range(number):
-                for action in ("unload", "load"):
-                    call(server, name, action)
-                    if action == "load" and index == number - 1:
-                        return
+            for _ in range(number):
+                server.models.unload(name)
+                server.models.load(name)
 
         number = scale(4, full=32)
         with ThreadPoolExecutor(4) as pool:
             for done in [pool.submit(turn, name, number) for name in ("first", "second", "other", "other")]:
                 done.result()
         for name in ("first", "second", "other", "chain"):
-            call(server, name, "load")
+            server.models.load(name)
         assert server.is_ready()
         with shoal.Client(server.grpc_url) as client:
             assert client.infer("chain", X=[[3.0]])["Z"][0, 0] == 12
             assert client.infer("other", X=[[3.0]])["Y"][0, 0] == 6
 
 
-def call(server: Server, model: str, action: str) -> None:
-    body = {"parameters": {"unload_dependents": False}} if action == "unload" else {}
-    request = urllib.request.Request(
-        f"http://{server.http_url}/v2/repository/models/{model}/{action}",
-        data=json.dumps(body).encode(),
-        headers={"admin-key": server.admin_key},
-    )
-    with urllib.request.urlopen(request, timeout=120) as reply:
-        assert reply.status == 200
+def test_models_that_cannot_come(home: Path) -> None:
+    with shoal.serve(home / "repository", model_control="explicit") as server:
+        with pytest.raises(ServerError, match=r"^nobody was not loaded: "):
+            server.models.load("nobody")
+        code = home / "repository" / "other" / "1" / "model.py"
+        whole = code.read_text(encoding="utf-8")
+        code.write_text("def", encoding="utf-8")
+        server.models.unload("other")
+        with pytest.raises(ServerError, match=r"^other was not loaded: .*SyntaxError"):
+            server.models.load("other")
+        with shoal.Client(server.grpc_url) as client:
+            assert client.infer("chain", X=[[3.0]])["Z"][0, 0] == 12
+    with pytest.raises(ServerError, match="is gone"):
+        server.models.load("first")
+    with pytest.raises(InputError, match=r"There is no model control 'poll'\. Known: none, explicit"):
+        shoal.serve(home / "repository", model_control="poll")
+    code.write_text(whole, encoding="utf-8")
+    with shoal.serve(home / "repository") as server, pytest.raises(InputError) as error:
+        server.models.load("first")
+    assert 'model_control="explicit"' in str(error.value)

@@ -24,6 +24,7 @@ from shoal.errors import InputError, ServerError, SetupError
 from shoal.paths import check_bearable
 from shoal.processes import bound, processes
 from shoal.repository.manifest import launch_flags
+from shoal.serving.control import EXPLICIT, NONE, ModelControl
 from shoal.serving.leases import ENVIRONMENT, PREFIX, Lease, clean_up
 from shoal.serving.runtime import Runtime
 from shoal.serving.start import check_start
@@ -51,14 +52,15 @@ class Server:
         ports: tuple[int, int, int],
         log: Path | None = None,
         *,
-        model_control: str = "none",
+        model_control: str = NONE,
     ) -> None:
-        self.repository, self._model_control = repository, model_control
+        self.repository = repository
         self.http_url, self.grpc_url, self.metrics_url = (f"{HOST}:{port}" for port in ports)
+        self.admin_key = secrets.token_hex(16)  # opens what clients may not ask for: configurations, statistics, ...
+        self.models = ModelControl(self.http_url, self.admin_key, model_control)
         self._folder = Path(tempfile.mkdtemp(prefix=PREFIX))
         self.log = log or self._folder / "triton.log"
         self.beacons = self._folder / "beacons"  # where its components tell whether they are at work
-        self.admin_key = secrets.token_hex(16)  # opens what clients may not ask for: configurations, statistics, ...
         self._shared_memory = f"shoal_{os.getpid()}_{secrets.token_hex(4)}_"
         try:
             check_bearable(self._folder)
@@ -107,8 +109,8 @@ class Server:
             f"--model-repository={self.repository}",
             f"--backend-directory={self._folder / 'backends'}",
             f"--backend-config=python,shm-region-prefix-name={self._shared_memory}",
-            f"--model-control-mode={self._model_control}",
-            *(["--load-model=*"] if self._model_control == "explicit" else []),
+            f"--model-control-mode={self.models.mode}",
+            *(["--load-model=*"] if self.models.mode == EXPLICIT else []),
             "--disable-auto-complete-config",
             "--exit-on-error=true",
             "--strict-readiness=true",
@@ -204,11 +206,13 @@ def serve(
     metrics_port: int = 0,
     timeout: float = START_SECONDS,
     log: Path | None = None,
+    model_control: str = NONE,
 ) -> Server:
     """Start the embedded Triton over ``repository`` and wait until it is ready.
 
     It is bound to loopback and meant for development and tests. A port of 0 is any free one. Triton's log goes to
-    ``log``; without one it goes when the server does. Use it as a context manager, or call ``stop``::
+    ``log``; without one it goes when the server does. With ``model_control="explicit"`` models may come and go:
+    ``server.models.load(name)``, ``server.models.unload(name)``. Use it as a context manager, or call ``stop``::
 
         with shoal.serve("build/repository") as server:
             shoal.Client(server.grpc_url).infer("my_ensemble", TEXT=["A text."])
@@ -221,7 +225,8 @@ def serve(
     path = Path(repository).resolve()
     runtime = check_start(path)
     clean_up()
-    server = Server(path, runtime, find_ports(http_port, grpc_port, metrics_port), log)
+    ports = find_ports(http_port, grpc_port, metrics_port)
+    server = Server(path, runtime, ports, log, model_control=model_control)
     try:
         server.wait_ready(timeout)
     except BaseException:
