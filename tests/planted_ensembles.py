@@ -11,6 +11,8 @@ def ensemble(old: str, new: str) -> dict[str, Edit]:
     return {ALL: (old, new)}
 
 
+_FIRST_STEP = ENSEMBLE[ENSEMBLE.index("    {\n") : ENSEMBLE.index('    {\n      model_name: "left"')]
+BESIDE = ENSEMBLE.replace(_FIRST_STEP, "").replace("first_y", "IN")
 SCHEDULING = ENSEMBLE[ENSEMBLE.index("ensemble_scheduling") :]
 
 CIRCLE = """  step [
@@ -191,5 +193,13 @@ PLANTS = (
         ALL,
         "first_y",
         ensemble("output [", 'output [ { name: "first_y" data_type: TYPE_FP32 dims: [ 4 ] },'),
+    ),
+    Plant(
+        "two steps that read the request",
+        "several-first-steps",
+        ALL,
+        'model_name: "right"',
+        {ALL: BESIDE},
+        target="embedded",
     ),
 )

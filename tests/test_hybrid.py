@@ -18,8 +18,10 @@ from shoal.cli import app
 from shoal.component.ledger import BATCHES, ROWS
 from shoal.errors import InputError, ServerError
 from shoal.repository.compose import compose
-from shoal.repository.hybrid import MODELS
+from shoal.repository.graph import Graph
+from shoal.repository.hybrid import MODELS, models_ensemble
 from shoal.repository.manifest import read_manifest
+from shoal.repository.pbtxt import write_config
 from shoal.repository.placement import Plan
 from shoal.serving.client import Client
 from shoal.serving.copies import Copies, read_metrics
@@ -49,27 +51,47 @@ def hybrid(artifacts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def hybrid_server(hybrid: Path) -> Iterator[Server]:
-    with serve(hybrid) as running:
+def joined(hybrid: Path) -> Path:
+    """The same repository with its models as one, as it is for a later Triton."""
+    folder = shutil.copytree(hybrid, hybrid.parent / "joined")
+    (folder / MODELS / "1").mkdir(parents=True)
+    write_config(models_ensemble(Graph.load(folder / "ensemble_all")), folder / MODELS / "config.pbtxt", comment="")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def hybrid_server(joined: Path) -> Iterator[Server]:
+    with serve(joined) as running:
         yield running
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
-def test_hybrid_gives_the_same_scores_with_one_request(
-    hybrid: Path, hybrid_server: Server, pipeline: LocalPipeline, protocol: str
+@pytest.mark.parametrize(
+    ("is_joined", "asked"), [(False, ["bert-large", "bert-large", "cuml", "cuml"]), (True, [MODELS, MODELS])]
+)
+def test_hybrid_gives_the_same_scores(
+    hybrid: Path,
+    joined: Path,
+    hybrid_server: Server,
+    pipeline: LocalPipeline,
+    is_joined: bool,
+    asked: list[str],
+    protocol: str,
 ) -> None:
+    folder = (joined if is_joined else hybrid) / "ensemble_all"
     url = hybrid_server.grpc_url if protocol == "grpc" else hybrid_server.http_url
     with Client(url, protocol=protocol) as client:
         counting = Counting(client)
-        mine = LocalPipeline.load(hybrid / "ensemble_all", remote=counting)
+        mine = LocalPipeline.load(folder, remote=counting)
         for inputs in ({"excerpt": TEXTS}, {"excerpt": TEXTS[:1], "BERT_WEIGHT": [0.9]}):
             expected = pipeline(**inputs)
             for got in (mine(**inputs), client.infer("ensemble_all", **inputs)):
                 assert all(np.array_equal(got[name], expected[name]) for name in OUTPUTS)
         mine.close()
-        assert counting.calls == ["postprocess", MODELS, MODELS]  # the first asks whether it is the same repository
+        assert counting.calls[0] == "postprocess"  # which asks whether it is the same repository
+        assert sorted(counting.calls[1:]) == asked
         with pytest.raises(InputError, match=r"excerpt\[0\] is not valid UTF-8"):
-            LocalPipeline.load(hybrid / "ensemble_all", remote=client)(excerpt=[b"\xff"])
+            LocalPipeline.load(folder, remote=client)(excerpt=[b"\xff"])
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])

@@ -48,7 +48,8 @@ def test_a_component(here: Path) -> None:
         assert f"--- {name}\n{(here / name).read_text(encoding='utf-8')}" in dry
     assert printed.endswith(
         "next: shoal check .\nnext: pytest tests/test_word_length.py\n"
-        "next: shoal compose word-length_alone build/repository --leaves .\nnext: shoal serve build/repository\n"
+        "next: shoal compose word-length_alone build/word-length_alone --leaves .\n"
+        "next: shoal serve build/word-length_alone\n"
     )
     assert run("check", ".").stdout == "No mistakes found.\n"
     assert run("compose", "word-length_alone", "build/repository", "--leaves", ".").exit_code == 0

@@ -91,11 +91,21 @@ def test_an_output_of_the_inputs_own_name_is_read(here: Path) -> None:
     assert step.inputs == {"A": "MINE", "B": "one_A"}
 
 
+def test_steps_that_begin_side_by_side_are_told(here: Path) -> None:
+    write_leaf(here, "left", "X FP32 1", "L FP32 1")
+    write_leaf(here, "right", "X FP32 1", "R FP32 1")
+    assert "side by side" not in new("pipeline", "chain", "--step", "left", "--step", "right")
+    printed = new("pipeline", "both", "--step", "left", "--step", "right", "--map", "right.X=X")
+    assert "left and right read the request side by side; before 26.05 Triton does not bear" in printed
+    assert [finding.rule.id for finding in shoal.check(here, target="26.04")] == ["several-first-steps"]
+    assert shoal.check(here, target="26.05") == []
+
+
 def test_a_pipeline_of_shoals_own_models(here: Path) -> None:
     """Its artifacts are trained: the test takes them from where `shoal train` may have put them."""
     printed = new("pipeline", "features", "--step", "preprocess", "--step", "cuml")
     assert "It needs checkpoint.tl, preprocess.json, vocab.txt: in build/artifacts, or each in its" in printed
-    assert "next: shoal compose features build/repository --artifacts build/artifacts --leaves .\n" in printed
+    assert "next: shoal compose features build/features --artifacts build/artifacts --leaves .\n" in printed
     assert shoal.check(here) == []
     text = (here / "tests" / "test_features.py").read_text(encoding="utf-8")
     assert 'ARTIFACTS = PROJECT / "build" / "artifacts"  # checkpoint.tl, preprocess.json, vocab.txt\n' in text

@@ -83,7 +83,7 @@ def test_a_second_skeleton_leaves_the_first_ones_files(here: Path) -> None:
     new("component", "one", "--project", "deep/project")
     printed = new("component", "two", "--project", "deep/project")
     assert "next: pytest deep/project/tests/test_two.py\n" in printed
-    assert "next: shoal compose two_alone deep/project/build/repository --leaves deep/project\n" in printed
+    assert "next: shoal compose two_alone deep/project/build/two_alone --leaves deep/project\n" in printed
     assert ".gitignore" not in printed
     assert (here / ".gitignore").read_text(encoding="utf-8") == "mine\n"
     with pytest.raises(InputError, match="Triton cannot bear the path"):

@@ -9,6 +9,7 @@ import pytest
 from shoal.component.bundle import sha256
 from shoal.component.spec import TensorSpec
 from shoal.errors import InputError
+from shoal.repository.check import check
 from shoal.repository.compose import compose
 from shoal.repository.graph import Graph
 from shoal.repository.hybrid import MODELS, models_ensemble
@@ -86,7 +87,9 @@ def contents(repository: Path) -> dict[str, str]:
 
 def test_placements_differ_in_configs_and_in_what_hybrid_adds(artifacts: Path, tmp_path: Path) -> None:
     made = {
-        name: contents(compose("ensemble_all", tmp_path / name, artifacts=artifacts, plan=Plan(placement=name)))
+        name: contents(
+            compose("ensemble_all", tmp_path / name, artifacts=artifacts, plan=Plan(placement=name, target="26.05"))
+        )
         for name in ("cpu", "hybrid", "gpu")
     }
     assert set(made["cpu"]) == set(made["gpu"])
@@ -99,8 +102,17 @@ def test_placements_differ_in_configs_and_in_what_hybrid_adds(artifacts: Path, t
     assert read_manifest(tmp_path / "gpu")["gpus"] == [0]
 
 
+def test_where_one_model_of_several_may_not_refuse_they_are_not_one(artifacts: Path, tmp_path: Path) -> None:
+    for target, is_one in (("embedded", False), ("26.04", False), ("26.05", True)):
+        plan = Plan(placement="hybrid", target=target)
+        repository = compose("ensemble_all", tmp_path / target, artifacts=artifacts, plan=plan)
+        assert (repository / MODELS).is_dir() == is_one
+        assert check(repository) == []
+
+
 def test_the_models_of_an_ensemble_as_one(artifacts: Path, tmp_path: Path) -> None:
-    repository = compose("ensemble_all", tmp_path / "r", artifacts=artifacts, plan=Plan(placement="hybrid"))
+    plan = Plan(placement="hybrid", target="26.06")
+    repository = compose("ensemble_all", tmp_path / "r", artifacts=artifacts, plan=plan)
     config = read_config(repository / MODELS)
     assert config.is_ensemble
     assert config.spec.max_batch_size == 512

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +16,6 @@ from shoal.errors import ArtifactError, InputError
 from shoal.repository.describe import describe
 from shoal.repository.find import find_graph
 from shoal.repository.graph import Graph
-from shoal.repository.hybrid import MODELS
 from shoal.repository.manifest import read_manifest
 from shoal.repository.pbtxt import ModelConfig, read_config
 from shoal.repository.placement import HYBRID
@@ -167,14 +166,17 @@ class Pool:
         self._url, self._protocol = url, protocol
         self._idle: deque[Client] = deque()
         self._made: list[Client] = []
-        self.clock = Clock()  # of its requests
+        self.clocks: defaultdict[str, Clock] = defaultdict(Clock)  # of its requests, by model
 
-    def connect(self, number: int, model: str) -> None:
-        """Have ``number`` clients that are connected and know the model: under load that would take the load's time."""
-        while len(self._made) < number:
+    def connect(self, number: int, models: Collection[str]) -> None:
+        """Have ``number`` clients for each of ``models``, which are connected and know it: under load that would take
+        the load's time.
+        """
+        while len(self._made) < number * len(models):
             client = self._make()
-            client.inputs(model)
-            client.max_batch_size(model)
+            for model in models:
+                client.inputs(model)
+                client.max_batch_size(model)
             self._idle.append(client)
 
     def _make(self) -> Client:
@@ -189,7 +191,7 @@ class Pool:
         except IndexError:
             client = self._make()
         try:
-            with self.clock:
+            with self.clocks[model]:
                 return client.infer(model, inputs, **options)
         finally:
             self._idle.append(client)
@@ -220,7 +222,8 @@ class Sender:
 
     def connect(self, callers: int) -> None:
         """Make ready for so many callers."""
-        self._pool.connect(callers, MODELS if self._pipeline else self._target.name)
+        levels = self._remote_levels() if self._pipeline else [[self._target.name]]
+        self._pool.connect(callers, [model for level in levels for model in level])
 
     def send(self, number: int, rows: int) -> int:
         """Perform the ``number``-th request of ``rows`` rows; returns ``rows``."""
@@ -234,13 +237,26 @@ class Sender:
 
     def take_local_ms(self) -> float | None:
         """The mean milliseconds of a request since the last call in which it did not wait for the server; None but in
-        ``hybrid``, where each request is one of the server.
+        ``hybrid``.
 
-        It is the difference of two sums: a step beside others runs in a thread that does not know its request.
+        It is the difference of two sums: a step beside others runs in a thread that does not know its request. Of
+        models that are asked side by side the one that takes longest counts.
         """
         if self._pipeline is None:
             return None
-        (whole, requests), (remote, _) = self._clock.read(), self._pool.clock.read()
+        whole, requests = self._clock.read()
+        clocks = self._pool.clocks
+        remote = sum(max(clocks[model].read()[0] for model in level) for level in self._remote_levels())
         before, self._before = self._before, (whole - remote, requests)
         here, number = self._before[0] - before[0], self._before[1] - before[1]
         return 1000 * max(here, 0.0) / number if number else None
+
+    def _remote_levels(self) -> list[list[str]]:
+        """The models that a pipeline of ``hybrid`` asks of the server; those in one list side by side."""
+        assert self._pipeline is not None
+        graph = self._pipeline.graph
+        found: dict[int, list[str]] = {}
+        for step, level in zip(graph.steps, graph.levels(), strict=True):
+            if graph.members[step.model].backend != "python":
+                found.setdefault(level, []).append(step.model)
+        return list(found.values())

@@ -225,7 +225,7 @@ def _finish(made: Skeleton, project: Path, *, is_dry: bool) -> None:
     if is_dry:
         _print_texts(made.draft)
         return
-    repository = project / "build" / "repository"
+    repository = project / "build" / made.pipeline
     more = ["--artifacts", project / "build" / "artifacts"] if made.needs_artifacts else []
     _print_next(
         ["shoal", "check", project],

@@ -15,6 +15,7 @@ from shoal.errors import InputError
 EMBEDDED = "embedded"
 EMBEDDED_RELEASE = (24, 10)  # of the wheel nvidia-pytriton 0.7.0
 FIRST_NUMPY_2 = (24, 11)  # python_backend's pybind11 went from 2.10 to 2.12 (pull request 384)
+FIRST_SIDE_BY_SIDE = (26, 5)  # to outlive that one of an ensemble's steps that run at once fails; see the rule
 FIRST_FOLDER = (23, 7)  # python_backend's pull request 266: EXECUTION_ENV_PATH may be a folder
 
 # NVIDIA's images by their first release: Ubuntu, its glibc, its libstdc++ and its Python. Read off `build.py` of the

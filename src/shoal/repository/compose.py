@@ -15,7 +15,7 @@ from typing import Any
 import shoal
 from shoal.component.bundle import sha256
 from shoal.component.spec import REPOSITORY
-from shoal.environment.targets import EMBEDDED
+from shoal.environment.targets import EMBEDDED, FIRST_SIDE_BY_SIDE, parse_release
 from shoal.errors import ArtifactError, SetupError
 from shoal.paths import check_bearable, check_replaceable, exchange
 from shoal.repository.artifacts import check_artifacts, check_present, check_unchanged, has_trunks, read_report
@@ -24,6 +24,7 @@ from shoal.repository.graph import Graph
 from shoal.repository.hybrid import MODELS, models_ensemble
 from shoal.repository.leaves import collect, find_leaves
 from shoal.repository.manifest import MANIFEST
+from shoal.repository.messages import first_steps
 from shoal.repository.pbtxt import ModelConfig, write_config
 from shoal.repository.placement import HYBRID, Plan, place
 from shoal.repository.sizes import find_sizes
@@ -68,6 +69,8 @@ def compose(
     models = collect(ensemble, find_leaves(leaves))
     graph = Graph.build(models[-1], {model.name: model for model in models})
     added = [(models_ensemble(graph), MODELS)] if plan.placement == HYBRID else []
+    if parse_release(plan.target) < FIRST_SIDE_BY_SIDE:  # the client asks each of several models by itself
+        added = [(message, name) for message, name in added if len(first_steps(message)) == 1]
     try:
         check_replaceable(target, MANIFEST)
         check_present(models, artifacts)

@@ -213,6 +213,9 @@ class Definition:
     def write(self, folder: Path | str) -> Path:
         """Write ``config.pbtxt`` and an empty version folder into ``folder``; returns its path.
 
+        What the server that it is for does not bear, such as several steps that read the request side by side before
+        Triton 26.05, ``shoal check FOLDER --target RELEASE`` says.
+
         Raises:
             InputError: Triton would refuse it, or a model that is no ensemble stands there.
         """

@@ -1,6 +1,7 @@
 """Placement ``hybrid``: the models of an ensemble as one ensemble of their own, called once by a client.
 
-The client runs the Python components, the server the rest: ``ensemble_models``.
+The client runs the Python components, the server the rest: ``ensemble_models``. There is none where the server would
+not bear that one of several models refuses the request; then the client calls each.
 """
 
 from __future__ import annotations

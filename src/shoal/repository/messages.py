@@ -42,6 +42,16 @@ def make_ensemble(
     return message
 
 
+def first_steps(message: Any) -> list[int]:
+    """The steps that an ensemble begins with, side by side: those that read nothing but the request."""
+    requested = {tensor.name for tensor in message.input}
+    return [
+        index
+        for index, step in enumerate(message.ensemble_scheduling.step)
+        if set(step.input_map.values()) <= requested
+    ]
+
+
 def without_parts(message: Any) -> Any:
     """What ``make_ensemble`` does not write: parameters, version policy, and so on."""
     rest = type(message)()

@@ -48,8 +48,9 @@ class LocalPipeline:
 
         scores = LocalPipeline.load("build/repository/my_ensemble")(TEXT=["A text."])["SCORE"]
 
-    With ``remote``, only Python components run here and the other models there: the client's half of a pipeline. In a
-    repository of placement ``hybrid`` these are one request. Calls may come from several threads.
+    With ``remote``, only Python components run here and the other models there: the client's half of a pipeline. Where
+    a repository of placement ``hybrid`` has ``ensemble_models``, these are one request. Calls may come from several
+    threads.
     """
 
     def __init__(self, graph: Graph, models: Mapping[str, Model], held: ExitStack | None = None) -> None:

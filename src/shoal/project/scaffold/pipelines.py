@@ -18,7 +18,7 @@ from shoal.project.scaffold.tests import write_test
 from shoal.project.scaffold.trials import find_width
 from shoal.repository.definition import Definition
 from shoal.repository.leaves import collect
-from shoal.repository.messages import check_accepted
+from shoal.repository.messages import check_accepted, first_steps
 from shoal.repository.pbtxt import ModelConfig
 from shoal.repository.typed import Tensor
 
@@ -68,6 +68,12 @@ def draft_pipeline(
             **gitignore(root),
         }
     )
+    first = [config.steps[index].model for index in first_steps(config.message)]
+    if len(first) > 1:
+        said.append(
+            f"{' and '.join(first)} read the request side by side; before 26.05 Triton does not bear that one of them"
+            " refuses it. Let one step read it first, such as checked_text, and map the others to what that gives."
+        )
     if missing:
         said.append(f"It needs {', '.join(missing)}: in build/artifacts, or each in its model's folder 1.")
     return Skeleton(draft, name, path_of_test(name), tuple(said), needs_artifacts=bool(missing))

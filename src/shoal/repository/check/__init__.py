@@ -25,6 +25,7 @@ from shoal.repository.check.rules import (
     scheduling,
     security,
     sequences,
+    side_by_side,
     tensors,
     torchscript,
     wiring,
@@ -34,8 +35,8 @@ __all__ = ["RULES", "Finding", "Place", "Rule", "Severity", "check"]
 
 # Each has RULES, and find(model, repository), which never raises over what stands in a repository.
 FAMILIES = (
-    fields, folders, tensors, scheduling, sequences, ensembles, wiring, agreement, placement, memory, environments,
-    code, names, forest, torchscript, onnx_io, security, advice,
+    fields, folders, tensors, scheduling, sequences, ensembles, side_by_side, wiring, agreement, placement, memory,
+    environments, code, names, forest, torchscript, onnx_io, security, advice,
 )  # fmt: skip
 RULES = {rule.id: rule for family in FAMILIES for rule in family.RULES}
 
