@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tests.planted import ENSEMBLE, Edit, Plant
+import json
+
+from tests.planted import ENSEMBLE, Edit, Plant, config
 
 ALL = "all/config.pbtxt"
 
@@ -13,6 +15,12 @@ def ensemble(old: str, new: str) -> dict[str, Edit]:
 
 _FIRST_STEP = ENSEMBLE[ENSEMBLE.index("    {\n") : ENSEMBLE.index('    {\n      model_name: "left"')]
 BESIDE = ENSEMBLE.replace(_FIRST_STEP, "").replace("first_y", "IN")
+
+
+def labelled(*labels: str) -> str:
+    return f"parameters {{ key: 'labels' value {{ string_value: '{json.dumps(labels)}' }} }}\n"
+
+
 SCHEDULING = ENSEMBLE[ENSEMBLE.index("ensemble_scheduling") :]
 
 CIRCLE = """  step [
@@ -201,5 +209,13 @@ PLANTS = (
         'model_name: "right"',
         {ALL: BESIDE},
         target="embedded",
+    ),
+    Plant(
+        "labels in another order",
+        "labels-in-another-order",
+        ALL,
+        'model_name: "right"',
+        {"right/config.pbtxt": config("right") + labelled("spam", "ham")},
+        {f"{name}/config.pbtxt": config(name) + labelled("ham", "spam") for name in ("first", "right")},
     ),
 )

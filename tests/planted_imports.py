@@ -257,7 +257,7 @@ FAULTS: list[tuple[str, Make, str, str]] = [
     ("no skops", holds("model.skops", b"PK\3\4" + bytes(90)), "it is no skops file, or damaged: ", "skops.io.dump"),
 ]
 MISTAKES: list[tuple[str, Make, dict[str, Any], str, str]] = [
-    ("another width", xgboosted(), {"num_features": 5}, "num_features is 5; ", "Leave it out to write 6"),
+    ("another width", xgboosted(), {"num_features": 5}, "takes 6 features, not 5.", "Ask for 6 or for none"),
     (
         "two names for three",
         checkpoint(),

@@ -171,8 +171,9 @@ def _read(content: bytes, name: str) -> Forest:
 def _check_forest(forest: Forest, found: Found, num_features: int | None) -> None:
     if num_features not in (None, forest.num_features):
         raise InputError(
-            f"num_features is {num_features}; {found.name} takes {forest.num_features}.",
-            f"Leave it out to write {forest.num_features}, or give the model that was trained on {num_features}.",
+            f"{found.name} takes {forest.num_features} features, not {num_features}.",
+            f"Ask for {forest.num_features} or for none in particular, or give the model that was trained on"
+            f" {num_features}.",
         )
     if forest.num_targets > 1:
         raise refuse(

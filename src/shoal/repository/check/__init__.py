@@ -18,6 +18,7 @@ from shoal.repository.check.rules import (
     fields,
     folders,
     forest,
+    labels,
     memory,
     names,
     onnx_io,
@@ -35,8 +36,8 @@ __all__ = ["RULES", "Finding", "Place", "Rule", "Severity", "check"]
 
 # Each has RULES, and find(model, repository), which never raises over what stands in a repository.
 FAMILIES = (
-    fields, folders, tensors, scheduling, sequences, ensembles, side_by_side, wiring, agreement, placement, memory,
-    environments, code, names, forest, torchscript, onnx_io, security, advice,
+    fields, folders, tensors, scheduling, sequences, ensembles, side_by_side, wiring, agreement, labels, placement,
+    memory, environments, code, names, forest, torchscript, onnx_io, security, advice,
 )  # fmt: skip
 RULES = {rule.id: rule for family in FAMILIES for rule in family.RULES}
 
