@@ -114,6 +114,7 @@ def test_grpc_client_of_triton(service: Service) -> None:
         client.stop_stream()
         with pytest.raises(InferenceServerException, match="restricted"):
             client.get_inference_statistics()
+    assert "restricted" not in service.log.read_text(encoding="utf-8")  # nobody's fault
 
 
 def test_errors_are_tritons_without_traces(service: Service, home: Path) -> None:

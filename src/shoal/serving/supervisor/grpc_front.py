@@ -85,9 +85,10 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
                 tell_failure(model, read_id(request), refused.message)
             await _refuse(context, refused)
         if not isinstance(answer, bytes):
-            if answer.code() in _OUR_FAULTS:
-                tell_failure(model, read_id(request), answer.details() or "")
-            await context.abort(answer.code(), clean(answer.details() or ""))
+            details = answer.details() or ""
+            if answer.code() in _OUR_FAULTS and grpc_failure(answer.code().name, details).kind is not Kind.RESTRICTED:
+                tell_failure(model, read_id(request), details)
+            await context.abort(answer.code(), clean(details))
         return bytes(answer)
 
     async def _stream(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
