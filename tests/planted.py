@@ -55,16 +55,17 @@ JOIN = MODEL.replace(
 
 
 BATCHING = "dynamic_batching { default_queue_policy { max_queue_size: 64 } }\n"
+UNBOUNDED = "dynamic_batching { }\n"
 
 
-def config(name: str, inputs: tuple[str, ...] = ("X",)) -> str:
+def config(name: str, inputs: tuple[str, ...] = ("X",), batching: str = BATCHING) -> str:
     tensors = "\n".join(f'input {{ name: "{x}" data_type: TYPE_FP32 dims: [ 4 ] }}' for x in inputs)
     return f'''name: "{name}"
 backend: "python"
 max_batch_size: 8
 {tensors}
 output {{ name: "Y" data_type: TYPE_FP32 dims: [ 4 ] }}
-{BATCHING}instance_group [ {{ kind: KIND_CPU }} ]
+{batching}instance_group [ {{ kind: KIND_CPU }} ]
 '''
 
 
@@ -105,7 +106,8 @@ ensemble_scheduling {
 """
 # first fans out to left and right, which join. A folder's path ends with a slash.
 BASE: dict[str, Edit] = {
-    **{f"{name}/config.pbtxt": config(name) for name in ("first", "left", "right")},
+    "first/config.pbtxt": config("first"),
+    **{f"{name}/config.pbtxt": config(name, batching=UNBOUNDED) for name in ("left", "right")},
     "join/config.pbtxt": config("join", ("A", "B")),
     **{f"{name}/1/model.py": MODEL for name in ("first", "left", "right")},
     "join/1/model.py": JOIN,

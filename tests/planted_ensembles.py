@@ -211,6 +211,14 @@ PLANTS = (
         target="embedded",
     ),
     Plant(
+        "a limit to the queue of a step beside another",
+        "limit-side-by-side",
+        ALL,
+        'model_name: "left"',
+        {"left/config.pbtxt": config("left")},
+        target="embedded",
+    ),
+    Plant(
         "labels in another order",
         "labels-in-another-order",
         ALL,
