@@ -33,7 +33,7 @@ def serve(home: Path, *arguments: object) -> Service:
 
 def test_overload(home: Path, scale: Scale, record: Callable[..., None]) -> None:
     """At ten times what the model can do: answers and "too many requests"; who is let in does not wait long."""
-    with serve(home, "--max-wait", 0.5) as service:
+    with serve(home, "--max-wait", 0.2) as service:
         (home / "other").write_text("0.05", encoding="utf-8")
         with Callers(service, 16, "other") as callers:
             time.sleep(scale(4, full=30))
@@ -66,7 +66,7 @@ def test_overload(home: Path, scale: Scale, record: Callable[..., None]) -> None
         )  # fmt: skip
         assert refused[True] > len(seconds)
         assert not refused[False]
-        assert slow < 2 * normal + 0.5
+        assert slow < 2 * normal + (0 if scale.is_full else 0.5)  # the clients' own threads, on a busy machine
         assert growth < 50
         assert service.is_ready()
 
