@@ -30,7 +30,7 @@ LIMIT = Rule(
     "A step that runs beside another one has no limit to its queue",
     "Where its queue is full, or a request has waited too long in it, it refuses a request that the other one runs."
     " What Triton before 26.02 does then, see several-first-steps. `shoal serve` bounds what waits for an ensemble.",
-    "core, pull request 466; tried on Triton 24.10.",
+    "core, pull request 466; on Triton 24.10 61 of 64 requests, 16 at a time, were never answered.",
     "left: dynamic_batching { default_queue_policy { max_queue_size: 8 } }  # and right reads what left reads",
     "left: dynamic_batching { }",
 )
