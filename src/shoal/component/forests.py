@@ -186,6 +186,24 @@ def _leaves(tree: Any, width: int) -> NDArray[Any] | None:
     return np.asarray(tree.get_field("leaf_vector")[begins[:, None] + np.arange(width)])
 
 
+def round_forest(model: Any) -> bool:
+    """Round every threshold of a Treelite model to single precision; whether that changed any.
+
+    Rows are FP32 and end in the same leaves as before. An engine that computes in single precision, as nvForest does on
+    a GPU, would else round to the nearest and send some of them the other way.
+    """
+    is_changed = False
+    for index in range(model.num_tree):
+        tree = model.get_tree_accessor(index)
+        thresholds = tree.get_field("threshold")
+        if thresholds.dtype == np.float32:
+            return False
+        rounded = round_thresholds(thresholds, tree.get_field("cmp")).astype(thresholds.dtype)
+        is_changed = is_changed or not np.array_equal(rounded, thresholds)
+        tree.set_field("threshold", rounded)
+    return is_changed
+
+
 def round_thresholds(thresholds: NDArray[Any], comparisons: NDArray[Any]) -> NDArray[np.float32]:
     """Thresholds in single precision that part single-precision numbers as ``thresholds`` do.
 

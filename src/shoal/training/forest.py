@@ -12,6 +12,7 @@ import numpy as np
 
 from shoal.component.bundle import NUM_LISTED, Bundle
 from shoal.component.features import Features, TokenCoder, count_features
+from shoal.component.forests import round_forest
 from shoal.component.lexicon import BasicTokenizer, Lexicon, is_word
 from shoal.component.ragged import to_texts
 from shoal.component.tensors import Array, Device
@@ -143,20 +144,6 @@ def forest_inputs(bundle: Bundle, texts: Sequence[str]) -> Array:
     return Features(bundle, Device())(to_texts(texts))
 
 
-def _round_thresholds(model: Any) -> None:
-    """Round every threshold down to an FP32 number.
-
-    Features are FP32, so ``x <= threshold`` says the same after; and an engine that computes in single precision, as
-    nvForest does on a GPU, would else round to the nearest and send some rows the other way.
-    """
-    for index in range(model.num_tree):
-        tree = model.get_tree_accessor(index)
-        thresholds = tree.get_field("threshold")
-        rounded = thresholds.astype(np.float32)
-        lower = np.where(rounded > thresholds, np.nextafter(rounded, np.float32(-np.inf)), rounded)
-        tree.set_field("threshold", lower.astype(thresholds.dtype))
-
-
 def export_forest(forest: Any, features: Array, path: Path, *, bundle_sha256: str) -> None:
     """Write a Treelite checkpoint, tied to its bundle, and compare it with ``forest`` on ``features``.
 
@@ -168,7 +155,7 @@ def export_forest(forest: Any, features: Array, path: Path, *, bundle_sha256: st
     import treelite
 
     model = forest.as_treelite() if hasattr(forest, "as_treelite") else treelite.sklearn.import_model(forest)
-    _round_thresholds(model)
+    round_forest(model)
     model.get_header_accessor().set_field("attributes", dump_ties({"preprocess.json": bundle_sha256}))
     model.serialize(str(path))
     served = treelite.gtil.predict(treelite.Model.deserialize(str(path)), features, nthread=1).reshape(-1)

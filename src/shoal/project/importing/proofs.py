@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.component.checkpoints import Forest, read_forest
-from shoal.component.forests import load_forest, round_thresholds
+from shoal.component.forests import load_forest, round_forest
 from shoal.errors import ArtifactError
 
 TOLERANCE = 1e-5  # of a score, or of its share where it is beyond 1: FP32 holds seven digits
@@ -54,26 +54,15 @@ def write_proven(found: Found, path: Path) -> tuple[Forest, tuple[str, ...]]:
     Raises:
         ArtifactError: an answer differs by more than 1e-5, or the forest is none that can be served.
     """
-    said = _round(found.model)
+    said: tuple[str, ...] = ()
+    if round_forest(found.model):
+        said = ("thresholds are rounded to FP32, so that FP32 rows end in the same leaves",)
     found.model.serialize(str(path))
     forest = read_forest(path)
     if found.ask is not None:
         rows = draw_rows(found.model, has_missing=found.has_missing)
         said += (f"compared with the library on {NUM_ROWS} rows: {_compare(found, path, rows):.1g} at most",)
     return forest, said
-
-
-def _round(model: Any) -> tuple[str, ...]:
-    is_changed = False
-    for index in range(model.num_tree):
-        tree = model.get_tree_accessor(index)
-        thresholds = tree.get_field("threshold")
-        if thresholds.dtype == np.float32:
-            return ()
-        rounded = round_thresholds(thresholds, tree.get_field("cmp")).astype(thresholds.dtype)
-        is_changed = is_changed or not np.array_equal(rounded, thresholds)
-        tree.set_field("threshold", rounded)
-    return ("thresholds are rounded to FP32, so that FP32 rows end in the same leaves",) if is_changed else ()
 
 
 def _compare(found: Found, path: Path, rows: Rows) -> float:
