@@ -190,10 +190,19 @@ def test_other_pages_hold_no_block_that_nobody_runs() -> None:
             assert not BLOCK.findall(page.read_text(encoding="utf-8")), page
 
 
+def headings(page: Path) -> set[str]:
+    """The anchors that GitHub gives the headings of a page."""
+    titles = re.findall(r"^#+ (.+)$", BLOCK.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
 def test_links_and_folders_are_there() -> None:
     for page in [ROOT / "README.md", *OTHER_PAGES]:
         text = page.read_text(encoding="utf-8")
         for target in re.findall(r"\]\((?!http)([^)]+)\)", text) + re.findall(
             r"`((?:src|docs|benchmarks)/[\w/.-]+)`", text
         ):
-            assert (page.parent / target).exists() or (ROOT / target).exists(), (page, target)
+            name, _, anchor = target.partition("#")
+            found = [path for path in (page.parent / name, ROOT / name) if path.exists()] if name else [page]
+            assert found, (page, target)
+            assert not anchor or anchor in headings(found[0]), (page, target)
