@@ -162,6 +162,22 @@ def test_a_configuration_that_cannot_be_edited_line_by_line(here: Path) -> None:
     assert [t.dims for t in copy.spec.inputs] == [(4,), (9,)]
 
 
+def test_further_inputs_where_they_are_alike(tmp_path: Path) -> None:
+    more = [parse_tensor(f"{name}:FP32:-1", "") for name in ("THIRD", "FOURTH")]
+    draft_like("vote", "blend", settings={"weights": "[1, 2, 3, 6]"}, inputs=more, project=tmp_path).draft.write()
+    copy = read_config(tmp_path / "postprocess" / "vote")
+    assert [tensor.name for tensor in copy.spec.inputs] == ["FIRST", "SECOND", "THIRD", "FOURTH"]
+    text = (copy.folder / "config.pbtxt").read_text(encoding="utf-8")
+    assert "  # as FIRST\n" in text, "the comments stay"
+    repository = shoal.compose("vote_alone", tmp_path / "build" / "r", leaves=[tmp_path])
+    pipeline = shoal.Pipeline.load(repository / "vote_alone")
+    columns = {tensor.name: np.full((1, 1), i, np.float32) for i, tensor in enumerate(copy.spec.inputs)}
+    np.testing.assert_array_equal(pipeline(**columns)["BLEND"], np.float32([[26 / 12]]))
+    pipeline.close()
+    with pytest.raises(ShoalError, match=r"Model half declares FP32\[-1\], FP32\[-1\], FP16\[3\]"):
+        draft_like("half", "blend", inputs=[parse_tensor("THIRD:FP16:3", "")], project=tmp_path)
+
+
 def test_artifacts_of_a_copy(here: Path) -> None:
     more = 'parameters { key: "artifacts" value { string_value: "a.txt b.txt c.txt?" } }\n'
     write_leaf(here, "reader", "X FP32 4", "Y FP32 4", more=more)

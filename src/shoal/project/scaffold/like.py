@@ -35,7 +35,8 @@ def draft_like(
     """A copy of the leaf whose model is called ``like``: one of shoal's own, or of the project.
 
     ``settings`` are parameters by name, ``artifacts`` files by their names in ``1/``. ``inputs`` and ``outputs`` are
-    declarations that take the place of those of the same names. Its room is that of ``like`` unless given.
+    declarations that take the place of those of the same names; where a leaf takes two or more inputs that are all
+    alike, as ``blend`` does, one of another name is a further input. Its room is that of ``like`` unless given.
 
     Raises:
         InputError: a name cannot be used; ``like`` has no such parameter, artifact or tensor; or a file is not there.
@@ -165,15 +166,21 @@ def _edit(
 
 def _edit_tensors(source: str, field: str, entries: Any, tensors: Sequence[TensorSpec], edited: _Edited) -> None:
     places = {entry.name: place for place, entry in enumerate(entries)}
+    takes_more = field == "input" and len(entries) > 1 and len({(e.data_type, tuple(e.dims)) for e in entries}) == 1
     for tensor in tensors:
-        if tensor.name not in places:
+        dims = f"[ {', '.join(map(str, tensor.dims))} ]"
+        place = places.get(tensor.name)
+        if place is not None:
+            edited.put((field, place, "data_type"), "data_type", tensor.dtype)
+            edited.put((field, place, "dims"), "dims", dims)
+        elif takes_more:
+            edited.add((field, len(places) - 1), tensor.name, tensor.dtype, dims)
+        else:
             raise InputError(f"{source} has no {field} {tensor.name}.", f"It has: {', '.join(places)}.")
-        place = places[tensor.name]
-        entries[place].data_type = _number(entries[place], tensor.dtype)
-        entries[place].ClearField("dims")
-        entries[place].dims.extend(tensor.dims)
-        edited.put((field, place, "data_type"), "data_type", tensor.dtype)
-        edited.put((field, place, "dims"), "dims", f"[ {', '.join(map(str, tensor.dims))} ]")
+        entry = entries.add(name=tensor.name) if place is None else entries[place]
+        entry.data_type = _number(entry, tensor.dtype)
+        entry.ClearField("dims")
+        entry.dims.extend(tensor.dims)
 
 
 def _number(entry: Any, dtype: str) -> int:
@@ -188,6 +195,7 @@ class _Edited:
 
         self._fields = locate(original)
         self._lines = original.split("\n")
+        self._added: list[tuple[int, list[str]]] = []
 
     def put(self, path: tuple[str | int, ...], field: str, value: str) -> None:
         self._replace(self._fields.find(*path).line, field, value)
@@ -195,6 +203,11 @@ class _Edited:
     def put_parameter(self, key: str, value: str) -> None:
         for entry in self._fields.entries("parameters", key):
             self._replace(entry.find("value", "string_value").line, "string_value", value)
+
+    def add(self, last: tuple[str | int, ...], name: str, dtype: str, dims: str) -> None:
+        """A tensor behind those that are there, of which ``last`` is the last."""
+        block = ["  {", f"    name: {text.quote(name)}", f"    data_type: {dtype}", f"    dims: {dims}"]
+        self._added.append((self._fields.find(*last).line, ["  },", *block]))
 
     def _replace(self, line: int, field: str, value: str) -> None:
         old = r'("(\\.|[^"\\])*"|\'(\\.|[^\'\\])*\'|\[[^\]]*\]|[\w.-]+)'
@@ -205,10 +218,18 @@ class _Edited:
         """The text, if it says what ``message`` is; else ``message`` as Protobuf writes it, without the comments."""
         from google.protobuf import text_format
 
-        written = "\n".join(self._lines)
+        written = "\n".join(self._with_added())
         try:
             if text_format.Parse(written, type(message)()) == message:
                 return written
         except text_format.ParseError:
             pass
         return str(text_format.MessageToString(message, as_utf8=True))
+
+    def _with_added(self) -> list[str]:
+        lines = list(self._lines)
+        for after, block in reversed(self._added):  # all behind one tensor, so the last of them is put there first
+            ends = [place for place in range(after, len(lines)) if lines[place].strip() in ("}", "},")]
+            for end in ends[:1]:
+                lines[end:end] = block
+        return lines
