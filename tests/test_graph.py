@@ -10,7 +10,7 @@ import pytest
 from shoal.errors import ArtifactError
 from shoal.repository.graph import Graph
 from shoal.repository.leaves import collect, find_leaves
-from shoal.repository.pbtxt import read_config, write_config
+from shoal.repository.pbtxt import Artifact, read_config, write_config
 from tests.conftest import ROOT
 
 MODELS = {"preprocess", "bert-large", "cuml", "postprocess", "ensemble_all"}
@@ -24,9 +24,9 @@ def test_a_configuration_as_records() -> None:
         ("BERT_AM", "TYPE_INT64", (-1,)),
         ("TREE_FEATS", "TYPE_FP32", (207,)),
     ]
-    assert config.artifacts == (("preprocess.json", True), ("vocab.txt", True))
+    assert config.artifacts == (Artifact(("preprocess.json",), True), Artifact(("vocab.txt",), True))
     post = read_config(ROOT / "postprocess" / "readability")
-    assert post.artifacts == (("postprocess.json", False),)
+    assert post.artifacts == (Artifact(("postprocess.json",), False),)
     assert [t.is_optional for t in post.spec.inputs] == [True, False, False]
 
 

@@ -18,7 +18,7 @@ from shoal.component.ties import read_archive
 from shoal.errors import ArtifactError
 from shoal.repository.artifacts import has_trunks
 from shoal.repository.compose import compose
-from shoal.repository.pbtxt import read_config
+from shoal.repository.pbtxt import Artifact, read_config
 from shoal.repository.placement import Plan
 from shoal.serving.client import Client
 from shoal.serving.local import LocalPipeline, load_component
@@ -198,10 +198,10 @@ def test_what_the_configuration_says(project: Path) -> None:
     assert json.loads(spec.parameters["labels"]) == list(LABELS.values())
     assert spec.parameters["attention_mask"] == "INPUT__1"
     assert spec.parameters["content"] == "triage, 3 probabilities, the softmax of its own trained head"
-    assert (config.backend, spec.max_batch_size, config.artifacts) == ("pytorch", 512, (("model.pt", True),))
+    assert (config.backend, spec.max_batch_size, config.artifacts) == ("pytorch", 512, (Artifact(("model.pt",), True),))
     assert has_trunks([config], None)
     onnx = read_config(project / "models" / "triage_onnx")
-    assert (onnx.backend, onnx.artifacts) == ("onnxruntime", (("model.onnx", True),))
+    assert (onnx.backend, onnx.artifacts) == ("onnxruntime", (Artifact(("model.onnx",), True),))
     assert "sigmoid" in read_config(project / "models" / "many").spec.parameters["content"]
     assert str(project) not in (project / "models" / "triage" / "config.pbtxt").read_text(encoding="utf-8")
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 import shoal
 from shoal.errors import ShoalError
@@ -172,7 +174,7 @@ def test_further_inputs_where_they_are_alike(tmp_path: Path) -> None:
     repository = shoal.compose("vote_alone", tmp_path / "build" / "r", leaves=[tmp_path])
     pipeline = shoal.Pipeline.load(repository / "vote_alone")
     columns = {tensor.name: np.full((1, 1), i, np.float32) for i, tensor in enumerate(copy.spec.inputs)}
-    np.testing.assert_array_equal(pipeline(**columns)["BLEND"], np.float32([[26 / 12]]))
+    np.testing.assert_array_equal(pipeline(**columns)["BLEND"], np.array([[26 / 12]], np.float32))
     pipeline.close()
     with pytest.raises(ShoalError, match=r"Model half declares FP32\[-1\], FP32\[-1\], FP16\[3\]"):
         draft_like("half", "blend", inputs=[parse_tensor("THIRD:FP16:3", "")], project=tmp_path)
@@ -218,8 +220,25 @@ def test_a_configured_piece_is_served(here: Path) -> None:
     assert '"X": RANDOM.random((2, 3)).astype(np.float32)' in (here / "tests/test_scale.py").read_text(encoding="utf-8")
     assert shoal.check(here) == []
     run_test(here, "tests/test_scale.py")
+
+
+def test_one_of_two_artifacts(here: Path) -> None:
     printed = new("component", "tokens", "--like", "tokenizer")
-    assert "It does not start yet: Model tokens misses its artifact vocab.txt or tokenizer.json in pre" in printed
+    wanted = "put vocab.txt or tokenizer.json into preprocess/tokens/1, as --artifact vocab.txt=PATH does."
+    assert f"Before it is tested or served, {wanted}\n" in printed
+    with pytest.raises(ShoalError, match=r"Model tokens lacks its artifact vocab\.txt or tokenizer\.json\. Put it"):
+        shoal.compose("tokens_alone", here / "r", leaves=[here])
+    trained = here / "trained"
+    trained.mkdir()
+    (trained / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n", encoding="utf-8")
+    repository = shoal.compose("tokens_alone", here / "r", artifacts=trained, leaves=[here])
+    assert (repository / "tokens/1/vocab.txt").is_file()
+    Tokenizer(WordLevel({"?": 0}, unk_token="?")).save(str(here / "preprocess/tokens/1/tokenizer.json"))
+    repository = shoal.compose("tokens_alone", here / "r", artifacts=trained, leaves=[here])
+    assert not (repository / "tokens/1/vocab.txt").exists(), "the leaf's own goes before"
+    pipeline = shoal.Pipeline.load(repository / "tokens_alone")
+    assert pipeline(TEXT=np.array([[b"?"]], np.object_))["attention_mask"].sum() == 1
+    pipeline.close()
 
 
 def test_every_leaf_of_shoals_own_can_be_copied(tmp_path: Path) -> None:

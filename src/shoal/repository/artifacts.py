@@ -34,7 +34,7 @@ def check_artifacts(models: Sequence[ModelConfig], artifacts: Path | None, *, is
     Raises:
         ArtifactError: one is missing, damaged, of another kind, or does not fit another; it says what stands there.
     """
-    found = [(model, path) for model in models for path in _find(model, artifacts)]
+    found = [(model, path) for model in models for path in find_artifacts(model, artifacts)]
     ties = {path: _read(model, path, is_embedded=is_embedded) for model, path in found}
     ours = {path.name: path for model, path in found if _is_ours(model)}
     if "preprocess.json" in ours:
@@ -57,12 +57,10 @@ def _places(model: ModelConfig, artifacts: Path | None) -> list[Path]:
     return [model.folder / "1", *([] if artifacts is None else [artifacts])]
 
 
-def _find(model: ModelConfig, artifacts: Path | None) -> Iterator[Path]:
-    """The path of each artifact of a model."""
-    for name, _ in model.artifacts:
-        path = next((at / name for at in _places(model, artifacts) if os.path.lexists(at / name)), None)
-        if path is not None:  # what must be there and is not was said already, of all files at once
-            yield path
+def find_artifacts(model: ModelConfig, artifacts: Path | None) -> Iterator[Path]:
+    """The path of each artifact of a model that is there: in its own leaf, else in the folder ``artifacts``."""
+    for artifact in model.artifacts:
+        yield from artifact.find(_places(model, artifacts))
 
 
 def check_present(models: Sequence[ModelConfig], artifacts: Path | None) -> None:
@@ -72,10 +70,10 @@ def check_present(models: Sequence[ModelConfig], artifacts: Path | None) -> None
         ArtifactError: it names those that are not.
     """
     missing = {
-        name: model
+        str(artifact): model
         for model in models
-        for name, is_required in model.artifacts
-        if is_required and not any(os.path.lexists(at / name) for at in _places(model, artifacts))
+        for artifact in model.artifacts
+        if artifact.is_required and not artifact.find(_places(model, artifacts))
     }
     trained = sorted(name for name, model in missing.items() if _is_ours(model) and name in TRAINED)
     if trained and len(trained) == len(missing):
@@ -142,7 +140,7 @@ def has_trunks(models: Sequence[ModelConfig], artifacts: Path | None) -> bool:
     """Whether every TorchScript encoder has a submodule ``trunk``, which shoal's backend runs in another dtype than the
     rest; not where there is none.
     """
-    encoders = [path for model in models for path in _find(model, artifacts) if _is_encoder(model, path)]
+    encoders = [path for model in models for path in find_artifacts(model, artifacts) if _is_encoder(model, path)]
     return bool(encoders) and all(any(name.startswith("trunk.") for name in read_sizes(path)) for path in encoders)
 
 
@@ -171,7 +169,7 @@ def check_unchanged(models: Sequence[ModelConfig], artifacts: Path | None, files
     """
     report = read_report(artifacts)["files"]
     for model in models:
-        for path in _find(model, artifacts):
+        for path in find_artifacts(model, artifacts):
             wanted, found = report.get(path.name), files[f"{model.name}/1/{path.name}"]
             if path.parent == artifacts and wanted not in (None, found):
                 raise ArtifactError(

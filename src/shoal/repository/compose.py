@@ -18,7 +18,14 @@ from shoal.component.spec import REPOSITORY
 from shoal.environment.targets import EMBEDDED, FIRST_SIDE_BY_SIDE, parse_release
 from shoal.errors import ArtifactError, SetupError
 from shoal.paths import check_bearable, check_replaceable, exchange
-from shoal.repository.artifacts import check_artifacts, check_present, check_unchanged, has_trunks, read_report
+from shoal.repository.artifacts import (
+    check_artifacts,
+    check_present,
+    check_unchanged,
+    find_artifacts,
+    has_trunks,
+    read_report,
+)
 from shoal.repository.environments import Placed, find_environments
 from shoal.repository.graph import Graph
 from shoal.repository.hybrid import MODELS, models_ensemble
@@ -50,8 +57,8 @@ def compose(
 
     It is made aside and put in place in one step: an interruption leaves the old repository whole. The same inputs
     give the same bytes. ``leaves`` are folders with leaf folders of your own, in the rooms that shoal uses.
-    ``artifacts`` is a folder with files that models name in their parameter ``artifacts``; others lie in a leaf's own
-    version folder.
+    ``artifacts`` is a folder with files that models name in their parameter ``artifacts``, separated by spaces: ``a.txt?``
+    may be missing, of ``a.txt|b.json`` one is wanted. Those in a leaf's own version folder go before.
     ``environments`` gives Python models by name (all of them: ``""``) an execution environment: an archive, a folder,
     or what `shoal env build` wrote; ``stubs`` a Python backend stub, where the environment does not bring it. With
     ``is_warmed_up`` each model gets a warm-up request, made by running the pipeline's components on one text.
@@ -151,9 +158,9 @@ def _write_files(model: ModelConfig, folder: Path, artifacts: Path | None) -> No
     version.mkdir(parents=True, exist_ok=True)
     if model.backend == "python":
         copy_package(version)
-    for name, _ in model.artifacts:
-        if artifacts is not None and (artifacts / name).is_file() and not (version / name).exists():
-            shutil.copyfile(artifacts / name, version / name)
+    for path in find_artifacts(model, artifacts):
+        if path.parent == artifacts:
+            shutil.copyfile(path, version / path.name)
 
 
 def _version_files(leaf: Path) -> Iterator[Path]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,25 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Artifact:
+    """A file beside a model's code, or one of several: their names in its version folder."""
+
+    names: tuple[str, ...]
+    is_required: bool
+
+    def __str__(self) -> str:
+        return " or ".join(self.names)
+
+    def find(self, folders: Iterable[Path]) -> list[Path]:
+        """Those of its files that are in the first of ``folders`` which has any."""
+        for folder in folders:
+            found = [folder / name for name in self.names if os.path.lexists(folder / name)]
+            if found:
+                return found
+        return []
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """A model's configuration: what shoal reads of it, and the whole message for what it writes back."""
 
@@ -48,14 +68,14 @@ class ModelConfig:
         return self.platform == "ensemble"
 
     @property
-    def artifacts(self) -> tuple[tuple[str, bool], ...]:
-        """The files that belong into the version folder, each with whether it must be there.
+    def artifacts(self) -> tuple[Artifact, ...]:
+        """What belongs into the version folder beside the code.
 
-        They stand in the parameter ``artifacts``, separated by spaces; ``?`` behind a name marks one that may be
-        missing.
+        It stands in the parameter ``artifacts``, separated by spaces: ``?`` behind a file's name marks one that may be
+        missing, ``|`` between names files of which one is wanted.
         """
-        names = self.spec.parameters.get("artifacts", "").split()
-        return tuple((name.removesuffix("?"), not name.endswith("?")) for name in names)
+        words = self.spec.parameters.get("artifacts", "").split()
+        return tuple(Artifact(tuple(word.removesuffix("?").split("|")), not word.endswith("?")) for word in words)
 
 
 def read_config(folder: Path) -> ModelConfig:

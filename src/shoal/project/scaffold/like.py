@@ -54,8 +54,9 @@ def draft_like(
     folder = f"{room or source.folder.parent.name}/{name}"
     files = _version_files(source.folder)
     given = _check_artifacts(source, artifacts or {})
-    missing = [file for file, needed in config.artifacts if needed and file not in given and f"1/{file}" not in files]
-    absent = [file for file, _ in config.artifacts if file not in given and f"1/{file}" not in files]
+    here = {*given, *(path.removeprefix("1/") for path in files)}
+    absent = [artifact for artifact in config.artifacts if here.isdisjoint(artifact.names)]
+    missing = [artifact for artifact in absent if artifact.is_required]
     width, problem = _try(
         config, {**files, **{f"1/{file}": path for file, path in given.items()}}, folder, is_whole=not absent
     )
@@ -77,8 +78,9 @@ def draft_like(
     draft.add({test: written, **gitignore(root)})
     said = [f"{folder} is a copy of {source.folder}."]
     if missing:
-        options = " ".join(f"--artifact {file}=PATH" for file in missing)
-        said.append(f"Before it is tested or served, put {', '.join(missing)} into {folder}/1, as {options} does.")
+        options = " ".join(f"--artifact {file.names[0]}=PATH" for file in missing)
+        listed = ", ".join(map(str, missing))
+        said.append(f"Before it is tested or served, put {listed} into {folder}/1, as {options} does.")
     elif problem:
         said.append(f"It does not start yet: {problem}")
     return Skeleton(draft, pipeline, test, tuple(said))
@@ -127,7 +129,7 @@ def _version_files(leaf: Path) -> dict[str, Path]:
 
 
 def _check_artifacts(source: ModelConfig, artifacts: Mapping[str, Path]) -> Mapping[str, Path]:
-    known = [name for name, _ in source.artifacts]
+    known = [name for artifact in source.artifacts for name in artifact.names]
     for name, path in artifacts.items():
         if name not in known:
             listed = f"It has: {', '.join(known)}." if known else "It has none."

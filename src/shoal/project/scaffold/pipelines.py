@@ -109,7 +109,7 @@ def _find_widths(
 
 
 def _missing(model: ModelConfig) -> list[str]:
-    return [name for name, is_needed in model.artifacts if is_needed and not (model.folder / "1" / name).is_file()]
+    return [str(file) for file in model.artifacts if file.is_required and not file.find([model.folder / "1"])]
 
 
 # --- the pipeline ------------------------------------------------------------------------------------------------
