@@ -57,8 +57,8 @@ def compose(
 
     It is made aside and put in place in one step: an interruption leaves the old repository whole. The same inputs
     give the same bytes. ``leaves`` are folders with leaf folders of your own, in the rooms that shoal uses.
-    ``artifacts`` is a folder with files that models name in their parameter ``artifacts``, separated by spaces: ``a.txt?``
-    may be missing, of ``a.txt|b.json`` one is wanted. Those in a leaf's own version folder go before.
+    ``artifacts`` is a folder with files that models name in their parameter ``artifacts``, separated by spaces:
+    ``a.txt?`` may be missing, of ``a.txt|b.json`` one is wanted. Those in a leaf's own version folder go before.
     ``environments`` gives Python models by name (all of them: ``""``) an execution environment: an archive, a folder,
     or what `shoal env build` wrote; ``stubs`` a Python backend stub, where the environment does not bring it. With
     ``is_warmed_up`` each model gets a warm-up request, made by running the pipeline's components on one text.
