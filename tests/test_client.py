@@ -9,12 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 
 from shoal.errors import InputError
 from shoal.serving.aio import AsyncClient
 from shoal.serving.calls import Answer, Call, Method
+from shoal.serving.channels import Lines
 from shoal.serving.client import Client
 from shoal.serving.local import LocalPipeline
 from shoal.serving.requests import Conversations
@@ -267,3 +269,26 @@ def test_an_async_client_belongs_to_its_loop(server: Server) -> None:
         mine.run(client.close())
         with pytest.raises(InputError, match="This client is closed"):
             mine.run(client.is_ready("cuml"))
+
+
+def test_no_request_follows_another_into_a_dead_connection() -> None:
+    opened: list[Any] = []
+
+    def open_channel(url: str, options: Any) -> Any:
+        opened.append(grpc.insecure_channel(url, options))
+        return opened[-1]
+
+    lines = Lines("127.0.0.1:9", open_channel)
+    first, second = lines.take(), lines.take()
+    assert first is second
+    assert lines.give_back(first, is_broken=True) is None, "the second request is still on it"
+    third = lines.take()
+    assert third.channel is opened[1]
+    assert lines.give_back(second, is_broken=True) is second
+    assert lines.give_back(third, is_broken=False) is None
+    assert lines.take() is third, "broken once, replaced once"
+    assert lines.close() == [third]
+    assert lines.give_back(third, is_broken=True) is None
+    assert len(opened) == 2, "what is closed opens no more"
+    for channel in opened:
+        channel.close()

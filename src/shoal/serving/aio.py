@@ -10,10 +10,10 @@ from typing import Any, Protocol, Self, TypeVar
 from shoal.component.spec import TensorSpec
 from shoal.errors import InputError, ShoalError
 from shoal.serving.calls import Answer, Call, Parameter
+from shoal.serving.channels import Lines
 from shoal.serving.failures import CallError, Kind, connection_failure, explain, grpc_failure
 from shoal.serving.requests import Attempts, Conversation, Conversations
 from shoal.serving.settings import Settings, merge
-from shoal.serving.transports import channel_options
 from shoal.serving.wire import HEADER_LENGTH, HttpReply, from_grpc, from_http, to_grpc, to_http
 
 T = TypeVar("T")
@@ -163,22 +163,28 @@ class Transport(Protocol):
 class _Grpc:
     def __init__(self, url: str) -> None:
         import grpc  # type: ignore[import-untyped]
-        from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
-        self._channel = grpc.aio.insecure_channel(url, channel_options(url))
-        self._stub = GRPCInferenceServiceStub(self._channel)
+        self._lines = Lines(url, grpc.aio.insecure_channel)
         self._error = grpc.RpcError
 
     async def send(self, call: Call, seconds: float) -> Any:
         request = to_grpc(call)
+        line, is_broken = self._lines.take(), False
         try:
-            reply = await getattr(self._stub, request.procedure)(request.message, timeout=seconds)
+            reply = await getattr(line.stub, request.procedure)(request.message, timeout=seconds)
         except self._error as error:
-            raise grpc_failure(error.code().name, error.details() or "") from None
+            failure = grpc_failure(error.code().name, error.details() or "")
+            is_broken = failure.kind is Kind.CUT
+            raise failure from None
+        finally:
+            unused = self._lines.give_back(line, is_broken=is_broken)
+            if unused is not None:
+                await unused.channel.close()
         return from_grpc(call, reply)
 
     async def close(self) -> None:
-        await self._channel.close()
+        for line in self._lines.close():
+            await line.channel.close()
 
 
 class _Http:

@@ -10,6 +10,7 @@ import time
 from typing import Any, Protocol
 
 from shoal.serving.calls import Call
+from shoal.serving.channels import Lines
 from shoal.serving.failures import CallError, Kind, connection_failure, grpc_failure
 from shoal.serving.wire import HEADER_LENGTH, HttpReply, from_grpc, from_http, to_grpc, to_http
 
@@ -32,35 +33,28 @@ class Grpc:
 
     def __init__(self, url: str) -> None:
         import grpc  # type: ignore[import-untyped]
-        from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
-        self._channel = grpc.insecure_channel(url, channel_options(url))
-        self._stub = GRPCInferenceServiceStub(self._channel)
+        self._lines = Lines(url, grpc.insecure_channel)
         self._error = grpc.RpcError
 
     def send(self, call: Call, seconds: float) -> Any:
         request = to_grpc(call)
+        line, is_broken = self._lines.take(), False
         try:
-            reply = getattr(self._stub, request.procedure)(request.message, timeout=seconds)
+            reply = getattr(line.stub, request.procedure)(request.message, timeout=seconds)
         except self._error as error:
-            raise grpc_failure(error.code().name, error.details() or "") from None
+            failure = grpc_failure(error.code().name, error.details() or "")
+            is_broken = failure.kind is Kind.CUT
+            raise failure from None
+        finally:
+            unused = self._lines.give_back(line, is_broken=is_broken)
+            if unused is not None:
+                unused.channel.close()
         return from_grpc(call, reply)
 
     def close(self) -> None:
-        self._channel.close()
-
-
-def channel_options(url: str) -> list[tuple[str, int]]:
-    """No limit to messages, no proxy between this machine and itself, and a server that comes back is soon found."""
-    is_here = url.startswith(("127.", "localhost", "[::1]"))
-    options = [
-        ("grpc.max_send_message_length", -1),
-        ("grpc.max_receive_message_length", -1),
-        ("grpc.use_local_subchannel_pool", 1),  # or another client's failed tries would delay ours
-        ("grpc.initial_reconnect_backoff_ms", 50),
-        ("grpc.max_reconnect_backoff_ms", 1000),
-    ]
-    return [*options, ("grpc.enable_http_proxy", 0)] if is_here else options
+        for line in self._lines.close():
+            line.channel.close()
 
 
 # --- HTTP --------------------------------------------------------------------------------------------------------

@@ -8,11 +8,11 @@ from typing import Any, NoReturn
 
 import grpc  # type: ignore[import-untyped]
 
+from shoal.serving.channels import channel_options
 from shoal.serving.failures import Kind, grpc_failure
 from shoal.serving.server import Server
 from shoal.serving.supervisor.fronts import clean, is_dead, tell_failure, words
 from shoal.serving.supervisor.gate import Gate, LostError, RefusedError, Stream, Why, lost
-from shoal.serving.transports import channel_options
 
 _SERVICE = "/inference.GRPCInferenceService/"
 _STATUS = {Why.BUSY: grpc.StatusCode.RESOURCE_EXHAUSTED, Why.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE}

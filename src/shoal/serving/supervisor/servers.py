@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import ServerError, ShoalError
+from shoal.serving.channels import channel_options
 from shoal.serving.runtime import Runtime
 from shoal.serving.server import Server, find_ports
 from shoal.serving.supervisor.canary import Canary, Verdict, WrongError
 from shoal.serving.supervisor.logs import Tail, log
-from shoal.serving.transports import channel_options
 
 
 class Servers:
