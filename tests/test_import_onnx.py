@@ -12,6 +12,7 @@ from onnx import TensorProto, helper
 
 from shoal.errors import ArtifactError, InputError
 from shoal.project.importing.add_model import add_model
+from shoal.repository.pbtxt import Artifact
 from tests.imports import FLOAT, INT64, add, declared, here, save_column, save_graph, save_net, save_tokens
 
 FEATURES = np.random.default_rng(0).standard_normal((100, 5)).astype(np.float32)
@@ -23,7 +24,7 @@ def test_an_onnx_graph_says_all_of_it(tmp_path: Path) -> None:
     assert (config.backend, config.spec.max_batch_size, config.artifacts) == (
         "onnxruntime",
         512,
-        (("model.onnx", True),),
+        (Artifact(("model.onnx",), True),),
     )
     assert config.message.HasField("dynamic_batching")
     assert said == [

@@ -31,6 +31,7 @@ STATISTICS = (  # the first columns; the rest are shares of single words
     "stop words",
     "stop words per sentence",
 )
+ROWS_AT_ONCE = 32768  # of shuffled features, 27 MB
 TOLERANCE = 1e-5  # between the forest that was trained and the checkpoint that is served
 
 
@@ -124,19 +125,30 @@ def weigh_features(
     a column is worth for new texts, and it is the same for every engine.
     """
     generator = np.random.default_rng(seed)
-    error = _rmse(forest, features, targets)
-    growth = np.zeros(features.shape[1])
-    for column in range(features.shape[1]):
-        shuffled = features.copy()
-        shuffled[:, column] = generator.permutation(shuffled[:, column])
-        if not np.array_equal(shuffled, features):
-            growth[column] = _rmse(forest, shuffled, targets) - error
-        on_step(column + 1, features.shape[1])
+    num_columns = features.shape[1]
+    (error,) = _rmse(forest, [features], targets)
+    growth = np.zeros(num_columns)
+    at_once = max(1, ROWS_AT_ONCE // len(features))
+    for start in range(0, num_columns, at_once):
+        columns = range(start, min(start + at_once, num_columns))
+        shuffled = {column: _shuffle(features, column, generator) for column in columns}
+        changed = [column for column in columns if not np.array_equal(shuffled[column], features)]
+        if changed:
+            growth[changed] = _rmse(forest, [shuffled[column] for column in changed], targets) - error
+        on_step(columns.stop, num_columns)
     return growth
 
 
-def _rmse(forest: Any, features: Array, targets: Array) -> float:
-    return float(np.sqrt(np.mean((forest.predict(features) - targets) ** 2)))
+def _shuffle(features: Array, column: int, generator: np.random.Generator) -> Array:
+    shuffled = features.copy()
+    shuffled[:, column] = generator.permutation(shuffled[:, column])
+    return shuffled
+
+
+def _rmse(forest: Any, features: Sequence[Array], targets: Array) -> Array:
+    """Of each of these matrices of one shape, in one call of the forest, of which each costs milliseconds."""
+    predictions = forest.predict(np.concatenate(features)).reshape(len(features), -1)
+    return np.sqrt(np.mean((predictions - targets) ** 2, axis=1))
 
 
 def forest_inputs(bundle: Bundle, texts: Sequence[str]) -> Array:
