@@ -49,7 +49,11 @@ def test_drain(home: Path, scale: Scale, record: Callable[..., None]) -> None:
 
         with ThreadPoolExecutor(num) as pool:
             answers = [pool.submit(ask, index) for index in range(num)]
-            assert wait_until(lambda: service.metric("shoal_in_flight") > num * 0.8, 60)
+            # Those answered first: one that is answered in between is then missing, not counted twice.
+            assert wait_until(
+                lambda: service.metric("shoal_requests_total") + service.metric("shoal_in_flight") >= num, 60
+            )
+            assert service.metric("shoal_in_flight") > num / 4
             service.process.terminate()
             start = time.monotonic()
             assert wait_until(lambda: not service.is_ready())
