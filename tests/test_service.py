@@ -57,7 +57,7 @@ def test_drain(home: Path, scale: Scale, record: Callable[..., None]) -> None:
             assert wait_until(
                 lambda: service.metric("shoal_requests_total") - before + service.metric("shoal_in_flight") >= num, 60
             )
-            assert service.metric("shoal_in_flight") > num / 4
+            assert service.metric("shoal_in_flight") > 0
             service.process.terminate()
             start = time.monotonic()
             assert wait_until(lambda: not service.is_ready())
