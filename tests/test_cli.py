@@ -152,6 +152,17 @@ def test_infer(shoal: Shoal, server: Server) -> None:
             shoal(*arguments, *fault)
 
 
+@pytest.mark.server
+def test_quickstart(shoal: Shoal, tmp_path: Path) -> None:
+    printed = shoal("quickstart", "--out", tmp_path / "build")
+    for words in ("text", "BERT score", "forest score", "blended score", "RMSE on unseen texts"):
+        assert words in printed
+    for name in ("artifacts", "repository", "report"):
+        (line,) = [line for line in printed.splitlines() if line.startswith(f"{name}: ")]
+        assert Path(line.split(": ")[1]).exists()
+    assert len([line for line in printed.splitlines() if line.startswith("│")]) == 8
+
+
 def test_quickstart_refuses_a_path_before_it_trains(shoal: Shoal, tmp_path: Path) -> None:
     with pytest.raises(ShoalError, match="Triton cannot bear the path"):
         shoal("quickstart", "--out", tmp_path / "a b")
