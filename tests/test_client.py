@@ -18,6 +18,7 @@ from shoal.serving.aio import AsyncClient
 from shoal.serving.calls import Answer, Call, Method
 from shoal.serving.channels import Lines
 from shoal.serving.client import Client
+from shoal.serving.failures import CallError
 from shoal.serving.local import LocalPipeline
 from shoal.serving.requests import Conversations
 from shoal.serving.server import Server, serve
@@ -278,17 +279,22 @@ def test_no_request_follows_another_into_a_dead_connection() -> None:
         opened.append(grpc.insecure_channel(url, options))
         return opened[-1]
 
+    class BrokenError(grpc.RpcError):  # type: ignore[misc]
+        code, details = (lambda self: grpc.StatusCode.UNAVAILABLE), (lambda self: "Socket closed")
+
     lines = Lines("127.0.0.1:9", open_channel)
-    first, second = lines.take(), lines.take()
-    assert first is second
-    assert lines.give_back(first, is_broken=True) is None, "the second request is still on it"
-    third = lines.take()
-    assert third.channel is opened[1]
-    assert lines.give_back(second, is_broken=True) is second
-    assert lines.give_back(third, is_broken=False) is None
-    assert lines.take() is third, "broken once, replaced once"
-    assert lines.close() == [third]
-    assert lines.give_back(third, is_broken=True) is None
+    with lines.line():
+        assert lines.unused() == [], "nothing broke yet"
+        with pytest.raises(CallError), lines.line():
+            raise BrokenError
+        with lines.line() as third:
+            assert third.channel is opened[1]
+        assert lines.unused() == [], "the first request is still on it"
+    assert lines.unused() == [opened[0]]
+    assert lines.unused() == [], "told once"
+    assert lines.close() == [opened[1]]
+    with pytest.raises(CallError), lines.line():
+        raise BrokenError
     assert len(opened) == 2, "what is closed opens no more"
     for channel in opened:
         channel.close()

@@ -11,7 +11,7 @@ from shoal.component.spec import TensorSpec
 from shoal.errors import InputError, ShoalError
 from shoal.serving.calls import Answer, Call, Parameter
 from shoal.serving.channels import Lines
-from shoal.serving.failures import CallError, Kind, connection_failure, explain, grpc_failure
+from shoal.serving.failures import CallError, Kind, connection_failure, explain
 from shoal.serving.requests import Attempts, Conversation, Conversations
 from shoal.serving.settings import Settings, merge
 from shoal.serving.wire import HEADER_LENGTH, HttpReply, from_grpc, from_http, to_grpc, to_http
@@ -165,26 +165,18 @@ class _Grpc:
         import grpc  # type: ignore[import-untyped]
 
         self._lines = Lines(url, grpc.aio.insecure_channel)
-        self._error = grpc.RpcError
 
     async def send(self, call: Call, seconds: float) -> Any:
         request = to_grpc(call)
-        line, is_broken = self._lines.take(), False
-        try:
+        for channel in self._lines.unused():
+            await channel.close()
+        with self._lines.line() as line:
             reply = await getattr(line.stub, request.procedure)(request.message, timeout=seconds)
-        except self._error as error:
-            failure = grpc_failure(error.code().name, error.details() or "")
-            is_broken = failure.kind is Kind.CUT
-            raise failure from None
-        finally:
-            unused = self._lines.give_back(line, is_broken=is_broken)
-            if unused is not None:
-                await unused.channel.close()
         return from_grpc(call, reply)
 
     async def close(self) -> None:
-        for line in self._lines.close():
-            await line.channel.close()
+        for channel in self._lines.close():
+            await channel.close()
 
 
 class _Http:

@@ -7,8 +7,11 @@ put into the dead connection, and fails as if it had run.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+
+from shoal.serving.failures import Kind, grpc_failure
 
 
 def channel_options(url: str) -> list[tuple[str, int]]:
@@ -36,7 +39,10 @@ class Line:
 
 
 class Lines:
-    """Hands out the line that requests go by; threads may share it."""
+    """Hands out the line that requests go by; threads may share it.
+
+    Its owner closes channels, which some do in an event loop.
+    """
 
     def __init__(self, url: str, open_channel: Callable[..., Any]) -> None:
         self._url, self._open_channel = url, open_channel
@@ -48,26 +54,43 @@ class Lines:
     def _open(self) -> Line:
         return Line(self._open_channel(self._url, channel_options(self._url)))
 
-    def take(self) -> Line:
-        """The line for one request, which gives it back."""
-        with self._lock:
-            self._current.users += 1
-            return self._current
+    @contextmanager
+    def line(self) -> Iterator[Line]:
+        """The line for one request.
 
-    def give_back(self, line: Line, *, is_broken: bool) -> Line | None:
-        """Returns the line if it is broken and nobody's any more: the caller closes its channel."""
-        with self._lock:
-            line.users -= 1
-            if is_broken and line is self._current and not self._is_closed:
-                self._current = self._open()
-                self._replaced.add(line)
-            if line.users or line not in self._replaced:
-                return None
-            self._replaced.remove(line)
-            return line
+        Raises:
+            CallError: what gRPC's error within means; where the connection broke, the next request gets another line.
+        """
+        import grpc  # type: ignore[import-untyped]
 
-    def close(self) -> list[Line]:
-        """Open no more; returns the lines whose channels the caller closes."""
+        with self._lock:
+            line = self._current
+            line.users += 1
+        is_broken = False
+        try:
+            yield line
+        except grpc.RpcError as error:
+            failure = grpc_failure(error.code().name, error.details() or "")
+            is_broken = failure.kind is Kind.CUT
+            raise failure from None
+        finally:
+            with self._lock:
+                line.users -= 1
+                if is_broken and line is self._current and not self._is_closed:
+                    self._replaced.add(line)
+                    self._current = self._open()
+
+    def unused(self) -> list[Any]:
+        """The channels of replaced lines that no request is on any more, each told once: to be closed."""
+        if not self._replaced:
+            return []
+        with self._lock:
+            lines = {line for line in self._replaced if not line.users}
+            self._replaced -= lines
+            return [line.channel for line in lines]
+
+    def close(self) -> list[Any]:
+        """Open no more; every channel that is left, to be closed."""
         with self._lock:
             self._is_closed = True
-            return [self._current, *self._replaced]
+            return [line.channel for line in (self._current, *self._replaced)]

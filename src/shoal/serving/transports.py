@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from shoal.serving.calls import Call
 from shoal.serving.channels import Lines
-from shoal.serving.failures import CallError, Kind, connection_failure, grpc_failure
+from shoal.serving.failures import CallError, Kind, connection_failure
 from shoal.serving.wire import HEADER_LENGTH, HttpReply, from_grpc, from_http, to_grpc, to_http
 
 
@@ -35,26 +35,18 @@ class Grpc:
         import grpc  # type: ignore[import-untyped]
 
         self._lines = Lines(url, grpc.insecure_channel)
-        self._error = grpc.RpcError
 
     def send(self, call: Call, seconds: float) -> Any:
         request = to_grpc(call)
-        line, is_broken = self._lines.take(), False
-        try:
+        for channel in self._lines.unused():
+            channel.close()
+        with self._lines.line() as line:
             reply = getattr(line.stub, request.procedure)(request.message, timeout=seconds)
-        except self._error as error:
-            failure = grpc_failure(error.code().name, error.details() or "")
-            is_broken = failure.kind is Kind.CUT
-            raise failure from None
-        finally:
-            unused = self._lines.give_back(line, is_broken=is_broken)
-            if unused is not None:
-                unused.channel.close()
         return from_grpc(call, reply)
 
     def close(self) -> None:
-        for line in self._lines.close():
-            line.channel.close()
+        for channel in self._lines.close():
+            channel.close()
 
 
 # --- HTTP --------------------------------------------------------------------------------------------------------
