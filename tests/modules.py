@@ -82,6 +82,60 @@ class Deep(nn.Module):
         return torch.stack(scores).sum(0)
 
 
+class Placed(Encoder):
+    """Where its ids are: scripted, on any device; traced, on that of the example."""
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        positions = torch.arange(ids.shape[1], device=ids.device)
+        hidden: Tensor = self.table(positions).sum(0) + self.table(ids).sum(1) + mask.sum()
+        return hidden
+
+
+class OnHost(Encoder):
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        positions = torch.arange(ids.shape[1], device=torch.device("cpu"))
+        hidden: Tensor = self.table(positions).sum(0) + self.table(ids).sum(1) + mask.sum()
+        return hidden
+
+
+class OnGpu(Encoder):
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        hidden: Tensor = self.table(ids).sum(1) + torch.zeros([4], device=torch.device("cuda:1")) + mask.sum()
+        return hidden
+
+
+class Held(Encoder):
+    """Its device is an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place = torch.device("cpu")
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        hidden: Tensor = self.table(ids).sum(1) + torch.zeros([4], device=self.place) + mask.sum()
+        return hidden
+
+
+class Listed(Encoder):
+    """Traced, its numbers are a constant tensor, and where it is put a constant device."""
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        hidden: Tensor = self.table(ids).sum(1) * torch.tensor([1.0, 2.0, 3.0, 4.0]) + mask.sum()
+        return hidden
+
+
+class Buffered(Encoder):
+    """The same numbers in a buffer, which goes where the module goes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("numbers", torch.tensor([1.0, 2.0, 3.0, 4.0]))
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        hidden: Tensor = self.table(ids).sum(1) * self.numbers + mask.sum()
+        return hidden
+
+
 class FromDict(nn.Module):
     def forward(self, tensors: Dict[str, Tensor]) -> Tensor:  # noqa: UP006
         return tensors["a"] + tensors["b"]
@@ -97,6 +151,12 @@ KINDS: dict[str, type[nn.Module]] = {
     "maybe": Maybe,
     "deep": Deep,
     "from dict": FromDict,
+    "placed": Placed,
+    "on host": OnHost,
+    "on gpu": OnGpu,
+    "held": Held,
+    "listed": Listed,
+    "buffered": Buffered,
 }
 TRACEABLE = ("encoder", "pair", "optional", "gather", "cast", "deep")
 

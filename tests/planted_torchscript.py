@@ -63,6 +63,7 @@ def good(content: Callable[[], bytes] = archive, **fields: Any) -> dict[str, Edi
     return {CONFIG: config(**fields), FILE: content}
 
 
+ON_GPU = ("KIND_CPU", "KIND_GPU")
 NAMED = (("ids", INT64), ("mask", INT64))
 IN_PYTHON = 'runtime: "model.py"'
 
@@ -161,4 +162,31 @@ PLANTS = (
         good(),
     ),
     Plant("a dict of outputs", "torchscript-outputs", CONFIG, "output", {FILE: partial(archive, "dict")}, good()),
+    Plant(
+        "a trace that keeps the device of its example",
+        "torchscript-device",
+        FILE,
+        "",
+        {FILE: partial(traced, "placed")},
+        {**good(partial(archive, "placed")), CONFIG: config().replace(*ON_GPU)},
+    ),
+    Plant(
+        "a device in a script",
+        "torchscript-device",
+        FILE,
+        "",
+        {FILE: partial(archive, "on host")},
+        {**good(partial(archive, "placed")), CONFIG: config().replace(*ON_GPU)},
+    ),
+    Plant(
+        "a constant tensor, put on a device",
+        "torchscript-device",
+        FILE,
+        "",
+        {FILE: partial(traced, "listed")},
+        {**good(partial(traced, "buffered")), CONFIG: config().replace(*ON_GPU)},
+    ),
+    Plant("a GPU on the host", "torchscript-device", FILE, "", {FILE: partial(archive, "on gpu")}, good()),
+    Plant("a trace for the host alone", "torchscript-bound", FILE, "", {FILE: partial(traced, "placed")}, good()),
+    Plant("a device as an attribute", "torchscript-bound", FILE, "", {FILE: partial(archive, "held")}, good()),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import random
 import warnings
+import zipfile
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -136,7 +137,7 @@ def test_forward_is_what_torch_says_it_is(kind: str, is_traced: bool, tmp_path: 
     assert [kind == "Tensor" for _, kind, _ in arguments(forward)] == [t == "Tensor" for _, t, _ in expected]
 
 
-@pytest.mark.parametrize(("kind", "is_traced"), [s for s in saved() if s[0] != "from dict"])
+@pytest.mark.parametrize(("kind", "is_traced"), [s for s in saved() if s[0] not in ("from dict", "on gpu")])
 def test_an_index_is_one_exactly_where_torch_refuses_another_type(kind: str, is_traced: bool, tmp_path: Path) -> None:
     import torch
 
@@ -159,6 +160,21 @@ def test_an_index_is_one_exactly_where_torch_refuses_another_type(kind: str, is_
         except (RuntimeError, torch.jit.Error):
             refused.add(number)
     assert found == (refused if kind != "maybe" else set())
+
+
+BOUND = (("placed", True), ("listed", True), ("on host", False), ("on gpu", False), ("held", False))
+
+
+@pytest.mark.parametrize(("kind", "is_traced"), [*saved(), ("placed", True), ("listed", True), ("buffered", True)])
+def test_a_device_is_found_in_its_line_and_nowhere_else(kind: str, is_traced: bool, tmp_path: Path) -> None:
+    script = open_script(planted_torchscript.archive(kind, is_traced=is_traced), tmp_path)
+    found = list(script.devices())
+    assert bool(found) == ((kind, is_traced) in BOUND)
+    with zipfile.ZipFile(tmp_path / "model.pt") as archive:
+        for name, line, text in found:
+            (member,) = (member for member in archive.namelist() if member.endswith(f"/{name}"))
+            assert archive.read(member).decode().splitlines()[line - 1].strip() == text
+            assert 'torch.device("c' in text or text == "place : Device"
 
 
 CLEAN: dict[str, dict[str, Any]] = {

@@ -18,17 +18,57 @@ from shoal.training.encoder import Trunked, quiet_transformers
 TOLERANCE = 1e-5  # between the encoder that was trained and the TorchScript that is served
 NAMES = (("INPUT__0", "INPUT__1"), ("OUTPUT__0",))  # of the leaf's tensors
 COMPARED_SHAPES = ((1, 8), (1, 9), (2, 16), (3, 40), (8, 64))
+_ARITHMETIC = {f"aten::{name}" for name in ("add", "sub", "mul", "div", "floor_divide")}
 
 
 def trace(encoder: Trunked) -> Any:
-    """The encoder as TorchScript, good for every batch size and width.
+    """Return the encoder as TorchScript for every batch size, width and device.
 
     The example is padded: with a mask of ones alone the attention would take a shortcut and the trace keep it.
     """
     with torch.inference_mode(), quiet_transformers(), warnings.catch_warnings():
         # transformers branches on sizes that do not matter here; what matters is compared afterwards, at other shapes
         warnings.simplefilter("ignore")
-        return torch.jit.trace(encoder.eval(), _example(encoder), check_trace=False)
+        module: Any = torch.jit.trace(encoder.eval(), _example(encoder), check_trace=False)
+    unbind(module)
+    return module
+
+
+def unbind(module: Any) -> None:
+    """Rewrite a traced module in place so that it runs on the device of its inputs, to the bit as before.
+
+    A trace keeps ``x.device`` as a constant, the device that it was made on, and ``torch.jit.load(map_location=...)``
+    does not change it: on a GPU the positions and masks that transformers makes would stay on the host. Each such
+    constant becomes the device of the method's first tensor. Python numbers that a trace keeps as tensors without
+    dimensions become numbers again: loaded to a GPU, one that is added to a width makes every call wait for the device.
+    """
+    for part in module.modules():
+        for name in part._c._method_names():
+            graph = part._c._get_method(name).graph
+            tensors = [value for value in graph.inputs() if value.type().kind() == "TensorType"]
+            for node in graph.findAllNodes("prim::Constant"):
+                made = _unbound(graph, node, tensors)
+                if made is not None:
+                    node.output().replaceAllUsesWith(made)
+                    node.destroy()
+
+
+def _unbound(graph: Any, node: Any, tensors: Sequence[Any]) -> Any:
+    """Return the value that takes a constant's place; None where it can stay."""
+    graph.setInsertPoint(node)
+    if node.output().type().kind() == "DeviceObjType" and tensors:
+        device = graph.create("prim::device", [tensors[0]], 1).insertBefore(node)
+        device.output().setType(node.output().type())
+        return device.output()
+    is_tensor = node.hasAttribute("value") and node.kindOf("value") == "t"
+    if is_tensor and node.t("value").ndim == 0 and all(_takes_numbers(use) for use in node.output().uses()):
+        return graph.insertConstant(node.t("value").item())
+    return None
+
+
+def _takes_numbers(use: Any) -> bool:
+    """Whether a number may take the place of a tensor here: the second operand of arithmetic."""
+    return use.offset == 1 and use.user.kind() in _ARITHMETIC
 
 
 def _example(encoder: Trunked) -> tuple[Tensor, Tensor]:

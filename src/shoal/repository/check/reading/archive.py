@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import pickletools
+import re
 import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
@@ -16,6 +18,9 @@ from shoal.component.bundle import describe_bytes
 _MAX_TEXT = 4 * 2**20  # of one file of code
 _MAX_FILES = 512  # that are parsed
 _ROOT = "__torch__"
+_DEVICE_CALLS = ("torch.device", "torch.cuda", "torch.cpu")
+_DEVICE_TYPES = ("Device", "Optional[Device]")
+_NAMES_DEVICE = re.compile(rb"torch\.(device|cuda|cpu)\(|: (Device|Optional\[Device\])\s")
 # What zipfile raises over damaged archives; RuntimeError: they seem encrypted, or compressed in an unknown way.
 _DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, ValueError, RuntimeError, LookupError)
 
@@ -79,6 +84,20 @@ class Script:
         found = self._find(name)
         return found if isinstance(found, ast.FunctionDef) else None
 
+    def devices(self) -> Iterator[tuple[str, int, str]]:
+        """Each place where the code names a device: its file in the archive, the line, and the text there.
+
+        Defaults of arguments are left out: callers in the same file mostly give another device.
+        """
+        for name in self._zip.namelist():
+            if not name.startswith(f"{self._root}/code/") or not name.endswith(".py"):
+                continue
+            with suppress(*_DAMAGE):
+                text = self._read(name, _MAX_TEXT)
+                tree = self._parse(name) if _NAMES_DEVICE.search(text) else None
+                for line in sorted(set(_device_lines(tree))) if tree else ():
+                    yield name.partition("/")[2], line, text.decode().splitlines()[line - 1].strip()
+
     def _find(self, name: str) -> ast.stmt | None:
         module, _, last = name.rpartition(".")
         if module.split(".")[0] != _ROOT:
@@ -100,6 +119,24 @@ class Script:
     def _read(self, name: str, most: int) -> bytes:
         with self._zip.open(name) as file:
             return file.read(most)
+
+
+def _device_lines(tree: ast.Module) -> Iterator[int]:
+    """Lines with a call that names a device (torch.device("cpu"), torch.cuda(x)), or an attribute that holds one."""
+    defaults = {
+        inner
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef)
+        for default in function.args.defaults
+        for inner in ast.walk(default)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            names_device = ast.unparse(node.func) in _DEVICE_CALLS and node not in defaults
+        else:
+            names_device = isinstance(node, ast.AnnAssign) and ast.unparse(node.annotation) in _DEVICE_TYPES
+        if names_device:
+            yield getattr(node, "lineno", 0)
 
 
 def find_method(owner: ast.ClassDef, name: str) -> ast.FunctionDef | None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from shoal.environment.targets import Target
 from shoal.repository.check.findings import Findings, Place, Rule, Severity
@@ -15,6 +16,7 @@ from shoal.repository.check.reading.models import Model, Repository
 
 BACKEND = "pytorch"
 FILE = "model.pt"
+_MAX_SHOWN = 120  # characters of a line of code
 _FORWARD = "# def forward(self, ids: Tensor, mask: Tensor) -> Tensor\n"
 
 FOREIGN = Rule(
@@ -69,7 +71,32 @@ OUTPUTS = Rule(
     '# -> Tensor\noutput [ { name: "OUTPUT__0" ... }, { name: "OUTPUT__1" ... } ]',
     '# -> Tensor\noutput [ { name: "OUTPUT__0" ... } ]',
 )
-RULES = (FOREIGN, INPUTS, NAMES, INTEGERS, OUTPUTS)
+_TRACED = 'torch.to(mask, torch.device("cpu"), 11)  # in the code of model.pt'
+_DEVICES_WHY = (
+    "torch.jit.trace writes x.device down as the device of the example, and loading the file elsewhere does not change"
+    " it: what is made there meets what lies here, `Expected all tensors to be on the same device`."
+)
+_DEVICES_SOURCE = "tried with torch 2.13 (map_location moves weights and constant tensors, not devices in the code)"
+_SCRIPTED = "positions = torch.arange(x.shape[1], device=x.device)  # in a module for torch.jit.script"
+DEVICE = Rule(
+    "torchscript-device",
+    Severity.ERROR,
+    "The code of a model names no other device than the one its instances run on",
+    f"The model loads, and each request fails. {_DEVICES_WHY}",
+    _DEVICES_SOURCE,
+    f"{_TRACED}\ninstance_group [ {{ kind: KIND_GPU }} ]",
+    _SCRIPTED,
+)
+BOUND = Rule(
+    "torchscript-bound",
+    Severity.WARNING,
+    "The code of a model names no device",
+    f"It runs on that device alone. {_DEVICES_WHY} Models with KIND_MODEL, which place their tensors themselves, may.",
+    _DEVICES_SOURCE,
+    _TRACED,
+    _SCRIPTED,
+)
+RULES = (FOREIGN, INPUTS, NAMES, INTEGERS, OUTPUTS, DEVICE, BOUND)
 
 _SMALL = {"TYPE_INT8", "TYPE_INT16", "TYPE_UINT8", "TYPE_UINT16", "TYPE_UINT32", "TYPE_UINT64"}
 _NO_INDEX = _SMALL | {"TYPE_BOOL", "TYPE_FP16", "TYPE_FP32", "TYPE_FP64", "TYPE_BF16"}
@@ -111,6 +138,7 @@ def _find_file(model: Model, path: Path, repository: Repository, *, is_native: b
         yield FOREIGN.at(Place(path), f"It cannot be read: {error.strerror}.", "Let the server's user read it.")
         return
     with closing(script):
+        yield from _find_devices(model, path, script)
         owner = script.find_class(script.main) if script.main else None
         forward = find_method(owner, "forward") if owner else None
         if owner is None or forward is None:
@@ -123,6 +151,33 @@ def _find_file(model: Model, path: Path, repository: Repository, *, is_native: b
         yield from _find_outputs(model, *returned(forward), repository=repository, is_native=is_native)
         if not is_dict and len(taken) == len(model.inputs):
             yield from _find_integers(model, script, repository.target, is_native=is_native)
+
+
+def _find_devices(model: Model, path: Path, script: Script) -> Findings:
+    groups = model.message.instance_group
+    found = list(script.devices())
+    if not found or any(group.kind == group.KIND_MODEL for group in groups):
+        return
+    places = [(_is_elsewhere(text, groups), name, line, text) for name, line, text in found]
+    is_elsewhere, name, line, text = max(places, key=lambda place: place[0])  # the first of the worst
+    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    yield (DEVICE if is_elsewhere else BOUND).at(
+        Place(path, line),
+        f"Line {line} of {name} names a device{more}: {text[:_MAX_SHOWN]}",
+        "Export it again: shoal train and shoal add-model NAME write encoders for every device. In a model of your own,"
+        " make tensors with device=x.device and save it with torch.jit.script, or register them as buffers.",
+    )
+
+
+def _is_elsewhere(text: str, groups: Any) -> bool:
+    """Whether code names a device that instances do not run on, as far as it can be told."""
+    named = re.search(r"""torch\.(?:device\(["'])?(cpu|cuda)(?::([0-9]+))?""", text)
+    if not named:
+        return False
+    if named[1] == "cpu":
+        return any(group.kind == group.KIND_GPU for group in groups)
+    is_other = named[2] is not None and any(int(named[2]) != gpu for group in groups for gpu in group.gpus)
+    return is_other or any(group.kind == group.KIND_CPU for group in groups)
 
 
 def _find_inputs(model: Model, taken: list[tuple[str, str, bool]], *, is_native: bool) -> Findings:

@@ -4,7 +4,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -46,6 +46,7 @@ class TorchScript(Component):
                 module = torch.jit.load(str(path), map_location=context.device.torch_name).eval()
         except RuntimeError as error:
             raise refusal(path, "TorchScript file", str(error).splitlines()[0].rstrip(".")) from error
+        _check_device(module, context.device.torch_name)
         dtype = context.spec.parameters.get("dtype", "fp32")
         _convert(module, dtype)
         self.module = fuse(module, dtype) if context.device.is_host else module
@@ -61,6 +62,18 @@ class TorchScript(Component):
             outputs = self.module(*map(_tensor, arrays))
         to_array = np.from_dlpack if self.context.device.is_host else torch.Tensor.detach
         return [to_array(out) for out in ((outputs,) if isinstance(outputs, torch.Tensor) else outputs)]
+
+
+def _check_device(module: "torch.jit.ScriptModule", device: str) -> None:
+    """Refuse a graph that names another device than its own: every request would fail where both meet."""
+    graph: Any = module.inlined_graph  # nodes live as long as their graph is held
+    for node in graph.findAllNodes("prim::Constant"):
+        if node.output().type().kind() == "DeviceObjType" and str(node.output().toIValue()) != device:
+            raise ArtifactError(
+                f"model.pt is bound to {node.output().toIValue()} and cannot run on {device}.",
+                "Export it again: shoal train or shoal add-model write files for every device;"
+                " `shoal check` names the line of a file of your own.",
+            )
 
 
 def _convert(module: "torch.jit.ScriptModule", dtype: str) -> None:
