@@ -28,7 +28,6 @@ from shoal.component.ledger import CONTROL, DOWN
 from shoal.component.ragged import to_texts
 from shoal.component.tensors import Device
 from shoal.component.wordpiece import WordPiece, read_vocabulary
-from shoal.errors import SetupError
 from shoal.machine import describe_machine, library_versions
 from shoal.repository.pbtxt import read_config
 from shoal.repository.placement import Plan
@@ -50,42 +49,52 @@ def main(
 ) -> None:
     """Measure and record."""
     if not torch.cuda.is_available():
-        raise SetupError("There is no GPU.", "benchmarks/latency.py measures the pipeline without one.")
+        typer.echo("There is no GPU. benchmarks/latency.py measures the pipeline without one.", err=True)
+        raise typer.Exit(1)
     corpus = find_corpus()
     order = np.random.default_rng(0).permutation(len(corpus))
     texts = [corpus.texts[order[i % len(corpus)]] for i in range(batch)]
+    record = Record(f"BERT, {layers} layers of {hidden}, random weights, {dtype}", corpus.name)
     with tempfile.TemporaryDirectory(prefix="shoal-") as name:
         folder = Path(name)
-        make_artifacts(corpus, folder / "artifacts", layers=layers, hidden=hidden)
+        artifacts = folder / "artifacts"
+        make_artifacts(corpus, artifacts, layers=layers, hidden=hidden)
         plans = {
             "gpu": Plan(placement="gpu", dtype=dtype),
             "hybrid": Plan(placement="hybrid", dtype=dtype),
             "cpu": Plan(),
         }
         repositories = {
-            name: compose(ENSEMBLE, folder / name, artifacts=folder / "artifacts", plan=plan)
-            for name, plan in plans.items()
+            name: compose(ENSEMBLE, folder / name, artifacts=artifacts, plan=plan) for name, plan in plans.items()
         }
         sizes = {"gpu": batch, "hybrid": batch, "cpu": cpu_batch}
-        result = {
-            "date": time.strftime("%Y-%m-%d"),
-            "machine": {
-                **describe_machine(),
-                "gpu": torch.cuda.get_device_name(),
-                "num_gpus": torch.cuda.device_count(),
-            },
+        record.keep("wordpiece_gb_per_s", wordpiece_rate(artifacts, texts))
+        record.keep("steps", steps(repositories["gpu"], texts, repeats))
+        record.keep("training", training_steps(texts[:16], artifacts, layers=layers, hidden=hidden))
+        record.keep("placements", compare(repositories, texts, sizes, repeats))  # the host's turns take longest
+
+
+class Record:
+    """The result so far, written anew after each section: an interruption loses one section, not all."""
+
+    def __init__(self, encoder: str, corpus: str) -> None:
+        date = time.strftime("%Y-%m-%d")
+        gpu = {"gpu": torch.cuda.get_device_name(), "num_gpus": torch.cuda.device_count()}
+        self.path = Path(__file__).parent / "results" / f"gpu-{date}.json"
+        self.result: dict[str, Any] = {
+            "date": date,
+            "machine": {**describe_machine(), **gpu},
             "versions": library_versions(*LIBRARIES),
-            "corpus": corpus.name,
-            "encoder": f"BERT, {layers} layers of {hidden}, random weights, {dtype}",
-            "placements": compare(repositories, texts, sizes, repeats),
-            "steps": steps(repositories["gpu"], texts, repeats),
-            "wordpiece_gb_per_s": wordpiece_rate(folder / "artifacts", texts),
-            "training": training_steps(texts[:16], folder / "artifacts", layers=layers, hidden=hidden),
+            "corpus": corpus,
+            "encoder": encoder,
         }
-    path = Path(__file__).parent / "results" / f"gpu-{result['date']}.json"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(result, indent=1))
+
+    def keep(self, section: str, values: Any) -> None:
+        """Add a section, print it, and write everything."""
+        self.result[section] = values
+        print(json.dumps({section: values}, indent=1), flush=True)
+        self.path.parent.mkdir(exist_ok=True)
+        self.path.write_text(json.dumps(self.result, indent=1) + "\n", encoding="utf-8")
 
 
 def make_artifacts(corpus: Corpus, out: Path, *, layers: int, hidden: int) -> None:

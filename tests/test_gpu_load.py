@@ -42,7 +42,7 @@ def profile(call: Any, folder: Path) -> dict[str, tuple[int, int]]:
     import torch
     from torch.profiler import ProfilerActivity
 
-    with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as run:
+    with torch.profiler.profile(activities=[ProfilerActivity.CUDA], acc_events=True) as run:
         call()
         torch.cuda.synchronize()
     run.export_chrome_trace(str(folder / "trace.json"))

@@ -8,22 +8,30 @@ from __future__ import annotations
 
 import io
 import runpy
+import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from transformers import AlbertConfig, AlbertModel, AutoModel, AutoModelForSequenceClassification, BertModel
 
 import shoal
+from shoal.component.bundle import sha256
 from shoal.component.fusing import fuse
 from shoal.errors import ArtifactError
 from shoal.project.importing.heads import SIGMOID, SOFTMAX, Embedder, Headed
+from shoal.repository.check import check
+from shoal.repository.compose import compose
+from shoal.repository.placement import Plan
+from shoal.serving.local import LocalPipeline
 from shoal.training import export
-from shoal.training.encoder import Encoder, Trunked
+from shoal.training.encoder import SMALL_ENCODER, Encoder, Trunked, load_encoder
+from shoal.training.report import REPORT
 from tests.published import BERT, publish, publish_roberta
 
 pytestmark = pytest.mark.filterwarnings(
@@ -156,3 +164,20 @@ def test_an_old_file_is_refused_on_another_device(tiny_bert: Path) -> None:
     check(export.trace(encoder), "cuda:0")
     with pytest.raises(ArtifactError, match=r"model\.pt is bound to cpu and cannot run on cuda:0\.\s+Export it again"):
         check(bound, "cuda:0")
+
+
+def test_old_artifacts_are_for_the_host_alone(artifacts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = tmp_path / "old"
+    shutil.copytree(artifacts, old)
+    (old / REPORT).unlink()  # which has the digest of the new model.pt
+    encoder = load_encoder(SMALL_ENCODER, seed=0).candidates.pick("mean")
+    with monkeypatch.context() as patch:
+        patch.setattr(export, "unbind", lambda module: None)
+        export.export_encoder(encoder, old / "model.pt", ties={"vocab.txt": sha256(old / "vocab.txt")})
+    repository = compose("ensemble_all", tmp_path / "cpu", artifacts=old, plan=Plan(dtype="fp32"))
+    assert {finding.rule.id for finding in check(repository)} == {"torchscript-bound"}
+    pipeline = LocalPipeline.load(repository / "ensemble_all")
+    assert np.isfinite(pipeline(excerpt=["The cat sat."])["SCORE"]).all()
+    with pytest.raises(ArtifactError, match=r"model\.pt:\d+ would be wrong.*torchscript-device.*\s+.*shoal train"):
+        compose("ensemble_all", tmp_path / "gpu", artifacts=old, plan=Plan(placement="gpu"))
+    compose("ensemble_all", tmp_path / "gpu", artifacts=artifacts, plan=Plan(placement="gpu"))
