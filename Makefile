@@ -54,7 +54,7 @@ bench: .venv-bench/.installed
 
 # The two files by name: the others import what this environment lacks.
 gpu: .venv-gpu/.installed
-	.venv-gpu/bin/pytest -m gpu -p no:cacheprovider tests/test_gpu.py tests/test_gpu_load.py
+	.venv-gpu/bin/pytest -m gpu -p no:cacheprovider tests/gpu
 	.venv-gpu/bin/python benchmarks/gpu.py
 
 # RAPIDS needs NumPy 2, which the embedded server's stub cannot bear: no `serve` here.
@@ -78,9 +78,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 # What tests put into environments of other Pythons, without a network: NumPy below 2 for the embedded server's stubs, and
 # NumPy 2 for those that shall be refused, or that a stub of one's own serves.
-$(VENV)/.wheels: $(VENV)/.installed env/requirements-embedded.txt tests/requirements-numpy-2.txt
+$(VENV)/.wheels: $(VENV)/.installed env/requirements-embedded.txt tests/support/requirements-numpy-2.txt
 	for version in 3.11 3.12; do $(DOWNLOAD) --python-version $$version --requirement env/requirements-embedded.txt || exit 1; done
-	for version in 3.12 3.13; do $(DOWNLOAD) --python-version $$version --requirement tests/requirements-numpy-2.txt || exit 1; done
+	for version in 3.12 3.13; do $(DOWNLOAD) --python-version $$version --requirement tests/support/requirements-numpy-2.txt || exit 1; done
 	@touch $@
 
 clean:

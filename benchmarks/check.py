@@ -22,7 +22,7 @@ import typer
 from shoal.machine import describe_machine, library_versions
 
 sys.path.append(str(Path(__file__).parents[1]))
-from tests.planted import BASE, write
+from tests.support.planted import BASE, write
 
 ROOT = Path(__file__).parents[1]
 ONCE = """

@@ -36,7 +36,7 @@ from shoal.training.fit import EncoderSettings
 from shoal.training.train import Preset, train
 
 sys.path.append(str(Path(__file__).parents[1]))
-from tests.channel import build_channel
+from tests.support.channel import build_channel
 
 ROOT = Path(__file__).parents[1]
 MODEL = "preprocess"

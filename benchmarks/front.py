@@ -26,7 +26,7 @@ from shoal.bench.load import Load, closed_loop
 from shoal.machine import describe_machine, library_versions
 
 sys.path.append(str(Path(__file__).parents[1]))
-from tests.service import Service, make_repository
+from tests.support.service import Service, make_repository
 
 CALLERS = (1, 16)
 

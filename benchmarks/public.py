@@ -28,7 +28,7 @@ from shoal.repository.check.reading.models import Model, Repository
 from shoal.repository.check.reading.repositories import read_repository
 
 sys.path.append(str(Path(__file__).parents[1]))
-from tests.explicit import explicit
+from tests.support.explicit import explicit
 
 EMPTY = "class TritonPythonModel:\n    def execute(self, requests):\n        raise NotImplementedError\n"
 OURS = (  # what belongs to the engine and its files, not to the tensors

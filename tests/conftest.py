@@ -30,7 +30,7 @@ from shoal.training.corpus import CLEAR_FILE, DATA_DIR, Corpus, read_corpus, rea
 from shoal.training.fit import EncoderSettings
 from shoal.training.train import Preset, train
 
-pytest_plugins = ["tests.environments", "tests.bulk"]
+pytest_plugins = ["tests.support.environments", "tests.support.bulk"]
 ROOT = Path(__file__).parents[1]
 TINY = Preset(num_held_out=20, num_trees=20, encoder=EncoderSettings(max_steps=2))
 

@@ -1,0 +1,70 @@
+"""Files scored by a real server, which goes away in the middle and comes back."""
+
+from __future__ import annotations
+
+import csv
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from shoal.bulk.journal import partial_path
+from shoal.cli import app
+from shoal.errors import InputError, ServerError
+from shoal.serving.local import LocalPipeline
+from shoal.serving.server import find_ports, serve
+from tests.support.bulk import write_texts
+
+pytestmark = pytest.mark.server
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_a_server_that_goes_away_in_the_middle(
+    protocol: str, forest: Path, tmp_path: Path, scorer: LocalPipeline
+) -> None:
+    source, out = write_texts(tmp_path / "in.csv", 3_000), tmp_path / "out.csv"
+    http, grpc, _ = find_ports(0, 0, 0)
+    url = f"127.0.0.1:{grpc if protocol == 'grpc' else http}"
+    command = [
+        "infer", "-i", str(source), "-o", str(out), "--url", url, "--protocol", protocol, "--model", "forest"
+    ]  # fmt: skip
+    with serve(forest, http_port=http, grpc_port=grpc) as server:
+
+        def kill() -> None:
+            while not (partial_path(out).exists() and partial_path(out).stat().st_size > 20_000):
+                time.sleep(0.01)
+            server._process.kill()
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        run = CliRunner().invoke(app, command)
+        killer.join()
+    assert isinstance(run.exception, ServerError), run.output
+    assert url in str(run.exception)
+    said = f"What was answered is in {partial_path(out)}: the same command (without --fresh) goes on."
+    assert said in run.stderr.replace("\n", "")
+    assert not out.exists()
+    with serve(forest, http_port=http, grpc_port=grpc):
+        run = CliRunner().invoke(app, command)
+    assert run.exit_code == 0, run.output
+    with source.open(encoding="utf-8", newline="") as file:
+        texts = [row["text"] for row in csv.DictReader(file)]
+    with out.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["id"]) for row in rows] == list(range(3_000))
+    expected = np.concatenate([scorer(excerpt=texts[k : k + 500])["SCORE"][:, 0] for k in range(0, 3_000, 500)])
+    assert [np.float32(row["score"]) for row in rows] == expected.tolist()
+
+
+def test_a_model_is_named_where_the_server_has_none_of_ours(forest: Path) -> None:
+    with serve(forest) as server:
+        run = CliRunner().invoke(app, ["infer", "A text.", "--url", server.grpc_url])
+        assert isinstance(run.exception, InputError)
+        assert str(run.exception) == (
+            f"The server at {server.grpc_url} has none of shoal's ensembles. Name one: --model NAME"
+        )
+        run = CliRunner().invoke(app, ["infer", "A text.", "--url", server.grpc_url, "--model", "cuml"])
+        assert str(run.exception) == "Model cuml takes no text. Name an ensemble that does: --model NAME"

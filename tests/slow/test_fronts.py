@@ -1,0 +1,188 @@
+"""The front doors of ``shoal serve`` pass on what Triton understands, and only that."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import queue
+import re
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tritonclient import grpc as triton_grpc
+from tritonclient import http as triton_http
+from tritonclient.utils import InferenceServerException
+
+import shoal
+from tests.support.service import Service, make_repository
+
+REQUEST = {"id": "my-request", "inputs": [{"name": "X", "datatype": "FP32", "shape": [1, 1], "data": [3.0]}]}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("fronts")
+    make_repository(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def service(home: Path) -> Iterator[Service]:
+    with Service(home / "repository", home / "log", "--max-request-mib", 1, "--max-restarts", 100) as running:
+        yield running
+
+
+def ask(
+    service: Service, path: str, body: bytes | Iterator[bytes] | None = None, method: str | None = None, **headers: str
+) -> Any:
+    """Status, headers and content."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    request = urllib.request.Request(f"http://{service.http}{path}", data=body, headers=named, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=20) as reply:
+            return reply.status, reply.headers, reply.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.headers, error.read()
+
+
+def raw(service: Service, text: str) -> str:
+    """What comes back for exactly these bytes."""
+    host, port = service.http.split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(text.replace("\n", "\r\n").encode())
+        connection.shutdown(socket.SHUT_WR)
+        return b"".join(iter(lambda: connection.recv(65_536), b"")).decode()
+
+
+def test_tritons_own_paths(service: Service) -> None:
+    assert ask(service, "/v2/health/live")[0] == 200
+    assert ask(service, "/v2/health/ready")[0] == 200
+    assert ask(service, "/v2/models/chain/ready")[0] == 200
+    assert ask(service, "/v2/models/nobody/ready")[0] == 400
+    assert json.loads(ask(service, "/v2")[2])["name"] == "triton"
+    assert json.loads(ask(service, "/v2/models/chain")[2])["platform"] == "ensemble"
+    status, headers, content = ask(service, "/v2/models/chain/infer", json.dumps(REQUEST).encode())
+    assert (status, headers["Content-Type"]) == (200, "application/json")
+    answer = json.loads(content)
+    assert answer["id"] == "my-request"
+    assert answer["outputs"][0]["data"] == [12.0]
+    assert json.loads(ask(service, "/v2/models/chain/generate", b'{"X": 3.0}')[2])["Z"] == 12.0
+    assert ask(service, "/v2/models/other%20one/infer", json.dumps(REQUEST).encode())[0] in (400, 404)
+    assert ask(service, "/v2", method="HEAD")[0] == 405
+
+
+@pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
+@pytest.mark.parametrize("is_binary", [True, False])
+def test_http_client_of_triton(service: Service, algorithm: str, is_binary: bool) -> None:
+    with triton_http.InferenceServerClient(service.http) as client:
+        given = triton_http.InferInput("X", [1, 1], "FP32")
+        given.set_data_from_numpy(np.full((1, 1), 3, np.float32), binary_data=is_binary)
+        output = triton_http.InferRequestedOutput("Z", binary_data=is_binary)
+        answer = client.infer(
+            "chain", [given], outputs=[output], request_compression_algorithm=algorithm,
+            response_compression_algorithm=algorithm,
+        )  # fmt: skip
+        assert answer.as_numpy("Z").tolist() == [[12.0]]
+
+
+def test_grpc_client_of_triton(service: Service) -> None:
+    with triton_grpc.InferenceServerClient(service.grpc) as client:
+        assert client.is_server_live()
+        assert client.is_server_ready()
+        assert client.is_model_ready("chain")
+        assert not client.is_model_ready("nobody")
+        assert client.get_model_metadata("chain").platform == "ensemble"
+        given = triton_grpc.InferInput("X", [1, 1], "FP32")
+        given.set_data_from_numpy(np.full((1, 1), 3, np.float32))
+        answer = client.infer("chain", [given], compression_algorithm="gzip", client_timeout=10)
+        assert answer.as_numpy("Z").tolist() == [[12.0]]
+        answers: queue.Queue[Any] = queue.Queue()
+        client.start_stream(lambda result, error: answers.put(error or result))
+        for value in range(5):
+            given.set_data_from_numpy(np.full((1, 1), value, np.float32))
+            client.async_stream_infer("chain", [given])
+        assert sorted(answers.get(timeout=10).as_numpy("Z").item() for _ in range(5)) == [0, 4, 8, 12, 16]
+        client.async_stream_infer("nobody", [given])
+        assert "unknown model" in str(answers.get(timeout=10))
+        client.stop_stream()
+        with pytest.raises(InferenceServerException, match="restricted"):
+            client.get_inference_statistics()
+    assert "restricted" not in service.log.read_text(encoding="utf-8")  # nobody's fault
+
+
+def test_errors_are_tritons_without_traces(service: Service, home: Path) -> None:
+    status, _, content = ask(service, "/v2/models/chain/infer", b'{"inputs": []}')
+    assert status == 400
+    assert "expected 1 inputs but got 0" in json.loads(content)["error"]
+    assert ask(service, "/v2/models/nobody/infer", json.dumps(REQUEST).encode())[0] in (400, 404)
+    (home / "other").write_text("raise", encoding="utf-8")
+    try:
+        status, _, content = ask(service, "/v2/models/other/infer", json.dumps(REQUEST).encode())
+    finally:
+        (home / "other").unlink()
+    assert status == 500
+    message = json.loads(content)["error"]
+    assert "RuntimeError" in message
+    assert str(home) not in message
+    assert "At:" not in message
+    failed = [entry for entry in service.entries() if entry.get("request_id") == "my-request"]
+    assert failed
+    assert failed[-1]["model"] == "other"
+    service.wait(is_ready=True, seconds=15)
+
+
+def test_too_large(service: Service) -> None:
+    body = json.dumps({**REQUEST, "id": "x" * 2**20}).encode()
+    status, _, content = ask(service, "/v2/models/chain/infer", body)
+    assert status == 413
+    assert "larger than 1048576 bytes" in json.loads(content)["error"]
+    bomb = gzip.compress(body)
+    assert len(bomb) < 10_000
+    assert ask(service, "/v2/models/chain/infer", bomb, Content_Encoding="gzip")[0] == 413
+    chunked = (chunk for chunk in (body[:1000], body[1000:]))
+    assert ask(service, "/v2/models/chain/infer", chunked)[0] == 413
+    assert service.is_ready()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CONNECT @{other} HTTP/1.1\nHost: x\n\n",
+        "CONNECT {other} HTTP/1.1\nHost: x\n\n",
+        "GET http://{other}/ HTTP/1.1\nHost: {other}\nConnection: close\n\n",
+        "GET @{other}/ HTTP/1.1\nHost: x\nConnection: close\n\n",
+        "TRACE / HTTP/1.1\nHost: x\nConnection: close\n\n",
+        "GET \\evil HTTP/1.1\nHost: x\nConnection: close\n\n",
+    ],
+)
+def test_it_asks_nobody_else(service: Service, text: str) -> None:
+    """The other one would answer ready, or note that it was asked."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        other.settimeout(0.5)
+        answer = raw(service, text.format(other=f"127.0.0.1:{other.getsockname()[1]}"))
+        with pytest.raises(TimeoutError):
+            other.accept()
+    assert not answer or re.match(r"HTTP/1.[01] 4", answer)
+    assert "Traceback" not in answer
+    assert not [entry for entry in service.entries() if "exception" in entry]
+
+
+def test_long_batches_are_no_fault(service: Service, home: Path) -> None:
+    """What waits behind them, canaries among it, waits; nothing is started again."""
+    before = service.metric("shoal_restarts_total")
+    (home / "first").write_text("busy 7", encoding="utf-8")
+    try:
+        with shoal.Client(service.grpc, retries=0) as client:
+            assert client.infer("chain", X=[[3.0]])["Z"][0, 0] == 12
+    finally:
+        (home / "first").unlink()
+    assert service.metric("shoal_restarts_total") == before
+    service.wait(is_ready=True, seconds=30)
+    assert service.metric("shoal_restarts_total") == before

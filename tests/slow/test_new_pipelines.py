@@ -1,0 +1,221 @@
+"""``shoal new pipeline``: models by name, joined where they fit, and questions where they may not."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import shoal
+from shoal.cli import project as commands
+from shoal.errors import InputError
+from shoal.project.scaffold.joins import Question
+from shoal.project.scaffold.pipelines import draft_pipeline
+from shoal.project.scaffold.skeletons import draft_model
+from shoal.repository.pbtxt import read_config
+from tests.support.imports import script
+from tests.support.skeletons import check_made, check_style, files, new, run, run_test, write_leaf
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty project, in which the commands are typed."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.server
+def test_a_pipeline_with_a_component_of_its_own(here: Path) -> None:
+    printed = new("pipeline", "triage")
+    leaf, pipeline = "preprocess/triage_preprocess", "ensembles/triage"
+    wanted = {f"{leaf}/config.pbtxt", f"{leaf}/1/model.py", f"{pipeline}/config.pbtxt", f"{pipeline}/1/.gitkeep"}
+    check_made(here, printed, {*wanted, "tests/test_triage.py", ".gitignore"}, "tests/test_triage.py")
+
+
+@pytest.mark.server
+def test_a_pipeline_of_models(here: Path) -> None:
+    write_leaf(here, "reader", "TEXT STRING 1", "IDS INT64 -1; FEATURES FP32 4", size=64)
+    write_leaf(here, "encoder", "INPUT INT64 -1; WEIGHT FP32 1 optional", "SCORE FP32 1")
+    new("model", "score", "--features", 4)
+    write_leaf(here, "blend", "FIRST FP32 1; SCORE_B FP32 1; TEXT STRING 1", "SCORE FP32 1; TEXT_TOO STRING 1")
+    steps = ["--step", "reader", "--step", "encoder", "--step", "score", "--step", "blend"]
+    with pytest.raises(InputError) as refused:
+        new("pipeline", "all", *steps)
+    assert refused.value.what == (
+        "blend.FIRST (FP32 [1]) fits encoder.SCORE and score.SCORE."
+        " blend.SCORE_B (FP32 [1]) fits encoder.SCORE and score.SCORE."
+    )
+    assert refused.value.fix.endswith(": --map blend.FIRST=encoder.SCORE --map blend.SCORE_B=score.SCORE")
+    maps = refused.value.fix.split(": ")[-1].split()
+    printed = new("pipeline", "all", *steps, *maps)
+    for line in (
+        "reader.TEXT reads TEXT of the request.", "encoder.INPUT reads reader.IDS.",
+        "encoder.WEIGHT reads WEIGHT of the request.", "score.FEATURES reads reader.FEATURES.",
+        "blend.FIRST reads encoder.SCORE.", "blend.TEXT reads TEXT of the request.",
+        "SCORE of the answer is blend.SCORE.",
+    ):  # fmt: skip
+        assert f"{line}\n" in printed
+    config = read_config(here / "ensembles" / "all")
+    assert config.spec.max_batch_size == 64
+    assert [(t.name, t.is_optional) for t in config.spec.inputs] == [("TEXT", False), ("WEIGHT", True)]
+    assert [t.name for t in config.spec.outputs] == ["SCORE", "TEXT_TOO"]
+    run_test(here, "tests/test_all.py")
+    assert shoal.check(here) == []
+
+
+def test_names_that_meet_in_a_pipeline(here: Path) -> None:
+    write_leaf(here, "one", "X FP32 4", "SCORE FP32 1; X_TOO INT64 1")
+    write_leaf(here, "two", "X INT64 4", "SCORE FP32 1; one_X INT64 1")
+    made = draft_pipeline("both", ["one", "two"], project=here)
+    made.draft.write()
+    config = read_config(here / "ensembles" / "both")
+    assert [(t.name, t.dtype) for t in config.spec.inputs] == [("X", "TYPE_FP32"), ("two_X", "TYPE_INT64")]
+    assert [t.name for t in config.spec.outputs] == ["one_SCORE", "X_TOO", "two_SCORE", "one_X"]
+
+
+def test_an_output_of_the_inputs_own_name_is_read(here: Path) -> None:
+    write_leaf(here, "one", "TEXT STRING 1", "A FP32 1; B FP32 1")
+    write_leaf(here, "two", "B FP32 1; A FP32 1 optional", "C FP32 1")
+    new("pipeline", "both", "--step", "one", "--step", "two")
+    (_, step) = read_config(here / "ensembles" / "both").steps
+    assert step.inputs == {"A": "one_A", "B": "one_B"}
+    new("pipeline", "again", "--step", "one", "--step", "two", "--map", "two.A=MINE", "--map", "two.B=one.A")
+    (_, step) = read_config(here / "ensembles" / "again").steps
+    assert step.inputs == {"A": "MINE", "B": "one_A"}
+
+
+def test_steps_that_begin_side_by_side_are_told(here: Path) -> None:
+    write_leaf(here, "left", "X FP32 1", "L FP32 1")
+    write_leaf(here, "right", "X FP32 1", "R FP32 1")
+    assert "side by side" not in new("pipeline", "chain", "--step", "left", "--step", "right")
+    printed = new("pipeline", "both", "--step", "left", "--step", "right", "--map", "right.X=X")
+    assert "left and right read the request side by side; before 26.05 Triton does not bear" in printed
+    assert [finding.rule.id for finding in shoal.check(here, target="26.04")] == ["several-first-steps"]
+    assert shoal.check(here, target="26.05") == []
+
+
+def test_a_pipeline_of_shoals_own_models(here: Path) -> None:
+    """Its artifacts are trained: the test takes them from where `shoal train` may have put them."""
+    printed = new("pipeline", "features", "--step", "preprocess", "--step", "cuml")
+    assert "It needs checkpoint.tl, preprocess.json, vocab.txt: in build/artifacts, or each in its" in printed
+    assert "next: shoal compose features build/features --artifacts build/artifacts --leaves .\n" in printed
+    assert shoal.check(here) == []
+    text = (here / "tests" / "test_features.py").read_text(encoding="utf-8")
+    assert 'ARTIFACTS = PROJECT / "build" / "artifacts"  # checkpoint.tl, preprocess.json, vocab.txt\n' in text
+    check_style(here)
+
+
+class Marked(nn.Module):
+    """Rows of tokens to one number each."""
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        return (ids * mask).sum(1, keepdim=True).to(torch.float32)
+
+
+def test_a_model_is_added_and_joined(here: Path) -> None:
+    """By what it says of its attention mask; the ids are what is left."""
+    script(Marked(), here / "tagger.pt")
+    add = ["add-model", "tagger.pt", "tagger", "--input", "INT64:-1", "--input", "INT64:-1", "--mask", "INPUT__1"]
+    dry = run(*add, "--dry-run")
+    assert (dry.exit_code, files(here)) == (0, {"tagger.pt"})
+    assert "would be written: models/tagger/config.pbtxt\nwould be written: models/tagger/1/model.pt\n" in dry.stdout
+    printed = run(*add).stdout
+    assert printed.startswith("TorchScript, from tagger.pt: forward(ids, mask)\n")
+    assert "written: models/tagger/config.pbtxt\nwritten: models/tagger/1/model.pt\n" in printed
+    assert printed.endswith("next: shoal check .\nnext: shoal new pipeline tagger_alone --step tagger\n")
+    new("component", "words", "--like", "tokenizer", "--set", "max_length=64")
+    printed = new("pipeline", "tagged", "--step", "words", "--step", "tagger")
+    assert "tagger.INPUT__0 reads words.input_ids.\ntagger.INPUT__1 reads words.attention_mask.\n" in printed
+    assert "np.testing.assert_allclose(" in (here / "tests" / "test_tagged.py").read_text(encoding="utf-8")
+    assert shoal.check(here) == []
+    result = run("add-model", "tagger.pt", "second", "--head", "embedding")
+    assert isinstance(result.exception, InputError)
+    assert "For a TorchScript model there is no option head. It takes: inputs, mask" in str(result.exception)
+
+
+@pytest.mark.server
+def test_the_test_of_a_pipeline_of_trained_models(here: Path, artifacts: Path) -> None:
+    new("pipeline", "features", "--step", "preprocess", "--step", "cuml")
+    (here / "build").mkdir()
+    (here / "build" / "artifacts").symlink_to(artifacts)
+    run_test(here, "tests/test_features.py")
+
+
+def test_in_python(tmp_path: Path) -> None:
+    questions: list[Question] = []
+
+    def ask(question: Question) -> str:
+        questions.append(question)
+        return "one.Y"
+
+    made = draft_model("one", 3, project=tmp_path)
+    assert made.draft.write(is_dry=True) == [tmp_path / name for name in made.draft.files]
+    assert files(tmp_path) == set()
+    write_leaf(tmp_path, "one", "X FP32 1", "Y FP32 1; Z FP32 1")
+    write_leaf(tmp_path, "two", "V FP32 1", "W FP32 1")
+    assert draft_pipeline("it", ["one", "two"], project=tmp_path, ask=ask).said[1] == "two.V reads one.Y."
+    assert [question.key for question in questions] == ["two.V"]
+
+
+# --- questions -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """A terminal: what is printed when lines are typed."""
+    monkeypatch.setattr(commands, "is_terminal", lambda: True)
+
+    def answer(arguments: str, *lines: str) -> str:
+        result = run("new", *arguments.split(), typed="".join(f"{line}\n" for line in lines))
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    return answer
+
+
+def test_questions_on_a_terminal(here: Path, asked: Callable[..., str]) -> None:
+    printed = asked("component", "mine", "X:FP32", "X:FP32:4 Z:FP32:4", "")
+    assert "What is the component called: " in printed
+    assert "Error: --input 'X:FP32' is no NAME:DTYPE:DIMS. For example:" in printed
+    assert "What does it give, as NAME:DTYPE:DIMS, blanks between outputs [LENGTH:FP32:1]: " in printed
+    spec = read_config(here / "preprocess" / "mine").spec
+    assert [t.name for t in (*spec.inputs, *spec.outputs)] == ["X", "Z", "LENGTH"]
+    printed = asked("model score", "many", "4")
+    assert "Error: 'many' is no whole number." in printed
+    assert read_config(here / "models" / "score").spec.inputs[0].dims == (4,)
+
+
+def test_a_pipeline_asks_for_what_is_open(here: Path, asked: Callable[..., str]) -> None:
+    write_leaf(here, "one", "TEXT STRING 1", "A FP32 1; B FP32 1")
+    write_leaf(here, "two", "C FP32 1; D FP32 1", "E FP32 1")
+    printed = asked("pipeline", "both", "one two", "", "")
+    assert "What does two.C read, FP32 [1]: one.A, one.B, or a name in the request [one.A]: " in printed
+    assert "one.B, or a name in the request [one.B]: " in printed
+    (_, step) = read_config(here / "ensembles" / "both").steps
+    assert step.inputs == {"C": "one_A", "D": "one_B"}
+    asked("pipeline third --step one --step two", "one.B", "MINE")
+    (_, step) = read_config(here / "ensembles" / "third").steps
+    assert step.inputs == {"C": "one_B", "D": "MINE"}
+    asked("pipeline empty", "")
+    assert (here / "preprocess" / "empty_preprocess").is_dir()
+
+
+def test_a_real_terminal_is_asked(here: Path) -> None:
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-c", "from shoal.cli import main; main()", "new", "component"],
+        stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    ) as running:  # fmt: skip
+        os.write(ours, b"mine\n\nLENGTH:INT64:1\n")
+        printed, _ = running.communicate(timeout=60)
+    os.close(ours)
+    os.close(theirs)
+    assert running.returncode == 0, printed
+    assert read_config(here / "preprocess" / "mine").spec.outputs[0].dtype == "TYPE_INT64"

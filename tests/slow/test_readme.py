@@ -1,0 +1,208 @@
+"""Every block of every page, run as a reader would: in order, in a clone, with the environment that make made."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal.repository.graph import Graph
+from shoal.repository.leaves import find_leaves
+from shoal.serving.server import find_ports
+from shoal.training.corpus import read_passages
+from tests.conftest import ROOT
+from tests.support.environments import WHEELS
+
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+README = BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+OTHER_PAGES = sorted((ROOT / "docs").glob("*.md"))
+ENVIRONMENTS = BLOCK.findall((ROOT / "docs" / "environments.md").read_text(encoding="utf-8"))
+TRAINING = BLOCK.findall((ROOT / "docs" / "training.md").read_text(encoding="utf-8"))
+INFERENCE = BLOCK.findall((ROOT / "docs" / "inference.md").read_text(encoding="utf-8"))
+PLACEMENT = BLOCK.findall((ROOT / "docs" / "placement.md").read_text(encoding="utf-8"))
+
+
+class Reader:
+    """Types blocks into a shell in a clone; what serves keeps running until the next server or the end."""
+
+    def __init__(self, clone: Path) -> None:
+        self.clone = clone
+        self.ports = dict(zip(("8000", "8001", "8002"), find_ports(0, 0, 0), strict=True))
+        self.server: subprocess.Popen[str] | None = None
+        hidden = ("SHOAL_DATA_DIR", "VIRTUAL_ENV", "MAKEFLAGS", "MAKELEVEL", "MFLAGS")
+        self.environment = {name: value for name, value in os.environ.items() if name not in hidden}
+        self.environment["PATH"] = f"{clone}/.venv/bin:{os.environ['PATH']}"
+
+    def type(self, language: str, block: str) -> str:
+        """Run one block; its standard output."""
+        for port, free in self.ports.items():
+            block = block.replace(port, str(free))
+        if language == "python":
+            return self.run(["python", "-c", block])
+        for command, port in (("infer", "8001"), ("copies", "8002")):
+            block = block.replace(f"shoal {command}", f"shoal {command} --url 127.0.0.1:{self.ports[port]}")
+        *before, last = block.strip().split("\n")
+        if not last.startswith("shoal serve") or "--print" in last:
+            return self.run(["bash", "-ec", block])
+        self.run(["bash", "-ec", "\n".join(before)])
+        return self.serve(last)
+
+    def run(self, command: list[str]) -> str:
+        done = subprocess.run(
+            command, cwd=self.clone, env=self.environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def serve(self, command: str) -> str:
+        self.stop()
+        flags = (
+            f"--{kind}-port={self.ports[p]}" for kind, p in (("http", "8000"), ("grpc", "8001"), ("metrics", "8002"))
+        )
+        self.server = subprocess.Popen(
+            [*command.split(), *flags], cwd=self.clone, env=self.environment, stdout=subprocess.PIPE, text=True
+        )
+        assert self.server.stdout is not None
+        line = self.server.stdout.readline()
+        assert line.startswith("ready: "), line
+        return line
+
+    def stop(self) -> None:
+        if self.server is not None:
+            self.server.send_signal(signal.SIGINT)
+            self.server.communicate(timeout=60)
+            assert self.server.returncode == 0
+            self.server = None
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+    """A clone with what git knows, and this environment for its .venv."""
+    if not (ROOT / ".venv" / ".installed").exists():
+        pytest.skip("make has not installed .venv here")
+    clone = tmp_path_factory.mktemp("clone") / "shoal"
+    listing = ["git", "ls-files", "-co", "--exclude-standard"]
+    for name in subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines():
+        if (ROOT / name).is_file():
+            (clone / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, clone / name)
+    (clone / ".venv").symlink_to(ROOT / ".venv")
+    made = Reader(clone)
+    yield made
+    made.stop()
+
+
+@pytest.mark.server
+def test_every_block_of_the_readme_works(reader: Reader) -> None:
+    printed = {}
+    for language, block in README:
+        if language in ("bash", "python"):
+            printed[block] = reader.type(language, block)
+    (quickstart,) = [text for block, text in printed.items() if block.startswith("make quickstart")]
+    (shown,) = [block for language, block in README if language == "text"]
+    assert _shape(quickstart) == _shape(shown)
+    (curl,) = [text for block, text in printed.items() if block.startswith("curl")]
+    assert {output["name"] for output in json.loads(curl)["outputs"]} == {"SCORE", "BERT_SCORE", "FOREST_SCORE"}
+    (container,) = [text for block, text in printed.items() if "for-container --print" in block]
+    assert "tritonserver:26.06-py3" in container
+
+
+@pytest.mark.server
+def test_every_block_of_the_inference_page_works(reader: Reader) -> None:
+    """With what the README has left: build/repository."""
+    reader.type("bash", "shoal serve build/repository")
+    printed = [reader.type(language, block) for language, block in INFERENCE]
+    assert "text,id,score,bert_score,forest_score,error" in printed[2]
+    (curl,) = [text for text in printed if text.startswith('{"model_name"')]
+    assert [output["name"] for output in json.loads(curl)["outputs"]] == ["SCORE"]
+
+
+@pytest.mark.server
+def test_every_block_of_the_placement_page_works(reader: Reader) -> None:
+    """With what the README has left: build/artifacts and build/repository."""
+    printed = [reader.type(language, block) for language, block in PLACEMENT]
+    (plan,) = [text for text in printed if "CUDA pool" in text]
+    assert "--cuda-memory-pool-byte-size=1:" in plan
+    assert "Nothing was copied between host and device." in printed[-1]
+
+
+@pytest.mark.server
+def test_every_block_of_the_environments_page_works(reader: Reader) -> None:
+    """With build/artifacts, and pip's index in a folder."""
+    if not any(WHEELS.glob("*.whl")):
+        pytest.skip(f"{WHEELS} holds no wheels: `make test` downloads them")
+    reader.environment |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(WHEELS)}
+    printed = [reader.type(language, block) for language, block in ENVIRONMENTS]
+    assert "The cat sat on the mat." in printed[1]
+    assert "fits embedded: Python 3." in printed[2]
+
+
+def test_every_block_of_the_training_page_works(reader: Reader, tmp_path: Path) -> None:
+    """With shoal's passages in the place of the corpus, two folds of five and a tenth of an epoch."""
+    corpus = read_passages()
+    with (tmp_path / "train.csv").open("w", newline="", encoding="utf-8") as file:
+        rows = itertools.islice(zip(corpus.texts, corpus.targets, strict=True), 60)
+        csv.writer(file).writerows([("excerpt", "target"), *rows])
+    reader.environment |= {"SHOAL_DATA_DIR": str(tmp_path)}
+    (reader.clone / "build").mkdir(exist_ok=True)
+    printed = []
+    for language, block in TRAINING:
+        block = block.replace("--preset full", "--preset full --folds 2").replace(
+            "shoal train", "shoal train --epochs 0.1"
+        )
+        printed.append(reader.type(language, block))
+    full, _, quick, evaluated = printed
+    for text in (full, quick):
+        assert "RMSE on unseen texts: encoder" in text
+        assert "report.html" in text
+    assert "2-fold cross-validation" in full
+    assert "20 texts of my.csv" in evaluated
+
+
+def _shape(text: str) -> list[str]:
+    """The output without its numbers, texts, paths and rules: what a reader recognises it by."""
+    lines = [re.sub(r"[━┃│┏┓┳┡┩╇└┘┴─\s]+", " ", line).strip() for line in text.splitlines()]
+    lines = [re.sub(r": .*/(build)", r": \1", line) for line in lines]
+    return [
+        re.sub(r"-?\d+\.\d+", "#", "TEXT # # #" if re.search(r"\d \S+ \S+$", line) else line) for line in lines if line
+    ]
+
+
+def test_the_picture_is_the_ensemble() -> None:
+    leaves = find_leaves()
+    (picture,) = [block for language, block in README if language == "mermaid"]
+    assert picture == Graph.build(leaves["ensemble_all"], leaves).mermaid()
+
+
+def test_other_pages_hold_no_block_that_nobody_runs() -> None:
+    for page in OTHER_PAGES:
+        # The examples of the rules are planted by tests of their own; test_tutorial.py runs the tutorial.
+        if page.stem not in ("environments", "inference", "placement", "rules", "training", "tutorial"):
+            assert not BLOCK.findall(page.read_text(encoding="utf-8")), page
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors that GitHub gives the headings of a page."""
+    titles = re.findall(r"^#+ (.+)$", BLOCK.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+def test_links_and_folders_are_there() -> None:
+    for page in [ROOT / "README.md", *OTHER_PAGES]:
+        text = page.read_text(encoding="utf-8")
+        for target in re.findall(r"\]\((?!http)([^)]+)\)", text) + re.findall(
+            r"`((?:src|docs|benchmarks)/[\w/.-]+)`", text
+        ):
+            name, _, anchor = target.partition("#")
+            found = [path for path in (page.parent / name, ROOT / name) if path.exists()] if name else [page]
+            assert found, (page, target)
+            assert not anchor or anchor in headings(found[0]), (page, target)

@@ -1,0 +1,201 @@
+"""``shoal serve``: its end, its limits, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import shoal
+from shoal.serving.leases import clean_up
+from shoal.serving.supervisor.pidfile import hold_pid_file
+from tests.conftest import Scale
+from tests.support.service import SHOAL, Callers, Service, are_gone, make_repository, wait_until
+
+GRACE = 20.0
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    make_repository(tmp_path)
+    return tmp_path
+
+
+def serve(home: Path, *arguments: object) -> Service:
+    return Service(home / "repository", home / "log", *arguments)
+
+
+def test_drain(home: Path, scale: Scale, record: Callable[..., None]) -> None:
+    """What was accepted is answered, over both protocols; what comes later is turned away, and not left to wait."""
+    num = scale(50, full=1000)
+    with serve(home, "--grace", GRACE, "--max-wait", 1000) as service:
+        clients = [
+            shoal.Client(service.grpc, retries=0, timeout=120),
+            shoal.Client(service.http, protocol="http", retries=0, timeout=120),
+        ]
+        for client in clients:  # so that they know the models: to ask what they are like is a request too
+            client.infer("chain", X=[[0.0]])
+            client.infer("second", X=[[0.0]])
+        before = service.metric("shoal_requests_total")
+        (home / "second").write_text("1", encoding="utf-8")  # so slow that few are answered before all are let in
+
+        def ask(index: int) -> float:
+            model, output = ("chain", "Z") if index % 4 < 2 else ("second", "Y")
+            return float(clients[index % 2].infer(model, X=[[float(index)]])[output][0, 0])
+
+        with ThreadPoolExecutor(num) as pool:
+            answers = [pool.submit(ask, index) for index in range(num)]
+            # Those answered first: one that is answered in between is then missing, not counted twice.
+            assert wait_until(
+                lambda: service.metric("shoal_requests_total") - before + service.metric("shoal_in_flight") >= num, 60
+            )
+            assert service.metric("shoal_in_flight") > num * 0.8
+            (home / "second").write_text("0.02" if scale.is_full else "0.2", encoding="utf-8")
+            service.process.terminate()
+            start = time.monotonic()
+            assert wait_until(lambda: not service.is_ready())
+            for client in clients:
+                with pytest.raises(shoal.ServerError, match="stopping"):
+                    client.infer("other", X=[[1.0]])
+            assert [answer.result() for answer in answers] == [
+                index * (4.0 if index % 4 < 2 else 2.0) for index in range(num)
+            ]
+        assert service.process.wait(GRACE + 5) == 0
+        seconds = time.monotonic() - start
+        for client in clients:
+            client.close()
+    assert seconds < GRACE + 5
+    record("drain", requests=num, lost=0, seconds=round(seconds, 1))
+
+
+def test_grace_is_over(home: Path) -> None:
+    with serve(home, "--grace", 1) as service, ThreadPoolExecutor(1) as pool:
+        (home / "other").write_text("spin", encoding="utf-8")
+        with shoal.Client(service.grpc, retries=0) as client:
+            answer = pool.submit(client.infer, "other", X=[[1.0]])
+            assert wait_until(lambda: service.metric("shoal_in_flight") == 1)
+            start = time.monotonic()
+            assert service.stop() == 0
+            assert time.monotonic() - start < 1 + 5
+            assert isinstance(answer.exception(), shoal.ServerError)
+    assert any("not answered within 1 s" in entry["message"] for entry in service.entries())
+
+
+def test_second_signal(home: Path) -> None:
+    with serve(home) as service, ThreadPoolExecutor(1) as pool:
+        (home / "other").write_text("spin", encoding="utf-8")
+        with shoal.Client(service.grpc, retries=0) as client:
+            answer = pool.submit(client.infer, "other", X=[[1.0]])
+            assert wait_until(lambda: service.metric("shoal_in_flight") == 1)
+            service.process.terminate()
+            assert wait_until(lambda: not service.is_ready())
+            service.process.send_signal(signal.SIGINT)
+            assert service.process.wait(5) == 1
+            assert isinstance(answer.exception(), shoal.ServerError)
+
+
+def test_memory_limit(home: Path) -> None:
+    with serve(home, "--model-memory-mib", 700) as service:
+        (home / "first").write_text("leak", encoding="utf-8")
+        start = time.monotonic()
+        with Callers(service, 4, "other") as others, Callers(service, 1) as callers:
+            assert service.wait(is_ready=False, seconds=10) < 10
+            (home / "first").unlink()
+            service.wait(is_ready=True, seconds=15)
+        assert not others.failures
+        assert callers.num_answers
+        told = next(entry for entry in service.entries() if entry.get("kind") == "memory")
+        assert "more than 700" in told["message"]
+        assert time.monotonic() - start < 30
+
+
+def test_gives_up(home: Path) -> None:
+    with serve(home, "--max-restarts", 1) as service:
+        (home / "first").write_text("garbage", encoding="utf-8")
+        assert service.process.wait(30) == 1
+        assert "--max-restarts" in (home / "log").read_text(encoding="utf-8").splitlines()[-1]
+
+
+def test_what_a_killed_service_leaves(home: Path) -> None:
+    """Its Triton ends with it; what even that could not remove the next start does, and nothing else."""
+    other = home / "other_home"
+    make_repository(other)
+    with serve(home) as service, Service(other / "repository", other / "log") as neighbour:
+        pids = [service.servers()[0].pid, *(stub.pid for stub in service.stubs())]
+        folders = set(Path(tempfile.gettempdir()).glob("shoal-*/lease"))
+        for pid in (service.process.pid, *pids):
+            os.kill(pid, signal.SIGKILL)
+        service.process.wait()
+        assert wait_until(lambda: are_gone(pids))
+        assert service.regions()
+        clean_up()
+        assert not service.regions()
+        assert neighbour.regions()
+        assert len(folders - set(Path(tempfile.gettempdir()).glob("shoal-*/lease"))) == 1
+        assert neighbour.is_ready()
+
+
+def test_a_killed_supervisor_takes_its_server_along(home: Path) -> None:
+    with serve(home) as service:
+        pids = [service.servers()[0].pid, *(stub.pid for stub in service.stubs())]
+        service.process.kill()
+        service.process.wait()
+        assert wait_until(lambda: are_gone(pids), 30)
+        clean_up()
+
+
+def test_logs_are_json_lines_with_tritons_among_them(home: Path) -> None:
+    with serve(home, "--log", home / "kept.log") as service:
+        assert service.stop() == 0
+    for entries in (service.entries(), [json.loads(line) for line in (home / "kept.log").read_text().splitlines()]):
+        assert {entry["source"] for entry in entries} == {"triton", "shoal"}
+        assert all({"time", "level", "message"} <= entry.keys() for entry in entries)
+        loaded = next(entry for entry in entries if "successfully loaded 'other'" in entry["message"])
+        assert loaded["place"].startswith("model_lifecycle.cc")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--grace", "0"], "--grace 0 is out of range"),
+        (["--max-restarts", "-1"], "--max-restarts -1 is out of range"),
+        (["--log", "/nowhere/log"], "The log /nowhere/log cannot be written"),
+        (["--host", "192.0.2.1"], "cannot be used"),
+        (["--pid-file", "/nowhere/pid"], "The pid file /nowhere/pid cannot be written"),
+    ],
+)
+def test_options_that_cannot_be(home: Path, arguments: list[str], message: str) -> None:
+    done = subprocess.run(
+        [*SHOAL, "serve", home / "repository", *arguments], capture_output=True, text=True, check=False, timeout=20
+    )
+    assert done.returncode == 2 or done.returncode == 1
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_pid_file(home: Path) -> None:
+    pid_file = home / "pid"
+    pid_file.write_text("999999\n", encoding="utf-8")  # nobody holds it
+    with serve(home, "--pid-file", pid_file) as service:
+        assert int(pid_file.read_text(encoding="utf-8")) == service.process.pid
+        assert any("left by process 999999" in entry["message"] for entry in service.entries())
+        second = subprocess.run(
+            [*SHOAL, "serve", home / "repository", "--http-port", "0", "--pid-file", pid_file],
+            capture_output=True, text=True, check=False, timeout=20,
+        )  # fmt: skip
+        assert second.returncode == 1
+        assert f"process {service.process.pid}" in second.stderr
+        assert service.stop() == 0
+    assert not pid_file.exists()
+    pid_file.write_text("not a pid\n", encoding="utf-8")
+    with pytest.raises(shoal.InputError, match="is no pid file"), hold_pid_file(pid_file):
+        pass
+    assert pid_file.read_text(encoding="utf-8") == "not a pid\n"

@@ -1,0 +1,158 @@
+"""``shoal serve`` under more than it can do, for long, and with models that come and go."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import shoal
+from shoal.bench.load import open_loop
+from shoal.errors import InputError, ServerError
+from shoal.processes import find_process
+from tests.conftest import Scale
+from tests.support.service import Callers, Service, make_repository
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    make_repository(tmp_path)
+    return tmp_path
+
+
+def serve(home: Path, *arguments: object) -> Service:
+    return Service(home / "repository", home / "log", *arguments)
+
+
+def test_overload(home: Path, scale: Scale, record: Callable[..., None]) -> None:
+    """At ten times what the model can do: answers and "too many requests"; who is let in does not wait long."""
+    with serve(home, "--max-wait", 0.2) as service:
+        (home / "other").write_text("0.05", encoding="utf-8")
+        with Callers(service, 16, "other") as callers:
+            time.sleep(scale(4, full=30))
+        assert not callers.failures
+        normal = statistics.quantiles(callers.seconds, n=100)[98]
+        rate = callers.num_answers / scale(4, full=30)
+        before = memory_mib(service)
+        refused, seconds, lock = Counter[bool](), list[float](), threading.Lock()
+        with shoal.Client(service.grpc, retries=0, timeout=60) as client:
+
+            def ask(_: int) -> int:
+                start = time.monotonic()
+                try:
+                    client.infer("other", X=[[1.0]])
+                except shoal.ServerError as error:
+                    with lock:
+                        refused["Too many requests for other" in str(error)] += 1
+                else:
+                    with lock:
+                        seconds.append(time.monotonic() - start)
+                return 1
+
+            open_loop(ask, rate=10 * rate, seconds=scale(8, full=600), seed=0, most_callers=200)
+        slow = statistics.quantiles(seconds, n=100)[98]
+        growth = memory_mib(service) - before
+        record(
+            "overload",
+            accepted=len(seconds), refused=refused[True], p99_s=round(slow, 3), normal_p99_s=round(normal, 3),
+            growth_mib=round(growth, 1),
+        )  # fmt: skip
+        assert refused[True] > len(seconds)
+        assert not refused[False]
+        assert slow < 2 * normal + (0 if scale.is_full else 0.5)  # the clients' own threads, on a busy machine
+        assert growth < 50
+        assert service.is_ready()
+
+
+def memory_mib(service: Service) -> float:
+    fields = Path(f"/proc/{service.process.pid}/status").read_text(encoding="utf-8").split("VmRSS:")[1].split()
+    return int(fields[0]) / 1024
+
+
+def test_soak(home: Path, scale: Scale, record: Callable[..., None]) -> None:
+    """Memory and descriptors of the service and its server stay where they are, at 70 % of what they can do."""
+    seconds = scale(10, full=3600)
+    with serve(home) as service:
+        with Callers(service) as callers:
+            time.sleep(4)
+        rate = 0.7 * callers.num_answers / 4
+        pids = [service.process.pid, service.servers()[0].pid, *(stub.pid for stub in service.stubs())]
+        samples = list[tuple[float, float, int]]()
+        has_ended = threading.Event()
+
+        def look() -> None:
+            start = time.monotonic()
+            while not has_ended.wait(seconds / 50):
+                mib = sum(p.resident_bytes for pid in pids if (p := find_process(pid))) / 2**20
+                num_files = sum(len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in pids)
+                samples.append((time.monotonic() - start, mib, num_files))
+
+        with shoal.Client(service.grpc, retries=0, timeout=60) as client, ThreadPoolExecutor(1) as pool:
+
+            def ask(index: int) -> int:
+                assert client.infer("chain", X=[[float(index)]])["Z"][0, 0] == 4 * np.float32(index)
+                return 1
+
+            looking = pool.submit(look)
+            open_loop(ask, rate=rate, seconds=seconds, seed=0, most_callers=64)
+            has_ended.set()
+            looking.result()
+        late = [sample for sample in samples if sample[0] > seconds / 6]
+        slope = 3600 * float(np.polyfit([s[0] for s in late], [s[1] for s in late], 1)[0])
+        record(
+            "soak", seconds=seconds, rate=round(rate, 1), mib_an_hour=round(slope, 2), files=late[-1][2] - late[0][2]
+        )
+        assert abs(late[-1][2] - late[0][2]) <= 8
+        if scale.is_full:
+            assert slope < 5
+        assert late[-1][1] - late[0][1] < 30
+
+
+def test_models_that_come_and_go(home: Path, scale: Scale) -> None:
+    """Four threads load and unload models of one server at a time; it lives, and its answers are right."""
+    with shoal.serve(home / "repository", model_control="explicit") as server:
+
+        def turn(name: str, number: int) -> None:
+            for _ in range(number):
+                server.models.unload(name)
+                server.models.load(name)
+
+        number = scale(4, full=32)
+        with ThreadPoolExecutor(4) as pool:
+            for done in [pool.submit(turn, name, number) for name in ("first", "second", "other", "other")]:
+                done.result()
+        for name in ("first", "second", "other", "chain"):
+            server.models.load(name)
+        assert server.is_ready()
+        with shoal.Client(server.grpc_url) as client:
+            assert client.infer("chain", X=[[3.0]])["Z"][0, 0] == 12
+            assert client.infer("other", X=[[3.0]])["Y"][0, 0] == 6
+
+
+def test_models_that_cannot_come(home: Path) -> None:
+    with shoal.serve(home / "repository", model_control="explicit") as server:
+        with pytest.raises(ServerError, match=r"^nobody was not loaded: "):
+            server.models.load("nobody")
+        code = home / "repository" / "other" / "1" / "model.py"
+        whole = code.read_text(encoding="utf-8")
+        code.write_text("def", encoding="utf-8")
+        server.models.unload("other")
+        with pytest.raises(ServerError, match=r"^other was not loaded: .*SyntaxError"):
+            server.models.load("other")
+        with shoal.Client(server.grpc_url) as client:
+            assert client.infer("chain", X=[[3.0]])["Z"][0, 0] == 12
+    with pytest.raises(ServerError, match="is gone"):
+        server.models.load("first")
+    with pytest.raises(InputError, match=r"There is no model control 'poll'\. Known: none, explicit"):
+        shoal.serve(home / "repository", model_control="poll")
+    code.write_text(whole, encoding="utf-8")
+    with shoal.serve(home / "repository") as server, pytest.raises(InputError) as error:
+        server.models.load("first")
+    assert 'model_control="explicit"' in str(error.value)

@@ -1,0 +1,66 @@
+"""Every block of the tutorial, typed in order into an empty folder, with shoal as its wheel installs it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.slow.test_readme import BLOCK, Reader
+
+TUTORIAL = BLOCK.findall((ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8"))
+COMMANDS = Path(sys.executable).parent
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What pip would put into site-packages; the rest is this environment's."""
+    pytest.importorskip("hatchling", reason="the build backend is not installed here")
+    folder = tmp_path_factory.mktemp("wheel")
+    build: list[str | Path] = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    (made,) = folder.glob("*.whl")
+    with zipfile.ZipFile(made) as archive:
+        archive.extractall(folder / "site")
+    return folder / "site"
+
+
+@pytest.fixture(scope="module")
+def newcomer(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+    reader = Reader(tmp_path_factory.mktemp("empty"))
+    reader.environment |= {"PATH": f"{COMMANDS}:{reader.environment['PATH']}", "PYTHONPATH": str(wheel)}
+    yield reader
+    reader.stop()
+
+
+@pytest.mark.server
+def test_every_block_of_the_tutorial_works(newcomer: Reader, wheel: Path) -> None:
+    where = newcomer.type("python", "import shoal; print(shoal.__file__)")
+    assert Path(where.strip()).is_relative_to(wheel)
+    # A tenth of an epoch gives scores of no worth, which are equal in both places all the same.
+    printed = [
+        newcomer.type(lang, block.replace("shoal train", "shoal train --epochs 0.1")) for lang, block in TUTORIAL
+    ]
+    trained_and_scored, _, served = printed[:3]
+    assert len(numbers(served)) == 6
+    assert numbers(trained_and_scored)[-6:] == pytest.approx(numbers(served), abs=0.002)
+    (tested,) = [text for text in printed if " passed" in text]
+    assert "2 passed" in tested
+    (graded,) = [text for text in printed if "LEVEL" in text.upper() and "picture: " in text]
+    assert re.search("easy|hard", graded)
+    (container,) = [text for text in printed if "tritonserver:26.06-py3" in text]
+    assert "build/for-container" in container
+    (topics,) = [text for text, (_, block) in zip(printed, TUTORIAL, strict=True) if "--model triage" in block]
+    assert topics.count("billing") >= 1
+    assert topics.count("technical") >= 1
+
+
+def numbers(text: str) -> list[float]:
+    """Those with three digits behind the point, as tables of scores have them."""
+    return [float(number) for number in re.findall(r"-?\d+\.\d{3}\b", text)]

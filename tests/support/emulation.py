@@ -1,0 +1,79 @@
+"""What libcudf does to texts, from its published rules, on the host: a TextEngine for tests.
+
+A table gives each code point its normal form, whatever stands beside it; punctuation and CJK get spaces around them;
+words end at spaces; a word of 200 bytes or more is unknown, any other the greedy longest match first. Code points whose
+table entry differs from Hugging Face's are left as they are here, so that a row that should have been routed shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+
+import numpy as np
+from tokenizers import normalizers, pre_tokenizers
+
+from shoal.component.ragged import Ragged, Texts, to_texts
+from shoal.component.routing import read_code_points
+from shoal.component.tensors import Array, Device
+from tests.support.pretend import PretendGpu
+
+MAX_WORD_BYTES = 200  # max_word_size of libcudf's wordpiece_tokenize.cu
+_NORMALIZER, _SPLITTER = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
+_DIFFERING = {code for first, last in read_code_points() for code in range(first, last + 1)}
+
+
+@cache
+def normal_form(character: str) -> str:
+    """One code point as libcudf's normalizer leaves it."""
+    if ord(character) in _DIFFERING:
+        return character
+    between_letters = f"a{_NORMALIZER.normalize_str(character)}a"
+    return " ".join(token for token, _ in _SPLITTER.pre_tokenize_str(between_letters))[1:-1]
+
+
+class EmulatedText:
+    """See ``shoal.component.gpu_text.TextEngine``. Its arrays lie where ``device`` puts them."""
+
+    def __init__(self, vocabulary: Sequence[str], device: Device | None = None) -> None:
+        self._vocabulary = {token: index for index, token in enumerate(vocabulary)}
+        self._device = device or PretendGpu()
+
+    def normalise(self, texts: Texts) -> Texts:
+        clean = to_texts("".join(map(normal_form, text)) for text in _strings(texts))
+        return Texts(self._inside(clean.values), self._inside(clean.offsets))
+
+    def pieces(self, clean: Texts) -> Ragged:
+        return self._ragged(
+            [p for word in text.split(" ") if word for p in self._word(word)] for text in _strings(clean)
+        )
+
+    def _word(self, word: str) -> list[int]:
+        unknown = self._vocabulary["[UNK]"]
+        if len(word.encode()) >= MAX_WORD_BYTES:
+            return [unknown]
+        pieces, start = [], 0
+        while start < len(word):
+            ends = (end for end in range(len(word), start, -1) if self._piece(word, start, end) in self._vocabulary)
+            end = next(ends, 0)
+            if not end:
+                return [unknown]
+            pieces.append(self._vocabulary[self._piece(word, start, end)])
+            start = end
+        return pieces
+
+    @staticmethod
+    def _piece(word: str, start: int, end: int) -> str:
+        return ("##" if start else "") + word[start:end]
+
+    def _ragged(self, rows: Iterable[Sequence[int]]) -> Ragged:
+        made = Ragged.from_rows(list(rows))
+        return Ragged(self._inside(made.values), self._inside(made.offsets))
+
+    def _inside(self, array: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> Array:
+        """An array of the device's own, which nobody copied there."""
+        return array if self._device.is_host else self._device.xp.asarray(np.array(array))
+
+
+def _strings(texts: Texts) -> list[str]:
+    return Texts(np.asarray(texts.values), np.asarray(texts.offsets)).strings

@@ -1,0 +1,110 @@
+"""Mistakes in the text of a configuration."""
+
+from __future__ import annotations
+
+from tests.support.planted import Plant, config
+
+FIRST = "first/config.pbtxt"
+REFUSED = "failed to read text proto"
+
+PLANTS = (
+    Plant(
+        "a dtype without TYPE_",
+        "config-syntax",
+        FIRST,
+        "data_type: FP32",
+        {FIRST: ("data_type: TYPE_FP32", "data_type: FP32")},
+        core=REFUSED,
+    ),
+    Plant(
+        "a brace too few", "config-syntax", FIRST, "", {FIRST: ("kind: KIND_CPU } ]", "kind: KIND_CPU ]")}, core=REFUSED
+    ),
+    Plant(
+        "a field twice",
+        "config-syntax",
+        FIRST,
+        "max_batch_size: 4",
+        {FIRST: ("dynamic", "max_batch_size: 4\ndynamic")},
+        core=REFUSED,
+    ),
+    Plant(
+        "batching in an ensemble",
+        "config-syntax",
+        "all/config.pbtxt",
+        "ensemble_scheduling",
+        {"all/config.pbtxt": ("ensemble_scheduling", "dynamic_batching { }\nensemble_scheduling")},
+        core=REFUSED,
+    ),
+    Plant(
+        "a field of tomorrow",
+        "unknown-field",
+        FIRST,
+        "shiny_new_field",
+        {FIRST: ("dynamic", "shiny_new_field: 1\ndynamic")},
+        core=REFUSED,
+    ),
+    Plant(
+        "a mistyped field",
+        "misspelt-field",
+        FIRST,
+        "max_batchsize",
+        {FIRST: ("max_batch_size", "max_batchsize")},
+        core=REFUSED,
+    ),
+    Plant(
+        "a mistyped field within",
+        "misspelt-field",
+        FIRST,
+        "dim: [ 4 ]",
+        {FIRST: ("dims: [ 4 ] }\noutput", "dim: [ 4 ] }\noutput")},
+        core=REFUSED,
+    ),
+    Plant(
+        "a field that the target lacks",
+        "field-newer-than-target",
+        "all/config.pbtxt",
+        "max_inflight_requests",
+        {"all/config.pbtxt": ("  step [", "  max_inflight_requests: 8\n  step [")},
+        core=REFUSED,
+        target="embedded",
+    ),
+    Plant(
+        "a number to fill in",
+        "template-leftover",
+        FIRST,
+        "${batch}",
+        {FIRST: ("max_batch_size: 8", "max_batch_size: ${batch}")},
+        core=REFUSED,
+    ),
+    Plant(
+        "a text to fill in",
+        "template-leftover-in-text",
+        FIRST,
+        "${path}",
+        {FIRST: ("dynamic", 'parameters { key: "p" value { string_value: "${path}" } }\ndynamic')},
+    ),
+    Plant("Latin-1", "config-encoding", FIRST, "", {FIRST: config("first").encode() + b"# mod\xe8le\n"}),
+    Plant(
+        "a configuration that is a folder",
+        "config-unreadable",
+        FIRST,
+        "",
+        {FIRST: None, f"{FIRST}/note.txt": "Here?"},
+    ),
+    Plant(
+        "a space that does not break",
+        "config-syntax",
+        FIRST,
+        "max_batch_size",
+        {FIRST: ("max_batch_size: 8", "max_batch_size:\u00a08")},
+        core=REFUSED,
+    ),
+    Plant(
+        "an escape that is none",
+        "config-syntax",
+        FIRST,
+        "string_value",
+        {FIRST: ("dynamic", 'parameters { key: "p" value { string_value: "\\d+" } }\ndynamic')},
+        core=REFUSED,
+    ),
+)

@@ -1,0 +1,61 @@
+"""Mistakes about ONNX models; `find` looks for them only where `onnx` is installed."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from tests.support.planted import Edit, Plant
+
+CONFIG = "net/config.pbtxt"
+FILE = "net/1/model.onnx"
+CONTENT = """name: "net"
+backend: "onnxruntime"
+max_batch_size: 8
+input { name: "ids" data_type: TYPE_INT64 dims: [ 128 ] }
+input { name: "mask" data_type: TYPE_INT64 dims: [ 128 ] }
+output { name: "score" data_type: TYPE_FP32 dims: [ 1 ] }
+dynamic_batching { default_queue_policy { max_queue_size: 64 } }
+instance_group [ { kind: KIND_CPU } ]
+"""
+
+
+@cache
+def graph(batch: int | str = "batch") -> bytes:
+    """A graph of the inputs ids and mask and the output score, with a weight among the inputs."""
+    onnx: Any = import_module("onnx")
+    helper = onnx.helper
+    integer, single = onnx.TensorProto.INT64, onnx.TensorProto.FLOAT
+    describe = helper.make_tensor_value_info
+    inputs = [describe(name, integer, [batch, 128]) for name in ("ids", "mask")]
+    weight = helper.make_tensor("weight", single, [128, 1], [0.0] * 128)
+    nodes = [
+        helper.make_node("Mul", ["ids", "mask"], ["kept"]),
+        helper.make_node("Cast", ["kept"], ["floats"], to=single),
+        helper.make_node("MatMul", ["floats", "weight"], ["score"]),
+    ]
+    inputs.append(describe("weight", single, [128, 1]))
+    made = helper.make_graph(nodes, "net", inputs, [describe("score", single, [batch, 1])], [weight])
+    content: bytes = helper.make_model(made).SerializeToString()
+    return content
+
+
+GOOD: dict[str, Edit] = {CONFIG: CONTENT, FILE: graph}
+
+
+def plant(name: str, line: str, old: str, new: str) -> Plant:
+    return Plant(name, "onnx-tensors", CONFIG, line, {CONFIG: (old, new)}, GOOD)
+
+
+PLANTS = (
+    plant("a name that the graph lacks", "input_ids", '"ids"', '"input_ids"'),
+    plant("an input of the graph left out", "input", 'input { name: "mask" data_type: TYPE_INT64 dims: [ 128 ] }', ""),
+    plant("a dtype of 32 bits", "mask", '"mask" data_type: TYPE_INT64', '"mask" data_type: TYPE_INT32'),
+    plant("the batch twice", "ids", "TYPE_INT64 dims: [ 128 ]", "TYPE_INT64 dims: [ -1, 128 ]"),
+    plant("a fixed length left open", "ids", "TYPE_INT64 dims: [ 128 ]", "TYPE_INT64 dims: [ -1 ]"),
+    plant("an output that the graph lacks", "logits", '"score"', '"logits"'),
+    Plant("a fixed batch", "onnx-tensors", CONFIG, "ids", {FILE: lambda: graph(1)}, GOOD),
+    Plant("a pointer in place of a graph", "onnx-unreadable", FILE, "", {FILE: b"version https://git-lfs"}, GOOD),
+    Plant("half a graph", "onnx-unreadable", FILE, "", {FILE: lambda: graph()[:-40]}, GOOD),
+)

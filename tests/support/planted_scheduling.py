@@ -1,0 +1,272 @@
+"""Mistakes in batching, queues, instances, caches, sequences."""
+
+from __future__ import annotations
+
+from tests.support.planted import BATCHING, MODEL, SENDS, Edit, Plant, config
+
+FIRST = "first/config.pbtxt"
+QUEUE = "default_queue_policy { max_queue_size: 64 }"
+DECOUPLED = "model_transaction_policy { decoupled: true }\ninstance_group"
+SEQUENCE = """sequence_batching {
+  control_input [ { name: "START" control [ { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } ] } ]
+}
+"""
+METRIC = (
+    'model_metrics { metric_control [ { metric_identifier { family: "f" } histogram_options { buckets: [ 1 ] } } ] }\n'
+)
+
+
+def first(old: str, new: str) -> dict[str, Edit]:
+    return {FIRST: (old, new)}
+
+
+PLANTS = (
+    Plant(
+        "a negative batch size",
+        "negative-batch-size",
+        FIRST,
+        "max_batch_size",
+        first("size: 8", "size: -1"),
+        core="must be non-negative",
+    ),
+    Plant(
+        "a preferred size above the largest",
+        "preferred-batch-size",
+        FIRST,
+        "preferred",
+        first("8 ]", "16 ]"),
+        first(QUEUE, f"preferred_batch_size: [ 8 ] {QUEUE}"),
+        core="preferred size must be <= max batch size",
+    ),
+    Plant(
+        "a preferred size of 0",
+        "preferred-batch-size",
+        FIRST,
+        "preferred",
+        first("8 ]", "0 ]"),
+        first(QUEUE, f"preferred_batch_size: [ 8 ] {QUEUE}"),
+        core="preferred size must be positive",
+    ),
+    Plant(
+        "levels without a default",
+        "priority-level",
+        FIRST,
+        "priority_levels",
+        first("default_priority_level: 1 ", ""),
+        first(QUEUE, f"priority_levels: 2 default_priority_level: 1 {QUEUE}"),
+        core="default priority level must be in range",
+    ),
+    Plant(
+        "a policy of no level",
+        "priority-level",
+        FIRST,
+        "priority_queue_policy",
+        first("key: 2", "key: 3"),
+        first(
+            QUEUE,
+            f"priority_levels: 2 default_priority_level: 1 priority_queue_policy {{ key: 2 value {{ }} }} {QUEUE}",
+        ),
+        core="priority queue policy must have priority level in range",
+    ),
+    Plant(
+        "order and priorities",
+        "ordering-and-priority",
+        FIRST,
+        "preserve_ordering",
+        first(QUEUE, f"preserve_ordering: true {QUEUE}"),
+        first(QUEUE, f"priority_levels: 2 default_priority_level: 1 {QUEUE}"),
+        core="Only one priority level is allowed",
+    ),
+    Plant(
+        "order and delay",
+        "ordering-and-priority",
+        FIRST,
+        "preserve_ordering",
+        first("default_queue", "preserve_ordering: true default_queue"),
+        first("64 }", "64 timeout_action: DELAY default_timeout_microseconds: 9 }"),
+        core="can not have DELAY as timeout action",
+    ),
+    Plant(
+        "a GPU of the CPU's",
+        "gpus-without-gpu",
+        FIRST,
+        "gpus",
+        first("KIND_CPU }", "KIND_CPU gpus: [ 0 ] }"),
+        core="has kind KIND_CPU but specifies",
+    ),
+    Plant(
+        "a profile of Python's",
+        "profile-without-tensorrt",
+        FIRST,
+        "profile",
+        first("KIND_CPU }", 'KIND_CPU profile: [ "1" ] }'),
+        core="specifies profile field which is only supported for TensorRT models",
+    ),
+    Plant(
+        "a platform called python",
+        "platform-and-backend",
+        FIRST,
+        "platform",
+        first("backend", "platform"),
+        core="unexpected platform type 'python'",
+    ),
+    Plant(
+        "a sequence's number without a type",
+        "sequence-control",
+        FIRST,
+        "control_input",
+        first("data_type: TYPE_UINT64 } ] }", "} ] }"),
+        first(
+            BATCHING,
+            'sequence_batching { control_input [ { name: "C" control [ {\n'
+            "  kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 } ] } ] }\n",
+        ),
+        core="unexpected data type for control CONTROL_SEQUENCE_CORRID",
+    ),
+    Plant(
+        "a GPU below 0",
+        "gpus-without-gpu",
+        FIRST,
+        "gpus",
+        first("KIND_CPU }", "KIND_GPU gpus: [ -1 ] }"),
+    ),
+    Plant(
+        "a GPU of the model's",
+        "gpus-without-gpu",
+        FIRST,
+        "gpus",
+        first("KIND_CPU }", "KIND_MODEL gpus: [ 0 ] }"),
+        core="has kind KIND_MODEL but specifies",
+    ),
+    Plant(
+        "a cache of many answers",
+        "cache-on-uncacheable",
+        FIRST,
+        "response_cache",
+        first("instance_group", "response_cache { enable: true }\ninstance_group"),
+        {**first("instance_group", DECOUPLED), "first/1/model.py": SENDS},
+        core="Response Cache does not currently support",
+    ),
+    Plant(
+        "a cache of sequences",
+        "cache-on-uncacheable",
+        FIRST,
+        "response_cache",
+        first("instance_group", "response_cache { enable: true }\ninstance_group"),
+        first(BATCHING, SEQUENCE),
+        core="Response Cache does not currently support",
+    ),
+    Plant(
+        "a cache over many answers",
+        "cache-over-uncacheable",
+        "all/config.pbtxt",
+        "response_cache",
+        {"all/config.pbtxt": ("ensemble_scheduling", "response_cache { enable: true }\nensemble_scheduling")},
+        {**first("instance_group", DECOUPLED), "first/1/model.py": SENDS},
+    ),
+    Plant(
+        "nothing that runs it",
+        "no-backend",
+        FIRST,
+        "",
+        {FIRST: ('backend: "python"\n', ""), "first/1/model.py": None, "first/1/.gitkeep": ""},
+        core="with no backend|must specify|unable to find",
+    ),
+    Plant(
+        "an engine and another",
+        "platform-and-backend",
+        FIRST,
+        "platform",
+        first('backend: "python"', 'platform: "pytorch_libtorch"\nbackend: "onnxruntime"'),
+        core="unexpected 'platform' and 'backend' pair",
+    ),
+    Plant(
+        "a metric without buckets",
+        "metric-control",
+        FIRST,
+        "metric_control",
+        first("buckets: [ 1 ]", ""),
+        first("dynamic", METRIC + "dynamic"),
+    ),
+    Plant(
+        "a metric without family",
+        "metric-control",
+        FIRST,
+        "metric_control",
+        first('family: "f"', ""),
+        first("dynamic", METRIC + "dynamic"),
+    ),
+    Plant(
+        "a control without values",
+        "sequence-control",
+        FIRST,
+        "START",
+        first("int32_false_true: [ 0, 1 ]", ""),
+        first(BATCHING, SEQUENCE),
+        core="must specify either 'int32_false_true'",
+    ),
+    Plant(
+        "a control of three values",
+        "sequence-control",
+        FIRST,
+        "START",
+        first("[ 0, 1 ]", "[ 0, 1, 2 ]"),
+        first(BATCHING, SEQUENCE),
+        core="must have exactly 2 entries",
+    ),
+    Plant(
+        "a control without name",
+        "sequence-control",
+        FIRST,
+        "control_input",
+        first('name: "START"', ""),
+        first(BATCHING, SEQUENCE),
+        core="control tensor must have a name",
+    ),
+    Plant(
+        "two starts",
+        "sequence-control",
+        FIRST,
+        "control_input",
+        first(
+            "sequence_batching {\n",
+            "sequence_batching {\n"
+            '  control_input { name: "A" control { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } }\n',
+        ),
+        first(BATCHING, SEQUENCE),
+        core="specifies multiple CONTROL_SEQUENCE_START",
+    ),
+    Plant(
+        "batching of single rows",
+        "batching-without-batches",
+        FIRST,
+        "dynamic_batching",
+        first("size: 8", "size: 1"),
+        {"all/config.pbtxt": ("size: 8", "size: 1")},
+    ),
+    Plant("batches without batching", "no-dynamic-batching", FIRST, "max_batch_size", first(BATCHING, "")),
+    Plant(
+        "a queue without end",
+        "queue-without-limit",
+        "alone/config.pbtxt",
+        "dynamic_batching",
+        {"alone/config.pbtxt": (QUEUE, "")},
+        {"alone/config.pbtxt": config("alone"), "alone/1/model.py": MODEL},
+    ),
+    Plant(
+        "rows end to end",
+        "ragged-without-borders",
+        "flat/config.pbtxt",
+        "allow_ragged_batch",
+        {"flat/config.pbtxt": ("batch_input", "# batch_input")},
+        {
+            "flat/config.pbtxt": 'backend: "openvino"\nmax_batch_size: 8\n'
+            'input { name: "X" data_type: TYPE_FP32 dims: [ -1 ] allow_ragged_batch: true }\n'
+            'output { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] }\n'
+            'batch_input { kind: BATCH_ELEMENT_COUNT target_name: "N" data_type: TYPE_FP32 source_input: "X" }\n',
+            "flat/1/model.xml": "",
+        },
+    ),
+    Plant("a place left open", "kind-left-open", FIRST, "", first("instance_group [ { kind: KIND_CPU } ]", "")),
+    Plant("a place left to Triton", "kind-left-open", FIRST, "instance_group", first("KIND_CPU", "KIND_AUTO")),
+)

@@ -1,0 +1,222 @@
+"""A small repository for a service to look after, of models that misbehave when they are told to."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from shoal.errors import ShoalError
+from shoal.processes import Process, find_process, processes
+from shoal.serving.client import Client
+from tests.support.planted import write
+
+# What a component does is written in a file of the test's: hang, spin, raise, garbage, leak, busy SECONDS; or the
+# seconds that it sleeps.
+MODEL = """
+import time
+from pathlib import Path
+
+from shoal.component.base import Component
+
+
+class Step(Component):
+    def setup(self, context):
+        self.told = Path(context.spec.parameters["told"])
+        self.kept = []
+
+    def run(self, batch):
+        what = self.told.read_text(encoding="utf-8") if self.told.exists() else ""
+        if what == "hang":
+            time.sleep(1000)
+        while what == "spin":
+            pass
+        if what == "raise":
+            raise RuntimeError("told to raise")
+        if what == "leak":
+            self.kept.append(b"x" * 2**26)
+        if what.startswith("busy "):
+            end = time.monotonic() + float(what.removeprefix("busy "))
+            while time.monotonic() < end:
+                pass
+        if what.replace(".", "").isdigit():
+            time.sleep(float(what))
+        return {"Y": batch["X"] * (-1 if what == "garbage" else 2)}
+
+
+TritonPythonModel = Step.for_triton()
+"""
+CONFIG = """
+backend: "python"
+max_batch_size: 4
+dynamic_batching { }
+input [ { name: "X" data_type: TYPE_FP32 dims: [ 1 ] } ]
+output [ { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] } ]
+instance_group [ { kind: KIND_CPU count: COUNT } ]
+parameters { key: "told" value { string_value: "TOLD" } }
+model_warmup [ {
+  name: "one" batch_size: 1
+  inputs { key: "X" value { data_type: TYPE_FP32 dims: [ 1 ] input_data_file: "X" } }
+} ]
+"""
+ENSEMBLE = """
+platform: "ensemble"
+max_batch_size: 4
+input [ { name: "X" data_type: TYPE_FP32 dims: [ 1 ] } ]
+output [ { name: "Z" data_type: TYPE_FP32 dims: [ 1 ] } ]
+ensemble_scheduling {
+  step [
+    { model_name: "first" model_version: -1
+      input_map { key: "X" value: "X" } output_map { key: "Y" value: "t" } },
+    { model_name: "second" model_version: -1
+      input_map { key: "X" value: "t" } output_map { key: "Y" value: "Z" } }
+  ]
+}
+"""
+SHOAL = [sys.executable, "-c", "from shoal.cli import main; main()"]
+THREE = b"\x00\x00\x40\x40"  # 3.0, as FP32 travels
+
+
+def make_repository(folder: Path, *, num_instances: int = 1) -> Path:
+    """``chain`` of ``first`` and ``second``, which double X each, and ``other``, which doubles it alone."""
+    repository = folder / "repository"
+    for name in ("first", "second", "other"):
+        config = CONFIG.replace("TOLD", str(folder / name)).replace("COUNT", str(num_instances))
+        write(repository / name / "config.pbtxt", config)
+        write(repository / name / "1" / "model.py", MODEL)
+        data = repository / name / "warmup" / "X"
+        data.parent.mkdir()
+        data.write_bytes(THREE)
+    write(repository / "chain" / "config.pbtxt", ENSEMBLE)
+    write(repository / "chain" / "1" / ".gitkeep", "")
+    return repository
+
+
+class Service:
+    """``shoal serve`` over a repository, as a process of its own."""
+
+    def __init__(self, repository: Path, log: Path, *arguments: object) -> None:
+        ports = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
+        command = [*SHOAL, "serve", repository, *ports, *arguments]
+        self.log = log
+        with log.open("wb") as file:
+            self.process = subprocess.Popen([*map(str, command)], stdout=subprocess.PIPE, stderr=file, text=True)
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line.startswith("ready: "), log.read_text(encoding="utf-8")
+        self.http, self.grpc, self.metrics = line.split()[2::2]
+
+    def get(self, path: str) -> tuple[int, str]:
+        """Status and text of a page of the metrics port."""
+        try:
+            with urllib.request.urlopen(f"http://{self.metrics}{path}", timeout=10) as reply:
+                return reply.status, reply.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    def is_ready(self) -> bool:
+        """What the service says of itself."""
+        return self.get("/health/ready")[0] == 200
+
+    def wait(self, *, is_ready: bool, seconds: float) -> float:
+        """Until it is ready, or no longer; how many seconds that took."""
+        start = time.monotonic()
+        while self.is_ready() != is_ready:
+            assert time.monotonic() - start < seconds, self.log.read_text(encoding="utf-8")[-2000:]
+            time.sleep(0.01)
+        return time.monotonic() - start
+
+    def servers(self) -> list[Process]:
+        """Its Tritons: one, but while another one takes over."""
+        return [p for p in processes() if p.parent == self.process.pid and p.session == p.pid and not p.is_ended]
+
+    def stubs(self) -> list[Process]:
+        """The processes of models."""
+        parents = {server.pid for server in self.servers()}
+        return [p for p in processes() if p.parent in parents and not p.is_ended]
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric over its labels."""
+        lines = self.get("/metrics")[1].splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.split("{")[0].split(" ")[0] == name)
+
+    def entries(self) -> list[dict[str, Any]]:
+        """What it logged."""
+        return [json.loads(line) for line in self.log.read_text(encoding="utf-8").splitlines()]
+
+    def regions(self) -> set[str]:
+        """Its shared memory."""
+        return {path.name for path in Path("/dev/shm").glob(f"shoal_{self.process.pid}_*")}
+
+    def stop(self) -> int:
+        """Its exit code."""
+        self.process.terminate()
+        return self.process.wait(60)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.stop()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        assert not self.regions()
+
+
+class Callers:
+    """Threads that ask ``chain`` again and again, half of them by HTTP, and look at every answer."""
+
+    def __init__(self, service: Service, number: int = 16, model: str = "chain") -> None:
+        self._service, self._model, self._stop = service, model, threading.Event()
+        self.num_answers, self.failures, self.seconds = 0, list[str](), list[float]()
+        self._threads = [threading.Thread(target=self._call, args=(index,)) for index in range(number)]
+
+    def _call(self, index: int) -> None:
+        url, protocol = (self._service.grpc, "grpc") if index % 2 else (self._service.http, "http")
+        output, factor = ("Z", 4) if self._model == "chain" else ("Y", 2)
+        with Client(url, protocol=protocol, retries=0, timeout=60) as client:
+            while not self._stop.is_set():
+                value, start = random.random(), time.monotonic()
+                try:
+                    answer = client.infer(self._model, X=[[value]])[output]
+                    assert abs(float(answer[0, 0]) - factor * value) < 1e-5, (value, answer)
+                    self.num_answers += 1
+                    self.seconds.append(time.monotonic() - start)
+                except ShoalError as error:
+                    self.failures.append(str(error))
+                    time.sleep(0.05)
+                except AssertionError as error:
+                    self.failures.append(f"wrong: {error}")
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+
+def wait_until(is_so: Callable[[], bool], seconds: float = 10.0) -> bool:
+    """Whether it becomes so in time."""
+    deadline = time.monotonic() + seconds
+    while not is_so() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return is_so()
+
+
+def are_gone(pids: Sequence[int]) -> bool:
+    """Whether of all these processes there is no more than an exit code."""
+    return all(process.is_ended for pid in pids if (process := find_process(pid)))

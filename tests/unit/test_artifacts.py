@@ -1,0 +1,215 @@
+"""What bad artifacts get, at compose and at start: an error that names file, fault and way out."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import treelite
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.ensemble import RandomForestRegressor
+
+from shoal.component.bundle import sha256
+from shoal.component.checkpoints import read_forest
+from shoal.component.ties import METADATA, dump_ties, read_archive
+from shoal.errors import ArtifactError, ServerError
+from shoal.repository.compose import compose
+from shoal.repository.manifest import MANIFEST
+from shoal.repository.pbtxt import read_config
+from shoal.serving.local import load_component
+from shoal.serving.server import find_cause, serve
+from tests.support.faults import (
+    ALONE,
+    BUNDLE,
+    ENCODER,
+    EVERYWHERE,
+    FOREST,
+    KINDS,
+    MODELS,
+    TOGETHER,
+    WEIGHT,
+    Fault,
+    edit,
+    holds,
+)  # fmt: skip
+
+
+def linked(source: Path, copy: Path, changed: str, fault: Fault) -> Path:
+    """A folder of hard links, but for one file, which is damaged."""
+    shutil.copytree(source, copy, copy_function=os.link)
+    path = copy / changed
+    path.unlink()
+    shutil.copyfile(source / changed, path)
+    fault(path)
+    return copy
+
+
+def inodes(folder: Path) -> dict[str, int]:
+    return {str(path.relative_to(folder)): path.stat().st_ino for path in sorted(folder.rglob("*"))}
+
+
+def said_of(path: Path, message: str) -> str:
+    return message.replace("{path}", str(path)).replace("{kind}", KINDS[path.name])
+
+
+def refuse(call: Callable[[], object], message: str, name: str) -> None:
+    with pytest.raises(ArtifactError) as refused:
+        call()
+    assert message in str(refused.value)
+    assert name in refused.value.what
+    assert "\n" not in str(refused.value)
+    assert "shoal train" in refused.value.fix
+
+
+@pytest.mark.parametrize(("name", "fault", "change", "message"), ALONE, ids=[f"{f[0]}: {f[1]}" for f in ALONE])
+def test_a_bad_artifact_is_neither_composed_nor_started(
+    artifacts: Path, repository: Path, tmp_path: Path, name: str, fault: str, change: Fault, message: str
+) -> None:
+    folder = linked(artifacts, tmp_path / "artifacts", name, change)
+    target = tmp_path / "target"
+    shutil.copytree(repository, target, copy_function=os.link)
+    before = inodes(target)
+    words = said_of(folder / name, message)
+    refuse(lambda: compose("ensemble_all", target, artifacts=folder), words, name)
+    assert inodes(target) == before
+    assert {path.name for path in tmp_path.iterdir()} == {"artifacts", "target"}
+
+    model = MODELS[name]
+    hand = linked(repository, tmp_path / "hand", f"{model}/1/{name}", change)
+    words = said_of(hand / model / "1" / name, message)
+    if fault in ("a folder", "a dead link"):
+        words = words.partition(" it is ")[2] or words.removeprefix("it is ")
+    elif name == "vocab.txt" and fault != "empty":
+        words = "vocab.txt is not the one preprocess.json was made with"
+    refuse(lambda: load_component(read_config(hand / model)), words, name)
+
+
+@pytest.mark.parametrize(("fault", "name", "change", "message", "refuser"), TOGETHER, ids=[f[0] for f in TOGETHER])
+def test_artifacts_that_do_not_belong_together(
+    artifacts: Path, repository: Path, tmp_path: Path, fault: str, name: str, change: Fault, message: str, refuser: str
+) -> None:
+    folder = linked(artifacts, tmp_path / fault, name, change)
+    if name == "vocab.txt":
+        bundle = folder / "preprocess.json"
+        digest = sha256(folder / name)
+        bundle.unlink()
+        shutil.copyfile(artifacts / "preprocess.json", bundle)
+        edit(vocabulary_sha256=digest)(bundle)
+    refuse(lambda: compose("ensemble_all", tmp_path / "target", artifacts=folder), message, name)
+    hand = linked(repository, tmp_path / "hand", f"preprocess/1/{name}", change)
+    refuse(lambda: load_component(read_config(hand / refuser)), f"was made with another {name} than {hand}", name)
+
+
+def test_what_a_report_says_of_its_files(artifacts: Path, tmp_path: Path) -> None:
+    """A weight changed by hand, or a flipped bit that no format can tell from another number."""
+    folder = linked(artifacts, tmp_path / "artifacts", "postprocess.json", holds('{"bert_weight": 0.25}'))
+    words = "postprocess.json is not what report.json says (expected sha256 "
+    refuse(lambda: compose("ensemble_all", tmp_path / "target", artifacts=folder), words, "postprocess.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["artifacts"]
+    (folder / "report.json").unlink()
+    compose("ensemble_all", tmp_path / "target", artifacts=folder)
+    for text, message in (("{", "is not a training report: Expecting"), ('{"files": [1]}', "its files are no texts")):
+        (folder / "report.json").write_text(text, encoding="utf-8")
+        refuse(lambda: compose("ensemble_all", tmp_path / "target", artifacts=folder), message, "report.json")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Treelite's, of a version that is newer
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_no_damaged_forest_reaches_treelite(small_forest: bytes, damaged: Path, data: st.DataObject) -> None:
+    """Which would end the process. A flipped bit may leave a good forest, which then is a good one for Treelite too."""
+    damaged.write_bytes(damage(small_forest, data))
+    try:
+        read = read_forest(damaged)
+    except ArtifactError as error:
+        assert str(damaged) in error.what  # noqa: PT017
+        return
+    if read.num_features == 6:
+        scores = treelite.gtil.predict(treelite.Model.deserialize(str(damaged)), np.zeros((2, 6), np.float32))
+        assert np.isfinite(scores).all()
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_no_damaged_archive_gives_other_scores(small_archive: bytes, damaged: Path, data: st.DataObject) -> None:
+    damaged.write_bytes(damage(small_archive, data))
+    try:
+        ties = read_archive(damaged)
+        scores = score(damaged)
+    except (ArtifactError, RuntimeError):  # torch's own refusal, of what only torch reads
+        return
+    assert ties == {"vocab.txt": "0"}
+    assert torch.equal(scores, score(damaged.with_name("whole.pt")))
+
+
+def score(path: Path) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.load(str(path))(torch.ones(1, 4))
+
+
+def damage(content: bytes, data: st.DataObject) -> bytes:
+    """Cut off, or with a flipped bit."""
+    at = data.draw(st.integers(0, len(content) - 1))
+    bit = data.draw(st.integers(-1, 7))
+    return content[:at] if bit < 0 else content[:at] + bytes([content[at] ^ (1 << bit)]) + content[at + 1 :]
+
+
+@pytest.fixture(scope="module")
+def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("damaged") / "damaged"
+
+
+@pytest.fixture(scope="module")
+def small_forest(damaged: Path) -> bytes:
+    rows = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
+    treelite.sklearn.import_model(RandomForestRegressor(3, random_state=0).fit(rows, rows[:, 0])).serialize(
+        str(damaged)
+    )
+    return damaged.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def small_archive(damaged: Path) -> bytes:
+    whole = damaged.with_name("whole.pt")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        module = torch.jit.trace(torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.LayerNorm(3)), torch.zeros(1, 4))
+        torch.jit.save(module, str(whole), _extra_files={METADATA: dump_ties({"vocab.txt": "0"})})
+    return whole.read_bytes()
+
+
+SERVED = [
+    *(("checkpoint.tl", fault) for fault in (FOREST[0], FOREST[3])),
+    ("model.pt", ENCODER[1]),
+    ("preprocess.json", BUNDLE[0]),
+    ("vocab.txt", EVERYWHERE[5]),
+    ("postprocess.json", WEIGHT[0]),
+]
+
+
+@pytest.mark.server
+@pytest.mark.parametrize(("name", "fault"), SERVED, ids=[f"{name}: {fault[0]}" for name, fault in SERVED])
+def test_a_bad_artifact_ends_the_start(repository: Path, tmp_path: Path, name: str, fault: tuple[Any, ...]) -> None:
+    model = MODELS[name]
+    hand = linked(repository, tmp_path / "hand", f"{model}/1/{name}", fault[1])
+    (hand / MANIFEST).unlink()
+    with pytest.raises(ServerError) as refused:
+        serve(hand)
+    assert refused.value.what.startswith("Triton did not start: failed to load '")
+    assert f"failed to load '{model}' version 1: Internal: ArtifactError: " in refused.value.what
+    assert said_of(hand / model / "1" / name, fault[2]).removeprefix("it is ") in refused.value.what
+    assert "\n" not in refused.value.what
+
+
+def test_every_model_that_did_not_load_is_named() -> None:
+    log = "\"failed to load 'a' version 1: Internal: x\\n\\nAt:\"\n\"failed to load 'b' version 1: y\"\n"
+    assert find_cause(log * 2) == "failed to load 'a' version 1: Internal: x; failed to load 'b' version 1: y"

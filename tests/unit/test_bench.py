@@ -1,0 +1,282 @@
+"""`shoal bench`: what it asks with, what it makes of the figures, and the command on a real server."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from shoal import cli
+from shoal.bench.compare import compare
+from shoal.bench.figures import Cell, Measured, choose_cells, rounded
+from shoal.bench.inputs import read_inputs
+from shoal.bench.markdown import write_page
+from shoal.bench.perf_analyzer import PerfAnalyzer, read_output
+from shoal.bench.run import Wanted, find_cells, write
+from shoal.bench.target import find_targets
+from shoal.bench.tokens import count_tokens, try_to_count
+from shoal.component.spec import ModelSpec, TensorSpec
+from shoal.errors import ArtifactError, InputError, SetupError, ShoalError
+from shoal.repository.compose import compose
+from shoal.repository.placement import Plan
+from shoal.serving.local import LocalPipeline
+from shoal.training.corpus import DATA_DIR, Corpus
+from tests.conftest import ROOT
+from tests.slow.test_bench_advice import LOAD, write_repository
+from tests.support.bulk import LEAVES
+
+TEXT = TensorSpec("TEXT", "TYPE_STRING", (1,))
+WEIGHT = TensorSpec("WEIGHT", "TYPE_FP32", (1,), is_optional=True)
+SPEC = ModelSpec("m", (TEXT, WEIGHT), (), 8)
+
+
+@pytest.fixture(autouse=True)
+def _passages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """shoal's own texts, whatever else is here."""
+    monkeypatch.delenv(DATA_DIR, raising=False)
+
+
+# --- rows --------------------------------------------------------------------------------------------------------
+
+
+def table(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_rows_of_a_file(tmp_path: Path) -> None:
+    by_name = read_inputs(SPEC, table(tmp_path / "a.csv", "TEXT,WEIGHT,other\na,0.5,x\nété,1,y\n"))
+    assert by_name.num_rows == 2
+    assert {name: a.tolist() for name, a in by_name.take(1, 3).items()} == {
+        "TEXT": [["été".encode()], [b"a"], ["été".encode()]],
+        "WEIGHT": [[1.0], [0.5], [1.0]],
+    }
+    assert by_name.text_bytes == {"TEXT": 3.0}
+    assert by_name.rows()[0] == {"TEXT": ["a"], "WEIGHT": [0.5]}
+    other = read_inputs(SPEC, table(tmp_path / "b.jsonl", '{"passage": "a"}\n{"passage": "b"}\n'), "passage")
+    assert other.arrays.keys() == {"TEXT"}
+    unbatched = replace(other, is_batched=False)  # max_batch_size 0: no dimension of rows
+    assert unbatched.take(3, 1)["TEXT"].tolist() == [b"b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("other\na\n", r"a\.csv has no column 'TEXT'; it has 'other'\. Name the column of the texts: --text-column"),
+        ("TEXT,WEIGHT\na,1\nb,\n", r"a\.csv, row 3 has nothing in column 'WEIGHT'"),
+        ("TEXT\n", r"a\.csv has no rows"),
+        ("TEXT,WEIGHT\na,heavy\n", "WEIGHT cannot be read as TYPE_FP32"),
+    ],
+)
+def test_files_that_cannot_be_asked_with(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ShoalError, match=message):
+        read_inputs(SPEC, table(tmp_path / "a.csv", text))
+
+
+def test_texts_of_any_number_and_inputs_that_may_all_be_left_out(tmp_path: Path) -> None:
+    path = table(tmp_path / "a.csv", "TEXT\na\nb\n")
+    any_number = replace(SPEC, inputs=(replace(TEXT, dims=(-1,)),))
+    assert read_inputs(any_number, path).take(0, 2)["TEXT"].tolist() == [[b"a"], [b"b"]]
+    with pytest.raises(InputError, match=r"a\.csv has a column of none of m's inputs: 'WEIGHT'"):
+        read_inputs(replace(SPEC, inputs=(WEIGHT,)), path)
+
+
+def test_shoals_own_texts_fill_one_text_alone() -> None:
+    inputs = read_inputs(SPEC, None)
+    assert (inputs.num_rows, inputs.source) == (100, "shoal passages")
+    number = TensorSpec("N", "TYPE_INT64", (1,))
+    for needed in ((TEXT, number), (number,)):
+        with pytest.raises(InputError, match=r"m needs .*; shoal's own texts fill one text input alone\. Give rows"):
+            read_inputs(replace(SPEC, inputs=needed), None)
+
+
+def test_one_column_does_not_fill_two_texts(tmp_path: Path) -> None:
+    two = replace(SPEC, inputs=(TEXT, replace(TEXT, name="TITLE")))
+    with pytest.raises(ArtifactError, match="no column 'TITLE'"):
+        read_inputs(two, table(tmp_path / "a.csv", "text\na\n"))
+
+
+def test_tokens_are_those_of_the_mask(repository: Path, passages: Corpus) -> None:
+    (target,) = find_targets([repository])
+    tokens = count_tokens(target.graph, read_inputs(target.graph.config.spec, None))
+    mask = LocalPipeline.load(repository / "preprocess")(INPUT0=list(passages.texts))["BERT_AM"]
+    assert tokens["bert_attention_masks"] == pytest.approx(mask.sum() / len(passages), abs=0.1)
+
+
+def test_a_pipeline_without_tokens_says_so(forest: Path, repository: Path, tmp_path: Path) -> None:
+    (target,) = find_targets([forest])
+    inputs = read_inputs(target.graph.config.spec, None)
+    assert "no inner tensor of integers" in try_to_count(target.graph, inputs)["reason"]
+    broken = shutil.copytree(repository, tmp_path / "broken")
+    (broken / "preprocess" / "1" / "vocab.txt").write_text("", encoding="utf-8")
+    (target,) = find_targets([broken])
+    assert "cannot run in this process: preprocess/1/vocab.txt" in try_to_count(target.graph, inputs)["reason"]
+
+
+# --- figures -----------------------------------------------------------------------------------------------------
+
+
+def test_loads(forest: Path) -> None:
+    assert choose_cells(8, (1, 4, 8, 16)) == [Cell(1, 1), Cell(1, 16), Cell(4, 2), Cell(8, 2)]
+    assert choose_cells(8, (4,), (1, 3)) == [Cell(1, 1), Cell(4, 1), Cell(4, 3)]
+    assert choose_cells(0, (1, 2)) == [Cell(1, 1), Cell(1, 16)]
+    (target,) = find_targets([forest])
+    assert find_cells([target], Wanted(batches=(8,), share=0.7)) == [Cell(1, 1), Cell(1, 16), Cell(8, 2)]
+    assert str(Cell(1, 16)) == "1 row, 16 callers"
+
+
+def repeated(label: str, cell: Cell, *rates: float) -> Measured:
+    return Measured(label, cell, tuple(replace(LOAD, rows_per_s=rate, p50_ms=1000 / rate) for rate in rates))
+
+
+def test_medians_and_spreads() -> None:
+    measured = repeated("cpu", Cell(8, 2), 30.0, 10.0, 20.0)
+    assert (measured.median.rows_per_s, measured.spread("rows_per_s")) == (20.0, (10.0, 30.0))
+    assert measured.median.steps == LOAD.steps
+    assert measured.as_dict()["min_max"]["p50_ms"] == [33.333, 100.0]
+    assert rounded({"a": [0.000123456, 12.34567], "b": (None, 3)}) == {"a": [0.0001235, 12.346], "b": [None, 3]}
+
+
+def test_who_does_not_win_where() -> None:
+    one, many = Cell(1, 1), Cell(32, 2)
+    measured = [
+        *(repeated("cpu", one, 100, 101), repeated("cpu", many, 200, 210)),
+        *(repeated("gpu", one, 50, 51), repeated("gpu", many, 800, 900)),
+        *(repeated("hybrid", one, 99, 108), repeated("hybrid", many, 750, 810)),
+    ]
+    assert compare(measured) == [
+        "cpu and hybrid are not told apart at 1 row, 1 caller: 10.0 ms against hybrid's 9.7.",
+        "gpu does not win at 1 row, 1 caller: 19.8 ms against hybrid's 9.7, 2.0 times slower.",
+        "cpu does not win at 32 rows, 2 callers: 205.0 rows/s against gpu's 850.0, 4.1 times less.",
+        "hybrid and gpu are not told apart at 32 rows, 2 callers: 780.0 rows/s against gpu's 850.0.",
+    ]
+    assert compare(measured[:2]) == []
+
+
+def test_what_perf_analyzer_prints(tmp_path: Path) -> None:
+    printed = """
+    Throughput: 194.6 infer/sec
+    p50 latency: 4030 usec
+    p90 latency: 5560 usec
+    p99 latency: 18500 usec
+Inferences/Second vs. Client Average Batch Latency
+Concurrency: 1, throughput: 193.4 infer/sec, latency 5120 usec
+"""
+    assert read_output(printed) == (193.4, 4.03, 18.5)
+    with pytest.raises(SetupError, match=r"perf_analyzer gave no figure: error: failed to .*model\."):
+        read_output("", "\nerror: failed to find the model\n")
+    with pytest.raises(InputError, match=r"There is no .*nowhere"):
+        PerfAnalyzer(tmp_path / "nowhere")
+    with pytest.raises(SetupError, match="does not start: Permission denied"):
+        PerfAnalyzer(table(tmp_path / "text", "no program"))
+
+
+# --- the command -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def hybrid_forest(artifacts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("forests") / "hybrid"
+    return compose("forest", out, artifacts=artifacts, leaves=[LEAVES], plan=Plan(placement="hybrid", gpus=()))
+
+
+@pytest.mark.server
+def test_the_command(forest: Path, hybrid_forest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two placements in turns, in three loads and with random arrivals."""
+    out = tmp_path / "out"
+    command = ["bench", forest, hybrid_forest, "--quick", "--seconds", 0.3, "--batches", "1,8", "--callers", "4"]
+    result = CliRunner().invoke(cli.app, list(map(str, [*command, "--load", 0.5, "--report", "--out", out])))
+    assert result.exit_code == 0, result.output
+    printed = result.stdout
+    for words in (
+        "Latency of one caller",
+        "Throughput by rows",
+        "Steps of hybrid",
+        "arrive by themselves",
+        "The step to look",
+    ):
+        assert words in printed
+    (data,) = out.glob("bench-*.json")
+    record = json.loads(data.read_text(encoding="utf-8"))
+    check_record(record)
+    assert str(tmp_path) not in data.read_text(encoding="utf-8")
+    page = data.with_suffix(".md").read_text(encoding="utf-8")
+    assert page == write_page(record, sorted(out.glob("*.svg"), key=lambda path: "steps" in path.name))
+    assert "| cpu | 8 | 4 | " in page
+    assert "## What would help hybrid, and what would not" in page
+    assert {path.name.rpartition("-")[2] for path in out.glob("*.svg")} == {"throughput.svg", "steps.svg"}
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    files, missing = write(record, tmp_path / "without")
+    assert missing == "There are no pictures: matplotlib is not installed. Type: pip install 'shoal[draw]'"
+    assert [path.suffix for path in files] == [".json", ".md"]
+
+
+def check_record(record: Mapping[str, Any]) -> None:
+    assert [entry["placement"] for entry in record["repositories"]] == ["cpu", "hybrid"]
+    loads = {(load["repository"], load["batch"], load["callers"]): load for load in record["loads"]}
+    assert len(loads) == 6
+    for (label, batch, _), load in loads.items():
+        assert len(load["repeats"]) == 2
+        low, high = load["min_max"]["rows_per_s"]
+        assert 0 < low <= load["median"]["rows_per_s"] <= high
+        for figures in load["repeats"]:
+            assert 0 < figures["p50_ms"] <= figures["p90_ms"] <= figures["p99_ms"] <= figures["max_ms"]
+            assert figures["server_cpu"] + figures["client_cpu"] + figures["other_cpu"] <= 1.1
+            assert list(figures["steps"]) == (["preprocess", "cuml"] if label == "cpu" else ["cuml"])
+            for step in figures["steps"].values():
+                assert step["rows_per_execution"] >= batch * (1 - 1e-9)
+                assert 0 < step["busy"] <= 1.1
+                assert step["cpu_ms"] >= 0
+            assert (figures["local_ms"] is None) == (label == "cpu")
+            assert 0 <= (figures["local_ms"] or 0) < figures["max_ms"]
+            assert (figures["server_ms"] is None) == (label == "hybrid")
+    for arrivals in record["arrivals"]:
+        assert math.isclose(arrivals["p99_over_p50"], arrivals["p99_ms"] / arrivals["p50_ms"], rel_tol=0.01)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["/nowhere"], r"There is no repository /nowhere\. Make one"),
+        (["{forest}", "--batches", "1,few"], r"--batches '1,few' is no list of whole numbers above 0\. For example"),
+        (["{forest}", "--callers", "0"], "--callers '0' is no list of whole numbers above 0"),
+        (["{forest}", "--batches", "1024"], r"forest in .* takes 1 to 512 rows a request, not 1024\. Give sizes"),
+        (["{forest}", "--protocol", "ftp"], r"There is no --protocol 'ftp'\. Known: grpc, http\."),
+        (["{forest}", "--load", "7"], "--load 7 is no share of a rate"),
+        (["{forest}", "--model", "nope"], "There is no model nope"),
+        (["{forest}", "--inputs", "/nowhere.csv"], r"There is no nowhere\.csv in /"),
+        (["{forest}", "--inputs", "{other}/rows.csv"], r"rows\.csv has no column 'excerpt'; it has 'X'"),
+        (["{forest}", "{forest}"], "A repository is named twice"),
+        (["{forest}", "{other}"], "both in .* takes other inputs than forest in"),
+        (["{other}"], "both needs 'X'; shoal's own texts fill one text input alone"),
+        (["{forest}", "--perf-analyzer", "/nowhere"], "There is no /nowhere"),
+    ],
+)
+def test_what_cannot_be_measured(forest: Path, tmp_path: Path, arguments: list[str], message: str) -> None:
+    other = write_repository(tmp_path / "other", seconds="0")
+    filled = [argument.format(forest=forest, other=other) for argument in arguments]
+    with pytest.raises(ShoalError, match=message):
+        CliRunner().invoke(cli.app, ["bench", *filled], catch_exceptions=False)
+
+
+def test_the_commands_of_the_page_are_commands() -> None:
+    page = (ROOT / "docs" / "bench.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^ *shoal bench (.*)$", page, re.MULTILINE)
+    assert len(commands) >= 3
+    command = typer.main.get_command(cli.app).commands["bench"]  # type: ignore[attr-defined]
+    for arguments in commands:
+        command.make_context("bench", shlex.split(arguments))  # an option that is none would be an error
+    help_text = CliRunner().invoke(cli.app, ["bench", "--help"], env={"COLUMNS": "200"}).stdout
+    for option in re.findall(r"`(--[a-z-]+)", page):
+        assert option in help_text, option

@@ -1,0 +1,97 @@
+"""What a benchmark leaves behind, and what it bears: folders, a second run, a failing perf_analyzer, foreign models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from shoal import cli
+from shoal.bench.figures import Cell, Measured
+from shoal.bench.measure import Settings
+from shoal.bench.record import make_case
+from shoal.bench.run import Wanted, bench, write
+from shoal.bench.sheets import remarks
+from shoal.bench.target import find_targets
+from shoal.errors import ArtifactError, SetupError
+from shoal.repository.loading import component_class
+from tests.slow.test_bench_advice import LOAD, write_repository
+
+ANALYZER = """#!/bin/sh
+if [ "$1" = --version ]; then echo "Perf Analyzer Version 2.51.0"; exit; fi
+echo "error: no luck" >&2
+exit 1
+"""
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Of a real server, beside a perf_analyzer that always fails."""
+    folder = tmp_path_factory.mktemp("bench")
+    repository = write_repository(folder / "repository", seconds="0")
+    analyzer = folder / "perf_analyzer"
+    analyzer.write_text(ANALYZER, encoding="utf-8")
+    analyzer.chmod(0o755)
+    settings = Settings(seconds=0.2, warm_seconds=0.1, repeats=2)
+    wanted = Wanted(settings, batches=(1,), callers=(2,), perf_analyzer=analyzer)
+    return bench([repository], wanted, rows=repository / "rows.csv")
+
+
+@pytest.mark.server
+def test_what_perf_analyzer_fails_with_is_left_out(record: dict[str, Any]) -> None:
+    assert record["perf_analyzer"]["loads"] == []
+    sentence = (
+        "perf_analyzer: repository with 1 row, 2 callers is left out: perf_analyzer gave no figure: error: no luck."
+    )
+    assert sentence in remarks(record)
+    assert len(record["loads"]) == 2
+
+
+@pytest.mark.server
+def test_a_second_run_of_a_day_leaves_the_first_alone(record: dict[str, Any], tmp_path: Path) -> None:
+    first, _ = write(record, tmp_path)
+    again, _ = write({**record, "notes": ["Another."]}, tmp_path)
+    assert [path.name for path in first[:2]] == [f"bench-{record['date']}{end}" for end in (".json", ".md")]
+    assert [path.name for path in again[:2]] == [f"bench-{record['date']}-2{end}" for end in (".json", ".md")]
+    assert json.loads(first[0].read_text(encoding="utf-8"))["notes"] == record["notes"]
+
+
+def test_a_folder_that_cannot_be_written_is_found_out_first(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    with pytest.raises(
+        SetupError, match=r"file/out cannot be written: Not a directory\. Name another folder: --out DIR"
+    ):
+        CliRunner().invoke(
+            cli.app, ["bench", str(tmp_path), "--out", str(tmp_path / "file" / "out")], catch_exceptions=False
+        )
+
+
+def test_the_way_between_the_steps_is_known_where_each_is_one_model(tmp_path: Path) -> None:
+    repository = write_repository(tmp_path / "repository", seconds="0")
+    measured = [Measured("repository", Cell(1, 1), (LOAD,))]
+    machine = {"cores": 4, "flags": ""}
+    (target,) = find_targets([repository])
+    assert make_case(target, measured, machine).levels == {"quick": 1, "slow": 2}
+    config = repository / "both" / "config.pbtxt"
+    config.write_text(config.read_text(encoding="utf-8").replace('"quick"', '"slow"'), encoding="utf-8")
+    (target,) = find_targets([repository])
+    assert make_case(target, measured, machine).levels == {}  # the same model twice
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("import triton_python_backend_utils", " that loads in this process: No module named 'triton_python_back"),
+        ("class TritonPythonModel: ...", r"\. Derive a class from shoal's Component"),
+        ("", r"\. Derive a class from shoal's Component"),
+    ],
+)
+def test_a_model_that_is_no_component(tmp_path: Path, text: str, reason: str) -> None:
+    path = tmp_path / "tokenizer" / "1" / "model.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ArtifactError, match=f"^tokenizer/1/model.py is no shoal component{reason}"):
+        component_class(path)

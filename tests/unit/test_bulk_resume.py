@@ -1,0 +1,239 @@
+"""Bulk work that is stopped, at whatever moment, and goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from shoal.bulk.asking import WINDOW
+from shoal.bulk.journal import Journal, open_journal, partial_path
+from shoal.bulk.model import Model, local
+from shoal.cli import app
+from shoal.errors import ArtifactError, InputError, ServerError, SetupError
+from shoal.serving.local import LocalPipeline
+from tests.support.bulk import Stopped, infer_arguments, run, write_texts
+
+KINDS = (".csv", ".jsonl", ".parquet")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = write_texts(tmp_path_factory.mktemp("in") / "in.csv", 5 * WINDOW + 7)
+    with path.open("ab") as file:
+        file.write(b"bad,\xff\n")
+    return path
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_that_goes_on_writes_the_same_bytes(
+    kind: str, source: Path, tmp_path: Path, scorer: LocalPipeline
+) -> None:
+    model = local(scorer)
+    whole, out = tmp_path / f"whole{kind}", tmp_path / f"out{kind}"
+    summary = run(model, source, whole)
+    assert (summary.num_rows, summary.num_failed) == (5 * WINDOW + 8, 1)
+    draw = random.Random(kind)
+    for cut in (
+        0,
+        1,
+        10_000,
+        None,
+    ):  # bytes at the end that the machine lost with it; None: more were written than known
+        with pytest.raises(Stopped):
+            run(model, source, out, stop_after=draw.randint(2, 4) * WINDOW)
+        assert not out.exists()
+        kept = partial_path(out).read_bytes()
+        partial_path(out).write_bytes(kept + b'{"rows": 256, "fai' if cut is None else kept[: len(kept) - cut])
+    assert run(model, source, out) == summary
+    assert out.read_bytes() == whole.read_bytes()
+    assert sorted(p.name for p in tmp_path.iterdir()) == [f"out{kind}", f"whole{kind}"]
+
+
+def test_what_was_answered_is_not_asked_again(source: Path, tmp_path: Path, scorer: LocalPipeline) -> None:
+    asked: list[str] = []
+
+    def call(inputs: Any) -> Any:
+        asked.extend(inputs["excerpt"])
+        return scorer(**inputs)
+
+    model = local(scorer)
+    counting = Model(model.name, model.inputs, model.outputs, call, model.max_rows, 1)
+    with pytest.raises(Stopped):
+        run(counting, source, tmp_path / "out.csv", stop_after=4 * WINDOW)
+    asked.clear()
+    run(counting, source, tmp_path / "out.csv")
+    assert WINDOW < len(asked) < 2 * WINDOW  # the last 264 rows, and again some that were asked with a bad one
+
+
+def test_a_journal_of_something_else_is_not_gone_on_with(source: Path, tmp_path: Path, scorer: LocalPipeline) -> None:
+    model, out = local(scorer), tmp_path / "out.csv"
+    with pytest.raises(Stopped):
+        run(model, source, out, stop_after=2 * WINDOW, settings={"batch_size": 32})
+    with pytest.raises(InputError, match=r"out\.csv\.partial was begun with another batch size: 32, now 64\. Begin an"):
+        run(model, source, out, settings={"batch_size": 64})
+    other = write_texts(tmp_path / "other.csv", 5 * WINDOW)
+    text = other.read_text(encoding="utf-8")
+    other.write_text(text.replace("\n0,", "\n00,", 1), encoding="utf-8")
+    for rows, settings in ((other, {"batch_size": 32}), (write_texts(tmp_path / "few.csv", 9), {"batch_size": 32})):
+        with pytest.raises(
+            InputError,
+            match=rf"The first 512 rows of {rows.name} are not those that out\.csv\.partial has answers for\. Give the",
+        ):
+            run(model, rows, out, settings=settings)
+    run(model, other, out, settings={"batch_size": 64}, is_fresh=True)
+    assert len(out.read_bytes().splitlines()) == 5 * WINDOW + 1
+    for content in (b"mine\n", b"{}\n", b"[1]\nrest", b"mine"):
+        partial_path(out).write_bytes(content)
+        with pytest.raises(InputError, match=r"out\.csv\.partial is none of shoal's\. Move it away"):
+            run(model, source, out, is_fresh=True)
+        assert partial_path(out).read_bytes() == content
+
+
+def test_the_order_of_settings_does_not_matter(source: Path, tmp_path: Path, scorer: LocalPipeline) -> None:
+    model, out = local(scorer), tmp_path / "out.csv"
+    with pytest.raises(Stopped):
+        run(model, source, out, stop_after=2 * WINDOW, settings={"set": {"A": 1, "B": 2}, "x": 1})
+    assert run(model, source, out, settings={"x": 1, "set": {"B": 2, "A": 1}}).num_rows == 5 * WINDOW + 8
+    assert len(out.read_bytes().splitlines()) == 5 * WINDOW + 9
+
+
+def test_another_repository_does_not_go_on(forest: Path, source: Path, tmp_path: Path) -> None:
+    other, out = shutil.copytree(forest, tmp_path / "other"), tmp_path / "out.csv"
+    manifest = json.loads((other / "manifest.json").read_text(encoding="utf-8"))
+    (other / "manifest.json").write_text(json.dumps({**manifest, "identity": "another"}), encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Journal, "append", _stop)
+        assert isinstance(CliRunner().invoke(app, infer_arguments(forest, source, out)).exception, Stopped)
+    result = CliRunner().invoke(app, infer_arguments(other, source, out))
+    assert isinstance(result.exception, InputError)
+    assert f"was begun with another repository: '{manifest['identity'][:12]}" in str(result.exception)
+
+
+def _stop(*_: object, **__: object) -> None:
+    raise Stopped
+
+
+def test_an_input_that_grew_goes_on_twice(source: Path, tmp_path: Path, scorer: LocalPipeline) -> None:
+    """Where an earlier run ended in the middle of a window, the windows of the next one begin there."""
+    growing, out, model = tmp_path / "in.csv", tmp_path / "out.csv", local(scorer)
+    rows = source.read_bytes().splitlines(keepends=True)
+    growing.write_bytes(b"".join(rows[:601]))
+    with pytest.raises(Stopped):
+        run(model, growing, out, stop_after=600)
+    growing.write_bytes(b"".join(rows))
+    with pytest.raises(Stopped):
+        run(model, growing, out, stop_after=900)
+    assert run(model, growing, out).num_rows == len(rows) - 1
+    assert len(out.read_bytes().splitlines()) == len(rows)
+
+
+def test_a_model_that_refuses_what_it_answered_before(source: Path, tmp_path: Path, scorer: LocalPipeline) -> None:
+    """A server that lost the model, or got another of its name: no fault of the rows."""
+    model, out = local(scorer), tmp_path / "out.csv"
+    calls = iter(range(20))
+
+    def call(inputs: Any) -> Any:
+        if next(calls, None) is None:
+            raise InputError("The server has no model forest.")
+        return scorer(**inputs)
+
+    losing = Model(model.name, model.inputs, model.outputs, call, model.max_rows, 1).rehearsed({})
+    with pytest.raises(ServerError, match="Model forest refuses what it answered before: The server has no model for"):
+        run(losing, source, out)
+    assert run(model, source, out).num_failed == 1
+
+
+def test_two_runs_do_not_write_one_output(source: Path, tmp_path: Path, scorer: LocalPipeline) -> None:
+    out = tmp_path / "out.csv"
+    with (
+        open_journal(out, {}, is_fresh=False),
+        pytest.raises(SetupError, match=r"Another process is writing .*out\.csv\.partial\. Wait for it"),
+    ):
+        run(local(scorer), source, out)
+
+
+def test_an_input_that_changes_meanwhile(source: Path, tmp_path: Path, scorer: LocalPipeline) -> None:
+    growing, out = tmp_path / "in.csv", tmp_path / "out.csv"
+    growing.write_bytes(source.read_bytes())
+    model = local(scorer)
+
+    def call(inputs: Any) -> Any:
+        with growing.open("ab") as file:
+            file.write(b"more,A text.\n")
+        return scorer(**inputs)
+
+    with pytest.raises(ArtifactError, match=r"^in\.csv changed while it was read\. Run it again when nobody writes"):
+        run(Model(model.name, model.inputs, model.outputs, call, model.max_rows, 1), growing, out)
+    assert not out.exists()
+    run(model, growing, out)  # it has grown only: what was answered still stands
+    assert len(out.read_bytes().splitlines()) == len(growing.read_bytes().splitlines())
+
+
+def test_a_server_that_goes_away_keeps_what_it_answered(source: Path, tmp_path: Path, scorer: LocalPipeline) -> None:
+    model, out = local(scorer), tmp_path / "out.csv"
+    calls = iter(range(20))
+
+    def call(inputs: Any) -> Any:
+        if next(calls, None) is None:
+            raise ServerError("Gone.")
+        return scorer(**inputs)
+
+    with pytest.raises(ServerError, match="Gone"):
+        run(Model(model.name, model.inputs, model.outputs, call, model.max_rows, 1), source, out)
+    with open_journal(out, {"model": "forest"}, is_fresh=False) as journal:
+        assert journal.num_rows == 2 * WINDOW
+    assert run(model, source, out).num_rows == 5 * WINDOW + 8
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount: list[str | Path] = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", disk]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("a small disk cannot be mounted here: that takes root")
+    yield disk
+    subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_full_disk(kind: str, source: Path, tmp_path: Path, scorer: LocalPipeline, small_disk: Path) -> None:
+    out = small_disk / f"out{kind}"
+    room = 40_000 if kind == ".csv" else 90_000  # for a part of the answers
+    (small_disk / "filler").write_bytes(bytes(os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_bsize - room))
+    with pytest.raises(
+        SetupError, match=r"out\.\w+(\.partial)? cannot be written: No space left on device\. Make room"
+    ):
+        run(local(scorer), source, out)
+    assert not out.exists()
+    (small_disk / "filler").unlink()
+    run(local(scorer), source, out)
+    run(local(scorer), source, tmp_path / f"whole{kind}")
+    assert out.read_bytes() == (tmp_path / f"whole{kind}").read_bytes()
+
+
+def test_a_disk_that_takes_a_part(source: Path, tmp_path: Path, scorer: LocalPipeline) -> None:
+    """By the limit of a file's size, which takes no root; what was written of the last answers is cut off."""
+    out, before = tmp_path / "out.csv", resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (25_000, before[1]))
+    try:
+        with pytest.raises(SetupError, match=r"out\.csv\.partial cannot be written: File too large\. Make room there"):
+            run(local(scorer), source, out)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert run(local(scorer), source, out).num_rows == 5 * WINDOW + 8
+    run(local(scorer), source, tmp_path / "whole.csv")
+    assert out.read_bytes() == (tmp_path / "whole.csv").read_bytes()

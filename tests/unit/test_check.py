@@ -1,0 +1,121 @@
+"""Mistakes are found before Triton does: each planted one by its rule, file and line; its mended twin is clean."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from shoal.repository.check import RULES, check
+from shoal.repository.check.page import page
+from tests.conftest import ROOT
+from tests.support import (
+    planted_code,
+    planted_ensembles,
+    planted_environments,
+    planted_fields,
+    planted_folders,
+    planted_forest,
+    planted_names,
+    planted_onnx,
+    planted_placement,
+    planted_scheduling,
+    planted_security,
+    planted_tensors,
+    planted_torchscript,
+    planted_wiring,
+)
+from tests.support.explicit import Explicit, explicit
+from tests.support.planted import Plant
+
+PLANTS: tuple[Plant, ...] = (
+    *planted_fields.PLANTS,
+    *planted_folders.PLANTS,
+    *planted_tensors.PLANTS,
+    *planted_scheduling.PLANTS,
+    *planted_ensembles.PLANTS,
+    *planted_wiring.PLANTS,
+    *planted_placement.PLANTS,
+    *planted_environments.PLANTS,
+    *planted_forest.PLANTS,
+    *planted_torchscript.PLANTS,
+    *planted_code.PLANTS,
+    *planted_names.PLANTS,
+    *planted_security.PLANTS,
+)
+HERE = PLANTS + (planted_onnx.PLANTS if find_spec("onnx") else ())
+
+
+@pytest.mark.parametrize("plant", HERE, ids=lambda plant: plant.name)
+def test_a_planted_mistake_is_found_and_its_mended_twin_clean(plant: Plant, tmp_path: Path) -> None:
+    assert check(plant.write(tmp_path / "good", is_bad=False), target=plant.target) == []
+    bad = plant.write(tmp_path / "bad", is_bad=True)
+    findings = check(bad, target=plant.target)
+    found = [finding for finding in findings if finding.rule.id == plant.rule]
+    assert found, findings
+    assert found[0].place.path == bad / plant.file
+    if plant.line:
+        lines = (bad / plant.file).read_text(encoding="utf-8").split("\n")
+        assert plant.line in lines[found[0].place.line - 1], found
+    assert found[0].fix
+
+
+def test_every_rule_has_a_planted_mistake() -> None:
+    plants = PLANTS + planted_onnx.PLANTS
+    assert {plant.rule for plant in plants} == set(RULES)
+    assert len(plants) == len({plant.name for plant in plants})
+
+
+def test_what_core_refuses_is_an_error() -> None:
+    for plant in PLANTS:
+        if plant.core:
+            assert RULES[plant.rule].is_core, plant.name
+
+
+@pytest.fixture(scope="module")
+def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Explicit]:
+    repository = tmp_path_factory.mktemp("planted") / "repository"
+    repository.mkdir()
+    with explicit(repository) as server:
+        yield server
+
+
+REFUSED = [plant for plant in PLANTS if plant.core]
+
+
+@pytest.mark.parametrize(
+    "plant", [plant for plant in REFUSED if not plant.has_environment], ids=lambda plant: plant.name
+)
+def test_core_refuses_it_too_in_these_words(plant: Plant, triton: Explicit, tmp_path: Path) -> None:
+    triton.refill(plant.write(tmp_path / "bad", is_bad=True))
+    assert re.search(plant.core, triton.load(plant.model))
+    triton.unload(plant.model)
+
+
+@pytest.mark.parametrize("plant", [plant for plant in REFUSED if plant.has_environment], ids=lambda plant: plant.name)
+def test_core_refuses_an_environment_too(plant: Plant, tmp_path: Path) -> None:
+    with explicit(plant.write(tmp_path / "bad", is_bad=True)) as server:
+        assert re.search(plant.core, server.load("first"))
+
+
+def test_core_loads_their_mended_twins(triton: Explicit, tmp_path: Path) -> None:
+    """But for environments, which hold no Python here: theirs is the base, which is among them."""
+    loaded = set()
+    for number, plant in enumerate(plant for plant in REFUSED if not plant.has_environment):
+        twin = plant.write(tmp_path / str(number), is_bad=False)
+        files = tuple((str(p.relative_to(twin)), p.read_bytes()) for p in sorted(twin.rglob("*")) if p.is_file())
+        if files not in loaded:
+            loaded.add(files)
+            triton.refill(twin)
+            assert triton.load(plant.model) == "", plant.name
+            triton.unload(plant.model)
+
+
+def test_the_page_is_made_from_the_rules() -> None:
+    assert (ROOT / "docs" / "rules.md").read_text(encoding="utf-8") == page()
+    for rule in RULES.values():
+        assert all((rule.title, rule.why, rule.source, rule.bad, rule.good)), rule.id
+        assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", rule.id)

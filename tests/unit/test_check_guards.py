@@ -1,0 +1,158 @@
+"""One model.py for several configurations, one repository on several machines: what may be right is left alone."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from shoal.environment.targets import find_target
+from shoal.repository.check.reading.repositories import read_repository
+from shoal.repository.check.rules import security
+from tests.support.planted import MODEL, config
+from tests.support.sources import check_source, find
+
+MASK = 'pb_utils.get_input_tensor_by_name(request, "MASK").as_numpy()'
+SCORES = 'pb_utils.Tensor("SCORES", x)'
+DTYPE = 'pb_utils.get_output_config_by_name(self.config, "SCORES")["data_type"]'
+HAS_MASK = 'has_mask = "MASK" in self.config'
+GUARDED = {
+    "if": f'if "MASK" in self.inputs:\n    x = {MASK}',
+    "if of an attribute": f"if self.has_mask:\n    x = {MASK}",
+    "else": f"if not self.has_mask:\n    pass\nelse:\n    x = {MASK}",
+    "if of a name": f"{HAS_MASK}\nif has_mask:\n    x = {MASK}",
+    "a conditional expression": f"x = {MASK} if self.has_mask else x",
+    "and": f"x = self.has_mask and {MASK}",
+    "or": f"x = self.has_none or {MASK}",
+    "try": f"try:\n    x = {MASK}\nexcept AttributeError:\n    pass",
+    "an except": f"try:\n    x = x + 1\nexcept ValueError:\n    x = {MASK}",
+    "while": f"while self.has_mask:\n    x = {MASK}\n    break",
+    "match": f"match self.kind:\n    case 'masked':\n        x = {MASK}",
+    "a filter": 'names = ("X", "MASK")\n'
+    "x = [pb_utils.get_input_tensor_by_name(request, n).as_numpy() for n in names if n in self.inputs]",
+    "continue": f'if "MASK" not in self.inputs:\n    continue\nx = {MASK}',
+    "continue by an attribute": f"if not self.has_mask:\n    continue\nx = {MASK}",
+    "continue by a name": f"{HAS_MASK}\nif not has_mask:\n    continue\nx = {MASK}",
+    "continue in a loop over names": 'for name in ("X", "MASK"):\n    if name not in self.inputs:\n        continue\n'
+    "    x = pb_utils.get_input_tensor_by_name(request, name).as_numpy()",
+    "an output": f'outputs = []\nif "SCORES" in self.outputs:\n    outputs.append({SCORES})',
+    "an output that is tried in vain": f"try:\n    x = 1\nexcept ValueError:\n    x = {SCORES}",
+    "a dtype": f'dtype = None\nif "SCORES" in self.outputs:\n    dtype = {DTYPE}',
+    "a method that is called for it": "if self.has_mask:\n    x = self.mask(request)",
+}
+CERTAIN = {
+    "plain": f"x = {MASK}",
+    "with": f"with self.lock:\n    x = {MASK}",
+    "if True": f"if True:\n    x = {MASK}",
+    "if __debug__": f"if __debug__:\n    x = {MASK}",
+    "the test itself": f"if {MASK} is not None:\n    pass",
+    "the first of and": f"x = {MASK} and self.a",
+    "finally": f"try:\n    x = 1\nexcept ValueError:\n    pass\nfinally:\n    x = {MASK}",
+    "behind a test of something else": f"if x is None:\n    continue\nmask = {MASK}",
+    "behind a test of its own": f"if self.check(x):\n    continue\nmask = {MASK}",
+    "of a decoupled model": f"if self.is_decoupled:\n    x = {MASK}",
+    "an output in a try": f"try:\n    x = [{SCORES}]\nexcept ValueError as error:\n    x = []",
+    "a dtype": f"dtype = {DTYPE}",
+    "a method": "x = self.mask(request)",
+    "a method by its name": "x = list(map(self.mask, [request]))",
+}
+
+
+def write(body: str) -> str:
+    """A model.py with ``body`` in its loop over the requests."""
+    lines = "".join(f"            {line}\n" for line in body.split("\n"))
+    method = f"\n    def mask(self, request):\n        return {MASK}\n" if "self.mask" in body else ""
+    return MODEL.replace("            responses", f"{lines}            responses") + method
+
+
+@pytest.mark.parametrize("body", GUARDED.values(), ids=GUARDED)
+def test_a_tensor_that_is_asked_for_before_may_be_another_configurations(body: str, tmp_path: Path) -> None:
+    assert check_source(tmp_path, write(body)) == []
+
+
+@pytest.mark.parametrize("body", CERTAIN.values(), ids=CERTAIN)
+def test_a_tensor_that_is_never_asked_for_is_missed(body: str, tmp_path: Path) -> None:
+    (rule,) = check_source(tmp_path, write(body))
+    kind = "writes-unknown-output" if "Tensor(" in body else "wrong-config-name" if "dtype" in body else None
+    assert rule == (kind or "reads-unknown-input")
+
+
+def test_a_method_that_nobody_calls_says_nothing(tmp_path: Path) -> None:
+    text = f"{MODEL}\n    def mask(self, request):\n        return {MASK}\n"
+    assert check_source(tmp_path / "a", text) == []
+    assert check_source(tmp_path / "b", text.replace("def mask", "def __call__")) == ["reads-unknown-input"]
+    assert check_source(tmp_path / "c", text.replace("return ", "return self.mask(request) or ")) == []
+
+
+@pytest.mark.parametrize("is_guarded", [True, False])
+def test_a_component_may_ask_as_well(is_guarded: bool, tmp_path: Path) -> None:
+    test = 'if "MASK" in self.names:\n            ' if is_guarded else ""
+    more = 'if self.more:\n            return {"SCORES": x}\n        ' if is_guarded else 'x["SCORES"] = 1\n        '
+    text = (
+        "from shoal.component.base import Component\n\n\nclass Double(Component):\n    def run(self, batch):\n"
+        f'        x = batch["X"]\n        {test}x = x + batch["MASK"]\n        {more}return {{"Y": x}}\n\n\n'
+        "TritonPythonModel = Double.for_triton()\n"
+    )
+    assert check_source(tmp_path, text) == ["reads-unknown-input"] * (not is_guarded)
+
+
+def test_names_that_no_release_minds(tmp_path: Path) -> None:
+    group = 'instance_group [ { name: "%s" kind: KIND_CPU } ]\n'
+    assert check_source(tmp_path / "a", MODEL, group % "a%b^c") == []
+    assert check_source(tmp_path / "b", MODEL, group % "a#b") == ["unsafe-name"]
+
+
+def links(folder: Path, target: str | None = None) -> list[str]:
+    """What is found of links, for a server."""
+    repository = read_repository(folder, find_target(target) if target else None)
+    return [f"{f.rule.id} {f.place.path.name}" for m in repository.models for f in security.find(m, repository)]
+
+
+def test_a_link_may_lead_to_a_file_of_the_container(tmp_path: Path) -> None:
+    assert check_source(tmp_path, MODEL) == []
+    folder = tmp_path / "m" / "1"
+    (folder / "absolute").symlink_to("/no/such/weights")
+    (folder / "chained").symlink_to("absolute")
+    (folder / "inside").symlink_to(folder / "missing")
+    (folder / "relative").symlink_to("../../../runs/7/weights")
+    (folder / ".#config.pbtxt").symlink_to("me@there.1234:5678")
+    found = ["dangling-link inside", "dangling-link relative"]
+    outside = ["symlink-leaves-repository absolute", "symlink-leaves-repository chained"]
+    assert sorted(links(tmp_path)) == sorted(links(tmp_path, "26.06")) == found + outside
+    embedded = ["dangling-link absolute", "dangling-link chained", *found]
+    assert sorted(links(tmp_path, "embedded")) == embedded
+
+
+def test_what_may_not_be_read_is_nothing_to_stumble_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert check_source(tmp_path, MODEL) == []
+    folder = tmp_path / "m" / "1"
+    (folder / "long").symlink_to("/".join(["a" * 300] * 3))
+    assert links(tmp_path) == []
+    (folder / "hidden.pt").symlink_to("/elsewhere/hidden.pt")
+    (folder / "mine.pt").write_bytes(b"PK\x03\x04")
+    (tmp_path / "m" / "private").mkdir()
+    refused = PermissionError(errno.EACCES, "Permission denied")
+    stat, scan = Path.stat, os.scandir
+
+    def refuse(path: Path, **more: bool) -> os.stat_result:
+        if path.name.endswith(".pt"):
+            raise refused
+        return stat(path, **more)
+
+    def refuse_folder(path: Path | str) -> os._ScandirIterator[str]:
+        if Path(path).name == "private":
+            raise refused
+        return scan(path)
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    monkeypatch.setattr(os, "scandir", refuse_folder)
+    assert links(tmp_path) == ["symlink-leaves-repository hidden.pt"]
+    assert [finding.rule.id for finding in find(tmp_path)] == ["symlink-leaves-repository"]
+
+
+def test_a_config_has_the_tensors_of_all(tmp_path: Path) -> None:
+    more = 'input { name: "MASK" data_type: TYPE_FP32 dims: [ 4 ] }\n'
+    assert check_source(tmp_path, write(GUARDED["if"]), more) == []
+    assert "MASK" not in config("m")

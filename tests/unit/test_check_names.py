@@ -1,0 +1,291 @@
+"""The checks of a model.py's tensor names, and of files: what must be found, and above all what must not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support import planted_names
+from tests.support.planted import MODEL, config
+from tests.support.sources import check_source, execute, find
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        execute("self.fail()", before="Response = pb_utils.InferenceResponse")
+        + "\n    def fail(self):\n        raise ValueError\n",
+        execute("pass", head="@wrapped\n    def execute(self, requests):"),
+        execute("return []").replace("class TritonPythonModel:", "class TritonPythonModel(Base):"),
+    ],
+    ids=["a method that always raises", "an unknown decorator", "an unknown base"],
+)
+def test_what_cannot_be_known_of_an_execute_is_left_alone(text: str, tmp_path: Path) -> None:
+    assert check_source(tmp_path, text) == []
+
+
+def test_a_decoupled_model_returns_none(tmp_path: Path) -> None:
+    assert check_source(tmp_path, execute("return None"), "model_transaction_policy { decoupled: true }\n") == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from models import TritonPythonModel",
+        "from models import *",
+        "from models import Model as TritonPythonModel",
+        "import models\nTritonPythonModel = models.Model",
+        "try:\n    import torch\n    class TritonPythonModel:\n        def execute(self, requests): return []\n"
+        "except ImportError:\n    class TritonPythonModel:\n        def execute(self, requests): return []",
+        "class Model:\n    def execute(self, requests): return []\n\nTritonPythonModel = Model",
+        "def TritonPythonModel():\n    return Model()",
+        "globals()['Triton' + 'PythonModel'] = object",
+        "a, TritonPythonModel = make()",
+        "class Base:\n    def execute(self, requests): return []\n\nclass TritonPythonModel(Base):\n    pass",
+        "from models import Base\n\nclass TritonPythonModel(Base):\n    pass",
+        "from models import register\n\n@register\nclass TritonPythonModel:\n    pass",
+        "class TritonPythonModel:\n    from models import execute",
+        "class TritonPythonModel:\n    execute = answer",
+    ],
+)
+def test_a_class_may_come_from_anywhere(text: str, tmp_path: Path) -> None:
+    assert check_source(tmp_path, text) == []
+
+
+@pytest.mark.parametrize(
+    ("method", "is_callable"),
+    [
+        ("def initialize(self, args): pass", True),
+        ("def initialize(self, args, more=None): pass", True),
+        ("def initialize(self, *args, **more): pass", True),
+        ("def initialize(self, /, args): pass", True),
+        ("@staticmethod\n    def initialize(args): pass", True),
+        ("@classmethod\n    def initialize(cls, args): pass", True),
+        ("@logged\n    def initialize(self): pass", True),
+        ("@torch.no_grad()\n    def initialize(self, args): pass", True),
+        ("@torch.no_grad()\n    def initialize(self): pass", False),
+        ("def initialize(self, args, more): pass", False),
+        ("def initialize(self, args, *, more): pass", False),
+        ("@staticmethod\n    def initialize(self, args): pass", False),
+        ("def is_ready(self): return True", True),
+        ("def is_ready(self, request): return True", False),
+        ("def auto_complete_config(config): return config", True),
+        ("@classmethod\n    def auto_complete_config(cls, config): return config", True),
+        ("@classmethod\n    def auto_complete_config(config): return config", False),
+        ("def predict(self): pass", True),
+    ],
+)
+def test_a_method_takes_what_triton_gives(method: str, is_callable: bool, tmp_path: Path) -> None:
+    assert check_source(tmp_path, execute("return []") + f"\n    {method}\n") == ["wrong-signature"] * (not is_callable)
+
+
+@pytest.mark.parametrize(
+    ("text", "rules"),
+    [
+        ("﻿" + MODEL, []),
+        (MODEL.replace("\n", "\r\n"), []),
+        ("# -*- coding: latin-1 -*-\nNAME = 'tr\xe8s'\n".encode("latin-1") + MODEL.encode(), []),
+        (MODEL + "PATTERN = '\\d'\n", []),  # a warning, no error
+        (MODEL + "if __name__ == '__main__':\n    import os\n    os.system('true')\n", []),
+        (MODEL + "x = " + "(" * 150 + ")" * 150 + "\n", []),
+        (MODEL + "x = " + "-" * 90_000 + "1\n", []),
+        (MODEL + "x = " + "+".join(["1"] * 50_000) + "\n", []),
+        (MODEL + "if a: pass\n" + "elif b: pass\n" * 20_000, []),
+        (b"", ["no-model-class"]),
+        (b"\xff\xfe\x00", ["model-py-syntax"]),
+        (MODEL + "def f(:\n", ["model-py-syntax"]),
+    ],
+)
+def test_odd_sources_are_borne(text: str | bytes, rules: list[str], tmp_path: Path) -> None:
+    found = check_source(tmp_path, text)
+    # How deep a Python may nest is its own affair: what is too deep for this one is left alone, or said to be.
+    assert found == rules or (len(text) > 1000 and found == ["model-py-syntax"] and "(" * 150 in str(text))
+
+
+def test_large_sources_are_read_through(tmp_path: Path) -> None:
+    line = '            a = pb_utils.Tensor("Y", x) if open(p) else pb_utils.InferenceRequest(inputs=[a])\n'
+    text = MODEL.replace("            responses", line * 2200 + "            responses")
+    assert set(check_source(tmp_path / "a", text)) <= {"text-opened-as-ascii"}
+    assert check_source(tmp_path / "b", MODEL + "x = [1, 2, 3]\n" * 300_000) == []
+    nested = "".join(f"{' ' * n}try:\n{' ' * n} a()\n{' ' * n}finally:\n" for n in range(80)) + " " * 80 + "return []\n"
+    assert check_source(tmp_path / "c", execute(nested)) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(
+            MODEL.replace('"X").as_numpy()', '"X").as_numpy()\n            extra = read(request, "E")').replace(
+                "\n\nclass",
+                "\n\ndef read(request, name):\n    tensor = pb_utils.get_input_tensor_by_name(request, name)\n"
+                "    return None if tensor is None else tensor.as_numpy()\n\n\nclass",
+            ),
+            id="a helper that asks",
+        ),
+        pytest.param(
+            MODEL.replace(
+                "            responses",
+                '            extra = pb_utils.get_input_tensor_by_name(request, "EXTRA")\n'
+                "            if extra is not None:\n                x = x + extra.as_numpy()\n            responses",
+            ),
+            id="an input that it can do without",
+        ),
+        pytest.param(
+            MODEL.replace(
+                "            responses",
+                "            try:\n"
+                '                x = pb_utils.get_input_tensor_by_name(request, "EXTRA").as_numpy()\n'
+                "            except AttributeError:\n                pass\n            responses",
+            ),
+            id="an input that is tried",
+        ),
+        pytest.param(planted_names.CALLS, id="the inputs of another model"),
+        pytest.param(
+            planted_names.CALLS.replace('[pb_utils.Tensor("ITS_INPUT", x)]', "tensors").replace(
+                "            inner",
+                "            tensors = []\n"
+                '            tensors.append(pb_utils.Tensor("ITS_INPUT", x))\n            inner',
+            ),
+            id="the inputs of another model, in a list",
+        ),
+        pytest.param(
+            MODEL.replace('"X")', "self.name)").replace('Tensor("Y"', 'Tensor(f"{self.prefix}Y"'),
+            id="names from elsewhere",
+        ),
+        pytest.param(
+            MODEL.replace(
+                'x = pb_utils.get_input_tensor_by_name(request, "X").as_numpy()',
+                "x, *_ = (tensor.as_numpy() for tensor in request.inputs())",
+            ),
+            id="all inputs",
+        ),
+        pytest.param(planted_names.COMPONENT.replace('batch["X"]', "sum(batch.values())"), id="all arrays"),
+        pytest.param(
+            planted_names.COMPONENT.replace(
+                '        return {"Y": batch["X"] * 2}',
+                '        extra = batch["E"] if "E" in batch else batch.get("F", 0)\n'
+                '        answer = {"Y": batch["X"] + extra}\n        return answer',
+            ),
+            id="arrays that may be absent",
+        ),
+        pytest.param(planted_names.COMPONENT.replace("{", "{**more(batch), "), id="more arrays"),
+        pytest.param(
+            planted_names.COMPONENT.replace("class Double", "NAME = 'Y'\n\n\nclass Double").replace('"Y"', "NAME"),
+            id="an array by a constant",
+        ),
+    ],
+)
+def test_names_that_may_be_right_are_left_alone(text: str, tmp_path: Path) -> None:
+    assert check_source(tmp_path, text) == []
+
+
+EXTRA = (
+    'input { name: "EXTRA" data_type: TYPE_FP32 dims: [ 4 ] }\noutput { name: "Z" data_type: TYPE_FP32 dims: [ 4 ] }\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "rules"),
+    [
+        (MODEL, {"input-never-read", "output-never-written"}),
+        (MODEL.replace('request, "X"', "request, self.name"), {"output-never-written"}),
+        (MODEL.replace("            x", "            more.read(request)\n            x"), {"output-never-written"}),
+        (MODEL.replace("[pb_utils.Tensor", "more.tensors() + [pb_utils.Tensor"), {"input-never-read"}),
+        (MODEL.replace('Tensor("Y"', "Tensor(self.name"), {"input-never-read"}),
+        (
+            MODEL.replace(
+                "            responses",
+                '            tensors = [pb_utils.Tensor("Z", x)]\n'
+                '            tensors.append(pb_utils.Tensor("Y", x))\n            responses',
+            ).replace('[pb_utils.Tensor("Y", x * np.float32(2))]', "tensors"),
+            {"input-never-read"},
+        ),
+        (MODEL.replace("class", "@staticmethod\ndef auto_complete_config(config): return config\n\n\nclass"), set()),
+    ],
+)
+def test_what_is_never_used_is_said_only_where_all_uses_are_seen(text: str, rules: set[str], tmp_path: Path) -> None:
+    assert set(check_source(tmp_path, text, EXTRA)) == rules
+
+
+@pytest.mark.parametrize(
+    ("bound", "used", "rules"),
+    [
+        ("NAMES: tuple = ('X', 'E')", "NAMES", ["reads-unknown-input"]),
+        ("IN = OUT = 'E'", "(IN,)", []),
+        ("IN = 'E'\nNAMES = ['X', IN]", "NAMES", ["reads-unknown-input"]),
+        ("NAMES = ['E']\nNAMES.append('X')", "NAMES", []),
+        ("NAMES = more()", "NAMES", []),
+        ("NAMES = ['X', more()]", "NAMES", []),
+        ("NAMES = ['E']\nNAMES = ['X']", "NAMES", []),
+        ("with more() as NAMES: pass", "NAMES", []),
+        ("A, *NAMES = ['X', 'E']", "NAMES", []),
+        ("LAST = 'X' if more() else 'E'\nNAMES = ['X', LAST]", "NAMES", ["reads-unknown-input"]),
+        ("class Names:\n    IN = 'E'", "(Names.IN, )", ["reads-unknown-input"]),
+        ("import more", "(more.IN, )", []),
+    ],
+)
+def test_names_by_way_of_constants(bound: str, used: str, rules: list[str], tmp_path: Path) -> None:
+    one = 'x = pb_utils.get_input_tensor_by_name(request, "X").as_numpy()'
+    all_of_them = f"x = sum(pb_utils.get_input_tensor_by_name(request, n).as_numpy() for n in {used})"
+    text = MODEL.replace("\n\nclass", f"\n{bound}\n\n\nclass").replace(one, all_of_them)
+    assert check_source(tmp_path, text) == rules
+
+
+def test_what_a_sequence_batcher_adds_is_declared(tmp_path: Path) -> None:
+    text = MODEL.replace('"X")', '"START")').replace('"Y"', '"STATE_OUT"')
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "m" / "1" / "model.py").write_text(text, encoding="utf-8")
+    sequence = (
+        'sequence_batching { control_input { name: "START"'
+        " control { kind: CONTROL_SEQUENCE_START int32_false_true: [0, 1] } }"
+        ' state { input_name: "STATE_IN" output_name: "STATE_OUT" data_type: TYPE_FP32 dims: [ 4 ] } }\n'
+    )
+    plain = "\n".join(line for line in config("m").split("\n") if "dynamic_batching" not in line)
+    (tmp_path / "m" / "config.pbtxt").write_text(plain + sequence, encoding="utf-8")
+    assert {finding.rule.id for finding in find(tmp_path)} == {"input-never-read", "output-never-written"}
+
+
+def test_only_versions_that_are_served_count(tmp_path: Path) -> None:
+    assert check_source(tmp_path, "def f(:") == ["model-py-syntax"]
+    (tmp_path / "m" / "2").mkdir()
+    (tmp_path / "m" / "2" / "model.py").write_text(MODEL, encoding="utf-8")
+    assert find(tmp_path) == []
+    configuration = tmp_path / "m" / "config.pbtxt"
+    for policy in ("all { }", "specific { versions: [ 1 ] }", "latest { num_versions: 2 }"):
+        configuration.write_text(config("m") + f"version_policy {{ {policy} }}\n", encoding="utf-8")
+        assert [finding.rule.id for finding in find(tmp_path)] == ["model-py-syntax"]
+
+
+def test_names_that_a_shell_would_read(tmp_path: Path) -> None:
+    for name in ("my model", "a;b", "a&b", "a(b)", "a'b"):
+        (tmp_path / name / "1").mkdir(parents=True)
+        (tmp_path / name / "1" / "model.py").write_text(MODEL, encoding="utf-8")
+        (tmp_path / name / "config.pbtxt").write_text(config(name), encoding="utf-8")
+    assert [finding.rule.id for finding in find(tmp_path)] == ["unsafe-name"] * 5
+
+
+def test_the_path_of_an_environment(tmp_path: Path) -> None:
+    parameter = 'parameters { key: "EXECUTION_ENV_PATH" value: { string_value: "%s" } }\n'
+    assert check_source(tmp_path / "a", MODEL, parameter % "$$TRITON_MODEL_DIRECTORY/env.tar.gz") == []
+    assert check_source(tmp_path / "b", MODEL, parameter % "/opt/my env") == ["unsafe-name"]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # TorchScript's own
+def test_files_that_are_no_pickles(tmp_path: Path) -> None:
+    import torch
+
+    folder = tmp_path / "m" / "1"
+    assert check_source(tmp_path, MODEL) == []
+    torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), folder / "model.pt")
+    (folder / "data.bin").write_bytes(b"\x80\x02 not a checkpoint")
+    (folder / "cut.pth").write_bytes(b"PK\x03\x04")
+    (folder / "folder.pt").mkdir()
+    (folder / "circle.pt").symlink_to("circle.pt")
+    (tmp_path / "m" / "env").mkdir()
+    (tmp_path / "m" / "env" / "pyvenv.cfg").touch()
+    (tmp_path / "m" / "env" / "python3").symlink_to("/usr/bin/env")
+    assert [(f.rule.id, f.place.path.name) for f in find(tmp_path)] == [("dangling-link", "circle.pt")]
+    torch.save(torch.nn.Linear(2, 2).state_dict(), folder / "new.pt")
+    torch.save({}, folder / "old.pt", _use_new_zipfile_serialization=False)
+    assert [f.place.path.name for f in find(tmp_path) if f.rule.id == "pickle"] == ["new.pt", "old.pt"]

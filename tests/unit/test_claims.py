@@ -1,0 +1,280 @@
+"""What the documentation claims, by two ways to one answer: samples in `make test`, everything in `make verify`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shoal.component.bundle import Bundle
+from shoal.component.features import Features
+from shoal.component.ledger import EXACT_ROWS
+from shoal.component.lexicon import BasicTokenizer
+from shoal.component.ragged import Texts, to_texts
+from shoal.component.reader import DeviceReader, Reader, Reading
+from shoal.component.tensors import Array, Device
+from shoal.component.wordpiece import WordPiece, read_vocabulary
+from shoal.serving.client import Client
+from shoal.serving.local import LocalPipeline
+from shoal.serving.server import Server
+from shoal.training.corpus import Corpus
+from shoal.training.encoder import SMALL_ENCODER, load_encoder
+from shoal.training.export import compare, trace
+from shoal.training.forest import export_forest, forest_inputs, train_forest
+from tests.conftest import Scale
+from tests.support import references
+from tests.support.emulation import EmulatedText
+from tests.support.pretend import PretendGpu
+
+Record = Callable[..., None]
+OUTPUTS = ("SCORE", "BERT_SCORE", "FOREST_SCORE")
+
+
+def batches(texts: Sequence[str], size: int) -> Iterator[list[str]]:
+    for start in range(0, len(texts), size):
+        yield list(texts[start : start + size])
+
+
+def joined(parts: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    return {name: np.concatenate([part[name] for part in parts]) for name in OUTPUTS}
+
+
+def largest_difference(some: Mapping[str, Array], others: Mapping[str, Array]) -> float:
+    return max(float(np.abs(some[name] - others[name]).max()) for name in OUTPUTS)
+
+
+# --- served = in process = client side ---------------------------------------------------------------------------
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("size", [1, 7])
+def test_the_three_hosts_agree_to_the_last_bit(
+    size: int, client: Client, pipeline: LocalPipeline, repository: Path, texts: list[str], scale: Scale, record: Record
+) -> None:
+    client_side = LocalPipeline.load(repository / "ensemble_all", remote=client)
+    sample = texts[: scale(21, 301)]
+    for batch in batches(sample, size):
+        here = pipeline(excerpt=batch)
+        for elsewhere in (client.infer("ensemble_all", excerpt=batch), client_side(excerpt=batch)):
+            assert all(np.array_equal(here[name], elsewhere[name]) for name in OUTPUTS)
+    record(f"hosts are bit-equal, {client.protocol}, batch {size}", texts=len(sample), differing=0)
+
+
+@pytest.fixture(scope="module")
+def here(pipeline: LocalPipeline, texts: list[str], scale: Scale) -> tuple[list[str], dict[str, Array]]:
+    """A sample (or all) of the texts, and what this process says of them."""
+    sample = texts[: scale(96, len(texts))]
+    return sample, joined([pipeline(excerpt=batch) for batch in batches(sample, 32)])
+
+
+@pytest.mark.server
+def test_served_equals_in_process_on_every_text_in_order(
+    server: Server, here: tuple[list[str], dict[str, Array]], record: Record
+) -> None:
+    sample, expected = here
+    with Client(server.grpc_url) as grpc, Client(server.http_url, protocol="http") as http:
+        for client, size in ((grpc, 1), (http, 7), (grpc, 64)):
+            served = joined([client.infer("ensemble_all", excerpt=batch) for batch in batches(sample, size)])
+            difference = largest_difference(served, expected)
+            record(f"served = in process, {client.protocol}, batch {size}", texts=len(sample), max_diff=difference)
+            assert difference <= 1e-5
+
+
+@pytest.mark.server
+def test_concurrent_callers_with_distinct_texts_never_mix(
+    server: Server, here: tuple[list[str], dict[str, Array]], record: Record
+) -> None:
+    sample, expected = here
+    with Client(server.grpc_url) as client, ThreadPoolExecutor(16) as callers:
+        served = joined(list(callers.map(lambda text: client.infer("ensemble_all", excerpt=[text]), sample)))
+    difference = largest_difference(served, expected)
+    record("served = in process, 16 concurrent callers", texts=len(sample), max_diff=difference)
+    assert difference <= 1e-5
+
+
+# --- features ----------------------------------------------------------------------------------------------------
+
+
+def test_features_equal_the_definitions(bundle: Bundle, texts: list[str], scale: Scale, record: Record) -> None:
+    sample = texts[: scale(120, len(texts))]
+    tokenize = BasicTokenizer()
+    listed = [*bundle.frequent, *bundle.rare]
+    raw = np.array([references.raw_features(tokenize(text), bundle.stop_words, listed) for text in sample])
+    expected = (raw - np.array(bundle.mean)) / np.array(bundle.std)
+    got = Features(bundle, Device())(Texts.from_bytes(text.encode() for text in sample))
+    difference = float((np.abs(got - expected) / np.maximum(1, np.abs(expected))).max())
+    record("features = definitions", texts=len(sample), max_relative_diff=difference)
+    assert difference <= 1e-6
+
+
+def test_word_lists_equal_the_definitions(bundle: Bundle, passages: Corpus) -> None:
+    """The lists of the small training set, counted the slow way."""
+    from shoal.training.train import split
+    from tests.conftest import TINY
+
+    tokenize, counts = BasicTokenizer(), dict[str, int]()
+    for text in passages.take(split(passages, TINY, 0)[0]).texts:
+        for token in tokenize(text):
+            if any(c.isalnum() for c in token):
+                counts[token] = counts.get(token, 0) + 1
+    assert list(bundle.frequent) == sorted(counts, key=lambda w: (-counts[w], w))[:100]
+    assert list(bundle.rare) == sorted(counts, key=lambda w: (counts[w], w))[:100]
+
+
+# --- tokens ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def hugging_face(artifacts: Path) -> Any:
+    from transformers import BertTokenizer
+
+    return BertTokenizer(vocab=str(artifacts / "vocab.txt"), do_lower_case=True)
+
+
+def expected_tokens(hugging_face: Any, texts: list[str]) -> tuple[list[list[int]], list[list[int]]]:
+    encoded = hugging_face(texts, truncation=True, max_length=256, padding="longest", pad_to_multiple_of=8)
+    return encoded["input_ids"], encoded["attention_mask"]
+
+
+def test_tokens_equal_hugging_faces_on_real_texts(
+    wordpiece: WordPiece, hugging_face: Any, texts: list[str], scale: Scale, record: Record
+) -> None:
+    sample = texts[: scale(160, len(texts))]
+    for batch in batches(sample, 50):
+        ids, mask = wordpiece.encode(Texts.from_bytes(text.encode() for text in batch))
+        assert (ids.tolist(), mask.tolist()) == expected_tokens(hugging_face, batch)
+    record("tokens = Hugging Face's, real texts", texts=len(sample), differing=0)
+
+
+# Letters that decompose, marks, signs, CJK, right-to-left, controls, zero width, special tokens, very long words.
+NASTY = st.sampled_from(
+    [
+        "é", "e\u0301", "ﬁ", "İ", "ß", "漢字", "שלום", "مرحبا", "\u200d", "\u00ad", "\0", "\t", "\u3000", "\ufffd",
+        "🐟", "[SEP]", "[CLS]", "[MASK]", "[sep]", "[UNK]", "…", "¿", "—", "don't", "x²", "ﷺ",
+        "\u0300" * 9, " ", "\u00a0",
+        "fish", "a" * 101, "[PAD]", "\ue000", "กขค", "ก" * 34, "\u302e", "\U0001d165",
+    ]
+)  # fmt: skip
+NASTY_TEXT = st.lists(NASTY | st.text(max_size=5), max_size=20).map("".join)
+
+
+def nasty_strings(check: Callable[[list[str]], None], num_strings: int) -> None:
+    """Run `check` on about `num_strings` strings, ten at a time."""
+
+    @settings(max_examples=num_strings // 10, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(st.lists(NASTY_TEXT, min_size=10, max_size=10))
+    def run(strings: list[str]) -> None:
+        check([text.encode(errors="replace").decode() for text in strings])
+
+    run()
+
+
+def test_tokens_equal_hugging_faces_on_nasty_unicode(
+    wordpiece: WordPiece, hugging_face: Any, scale: Scale, record: Record
+) -> None:
+    def check(strings: list[str]) -> None:
+        ids, mask = wordpiece.encode(Texts.from_bytes(text.encode() for text in strings))
+        assert (ids.tolist(), mask.tolist()) == expected_tokens(hugging_face, strings)
+
+    count = scale(1000, 10_000)
+    nasty_strings(check, count)
+    record("tokens = Hugging Face's, nasty Unicode", strings=count, differing=0)
+
+
+def test_the_gpus_path_equals_the_hosts_on_real_texts(
+    artifacts: Path, bundle: Bundle, texts: list[str], scale: Scale, record: Record
+) -> None:
+    """By libcudf's published rules: tests/emulation.py. What those get wrong must have been routed to the host."""
+    sample = texts[: scale(200, len(texts))]
+    read, reference, device = readers(artifacts, bundle)
+    for batch in batches(sample, 50):
+        assert_same_reading(read(to_texts(batch)), reference(to_texts(batch)))
+    routed = device.ledger.events.get(EXACT_ROWS, 0)
+    record("GPU path by libcudf's rules = host, real texts", texts=len(sample), differing=0, on_exact_path=routed)
+
+
+def test_the_gpus_path_equals_the_hosts_on_nasty_unicode(
+    artifacts: Path, bundle: Bundle, scale: Scale, record: Record
+) -> None:
+    read, reference, device = readers(artifacts, bundle)
+
+    def check(strings: list[str]) -> None:
+        assert_same_reading(read(to_texts(strings)), reference(to_texts(strings)))
+
+    count = scale(1000, 100_000)
+    nasty_strings(check, count)
+    routed = device.ledger.events.get(EXACT_ROWS, 0)
+    assert 0 < routed < count
+    record("GPU path by libcudf's rules = host, nasty Unicode", strings=count, differing=0, on_exact_path=routed)
+
+
+def readers(artifacts: Path, bundle: Bundle) -> tuple[DeviceReader, Reader, PretendGpu]:
+    vocabulary, device = read_vocabulary(artifacts / "vocab.txt"), PretendGpu()
+    read = DeviceReader(vocabulary, bundle, device, "TEXT", EmulatedText(vocabulary, device))
+    device.ledger.end_setup()
+    return read, Reader(vocabulary, bundle, Device()), device
+
+
+def assert_same_reading(some: Reading, other: Reading) -> None:
+    assert np.array_equal(some.ids, other.ids)
+    assert np.array_equal(some.mask, other.mask)
+    np.testing.assert_allclose(some.features, other.features, rtol=1e-6, atol=1e-6)
+
+
+def test_a_plain_wordpiece_agrees(artifacts: Path, texts: list[str], scale: Scale, record: Record) -> None:
+    """Written from the paper's code, in references.py; special tokens in the text are not its business."""
+    tokens = read_vocabulary(artifacts / "vocab.txt")
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    encode = WordPiece(tokens, max_length=512).encode
+    sample = texts[: scale(100, len(texts))]
+    for batch in batches(sample, 50):
+        ids, mask = encode(Texts.from_bytes(text.encode() for text in batch))
+        for text, row, length in zip(batch, ids.tolist(), mask.sum(1).tolist(), strict=True):
+            pieces = [p for t in references.basic_tokens(text) for p in references.word_pieces(t, vocabulary)]
+            assert row[:length] == [vocabulary["[CLS]"], *pieces[:510], vocabulary["[SEP]"]]
+    record("tokens = a plain WordPiece", texts=len(sample), differing=0)
+
+
+# --- exported models ---------------------------------------------------------------------------------------------
+
+
+def test_the_traced_encoder_equals_the_eager_one(scale: Scale, record: Record) -> None:
+    generator = np.random.default_rng(0)
+    count = scale(12, 100)
+    shapes = [(int(generator.integers(1, 9)), int(generator.integers(2, 257))) for _ in range(count)]
+    encoder = load_encoder(SMALL_ENCODER, seed=0).candidates.pick("mean").eval()
+    difference = compare(trace(encoder), encoder, shapes)
+    record("traced = eager", shapes=count, padded_and_unpadded=True, max_diff=difference)
+    assert difference <= 1e-5
+
+
+def test_treelite_equals_scikit_learn(
+    bundle: Bundle, texts: list[str], tmp_path: Path, scale: Scale, record: Record
+) -> None:
+    import treelite
+
+    sample = texts[: scale(300, len(texts))]
+    targets = np.random.default_rng(0).normal(size=len(sample))
+    forest = train_forest(bundle, sample, targets, seed=0, num_trees=scale(20, 100))
+    features = forest_inputs(bundle, sample)
+    export_forest(forest, features[:10], tmp_path / "checkpoint.tl", bundle_sha256="0")
+    model = treelite.Model.deserialize(str(tmp_path / "checkpoint.tl"))
+    served = treelite.gtil.predict(model, features, nthread=1).reshape(-1)
+    difference = float(np.abs(served - forest.predict(features)).max())
+    record("treelite = scikit-learn", rows=len(sample), trees=len(forest.estimators_), max_diff=difference)
+    assert difference <= 1e-5
+
+
+def test_the_report_is_of_the_artifacts(artifacts: Path) -> None:
+    report = json.loads((artifacts / "report.json").read_text(encoding="utf-8"))
+    assert report["is_demonstration"]
+    assert report["num_trained_on"] + report["evaluation"]["num_texts"] == 100
+    assert report["versions"]["torch"] == torch.__version__

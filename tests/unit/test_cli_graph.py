@@ -1,0 +1,238 @@
+"""`shoal graph` and `shoal describe`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from shoal import cli
+from shoal.errors import ArtifactError, InputError, SetupError, ShoalError
+from shoal.repository.graph import Graph
+from shoal.repository.hybrid import models_ensemble
+from shoal.repository.leaves import ROOMS, find_leaves
+from shoal.repository.pbtxt import read_config, write_config
+from shoal.repository.picture import png, svg
+from shoal.repository.placement import Plan, place
+from tests.conftest import ROOT
+from tests.support.graphs import Member, make_graph, ten_steps, write_ensemble
+
+Shoal = Callable[..., bytes]
+LEAF = ROOT / "ensembles" / "ensemble_all"
+
+
+@pytest.fixture
+def shoal() -> Shoal:
+    """Run a command in this process; what it wrote on standard output."""
+
+    def run(*arguments: object) -> bytes:
+        result = CliRunner().invoke(cli.app, [str(a) for a in arguments])
+        if isinstance(result.exception, ShoalError):
+            raise result.exception
+        assert result.exit_code == 0, result.output
+        return result.stdout_bytes
+
+    return run
+
+
+def ensemble_all() -> Graph:
+    leaves = find_leaves()
+    return Graph.build(leaves["ensemble_all"], leaves)
+
+
+def write_placed(repository: Path, placement: str) -> Path:
+    """The configurations that `shoal compose` would write, without the models."""
+    for name, config in find_leaves().items():
+        (repository / name).mkdir(parents=True)
+        write_config(place(config, Plan(placement)), repository / name / "config.pbtxt", comment="A test's.")
+    return repository
+
+
+def test_each_format(shoal: Shoal, tmp_path: Path) -> None:
+    drawn = ensemble_all()
+    contents = {"mmd": drawn.mermaid().encode(), "svg": svg(drawn).encode(), "png": png(drawn)}
+    for suffix, content in contents.items():
+        out = tmp_path / f"picture.{suffix}"
+        assert shoal("graph", LEAF, "--out", out) == f"picture: {out}\n".encode()
+        assert out.read_bytes() == content
+    assert shoal("graph", LEAF) == contents["mmd"]
+    assert shoal("graph", LEAF, "--format", "svg") == contents["svg"]
+    assert shoal("graph", LEAF, "--format", "png") == contents["png"]  # into a pipe
+    out = tmp_path / "picture.svg"
+    shoal("graph", LEAF, "--format", "mermaid", "--out", out)
+    assert out.read_bytes() == contents["mmd"]
+
+
+def test_what_cannot_be_written(shoal: Shoal, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="There is no format 'gif'"):
+        shoal("graph", LEAF, "--format", "gif")
+    with pytest.raises(InputError, match=r"does not show in its name\. End it in \.svg, \.png or \.mmd"):
+        shoal("graph", LEAF, "--out", tmp_path / "picture")
+    with pytest.raises(SetupError, match=r"nowhere/picture\.svg cannot be written: No such file or directory"):
+        shoal("graph", LEAF, "--out", tmp_path / "nowhere" / "picture.svg")
+
+
+def test_a_png_is_not_for_a_terminal() -> None:
+    ours, theirs = os.openpty()
+    command = [str(Path(sys.executable).with_name("shoal")), "graph", str(LEAF), "--format", "png"]
+    done = subprocess.run(command, stdout=theirs, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(ours)
+    os.close(theirs)
+    assert done.returncode == 1
+    assert done.stderr == "error: A PNG is no text for a terminal.\n  Name a file: --out ensemble.png\n"
+
+
+def test_a_png_needs_matplotlib(shoal: Shoal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(SetupError, match=r"matplotlib is not installed\. Type: pip install 'shoal\[draw\]'"):
+        shoal("graph", LEAF, "--format", "png")
+
+
+def test_a_repository_means_its_only_top_ensemble(shoal: Shoal, tmp_path: Path) -> None:
+    make_graph(tmp_path, [Member("one", ["x"], ["y"])], ["x"], ["y"], name="inner")
+    outer = read_config(tmp_path / "inner").message
+    outer.name = "outer"
+    outer.ensemble_scheduling.step[0].model_name = "inner"
+    (tmp_path / "outer").mkdir()
+    write_config(outer, tmp_path / "outer" / "config.pbtxt", comment="Calls the other.")
+    assert b'"inner<br/>ensemble"' in shoal("graph", tmp_path)
+    assert b'"one<br/>python' in shoal("graph", tmp_path, "--model", "inner")
+    assert b'"one<br/>python' in shoal("graph", tmp_path / "inner")
+    with pytest.raises(InputError, match=r"There is no model two in .*\. It has: inner, one, outer\."):
+        shoal("graph", tmp_path, "--model", "two")
+
+
+def test_a_repository_that_means_nothing(shoal: Shoal, tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="is neither a model's folder nor a repository"):
+        shoal("graph", tmp_path)
+    member = Member("one", ["x"], ["y"])
+    write_ensemble(tmp_path, [member], ["x"], ["y"], name="a")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    (tmp_path / "b" / "config.pbtxt").write_text(
+        (tmp_path / "a" / "config.pbtxt").read_text(encoding="utf-8").replace('name: "a"', 'name: "b"'), "utf-8"
+    )
+    with pytest.raises(
+        InputError, match=r"has 2 ensembles that no other one calls: a, b\. Name one, such as --model a"
+    ):
+        shoal("describe", tmp_path)
+    (tmp_path / "manifest.json").write_text('{"ensemble": "b"}', encoding="utf-8")
+    assert shoal("describe", tmp_path).startswith(b"b: 1 step, ")
+
+
+def test_repositories_without_an_ensemble(shoal: Shoal, tmp_path: Path) -> None:
+    write_ensemble(tmp_path, [Member("one", ["x"], ["y"])], ["x"], ["y"])
+    shutil.rmtree(tmp_path / "ensemble")
+    assert b'"one<br/>python' in shoal("graph", tmp_path)
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    with pytest.raises(InputError, match="has 2 models and no ensemble: one, two"):
+        shoal("graph", tmp_path)
+
+
+def test_a_leaf_finds_its_members_in_other_rooms(shoal: Shoal, tmp_path: Path) -> None:
+    assert shoal("graph", ROOT / "ensembles") == ensemble_all().mermaid().encode()
+    for room in ROOMS:
+        shutil.copytree(ROOT / room, tmp_path / room)
+    config = tmp_path / "models" / "cuml" / "config.pbtxt"
+    config.write_text(config.read_text(encoding="utf-8").replace("KIND_CPU", "KIND_GPU"), encoding="utf-8")
+    assert b'"cuml<br/>fil \xc2\xb7 GPU"' in shoal("graph", tmp_path / "ensembles" / "ensemble_all")  # one's own wins
+    shutil.copytree(LEAF, tmp_path / "repository" / "ensemble_all")
+    with pytest.raises(ArtifactError, match="bert-large is no model folder"):
+        shoal("graph", tmp_path / "repository" / "ensemble_all")
+
+
+def test_describe_fits_eighty_columns(shoal: Shoal, tmp_path: Path) -> None:
+    printed = shoal("describe", LEAF).decode()
+    assert printed.startswith("ensemble_all: 4 steps, up to 512 rows a request\n")
+    rows = [line.split() for line in printed.splitlines()]
+    assert max(map(len, printed.splitlines())) <= 80
+    assert ["2", "bert-large", "pytorch", "CPU", "1", "512", "dynamic"] in rows
+    assert ["bert-large", "INPUT__0", "INT64", "[-1]", "<-", "bert_input_ids"] in rows
+    assert ["tree_feats", "FP32", "[207]", "preprocess", "cuml"] in rows
+    ten_steps(tmp_path)
+    printed = shoal("describe", tmp_path).decode()
+    rows = [line.split() for line in printed.splitlines()]
+    assert max(map(len, printed.splitlines())) <= 80
+    assert ["boxes", "FP32", "[-1,4]", "text_detector", "box_cropper", "host"] in rows
+    assert ["crops", "FP32", "[-1,3,48,320]", "box_cropper", "text_recognizer", "to", "GPU"] in rows
+
+
+def test_names_of_any_length_are_not_cut(shoal: Shoal, tmp_path: Path) -> None:
+    name = "[bold]a_name_of_sixty_characters_that_no_table_has_room_for[/]"
+    write_ensemble(tmp_path, [Member("one", ["x"], [name])], ["x"], [name])
+    printed = shoal("describe", tmp_path).decode()
+    assert max(map(len, printed.splitlines())) <= 80
+    letters = [letter for line in printed.splitlines() for letter in line if line.strip()]
+    assert Counter(letters) >= Counter(name * 3)  # of the step, of the ensemble, on its way
+
+
+def test_describe_as_json(shoal: Shoal, tmp_path: Path) -> None:
+    write_placed(tmp_path, "gpu")
+    found = json.loads(shoal("describe", tmp_path, "--json"))
+    assert (found["name"], found["max_batch_size"]) == ("ensemble_all", 512)
+    assert [(step["name"], step["level"], step["device"]) for step in found["steps"]] == [
+        ("preprocess", 1, "GPU 0"),
+        ("bert-large", 2, "GPU 0"),
+        ("cuml", 2, "GPU 0"),
+        ("postprocess", 3, "GPU 0"),
+    ]
+    assert found["steps"][2] == {
+        "name": "cuml", "level": 2, "model": "cuml", "backend": "fil", "instances": 1, "max_batch_size": 512,
+        "batching": "dynamic", "device": "GPU 0",
+        "inputs": [{"name": "input__0", "dtype": "FP32", "dims": [207], "tensor": "tree_feats"}],
+        "outputs": [{"name": "output__0", "dtype": "FP32", "dims": [1], "tensor": "cuml_score"}],
+    }  # fmt: skip
+    assert found["tensors"][5] == {
+        "name": "BERT_WEIGHT", "dtype": "FP32", "dims": [1], "from": "request", "to": "postprocess",
+        "crossing": "to GPU",
+    }  # fmt: skip
+
+
+def test_a_model_called_twice(shoal: Shoal, tmp_path: Path) -> None:
+    folder = write_ensemble(tmp_path, [Member("one", ["x"], ["y"], "gpu")], ["x"], ["y"])
+    message = read_config(folder).message
+    second = message.ensemble_scheduling.step.add(model_name="one", model_version=1)
+    second.input_map["x"], second.output_map["y"] = "y", "z"
+    message.output[0].name = "z"
+    write_config(message, folder / "config.pbtxt", comment="Twice.")
+    model = read_config(tmp_path / "one").message
+    model.dynamic_batching.max_queue_delay_microseconds = 100
+    model.input.add(name="seed", data_type="TYPE_INT64", dims=[1], optional=True)
+    write_config(model, tmp_path / "one" / "config.pbtxt", comment="It waits, and has an input that is not mapped.")
+    found = json.loads(shoal("describe", tmp_path, "--json"))
+    assert [step["name"] for step in found["steps"]] == ["one #1", "one #2"]
+    assert found["steps"][0]["batching"] == "dynamic, 100 us"
+    assert found["steps"][0]["inputs"][1]["tensor"] is None
+    assert [(t["name"], t["from"], t["to"]) for t in found["tensors"]] == [
+        ("x", "request", "one #1"),
+        ("y", "one #1", "one #2"),
+        ("z", "one #2", "answer"),
+    ]
+
+
+def test_pictures_of_the_placements(shoal: Shoal, tmp_path: Path) -> None:
+    """Nothing goes to the host and back in any of them; the picture in the docs is the one of `gpu`."""
+    for placement in ("cpu", "hybrid", "gpu"):
+        drawn = shoal("graph", write_placed(tmp_path / placement, placement), "--format", "svg").decode()
+        assert "host round trip" not in drawn
+        for device, count in (("GPU 0", {"cpu": 0, "hybrid": 2, "gpu": 4}), ("CPU", {"cpu": 4, "hybrid": 2, "gpu": 0})):
+            assert drawn.count(f"· {device}</text>") == count[placement]
+    assert drawn == (ROOT / "docs" / "ensemble_all.svg").read_text(encoding="utf-8")
+
+
+def test_a_hybrid_repository_means_what_it_was_composed_for(shoal: Shoal, tmp_path: Path) -> None:
+    repository = write_placed(tmp_path, "hybrid")
+    (repository / "ensemble_models").mkdir()
+    path = repository / "ensemble_models" / "config.pbtxt"
+    write_config(models_ensemble(Graph.load(repository / "ensemble_all")), path, comment="The models alone.")
+    with pytest.raises(InputError, match="has 2 ensembles"):
+        shoal("graph", repository)
+    (repository / "manifest.json").write_text('{"ensemble": "ensemble_all"}', encoding="utf-8")
+    assert b"preprocess<br/>" in shoal("graph", repository)

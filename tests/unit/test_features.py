@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.component import memo
+from shoal.component.bundle import Bundle
+from shoal.component.features import FEATURE_NAMES, Features, TokenCoder, count_features, normalise
+from shoal.component.lexicon import BasicTokenizer, Lexicon, is_word
+from shoal.component.memo import Memo
+from shoal.component.ragged import Ragged, Texts, to_texts
+from shoal.component.tallies import Tallies
+from shoal.component.tensors import Array, Device
+from tests.support.references import raw_features
+
+STOP_WORDS, LISTED = ("the", "a"), ("dog", "cat", "the")
+LEXICON = Lexicon.build(STOP_WORDS, LISTED, Device())
+# Much of what matters is rare in random text: sentence ends, listed words, repeated words, marks and signs.
+snippets = st.sampled_from(
+    ["the", "The", "dog", "cat", "é", "²", "…", ".", "!", "?", ", ", "—", " ", "x1", "漢", "\u0301", "€", "٣"]
+)
+nasty_text = st.lists(snippets | st.text(max_size=4), max_size=25).map("".join)
+
+
+def count(texts: list[str]) -> Array:
+    return count_features(TokenCoder(LEXICON)(Texts.from_bytes([t.encode(errors="replace") for t in texts])), LEXICON)
+
+
+@pytest.mark.parametrize(
+    ("text", "statistics"),
+    [
+        # words, distinct, punctuation, sentences, words a sentence, stop words, stop words a sentence
+        ("The dog sat.", [3, 3, 1, 1, 3, 1, 1]),
+        ("The dog. The cat", [4, 3, 1, 2, 2, 2, 1]),  # text after the last end is a sentence
+        ("Dog!!! ... cat?", [2, 2, 7, 2, 1, 0, 0]),  # ends in a row are one, blanks between them or not
+        ("... dog", [1, 1, 3, 2, 0.5, 0, 0]),  # a run of ends at the start ends a sentence too
+        ("dog, (cat)", [2, 2, 3, 1, 2, 0, 0]),
+        ("DÓG dog", [2, 1, 0, 1, 2, 0, 0]),  # lower-cased, accents stripped
+        ("!!! ?", [0] * 7),  # no word: nothing else counts
+        ("", [0] * 7),
+        ("€ ²", [0] * 7),  # neither letter nor digit
+        ("٣ 4", [2, 2, 0, 1, 2, 0, 0]),  # digits of any script
+    ],
+)
+def test_statistics(text: str, statistics: list[float]) -> None:
+    assert count([text])[0, :7].tolist() == statistics
+
+
+def test_shares() -> None:
+    assert count(["the dog the bird", "fish", ""])[:, 7:].tolist() == [[0.25, 0, 0.5], [0, 0, 0], [0, 0, 0]]
+
+
+@given(st.lists(nasty_text, min_size=1, max_size=6))
+def test_equal_to_the_definitions(texts: list[str]) -> None:
+    tokenize = BasicTokenizer()
+    clean = [text.encode(errors="replace").decode() for text in texts]
+    expected = [raw_features(tokenize(text), STOP_WORDS, LISTED) for text in clean]
+    np.testing.assert_allclose(count(texts), expected, rtol=1e-15, atol=0)
+
+
+@given(st.lists(st.lists(nasty_text, min_size=1, max_size=6), min_size=1, max_size=4))
+def test_words_add_up_to_what_tokens_do(batches: list[list[str]]) -> None:
+    lexicon = Lexicon.build(STOP_WORDS, (*LISTED, "—", "…"), Device())  # listed, and no words
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memo, "MOST_WORDS", 20)
+        kept = Memo(Tallies(lexicon))
+        for texts in batches:
+            batch = Texts.from_bytes([t.encode(errors="replace") for t in texts])
+            places, tallies = kept(batch)
+            assert np.array_equal(tallies.count(places), count_features(tallies.codes.of(places), lexicon))
+            assert np.array_equal(tallies.count(places), count_features(TokenCoder(lexicon)(batch), lexicon))
+
+
+def test_words_of_real_texts_add_up_to_what_tokens_do(bundle: Bundle, texts: list[str]) -> None:
+    batch, features = (
+        to_texts([*texts[:200], "a b . " * 9000, "x" * 70_000, " " * 70_000, "." * 70_000]),
+        Features(bundle, Device()),
+    )
+    assert np.array_equal(features(batch), features.of_codes(TokenCoder(features.lexicon)(batch)))
+
+
+@given(st.lists(nasty_text, min_size=1, max_size=6))
+def test_torch_arrays_give_the_same(texts: list[str]) -> None:
+    codes = TokenCoder(LEXICON)(Texts.from_bytes([t.encode(errors="replace") for t in texts]))
+    columns: dict[str, Any] = {
+        n: torch.asarray(getattr(LEXICON, n)) for n in ("is_word", "is_stop", "is_end", "column")
+    }
+    lexicon = replace(LEXICON, **columns)
+    other = count_features(Ragged(torch.asarray(codes.values), torch.asarray(codes.offsets)), lexicon)
+    assert np.array_equal(other.numpy(), count_features(codes, LEXICON))
+
+
+@given(st.lists(nasty_text, min_size=1, max_size=6))
+def test_a_batch_is_its_rows(texts: list[str]) -> None:
+    assert np.array_equal(count(texts), np.concatenate([count([text]) for text in texts]))
+
+
+def test_normalise() -> None:
+    z = normalise(np.array([[3.0, 5.0]]), np.array([1.0, 5.0]), np.array([4.0, 1.0]))
+    assert z.dtype == np.float32
+    assert z.tolist() == [[0.5, 0.0]]
+
+
+def test_names() -> None:
+    assert len(FEATURE_NAMES) == len(set(FEATURE_NAMES)) == 207
+    assert [is_word(t) for t in ("a", "1", "漢", "-", "€", "a€")] == [True, True, True, False, False, True]

@@ -1,0 +1,228 @@
+"""Published encoders become leaves that answer as transformers does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
+
+import shoal
+from shoal.component.ties import read_archive
+from shoal.errors import ArtifactError
+from shoal.repository.artifacts import has_trunks
+from shoal.repository.compose import compose
+from shoal.repository.pbtxt import Artifact, read_config
+from shoal.repository.placement import Plan
+from shoal.serving.client import Client
+from shoal.serving.local import LocalPipeline, load_component
+from shoal.serving.server import serve
+from shoal.training.corpus import Corpus
+from shoal.training.encoder import SMALL_ENCODER, _locate
+from tests.support.imports import NUM_ROWS, add, here, load_script, make_repository
+from tests.support.published import LABELS, NUM_TOKENS, publish, publish_roberta
+
+WIDTH = 24
+RNG = np.random.default_rng(0)
+LENGTHS = RNG.integers(2, WIDTH + 1, NUM_ROWS)
+MASK = (np.arange(WIDTH) < LENGTHS[:, None]).astype(np.int64)
+IDS = RNG.integers(5, NUM_TOKENS, (NUM_ROWS, WIDTH)) * MASK
+
+
+@pytest.fixture(scope="module")
+def published(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return publish(tiny_bert, tmp_path_factory.mktemp("published"))
+
+
+def ask(folder: str | Path, kind: Any, ids: NDArray[Any], mask: NDArray[Any]) -> Any:
+    """What transformers gives."""
+    model = kind.from_pretrained(folder).eval()
+    with torch.inference_mode():
+        return model(input_ids=torch.from_numpy(ids), attention_mask=torch.from_numpy(mask))
+
+
+def embed(hidden: torch.Tensor, mask: NDArray[Any], pooling: str, *, is_normalised: bool) -> NDArray[Any]:
+    """As the model card of sentence-transformers/all-MiniLM-L6-v2 has it."""
+    expanded = torch.from_numpy(mask).unsqueeze(-1).expand(hidden.size()).float()
+    mean = (hidden * expanded).sum(1) / expanded.sum(1).clamp(min=1e-9)
+    pooled = hidden[:, 0] if pooling == "cls" else mean
+    return (torch.nn.functional.normalize(pooled, p=2, dim=1) if is_normalised else pooled).numpy()
+
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "triage": ("triage", {"head": "classification"}),
+    "triage_onnx": ("triage", {"head": "classification", "format": "onnx"}),
+    "score": ("score", {"head": "regression"}),
+    "many": ("many", {"head": "classification"}),
+    "mean": ("triage", {"head": "embedding", "pooling": "mean", "normalise": True}),
+    "cls": ("score", {"head": "embedding", "pooling": "cls"}),
+    "cls_onnx": ("score", {"head": "embedding", "pooling": "cls", "format": "onnx"}),
+}
+
+
+@pytest.fixture(scope="module")
+def project(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    project = tmp_path_factory.mktemp("project")
+    for name, (folder, options) in CASES.items():
+        add(project, published / folder, name, **options)
+    return project
+
+
+@pytest.fixture(scope="module")
+def expected(published: Path) -> dict[str, NDArray[Any]]:
+    heads = {n: ask(published / n, AutoModelForSequenceClassification, IDS, MASK) for n in ("triage", "score", "many")}
+    hidden = {n: ask(published / n, AutoModel, IDS, MASK).last_hidden_state for n in ("triage", "score")}
+    cls = embed(hidden["score"], MASK, "cls", is_normalised=False)
+    classes = heads["triage"].logits.softmax(-1).numpy()
+    return {
+        "triage": classes,
+        "triage_onnx": classes,
+        "score": heads["score"].logits.numpy(),
+        "many": heads["many"].logits.sigmoid().numpy(),
+        "mean": embed(hidden["triage"], MASK, "mean", is_normalised=True),
+        "cls": cls,
+        "cls_onnx": cls,
+    }
+
+
+def check_same(found: NDArray[Any], expected: NDArray[Any]) -> None:
+    assert found.dtype == np.float32
+    assert expected.std(0).min() > 1e-3  # or answers that are all the same would pass
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_in_this_process(name: str, project: Path, expected: dict[str, NDArray[Any]]) -> None:
+    check_same(here(project, name, INPUT__0=IDS, INPUT__1=MASK)["OUTPUT__0"], expected[name])
+
+
+@pytest.fixture(scope="module")
+def client(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    repository = make_repository(project, CASES, tmp_path_factory.mktemp("served") / "repository")
+    with serve(repository) as server, Client(server.grpc_url) as client:
+        yield client
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("name", CASES)
+def test_on_the_embedded_server(name: str, client: Client, expected: dict[str, NDArray[Any]]) -> None:
+    check_same(client.infer(name, INPUT__0=IDS, INPUT__1=MASK)["OUTPUT__0"], expected[name])
+
+
+# --- with its tokenizer ------------------------------------------------------------------------------------------
+
+
+def pipeline(project: Path, encoder: str, tokenizer: str, name: str) -> None:
+    made = shoal.Pipeline(name, leaves=[project])
+    tokens = made.step(tokenizer, TEXT=made.input("TEXT", "STRING", [1]))
+    out = made.step(encoder, INPUT__0=tokens["input_ids"], INPUT__1=tokens["attention_mask"])
+    made.output("ANSWER", out["OUTPUT__0"])
+    made.write(project / "ensembles" / name)
+
+
+@pytest.mark.server
+def test_passages_to_embeddings_by_name(tmp_path: Path, passages: Corpus) -> None:
+    """The packaged encoder, as its own model card computes it."""
+    config, said = add(tmp_path, SMALL_ENCODER, "minilm", head="embedding", tokenizer="minilm_tokens")
+    assert config.spec.outputs[0].dims == (384,)
+    assert "pooling mean: as its files for sentence-transformers say" in said
+    assert "normalised: as its files for sentence-transformers say" in said
+    assert said[-1] == "its tokens come from preprocess/minilm_tokens, at most 256 of a text"
+    assert shoal.check(tmp_path / "preprocess" / "minilm_tokens") == []
+    assert read_config(tmp_path / "preprocess" / "minilm_tokens").spec.parameters["max_length"] == "256"
+    pipeline(tmp_path, "minilm", "minilm_tokens", "embed")
+    repository = compose("embed", tmp_path / "repository", leaves=[tmp_path])
+    texts = list(passages.texts[:24])
+    place = _locate(SMALL_ENCODER, None)[0]
+    tokenizer = AutoTokenizer.from_pretrained(place)
+    given = tokenizer(texts, padding=True, truncation=True, max_length=256, return_tensors="np")
+    ids, mask = given["input_ids"], given["attention_mask"]
+    expected = embed(ask(place, AutoModel, ids, mask).last_hidden_state, mask, "mean", is_normalised=True)
+    local = LocalPipeline.load(repository / "embed")
+    np.testing.assert_allclose(local(TEXT=texts)["ANSWER"], expected, rtol=0, atol=1e-5)
+    local.close()
+    with serve(repository) as server, Client(server.grpc_url) as client:
+        np.testing.assert_allclose(client.infer("embed", TEXT=texts)["ANSWER"], expected, rtol=0, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def roberta(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return publish_roberta(tmp_path_factory.mktemp("roberta"))
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "tokenizer.json"])
+def test_texts_to_classes(kind: str, published: Path, roberta: Path, tmp_path: Path) -> None:
+    folder = published / "triage" if kind == "wordpiece" else roberta
+    config, _ = add(tmp_path, folder, "topic", head="classification", tokenizer="tokens", max_length=16)
+    file = "vocab.txt" if kind == "wordpiece" else "tokenizer.json"
+    assert (tmp_path / "preprocess" / "tokens" / "1" / file).is_file()
+    assert set(read_archive(tmp_path / "models" / "topic" / "1" / "model.pt")) == {file}
+    pipeline(tmp_path, "topic", "tokens", "triage")
+    repository = compose("triage", tmp_path / "repository", leaves=[tmp_path])
+    texts = ["some words", "other", "", "w1 w2 w3 W4, w5. " * 20]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    given = tokenizer(texts, padding=True, truncation=True, max_length=16, return_tensors="np")
+    expected = ask(
+        folder, AutoModelForSequenceClassification, given["input_ids"], given["attention_mask"]
+    ).logits.softmax(-1)
+    local = LocalPipeline.load(repository / "triage")
+    np.testing.assert_allclose(local(TEXT=texts)["ANSWER"], expected.numpy(), rtol=0, atol=1e-5)
+    local.close()
+    assert config.spec.outputs[0].dims == (3 if kind == "wordpiece" else 2,)
+
+
+def test_another_vocabulary_is_refused(published: Path, tmp_path: Path) -> None:
+    add(tmp_path, published / "triage", "topic", head="classification", tokenizer="tokens")
+    pipeline(tmp_path, "topic", "tokens", "triage")
+    vocabulary = tmp_path / "preprocess" / "tokens" / "1" / "vocab.txt"
+    vocabulary.write_text(vocabulary.read_text(encoding="utf-8") + "more\n", encoding="utf-8")
+    with pytest.raises(ArtifactError, match=r"model\.pt was made with another vocab\.txt than "):
+        compose("triage", tmp_path / "repository", leaves=[tmp_path])
+
+
+# --- what is derived ---------------------------------------------------------------------------------------------
+
+
+def test_what_the_configuration_says(project: Path) -> None:
+    config = read_config(project / "models" / "triage")
+    spec = config.spec
+    assert [(t.name, t.dtype, t.dims) for t in (*spec.inputs, *spec.outputs)] == [
+        ("INPUT__0", "TYPE_INT64", (-1,)), ("INPUT__1", "TYPE_INT64", (-1,)), ("OUTPUT__0", "TYPE_FP32", (3,)),
+    ]  # fmt: skip
+    assert json.loads(spec.parameters["labels"]) == list(LABELS.values())
+    assert spec.parameters["attention_mask"] == "INPUT__1"
+    assert spec.parameters["content"] == "triage, 3 probabilities, the softmax of its own trained head"
+    assert (config.backend, spec.max_batch_size, config.artifacts) == ("pytorch", 512, (Artifact(("model.pt",), True),))
+    assert has_trunks([config], None)
+    onnx = read_config(project / "models" / "triage_onnx")
+    assert (onnx.backend, onnx.artifacts) == ("onnxruntime", (Artifact(("model.onnx",), True),))
+    assert "sigmoid" in read_config(project / "models" / "many").spec.parameters["content"]
+    assert str(project) not in (project / "models" / "triage" / "config.pbtxt").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["triage", "score", "mean"])
+def test_the_trunk_alone_is_bf16(name: str, project: Path, expected: dict[str, NDArray[Any]], tmp_path: Path) -> None:
+    repository = compose(name, tmp_path / "repository", leaves=[project], plan=Plan(dtype="bf16"), is_warmed_up=False)
+    loaded = LocalPipeline.load(repository / name)
+    found = np.asarray(loaded(INPUT__0=IDS[:256], INPUT__1=MASK[:256])["OUTPUT__0"])
+    loaded.close()
+    wanted = expected[name][:256]
+    assert 0 < np.abs(found - wanted).max() < 0.1 * np.abs(wanted).max()
+    module = load_script(repository / name / "1" / "model.pt")
+    assert any(key.startswith("trunk.") for key in module.state_dict())
+
+
+@pytest.mark.parametrize("name", ["triage", "score", "mean"])
+def test_the_graph_is_fused(name: str, project: Path) -> None:
+    component: Any = load_component(read_config(project / "models" / name))
+    (answer,) = component.process([{"INPUT__0": IDS[:8], "INPUT__1": MASK[:8]}])
+    assert answer["OUTPUT__0"].shape[0] == 8
+    kinds = [node.kind() for node in component.module._fused.graph.nodes()]
+    assert kinds.count("mkldnn::_linear_pointwise") >= 12  # six in each layer
+    component.close()

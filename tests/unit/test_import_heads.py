@@ -1,0 +1,141 @@
+"""What is derived from a published encoder, and encoders and options that cannot be."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.errors import ArtifactError, InputError
+from shoal.project.importing.add_model import add_model
+from shoal.training.encoder import SMALL_ENCODER
+from tests.support.imports import add
+from tests.support.published import publish
+
+
+@pytest.fixture(scope="module")
+def published(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return publish(tiny_bert, tmp_path_factory.mktemp("published"))
+
+
+def test_labels_that_name_nothing_are_left_out(published: Path, tmp_path: Path) -> None:
+    config, said = add(tmp_path, published / "unnamed", "unnamed", head="classification", max_batch_size=8)
+    assert "labels" not in config.spec.parameters
+    assert "its configuration names no labels" in said
+    assert config.spec.max_batch_size == 8
+
+
+def write_sentences(folder: Path, kinds: list[str], **pooling: Any) -> None:
+    modules = [{"type": f"sentence_transformers.models.{kind}", "path": f"{i}_{kind}"} for i, kind in enumerate(kinds)]
+    (folder / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling), encoding="utf-8")
+
+
+def test_pooling_as_its_own_files_say(published: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "sentences"
+    shutil.copytree(published / "triage", folder)
+    with pytest.raises(
+        InputError, match=r"become one embedding is not said: it has no modules\.json .* --pooling mean"
+    ):
+        add_model(folder, "m", project=tmp_path, head="embedding")
+    write_sentences(folder, ["Transformer", "Pooling"], pooling_mode_cls_token=True, pooling_mode_mean_tokens=False)
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 20}', encoding="utf-8")
+    config, said = add(tmp_path, folder, "m", head="embedding", tokenizer="t")
+    assert "last hidden state of [CLS]" in config.spec.parameters["content"]
+    assert "not normalised: as its files for sentence-transformers say" in said
+    assert said[-1].endswith("at most 20 of a text")
+    write_sentences(folder, ["Transformer", "Pooling", "Dense"], pooling_mode_mean_tokens=True)
+    with pytest.raises(InputError, match=r"is not said: its modules\.json lists Transformer, Pooling, Dense\."):
+        add_model(folder, "n", project=tmp_path, head="embedding")
+    write_sentences(folder, ["Transformer", "Pooling"], pooling_mode_max_tokens=True)
+    with pytest.raises(InputError, match=r"is not said: its pooling is pooling_mode_max_tokens, which is not known\."):
+        add_model(folder, "n", project=tmp_path, head="embedding")
+    _, said = add(tmp_path, folder, "n", head="embedding", pooling="mean")
+    assert "not normalised: for nothing says otherwise" in said
+
+
+# --- what cannot be ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "message"),
+    [
+        (
+            "triage",
+            {},
+            r"What the encoder shall give is not said\. Say --head embedding, --head classification, --head",
+        ),
+        ("triage", {"head": "tokens"}, r"There is no head 'tokens'\. Known: embedding, classification, regression\."),
+        ("triage", {"head": "embedding", "pooling": "max"}, r"There is no pooling 'max'\. Known: mean, cls\."),
+        (
+            "triage",
+            {"head": "classification", "format": "gguf"},
+            r"There is no format 'gguf'\. Known: torchscript, onnx",
+        ),
+        ("triage", {"head": "classification", "pooling": "cls"}, r"pooling is for embeddings; a classification head"),
+        ("triage", {"head": "regression", "normalise": True}, r"normalise is for embeddings; a regression head"),
+        ("triage", {"head": "regression"}, r"The head of .* gives 3 numbers, and no score\. Say --head classification"),
+        ("score", {"head": "classification"}, r"The head of .* gives a score, and no classes\. Say --head regression"),
+        ("triage", {"head": "classification", "max_length": 9}, r"max_length is the tokenizer's, and there is none\."),
+        (
+            "triage",
+            {"head": "classification", "max_length": 65, "tokenizer": "t"},
+            r"max_length is 65; .*triage knows 3 to 64 tokens",
+        ),
+        ("triage", {"head": "classification", "max_batch_size": 0}, r"max_batch_size is 0; an encoder takes rows"),
+        (
+            "triage",
+            {"head": "classification", "mask": "x"},
+            r"For an encoder there is no option mask\. It takes: head, ",
+        ),
+        ("triage", {"head": "classification", "tokenizer": "m"}, r"There is a model m already"),
+    ],
+)
+def test_options_that_cannot_be(
+    source: str, options: dict[str, Any], message: str, published: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=message):
+        add_model(published / source, "m", project=tmp_path, **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_head_is_drawn_at_random(tiny_bert: Path, tmp_path: Path) -> None:
+    message = r"bert0 has no trained classification head: its checkpoint lacks classifier\.bias, classifier\.weight.*\."
+    with pytest.raises(InputError, match=message):
+        add_model(tiny_bert, "m", project=tmp_path, head="classification")
+    with pytest.raises(InputError, match=r"has no trained regression head: its checkpoint lacks "):
+        add_model(SMALL_ENCODER, "m", project=tmp_path, head="regression")
+    add(tmp_path, tiny_bert, "m", head="embedding", pooling="mean")
+
+
+def test_weights_that_are_missing(published: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path / "cut"
+    shutil.copytree(published / "triage", folder)
+    weights = load_file(folder / "model.safetensors")
+    weights = {key: value for key, value in weights.items() if "layer.1." not in key}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(InputError, match=r"is no encoder that can be served: its checkpoint lacks .* and \d+ more\."):
+        add_model(folder, "m", project=tmp_path, head="embedding", pooling="mean")
+
+
+def test_a_folder_of_nothing(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=r"The encoder '.*empty' cannot be loaded: .* Name a folder that holds config"):
+        add_model(tmp_path / "empty", "m", project=tmp_path, head="embedding", pooling="mean")
+
+
+def test_an_export_that_differs_is_not_written(
+    published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from shoal.training import export
+
+    monkeypatch.setattr(export, "compare", lambda *_: 0.5)
+    with pytest.raises(ArtifactError, match=r"model\.pt differs from the trained encoder by 0\.5"):
+        add_model(published / "triage", "m", project=tmp_path, head="classification")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,159 @@
+"""What is derived from a TorchScript file and what its user says, and modules that cannot be served."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Tuple  # noqa: UP035  # torch.jit.script reads these
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from shoal.errors import ArtifactError, InputError
+from shoal.project.importing.add_model import add_model
+from tests.support.imports import Column, Tagger, add, declared, load_script, script
+
+
+def test_what_forward_gives_is_seen(tmp_path: Path) -> None:
+    tagger, column = script(Tagger(), tmp_path / "tagger.pt"), script(Column(), tmp_path / "column.pt")
+    config, said = add(tmp_path, tagger, "tagger", inputs=["INT64:-1", "type_int64:-1"])
+    takes = ["INPUT__0 INT64 [-1]", "INPUT__1 INT64 [-1]"]
+    assert declared(config) == [*takes, "OUTPUT__0 FP32 [3]", "OUTPUT__1 FP32 [-1]"]
+    assert (config.backend, config.spec.max_batch_size) == ("pytorch", 512)
+    assert said == [
+        "TorchScript, from tagger.pt: forward(ids, mask)", "inputs as you say: INPUT__0 for ids, INPUT__1 for mask",
+        "outputs from forward run on 2 and 3 rows, 8 and 13 wide where a size is open",
+    ]  # fmt: skip
+    config, _ = add(tmp_path, tagger, "other_order", inputs=["mask:INT64:-1", "ids:INT64:-1"])
+    assert declared(config)[:2] == ["ids INT64 [-1]", "mask INT64 [-1]"]
+    config, _ = add(tmp_path, column, "column", inputs=["FP32:5"], max_batch_size=4)
+    assert declared(config) == ["INPUT__0 FP32 [5]", "OUTPUT__0 FP32 [1] column", "OUTPUT__1 INT64 [1]"]
+    config, _ = add(tmp_path, column, "alone", inputs=["FP32:7,5"], max_batch_size=0)
+    assert declared(config) == ["INPUT__0 FP32 [7, 5]", "OUTPUT__0 FP32 [7]", "OUTPUT__1 INT64 [7, 1]"]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        (
+            None,
+            r"what forward\(ids, mask\) takes do not stand in a TorchScript file\. .* --input INT64:-1 --input INT64",
+        ),
+        (["INT64:-1"], r"forward\(ids, mask\) takes 2 tensors; 1 are given\. For example: --input INT64:-1 --input"),
+        (["INT64:-1", "INT64"], r"The input 'INT64' is not DTYPE:DIMS or NAME:DTYPE:DIMS\. For example INT64:-1"),
+        (["INT64:-1", "INT7:-1"], r"The input 'INT7:-1' is not .* Dtypes: BOOL, UINT8, INT8, "),
+        (["INT64:-1", "INT64:0"], r"The input 'INT64:0' is not "),
+        (["INT64:-1", "INT64:2,x"], r"The input 'INT64:2,x' is not "),
+        (
+            ["a:INT64:-1", "b:INT64:-1"],
+            r"The inputs are named a, b; forward\(ids, mask\) has other names\. Name all of",
+        ),
+        (["ids:INT64:-1", "INT64:-1"], r"The inputs are named ids, nothing; forward\(ids, mask\) has other names"),
+    ],
+)
+def test_inputs_that_do_not_fit_forward(inputs: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message):
+        add_model(script(Tagger(), tmp_path / "tagger.pt"), "tagger", project=tmp_path, inputs=inputs)
+
+
+class Same(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+class AsDict(nn.Module):
+    def forward(self, x: Tensor) -> Dict[str, Tensor]:  # noqa: UP006
+        return {"x": x}
+
+
+class AsList(nn.Module):
+    def forward(self, x: Tensor) -> List[Tensor]:  # noqa: UP006
+        return [x]
+
+
+class Nested(nn.Module):
+    def forward(self, x: Tensor) -> Tuple[Tensor, Tuple[Tensor, Tensor]]:  # noqa: UP006
+        return x, (x, x)
+
+
+class Numbered(nn.Module):
+    def forward(self, x: Tensor) -> Tuple[Tensor, int]:  # noqa: UP006
+        return x, 1
+
+
+class Half(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.to(torch.bfloat16)
+
+
+class Summed(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sum(0)
+
+
+class Crossed(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ x.t()
+
+
+class Centred(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0, keepdim=True)
+
+
+class Failing(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ones(7, 9) @ x
+
+
+class Optioned(nn.Module):
+    def forward(self, x: Tensor, y: Optional[Tensor] = None) -> Tensor:  # noqa: UP045
+        return x if y is None else x + y
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (AsDict(), r"forward gives a dict, and no tensor\. Wrap the module in one whose forward takes tensors"),
+        (AsList(), r"forward gives a list, and no tensor\."),
+        (Nested(), r"Output 1 of forward is a tuple, and no tensor\."),
+        (Numbered(), r"Output 1 of forward is a int, and no tensor\."),
+        (Half(), r"Output 0 of forward is torch\.bfloat16, which clients cannot take\. Cast it: \.float\(\)"),
+        (Summed(), r"cannot be batched: output 0 has shape \[4\] for 2 rows, expected \[2, \.\.\.\]\."),
+        (Crossed(), r"cannot be batched: dimension 1 of output 0 follows the number of rows\. .* --max-batch-size 0"),
+        (Centred(), r"cannot be batched: a row's answer depends on the rows beside it\."),
+        (Failing(), r"m\.pt cannot be tried: it fails on INPUT__0 \[2, 4\]: "),
+        (Optioned(), r"is called as forward\(x: Tensor, y: Optional\[Tensor\]\), which is not tensors alone\."),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
+)
+def test_modules_that_cannot_be(module: nn.Module, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match=message):
+        add_model(script(module, tmp_path / "m.pt"), "m", project=tmp_path, inputs=["FP32:4"])
+    assert not (tmp_path / "models").exists()
+
+
+def test_what_torch_save_wrote(tmp_path: Path) -> None:
+    torch.save(Column().state_dict(), tmp_path / "weights.pt")
+    with pytest.raises(
+        ArtifactError, match=r"weights\.pt is no TorchScript archive: it holds weights and no code: torc"
+    ):
+        add_model(tmp_path / "weights.pt", "m", project=tmp_path, inputs=["FP32:5"])
+    whole = script(Column(), tmp_path / "cut.pt")
+    whole.write_bytes(whole.read_bytes()[:-300])
+    with pytest.raises(ArtifactError, match=r"cut\.pt is no TorchScript archive: it is cut off or damaged"):
+        add_model(whole, "m", project=tmp_path, inputs=["FP32:5"])
+    with pytest.raises(InputError, match=r"A Column is no TorchScript module\. Make it one: torch\.jit\.trace"):
+        add_model(Column(), "m", project=tmp_path, inputs=["FP32:5"])
+
+
+def test_training_mode_is_left(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)).train()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        saved: Any = torch.jit.script(module)
+        torch.jit.save(saved, str(tmp_path / "m.pt"))
+    _, said = add(tmp_path, tmp_path / "m.pt", "m", inputs=["FP32:4"])
+    assert "it was saved in training mode, and is written in evaluation mode" in said
+    assert not load_script(tmp_path / "models" / "m" / "1" / "model.pt").training

@@ -1,0 +1,299 @@
+"""What stands in an environment, read from a folder and from an archive; and archives that cannot be read."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import random
+import sys
+import tarfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shoal.environment.contents import Environment, Need, Package
+from shoal.environment.elf import read_binary
+from shoal.environment.entries import Limits, read_folder
+from shoal.environment.inspect import inspect
+from shoal.environment.targets import find_target
+from shoal.environment.wheel import find_installed
+from shoal.errors import ArtifactError
+from tests.unit.test_entries import END, PYTHON, SPARSE, item, lay_out, link, pack, pax, refused
+
+SITE = "lib/python3.11/site-packages"
+LIBRARY = min(Path(np.__file__).parent.rglob("*.so"), key=lambda path: path.stat().st_size)
+STDCXX = Path("/usr/lib/x86_64-linux-gnu/libstdc++.so.6")
+NOISE = random.Random(0).randbytes(3000)  # that gzip cannot make smaller
+
+
+def zipped() -> bytes:
+    with zipfile.ZipFile(file := io.BytesIO(), "w") as archive:
+        archive.writestr("bin/python3.11", "")
+    return file.getvalue()
+
+
+def extended() -> bytes:
+    """The header of a sparse file whose list of pieces goes on in the next block."""
+    header = bytearray(item("s", type=tarfile.GNUTYPE_SPARSE))
+    header[148:156], header[482] = b" " * 8, 1
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header)
+
+
+def cut(num_bytes: int) -> bytes:
+    return gzip.compress((PYTHON + item("f", NOISE) + END)[:num_bytes])
+
+
+# What is no whole archive, or too large: what the error says, the bytes, the limits.
+DAMAGED: dict[str, tuple[str, Callable[[], bytes], Limits | None]] = {
+    "empty": ("no gzip file", lambda: b"", None),
+    "text": ("no gzip file", lambda: b"bin/python3.11\n", None),
+    "plain tar": ("no gzip file", lambda: PYTHON + END, None),
+    "zip": ("a zip file", zipped, None),
+    "xz": ("a xz file", lambda: lzma.compress(PYTHON + END), None),
+    "bzip2": ("a bzip2 file", lambda: bz2.compress(PYTHON + END), None),
+    "zstandard": ("a zstandard file", lambda: b"\x28\xb5\x2f\xfd" + NOISE, None),
+    "gzip of nothing": ("damaged or cut off", lambda: gzip.compress(b""), None),
+    "junk behind": ("damaged or cut off", lambda: cut(9999) + b"junk", None),
+    "tar without its end": ("its end is missing", lambda: cut(-1024), None),
+    "tar cut in a file": ("damaged or cut off", lambda: cut(3000), None),
+    "tar cut in a header": ("cut off", lambda: cut(1024 + 100), None),
+    "tar cut behind a header": ("damaged or cut off", lambda: cut(1024 + 512), None),
+    "bad checksum": ("its end is missing", lambda: gzip.compress(PYTHON + b"x" + item("f")[1:] + END), None),
+    "10 GB in a header": ("would unpack to", lambda: gzip.compress(item("f", size=10 * 2**30) + END), None),
+    "10 GB by pax": ("would unpack to", lambda: gzip.compress(pax(size=str(10**10)) + item("f") + END), None),
+    "1000 to one": ("more than", lambda: gzip.compress(item("f", bytes(2**22)) + END), Limits(free_of_ratio=2**20)),
+    "many bytes": ("more than 1,000 bytes", lambda: cut(9999), Limits(num_bytes=1000)),
+    "many bytes in parts": ("more than 2,000", lambda: gzip.compress(item("f", NOISE[:900]) * 3 + END), Limits(2000)),
+    "many entries": ("or 3 entries", lambda: gzip.compress(item("f") * 4 + END), Limits(num_entries=3)),
+    "pax of 4 GB": ("a header of 4,294,967,296", lambda: gzip.compress(item("p", type=b"x", size=2**32) + END), None),
+    "long name of 4 GB": ("a header of", lambda: gzip.compress(item("p", type=b"L", size=2**32) + END), None),
+    "size below 0": ("below 0", lambda: gzip.compress(item("f", size=-512) + END), None),
+    "size below 0 by pax": ("below 0", lambda: gzip.compress(PYTHON + pax(size="-2048") + item("f") + END), None),
+    "sparse size below 0": ("below 0", lambda: gzip.compress(pax(GNU_sparse_realsize="-9") + item("f") + END), None),
+    "content over the next": ("damaged", lambda: gzip.compress(pax(GNU_sparse_realsize="9") + item("f") + END), None),
+    "pax of pax": ("damaged", lambda: gzip.compress(pax(comment="c") * 2000 + PYTHON + END), None),
+    "name of a name": ("damaged", lambda: gzip.compress(item("n", b"n\0", type=b"L") * 2000 + PYTHON + END), None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_what_is_damaged_or_too_large_is_refused(case: str, tmp_path: Path) -> None:
+    words, make, limits = DAMAGED[case]
+    yard = lay_out(tmp_path)
+    archive = yard / "env.tar.gz"
+    archive.write_bytes(make())
+    assert words in refused(archive, yard / "env", limits).what
+    with pytest.raises(ArtifactError, match=words):
+        inspect(archive, limits)
+
+
+def test_no_file_or_a_folder_is_refused(tmp_path: Path) -> None:
+    yard = lay_out(tmp_path)
+    assert "cannot be read: No such file" in refused(yard / "nope.tar.gz", yard / "env").what
+    assert "cannot be read: Is a directory" in refused(yard / "beside", yard / "env").what
+    with pytest.raises(ArtifactError, match="There is no environment at"):
+        next(read_folder(yard / "nope"))
+
+
+def test_whatever_is_cut_off_or_flipped_is_refused(tmp_path: Path) -> None:
+    yard, whole = lay_out(tmp_path), cut(9999)
+    archive = yard / "env.tar.gz"
+    for at in (1, 2, 5, 9, 10, 11, 50, 1500, len(whole) // 2, *range(len(whole) - 12, len(whole))):
+        archive.write_bytes(whole[:at])
+        refused(archive, yard / "env")
+    for at in (*range(10, len(whole) - 9, 97), *range(len(whole) - 8, len(whole))):  # not what the last bits pad
+        archive.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
+        refused(archive, yard / "env")
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        pytest.param(SPARSE + item("s", b"9999999\n" + (b"0" * 99 + b"\n") * 80_000), id="list of a sparse file"),
+        pytest.param(extended() + (b"7" * 504 + b"\1" * 8) * 16_000, id="blocks of a sparse file"),
+        pytest.param(b"".join(pax(b"g", **{f"k{n}": "k" * 2**20}) + item(f"f{n}") for n in range(8)), id="pax for all"),
+        pytest.param(b"".join(pax(comment="k" * 2**20) + item(f"f{n}") for n in range(8)), id="pax for each"),
+        pytest.param(END + bytes(2**23), id="behind the end"),
+    ],
+)  # fmt: skip
+def test_no_more_is_read_than_the_limits_allow(raw: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Headers count too: they are held in memory, and zeros behind the end cost time."""
+    num_bytes = 0
+
+    class Counting(gzip.GzipFile):
+        def read(self, size: int | None = -1) -> bytes:
+            nonlocal num_bytes
+            num_bytes += len(chunk := super().read(size))
+            return chunk
+
+    yard = lay_out(tmp_path)
+    archive = yard / "env.tar.gz"
+    archive.write_bytes(gzip.compress(PYTHON + raw + END))
+    monkeypatch.setattr(gzip, "GzipFile", Counting)
+    refused(archive, yard / "env", Limits(num_bytes=2**20))
+    assert num_bytes < 6 * 2**20  # the limit, one header and a little
+
+
+def metadata(name: str, version: str = "1.0", *requires: str) -> bytes:
+    return "\n".join([f"Name: {name}", f"Version: {version}", *(f"Requires-Dist: {r}" for r in requires)]).encode()
+
+
+def lay(folder: Path, files: dict[str, bytes | str]) -> Path:
+    """Lay out an environment: file names with their contents, links with their targets."""
+    for name, content in {"bin/python3.11": b"#!", **files}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, str):
+            (folder / name).symlink_to(content)
+        else:
+            (folder / name).write_bytes(content)
+    return folder
+
+
+def pack_folder(folder: Path) -> Path:
+    """In no order to rely on, as conda-pack does."""
+    paths = sorted(folder.rglob("*"))
+    random.Random(1).shuffle(paths)
+    with tarfile.open(folder.with_suffix(".tar.gz"), "w:gz") as archive:
+        for path in paths:
+            archive.add(path, path.relative_to(folder), recursive=False)
+    return folder.with_suffix(".tar.gz")
+
+
+def test_an_environment_is_read_the_same_from_a_folder_and_an_archive(tmp_path: Path) -> None:
+    installed = find_installed()
+    assert installed
+    library, needy = (
+        LIBRARY.read_bytes(),
+        (installed / "python_backend_stubs/3.11/triton_python_backend_stub").read_bytes(),
+    )
+    conda = {"name": "numpy", "version": "1.26.4", "files": ["lib/x.so"]}, {"name": "python", "version": "3.11.9"}
+    folder = lay(
+        tmp_path / "env",
+        {
+            "bin/python3.11": Path(sys.executable).resolve().read_bytes(),
+            "bin/python3": "python3.11",
+            "bin/activate": b"",
+            "lib/libpython3.11.so.1.0": b"",
+            "lib/libpython3.11.so": "libpython3.11.so.1.0",
+            "lib/x.so": library,
+            "lib/deep/needy": needy,
+            "lib/deep/needy-too": needy,
+            "conda-meta/numpy-1.26.4-py311.json": json.dumps(conda[0]).encode(),
+            "conda-meta/python-3.11.9-h1.json": json.dumps(conda[1]).encode(),
+            f"{SITE}/numpy/x.so": library,
+            f"{SITE}/numpy-1.26.4.dist-info/METADATA": metadata("NumPy", "1.26.4"),
+            f"{SITE}/numpy-1.26.4.dist-info/RECORD": b'numpy/x.so,sha256=x,1\n"numpy/y.py",,\n',
+            f"{SITE}/numpy/y.py": b"y = 1\n",
+            f"{SITE}/a-1.dist-info/METADATA": metadata("a", "1", "b", "numpy"),
+            f"{SITE}/a.pth": b"/home/u/.local/lib\n/opt/c\n",
+            f"{SITE}/b.pth": b"/opt/b\n",
+            f"{SITE}/__editable__.d-1.pth": b"/src/d\n",
+            f"{SITE}/c.egg-link": b"/src/c\n.",
+            **({"lib/libstdc++.so.6": STDCXX.read_bytes()} if STDCXX.is_file() else {}),
+        },
+    )
+    files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    with (folder / "lib/deep/needy").open("rb") as file:
+        stub = read_binary(file, "")
+    found = inspect(folder)
+    assert found == Environment(
+        source=folder,
+        kind="folder",
+        python="3.11.9",
+        numpy="1.26.4",
+        machine=stub.machine,
+        glibc=found.glibc,
+        glibcxx=Need(stub.requires["GLIBCXX"], "lib/deep/needy"),
+        own_glibcxx=find_target("embedded").glibcxx if STDCXX.is_file() else (),
+        own_libraries={path.name for path in (folder / "lib").glob("*.so*")},
+        has_interpreter=True,
+        has_activate=True,
+        packages=[Package("a", "1", 0), Package("NumPy", "1.26.4", len(library) + 6), Package("python", "3.11.9", 0)],
+        num_entries=len(list(folder.rglob("*"))),
+        num_bytes=sum(path.stat().st_size for path in files),
+        editable=[
+            f"{SITE}/__editable__.d-1.pth is an editable install of /src/d",
+            f"{SITE}/c.egg-link is an editable install of /src/c",
+        ],
+        leaks=[
+            f"{SITE}/a.pth lets a user's own packages in: /home/u/.local/lib",
+            f"{SITE}/a.pth lets packages outside in: /opt/c",
+            f"{SITE}/b.pth lets packages outside in: /opt/b",
+        ],
+        unmet=["a needs b, which is not there"],
+    )
+    assert found.glibc.version >= stub.requires["GLIBC"]
+    assert (found.python_minor, found.has_libpython) == ("3.11", True)
+    assert found.remarks() == [*found.editable, *found.leaks, *found.unmet]
+    assert json.loads(json.dumps(found.as_dict()))["glibcxx_needed_by"] == "lib/deep/needy"
+    archive = pack_folder(folder)
+    assert replace(inspect(archive), source=folder, kind="folder") == found
+    assert inspect(archive).kind == "archive"
+
+
+PACKAGE, OWN = f"{SITE}/mine-1.dist-info", {f"{SITE}/foo_bar-1.dist-info/METADATA": metadata("Foo_Bar")}
+EDITABLE = b'{"url": "file:///src/mine", "dir_info": {"editable": true}}'
+ODD: dict[str, tuple[dict[str, bytes | str], list[str]]] = {
+    "editable": ({f"{PACKAGE}/direct_url.json": EDITABLE}, ["mine is an editable install of file:///src/mine"]),
+    "editable, told twice": (
+        {f"{PACKAGE}/direct_url.json": EDITABLE, f"{SITE}/__editable__.mine-1.pth": b"/src/mine"},
+        ["mine is an editable install of file:///src/mine"],
+    ),
+    "a folder, installed": ({f"{PACKAGE}/direct_url.json": b'{"url": "file:///src", "dir_info": {}}'}, []),
+    "a link to itself": ({f"{SITE}/x.pth": b"@/lib/more\nimport x\nrelative\n#/comment\n\n"}, []),
+    "a link beside": ({f"{SITE}/x.pth": b"@-other/lib"}, [f"{SITE}/x.pth lets packages outside in: @-other/lib"]),
+    "a link that climbs": (
+        {f"{SITE}/x.pth": b"../../../../other"},
+        [f"{SITE}/x.pth lets packages outside in: ../../../../other"],
+    ),
+    "weights of a network": ({f"{SITE}/net/x.pth": b"\x80\n/junk", "share/y.pth": b"/junk"}, []),
+    "system packages": (
+        {"pyvenv.cfg": b"home = /usr/bin\ninclude-system-site-packages = TRUE\nversion_info = 3.11.2\n"},
+        ["pyvenv.cfg lets the base Python's packages in", "pyvenv.cfg names /usr/bin, where its Python is"],
+    ),
+    "template of a venv": ({f"{SITE}/x/pyvenv.cfg": b"home = /x\ninclude-system-site-packages = true\n"}, []),
+    "absolute link": ({"bin/python3": "/usr/bin/python3"}, ["bin/python3 links to /usr/bin/python3"]),
+    "unmet": ({f"{PACKAGE}/METADATA": metadata("mine", "1", "other>=2")}, ["mine needs other, which is not there"]),
+    "met": ({**OWN, f"{PACKAGE}/METADATA": metadata("mine", "1", "foo.bar", "FOO-bar[all]<3")}, []),
+    "markers": (
+        {
+            f"{PACKAGE}/METADATA": metadata(
+                "mine", "1", "a; python_version < '3.9'", "b; python_version >= '3.9'", "c; extra == 'test'",
+                "d; sys_platform == 'win32'", "e; python_full_version >= '3.11.0'", "f; os_name ~= 'posix'", "!",
+            )
+        },
+        ["mine needs b, which is not there", "mine needs e, which is not there"],
+    ),
+    "nested JSON": ({f"{PACKAGE}/direct_url.json": b"[" * 10**5, "conda-meta/x.json": b"[" * 10**5}, []),
+    "no JSON": ({f"{PACKAGE}/direct_url.json": b"\xff", "conda-meta/x.json": b"", "conda-meta/y.json": b"[]"}, []),
+    "JSON of another form": ({f"{PACKAGE}/direct_url.json": b'{"dir_info": "x"}'}, []),
+    "JSON without files": ({"conda-meta/x.json": b'{"name": "x", "files": 5}'}, []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_what_is_odd_is_said_in_a_sentence(case: str, tmp_path: Path) -> None:
+    files, sentences = ODD[case]
+    at = str(tmp_path / "env")
+    files = {n: c.replace(b"@", at.encode()) if isinstance(c, bytes) else c for n, c in files.items()}
+    found = inspect(lay(tmp_path / "env", files))
+    assert found.remarks() == [sentence.replace("@", at) for sentence in sentences]
+    assert found.kind == ("venv" if "pyvenv.cfg" in files else "folder")
+    assert found.python == ("3.11.2" if "pyvenv.cfg" in files else "3.11")
+
+
+def test_hard_links_and_what_holds_no_python(tmp_path: Path) -> None:
+    archive = pack(tmp_path / "env.tar.gz", PYTHON, link("bin/python3", "bin/python3.11", tarfile.LNKTYPE))
+    assert inspect(archive).remarks() == ["1 entries are hard links"]
+    assert inspect(archive).has_interpreter
+    with pytest.raises(ArtifactError, match="beside holds no Python environment"):
+        inspect(lay_out(tmp_path) / "beside")
+    assert inspect(lay(tmp_path / "env", {f"{SITE}/x-1.dist-info/METADATA": b"nothing"})).packages == []

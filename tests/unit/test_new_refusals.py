@@ -1,0 +1,90 @@
+"""``shoal new``: what it refuses, in which words; and that it then writes nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shoal.errors import InputError
+from tests.support.skeletons import files, new, write_leaf
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty project, in which the commands are typed."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("component", r"What is the component called\? Say it: shoal new component NAME"),
+        ("model it", r"How many features does it take\? Say it: --features 4"),
+        ("model it --features 0", r"A linear model of 0 features cannot be fitted here\. Give a number from"),
+        ("component my.words", r"'my\.words' cannot be a model's name: .* For example: my_words"),
+        ("component 1st", r"'1st' cannot be a model's name: .* For example: st"),
+        ("component ÄÖ", r"'ÄÖ' cannot be a model's name: .* For example: word_count"),
+        ("component preprocess", r"preprocess is a model of shoal's own: .* Take another name: my_preprocess"),
+        ("component taken", r"There is a model taken already, in preprocess/taken\. Take another name"),
+        ("component free", r"There is a model free_alone already, in preprocess/free_alone\."),
+        ("component dull", r"tests/test_dull\.py is there already; it will not be replaced"),
+        ("component it --room models", r"There is no --room 'models' for components\. Known: preprocess, post"),
+        ("component it --input X", r"--input 'X' is no NAME:DTYPE:DIMS\. For example: --input TEXT:STRING:1"),
+        ("component it --input X:FLOAT:1", r"has a dtype that is none: FLOAT\. Known: BOOL, UINT8, .* STRING\."),
+        ("component it --input X:FP32:0", r"--input 'X:FP32:0' has dimensions that are none: 0\. For example"),
+        ("component it --output a/b:FP32:1", r"--output 'a/b:FP32:1' names a tensor 'a/b': up to 48 letters"),
+        ("component it --input X:FP32:1 --output X:FP32:1", r"There are two tensors X\. Give each input and output a"),
+        ("component it --set a=1", r"--set a=1 is of a component that exists\. Name it: --like LEAF"),
+        ("component it --artifact a=1", r"--artifact a=1 is of a component that exists\."),
+        ("component it --like nope", r"There is no model nope to be like\. Known: .*preprocess, .*taken, "),
+        ("component it --like ensemble_all", r"ensemble_all is a pipeline, which calls models by name\. Known"),
+        ("component it --like taken --set a=1", r"taken has no parameter a\. It has: none\."),
+        ("component it --like preprocess --set a=1", r"preprocess has no parameter a\. It has: .*max_text_bytes\."),
+        ("component it --like preprocess --set a", r"--set 'a' is no NAME=VALUE\. For example: --set max_length=128"),
+        ("component it --like preprocess --set a=1 --set a=2", r"--set a=\.\.\. is given twice\. Give it once\."),
+        ("component it --like preprocess --artifact a=b", r"preprocess has no artifact a\. It has: preprocess\.json"),
+        ("component it --like preprocess --artifact vocab.txt=no", r"There is no file no for the artifact vocab"),
+        ("component it --like taken --artifact a=b", r"taken has no artifact a\. It has none\."),
+        ("component it --like taken --input Z:FP32:1", r"taken has no input Z\. It has: X\."),
+        ("component it --like taken --room models", r"There is no --room 'models' for components\."),
+        ("component it --project file", r"file is no folder\. Name the folder of your project"),
+        ("component it --project composed", r"composed is a repository that shoal composed: the next"),
+        ("component it --like top_k --set k=0", r"It would not start: Parameter k of model it is '0'; expected a"),
+        ("pipeline it --step nope", r"There is no model nope\. Known: bert-large, .*taken, "),
+        ("pipeline it --step taken --step taken", r"The model taken is two steps\. Write such a pipeline in Python"),
+        ("pipeline it --map taken.X=X", r"--map taken\.X maps a step, and there is none\. Name the models"),
+        ("pipeline it --step taken --map X", r"--map 'X' is no NAME=VALUE\. For example: --map encoder\.INPUT__0="),
+        ("pipeline it --step taken --map taken.Z=X", r"There is no input taken\.Z to map\. Known: taken\.X\."),
+        ("pipeline it --step taken --map taken.X=a/b", r"--map taken\.X=a/b names a tensor 'a/b'"),
+        ("pipeline it --step taken --map taken.X=taken.Y", r"--map taken\.X=taken\.Y reads a step that comes later"),
+        ("pipeline it --step taken --map taken.X=taken.N", r"Model taken has no output N: --map .* It has: Y\."),
+        ("pipeline it --step taken --step ids --map ids.IDS=taken.Y", r"Input IDS of model ids is TYPE_INT64, and"),
+    ],
+)  # fmt: skip
+def test_refusals(here: Path, arguments: str, message: str) -> None:
+    write_leaf(here, "taken", "X FP32 4", "Y FP32 4")
+    write_leaf(here, "ids", "IDS INT64 4", "OUT INT64 4")
+    write_leaf(here, "free_alone", "X FP32 4", "Y FP32 4")
+    (here / "tests").mkdir()
+    (here / "tests" / "test_dull.py").touch()
+    (here / "file").touch()
+    (here / "composed").mkdir()
+    (here / "composed" / "manifest.json").touch()
+    before = files(here)
+    with pytest.raises(InputError, match=message):
+        new(*arguments.split())
+    assert files(here) == before
+
+
+def test_a_second_skeleton_leaves_the_first_ones_files(here: Path) -> None:
+    (here / ".gitignore").write_text("mine\n", encoding="utf-8")
+    new("component", "one", "--project", "deep/project")
+    printed = new("component", "two", "--project", "deep/project")
+    assert "next: pytest deep/project/tests/test_two.py\n" in printed
+    assert "next: shoal compose two_alone deep/project/build/two_alone --leaves deep/project\n" in printed
+    assert ".gitignore" not in printed
+    assert (here / ".gitignore").read_text(encoding="utf-8") == "mine\n"
+    with pytest.raises(InputError, match="Triton cannot bear the path"):
+        new("component", "three", "--project", "with blank")

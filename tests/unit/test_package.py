@@ -1,0 +1,197 @@
+"""The package as a whole: what importing it costs, what it hands out, how its files are kept."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import shoal
+from shoal.errors import SetupError, ShoalError, needs
+from tests.conftest import ROOT
+from tests.support.pieces import PIECES
+
+HEAVY = {
+    "conda_pack",
+    "elftools",
+    "jinja2",
+    "matplotlib",
+    "openpyxl",
+    "pooch",
+    "pyarrow",
+    "rattler",
+    "yaml",
+    "torch",
+    "transformers",
+    "tritonclient",
+    "cupy",
+    "sklearn",
+    "treelite",
+    "tokenizers",
+    "numpy",
+    "typer",
+}
+PUBLIC = {
+    "Answer", "ArtifactError", "AsyncClient", "Client", "Component", "Context", "Finding", "InputError",
+    "LocalPipeline", "Pipeline", "ServerError", "SetupError", "ShoalError", "add_model", "check", "compose", "serve",
+}  # fmt: skip
+
+
+def tracked(*patterns: str) -> list[Path]:
+    listing = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", *patterns],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [ROOT / line for line in listing.stdout.splitlines() if (ROOT / line).is_file()]
+
+
+def test_importing_shoal_imports_nothing_heavy() -> None:
+    code = "import shoal, sys; print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert HEAVY.isdisjoint(modules)
+
+
+def test_public_names() -> None:
+    assert set(shoal.__all__) == PUBLIC
+    for name in PUBLIC:
+        assert getattr(shoal, name).__name__ == name
+    with pytest.raises(AttributeError, match="module 'shoal' has no attribute 'nope'"):
+        _ = shoal.nope
+
+
+def test_errors_say_what_and_how() -> None:
+    assert str(ShoalError("It rains.", "Take a coat.")) == "It rains. Take a coat."
+    assert str(ShoalError("It rains.")) == "It rains."
+
+
+def test_a_missing_library_is_the_command_that_brings_it() -> None:
+    with (
+        pytest.raises(SetupError, match=r"^torch is not installed\. Type: pip install 'shoal\[train\]'$"),
+        needs("train"),
+    ):
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+    with pytest.raises(ModuleNotFoundError, match="mine"), needs("train"):  # not ours to explain
+        raise ModuleNotFoundError("No module named 'mine'", name="mine")
+
+
+def test_files_stay_short() -> None:
+    """A habit with reasons: one file, one thing; a model.py is its own documentation."""
+    for path in tracked("*.py"):
+        lines = len(path.read_text(encoding="utf-8").splitlines())
+        limit = 60 if path.parent.name == "1" else 300
+        assert lines <= limit, f"{path} has {lines} lines"
+
+
+def test_only_tensors_knows_tritons_module() -> None:
+    for path in tracked("src/shoal/**/*.py", "preprocess/**/*.py", "postprocess/**/*.py"):
+        if path.name in ("tensors.py", "fake_triton.py"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            assert "triton_python_backend_utils" not in names, path
+
+
+# Calls that read a device array's values, in NumPy, CuPy or torch. `get` is theirs without arguments.
+READS = {"asnumpy", "cpu", "get", "item", "numpy", "to_numpy", "to_pylist", "tobytes", "tolist"}
+# Where they are meant: files that know the host alone, and arrays that are there whatever the device.
+HOST_FILES = {"fake_triton.py", "forests.py", "fusing.py", "memo.py", "tallies.py", "tensors.py"}
+HOST_ONLY = {
+    # texts that were never sent up, and what is known of their words
+    ("ragged.py", "_rows", "tobytes"), ("ragged.py", "_rows", "tolist"), ("ragged.py", "words", "tolist"),
+    ("lexicon.py", "keep", "tolist"),
+    ("self_test.py", "_strings_survive", "item"),
+}  # fmt: skip
+
+
+def test_nothing_in_the_serving_path_reads_a_device_array() -> None:
+    """But ``Device.fetch``, which writes it down."""
+    found = set()
+    leaves = [*tracked("preprocess/**/model.py", "postprocess/**/model.py", "src/shoal/serving/backends/**/model.py")]
+    for path in [*tracked("src/shoal/component/*.py", "src/shoal/serving/local.py"), *leaves]:
+        if path.name not in HOST_FILES:
+            found |= {(path.name, *read) for read in reads(ast.parse(path.read_text(encoding="utf-8")))}
+    assert found == HOST_ONLY
+
+
+def reads(tree: ast.AST) -> set[tuple[str, str]]:
+    """The function and the method of each such call; and of Python's numbers made of what array code gave."""
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    calls = [(f.name, call) for f in functions for call in ast.walk(f) if isinstance(call, ast.Call)]
+    methods = {(name, call.func.attr) for name, call in calls if isinstance(call.func, ast.Attribute) and _reads(call)}
+    casts = {(n, call.func.id) for n, call in calls if isinstance(call.func, ast.Name) and _casts(call)}
+    return methods | casts
+
+
+def _reads(call: ast.Call) -> bool:
+    assert isinstance(call.func, ast.Attribute)
+    if call.func.attr == "to":
+        return any(isinstance(a, ast.Constant) and str(a.value) == "cpu" for a in call.args)
+    return call.func.attr in READS and (call.func.attr != "get" or not call.args)
+
+
+def _casts(call: ast.Call) -> bool:
+    assert isinstance(call.func, ast.Name)
+    names = {node.id for a in call.args for node in ast.walk(a) if isinstance(node, ast.Name)}
+    return call.func.id in ("bool", "float", "int") and "xp" in names
+
+
+def test_such_reads_are_seen() -> None:
+    code = "def run(x):\n    y = x.get('a')\n    return x.cpu(), x.get(), cp.asnumpy(x), x.to('cpu'), int(xp.max(x))"
+    found = {name for _, name in reads(ast.parse(code))}
+    assert found == {"cpu", "get", "asnumpy", "to", "int"}
+
+
+def test_floors_import_only_what_stands_below_them() -> None:
+    floors = ["component", "environment", "repository", "serving", "bulk", "training", "bench", "project"]
+    for number, floor in enumerate(floors):
+        below = {*floors[: number + 1], "errors", "paths", "processes", "machine", "progress", "tables"}
+        for path in tracked(f"src/shoal/{floor}/**/*.py", f"src/shoal/{floor}/*.py"):
+            used = re.findall(r"^\s*from shoal\.(\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+            assert set(used) <= below, path
+
+
+def test_the_library_knows_no_pipeline_by_name() -> None:
+    """But in the leaf folders of the first one, its training, and the command that shows it."""
+    for path in tracked("src/shoal/**"):
+        place = path.relative_to(ROOT / "src" / "shoal")
+        if place.parts[0] not in ("training", "quickstart.py") and path.suffix in (".py", ".txt", ".tmpl"):
+            found = re.findall(r"ensemble_all|bert-large|\bcuml\b|excerpt", path.read_text(encoding="utf-8"))
+            assert not found, (place, found)
+
+
+def test_the_wheel_carries_the_leaf_folders(tmp_path: Path) -> None:
+    pytest.importorskip("hatchling", reason="the build backend is not installed here")
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path], cwd=ROOT, check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    assert {
+        "shoal/py.typed",
+        "shoal/leaves/ensembles/ensemble_all/1/.gitkeep",
+        "shoal/leaves/env/environment-gpu.yml",
+        "shoal/leaves/env/requirements-embedded.txt",
+        "shoal/leaves/preprocess/readability/1/model.py",
+        "shoal/component/exact_codepoints.json",
+        "shoal/training/assets/passages.jsonl",
+        "shoal/serving/backends/pytorch/model.py",
+    } <= names
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    code = (
+        "import shoal; from shoal.repository.leaves import find_leaves, shipped_root;"
+        "print(shipped_root(), *sorted(find_leaves()))"
+    )
+    listing = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path / "site", capture_output=True, text=True, check=True
+    )
+    root, *models = listing.stdout.split()
+    assert Path(root) == tmp_path / "site" / "shoal" / "leaves"
+    assert models == sorted(["bert-large", "cuml", "ensemble_all", "postprocess", "preprocess", *PIECES])

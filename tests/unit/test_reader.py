@@ -1,0 +1,113 @@
+"""The device's way to read a text, with libcudf's rules emulated, against Hugging Face's on the host."""
+
+from __future__ import annotations
+
+import dataclasses
+import unicodedata
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shoal.component.bundle import Bundle
+from shoal.component.ledger import CONTROL, DOWN, EXACT, EXACT_ROWS, SETUP, UP, Edge
+from shoal.component.ragged import Ragged, Texts, to_texts
+from shoal.component.reader import DeviceReader, Reader, Reading, make_reader
+from shoal.component.routing import read_code_points
+from shoal.component.tensors import Device
+from shoal.component.wordpiece import read_vocabulary
+from shoal.errors import ArtifactError, SetupError
+from tests.support.emulation import EmulatedText
+from tests.support.pretend import PretendGpu
+
+PLAIN = ["The cat sat. It purred!", "", "   ", "Naïve café, 1984?", "漢字 и кошка", "don't stop… now"]
+# Each is exact for a reason of its own.
+EXACT_TEXTS = ["cat [SEP] cat", "[MASK]", "a" * 101, "ก" * 34, "x \ue000 y"]
+
+
+@pytest.fixture(scope="module")
+def vocabulary(artifacts: Path) -> list[str]:
+    return read_vocabulary(artifacts / "vocab.txt")
+
+
+def device_reader(vocabulary: Sequence[str], bundle: Bundle, device: Device) -> DeviceReader:
+    read = DeviceReader(vocabulary, bundle, device, "TEXT", EmulatedText(vocabulary, device))
+    device.ledger.end_setup()
+    return read
+
+
+def assert_equal(some: Reading, other: Reading) -> None:
+    assert np.array_equal(some.ids, other.ids)
+    assert np.array_equal(some.mask, other.mask)
+    np.testing.assert_allclose(some.features, other.features, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("device", [Device(), PretendGpu()], ids=["numpy", "torch"])
+def test_the_device_reads_as_the_host_does(vocabulary: list[str], bundle: Bundle, device: Device) -> None:
+    read, reference = device_reader(vocabulary, bundle, device), Reader(vocabulary, bundle, Device())
+    for texts in (PLAIN, EXACT_TEXTS, [*PLAIN, *EXACT_TEXTS, *PLAIN], ["", " "], ["a " * 400, "[SEP]" * 9, ""]):
+        assert_equal(read(to_texts(texts)), reference(to_texts(texts)))
+
+
+def test_only_rows_that_need_it_take_the_exact_path(vocabulary: list[str], bundle: Bundle) -> None:
+    device = PretendGpu()
+    read = device_reader(vocabulary, bundle, device)
+    read(to_texts([*PLAIN, "[sep]", "[ SEP ]", "a" * 100, "[SE", "P]"]))
+    assert device.ledger.events.get(EXACT_ROWS, 0) == 0
+    read(to_texts([*PLAIN, *EXACT_TEXTS]))
+    assert device.ledger.events[EXACT_ROWS] == len(EXACT_TEXTS)
+
+
+def test_one_upload_and_two_small_reads_a_batch(vocabulary: list[str], bundle: Bundle) -> None:
+    device = PretendGpu()
+    read = device_reader(vocabulary, bundle, device)
+    read(to_texts(PLAIN))
+    moved = {edge: traffic for edge, traffic in device.ledger.traffic.items() if edge.name != SETUP}
+    assert {(edge.name, edge.direction) for edge in moved} == {("TEXT", UP), (CONTROL, DOWN)}
+    sizes = {edge.name: (traffic.copies, traffic.num_bytes) for edge, traffic in moved.items()}
+    blob = sum(len(text.encode()) for text in PLAIN)
+    assert sizes == {"TEXT": (1, blob + 8 * (len(PLAIN) + 1)), CONTROL: (2, 8 + len(PLAIN) + 1)}
+    read(to_texts([*PLAIN, "[SEP]"]))
+    assert device.ledger.traffic[Edge(EXACT, UP)].copies == 2  # token ids, and codes for the features
+
+
+def test_encoders_that_keep_case_are_read_on_the_host(vocabulary: list[str], bundle: Bundle) -> None:
+    cased = dataclasses.replace(bundle, is_lowercase=False)
+    device = PretendGpu()
+    reading = make_reader(vocabulary, cased, device, edge="TEXT")(to_texts(PLAIN))
+    assert device.ledger.events[EXACT_ROWS] == len(PLAIN)
+    assert_equal(reading, Reader(vocabulary, cased, Device())(to_texts(PLAIN)))
+    assert device.owns(reading.ids)
+
+
+def test_marks_that_change_places_are_on_the_list() -> None:
+    """NFD sorts marks by their class: a table of single code points cannot, so such marks take the exact path.
+
+    Those of category Mn are dropped before it shows.
+    """
+    listed = {code for first, last in read_code_points() for code in range(first, last + 1)}
+    classes = set()
+    for code in set(range(0x110000)) - listed - set(range(0xD800, 0xE000)):
+        kept = [c for c in unicodedata.normalize("NFD", chr(code)) if unicodedata.category(c) != "Mn"]
+        classes |= {unicodedata.combining(c) for c in kept} - {0}
+    assert classes == {6, 9}  # the signs of vowel killers keep their order among themselves, and U+16FF0 with them
+
+
+def test_a_device_that_reads_otherwise_does_not_start(vocabulary: list[str], bundle: Bundle) -> None:
+    class Otherwise(EmulatedText):
+        """Loses a row's last word, as a kernel of libcudf's does under a limit of words."""
+
+        def pieces(self, clean: Texts) -> Ragged:
+            found = super().pieces(clean)
+            return Ragged(found.values, found.offsets - 1 * (found.offsets > 0))
+
+    device = PretendGpu()
+    with pytest.raises(SetupError, match=r"The text functions of GPU 0 give other \w+ than the host's\."):
+        DeviceReader(vocabulary, bundle, device, "TEXT", Otherwise(vocabulary, device))
+
+
+def test_widths_that_a_byte_cannot_carry_are_refused(vocabulary: list[str], bundle: Bundle) -> None:
+    wide = dataclasses.replace(bundle, max_length=4096)
+    with pytest.raises(ArtifactError, match="max_length 4096; on a GPU at most 2040"):
+        DeviceReader(vocabulary, wide, PretendGpu(), "TEXT", EmulatedText(vocabulary))

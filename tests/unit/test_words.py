@@ -1,0 +1,108 @@
+"""The device's array code on NumPy and torch, and on torch's meta device, where reading a value is an error."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.component.features import DeviceCoder, TokenCoder, count_features, normalise
+from shoal.component.lexicon import BasicTokenizer, Lexicon, is_word
+from shoal.component.ragged import Texts, to_texts
+from shoal.component.reader import Reading, _merge
+from shoal.component.routing import Routing
+from shoal.component.scores import blend
+from shoal.component.tensors import Array, Device
+from shoal.component.wordpiece import SpecialIds, frame, round_up
+from shoal.component.words import CodePoints, Words, code_points, count_begun, hash_factors
+from tests.support.pretend import PretendGpu
+
+HOST, DEVICE = Device(), PretendGpu()
+LETTERS = {device: CodePoints.words(device) for device in (HOST, DEVICE)}
+STOP_WORDS, LISTED = ["a", "b"], ["c", "é", "bc"]
+CODERS = {device: DeviceCoder(Lexicon.build(STOP_WORDS, LISTED, device), device) for device in (HOST, DEVICE)}
+ON = pytest.mark.parametrize("device", [HOST, DEVICE], ids=["numpy", "torch"])
+UNHURRIED = settings(deadline=None)  # torch's first calls are slow
+WORD = st.text("abcé漢字0.!…-ก\U0001f41f", min_size=1, max_size=12)
+CLEAN = st.lists(st.lists(WORD, max_size=8).map(" ".join), min_size=1, max_size=5)
+
+
+def there(texts: Texts, device: Device) -> Texts:
+    return texts.to(device, "TEXT")
+
+
+def tokens(texts: list[str]) -> list[str]:
+    return [token for text in texts for token in text.split()]
+
+
+@ON
+@UNHURRIED
+@given(texts=CLEAN)
+def test_code_points(device: Device, texts: list[str]) -> None:
+    batch = there(to_texts(texts), device)
+    points, values = np.asarray(code_points(batch.values)), np.asarray(batch.values)
+    assert [chr(p) for p in points[(values & 0xC0) != 0x80]] == list("".join(texts))
+
+
+@ON
+@UNHURRIED
+@given(texts=CLEAN)
+def test_words_are_found(device: Device, texts: list[str]) -> None:
+    expected = tokens(texts)
+    words = Words.find(there(to_texts([f" {text}  " for text in texts]), device), device)
+    assert words.num_tokens == len(expected)
+    assert np.asarray(words.are_words(LETTERS[device])).tolist() == [is_word(token) for token in expected]
+    hashes = np.asarray(words.hashes(hash_factors(device))).tolist()
+    assert len(set(hashes)) == len(set(expected)) == len(set(zip(hashes, expected, strict=True)))
+
+
+@ON
+@pytest.mark.parametrize(("text", "expected"), [("a" * 100, False), ("a" * 101, True), ("é" * 51, True), ("", False)])
+def test_long_words_are_found(device: Device, text: str, expected: bool) -> None:
+    texts = ["a b", f"b {text} b", "a" * 60, "a" * 60]
+    words = Words.find(there(to_texts(texts), device), device)
+    assert np.asarray(words.has_long).tolist() == [False, expected, False, False]
+
+
+@ON
+@UNHURRIED
+@given(texts=CLEAN)
+def test_codes_on_a_device_give_the_features_of_the_hosts(device: Device, texts: list[str]) -> None:
+    host = Lexicon.build(STOP_WORDS, LISTED, Device())
+    expected = count_features(TokenCoder(host)(to_texts(texts)), host)
+
+    there_lexicon = Lexicon.build(STOP_WORDS, LISTED, device)
+    clean = to_texts(" ".join(BasicTokenizer()(text)) for text in texts)
+    codes = CODERS[device](Words.find(there(clean, device), device))
+    got = count_features(codes, there_lexicon)
+    np.testing.assert_allclose(got, expected, rtol=1e-12)
+
+
+def meta(array: Array) -> Array:
+    """An array without values, as a GPU's are while the host goes on: whatever reads one fails."""
+    return torch.as_tensor(np.array(array)).to("meta")
+
+
+def test_nothing_reads_a_value_from_the_device() -> None:
+    class MetaGpu(PretendGpu):
+        def _upload(self, array: Array) -> Array:
+            return meta(array)
+
+    device, num_tokens = MetaGpu(), 7
+    texts = Texts(meta(np.zeros(40, np.uint8)), meta(np.zeros(4, np.int64)))
+    lexicon = Lexicon.build(["a"], ["b"], device)
+    words = Words(texts, count_begun(texts), num_tokens)
+    codes = DeviceCoder(lexicon, device)(words)
+    raw = count_features(codes, lexicon)
+    features = normalise(raw, meta(np.zeros(8)), meta(np.ones(8)))
+    assert features.shape == (3, 7 + 1)
+    is_exact = Routing(device).find(texts, words)
+    ids, mask = frame(codes, SpecialIds(1, 2, 0), 16)
+    round_up(torch.max(codes.lengths))
+    reading = Reading(ids, mask, features)
+    assert _merge(reading, reading, is_exact).ids.shape == (3, 16)
+    assert blend(0.5, features[:, 0], features[:, 1]).shape == (3,)
+    with pytest.raises(RuntimeError, match="meta"):
+        bool(is_exact.any())
