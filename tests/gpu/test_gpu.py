@@ -24,7 +24,8 @@ from shoal.training.evaluate import evaluate
 from shoal.training.fit import EncoderSettings
 from shoal.training.forest import export_forest, forest_inputs, has_cuml, train_forest
 from shoal.training.train import Preset, train
-from tests.conftest import Scale, needs_gpu
+from tests.conftest import Scale
+from tests.gpu.conftest import needs_gpu
 from tests.support.emulation import EmulatedText
 from tests.unit.test_claims import assert_same_reading, batches, nasty_strings
 

@@ -22,7 +22,8 @@ from shoal.serving.client import Client
 from shoal.serving.copies import Copies, read_metrics
 from shoal.serving.local import LocalPipeline
 from shoal.serving.server import serve
-from tests.conftest import Scale, needs_gpu
+from tests.conftest import Scale
+from tests.gpu.conftest import needs_gpu
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
 
@@ -90,7 +91,6 @@ def test_a_planted_copy_is_seen(gpu_pipeline: LocalPipeline, monkeypatch: pytest
     assert seen[UP][0] == moved[UP][0] + 1
 
 
-@pytest.mark.server
 def test_a_server_hands_tensors_on_from_gpu_to_gpu(gpu_pipeline: LocalPipeline, texts: list[str]) -> None:
     """The embedded Triton, with a stub built for NumPy 2 and for GPUs: nothing but the budget is copied."""
     if not os.environ.get("SHOAL_STUB") or not os.environ.get("SHOAL_TRITONSERVER"):

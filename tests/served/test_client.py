@@ -21,32 +21,16 @@ from shoal.serving.client import Client
 from shoal.serving.failures import CallError
 from shoal.serving.local import LocalPipeline
 from shoal.serving.requests import Conversations
-from shoal.serving.server import Server, serve
-from tests.support.ways import WAYS, connect, url_of, write_models
+from shoal.serving.server import Server
+from tests.support.ways import WAYS, connect, url_of
 
-pytestmark = pytest.mark.server
 OUTPUTS = ("SCORE", "BERT_SCORE", "FOREST_SCORE")
-
-
-@pytest.fixture(scope="module")
-def odd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("odd") / "repository"
-    write_models(folder)
-    with serve(folder) as running:
-        yield running
 
 
 @pytest.fixture(params=WAYS)
 def ask(request: pytest.FixtureRequest, server: Server) -> Iterator[Any]:
     """A client of the shared server."""
     with connect(request.param, url_of(server, request.param)) as client:
-        yield client
-
-
-@pytest.fixture(params=WAYS)
-def odd(request: pytest.FixtureRequest, odd_server: Server) -> Iterator[Any]:
-    """A client of the server with odd models."""
-    with connect(request.param, url_of(odd_server, request.param)) as client:
         yield client
 
 
@@ -180,20 +164,20 @@ def test_errors_of_parts_name_the_callers_rows(ask: Any) -> None:
     assert str(error.value) == "BERT_WEIGHT[550] is 1.5; it must lie between 0 and 1. Leave it out for the default."
 
 
-def test_models_that_do_not_batch_get_one_request(odd: Any) -> None:
+def test_models_that_do_not_batch_get_one_request(ask: Any) -> None:
     """Also where only asking tells: their dimensions are free, and no two need be the same."""
-    assert odd.max_batch_size("flat") == 0
+    assert ask.max_batch_size("flat") == 0
     for a, b in (([1.0, 2.0], [3.0]), ([1.0], [3.0]), ([1.0] * 1000, [2.0])):
-        assert odd.infer("flat", {"A": a, "timeout": b})["Y"].tolist() == a + b
+        assert ask.infer("flat", {"A": a, "timeout": b})["Y"].tolist() == a + b
 
 
-def test_parts_that_do_not_fit_together_are_said(odd: Any) -> None:
-    assert odd.infer("wide", X=[3, 3, 3])["Y"].shape == (3, 3)
+def test_parts_that_do_not_fit_together_are_said(ask: Any) -> None:
+    assert ask.infer("wide", X=[3, 3, 3])["Y"].shape == (3, 3)
     message = r"The request was split, and output Y came as \[rows, 2\] and \[rows, 3\]\. Send at most 2 rows at a time"
     with pytest.raises(InputError, match=message):
-        odd.infer("wide", X=[1, 2, 3])
+        ask.infer("wide", X=[1, 2, 3])
     with pytest.raises(InputError, match="The request was split, and output Y has not one row for each of its own"):
-        odd.infer("one_row", X=[1, 2, 3])
+        ask.infer("one_row", X=[1, 2, 3])
 
 
 def test_only_what_is_not_known_is_asked() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +24,8 @@ from shoal.repository.placement import Plan
 from shoal.serving.client import Client
 from shoal.serving.copies import Copies, read_metrics
 from shoal.serving.local import LocalPipeline
-from shoal.serving.server import Server, serve
+from shoal.serving.server import Server
 
-pytestmark = pytest.mark.server
 TEXTS = ["The cat sat.", "", "It is nonetheless imperative that epistemology be considered.", "漢字 🐟"]
 OUTPUTS = ("SCORE", "BERT_SCORE", "FOREST_SCORE")
 
@@ -59,12 +56,6 @@ def joined(hybrid: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def hybrid_server(joined: Path) -> Iterator[Server]:
-    with serve(joined) as running:
-        yield running
-
-
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 @pytest.mark.parametrize(
     ("is_joined", "asked"), [(False, ["bert-large", "bert-large", "cuml", "cuml"]), (True, [MODELS, MODELS])]
@@ -72,14 +63,14 @@ def hybrid_server(joined: Path) -> Iterator[Server]:
 def test_hybrid_gives_the_same_scores(
     hybrid: Path,
     joined: Path,
-    hybrid_server: Server,
+    server: Server,
     pipeline: LocalPipeline,
     is_joined: bool,
     asked: list[str],
     protocol: str,
 ) -> None:
     folder = (joined if is_joined else hybrid) / "ensemble_all"
-    url = hybrid_server.grpc_url if protocol == "grpc" else hybrid_server.http_url
+    url = server.grpc_url if protocol == "grpc" else server.http_url
     with Client(url, protocol=protocol) as client:
         counting = Counting(client)
         mine = LocalPipeline.load(folder, remote=counting)
@@ -96,7 +87,7 @@ def test_hybrid_gives_the_same_scores(
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 def test_a_server_with_another_repository(
-    hybrid: Path, hybrid_server: Server, artifacts: Path, tmp_path: Path, protocol: str
+    hybrid: Path, server: Server, artifacts: Path, tmp_path: Path, protocol: str
 ) -> None:
     """One default weight is another: every tensor would fit, and the scores would be wrong."""
     mine = shutil.copytree(artifacts, tmp_path / "artifacts")
@@ -106,7 +97,7 @@ def test_a_server_with_another_repository(
     (mine / "report.json").write_text(json.dumps(report), encoding="utf-8")
     other = compose("ensemble_all", tmp_path / "r", artifacts=mine, plan=Plan(placement="hybrid", gpus=()))
     ours, theirs = (read_manifest(folder)["identity"][:12] for folder in (other, hybrid))
-    url = hybrid_server.grpc_url if protocol == "grpc" else hybrid_server.http_url
+    url = server.grpc_url if protocol == "grpc" else server.http_url
     with Client(url, protocol=protocol) as client:
         with pytest.raises(InputError) as refused:
             LocalPipeline.load(other / "ensemble_all", remote=client)
@@ -118,31 +109,18 @@ def test_a_server_with_another_repository(
         assert client.infer("ensemble_all", excerpt=TEXTS, parameters=where)["SCORE"].shape == (4, 1)
 
 
-def test_the_servers_metrics_carry_the_ledger(hybrid: Path, hybrid_server: Server) -> None:
-    before = settled(hybrid_server)
-    with Client(hybrid_server.grpc_url) as client:
+def test_the_servers_metrics_carry_the_ledger(hybrid: Path, server: Server) -> None:
+    before = settled(server)
+    with Client(server.grpc_url) as client:
         client.infer("ensemble_all", excerpt=TEXTS)
-    told = settled(hybrid_server) - before
+    told = settled(server) - before
     for model in ("preprocess", "bert-large", "cuml", "postprocess"):
         assert told.events[model] == {BATCHES: 1, ROWS: 4}
     assert list(told) == []  # on the host nothing crosses
-    run = CliRunner().invoke(app, ["copies", str(hybrid / "ensemble_all"), "--url", hybrid_server.metrics_url])
+    run = CliRunner().invoke(app, ["copies", str(hybrid / "ensemble_all"), "--url", server.metrics_url])
     assert run.exit_code == 0
     assert "Nothing was copied between host and device." in run.output
     assert "preprocess: " in run.output
-
-
-def test_instances_of_a_model_add_up(artifacts: Path, tmp_path: Path) -> None:
-    repository = compose("ensemble_all", tmp_path / "r", artifacts=artifacts)
-    config = repository / "preprocess" / "config.pbtxt"
-    text = config.read_text(encoding="utf-8")
-    config.write_text(text.replace("instance_group {", "instance_group {\n  count: 2"), encoding="utf-8")
-    with serve(repository) as server, Client(server.grpc_url) as client, ThreadPoolExecutor(4) as callers:
-        before = settled(server)  # each instance has been warmed up
-        list(callers.map(lambda _: client.infer("ensemble_all", excerpt=TEXTS), range(24)))
-        told = settled(server) - before
-    assert told.events["preprocess"][ROWS] == 24 * len(TEXTS)
-    assert told.events["postprocess"][ROWS] == 24 * len(TEXTS)
 
 
 def settled(server: Server) -> Copies:

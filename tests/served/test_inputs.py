@@ -19,7 +19,6 @@ from shoal.serving.client import Client
 from shoal.serving.local import LocalPipeline
 from shoal.serving.server import Server, find_ports
 
-pytestmark = pytest.mark.server
 ENSEMBLE = "ensemble_all"
 OUTPUTS = ("SCORE", "BERT_SCORE", "FOREST_SCORE")
 LIMIT = 65_536

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,8 @@ from shoal.repository.compose import compose
 from shoal.repository.placement import Plan
 from shoal.serving.client import Client
 from shoal.serving.local import LocalPipeline
-from shoal.serving.server import Server, serve
-from tests.conftest import ROOT
+from shoal.serving.server import Server
 
-pytestmark = pytest.mark.server
 TEXTS = ["The cat sat.", "It is nonetheless imperative that epistemology be considered.", "", "漢字 🐟 \0 שלום"]
 
 
@@ -78,26 +75,3 @@ def test_bf16_is_close(artifacts: Path, tmp_path: Path, pipeline: LocalPipeline)
     texts = TEXTS[:2] * 4
     got, expected = LocalPipeline.load(repository / "ensemble_all")(excerpt=texts), pipeline(excerpt=texts)
     assert 0 < np.abs(got["BERT_SCORE"] - expected["BERT_SCORE"]).max() <= 0.02
-
-
-def test_leaf_folders_copied_by_hand_serve_too(artifacts: Path, tmp_path: Path, pipeline: LocalPipeline) -> None:
-    """The README's way without `shoal compose`: cp -r under the model's name, each artifact to its place."""
-    leaves = {
-        "preprocess": "preprocess/readability",
-        "postprocess": "postprocess/readability",
-        "bert-large": "models/bert-large",
-        "cuml": "models/cuml",
-        "ensemble_all": "ensembles/ensemble_all",
-    }
-    for name, leaf in leaves.items():
-        subprocess.run(["cp", "-r", ROOT / leaf, tmp_path / name], check=True)
-    for name, files in {
-        "preprocess": ["preprocess.json", "vocab.txt"],
-        "bert-large": ["model.pt"],
-        "cuml": ["checkpoint.tl"],
-    }.items():
-        subprocess.run(["cp", *(artifacts / file for file in files), tmp_path / name / "1"], check=True)
-    with serve(tmp_path) as running, Client(running.grpc_url) as client:
-        got = client.infer("ensemble_all", excerpt=TEXTS)
-    # without a warm-up the first batch is the one that proves the fused encoder, and is answered by the plain one
-    assert np.allclose(got["SCORE"], pipeline(excerpt=TEXTS)["SCORE"], rtol=0, atol=1e-6)

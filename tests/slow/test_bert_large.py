@@ -18,7 +18,8 @@ from shoal.serving.local import LocalPipeline
 from shoal.serving.server import serve
 from shoal.training.corpus import Corpus
 from shoal.training.encoder import SMALL_ENCODER, _locate
-from tests.conftest import ROOT, Scale
+from tests.conftest import Scale
+from tests.support.once import ROOT
 
 TRAIN = """
 import sys
@@ -47,7 +48,6 @@ def large_bert(tmp_path: Path, scale: Scale) -> Path:
     return folder
 
 
-@pytest.mark.server
 def test_one_step_fits_and_is_served(
     large_bert: Path, passages: Corpus, tmp_path: Path, scale: Scale, record: Callable[..., None]
 ) -> None:

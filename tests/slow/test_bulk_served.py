@@ -18,8 +18,6 @@ from shoal.serving.local import LocalPipeline
 from shoal.serving.server import find_ports, serve
 from tests.support.bulk import write_texts
 
-pytestmark = pytest.mark.server
-
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 def test_a_server_that_goes_away_in_the_middle(

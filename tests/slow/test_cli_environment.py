@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from shoal import cli
 from shoal.environment.built import Built
 from shoal.errors import InputError, ShoalError
-from tests.conftest import ROOT
 from tests.support.environments import NUMPY_1, RUNNING, WHEELS, Venvs
+from tests.support.once import ROOT
 
 
 def shoal(*arguments: object, code: int = 0) -> str:

@@ -92,7 +92,6 @@ def test_random_graphs_come_back_as_they_were(project: Path) -> None:
     assert max(seen) >= 5
 
 
-@pytest.mark.server
 def test_random_graphs_are_served(project: Path, tmp_path: Path, scale: Scale) -> None:
     """All in one server: each loads, and gives every output."""
     made: list[shoal.Pipeline] = []

@@ -38,7 +38,6 @@ def leaves(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder.parents[1]
 
 
-@pytest.mark.server
 def test_onnx_runtime_serves_the_slot(leaves: Path, artifacts: Path, tmp_path: Path) -> None:
     from shoal.training.encoder import SMALL_ENCODER
 

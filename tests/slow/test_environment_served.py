@@ -25,7 +25,6 @@ from tests.support.channel import build_channel
 from tests.support.environments import NUMPY_2, ROOT, WHEELS, Venvs, find_stub, skip_without
 
 TEXTS = ["The cat sat.", "It is nonetheless imperative that epistemology be considered.", "", "漢字 🐟 שלום"]
-pytestmark = pytest.mark.server
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from shoal.errors import ArtifactError, InputError
 from shoal.training.corpus import Corpus
 from shoal.training.evaluate import evaluate
 from shoal.training.train import split
-from tests.conftest import TINY
+from tests.support.artifacts import TINY
 
 Json = dict[str, object]
 

@@ -21,7 +21,6 @@ from tests.conftest import Scale
 from tests.support.mutations import Request, Tensor, floats, with_lengths
 from tests.support.wires import SECRETS, Answer, Attack, Wires, attack, http, to_protobuf
 
-pytestmark = pytest.mark.server
 CALLERS = 8
 GROWTH = 64 * 2**20  # of the stubs' shared memory, which is as large as the largest batch so far and never shrinks
 KNOWN = Request(

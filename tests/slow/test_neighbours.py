@@ -20,7 +20,6 @@ from tests.conftest import Scale, as_bytes
 from tests.support.mutations import floats, with_lengths
 from tests.support.wires import Answer, Attack, Wires, http
 
-pytestmark = pytest.mark.server
 NEW = count()
 NUM_GOOD = 11  # in a wave, beside a bad one
 TOLERANCE = 1e-5  # in FP32; another batch size changes the encoder's last bits

@@ -32,7 +32,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.server
 def test_a_component(here: Path) -> None:
     dry = new("component", "word-length", "--dry-run")
     assert files(here) == set()
@@ -60,7 +59,6 @@ def test_a_component(here: Path) -> None:
     pipeline.close()
 
 
-@pytest.mark.server
 def test_a_component_of_any_tensors(here: Path) -> None:
     printed = new("component", "mine", *BOTH, "--room", "postprocess")
     leaf, pipeline = "postprocess/mine", "ensembles/mine_alone"
@@ -96,7 +94,6 @@ def test_long_names_stay_in_style(tmp_path: Path) -> None:
     assert shoal.check(tmp_path) == []
 
 
-@pytest.mark.server
 def test_a_model(here: Path) -> None:
     printed = new("model", "score", "--features", 4)
     leaf = {f"models/score/{name}" for name in ("config.pbtxt", "1/model.py", "1/weights.json", "train.py")}
@@ -129,7 +126,6 @@ def test_classes_have_names_of_their_own() -> None:
 # --- like another leaf -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.server
 def test_like_one_of_ones_own(here: Path) -> None:
     new("component", "first", "--input", "X:FP32:4", "--output", "Y:FP32:4")
     config = here / "preprocess" / "first" / "config.pbtxt"
@@ -213,7 +209,6 @@ def test_a_configured_piece_answers_what_its_test_asks(tmp_path: Path, piece: st
     pipeline.close()
 
 
-@pytest.mark.server
 def test_a_configured_piece_is_served(here: Path) -> None:
     (here / "scale.json").write_text('{"mean": [1, 2, 3], "std": [1, 2, 1]}', encoding="utf-8")
     new("component", "scale", "--like", "zscore", "--artifact", "zscore.json=scale.json", "--input", "X:FP32:-1")

@@ -31,7 +31,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.server
 def test_a_pipeline_with_a_component_of_its_own(here: Path) -> None:
     printed = new("pipeline", "triage")
     leaf, pipeline = "preprocess/triage_preprocess", "ensembles/triage"
@@ -39,7 +38,6 @@ def test_a_pipeline_with_a_component_of_its_own(here: Path) -> None:
     check_made(here, printed, {*wanted, "tests/test_triage.py", ".gitignore"}, "tests/test_triage.py")
 
 
-@pytest.mark.server
 def test_a_pipeline_of_models(here: Path) -> None:
     write_leaf(here, "reader", "TEXT STRING 1", "IDS INT64 -1; FEATURES FP32 4", size=64)
     write_leaf(here, "encoder", "INPUT INT64 -1; WEIGHT FP32 1 optional", "SCORE FP32 1")
@@ -140,7 +138,6 @@ def test_a_model_is_added_and_joined(here: Path) -> None:
     assert "For a TorchScript model there is no option head. It takes: inputs, mask" in str(result.exception)
 
 
-@pytest.mark.server
 def test_the_test_of_a_pipeline_of_trained_models(here: Path, artifacts: Path) -> None:
     new("pipeline", "features", "--step", "preprocess", "--step", "cuml")
     (here / "build").mkdir()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.support.once import ROOT
 
 NOTEBOOK = ROOT / "examples" / "readability.ipynb"
 

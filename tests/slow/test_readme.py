@@ -19,8 +19,8 @@ from shoal.repository.graph import Graph
 from shoal.repository.leaves import find_leaves
 from shoal.serving.server import find_ports
 from shoal.training.corpus import read_passages
-from tests.conftest import ROOT
 from tests.support.environments import WHEELS
+from tests.support.once import ROOT
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 README = BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8"))
@@ -101,7 +101,6 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
     made.stop()
 
 
-@pytest.mark.server
 def test_every_block_of_the_readme_works(reader: Reader) -> None:
     printed = {}
     for language, block in README:
@@ -116,7 +115,6 @@ def test_every_block_of_the_readme_works(reader: Reader) -> None:
     assert "tritonserver:26.06-py3" in container
 
 
-@pytest.mark.server
 def test_every_block_of_the_inference_page_works(reader: Reader) -> None:
     """With what the README has left: build/repository."""
     reader.type("bash", "shoal serve build/repository")
@@ -126,7 +124,6 @@ def test_every_block_of_the_inference_page_works(reader: Reader) -> None:
     assert [output["name"] for output in json.loads(curl)["outputs"]] == ["SCORE"]
 
 
-@pytest.mark.server
 def test_every_block_of_the_placement_page_works(reader: Reader) -> None:
     """With what the README has left: build/artifacts and build/repository."""
     printed = [reader.type(language, block) for language, block in PLACEMENT]
@@ -135,7 +132,6 @@ def test_every_block_of_the_placement_page_works(reader: Reader) -> None:
     assert "Nothing was copied between host and device." in printed[-1]
 
 
-@pytest.mark.server
 def test_every_block_of_the_environments_page_works(reader: Reader) -> None:
     """With build/artifacts, and pip's index in a folder."""
     if not any(WHEELS.glob("*.whl")):

@@ -21,8 +21,6 @@ from shoal.serving.local import LocalPipeline
 from shoal.serving.server import find_cause, serve
 from shoal.serving.start import check_repository
 
-pytestmark = pytest.mark.server
-
 
 def regions() -> set[str]:
     return {path.name for path in Path("/dev/shm").glob(f"shoal_{os.getpid()}_*")}

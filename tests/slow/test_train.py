@@ -19,7 +19,9 @@ from shoal.training.corpus import Corpus
 from shoal.training.evaluate import evaluate
 from shoal.training.fit import EncoderSettings
 from shoal.training.train import Preset, train
-from tests.conftest import ROOT, TINY, Scale
+from tests.conftest import Scale
+from tests.support.artifacts import TINY
+from tests.support.once import ROOT
 
 FOLDS = Preset(num_folds=2, num_trees=20, encoder=EncoderSettings(max_epochs=4, learning_rate=1e-3, dropout=0.1))
 # Trains on shoal's passages in a process of its own, and says each step.

@@ -21,7 +21,7 @@ import pytest
 import shoal
 from shoal.repository.pbtxt import read_config
 from shoal.serving.local import LocalPipeline
-from tests.conftest import ROOT
+from tests.support.once import ROOT
 
 EXAMPLE = ROOT / "examples" / "triage"
 LABELS = ("billing", "technical", "other")
@@ -105,7 +105,6 @@ def test_all_that_know_the_classes_agree_on_their_order(built: Built) -> None:
         assert json.loads(config.spec.parameters["labels"]) == [*LABELS]
 
 
-@pytest.mark.server
 def test_the_server_answers_what_this_process_does(
     built: Built, pipeline: LocalPipeline, held_out: list[dict[str, str]]
 ) -> None:
@@ -121,7 +120,6 @@ def test_the_server_answers_what_this_process_does(
     assert share_right(served, held_out) > FLOOR["vote"]
 
 
-@pytest.mark.server
 def test_what_is_refused_leaves_it_serving(built: Built) -> None:
     """Before 26.02 Triton does not bear an ensemble of which one of several first steps refuses a request."""
     with shoal.serve(built.repository) as server:
@@ -176,7 +174,6 @@ def test_its_tools_know_it(built: Built) -> None:
     assert all(1 / 3 < float(row["confidence"]) <= 1 for row in rows)
 
 
-@pytest.mark.server
 def test_bench_measures_it(built: Built) -> None:
     measured = json.loads(
         built.shoal(

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
 from tests.slow.test_readme import BLOCK, Reader
+from tests.support.once import ROOT
 
 TUTORIAL = BLOCK.findall((ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8"))
 COMMANDS = Path(sys.executable).parent
@@ -39,7 +39,6 @@ def newcomer(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     reader.stop()
 
 
-@pytest.mark.server
 def test_every_block_of_the_tutorial_works(newcomer: Reader, wheel: Path) -> None:
     where = newcomer.type("python", "import shoal; print(shoal.__file__)")
     assert Path(where.strip()).is_relative_to(wheel)

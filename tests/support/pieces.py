@@ -17,7 +17,7 @@ from shoal.errors import ShoalError
 from shoal.repository.leaves import find_leaves
 from shoal.repository.loading import component_class
 from shoal.repository.pbtxt import ModelConfig
-from tests.conftest import ROOT
+from tests.support.once import ROOT
 
 PREPROCESS = ("checked_text", "tokenizer", "word_counts", "zscore")
 POSTPROCESS = ("blend", "softmax", "threshold", "label", "top_k", "l2_normalise")

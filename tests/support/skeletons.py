@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 import shoal
 from shoal.cli import app
 from shoal.errors import ShoalError
-from tests.conftest import ROOT
+from tests.support.once import ROOT
 
 LEAF = 'name: "{0}"\nbackend: "python"\nmax_batch_size: {3}\ninput [ {1} ]\noutput [ {2} ]\n'
 LEAF += "dynamic_batching {{ }}\ninstance_group [ {{ kind: KIND_CPU }} ]\n"

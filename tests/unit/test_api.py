@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import shoal
-from tests.conftest import ROOT
+from tests.support.once import ROOT
 
 PAGE = ROOT / "docs" / "api.md"
 make_page = runpy.run_path(str(ROOT / "docs" / "api.py"))["make_page"]

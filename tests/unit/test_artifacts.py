@@ -20,22 +20,16 @@ from sklearn.ensemble import RandomForestRegressor
 from shoal.component.bundle import sha256
 from shoal.component.checkpoints import read_forest
 from shoal.component.ties import METADATA, dump_ties, read_archive
-from shoal.errors import ArtifactError, ServerError
+from shoal.errors import ArtifactError
 from shoal.repository.compose import compose
-from shoal.repository.manifest import MANIFEST
 from shoal.repository.pbtxt import read_config
 from shoal.serving.local import load_component
-from shoal.serving.server import find_cause, serve
+from shoal.serving.server import find_cause
 from tests.support.faults import (
     ALONE,
-    BUNDLE,
-    ENCODER,
-    EVERYWHERE,
-    FOREST,
     KINDS,
     MODELS,
     TOGETHER,
-    WEIGHT,
     Fault,
     edit,
     holds,
@@ -185,29 +179,6 @@ def small_archive(damaged: Path) -> bytes:
         module = torch.jit.trace(torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.LayerNorm(3)), torch.zeros(1, 4))
         torch.jit.save(module, str(whole), _extra_files={METADATA: dump_ties({"vocab.txt": "0"})})
     return whole.read_bytes()
-
-
-SERVED = [
-    *(("checkpoint.tl", fault) for fault in (FOREST[0], FOREST[3])),
-    ("model.pt", ENCODER[1]),
-    ("preprocess.json", BUNDLE[0]),
-    ("vocab.txt", EVERYWHERE[5]),
-    ("postprocess.json", WEIGHT[0]),
-]
-
-
-@pytest.mark.server
-@pytest.mark.parametrize(("name", "fault"), SERVED, ids=[f"{name}: {fault[0]}" for name, fault in SERVED])
-def test_a_bad_artifact_ends_the_start(repository: Path, tmp_path: Path, name: str, fault: tuple[Any, ...]) -> None:
-    model = MODELS[name]
-    hand = linked(repository, tmp_path / "hand", f"{model}/1/{name}", fault[1])
-    (hand / MANIFEST).unlink()
-    with pytest.raises(ServerError) as refused:
-        serve(hand)
-    assert refused.value.what.startswith("Triton did not start: failed to load '")
-    assert f"failed to load '{model}' version 1: Internal: ArtifactError: " in refused.value.what
-    assert said_of(hand / model / "1" / name, fault[2]).removeprefix("it is ") in refused.value.what
-    assert "\n" not in refused.value.what
 
 
 def test_every_model_that_did_not_load_is_named() -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import shlex
 import shutil
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,9 +19,8 @@ from shoal import cli
 from shoal.bench.compare import compare
 from shoal.bench.figures import Cell, Measured, choose_cells, rounded
 from shoal.bench.inputs import read_inputs
-from shoal.bench.markdown import write_page
 from shoal.bench.perf_analyzer import PerfAnalyzer, read_output
-from shoal.bench.run import Wanted, find_cells, write
+from shoal.bench.run import Wanted, find_cells
 from shoal.bench.target import find_targets
 from shoal.bench.tokens import count_tokens, try_to_count
 from shoal.component.spec import ModelSpec, TensorSpec
@@ -32,9 +29,9 @@ from shoal.repository.compose import compose
 from shoal.repository.placement import Plan
 from shoal.serving.local import LocalPipeline
 from shoal.training.corpus import DATA_DIR, Corpus
-from tests.conftest import ROOT
-from tests.slow.test_bench_advice import LOAD, write_repository
 from tests.support.bulk import LEAVES
+from tests.support.once import ROOT
+from tests.unit.test_bench_advice import LOAD, write_repository
 
 TEXT = TensorSpec("TEXT", "TYPE_STRING", (1,))
 WEIGHT = TensorSpec("WEIGHT", "TYPE_FP32", (1,), is_optional=True)
@@ -189,37 +186,6 @@ Concurrency: 1, throughput: 193.4 infer/sec, latency 5120 usec
 def hybrid_forest(artifacts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("forests") / "hybrid"
     return compose("forest", out, artifacts=artifacts, leaves=[LEAVES], plan=Plan(placement="hybrid", gpus=()))
-
-
-@pytest.mark.server
-def test_the_command(forest: Path, hybrid_forest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two placements in turns, in three loads and with random arrivals."""
-    out = tmp_path / "out"
-    command = ["bench", forest, hybrid_forest, "--quick", "--seconds", 0.3, "--batches", "1,8", "--callers", "4"]
-    result = CliRunner().invoke(cli.app, list(map(str, [*command, "--load", 0.5, "--report", "--out", out])))
-    assert result.exit_code == 0, result.output
-    printed = result.stdout
-    for words in (
-        "Latency of one caller",
-        "Throughput by rows",
-        "Steps of hybrid",
-        "arrive by themselves",
-        "The step to look",
-    ):
-        assert words in printed
-    (data,) = out.glob("bench-*.json")
-    record = json.loads(data.read_text(encoding="utf-8"))
-    check_record(record)
-    assert str(tmp_path) not in data.read_text(encoding="utf-8")
-    page = data.with_suffix(".md").read_text(encoding="utf-8")
-    assert page == write_page(record, sorted(out.glob("*.svg"), key=lambda path: "steps" in path.name))
-    assert "| cpu | 8 | 4 | " in page
-    assert "## What would help hybrid, and what would not" in page
-    assert {path.name.rpartition("-")[2] for path in out.glob("*.svg")} == {"throughput.svg", "steps.svg"}
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    files, missing = write(record, tmp_path / "without")
-    assert missing == "There are no pictures: matplotlib is not installed. Type: pip install 'shoal[draw]'"
-    assert [path.suffix for path in files] == [".json", ".md"]
 
 
 def check_record(record: Mapping[str, Any]) -> None:

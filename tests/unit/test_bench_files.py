@@ -18,7 +18,7 @@ from shoal.bench.sheets import remarks
 from shoal.bench.target import find_targets
 from shoal.errors import ArtifactError, SetupError
 from shoal.repository.loading import component_class
-from tests.slow.test_bench_advice import LOAD, write_repository
+from tests.unit.test_bench_advice import LOAD, write_repository
 
 ANALYZER = """#!/bin/sh
 if [ "$1" = --version ]; then echo "Perf Analyzer Version 2.51.0"; exit; fi
@@ -40,7 +40,6 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return bench([repository], wanted, rows=repository / "rows.csv")
 
 
-@pytest.mark.server
 def test_what_perf_analyzer_fails_with_is_left_out(record: dict[str, Any]) -> None:
     assert record["perf_analyzer"]["loads"] == []
     sentence = (
@@ -50,7 +49,6 @@ def test_what_perf_analyzer_fails_with_is_left_out(record: dict[str, Any]) -> No
     assert len(record["loads"]) == 2
 
 
-@pytest.mark.server
 def test_a_second_run_of_a_day_leaves_the_first_alone(record: dict[str, Any], tmp_path: Path) -> None:
     first, _ = write(record, tmp_path)
     again, _ = write({**record, "notes": ["Another."]}, tmp_path)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,8 @@ from shoal.component.ledger import EXACT_ROWS
 from shoal.component.lexicon import BasicTokenizer
 from shoal.component.ragged import Texts, to_texts
 from shoal.component.reader import DeviceReader, Reader, Reading
-from shoal.component.tensors import Array, Device
+from shoal.component.tensors import Device
 from shoal.component.wordpiece import WordPiece, read_vocabulary
-from shoal.serving.client import Client
-from shoal.serving.local import LocalPipeline
-from shoal.serving.server import Server
 from shoal.training.corpus import Corpus
 from shoal.training.encoder import SMALL_ENCODER, load_encoder
 from shoal.training.export import compare, trace
@@ -35,7 +31,6 @@ from tests.support.emulation import EmulatedText
 from tests.support.pretend import PretendGpu
 
 Record = Callable[..., None]
-OUTPUTS = ("SCORE", "BERT_SCORE", "FOREST_SCORE")
 
 
 def batches(texts: Sequence[str], size: int) -> Iterator[list[str]]:
@@ -43,61 +38,7 @@ def batches(texts: Sequence[str], size: int) -> Iterator[list[str]]:
         yield list(texts[start : start + size])
 
 
-def joined(parts: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
-    return {name: np.concatenate([part[name] for part in parts]) for name in OUTPUTS}
-
-
-def largest_difference(some: Mapping[str, Array], others: Mapping[str, Array]) -> float:
-    return max(float(np.abs(some[name] - others[name]).max()) for name in OUTPUTS)
-
-
 # --- served = in process = client side ---------------------------------------------------------------------------
-
-
-@pytest.mark.server
-@pytest.mark.parametrize("size", [1, 7])
-def test_the_three_hosts_agree_to_the_last_bit(
-    size: int, client: Client, pipeline: LocalPipeline, repository: Path, texts: list[str], scale: Scale, record: Record
-) -> None:
-    client_side = LocalPipeline.load(repository / "ensemble_all", remote=client)
-    sample = texts[: scale(21, 301)]
-    for batch in batches(sample, size):
-        here = pipeline(excerpt=batch)
-        for elsewhere in (client.infer("ensemble_all", excerpt=batch), client_side(excerpt=batch)):
-            assert all(np.array_equal(here[name], elsewhere[name]) for name in OUTPUTS)
-    record(f"hosts are bit-equal, {client.protocol}, batch {size}", texts=len(sample), differing=0)
-
-
-@pytest.fixture(scope="module")
-def here(pipeline: LocalPipeline, texts: list[str], scale: Scale) -> tuple[list[str], dict[str, Array]]:
-    """A sample (or all) of the texts, and what this process says of them."""
-    sample = texts[: scale(96, len(texts))]
-    return sample, joined([pipeline(excerpt=batch) for batch in batches(sample, 32)])
-
-
-@pytest.mark.server
-def test_served_equals_in_process_on_every_text_in_order(
-    server: Server, here: tuple[list[str], dict[str, Array]], record: Record
-) -> None:
-    sample, expected = here
-    with Client(server.grpc_url) as grpc, Client(server.http_url, protocol="http") as http:
-        for client, size in ((grpc, 1), (http, 7), (grpc, 64)):
-            served = joined([client.infer("ensemble_all", excerpt=batch) for batch in batches(sample, size)])
-            difference = largest_difference(served, expected)
-            record(f"served = in process, {client.protocol}, batch {size}", texts=len(sample), max_diff=difference)
-            assert difference <= 1e-5
-
-
-@pytest.mark.server
-def test_concurrent_callers_with_distinct_texts_never_mix(
-    server: Server, here: tuple[list[str], dict[str, Array]], record: Record
-) -> None:
-    sample, expected = here
-    with Client(server.grpc_url) as client, ThreadPoolExecutor(16) as callers:
-        served = joined(list(callers.map(lambda text: client.infer("ensemble_all", excerpt=[text]), sample)))
-    difference = largest_difference(served, expected)
-    record("served = in process, 16 concurrent callers", texts=len(sample), max_diff=difference)
-    assert difference <= 1e-5
 
 
 # --- features ----------------------------------------------------------------------------------------------------
@@ -118,7 +59,7 @@ def test_features_equal_the_definitions(bundle: Bundle, texts: list[str], scale:
 def test_word_lists_equal_the_definitions(bundle: Bundle, passages: Corpus) -> None:
     """The lists of the small training set, counted the slow way."""
     from shoal.training.train import split
-    from tests.conftest import TINY
+    from tests.support.artifacts import TINY
 
     tokenize, counts = BasicTokenizer(), dict[str, int]()
     for text in passages.take(split(passages, TINY, 0)[0]).texts:

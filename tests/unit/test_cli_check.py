@@ -16,7 +16,7 @@ from shoal.cli import app
 from shoal.errors import ArtifactError, InputError
 from shoal.repository.compose import compose
 from shoal.repository.placement import PLACEMENTS, Plan
-from tests.conftest import ROOT
+from tests.support.once import ROOT
 from tests.support.planted import Plant, config
 
 CLEAN = Plant("", "", "", "", {})
@@ -137,6 +137,7 @@ def test_compose_puts_nothing_erroneous_in_place(artifacts: Path, tmp_path: Path
     assert not (tmp_path / "r").exists()
 
 
+@pytest.mark.usefixtures("may_start_processes")
 def test_checking_loads_no_models_library() -> None:
     code = (
         "import sys; from shoal import check; check(sys.argv[1], target='embedded');"

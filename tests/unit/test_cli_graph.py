@@ -22,8 +22,8 @@ from shoal.repository.leaves import ROOMS, find_leaves
 from shoal.repository.pbtxt import read_config, write_config
 from shoal.repository.picture import png, svg
 from shoal.repository.placement import Plan, place
-from tests.conftest import ROOT
 from tests.support.graphs import Member, make_graph, ten_steps, write_ensemble
+from tests.support.once import ROOT
 
 Shoal = Callable[..., bytes]
 LEAF = ROOT / "ensembles" / "ensemble_all"
@@ -80,6 +80,7 @@ def test_what_cannot_be_written(shoal: Shoal, tmp_path: Path) -> None:
         shoal("graph", LEAF, "--out", tmp_path / "nowhere" / "picture.svg")
 
 
+@pytest.mark.usefixtures("may_start_processes")
 def test_a_png_is_not_for_a_terminal() -> None:
     ours, theirs = os.openpty()
     command = [str(Path(sys.executable).with_name("shoal")), "graph", str(LEAF), "--format", "png"]

@@ -3,11 +3,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
-import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +20,7 @@ from shoal.repository.pbtxt import read_config
 from shoal.repository.placement import Plan
 from shoal.serving.local import LocalPipeline
 from shoal.training.corpus import Corpus
-from tests.conftest import ROOT
+from tests.support.once import ROOT
 
 
 def files(folder: Path) -> dict[str, str]:
@@ -145,14 +142,8 @@ def test_exchange_without_the_kernels_help(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount: list[str | Path] = ["mount", "-t", "tmpfs", "-o", "size=120m", "tmpfs", disk]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("mounting a small disk takes root's rights")
-    yield disk
-    subprocess.run(["umount", "--lazy", disk], check=True)
+def small_disk(mount_disk: Callable[[str], Path]) -> Path:
+    return mount_disk("120m")
 
 
 def test_a_full_or_locked_disk_leaves_what_was_there(artifacts: Path, small_disk: Path) -> None:
@@ -191,26 +182,6 @@ def test_files_that_are_not_ours_to_write_or_read(artifacts: Path, tmp_path: Pat
             compose("ensemble_all", tmp_path / "repository", artifacts=some)
         (some / name).chmod(0o600)
     assert {path.name for path in tmp_path.iterdir()} == {"locked", "some"}
-
-
-def test_a_port_that_is_taken_is_named_at_once(repository: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        began = time.monotonic()
-        shoal = [sys.executable, "-c", "import shoal.cli; shoal.cli.main()"]
-        result = subprocess.run(
-            [*shoal, "serve", repository, "--http-port", "0", "--grpc-port", str(port), "--metrics-port", "0"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    assert time.monotonic() - began < 5
-    assert result.returncode == 1
-    assert f"error: Port {port} cannot be used: Address already in use." in result.stderr
-    assert "Stop what listens there (ss -ltnp shows it), or choose another." in result.stderr
-    assert "Traceback" not in result.stderr
 
 
 def test_bf16_is_chosen_once_and_written_down(

@@ -11,7 +11,7 @@ import pytest
 import shoal
 from shoal.errors import InputError
 from shoal.repository.pbtxt import read_config
-from tests.conftest import ROOT
+from tests.support.once import ROOT
 from tests.support.projects import define, write_project
 
 

@@ -134,6 +134,7 @@ def test_a_gpu_that_is_not_there_is_named() -> None:
             Device("gpu", 7, library).prepare()
 
 
+@pytest.mark.usefixtures("may_start_processes")
 def test_the_device_is_chosen_before_a_gpu_library_is_imported(tmp_path: Path) -> None:
     """Also by the encoder's backend, whose array library is torch."""
     code = """

@@ -47,6 +47,7 @@ def test_what_a_name_means_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == [("bert-large-uncased", pinned), (encoders.SMALL_ENCODER, "abc"), ("someone/else", None)]
 
 
+@pytest.mark.usefixtures("may_start_processes")
 def test_offline_is_honoured(tmp_path: Path) -> None:
     """transformers itself, in a process of its own: no connection is tried."""
     code = """

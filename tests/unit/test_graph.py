@@ -11,7 +11,7 @@ from shoal.errors import ArtifactError
 from shoal.repository.graph import Graph
 from shoal.repository.leaves import collect, find_leaves
 from shoal.repository.pbtxt import Artifact, read_config, write_config
-from tests.conftest import ROOT
+from tests.support.once import ROOT
 
 MODELS = {"preprocess", "bert-large", "cuml", "postprocess", "ensemble_all"}
 

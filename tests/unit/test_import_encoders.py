@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,8 @@ from shoal.repository.artifacts import has_trunks
 from shoal.repository.compose import compose
 from shoal.repository.pbtxt import Artifact, read_config
 from shoal.repository.placement import Plan
-from shoal.serving.client import Client
 from shoal.serving.local import LocalPipeline, load_component
-from shoal.serving.server import serve
-from shoal.training.corpus import Corpus
-from shoal.training.encoder import SMALL_ENCODER, _locate
-from tests.support.imports import NUM_ROWS, add, here, load_script, make_repository
+from tests.support.imports import NUM_ROWS, add, here, load_script
 from tests.support.published import LABELS, NUM_TOKENS, publish, publish_roberta
 
 WIDTH = 24
@@ -102,19 +97,6 @@ def test_in_this_process(name: str, project: Path, expected: dict[str, NDArray[A
     check_same(here(project, name, INPUT__0=IDS, INPUT__1=MASK)["OUTPUT__0"], expected[name])
 
 
-@pytest.fixture(scope="module")
-def client(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    repository = make_repository(project, CASES, tmp_path_factory.mktemp("served") / "repository")
-    with serve(repository) as server, Client(server.grpc_url) as client:
-        yield client
-
-
-@pytest.mark.server
-@pytest.mark.parametrize("name", CASES)
-def test_on_the_embedded_server(name: str, client: Client, expected: dict[str, NDArray[Any]]) -> None:
-    check_same(client.infer(name, INPUT__0=IDS, INPUT__1=MASK)["OUTPUT__0"], expected[name])
-
-
 # --- with its tokenizer ------------------------------------------------------------------------------------------
 
 
@@ -124,31 +106,6 @@ def pipeline(project: Path, encoder: str, tokenizer: str, name: str) -> None:
     out = made.step(encoder, INPUT__0=tokens["input_ids"], INPUT__1=tokens["attention_mask"])
     made.output("ANSWER", out["OUTPUT__0"])
     made.write(project / "ensembles" / name)
-
-
-@pytest.mark.server
-def test_passages_to_embeddings_by_name(tmp_path: Path, passages: Corpus) -> None:
-    """The packaged encoder, as its own model card computes it."""
-    config, said = add(tmp_path, SMALL_ENCODER, "minilm", head="embedding", tokenizer="minilm_tokens")
-    assert config.spec.outputs[0].dims == (384,)
-    assert "pooling mean: as its files for sentence-transformers say" in said
-    assert "normalised: as its files for sentence-transformers say" in said
-    assert said[-1] == "its tokens come from preprocess/minilm_tokens, at most 256 of a text"
-    assert shoal.check(tmp_path / "preprocess" / "minilm_tokens") == []
-    assert read_config(tmp_path / "preprocess" / "minilm_tokens").spec.parameters["max_length"] == "256"
-    pipeline(tmp_path, "minilm", "minilm_tokens", "embed")
-    repository = compose("embed", tmp_path / "repository", leaves=[tmp_path])
-    texts = list(passages.texts[:24])
-    place = _locate(SMALL_ENCODER, None)[0]
-    tokenizer = AutoTokenizer.from_pretrained(place)
-    given = tokenizer(texts, padding=True, truncation=True, max_length=256, return_tensors="np")
-    ids, mask = given["input_ids"], given["attention_mask"]
-    expected = embed(ask(place, AutoModel, ids, mask).last_hidden_state, mask, "mean", is_normalised=True)
-    local = LocalPipeline.load(repository / "embed")
-    np.testing.assert_allclose(local(TEXT=texts)["ANSWER"], expected, rtol=0, atol=1e-5)
-    local.close()
-    with serve(repository) as server, Client(server.grpc_url) as client:
-        np.testing.assert_allclose(client.infer("embed", TEXT=texts)["ANSWER"], expected, rtol=0, atol=1e-5)
 
 
 @pytest.fixture(scope="module")

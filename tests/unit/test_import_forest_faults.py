@@ -18,6 +18,8 @@ from shoal.project.importing.forests import draft_forest
 from shoal.project.importing.ubjson import read_ubjson
 from tests.support.planted_imports import FAULTS, MISTAKES, Make, xgboosted
 
+pytestmark = pytest.mark.usefixtures("may_start_processes")  # forests are read in a process of their own
+
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")  # the libraries' own, about such training
 @pytest.mark.parametrize(("make", "message", "fix"), [f[1:] for f in FAULTS], ids=[f[0] for f in FAULTS])

@@ -17,11 +17,10 @@ import shoal
 from shoal.component import forests
 from shoal.project.importing.forests import draft_forest
 from shoal.repository.pbtxt import read_config
-from shoal.serving.client import Client
-from shoal.serving.local import LocalPipeline
-from shoal.serving.server import Server, serve
 from tests.support.grown import BINARY, CASES, HOLED, NAMES, NUM_FEATURES, ROWS, SERVED, THREE, Array
 from tests.support.imports import add, here
+
+pytestmark = pytest.mark.usefixtures("may_start_processes")  # forests are read in a process of their own
 
 TOLERANCE = 1e-5
 # Of those beside the served ones: where something is put right that Treelite leaves out, or is laid out otherwise.
@@ -120,12 +119,6 @@ def repository(project: Path) -> Path:
     return shoal.compose("all_of_them", project / "repository", leaves=[project])
 
 
-@pytest.fixture(scope="module")
-def server(repository: Path) -> Iterator[Server]:
-    with serve(repository) as running:
-        yield running
-
-
 @pytest.mark.parametrize("name", SERVED)
 def test_each_format_and_task_answers_here(
     name: str, project: Path, expected: dict[str, Array], greatest: dict[str, float]
@@ -134,28 +127,6 @@ def test_each_format_and_task_answers_here(
     greatest[name] = difference(ask(project, name, rows), expected[name])
     assert greatest[name] <= TOLERANCE
     check_treelite(project / "models" / name, rows, expected[name])
-
-
-@pytest.mark.server
-@pytest.mark.parametrize("name", SERVED)
-def test_each_format_and_task_answers_on_the_server(
-    name: str, server: Server, expected: dict[str, Array], greatest: dict[str, float]
-) -> None:
-    with Client(server.grpc_url) as client:
-        answers = [client.infer(name, input__0=half)["output__0"] for half in np.array_split(SERVED[name].rows, 2)]
-    greatest[f"{name}, served"] = difference(np.concatenate(answers), expected[name])
-    assert greatest[f"{name}, served"] <= TOLERANCE
-
-
-@pytest.mark.server
-def test_an_ensemble_of_them_answers_as_here(server: Server, repository: Path) -> None:
-    rows = ROWS[:500]
-    local = LocalPipeline.load(repository / "all_of_them")
-    with Client(server.grpc_url) as client:
-        served = client.infer("all_of_them", FEATURES=rows)
-    for name, answer in local(FEATURES=rows).items():
-        np.testing.assert_array_equal(served[name], answer, err_msg=name)
-    local.close()
 
 
 # --- what is derived, and said -----------------------------------------------------------------------------------

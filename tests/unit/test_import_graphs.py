@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,6 @@ from numpy.typing import NDArray
 from shoal.errors import ArtifactError, InputError
 from shoal.project.importing.add_model import add_model
 from shoal.project.importing.imported import make_config
-from shoal.serving.client import Client
-from shoal.serving.server import serve
 from tests.support.imports import (
     NUM_ROWS,
     Column,
@@ -26,7 +23,6 @@ from tests.support.imports import (
     add,
     here,
     load_script,
-    make_repository,
     save_column,
     save_net,
     save_texts,
@@ -118,19 +114,6 @@ def check_same(found: dict[str, NDArray[Any]], expected: list[NDArray[Any]]) -> 
 @pytest.mark.parametrize("name", MODELS)
 def test_in_this_process(name: str, project: Path, requests: Any, expected: Any) -> None:
     check_same(here(project, name, **requests[name]), expected[name])
-
-
-@pytest.fixture(scope="module")
-def client(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    repository = make_repository(project, MODELS, tmp_path_factory.mktemp("served") / "repository")
-    with serve(repository) as server, Client(server.grpc_url) as client:
-        yield client
-
-
-@pytest.mark.server
-@pytest.mark.parametrize("name", MODELS)
-def test_on_the_embedded_server(name: str, client: Client, requests: Any, expected: Any) -> None:
-    check_same(dict(client.infer(name, requests[name])), expected[name])
 
 
 def test_a_text_that_is_not_utf_8(project: Path) -> None:

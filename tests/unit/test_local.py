@@ -17,7 +17,7 @@ from shoal.repository.loading import component_class
 from shoal.serving import local
 from shoal.serving.arrays import to_arrays
 from shoal.serving.local import LocalPipeline
-from tests.conftest import ROOT
+from tests.support.once import ROOT
 
 TEXT = TensorSpec("excerpt", "TYPE_STRING", (1,))
 WEIGHT = TensorSpec("WEIGHT", "TYPE_FP32", (1,), is_optional=True)

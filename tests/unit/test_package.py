@@ -13,7 +13,7 @@ import pytest
 
 import shoal
 from shoal.errors import SetupError, ShoalError, needs
-from tests.conftest import ROOT
+from tests.support.once import ROOT
 from tests.support.pieces import PIECES
 
 HEAVY = {
@@ -40,6 +40,9 @@ PUBLIC = {
     "Answer", "ArtifactError", "AsyncClient", "Client", "Component", "Context", "Finding", "InputError",
     "LocalPipeline", "Pipeline", "ServerError", "SetupError", "ShoalError", "add_model", "check", "compose", "serve",
 }  # fmt: skip
+
+
+pytestmark = pytest.mark.usefixtures("may_start_processes")  # git lists the files
 
 
 def tracked(*patterns: str) -> list[Path]:

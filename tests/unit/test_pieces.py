@@ -26,7 +26,7 @@ from shoal.component.spec import TensorSpec
 from shoal.component.tensors import Array, Device
 from shoal.errors import InputError
 from shoal.repository.check import check
-from tests.conftest import ROOT
+from tests.support.once import ROOT
 from tests.support.pieces import PIECES, POSTPROCESS, ask, leaf, start
 from tests.support.pretend import PretendGpu
 

@@ -9,7 +9,7 @@ import pytest
 from shoal.environment.files import find_file
 from shoal.environment.wanted import Wanted, read_wanted
 from shoal.errors import InputError
-from tests.conftest import ROOT
+from tests.support.once import ROOT
 
 
 def write(path: Path, text: str) -> Path:

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import shutil
-import time
 from pathlib import Path
 
 import numpy as np
-import pytest
 
-from shoal.component.ledger import BATCHES
 from shoal.repository.compose import compose
 from shoal.repository.graph import Graph
 from shoal.repository.manifest import read_manifest
 from shoal.repository.pbtxt import read_config
-from shoal.repository.warmup import FOLDER, NUM_CALLS, TEXT, derive
-from shoal.serving.copies import read_metrics
+from shoal.repository.warmup import FOLDER, TEXT, derive
 from shoal.serving.local import LocalPipeline
-from shoal.serving.server import serve
 
 MEMBERS = ("preprocess", "bert-large", "cuml", "postprocess")
 
@@ -45,18 +40,6 @@ def test_what_is_written_is_what_was_derived(repository: Path) -> None:
             written = (repository / model / FOLDER / given.input_data_file).read_bytes()
             assert written.endswith(array.item() if array.dtype == object else array.tobytes())
     assert read_manifest(repository)["not_warmed_up"] == {}
-
-
-@pytest.mark.server
-def test_the_server_calls_every_model_before_the_first_request(repository: Path) -> None:
-    wanted = dict.fromkeys(MEMBERS, NUM_CALLS)
-    with serve(repository) as server:
-        told: dict[str, int] = {}
-        deadline = time.monotonic() + 30
-        while told != wanted and time.monotonic() < deadline:  # stubs tell their counters once a second
-            time.sleep(0.2)
-            told = {model: counts[BATCHES] for model, counts in read_metrics(server.metrics_url).events.items()}
-    assert told == wanted
 
 
 def test_a_component_that_does_not_run_here_is_no_obstacle(artifacts: Path, tmp_path: Path) -> None:

@@ -84,29 +84,6 @@ def run(repository: Path) -> tuple[float, list[dict[str, Any]]]:
     return rate, [entry for entry in advice if entry["helps"]]
 
 
-@pytest.mark.server
-@pytest.mark.parametrize(
-    ("kind", "seconds", "more"),
-    [
-        ("batching", "0.01", ""),  # whatever the rows
-        ("instances", "0.03 * len(batch['X'])", BATCHING),  # for every row
-    ],
-)
-def test_following_the_advice_helps(tmp_path: Path, kind: str, seconds: str, more: str) -> None:
-    """Twice as fast or more, by sleeping, which takes no processor."""
-    repository = write_repository(tmp_path / "repository", seconds=seconds, more=more)
-    before, advice = run(repository)
-    (proposed,) = [entry for entry in advice if entry["lines"]]
-    assert (proposed["kind"], proposed["model"]) == (kind, "slow")
-    (bottleneck,) = [entry for entry in advice if entry["kind"] == "bottleneck"]
-    assert bottleneck["what"] == "The step to look at is slow."
-    config = repository / "slow" / "config.pbtxt"
-    config.write_text(put(config.read_text(encoding="utf-8"), proposed["lines"]), encoding="utf-8")
-    after, advice = run(repository)
-    assert after >= 1.3 * before
-    assert kind == "instances" or "batching" not in {entry["kind"] for entry in advice}  # more instances still help
-
-
 # --- the rules ---------------------------------------------------------------------------------------------------
 
 STEP = StepFigures(

@@ -17,6 +17,8 @@ from shoal.environment.wheel import find_installed, take_stub
 from shoal.errors import ArtifactError, InputError, SetupError
 from tests.support.environments import find_stub
 
+pytestmark = pytest.mark.usefixtures("may_start_processes")  # a program that stands in for a compiler
+
 
 def order(
     tmp_path: Path, choice: str = "auto", python: str = "3.12", numpy: str = "1.26.4", target: str = "embedded"

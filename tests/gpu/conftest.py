@@ -1,0 +1,38 @@
+"""What needs a GPU, and what of it is there."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal.repository.compose import compose
+from shoal.repository.placement import Plan
+from shoal.serving.local import LocalPipeline
+
+GPU_LIBRARIES = ("cupy", "nvforest", "pylibcudf", "rmm", "torch")
+
+
+def missing_for_gpu() -> str:
+    """What keeps these tests from running; empty where nothing does."""
+    absent = [name for name in GPU_LIBRARIES if importlib.util.find_spec(name) is None]
+    if absent:
+        return f"not installed: {', '.join(absent)}"
+    import torch
+
+    return "" if torch.cuda.is_available() else "there is no GPU"
+
+
+needs_gpu = pytest.mark.skipif(bool(missing_for_gpu()), reason=f"GPU tests: {missing_for_gpu()}")
+
+
+@pytest.fixture(scope="session")
+def gpu_pipeline(artifacts: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPipeline]:
+    repository = compose(
+        "ensemble_all", tmp_path_factory.mktemp("gpu") / "r", artifacts=artifacts, plan=Plan(placement="gpu")
+    )
+    loaded = LocalPipeline.load(repository / "ensemble_all")
+    yield loaded
+    loaded.close()

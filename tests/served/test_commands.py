@@ -1,0 +1,42 @@
+"""Commands that ask a server, and the one that does everything."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shoal.errors import ShoalError
+from shoal.serving.server import Server
+from tests.support.commands import Shoal
+
+
+def test_infer(shoal: Shoal, server: Server) -> None:
+    arguments = ["infer", "The cat sat.", "A [bold] text", "--url", server.grpc_url]
+    table = shoal(*arguments)
+    assert "The cat sat." in table
+    assert "A [bold] text" in table
+    assert all(name in table for name in ("score", "bert_score", "forest_score"))
+    rows = json.loads(shoal(*arguments, "--set", "BERT_WEIGHT=1", "--json"))
+    assert [row["score"] for row in rows] == [row["bert_score"] for row in rows]
+    for fault, message in (
+        (("--set", "BERT_WEIGHT"), "--set 'BERT_WEIGHT' is no NAME=NUMBER"),
+        (("--set", "W=1"), "There is no input W"),
+        (("--set", "BERT_WEIGHT=2"), r"BERT_WEIGHT\[0\] is 2"),
+        (("--model", "nope"), "nope"),
+        (("--model", "cuml"), "Model cuml takes no text"),
+    ):
+        with pytest.raises(ShoalError, match=message):
+            shoal(*arguments, *fault)
+
+
+@pytest.mark.usefixtures("trained_for_a_moment")
+def test_quickstart(shoal: Shoal, tiny_bert: Path, tmp_path: Path) -> None:
+    printed = shoal("quickstart", "--out", tmp_path / "build", "--encoder", tiny_bert)
+    for words in ("text", "BERT score", "forest score", "blended score", "RMSE on unseen texts"):
+        assert words in printed
+    for name in ("artifacts", "repository", "report"):
+        (line,) = [line for line in printed.splitlines() if line.startswith(f"{name}: ")]
+        assert Path(line.split(": ")[1]).exists()
+    assert len([line for line in printed.splitlines() if line.startswith("│")]) == 8

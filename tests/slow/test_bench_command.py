@@ -1,0 +1,69 @@
+"""`shoal bench` as it is typed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from shoal import cli
+from shoal.bench.lines import put
+from shoal.bench.markdown import write_page
+from shoal.bench.run import write
+from tests.unit.test_bench import check_record
+from tests.unit.test_bench_advice import BATCHING, run, write_repository
+
+
+def test_the_command(forest: Path, hybrid_forest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two placements in turns, in three loads and with random arrivals."""
+    out = tmp_path / "out"
+    command = ["bench", forest, hybrid_forest, "--quick", "--seconds", 0.3, "--batches", "1,8", "--callers", "4"]
+    result = CliRunner().invoke(cli.app, list(map(str, [*command, "--load", 0.5, "--report", "--out", out])))
+    assert result.exit_code == 0, result.output
+    printed = result.stdout
+    for words in (
+        "Latency of one caller",
+        "Throughput by rows",
+        "Steps of hybrid",
+        "arrive by themselves",
+        "The step to look",
+    ):
+        assert words in printed
+    (data,) = out.glob("bench-*.json")
+    record = json.loads(data.read_text(encoding="utf-8"))
+    check_record(record)
+    assert str(tmp_path) not in data.read_text(encoding="utf-8")
+    page = data.with_suffix(".md").read_text(encoding="utf-8")
+    assert page == write_page(record, sorted(out.glob("*.svg"), key=lambda path: "steps" in path.name))
+    assert "| cpu | 8 | 4 | " in page
+    assert "## What would help hybrid, and what would not" in page
+    assert {path.name.rpartition("-")[2] for path in out.glob("*.svg")} == {"throughput.svg", "steps.svg"}
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    files, missing = write(record, tmp_path / "without")
+    assert missing == "There are no pictures: matplotlib is not installed. Type: pip install 'shoal[draw]'"
+    assert [path.suffix for path in files] == [".json", ".md"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "seconds", "more"),
+    [
+        ("batching", "0.01", ""),  # whatever the rows
+        ("instances", "0.03 * len(batch['X'])", BATCHING),  # for every row
+    ],
+)
+def test_following_the_advice_helps(tmp_path: Path, kind: str, seconds: str, more: str) -> None:
+    """Twice as fast or more, by sleeping, which takes no processor."""
+    repository = write_repository(tmp_path / "repository", seconds=seconds, more=more)
+    before, advice = run(repository)
+    (proposed,) = [entry for entry in advice if entry["lines"]]
+    assert (proposed["kind"], proposed["model"]) == (kind, "slow")
+    (bottleneck,) = [entry for entry in advice if entry["kind"] == "bottleneck"]
+    assert bottleneck["what"] == "The step to look at is slow."
+    config = repository / "slow" / "config.pbtxt"
+    config.write_text(put(config.read_text(encoding="utf-8"), proposed["lines"]), encoding="utf-8")
+    after, advice = run(repository)
+    assert after >= 1.3 * before
+    assert kind == "instances" or "batching" not in {entry["kind"] for entry in advice}  # more instances still help

@@ -1,0 +1,43 @@
+"""An encoder by its published name, from add-model to the served answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from transformers import AutoModel, AutoTokenizer
+
+import shoal
+from shoal.repository.compose import compose
+from shoal.repository.pbtxt import read_config
+from shoal.serving.client import Client
+from shoal.serving.local import LocalPipeline
+from shoal.serving.server import serve
+from shoal.training.corpus import Corpus
+from shoal.training.encoder import SMALL_ENCODER, _locate
+from tests.support.imports import add
+from tests.unit.test_import_encoders import ask, embed, pipeline
+
+
+def test_passages_to_embeddings_by_name(tmp_path: Path, passages: Corpus) -> None:
+    """The packaged encoder, as its own model card computes it."""
+    config, said = add(tmp_path, SMALL_ENCODER, "minilm", head="embedding", tokenizer="minilm_tokens")
+    assert config.spec.outputs[0].dims == (384,)
+    assert "pooling mean: as its files for sentence-transformers say" in said
+    assert "normalised: as its files for sentence-transformers say" in said
+    assert said[-1] == "its tokens come from preprocess/minilm_tokens, at most 256 of a text"
+    assert shoal.check(tmp_path / "preprocess" / "minilm_tokens") == []
+    assert read_config(tmp_path / "preprocess" / "minilm_tokens").spec.parameters["max_length"] == "256"
+    pipeline(tmp_path, "minilm", "minilm_tokens", "embed")
+    repository = compose("embed", tmp_path / "repository", leaves=[tmp_path])
+    texts = list(passages.texts[:24])
+    place = _locate(SMALL_ENCODER, None)[0]
+    tokenizer = AutoTokenizer.from_pretrained(place)
+    given = tokenizer(texts, padding=True, truncation=True, max_length=256, return_tensors="np")
+    ids, mask = given["input_ids"], given["attention_mask"]
+    expected = embed(ask(place, AutoModel, ids, mask).last_hidden_state, mask, "mean", is_normalised=True)
+    local = LocalPipeline.load(repository / "embed")
+    np.testing.assert_allclose(local(TEXT=texts)["ANSWER"], expected, rtol=0, atol=1e-5)
+    local.close()
+    with serve(repository) as server, Client(server.grpc_url) as client:
+        np.testing.assert_allclose(client.infer("embed", TEXT=texts)["ANSWER"], expected, rtol=0, atol=1e-5)

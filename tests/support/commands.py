@@ -1,0 +1,36 @@
+"""Commands of shoal in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from typer.testing import CliRunner
+
+from shoal import cli
+from shoal.errors import ShoalError
+from shoal.training import train as training
+from tests.support.artifacts import TINY
+
+Shoal = Callable[..., str]
+
+
+@pytest.fixture
+def shoal() -> Shoal:
+    """Run a command in this process; what it printed on standard output."""
+
+    def run(*arguments: object) -> str:
+        result = CliRunner().invoke(cli.app, [str(a) for a in arguments])
+        if isinstance(result.exception, ShoalError):
+            raise result.exception
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    return run
+
+
+@pytest.fixture
+def trained_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the preset `quick` does: on shoal's own passages."""
+    monkeypatch.setitem(training.PRESETS, "quick", TINY)
+    monkeypatch.delenv("SHOAL_DATA_DIR", raising=False)

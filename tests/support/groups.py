@@ -1,0 +1,41 @@
+"""Which tests stay together where several workers run them (pytest-xdist)."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+from typing import Any
+
+import pytest
+from xdist.scheduler.loadscope import LoadScopeScheduling
+
+# What takes longest begins first: workers that end together waste nothing.
+LONGEST = (
+    "served", "test_readme", "test_tutorial", "test_build", "test_triage", "test_environment_served",
+    "test_own_servers", "test_train", "test_new", "test_check_fuzz",
+)  # fmt: skip
+
+
+def group_of(nodeid: str) -> str:
+    """What one worker takes as a whole: a file, or all that asks the shared server."""
+    path = PurePosixPath(nodeid.partition("::")[0])
+    return "served" if path.parent.name == "served" else path.stem
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def rank(item: pytest.Item) -> int:
+        group = group_of(item.nodeid)
+        return LONGEST.index(group) if group in LONGEST else len(LONGEST)
+
+    items.sort(key=rank)
+
+
+class Groups(LoadScopeScheduling):  # type: ignore[misc]
+    """Hands out groups in the order of the items."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups:
+    config.option.loadscopereorder = False
+    return Groups(config, log)

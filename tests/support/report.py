@@ -1,0 +1,123 @@
+"""What a run closes with: seconds per tier, starts of Triton, the slowest tests, and what tests left behind.
+
+Every process that a test starts inherits pytest's variable PYTEST_CURRENT_TEST, so a process that outlives the run
+names the test that started it. /dev/shm tells no owner: a new entry is noted with the tests that ran when it appeared.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+RUN = "SHOAL_TEST_RUN"  # an environment variable that all processes of this run have
+SERVER = "tritonserver"
+SHARED_MEMORY = Path("/dev/shm")
+OURS = re.compile(r"shoal|triton|pytrtion|psm_")  # names that shoal, Triton, PyTriton and Python give
+PAUSE, GRACE = 0.2, 10.0  # seconds between two looks, and until what was told to end has ended
+
+
+class Report:
+    """A plugin of the process that started the run; its workers have none."""
+
+    def __init__(self) -> None:
+        os.environ[RUN] = self._run = f"{os.getpid()}-{time.time_ns()}"
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._running: dict[str, None] = {}  # in the order of their starts
+        self._starts: dict[tuple[str, str], str] = {}  # process and its start -> test
+        self._known = set(_regions())
+        self._appeared: dict[str, str] = {}  # region -> tests
+        self._left: list[str] = []
+        self._is_over = threading.Event()
+        self._watch = threading.Thread(target=self._look_again_and_again, daemon=True)
+
+    def pytest_sessionstart(self) -> None:
+        self._watch.start()
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._running[nodeid] = None
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        self._running.pop(nodeid, None)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._seconds[report.nodeid] += report.duration
+
+    @pytest.hookimpl(trylast=True)  # when the workers are gone
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        deadline = time.monotonic() + GRACE
+        while (left := [*self._processes(), *self._new_regions()]) and time.monotonic() < deadline:
+            time.sleep(PAUSE)
+        self._is_over.set()
+        self._left = left
+        if left and session.exitstatus == 0:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        tiers: defaultdict[str, float] = defaultdict(float)
+        counts: Counter[str] = Counter()
+        for nodeid, seconds in self._seconds.items():
+            tier = nodeid.partition("tests/")[2].partition("/")[0]
+            tiers[tier] += seconds
+            counts[tier] += 1
+        terminalreporter.section("where the time went")
+        for tier, seconds in sorted(tiers.items()):
+            starts = sum(f"tests/{tier}/" in test for test in self._starts.values())
+            terminalreporter.line(f"{tier:8}{counts[tier]:6} tests{seconds:8.0f} s of work{starts:5} starts of Triton")
+        for nodeid, seconds in sorted(self._seconds.items(), key=lambda entry: -entry[1])[:10]:
+            terminalreporter.line(f"{seconds:7.1f} s  {nodeid}")
+        for line in self._left:
+            terminalreporter.line(f"LEFT BEHIND: {line}", red=True)
+
+    def _look_again_and_again(self) -> None:
+        while not self._is_over.wait(PAUSE):
+            for pid in _pids():
+                with suppress(OSError):  # it has ended, or is another user's
+                    if (Path("/proc") / pid / "comm").read_text().strip() == SERVER:
+                        self._note_start(pid)
+            for name in _regions() - self._known:
+                self._appeared.setdefault(name, " or ".join(self._running) or "no test")
+
+    def _note_start(self, pid: str) -> None:
+        variables = _environment(pid)
+        fields = (Path("/proc") / pid / "stat").read_text().rpartition(")")[2].split()
+        parent, start = fields[1], fields[19]
+        is_fork = (Path("/proc") / parent / "comm").read_text().strip() == SERVER  # of the server, before it is a stub
+        if variables.get(RUN) == self._run and not is_fork:
+            self._starts[pid, start] = variables.get("PYTEST_CURRENT_TEST", "")
+
+    def _processes(self) -> Iterator[str]:
+        """Processes of tests that still run."""
+        for pid in _pids():
+            with suppress(OSError):  # it has ended, or is another user's
+                variables = _environment(pid)
+                test = variables.get("PYTEST_CURRENT_TEST")
+                command = (Path("/proc") / pid / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                if variables.get(RUN) == self._run and test and command and "resource_tracker" not in command:
+                    yield f"process {pid}, {command[:100].strip()}, started by {test}"
+
+    def _new_regions(self) -> Iterator[str]:
+        for name in sorted(_regions() - self._known):
+            yield f"{SHARED_MEMORY / name}, which appeared during {self._appeared.get(name, 'the last test')}"
+
+
+def _pids() -> list[str]:
+    return [path.name for path in Path("/proc").iterdir() if path.name.isdigit()]
+
+
+def _environment(pid: str) -> dict[str, str]:
+    content = (Path("/proc") / pid / "environ").read_bytes().decode(errors="replace")
+    return dict(entry.split("=", 1) for entry in content.split("\0") if "=" in entry)
+
+
+def _regions() -> set[str]:
+    paths = SHARED_MEMORY.iterdir() if SHARED_MEMORY.is_dir() else ()
+    return {path.name for path in paths if OURS.match(path.name)}
