@@ -1,6 +1,8 @@
 # make quickstart   from a fresh clone to a table of scores, served by a real Triton
-# make test         lint, types, tests
-# make verify       the full figures behind the claims, recorded under benchmarks/results; hours, one of them a soak
+# make test         lint, types, unit and served tests: at most 8 minutes on two cores
+# make test-slow    the other tests: pages as typed, environments, faults, trainings; at most 25 minutes
+# make verify       the full figures behind the claims, recorded under benchmarks/results; hours, one of them a soak.
+#                   SUBJECT=claims (or another of those below) runs one of them
 # make bench        side by side with what it can be compared with; in an environment of its own, an hour or two
 # make gpu          with a GPU: the tests that need one, then the figures; in an environment of its own
 # PYTHON=python3.12 make ...   chooses the interpreter: 3.11 or 3.12
@@ -15,25 +17,41 @@ endif
 
 DOWNLOAD := $(BIN)/python -m pip download --quiet --only-binary=:all: --dest $(VENV)/wheels
 
-.PHONY: quickstart lint test verify bench gpu clean
+.PHONY: quickstart lint test test-slow verify bench gpu clean
 
 quickstart: $(VENV)/.installed
 	@$(BIN)/shoal quickstart
 
-test: lint $(VENV)/.wheels
-	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 20
+test: lint
+	$(BIN)/pytest --numprocesses 2
+
+test-slow: $(VENV)/.wheels
+	$(BIN)/pytest --numprocesses 2 tests/slow
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-verify: $(VENV)/.installed $(VENV)/.wheels
-	$(BIN)/pytest --verify tests/test_claims.py tests/test_bert_large.py tests/test_bulk_killed.py \
-	    tests/test_neighbours.py tests/test_fuzz.py tests/test_check_fuzz.py tests/test_train.py \
-	    tests/test_environment_served.py tests/test_supervisor.py tests/test_service.py tests/test_service_load.py
-	$(BIN)/python benchmarks/latency.py
-	$(BIN)/python benchmarks/front.py
+SUBJECTS := claims encoder bulk neighbours fuzz training environments service soak latency front
+SUBJECT  ?= $(SUBJECTS)
+
+verify: $(addprefix verify-,$(SUBJECT))
+
+verify-%: $(VENV)/.installed $(VENV)/.wheels
+	$(if $(VERIFY_$*),$(BIN)/$(VERIFY_$*),$(error There is no subject $*. Known: $(SUBJECTS)))
+
+VERIFY_claims       := pytest --verify tests/unit/test_claims.py tests/served/test_hosts.py tests/unit/test_import_forests.py
+VERIFY_encoder      := pytest --verify tests/slow/test_bert_large.py
+VERIFY_bulk         := pytest --verify tests/slow/test_bulk_killed.py
+VERIFY_neighbours   := pytest --verify tests/slow/test_neighbours.py
+VERIFY_fuzz         := pytest --verify tests/slow/test_fuzz.py tests/slow/test_check_fuzz.py tests/slow/test_definition_graphs.py
+VERIFY_training     := pytest --verify tests/slow/test_train.py
+VERIFY_environments := pytest --verify tests/slow/test_environment_served.py
+VERIFY_service      := pytest --verify tests/slow/test_supervisor.py tests/slow/test_service.py
+VERIFY_soak         := pytest --verify tests/slow/test_service_load.py
+VERIFY_latency      := python benchmarks/latency.py
+VERIFY_front        := python benchmarks/front.py
 
 # SHOAL_DATA_DIR names the folder of the CLEAR corpus. On a slow machine: make bench LARGE='--layers 6 --seconds 10'
 bench: .venv-bench/.installed
@@ -84,4 +102,4 @@ $(VENV)/.wheels: $(VENV)/.installed env/requirements-embedded.txt tests/support/
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .venv-bench .venv-gpu build .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	rm -rf $(VENV) .venv-bench .venv-gpu .cache build .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

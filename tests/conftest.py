@@ -22,7 +22,9 @@ from shoal.serving.server import Server
 from tests.support.once import ROOT
 from tests.support.report import Report
 
-pytest_plugins = [f"tests.support.{name}" for name in ("artifacts", "bulk", "commands", "disks", "environments")]
+pytest_plugins = [
+    f"tests.support.{name}" for name in ("artifacts", "bulk", "commands", "disks", "environments", "skeletons")
+]
 if find_spec("xdist"):
     pytest_plugins.append("tests.support.groups")
 

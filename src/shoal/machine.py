@@ -10,8 +10,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from shoal.errors import SetupError
+
 # What decides how fast an encoder's arithmetic is on a CPU: tiles and dot products in BF16 and INT8, vector width.
 FLAGS = ("amx_bf16", "amx_int8", "avx512_bf16", "avx512_vnni", "avx512f", "avx2", "avx_vnni", "bf16")
+BF16 = "SHOAL_BF16"  # an environment variable
 BF16_FLAGS = ("amx_bf16", "avx512_bf16", "bf16")  # those that compute in BF16
 _CPUS, _MEMORY = Path("/proc/cpuinfo"), Path("/proc/meminfo")
 _GPUS = Path("/proc/driver/nvidia/gpus")
@@ -90,7 +93,18 @@ def library_versions(*names: str) -> dict[str, str]:
 
 
 def computes_bf16() -> bool:
-    """Whether the processor has instructions for BF16; without them it is emulated, and slower than FP32."""
+    """Whether the processor has instructions for BF16; without them it is emulated, and slower than FP32.
+
+    The environment variable SHOAL_BF16, ``0`` or ``1``, overrides what the machine reports.
+
+    Raises:
+        SetupError: SHOAL_BF16 has another value.
+    """
+    said = os.environ.get(BF16, "")
+    if said not in ("", "0", "1"):
+        raise SetupError(f"{BF16} is {said!r}.", f"Set it to 0 or 1, or type: unset {BF16}")
+    if said:
+        return said == "1"
     return not set(BF16_FLAGS).isdisjoint(describe_machine()["flags"].split())
 
 

@@ -43,7 +43,7 @@ def test_the_three_hosts_agree_to_the_last_bit(
 @pytest.fixture(scope="module")
 def here(pipeline: LocalPipeline, texts: list[str], scale: Scale) -> tuple[list[str], dict[str, Array]]:
     """A sample (or all) of the texts, and what this process says of them."""
-    sample = texts[: scale(96, len(texts))]
+    sample = texts[: scale(48, len(texts))]
     return sample, joined([pipeline(excerpt=batch) for batch in batches(sample, 32)])
 
 

@@ -22,6 +22,8 @@ from shoal.repository.leaves import find_leaves
 from shoal.repository.pbtxt import read_config
 from tests.support.skeletons import check_made, check_style, files, new, run, run_test, write_leaf
 
+pytestmark = pytest.mark.usefixtures("styles")
+
 BOTH = ["--input", "A:FP32:4", "--input", "NOTE:STRING:-1,2", "--output", "Y:FP16:2,-1", "--output", "WORDS:STRING:1"]
 
 

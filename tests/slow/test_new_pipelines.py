@@ -23,6 +23,8 @@ from shoal.repository.pbtxt import read_config
 from tests.support.imports import script
 from tests.support.skeletons import check_made, check_style, files, new, run, run_test, write_leaf
 
+pytestmark = pytest.mark.usefixtures("styles")
+
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

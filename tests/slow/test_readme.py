@@ -15,16 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from shoal.repository.graph import Graph
-from shoal.repository.leaves import find_leaves
 from shoal.serving.server import find_ports
 from shoal.training.corpus import read_passages
 from tests.support.environments import WHEELS
 from tests.support.once import ROOT
+from tests.unit.test_pages import BLOCK, README
 
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-README = BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8"))
-OTHER_PAGES = sorted((ROOT / "docs").glob("*.md"))
 ENVIRONMENTS = BLOCK.findall((ROOT / "docs" / "environments.md").read_text(encoding="utf-8"))
 TRAINING = BLOCK.findall((ROOT / "docs" / "training.md").read_text(encoding="utf-8"))
 INFERENCE = BLOCK.findall((ROOT / "docs" / "inference.md").read_text(encoding="utf-8"))
@@ -171,34 +167,3 @@ def _shape(text: str) -> list[str]:
     return [
         re.sub(r"-?\d+\.\d+", "#", "TEXT # # #" if re.search(r"\d \S+ \S+$", line) else line) for line in lines if line
     ]
-
-
-def test_the_picture_is_the_ensemble() -> None:
-    leaves = find_leaves()
-    (picture,) = [block for language, block in README if language == "mermaid"]
-    assert picture == Graph.build(leaves["ensemble_all"], leaves).mermaid()
-
-
-def test_other_pages_hold_no_block_that_nobody_runs() -> None:
-    for page in OTHER_PAGES:
-        # The examples of the rules are planted by tests of their own; test_tutorial.py runs the tutorial.
-        if page.stem not in ("environments", "inference", "placement", "rules", "training", "tutorial"):
-            assert not BLOCK.findall(page.read_text(encoding="utf-8")), page
-
-
-def headings(page: Path) -> set[str]:
-    """The anchors that GitHub gives the headings of a page."""
-    titles = re.findall(r"^#+ (.+)$", BLOCK.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
-
-
-def test_links_and_folders_are_there() -> None:
-    for page in [ROOT / "README.md", *OTHER_PAGES]:
-        text = page.read_text(encoding="utf-8")
-        for target in re.findall(r"\]\((?!http)([^)]+)\)", text) + re.findall(
-            r"`((?:src|docs|benchmarks)/[\w/.-]+)`", text
-        ):
-            name, _, anchor = target.partition("#")
-            found = [path for path in (page.parent / name, ROOT / name) if path.exists()] if name else [page]
-            assert found, (page, target)
-            assert not anchor or anchor in headings(found[0]), (page, target)

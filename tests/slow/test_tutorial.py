@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.slow.test_readme import BLOCK, Reader
+from tests.slow.test_readme import Reader
 from tests.support.once import ROOT
+from tests.unit.test_pages import BLOCK
 
 TUTORIAL = BLOCK.findall((ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8"))
 COMMANDS = Path(sys.executable).parent

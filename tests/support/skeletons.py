@@ -7,8 +7,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner, Result
 
 import shoal
@@ -80,15 +82,31 @@ def run_test(project: Path, test: str) -> None:
     _run(project, "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", test)
 
 
-def check_style(project: Path) -> None:
-    """By shoal's own rules: ruff's, and mypy's at its strictest."""
+_written: list[Path] = []  # copies of projects, whose style is checked together
+
+
+@pytest.fixture(scope="module")
+def styles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Check the style of all that a module's tests wrote, at its end: one start of ruff and of mypy is for all."""
+    _written.clear()
+    yield
+    folder = tmp_path_factory.mktemp("styles")
+    for number, project in enumerate(_written):
+        shutil.move(project, folder / f"project_{number}")
     settings = ("--config", ROOT / "pyproject.toml", "--no-cache", ".")
-    _run(project, "ruff", "check", *settings)
-    _run(project, "ruff", "format", "--check", *settings)
-    with tempfile.TemporaryDirectory() as folder:  # under names of their own: all at once is one start of mypy
-        for number, path in enumerate(sorted(project.rglob("*.py"))):
-            shutil.copy(path, Path(folder) / f"file_{number}_{path.name}")
-        _run(Path(folder), "mypy", "--strict", "--cache-dir", ROOT / ".mypy_cache" / "projects", ".")
+    _run(folder, "ruff", "check", *settings)
+    _run(folder, "ruff", "format", "--check", *settings)
+    flat = tmp_path_factory.mktemp("modules")  # under names of their own: mypy takes no two of one name
+    for number, path in enumerate(sorted(folder.rglob("*.py"))):
+        shutil.copy(path, flat / f"file_{number}_{path.name}")
+    _run(flat, "mypy", "--strict", "--cache-dir", ROOT / ".mypy_cache" / "projects", ".")
+
+
+def check_style(project: Path) -> None:
+    """Have it checked by shoal's own rules: ruff's, and mypy's at its strictest."""
+    copy = Path(tempfile.mkdtemp(prefix="written-"))
+    shutil.copytree(project, copy, dirs_exist_ok=True)
+    _written.append(copy)
 
 
 def _run(project: Path, *command: object) -> None:

@@ -34,15 +34,16 @@ sys.addaudithook(_refuse)
 
 
 @pytest.fixture(autouse=True)
-def _no_server_no_training(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _no_server_no_training(request: pytest.FixtureRequest) -> Iterator[None]:
     test = request.node.nodeid
 
     def refuse(*_: Any, **__: Any) -> None:
         raise RuntimeError(f"{test} starts a server or a training: move it to tests/served or tests/slow.")
 
-    monkeypatch.setattr("shoal.serving.server.Server.__init__", refuse)
-    monkeypatch.setattr("shoal.training.fit.Training.run", refuse)
-    if "may_start_processes" not in request.fixturenames:
-        _forbidden.append(test)
-    yield
-    _forbidden.clear()
+    with pytest.MonkeyPatch.context() as patch:  # of its own: a test's patches are undone before its folder is removed
+        patch.setattr("shoal.serving.server.Server.__init__", refuse)
+        patch.setattr("shoal.training.fit.Training.run", refuse)
+        if "may_start_processes" not in request.fixturenames:
+            _forbidden.append(test)
+        yield
+        _forbidden.clear()

@@ -93,6 +93,9 @@ def test_an_encoder_gives_the_same(dtype: str, tolerance: float) -> None:
             mask = torch.ones_like(ids)
             mask[0, width // 2 :] = 0
             torch.testing.assert_close(fused(ids, mask), encoder(ids, mask), rtol=0, atol=tolerance)
+    if dtype == "bf16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        assert fused is script, "this processor packs no weights in BF16"
+        return
     assert kinds(fused).count("mkldnn::_linear_pointwise") == 36
     assert kinds(fused).count("aten::linear") == 1  # the head, of one output
 

@@ -87,9 +87,10 @@ def expected(published: Path) -> dict[str, NDArray[Any]]:
 
 
 def check_same(found: NDArray[Any], expected: NDArray[Any]) -> None:
+    """To FP32's rounding, which grows with the values: processors sum in different orders."""
     assert found.dtype == np.float32
     assert expected.std(0).min() > 1e-3  # or answers that are all the same would pass
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * max(1, np.abs(expected).max()))
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from shoal.errors import ArtifactError, InputError
+from shoal.errors import ArtifactError, InputError, SetupError
+from shoal.machine import computes_bf16
 from shoal.paths import shipped_root
 from shoal.repository.leaves import collect, find_leaves
 from shoal.repository.pbtxt import read_config
@@ -115,6 +116,18 @@ def test_auto_is_the_fastest_dtype_that_can_be_had(
 ) -> None:
     monkeypatch.setattr("shoal.repository.placement.computes_bf16", lambda: is_fast)
     assert plan.with_dtype(collect("bert-large", find_leaves()), lambda: can_convert).dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("said", "flags", "is_so"), [("1", "", True), ("0", "bf16", False), ("", "bf16", True), ("", "avx2", False)]
+)
+def test_bf16_may_be_said_for_the_machine(monkeypatch: pytest.MonkeyPatch, said: str, flags: str, is_so: bool) -> None:
+    monkeypatch.setenv("SHOAL_BF16", said)
+    monkeypatch.setattr("shoal.machine.describe_machine", lambda: {"flags": flags})
+    assert computes_bf16() == is_so
+    monkeypatch.setenv("SHOAL_BF16", "yes")
+    with pytest.raises(SetupError, match=r"SHOAL_BF16 is 'yes'\. Set it to 0 or 1"):
+        computes_bf16()
 
 
 def test_a_dtype_that_no_model_takes_is_refused() -> None:

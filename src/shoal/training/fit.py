@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from shoal.component.wordpiece import WordPiece
 from shoal.errors import InputError, SetupError
+from shoal.machine import computes_bf16
 from shoal.training.batches import OnStep, count_batches, draw_batches, encode, predict
 from shoal.training.corpus import Corpus
 from shoal.training.encoder import POOLINGS, Candidates, Encoder
@@ -78,8 +78,7 @@ def has_fast_bf16(device: torch.device) -> bool:
     """Whether this device multiplies BF16 matrices faster than FP32 ones."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    flags = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").is_file() else ""
-    return "amx_bf16" in flags or "avx512_bf16" in flags
+    return computes_bf16()
 
 
 def find_device() -> torch.device:
