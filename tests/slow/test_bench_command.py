@@ -13,6 +13,9 @@ from shoal import cli
 from shoal.bench.lines import put
 from shoal.bench.markdown import write_page
 from shoal.bench.run import write
+from shoal.repository.compose import compose
+from shoal.repository.placement import Plan
+from tests.support.bulk import LEAVES
 from tests.unit.test_bench import check_record
 from tests.unit.test_bench_advice import BATCHING, run, write_repository
 
@@ -67,3 +70,9 @@ def test_following_the_advice_helps(tmp_path: Path, kind: str, seconds: str, mor
     after, advice = run(repository)
     assert after >= 1.3 * before
     assert kind == "instances" or "batching" not in {entry["kind"] for entry in advice}  # more instances still help
+
+
+@pytest.fixture(scope="module")
+def hybrid_forest(artifacts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("forests") / "hybrid"
+    return compose("forest", out, artifacts=artifacts, leaves=[LEAVES], plan=Plan(placement="hybrid", gpus=()))

@@ -27,9 +27,9 @@ def once(name: str, make: Callable[[Path], object], *, depends_on: Iterable[Path
         if not (folder / "done").is_file():
             for old in CACHE.glob(f"{name}-*"):
                 shutil.rmtree(old)
-            make(folder / "made")
+            make(folder / name)
             (folder / "done").touch()
-    return folder / "made"
+    return folder / name
 
 
 def _hash(depends_on: Iterable[Path]) -> str:

@@ -25,11 +25,8 @@ from shoal.bench.target import find_targets
 from shoal.bench.tokens import count_tokens, try_to_count
 from shoal.component.spec import ModelSpec, TensorSpec
 from shoal.errors import ArtifactError, InputError, SetupError, ShoalError
-from shoal.repository.compose import compose
-from shoal.repository.placement import Plan
 from shoal.serving.local import LocalPipeline
 from shoal.training.corpus import DATA_DIR, Corpus
-from tests.support.bulk import LEAVES
 from tests.support.once import ROOT
 from tests.unit.test_bench_advice import LOAD, write_repository
 
@@ -180,12 +177,6 @@ Concurrency: 1, throughput: 193.4 infer/sec, latency 5120 usec
 
 
 # --- the command -------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def hybrid_forest(artifacts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("forests") / "hybrid"
-    return compose("forest", out, artifacts=artifacts, leaves=[LEAVES], plan=Plan(placement="hybrid", gpus=()))
 
 
 def check_record(record: Mapping[str, Any]) -> None:
