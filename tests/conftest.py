@@ -20,7 +20,7 @@ from shoal.machine import describe_machine, library_versions
 from shoal.serving.client import Client
 from shoal.serving.server import Server
 from tests.support.once import ROOT
-from tests.support.report import Report
+from tests.support.report import Regions, Report
 
 pytest_plugins = [
     f"tests.support.{name}" for name in ("artifacts", "bulk", "commands", "disks", "environments", "skeletons")
@@ -36,6 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # not in xdist's workers
         config.pluginmanager.register(Report(), "shoal-report")
+    config.pluginmanager.register(Regions(), "shoal-regions")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -20,7 +20,7 @@ def once(name: str, make: Callable[[Path], object], *, depends_on: Iterable[Path
     folder that was made from other inputs is removed.
     """
     CACHE.mkdir(parents=True, exist_ok=True)
-    key = _hash(depends_on)
+    key = _hash([Path(__file__), *depends_on])
     folder = CACHE / f"{name}-{key}"
     with (CACHE / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,7 +1,8 @@
 """What a run closes with: seconds per tier, starts of Triton, the slowest tests, and what tests left behind.
 
 Every process that a test starts inherits pytest's variable PYTEST_CURRENT_TEST, so a process that outlives the run
-names the test that started it. /dev/shm tells no owner: a new entry is noted with the tests that ran when it appeared.
+names the test that started it. /dev/shm tells no owner: each test's report names what appeared there while it ran, and
+where two workers did so at once, both tests are named.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 import pytest
 
 RUN = "SHOAL_TEST_RUN"  # an environment variable that all processes of this run have
-SERVER = "tritonserver"
+SERVER, REGION = "tritonserver", "shared memory"
 SHARED_MEMORY = Path("/dev/shm")
 OURS = re.compile(r"shoal|triton|pytrtion|psm_")  # names that shoal, Triton, PyTriton and Python give
 PAUSE, GRACE = 0.2, 10.0  # seconds between two looks, and until what was told to end has ended
@@ -31,10 +32,9 @@ class Report:
     def __init__(self) -> None:
         os.environ[RUN] = self._run = f"{os.getpid()}-{time.time_ns()}"
         self._seconds: defaultdict[str, float] = defaultdict(float)
-        self._running: dict[str, None] = {}  # in the order of their starts
         self._starts: dict[tuple[str, str], str] = {}  # process and its start -> test
         self._known = set(_regions())
-        self._appeared: dict[str, str] = {}  # region -> tests
+        self._appeared: defaultdict[str, list[str]] = defaultdict(list)  # region -> tests
         self._left: list[str] = []
         self._is_over = threading.Event()
         self._watch = threading.Thread(target=self._look_again_and_again, daemon=True)
@@ -42,14 +42,11 @@ class Report:
     def pytest_sessionstart(self) -> None:
         self._watch.start()
 
-    def pytest_runtest_logstart(self, nodeid: str) -> None:
-        self._running[nodeid] = None
-
-    def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        self._running.pop(nodeid, None)
-
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._seconds[report.nodeid] += report.duration
+        for kind, name in report.user_properties:
+            if kind == REGION:
+                self._appeared[str(name)].append(report.nodeid)
 
     @pytest.hookimpl(trylast=True)  # when the workers are gone
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -83,8 +80,6 @@ class Report:
                 with suppress(OSError):  # it has ended, or is another user's
                     if (Path("/proc") / pid / "comm").read_text().strip() == SERVER:
                         self._note_start(pid)
-            for name in _regions() - self._known:
-                self._appeared.setdefault(name, " or ".join(self._running) or "no test")
 
     def _note_start(self, pid: str) -> None:
         variables = _environment(pid)
@@ -106,7 +101,24 @@ class Report:
 
     def _new_regions(self) -> Iterator[str]:
         for name in sorted(_regions() - self._known):
-            yield f"{SHARED_MEMORY / name}, which appeared during {self._appeared.get(name, 'the last test')}"
+            yield f"{SHARED_MEMORY / name}, made by {' or '.join(self._appeared[name]) or 'a fixture'}"
+
+
+class Regions:
+    """A plugin of every worker: notes in a test's report which shared memory appeared while it ran."""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_call(self) -> None:
+        self._before = _regions()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        if call.when == "call":
+            report.user_properties.extend((REGION, name) for name in sorted(_regions() - self._before))
+        return report
 
 
 def _pids() -> list[str]:
