@@ -22,7 +22,8 @@ from shoal.serving.local import LocalPipeline
 from shoal.serving.server import serve
 from tests.conftest import Scale
 from tests.support.channel import build_channel
-from tests.support.environments import NUMPY_2, ROOT, WHEELS, Venvs, find_stub, skip_without
+from tests.support.environments import NUMPY_2, WHEELS, Venvs, find_stub, skip_without
+from tests.support.once import ROOT
 
 TEXTS = ["The cat sat.", "It is nonetheless imperative that epistemology be considered.", "", "漢字 🐟 שלום"]
 

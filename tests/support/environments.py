@@ -1,40 +1,44 @@
-"""Real environments for tests, each built once a run, without a network."""
+"""Real environments for tests, each built once per machine, without a network."""
 
 from __future__ import annotations
 
+import hashlib
 import os
-import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from shoal.environment.build import Request, build
-from shoal.environment.built import Built
+from shoal.environment.built import Built, read_built
 from shoal.environment.engines import find_python
 from shoal.errors import SetupError
 from tests.support.channel import build_channel
+from tests.support.once import ROOT, once
 
-ROOT = Path(__file__).parents[2]
 WHEELS = Path(sys.prefix) / "wheels"  # where `make test` puts them
 NUMPY_1, NUMPY_2 = ROOT / "env" / "requirements-embedded.txt", ROOT / "tests" / "support" / "requirements-numpy-2.txt"
 STUBS = "SHOAL_STUBS"  # a folder of stubs that are right for NumPy 2, such as 3.12/triton_python_backend_stub
 RUNNING = f"{sys.version_info.major}.{sys.version_info.minor}"
+SOURCES = [ROOT / "src" / "shoal" / "environment", ROOT / "constraints.txt", Path(__file__)]
 
 
 @pytest.fixture(scope="session")
 def channel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a conda channel with this Python and what the components import.
 
-    rattler's cache is this run's own: another run's packages have the same names, and other bytes.
+    rattler's cache is this run's own: another channel's packages have the same names, and other bytes.
     """
-    folder = tmp_path_factory.mktemp("channel")
     packages = ["numpy", "tokenizers", "array-api-compat", "pip"]
+
+    def make(folder: Path) -> None:
+        build_channel(folder, Path(sys.base_prefix), packages, tmp_path_factory.mktemp("channel"))
+
+    made = once("channel", make, depends_on=[*SOURCES, ROOT / "tests" / "support" / "channel.py"])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RATTLER_CACHE_DIR", str(folder / "cache"))
-        yield build_channel(folder / "channel", Path(sys.base_prefix), packages, folder / "work")
-    shutil.rmtree(folder)
+        patch.setenv("RATTLER_CACHE_DIR", str(tmp_path_factory.mktemp("rattler")))
+        yield made.as_uri()
 
 
 @pytest.fixture(scope="session")
@@ -48,28 +52,30 @@ def environment_yml(channel: str, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 @pytest.fixture(scope="session")
-def packed(environment_yml: Path, tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """What rattler made and conda-pack packed."""
-    return build(Request(environment_yml, tmp_path_factory.mktemp("packed") / "env", is_offline=True))
+def packed(environment_yml: Path) -> Built:
+    """What rattler made and conda-pack packed. Nothing may be changed in there."""
+    return _build_once("packed", lambda out: Request(environment_yml, out, is_offline=True))
+
+
+def _build_once(name: str, request: Callable[[Path], Request], *depends_on: Path) -> Built:
+    built = read_built(once(name, lambda out: build(request(out)), depends_on=[*SOURCES, *depends_on]))
+    assert built is not None
+    return built
 
 
 class Venvs:
-    """Venvs by Python and requirements, built when they are asked for."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._built: dict[tuple[str, Path, str], Built] = {}
+    """Venvs by Python and requirements, built once per machine when asked for. Nothing may be changed in there."""
 
     def __call__(self, python: str, requirements: Path = NUMPY_1, stub: str = "auto") -> Built:
-        key = (python, requirements, stub)
-        if key not in self._built:
-            skip_without(python)
-            out = self._folder / f"env{len(self._built)}"
-            request = Request(requirements, out, python=python, engine="venv", stub=stub, is_offline=True)
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setenv("PIP_FIND_LINKS", str(WHEELS))
-                self._built[key] = build(request)
-        return self._built[key]
+        skip_without(python)
+        number = hashlib.sha256(stub.encode()).hexdigest()[:8]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PIP_FIND_LINKS", str(WHEELS))
+            return _build_once(
+                f"venv-{python}-{requirements.stem}-{number}",
+                lambda out: Request(requirements, out, python=python, engine="venv", stub=stub, is_offline=True),
+                requirements,
+            )
 
 
 def skip_without(python: str) -> None:
@@ -83,10 +89,8 @@ def skip_without(python: str) -> None:
 
 
 @pytest.fixture(scope="session")
-def venvs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Venvs]:
-    folder = tmp_path_factory.mktemp("venvs")
-    yield Venvs(folder)
-    shutil.rmtree(folder)
+def venvs() -> Venvs:
+    return Venvs()
 
 
 def find_stub(python: str) -> str:
