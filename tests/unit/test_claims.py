@@ -133,7 +133,7 @@ def test_tokens_equal_hugging_faces_on_nasty_unicode(
 def test_the_gpus_path_equals_the_hosts_on_real_texts(
     artifacts: Path, bundle: Bundle, texts: list[str], scale: Scale, record: Record
 ) -> None:
-    """By libcudf's published rules: tests/emulation.py. What those get wrong must have been routed to the host."""
+    """By libcudf's published rules (support/emulation.py). What those get wrong must have been routed to the host."""
     sample = texts[: scale(200, len(texts))]
     read, reference, device = readers(artifacts, bundle)
     for batch in batches(sample, 50):

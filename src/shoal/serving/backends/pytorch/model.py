@@ -46,7 +46,8 @@ class TorchScript(Component):
                 module = torch.jit.load(str(path), map_location=context.device.torch_name).eval()
         except RuntimeError as error:
             raise refusal(path, "TorchScript file", str(error).splitlines()[0].rstrip(".")) from error
-        _check_device(module, context.device.torch_name)
+        if not context.device.is_host:
+            _check_device(module, context.device.torch_name)
         dtype = context.spec.parameters.get("dtype", "fp32")
         _convert(module, dtype)
         self.module = fuse(module, dtype) if context.device.is_host else module
