@@ -261,7 +261,7 @@ def test_a_venv_is_at_home_where_it_was_moved_to(venvs: Venvs) -> None:
     assert str(built.environment) in script
     assert ".building-" not in script
     pip = (built.environment / "bin" / "pip").read_text(encoding="utf-8")
-    assert pip.startswith(f"#!{built.environment}/bin/python")
+    assert f"{built.environment}/bin/python" in pip  # in its first line, or in the second where that would be too long
     assert (built.environment / "lib" / "libpython3.11.so.1.0").is_file()
 
 

@@ -27,7 +27,7 @@ def test_rows_that_were_trained_on_are_refused(artifacts: Path, passages: Corpus
     known = split(passages, TINY, 0)[0]
     first = ", ".join(str(row + 1) for row in sorted(known)[:5])
     message = (
-        r"The models of .*artifacts were trained on 80 of the 100 texts of shoal passages"
+        r"The models of .* were trained on 80 of the 100 texts of shoal passages"
         rf" \(numbers {first}, \.\.\. without the header\)"
     )
     with pytest.raises(InputError, match=message):

@@ -68,11 +68,11 @@ class Venvs:
 
     def __call__(self, python: str, requirements: Path = NUMPY_1, stub: str = "auto") -> Built:
         skip_without(python)
-        number = hashlib.sha256(stub.encode()).hexdigest()[:8]
+        kind = hashlib.sha256(f"{python} {requirements} {stub}".encode()).hexdigest()[:8]
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PIP_FIND_LINKS", str(WHEELS))
             return _build_once(
-                f"venv-{python}-{requirements.stem}-{number}",
+                f"venv_{kind}",
                 lambda out: Request(requirements, out, python=python, engine="venv", stub=stub, is_offline=True),
                 requirements,
             )

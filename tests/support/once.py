@@ -27,9 +27,9 @@ def once(name: str, make: Callable[[Path], object], *, depends_on: Iterable[Path
         if not (folder / "done").is_file():
             for old in CACHE.glob(f"{name}-*"):
                 shutil.rmtree(old)
-            make(folder / name)
+            make(folder / "out")
             (folder / "done").touch()
-    return folder / name
+    return folder / "out"
 
 
 def _hash(depends_on: Iterable[Path]) -> str:
@@ -39,4 +39,4 @@ def _hash(depends_on: Iterable[Path]) -> str:
         for path in files:
             if path.is_file() and "__pycache__" not in path.parts:
                 digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()[:16]
+    return digest.hexdigest()[:8]  # environments are made in there, and the paths of programs are short
