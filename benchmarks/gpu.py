@@ -75,7 +75,7 @@ def main(
 
 
 class Record:
-    """The result so far, written anew after each section: an interruption loses one section, not all."""
+    """The result so far, written again after each section: an interruption loses one section, not all."""
 
     def __init__(self, encoder: str, corpus: str) -> None:
         date = time.strftime("%Y-%m-%d")

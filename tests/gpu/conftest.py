@@ -1,4 +1,4 @@
-"""What needs a GPU, and what of it is there."""
+"""Fixtures of tests that need a GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GPU_LIBRARIES = ("cupy", "nvforest", "pylibcudf", "rmm", "torch")
 
 
 def missing_for_gpu() -> str:
-    """What keeps these tests from running; empty where nothing does."""
+    """Return why these tests cannot run; empty where they can."""
     absent = [name for name in GPU_LIBRARIES if importlib.util.find_spec(name) is None]
     if absent:
         return f"not installed: {', '.join(absent)}"

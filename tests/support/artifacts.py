@@ -1,4 +1,4 @@
-"""What tests of the readability pipeline share: artifacts, trained for a moment, and what reads them."""
+"""Fixtures of the readability pipeline: artifacts that were trained for a moment, and what reads them."""
 
 from __future__ import annotations
 

@@ -31,6 +31,6 @@ def shoal() -> Shoal:
 
 @pytest.fixture
 def trained_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the preset `quick` does: on shoal's own passages."""
+    """Let the preset `quick` train for a moment, on shoal's own passages."""
     monkeypatch.setitem(training.PRESETS, "quick", TINY)
     monkeypatch.delenv("SHOAL_DATA_DIR", raising=False)

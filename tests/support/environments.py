@@ -53,7 +53,7 @@ def environment_yml(channel: str, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.fixture(scope="session")
 def packed(environment_yml: Path) -> Built:
-    """What rattler made and conda-pack packed. Nothing may be changed in there."""
+    """An environment made by rattler and packed by conda-pack. Nothing may be changed in there."""
     return _build_once("packed", lambda out: Request(environment_yml, out, is_offline=True))
 
 

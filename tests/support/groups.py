@@ -1,4 +1,4 @@
-"""Which tests stay together where several workers run them (pytest-xdist)."""
+"""Distribution of tests over workers (pytest-xdist): a group stays together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONGEST = (
 
 
 def group_of(nodeid: str) -> str:
-    """What one worker takes as a whole: a file, or all that asks the shared server."""
+    """Return the group of a test: its file, or that of all tests that ask the shared server."""
     path = PurePosixPath(nodeid.partition("::")[0])
     return "served" if path.parent.name == "served" else path.stem
 

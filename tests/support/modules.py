@@ -83,7 +83,7 @@ class Deep(nn.Module):
 
 
 class Placed(Encoder):
-    """Where its ids are: scripted, on any device; traced, on that of the example."""
+    """Makes a tensor where its ids are: scripted, on any device; traced, on that of the example."""
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
         positions = torch.arange(ids.shape[1], device=ids.device)

@@ -1,4 +1,4 @@
-"""What takes long to make is made once per machine, and kept until what it depends on changes."""
+"""Folders that take long to make: made once per machine, and kept until what they depend on changes."""
 
 from __future__ import annotations
 

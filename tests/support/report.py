@@ -1,4 +1,4 @@
-"""What a run closes with: seconds per tier, starts of Triton, the slowest tests, and what tests left behind.
+"""Report at the end of a run: seconds per tier, starts of Triton, the slowest tests, and what tests left behind.
 
 Every process that a test starts inherits pytest's variable PYTEST_CURRENT_TEST, so a process that outlives the run
 names the test that started it. /dev/shm tells no owner: each test's report names what appeared there while it ran, and

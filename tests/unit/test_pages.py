@@ -1,4 +1,4 @@
-"""What can be said of the pages without typing their commands."""
+"""Pages: their links, their picture, and that each block is run by some test."""
 
 from __future__ import annotations
 
