@@ -86,7 +86,8 @@ class Report:
         fields = (Path("/proc") / pid / "stat").read_text().rpartition(")")[2].split()
         parent, start = fields[1], fields[19]
         is_fork = (Path("/proc") / parent / "comm").read_text().strip() == SERVER  # of the server, before it is a stub
-        if variables.get(RUN) == self._run and not is_fork:
+        is_ldd = "LD_TRACE_LOADED_OBJECTS" in variables  # which starts a program to list its libraries
+        if variables.get(RUN) == self._run and not is_fork and not is_ldd:
             self._starts[pid, start] = variables.get("PYTEST_CURRENT_TEST", "")
 
     def _processes(self) -> Iterator[str]:
