@@ -102,6 +102,8 @@ class Report:
 
     def _new_regions(self) -> Iterator[str]:
         for name in sorted(_regions() - self._known):
+            if (pid := re.match(r"shoal_(\d+)_", name)) and pid[1] != str(os.getpid()) and pid[1] in _pids():
+                continue  # its server was started by a process of another run; those of this one are gone
             yield f"{SHARED_MEMORY / name}, made by {' or '.join(self._appeared[name]) or 'a fixture'}"
 
 

@@ -134,6 +134,10 @@ def test_arrivals_wait_for_nobody() -> None:
     )  # evenly spaced
 
 
+def test_a_load_shorter_than_one_gap_has_one_request() -> None:
+    assert len(open_loop(lambda _: 1, rate=1, seconds=0.1, seed=None, most_callers=1).latencies) == 1
+
+
 def test_an_error_ends_the_load() -> None:
     def send(number: int) -> int:
         if number == 5:

@@ -61,6 +61,12 @@ def test_a_planted_mistake_is_found_and_its_mended_twin_clean(plant: Plant, tmp_
     assert found[0].fix
 
 
+@pytest.mark.skipif(not find_spec("onnx"), reason="onnx is not installed")
+def test_the_dims_that_fit_a_graph_are_said(tmp_path: Path) -> None:
+    plant = next(plant for plant in planted_onnx.PLANTS if plant.name == "the batch twice")
+    assert [f.fix for f in check(plant.write(tmp_path, is_bad=True))] == ["Write dims: [128]."]
+
+
 def test_every_rule_has_a_planted_mistake() -> None:
     plants = PLANTS + planted_onnx.PLANTS
     assert {plant.rule for plant in plants} == set(RULES)

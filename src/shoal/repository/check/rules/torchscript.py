@@ -278,7 +278,7 @@ def _find_integers(model: Model, script: Script, target: Target | None, *, is_na
     found = [_INDEX.fullmatch(name) for name in names]
     if is_native and sorted(names) == sorted(taken):
         order = [names.index(name) for name in taken]
-    elif is_native and all(found):
+    elif all(found):
         indices = [int(match[1]) for match in found if match]
         if sorted(indices) != order:
             return  # said already

@@ -1,0 +1,29 @@
+"""What a service says: Triton's log is told line by line, and emptied when it gets long."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from shoal.serving.supervisor import logs
+
+
+def test_a_long_log_is_emptied_and_followed_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "_MOST_BYTES", 100)
+    caplog.set_level(logging.INFO, "shoal")
+    path = tmp_path / "triton.log"
+    tail = logs.Tail(path)
+    tail.read()  # it is not there yet
+    told: list[str] = []
+    for number in range(20):
+        with path.open("a") as file:  # as Triton does
+            file.write(f"line {number}\nhalf of ")
+        tail.read()
+        told += [f"line {number}" if number == 0 else f"half of line {number}"]
+        assert path.stat().st_size <= 100 + len("line 10\nhalf of ")
+    assert [record.message for record in caplog.records] == told
+    assert path.stat().st_size < 100
