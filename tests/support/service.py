@@ -62,6 +62,7 @@ input [ { name: "X" data_type: TYPE_FP32 dims: [ 1 ] } ]
 output [ { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] } ]
 instance_group [ { kind: KIND_CPU count: COUNT } ]
 parameters { key: "told" value { string_value: "TOLD" } }
+parameters { key: "public" value { string_value: "true" } }
 model_warmup [ {
   name: "one" batch_size: 1
   inputs { key: "X" value { data_type: TYPE_FP32 dims: [ 1 ] input_data_file: "X" } }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -38,6 +38,10 @@ def copies(
         raise ShoalError(f"Copied beyond the budget: {'; '.join(beyond)}.")
 
 
+def _limit(help_text: str) -> Any:
+    return typer.Option(help=help_text, rich_help_panel="Limits for clients")
+
+
 def serve(
     repository: Annotated[Path, typer.Argument(help="A model repository.")],
     http_port: Annotated[int, typer.Option(help="0 is any free one.")] = 8000,
@@ -46,13 +50,31 @@ def serve(
     host: Annotated[str, typer.Option(help="The address to listen at; 0.0.0.0 is any.")] = "127.0.0.1",
     grace: Annotated[float, typer.Option(help="Seconds that requests under way have to finish at the end.")] = 30.0,
     max_wait: Annotated[float, typer.Option(help="Seconds of waiting from which on requests are refused.")] = 10.0,
+    is_open: Annotated[bool, typer.Option("--open", help="Let in whoever reaches --host, off loopback too.")] = False,
+    expose: Annotated[
+        list[str] | None, typer.Option(help="A model to ask, beside ensembles and public ones; repeat it.")
+    ] = None,
     max_request_mib: Annotated[float, typer.Option(help="The largest request, in MiB.")] = 64.0,
     model_memory_mib: Annotated[float, typer.Option(help="The most for a model's process, in MiB; 0: no limit.")] = 0.0,
-    max_restarts: Annotated[int, typer.Option(help="Of the server within ten minutes, before giving up.")] = 10,
+    max_restarts: Annotated[int, typer.Option(help="Within ten minutes, before pauses between them.")] = 10,
     load_seconds: Annotated[float, typer.Option(help="Seconds that all models may take to load.")] = 600.0,
     resends: Annotated[
         bool, typer.Option("--resend/--no-resend", help="Send a request again, once, whose model died.")
     ] = True,
+    memory_mib: Annotated[float, _limit("Memory for requests and answers, in MiB.")] = 1024.0,
+    max_connections: Annotated[int, _limit("Of HTTP and of gRPC each; 0: by the descriptors there are.")] = 0,
+    max_streams: Annotated[int, _limit("Open streams.")] = 256,
+    client_share: Annotated[float, _limit("Of memory, connections and streams, for one address.")] = 0.5,
+    trusted_proxy: Annotated[
+        list[str] | None, _limit("An address whose X-Forwarded-For is believed; repeat it.")
+    ] = None,
+    head_seconds: Annotated[float, _limit("For a request's head, or a stream's first message.")] = 10.0,
+    body_seconds: Annotated[float, _limit("For a body, beside a second for each --body-kib.")] = 30.0,
+    body_kib: Annotated[float, _limit("KiB a second that a large body must have.")] = 256.0,
+    unread_seconds: Annotated[float, _limit("For an answer that its client does not read.")] = 30.0,
+    idle_seconds: Annotated[float, _limit("For a connection without a request.")] = 75.0,
+    stream_seconds: Annotated[float, _limit("For a stream with nothing under way.")] = 300.0,
+    max_inflation: Annotated[float, _limit("Times that a body may grow when it is inflated.")] = 100.0,
     pid_file: Annotated[Path | None, typer.Option(help="Write the process's id to this file.")] = None,
     log: Annotated[Path | None, typer.Option(help="Keep all that is logged in this file, as JSON lines.")] = None,
     is_printed: Annotated[
@@ -64,6 +86,7 @@ def serve(
     The metrics port also has /health/live and /health/ready.
     """
     from shoal.serving.runtime import SERVER_VARIABLE, container_command
+    from shoal.serving.supervisor.limits import Limits
     from shoal.serving.supervisor.logs import configure
     from shoal.serving.supervisor.logs import log as told
     from shoal.serving.supervisor.options import Options
@@ -72,10 +95,16 @@ def serve(
     if is_printed:
         OUT.print(container_command(repository), soft_wrap=True)
         return
+    limits = Limits(
+        max_request_mib=max_request_mib, memory_mib=memory_mib, max_connections=max_connections,
+        max_streams=max_streams, client_share=client_share, trusted_proxies=tuple(trusted_proxy or ()),
+        head_seconds=head_seconds, body_seconds=body_seconds, body_kib=body_kib, unread_seconds=unread_seconds,
+        idle_seconds=idle_seconds, stream_seconds=stream_seconds, max_inflation=max_inflation,
+    )  # fmt: skip
     options = Options(
         host=host, http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port, grace=grace, max_wait=max_wait,
-        max_request_mib=max_request_mib, model_memory_mib=model_memory_mib, max_restarts=max_restarts, resends=resends,
-        load_seconds=load_seconds, pid_file=pid_file,
+        model_memory_mib=model_memory_mib, max_restarts=max_restarts, resends=resends, load_seconds=load_seconds,
+        pid_file=pid_file, is_open=is_open, exposed=tuple(expose or ()), limits=limits,
     )  # fmt: skip
     configure(log)
     if not os.environ.get(SERVER_VARIABLE):

@@ -1,26 +1,43 @@
-"""The front door for gRPC: Triton's methods, as bytes; refusals as RESOURCE_EXHAUSTED and UNAVAILABLE."""
+"""The front door for gRPC: what of Triton's methods is for clients, passed on as bytes; all else is refused."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from typing import Any, NoReturn
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+from urllib.parse import unquote
 
 import grpc  # type: ignore[import-untyped]
 
 from shoal.serving.channels import channel_options
-from shoal.serving.failures import Kind, grpc_failure
 from shoal.serving.server import Server
-from shoal.serving.supervisor.fronts import clean, is_dead, tell_failure, words
-from shoal.serving.supervisor.gate import Gate, LostError, RefusedError, Stream, Why, lost
+from shoal.serving.supervisor.fronts import EXTENSIONS, PRIVATE, absent, clean, closed, note, tell_failure
+from shoal.serving.supervisor.gate import Gate, LostError, RefusedError, Why
+from shoal.serving.supervisor.grpc_messages import (
+    StatusError,
+    is_cut,
+    keep,
+    kept,
+    parse,
+    read_message,
+    refuse,
+    screen,
+)
+from shoal.serving.supervisor.grpc_stream import Relay
+from shoal.serving.supervisor.limits import Limits, Pool, Turns
 
-_SERVICE = "/inference.GRPCInferenceService/"
-_STATUS = {Why.BUSY: grpc.StatusCode.RESOURCE_EXHAUSTED, Why.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE}
-_OUR_FAULTS = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.UNAVAILABLE)
-_NAME = 0x0A  # the first field of a request for inference, a string: the model's name
-_LIVE, _SERVING, _NOT_SERVING = b"\x08\x01", b"\x08\x01", b"\x08\x02"  # messages of one field
-_NO_SERVER = (Kind.ABSENT, Kind.ALIEN, Kind.CUT)
+SERVICE = "/inference.GRPCInferenceService/"
+HEALTH = "/grpc.health.v1.Health/Check"
 MOST_CALLS = 2048  # at a time, refused ones among them
+_CONNECTION_STREAMS = 100  # calls at a time on one connection
+_OUR_FAULTS = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.UNAVAILABLE)
+_LIVE, _SERVING, _NOT_SERVING = b"\x08\x01", b"\x08\x01", b"\x08\x02"  # messages of one field
+_CLOSED = {
+    "RepositoryModel": "Model control", "SystemSharedMemory": "Shared memory", "CudaSharedMemory": "Shared memory",
+    "TraceSetting": "Tracing", "LogSettings": "Logging",
+}  # fmt: skip
 
 
 class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
@@ -29,121 +46,193 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
         self._channels: dict[str, Any] = {}
+        self._calls = Pool(MOST_CALLS, gate.limits.client_share)
+        # a message is in memory before its size is known: so many at a time may arrive
+        most = max(4, gate.memory.most // gate.limits.request_bytes)
+        self._arriving = Turns(most, gate.limits.client_share)
 
     def service(self, details: Any) -> Any:
         """The handler of a method, as grpc asks for it."""
-        own: dict[str, Callable[[Any, Any], Any]] = {
-            f"{_SERVICE}ServerLive": self._live,
-            f"{_SERVICE}ServerReady": self._ready,
-            "/grpc.health.v1.Health/Check": self._check,
-            f"{_SERVICE}ModelInfer": self._infer,
+        answers: dict[str, Callable[[bytes, str, Any], Awaitable[bytes]]] = {
+            f"{SERVICE}ServerLive": self._answer_live,
+            f"{SERVICE}ServerReady": self._answer_ready,
+            HEALTH: self._answer_health,
+            f"{SERVICE}ModelInfer": self._answer_infer,
+            f"{SERVICE}ModelReady": self._answer_model_ready,
+            f"{SERVICE}ServerMetadata": self._answer_server_metadata,
+            f"{SERVICE}ModelMetadata": self._answer_model_metadata,
+            f"{SERVICE}ModelConfig": self._answer_config,
+            f"{SERVICE}ModelStatistics": self._answer_statistics,
+            f"{SERVICE}RepositoryIndex": self._answer_index,
         }
-        if details.method == f"{_SERVICE}ModelStreamInfer":
+        if details.method == f"{SERVICE}ModelStreamInfer":
             return grpc.stream_stream_rpc_method_handler(self._stream)
-        if details.method in own:
-            return grpc.unary_unary_rpc_method_handler(own[details.method])
-        return grpc.unary_unary_rpc_method_handler(self._other(details.method))
+        answer = answers.get(details.method, partial(self._refuse, details.method))
+        # as a stream of one message, for which one can wait within limits
+        return grpc.stream_unary_rpc_method_handler(partial(self._unary, answer))
 
-    async def _live(self, _: bytes, __: Any) -> bytes:
+    async def _unary(self, answer: Callable[[bytes, str, Any], Awaitable[bytes]], _: Any, context: Any) -> bytes:
+        limits, address = self._gate.limits, self.address(context)
+        seconds = limits.body_seconds + limits.request_bytes / (limits.body_kib * 2**10)
+        with self._calls.one(address) as is_free:
+            try:
+                if not is_free:
+                    raise RefusedError(Why.BUSY, "Too many requests for this server from one address.", 1.0)
+                async with self._arriving.turn(address, limits.body_seconds):
+                    request = await read_message(context, seconds)
+                return await answer(request or b"", address, context)
+            except TimeoutError:  # no turn
+                await refuse(context, RefusedError(Why.BUSY, "Too many requests arrive here at a time.", 1.0))
+            except RefusedError as refused:
+                note(self._gate, refused)
+                await refuse(context, refused)
+            except StatusError as error:
+                await context.abort(error.code, error.details)
+            raise AssertionError  # abort raises
+
+    def address(self, context: Any) -> str:
+        """The address of a call's client."""
+        peer = unquote(context.peer()).partition(":")[2].rpartition(":")[0].strip("[]")
+        forwarded = [str(v) for k, v in context.invocation_metadata() or () if k == "x-forwarded-for"]
+        return self._gate.limits.find_address(peer, forwarded)
+
+    # --- questions -----------------------------------------------------------------------------------------------
+
+    async def _answer_live(self, *_: Any) -> bytes:
         return _LIVE
 
-    async def _ready(self, _: bytes, __: Any) -> bytes:
+    async def _answer_ready(self, *_: Any) -> bytes:
         return b"" if self._gate.trouble() else _LIVE
 
-    async def _check(self, _: bytes, __: Any) -> bytes:
+    async def _answer_health(self, *_: Any) -> bytes:
         return _NOT_SERVING if self._gate.trouble() else _SERVING
 
-    async def _infer(self, request: bytes, context: Any) -> bytes:
-        return await self._send(f"{_SERVICE}ModelInfer", read_name(request), request, context)
+    async def _answer_model_ready(self, request: bytes, *_: Any) -> bytes:
+        is_unready = self._gate.is_unready(parse("ModelReadyRequest", request).name)
+        return b"" if is_unready else await self._fetch("ModelReady", request)
 
-    def _other(self, method: str) -> Callable[[bytes, Any], Any]:
-        async def ask(request: bytes, context: Any) -> bytes:
-            model = read_name(request) if method == f"{_SERVICE}ModelReady" else ""
-            if model and self._gate.trouble(model):
-                return b""  # not ready
-            return await self._send(method, model, request, context)
+    async def _answer_server_metadata(self, request: bytes, *_: Any) -> bytes:
+        answer = parse("ServerMetadataResponse", await self._fetch("ServerMetadata", request))
+        open_ones = [name for name in answer.extensions if name in EXTENSIONS]
+        del answer.extensions[:]
+        answer.extensions.extend(open_ones)
+        return bytes(answer.SerializeToString())
 
-        return ask
+    async def _answer_model_metadata(self, request: bytes, *_: Any) -> bytes:
+        self._exposed(parse("ModelMetadataRequest", request).name)
+        return await self._fetch("ModelMetadata", request)
 
-    async def _send(self, method: str, model: str, request: bytes, context: Any) -> bytes:
+    async def _answer_config(self, request: bytes, *_: Any) -> bytes:
+        self._exposed(parse("ModelConfigRequest", request).name)
+        answer = parse("ModelConfigResponse", await self._fetch("ModelConfig", request))
+        for name in PRIVATE:
+            answer.config.ClearField(name)
+        return bytes(answer.SerializeToString())
+
+    async def _answer_statistics(self, request: bytes, *_: Any) -> bytes:
+        if name := parse("ModelStatisticsRequest", request).name:
+            self._exposed(name)
+        answer = parse("ModelStatisticsResponse", await self._fetch("ModelStatistics", request))
+        keep(answer.model_stats, self._gate)
+        return bytes(answer.SerializeToString())
+
+    async def _answer_index(self, request: bytes, *_: Any) -> bytes:
+        answer = parse("RepositoryIndexResponse", await self._fetch("RepositoryIndex", request))
+        keep(answer.models, self._gate)
+        return bytes(answer.SerializeToString())
+
+    async def _refuse(self, method: str, *_: Any) -> bytes:
+        name = method.removeprefix(SERVICE)
+        if what := next((what for prefix, what in _CLOSED.items() if name.startswith(prefix)), ""):
+            raise closed(what)
+        raise RefusedError(Why.METHOD, f"There is no method {method[:100]!r} here.")
+
+    def _exposed(self, model: str) -> str:
+        if not self._gate.is_exposed(model):
+            raise absent(model)
+        return model
+
+    async def _fetch(self, method: str, request: bytes) -> bytes:
+        """What Triton says to its administrator, who asks for clients."""
+        return await self._ask("", method, request, lambda server: (("admin-key", server.admin_key),), "", lambda: True)
+
+    # --- inference -----------------------------------------------------------------------------------------------
+
+    async def _answer_infer(self, request: bytes, address: str, context: Any) -> bytes:
+        model, request_id = screen(request)
+        self._exposed(model)
+        metadata = kept(context.invocation_metadata())
+        with ExitStack() as stack:
+            held = stack.enter_context(self._gate.hold(address))
+            self._gate.grow(held, len(request))
+            # Triton 24.10 does not survive clients that leave: it answers in any case, and the request keeps its place
+            asking = asyncio.ensure_future(
+                self._ask(model, "ModelInfer", request, lambda _: metadata, request_id, lambda: not context.done())
+            )
+            after_both(asking, context, stack.pop_all().close)
+        answer = await asyncio.shield(asking)
+        held.grow(len(answer))
+        return answer
+
+    async def _ask(
+        self,
+        model: str,
+        method: str,
+        request: bytes,
+        metadata: Callable[[Server], Any],
+        request_id: str,
+        is_waited_for: Callable[[], bool],
+    ) -> bytes:
         async def call(server: Server) -> Any:
-            metadata = _kept(context.invocation_metadata())
             try:
-                return await self._channel(server).unary_unary(method)(
-                    request, timeout=context.time_remaining(), metadata=metadata
-                )
+                return await self.channel(server).unary_unary(SERVICE + method)(request, metadata=metadata(server))
             except grpc.aio.AioRpcError as error:
-                if _is_lost(error):
+                if is_cut(error.code(), error.details() or ""):
                     raise LostError from None
                 return error
 
         try:
-            with self._gate.room(len(request)):
-                answer = await self._gate.send(model, len(request), call, lambda answer: not isinstance(answer, bytes))
+            answer = await self._gate.send(
+                model, request, call, lambda answer: not isinstance(answer, bytes), is_waited_for
+            )
         except RefusedError as refused:
             if refused.is_lost:
-                tell_failure(model, read_id(request), refused.message)
-            await _refuse(context, refused)
-        if not isinstance(answer, bytes):
-            details = answer.details() or ""
-            if answer.code() in _OUR_FAULTS and grpc_failure(answer.code().name, details).kind is not Kind.RESTRICTED:
-                tell_failure(model, read_id(request), details)
-            await context.abort(answer.code(), clean(details))
-        return bytes(answer)
+                tell_failure(model, request_id, refused.message)
+            raise
+        if isinstance(answer, bytes):
+            return answer
+        details = answer.details() or ""
+        if answer.code() in _OUR_FAULTS:
+            tell_failure(model, request_id, details)
+        raise StatusError(answer.code(), clean(details))
 
-    async def _stream(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-        """Answers as they come; a stream that has begun cannot be asked for again."""
-        first = await anext(aiter(requests), None)
-        if first is None:
-            return
-        model = read_name(first)
-        calls: list[Any] = []
+    # --- streams -------------------------------------------------------------------------------------------------
 
-        def end() -> None:
-            for call in calls:
-                call.cancel()
+    async def _stream(self, _: Any, context: Any) -> None:
+        address = self.address(context)
 
+        async def relay() -> None:
+            with self._gate.place(address):
+                async with self._arriving.turn(address, self._gate.limits.head_seconds):
+                    first = await read_message(context, self._gate.limits.head_seconds)
+                if first is not None:
+                    await Relay(self._gate, self.channel, address, context).run(first)
+
+        # Triton 24.10 does not survive that a stream is left: the rest of it is read for nobody
+        relaying = asyncio.ensure_future(relay())
+        relaying.add_done_callback(_take_note)
         try:
-            async with self._gate.stream(model, end) as (server, stream):
-                calls += [
-                    self._channel(server).stream_stream(f"{_SERVICE}ModelStreamInfer")(
-                        self._let_in(first, requests, stream, end),
-                        timeout=context.time_remaining(),
-                        metadata=_kept(context.invocation_metadata()),
-                    )
-                ]
-                async for answer in calls[0]:
-                    stream.note(is_answer=True)
-                    yield _clean_answer(answer)
-                code, details = await calls[0].code(), await calls[0].details() or ""
+            await asyncio.shield(relaying)
+        except TimeoutError:  # no turn
+            await refuse(context, RefusedError(Why.BUSY, "Too many requests arrive here at a time.", 1.0))
         except RefusedError as refused:
-            await _refuse(context, refused)
-        except grpc.aio.AioRpcError as error:
-            code, details = error.code(), error.details() or ""
-        except asyncio.CancelledError:
-            if not calls or not calls[0].cancelled():  # by the client
-                raise
-            code, details = grpc.StatusCode.CANCELLED, ""
-        if code == grpc.StatusCode.CANCELLED or (code != grpc.StatusCode.OK and is_cut(code, details)):
-            self._gate.suspected.set()
-            tell_failure(model, read_id(first), lost(model).message)
-            await _refuse(context, lost(model))
-        if code != grpc.StatusCode.OK:
-            await context.abort(code, clean(details))
+            note(self._gate, refused)
+            await refuse(context, refused)
+        except StatusError as error:
+            await context.abort(error.code, error.details)
 
-    async def _let_in(
-        self, first: bytes, others: AsyncIterator[bytes], stream: Stream, end: Callable[[], None]
-    ) -> AsyncIterator[bytes]:
-        stream.note(is_answer=False)
-        yield first
-        async for request in others:
-            if self._gate.trouble(stream.model):
-                end()
-                return
-            stream.note(is_answer=False)
-            yield request
-
-    def _channel(self, server: Server) -> Any:
+    def channel(self, server: Server) -> Any:
+        """To Triton; one for all calls."""
         if server.grpc_url not in self._channels:
             self._channels[server.grpc_url] = grpc.aio.insecure_channel(
                 server.grpc_url, options=channel_options(server.grpc_url)
@@ -157,72 +246,39 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
             await channel.close()
 
 
-def make_server(front: GrpcFront, address: str, *, most_bytes: int) -> Any:
-    """A server at ``address`` that takes messages of up to ``most_bytes``; it is not started yet."""
+def make_server(front: GrpcFront, address: str, limits: Limits) -> Any:
+    """A server at ``address``; it is not started yet."""
     options = [
-        ("grpc.max_receive_message_length", most_bytes),
+        ("grpc.max_receive_message_length", limits.request_bytes),
         ("grpc.max_send_message_length", -1),
         ("grpc.so_reuseport", 0),  # a second one at the same port is an error
+        ("grpc.max_allowed_incoming_connections", limits.connections),
+        ("grpc.max_concurrent_streams", _CONNECTION_STREAMS),
+        ("grpc.max_connection_idle_ms", int(1000 * limits.stream_seconds)),
+        ("grpc.server_handshake_timeout_ms", int(1000 * limits.head_seconds)),
+        # what is not yet asked for stays in the client: 64 KiB of each call are read ahead, not megabytes
+        ("grpc.http2.bdp_probe", 0),
     ]
     server = grpc.aio.server(handlers=[front], options=options, maximum_concurrent_rpcs=MOST_CALLS)
     server.add_insecure_port(address)
     return server
 
 
-def read_name(request: bytes) -> str:
-    """The model that a request is for, without the copy of its tensors that parsing it would make."""
-    if len(request) > 2 and request[0] == _NAME and request[1] < 0x80:
-        return request[2 : 2 + request[1]].decode("utf-8", "replace")
-    return str(_parse(request).model_name)
+def after_both(task: asyncio.Future[Any], context: Any, do: Callable[[], None]) -> None:
+    """``do`` once the task is done and the client has its answer, or has left."""
+    waiting = {task, context}
+
+    def note_end(ended: Any) -> None:
+        _take_note(task)
+        waiting.discard(ended)
+        if not waiting:
+            do()
+
+    task.add_done_callback(note_end)
+    context.add_done_callback(note_end)
 
 
-def read_id(request: bytes) -> str:
-    """The name that its client gave a request."""
-    return str(_parse(request).id)
-
-
-def _parse(request: bytes) -> Any:
-    from google.protobuf.message import DecodeError
-    from tritonclient.grpc import service_pb2
-
-    try:
-        return service_pb2.ModelInferRequest.FromString(request)
-    except DecodeError:  # Triton says what it thinks of it
-        return service_pb2.ModelInferRequest()
-
-
-def _is_lost(error: Any) -> bool:
-    """Whether the server, or the model's process, has died."""
-    return is_cut(error.code(), error.details() or "")
-
-
-def is_cut(code: Any, details: str) -> bool:
-    """Whether a status says that the server, or the model's process, has died."""
-    is_unavailable = code == grpc.StatusCode.UNAVAILABLE
-    return is_dead(details) or (is_unavailable and grpc_failure(code.name, details).kind in _NO_SERVER)
-
-
-def _clean_answer(answer: bytes) -> bytes:
-    """An answer of a stream; what is an error, without its traceback."""
-    if b"At:\n" not in answer:
-        return answer
-    from google.protobuf.message import DecodeError
-    from tritonclient.grpc import service_pb2
-
-    try:
-        message = service_pb2.ModelStreamInferResponse.FromString(answer)
-    except DecodeError:
-        return answer
-    message.error_message = clean(message.error_message)
-    return bytes(message.SerializeToString())
-
-
-async def _refuse(context: Any, refused: RefusedError) -> NoReturn:
-    context.set_trailing_metadata((("retry-after", str(max(1, round(refused.retry_after)))),))
-    await context.abort(_STATUS[refused.why], words(refused))
-    raise refused  # which abort has raised in its own way
-
-
-def _kept(metadata: Any) -> Any:
-    """What a client sent along, but for what belongs to the connection."""
-    return tuple((key, value) for key, value in metadata or () if key not in ("user-agent",))
+def _take_note(task: asyncio.Future[Any]) -> None:
+    """Of its error, which asyncio would tell of where nobody waited for it."""
+    if task.done() and not task.cancelled():
+        task.exception()

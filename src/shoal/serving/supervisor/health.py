@@ -19,7 +19,7 @@ class Health:
     def __init__(self, gate: Gate, canaries: dict[str, Canary]) -> None:
         self._gate, self._canaries = gate, canaries
         self.restarts: Counter[str] = Counter()  # by what went wrong
-        self.app = web.Application()
+        self.app = web.Application(client_max_size=0)
         self.app.router.add_get("/health/live", self._answer_live)
         self.app.router.add_get("/health/ready", self._answer_ready)
         self.app.router.add_get("/metrics", self._answer_metrics)
@@ -78,4 +78,8 @@ class Health:
         for key, number in gate.outcomes.items():
             requests.add_metric(key, number)
         yield from (ready, in_flight, latency, restarts, requests)
+        refusals = CounterMetricFamily("shoal_refusals", "Requests at fault, by what was wrong", labels=["kind"])
+        for kind, number in gate.refusals.items():
+            refusals.add_metric([kind], number)
+        yield refusals
         yield CounterMetricFamily("shoal_resent", "Requests sent once more, to the next server", value=gate.num_resent)

@@ -1,4 +1,4 @@
-"""The front door for HTTP: Triton's own paths, passed on; refusals as 429 and 503, with Retry-After."""
+"""The front door for HTTP: what of Triton's paths is for clients, passed on; all else is refused."""
 
 from __future__ import annotations
 
@@ -7,96 +7,175 @@ import json
 import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from urllib.parse import unquote
+from typing import Any
 
 import aiohttp
 from aiohttp import web
 from yarl import URL
 
 from shoal.serving.server import Server
-from shoal.serving.supervisor.fronts import clean, is_dead, tell_failure, words
+from shoal.serving.supervisor.bodies import read_body
+from shoal.serving.supervisor.fronts import (
+    EXTENSIONS,
+    HEADERS,
+    absent,
+    clean,
+    closed,
+    is_dead,
+    note,
+    tell_failure,
+    trim_config,
+    words,
+)
 from shoal.serving.supervisor.gate import Gate, LostError, RefusedError, Why, lost
+from shoal.serving.supervisor.limits import Hold
+from shoal.serving.supervisor.screening import ScreenError, check_json, screen_json, screen_nesting
 
-_INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/[^/]+)?/(infer|generate|generate_stream)")
-_READY = re.compile(r"/v2/models/([^/]+)(?:/versions/[^/]+)?/ready")
-_METHODS = ("GET", "POST")  # Triton answers HEAD with a body, which is no HTTP
-_ID = re.compile(rb'"id"\s*:\s*"([^"]{1,200})"')
-_HEAD_BYTES = 65_536
-_ESCAPED_TRACE = re.compile(rb'(?:\\n)+At:\\n[^"]*')  # within JSON
-_STATUS = {Why.BUSY: 429, Why.UNAVAILABLE: 503}
-# Of one connection alone, or made anew by whoever sends. Bodies are inflated on their way in, so that their size is
-# known, and answers are not deflated, so that errors can be read.
-_OWN_HEADERS = {
-    "connection", "keep-alive", "transfer-encoding", "content-length", "host", "te", "upgrade", "expect", "trailer",
-    "content-encoding", "accept-encoding",
+# Names of models are taken as they came: Triton does not decode them.
+_MODEL = re.compile(r"/v2/models/(?P<model>[^/]+)(?P<version>/versions/[^/]+)?(?:/(?P<what>[a-z_]+))?")
+_ASKED = {"": "GET", "ready": "GET", "config": "GET", "stats": "GET"}  # by what is asked of a model
+_ASKED |= {"infer": "POST", "generate": "POST", "generate_stream": "POST"}
+_OF_ALL = {"/v2/health/live": "GET", "/v2/health/ready": "GET", "/v2": "GET", "/v2/models/stats": "GET"}
+_OF_ALL |= {"/v2/repository/index": "POST"}
+_CLOSED = {
+    "/v2/repository/": "Model control", "/v2/systemsharedmemory": "Shared memory", "/v2/cudasharedmemory":
+    "Shared memory", "/v2/logging": "Logging", "/v2/trace": "Tracing",
 }  # fmt: skip
+_HEAD_LENGTH = "Inference-Header-Content-Length"
+_ESCAPED_TRACE = re.compile(rb'(?:\\n)+At:\\n[^"]*')  # within JSON
+_STATUS = {
+    Why.BUSY: 429, Why.UNAVAILABLE: 503, Why.WRONG: 400, Why.ABSENT: 404, Why.CLOSED: 403, Why.METHOD: 405,
+    Why.LARGE: 413, Why.ENCODING: 415, Why.SLOW: 408,
+}  # fmt: skip
+_REQUEST_HEADERS = (*HEADERS, "content-type", _HEAD_LENGTH.lower())
+# Answers are not deflated on their way, so that errors can be read.
+_ANSWER_HEADERS = ("content-type", _HEAD_LENGTH.lower())
 _ADDED_HEADERS = "Accept", "Accept-Encoding", "Content-Type", "User-Agent"  # which aiohttp would send unasked
 _BROKEN = (aiohttp.ClientError, ConnectionError)
+_LARGE = 2**20  # bytes, from which on a request is judged away from the event loop
 
 
 class HttpFront:
     """An aiohttp application that asks the server of the day."""
 
-    def __init__(self, gate: Gate, *, most_bytes: int) -> None:
-        self._gate, self._most_bytes = gate, most_bytes
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
         self._sessions: dict[str, aiohttp.ClientSession] = {}
-        self.app = web.Application(client_max_size=most_bytes)
+        self.app = web.Application()
         self.app.router.add_route("*", "/{path:.*}", self._answer)
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
-        path = request.rel_url.raw_path
-        if request.method not in _METHODS or not path.startswith("/"):
-            return _error(405, f"{request.method} is not for Triton. Use GET or POST.")
         try:
-            if path == "/v2/health/live":
-                return web.Response()
-            if path == "/v2/health/ready":
-                return web.Response(status=400 if self._gate.trouble() else 200)
-            if (found := _READY.fullmatch(path)) and self._gate.trouble(unquote(found[1])):
+            path = request.rel_url.raw_path
+            if wanted := _OF_ALL.get(path):
+                _check_method(request, wanted)
+                return await self._answer_of_all(path)
+            found = _MODEL.fullmatch(path)
+            what = (found["what"] or "") if found else ""
+            if found is None or what not in _ASKED:
+                raise _no_path(path)
+            _check_method(request, _ASKED[what])
+            model = found["model"]
+            if what == "ready" and self._gate.is_unready(model):
                 return web.Response(status=400)
-            length = request.content_length
-            if length is not None and length > self._most_bytes:
-                return self._too_large()
-            # how long a body is that comes in chunks, only its end tells
-            with self._gate.room(length if length is not None else self._most_bytes * request.can_read_body):
-                return await self._pass(request, path, await request.read())
+            if not self._gate.is_exposed(model):
+                raise absent(model)
+            if _ASKED[what] == "GET":
+                document = await self._fetch("GET", path)
+                return web.json_response(trim_config(document) if what == "config" else document)
+            address = self._gate.limits.find_address(str(request.remote), request.headers.getall("X-Forwarded-For", ()))
+            with self._gate.hold(address, model) as held:
+                return await self._pass(request, model, what, address, held)
         except RefusedError as refused:
-            return _refusal(refused)
-        except web.HTTPRequestEntityTooLarge:
-            return self._too_large()
+            note(self._gate, refused)
+            response = web.json_response({"error": words(refused)}, status=_STATUS[refused.why])
+            if refused.retry_after:
+                response.headers["Retry-After"] = str(max(1, round(refused.retry_after)))
+            if refused.why in (Why.SLOW, Why.BUSY, Why.LARGE):
+                response.force_close()  # what is left of the body is not waited for
+            return response
 
-    def _too_large(self) -> web.Response:
-        return _error(413, f"The request is larger than {self._most_bytes} bytes. Send fewer rows at a time.")
+    # --- questions -----------------------------------------------------------------------------------------------
 
-    async def _pass(self, request: web.Request, path: str, body: bytes) -> web.StreamResponse:
-        found = _INFER.fullmatch(path)
-        model = unquote(found[1]) if found else ""
-        if found and found[2] == "generate_stream":
-            return await self._stream(request, model, body)
+    async def _answer_of_all(self, path: str) -> web.Response:
+        match path:
+            case "/v2/health/live":
+                return web.Response()
+            case "/v2/health/ready":
+                return web.Response(status=400 if self._gate.trouble() else 200)
+            case "/v2":
+                document = await self._fetch("GET", path)
+                document["extensions"] = [name for name in document["extensions"] if name in EXTENSIONS]
+            case "/v2/models/stats":
+                document = await self._fetch("GET", path)
+                stats = document["model_stats"]
+                document["model_stats"] = [entry for entry in stats if self._gate.is_exposed(entry["name"])]
+            case _:
+                index = await self._fetch("POST", path)
+                document = [entry for entry in index if self._gate.is_exposed(entry["name"])]
+        return web.json_response(document)
+
+    async def _fetch(self, method: str, path: str) -> Any:
+        """What Triton says to its administrator, who asks for clients."""
+
+        async def call(server: Server) -> tuple[int, bytes]:
+            try:
+                headers = {"admin-key": server.admin_key}
+                async with self._ask(server, method, path, headers, b"") as reply:
+                    return reply.status, await reply.read()
+            except _BROKEN as error:
+                raise LostError(str(error)) from None
+
+        status, content = await self._gate.send("", path.encode(), call, lambda reply: reply[0] >= 400)
+        if status >= 400:
+            message = json.loads(_cleaned(content) or b'{"error": "Triton does not say"}')["error"]
+            raise RefusedError(Why.ABSENT if status == 404 else Why.WRONG, message)
+        return json.loads(content) if content else None
+
+    # --- inference -----------------------------------------------------------------------------------------------
+
+    async def _pass(self, request: web.Request, model: str, what: str, address: str, held: Hold) -> web.StreamResponse:
+        body = await read_body(request, self._gate, held)
+        headers = {name: value for name, value in request.headers.items() if name.lower() in _REQUEST_HEADERS}
+        lengths = request.headers.getall(_HEAD_LENGTH, [])
+        if len(body) > _LARGE:
+            body, request_id = await asyncio.to_thread(_screen, body, lengths, what, headers)
+        else:
+            body, request_id = _screen(body, lengths, what, headers)
+        if what == "generate_stream":
+            return await self._stream(request, model, address, headers, body, request_id)
+        path = request.rel_url.raw_path
+
+        async def call(server: Server) -> web.Response:
+            try:
+                async with self._ask(server, "POST", path, headers, body) as reply:
+                    content = await reply.read()
+            except _BROKEN as error:
+                raise LostError(str(error)) from None
+            if reply.status >= 400:
+                content = _cleaned(content)
+            return web.Response(status=reply.status, body=content, headers=_kept(reply.headers))
+
+        def is_waited_for() -> bool:
+            return request.transport is not None and not request.transport.is_closing()
+
         try:
-            reply = await self._gate.send(
-                model, len(body), lambda server: self._call(request, server, body), lambda reply: reply.status >= 400
-            )
+            reply = await self._gate.send(model, body, call, lambda reply: reply.status >= 400, is_waited_for)
         except RefusedError as refused:
             if refused.is_lost:
-                tell_failure(model, _read_id(body), refused.message)
+                tell_failure(model, request_id, refused.message)
             raise
         if reply.status >= 500:
-            tell_failure(model, _read_id(body), str(reply.reason))
+            tell_failure(model, request_id, str(reply.reason))
+        held.grow(len(reply.body or b""))  # type: ignore[arg-type]  # until its client has taken it
+        await reply.prepare(request)
+        await reply.write_eof()
         return reply
 
-    async def _call(self, request: web.Request, server: Server, body: bytes) -> web.Response:
-        try:
-            async with self._ask(request, server, body) as reply:
-                content = await reply.read()
-        except _BROKEN as error:
-            raise LostError(str(error)) from None
-        if reply.status >= 400:
-            content = _cleaned(content)
-        return web.Response(status=reply.status, body=content, headers=_kept(reply.headers))
-
     @asynccontextmanager
-    async def _ask(self, request: web.Request, server: Server, body: bytes) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def _ask(
+        self, server: Server, method: str, path: str, headers: Mapping[str, str], body: bytes
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
         if server.http_url not in self._sessions:
             self._sessions[server.http_url] = aiohttp.ClientSession(
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=5),
@@ -104,14 +183,15 @@ class HttpFront:
                 auto_decompress=False,
                 skip_auto_headers=_ADDED_HEADERS,
             )
-        # the path as it came: Triton does not decode names of models
-        url = URL(f"http://{server.http_url}{request.rel_url.raw_path_qs}", encoded=True)
+        url = URL(f"http://{server.http_url}{path}", encoded=True)
         async with self._sessions[server.http_url].request(
-            request.method, url, data=body or None, headers=_kept(request.headers), allow_redirects=False
+            method, url, data=body or None, headers=headers, allow_redirects=False
         ) as reply:
             yield reply
 
-    async def _stream(self, request: web.Request, model: str, body: bytes) -> web.StreamResponse:
+    async def _stream(
+        self, request: web.Request, model: str, address: str, headers: Mapping[str, str], body: bytes, request_id: str
+    ) -> web.StreamResponse:
         """Answers as they come; one that was begun cannot be asked for again."""
         response: web.StreamResponse | None = None
         task = asyncio.current_task()
@@ -124,18 +204,24 @@ class HttpFront:
             task.cancel()
 
         try:
-            async with self._gate.stream(model, end) as (server, stream), self._ask(request, server, body) as reply:
-                stream.note(is_answer=False)
-                if reply.status >= 400:
-                    return web.Response(
-                        status=reply.status, body=_cleaned(await reply.read()), headers=_kept(reply.headers)
-                    )
-                response = web.StreamResponse(status=reply.status, headers=_kept(reply.headers))
-                await response.prepare(request)
-                async for part, _ in reply.content.iter_chunks():
-                    stream.note(is_answer=True)
-                    await _write(response, _ESCAPED_TRACE.sub(b"", part))
-            await response.write_eof()
+            with self._gate.place(address):
+                async with (
+                    self._gate.stream(model, address, end) as (server, stream),
+                    self._ask(server, "POST", request.rel_url.raw_path, headers, body) as reply,
+                ):
+                    stream.note(is_answer=False)
+                    if reply.status >= 400:
+                        content = _cleaned(await reply.read())
+                        return web.Response(status=reply.status, body=content, headers=_kept(reply.headers))
+                    response = web.StreamResponse(status=reply.status, headers=_kept(reply.headers))
+                    await response.prepare(request)
+                    has_left = False
+                    async for part, _ in reply.content.iter_chunks():
+                        stream.note(is_answer=True)
+                        # Triton 24.10 does not survive that a stream is left: the rest of it is read for nobody
+                        has_left = has_left or not await _write(response, _ESCAPED_TRACE.sub(b"", part))
+            if not has_left:
+                await response.write_eof()
             return response
         except (*_BROKEN, LostError):
             self._gate.suspected.set()
@@ -143,10 +229,10 @@ class HttpFront:
             if not has_ended:
                 raise
             task.uncancel()
-        tell_failure(model, _read_id(body), lost(model).message)
+        tell_failure(model, request_id, lost(model).message)
         if response is None:
             raise lost(model)
-        await response.write(b"data: " + json.dumps({"error": words(lost(model))}).encode() + b"\n\n")
+        await _write(response, b"data: " + json.dumps({"error": words(lost(model))}).encode() + b"\n\n")
         await response.write_eof()
         return response
 
@@ -157,15 +243,56 @@ class HttpFront:
             await session.close()
 
 
-async def _write(response: web.StreamResponse, part: bytes) -> None:
+def _check_method(request: web.Request, wanted: str) -> None:
+    if request.method != wanted:
+        raise RefusedError(Why.METHOD, f"{request.method} is not for this path. Use {wanted}.")
+
+
+def _no_path(path: str) -> RefusedError:
+    what = next((what for prefix, what in _CLOSED.items() if path.startswith(prefix)), "")
+    if not what and path.endswith(("/trace/setting", "/load", "/unload")):
+        what = "Model control"
+    return closed(what) if what else RefusedError(Why.ABSENT, f"There is no path {path[:100]!r} here.")
+
+
+def _screen(body: bytes, lengths: list[str], what: str, headers: dict[str, str]) -> tuple[bytes, str]:
+    """The body as Triton shall get it, with the header that says where its JSON ends, and the request's id.
+
+    Raises:
+        RefusedError: Triton would not survive it, or it is no request.
+    """
+    try:
+        if what != "infer":
+            screen_nesting(body)
+            check_json(body)
+            return body, ""
+        if not lengths:
+            return screen_json(body, 0)
+        if len(lengths) > 1 or not re.fullmatch(r"\d{1,12}", lengths[0]) or int(lengths[0]) > len(body):
+            raise ScreenError(f"{_HEAD_LENGTH} {', '.join(lengths)[:40]!r} is no length within the body.")
+        length = int(lengths[0])
+        if not length:  # all of it is the one tensor that the model takes
+            return body, ""
+        head, request_id = screen_json(body[:length], len(body) - length)
+    except ScreenError as error:
+        raise RefusedError(Why.WRONG, str(error)) from None
+    for name in [name for name in headers if name.lower() == _HEAD_LENGTH.lower()]:
+        del headers[name]
+    headers[_HEAD_LENGTH] = str(len(head))
+    return head + body[length:], request_id
+
+
+async def _write(response: web.StreamResponse, part: bytes) -> bool:
+    """Whether the client is still there."""
     try:
         await response.write(part)
-    except ConnectionError:  # the client's, not the server's
-        raise asyncio.CancelledError from None
+    except ConnectionError:
+        return False
+    return True
 
 
 def _kept(headers: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in headers.items() if name.lower() not in _OWN_HEADERS}
+    return {name: value for name, value in headers.items() if name.lower() in _ANSWER_HEADERS}
 
 
 def _cleaned(content: bytes) -> bytes:
@@ -181,19 +308,3 @@ def _cleaned(content: bytes) -> bytes:
     if is_dead(message):
         raise LostError(message)
     return json.dumps({"error": clean(message)}).encode()
-
-
-def _read_id(body: bytes) -> str:
-    """The name that its client gave a request; with binary tensors it stands before them."""
-    found = _ID.search(body, 0, _HEAD_BYTES)
-    return found[1].decode("utf-8", "replace") if found else ""
-
-
-def _refusal(refused: RefusedError) -> web.Response:
-    response = _error(_STATUS[refused.why], words(refused))
-    response.headers["Retry-After"] = str(max(1, round(refused.retry_after)))
-    return response
-
-
-def _error(status: int, message: str) -> web.Response:
-    return web.json_response({"error": message}, status=status)

@@ -10,7 +10,9 @@ import re
 import sys
 import time
 from functools import cache
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
+from typing import Any
 
 from aiohttp.http_exceptions import HttpProcessingError
 
@@ -26,6 +28,10 @@ _NO_GPU = re.compile(r"CUDA driver version is insufficient|CudaDriverHelper|DCGM
 _FIELDS = ("model", "kind", "request_id", "place")  # of a record, beside its message
 _PERIOD = 0.2  # seconds between two looks at a log
 _MOST_BYTES = 8 * 2**20  # of a log that is told already, and then emptied
+_FILE_BYTES, _MOST_FILES = 64 * 2**20, 3  # of the service's own log before a new one is begun, and older ones kept
+_FLOOD_SECONDS = 10.0
+_MOST_ALIKE = 20  # records from one place of the code in that time; a record's field "most" overrides it
+_CONTROL = {number: f"\\x{number:02x}" for number in (*range(32), *range(127, 160))}  # would forge lines, or worse
 
 log = logging.getLogger("shoal")
 triton = logging.getLogger("shoal.triton")
@@ -56,8 +62,40 @@ class Plain(logging.Formatter):
         """The line."""
         who = "Triton: " if record.name == triton.name else ""
         level = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
-        text = f"{time.strftime('%H:%M:%S', time.localtime(record.created))} {who}{level}{record.getMessage()}"
+        message = record.getMessage().translate(_CONTROL)
+        text = f"{time.strftime('%H:%M:%S', time.localtime(record.created))} {who}{level}{message}"
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+
+
+class Flood(logging.Filter):
+    """Lets pass so many records in ten seconds from one place of the code, or of Triton's, whoever causes them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: dict[Any, tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether to tell; what is told after others were not says how many."""
+        is_printed = record.name == triton.name and not hasattr(record, "place")
+        if is_printed or (record.name == triton.name and record.levelno <= logging.INFO):
+            return True
+        key = getattr(record, "place", (record.pathname, record.lineno))
+        most = getattr(record, "most", _MOST_ALIKE)
+        since, number = self._seen.get(key, (0.0, 0))
+        if record.created - since < _FLOOD_SECONDS:
+            self._seen[key] = since, number + 1
+            return number < most
+        self._seen[key] = record.created, 1
+        if number > most:
+            record.msg = f"{record.msg} ({number - most} more like it)"
+        return True
+
+
+class _File(RotatingFileHandler):
+    """A log that cannot be written is no reason to write a traceback for each line."""
+
+    def handleError(self, _: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
+        log.error("The log cannot be written: %s", sys.exc_info()[1], extra={"most": 1, "is_of_log": True})
 
 
 def configure(file: Path | None) -> None:
@@ -75,11 +113,15 @@ def configure(file: Path | None) -> None:
     handlers: list[logging.Handler] = [stream]
     if file is not None:
         try:
-            handler = logging.FileHandler(file, mode="w", encoding="utf-8")
+            file.write_bytes(b"")
+            handler = _File(file, maxBytes=_FILE_BYTES, backupCount=_MOST_FILES, encoding="utf-8")
         except OSError as error:
             raise InputError(f"The log {file} cannot be written: {error.strerror}.", "Name another file.") from None
         handler.setFormatter(JsonLines())
+        handler.addFilter(lambda record: not hasattr(record, "is_of_log"))
         handlers.append(handler)
+    for each in handlers:  # each counts for itself
+        each.addFilter(Flood())
     log.setLevel(logging.INFO)
     # what other libraries say comes in the same form
     logging.getLogger("aiohttp.server").addFilter(_is_ours)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import resource
 import signal
 from collections.abc import AsyncIterator, Callable
@@ -11,18 +12,19 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from aiohttp import web
-
-from shoal.errors import SetupError
+from shoal.errors import InputError
 from shoal.repository.find import read_configs
 from shoal.serving.leases import clean_up
 from shoal.serving.server import Server, find_ports
 from shoal.serving.start import check_start
 from shoal.serving.supervisor.canary import make_canaries
+from shoal.serving.supervisor.doors import listen
+from shoal.serving.supervisor.fronts import find_exposed
 from shoal.serving.supervisor.gate import Gate
 from shoal.serving.supervisor.grpc_front import GrpcFront, make_server
 from shoal.serving.supervisor.health import Health
 from shoal.serving.supervisor.http_front import HttpFront
+from shoal.serving.supervisor.limits import HEALTH_CONNECTIONS, Pool
 from shoal.serving.supervisor.logs import log
 from shoal.serving.supervisor.options import Options
 from shoal.serving.supervisor.pidfile import hold_pid_file
@@ -30,7 +32,6 @@ from shoal.serving.supervisor.servers import Servers
 from shoal.serving.supervisor.supervisor import Supervisor
 
 SECOND_SIGNAL = 1  # the exit code of a service that was told twice to stop, and did not wait
-_IDLE_SECONDS = 75.0  # of a connection for HTTP, as other servers have it
 _CLOSING = 0.5  # seconds for connections that have nothing to say any more
 
 
@@ -56,6 +57,7 @@ def run_service(repository: Path | str, options: Options, on_ready: Callable[[Ad
     runtime = check_start(path)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection takes one
+    os.umask(0o077)  # texts of clients are in shared memory and logs
     for folder in clean_up():
         log.info("Removed what a server that was killed had left: %s", folder)
     with hold_pid_file(options.pid_file) if options.pid_file else contextlib.nullcontext():
@@ -71,16 +73,20 @@ class _Service:
     async def run(self, runtime: Any, on_ready: Callable[[Addresses], None]) -> int:
         options, configs = self._options, read_configs(self._repository)
         self._listen()
-        gate = Gate(configs, max_wait=options.max_wait, resends=options.resends)
+        if unknown := [name for name in options.exposed if name not in configs]:
+            raise InputError(f"--expose {unknown[0]} names no model of {self._repository}.", "Name one that it holds.")
+        exposed = find_exposed(configs, options.exposed)
+        gate = Gate(configs, exposed=exposed, max_wait=options.max_wait, resends=options.resends, limits=options.limits)
+        log.info("Clients may ask %s.", ", ".join(sorted(exposed)))
         canaries = make_canaries(configs)
-        health, front, http = Health(gate, canaries), GrpcFront(gate), HttpFront(gate, most_bytes=options.most_bytes)
+        health, front, http = Health(gate, canaries), GrpcFront(gate), HttpFront(gate)
 
         async def forget(server: Server) -> None:
             await asyncio.gather(front.forget(server), http.forget(server))
 
         servers = Servers(self._repository, runtime, options.load_seconds, canaries, forget)
         supervisor = Supervisor(configs, options, servers=servers, gate=gate, canaries=canaries, health=health)
-        async with _open_doors(options, front, http.app, health.app) as at:
+        async with _open_doors(options, front, http, health) as at:
             try:
                 if await self._until_told(supervisor.start()):
                     on_ready(at)
@@ -117,27 +123,16 @@ class _Service:
 
 
 @asynccontextmanager
-async def _open_doors(
-    options: Options, front: GrpcFront, http: web.Application, health: web.Application
-) -> AsyncIterator[Addresses]:
+async def _open_doors(options: Options, front: GrpcFront, http: HttpFront, health: Health) -> AsyncIterator[Addresses]:
     """Listen at all three ports; whoever comes before the server is ready hears so."""
-    ports = find_ports(options.http_port, options.grpc_port, options.metrics_port, host=options.host)
-    addresses = Addresses(*(f"{options.host}:{port}" for port in ports))
+    limits, host = options.limits, options.host
+    ports = find_ports(options.http_port, options.grpc_port, options.metrics_port, host=host)
+    addresses = Addresses(*(f"{host}:{port}" for port in ports))
+    connections = Pool(limits.connections, limits.client_share)
     async with contextlib.AsyncExitStack() as held:
-        for app, port in ((health, ports[2]), (http, ports[0])):
-            # Triton goes on with a request whose client has left: so does its handler, and it keeps its place
-            runner = web.AppRunner(app, access_log=None, keepalive_timeout=_IDLE_SECONDS, shutdown_timeout=_CLOSING)
-            await runner.setup()
-            held.push_async_callback(runner.cleanup)
-            try:
-                await web.TCPSite(runner, options.host, port).start()
-            except OSError as error:
-                raise _taken(port, str(error.strerror)) from None
-        server = make_server(front, addresses.grpc, most_bytes=options.most_bytes)
+        await held.enter_async_context(listen(health.app, host, ports[2], limits, Pool(HEALTH_CONNECTIONS, 1.0)))
+        await held.enter_async_context(listen(http.app, host, ports[0], limits, connections))
+        server = make_server(front, addresses.grpc, limits)
         await server.start()
         held.push_async_callback(server.stop, _CLOSING)
         yield addresses
-
-
-def _taken(port: int, reason: str) -> SetupError:
-    return SetupError(f"Port {port} cannot be used: {reason}.", "Choose another.")

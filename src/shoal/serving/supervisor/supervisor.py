@@ -24,6 +24,8 @@ from shoal.serving.supervisor.watch import PERIOD, Fault, Watch
 
 QUICK_SECONDS, FEW_QUICK = 5.0, 3  # so many servers in a row that live no longer are replaced without a pause
 MOST_PAUSE = 8.0  # seconds before another try to start a server
+MOST_RESTART_PAUSE = 60.0  # seconds before another server, where there were too many
+GIVE_UP_SECONDS = 600.0  # in which no server has started
 AGAIN_SECONDS = 0.5  # after which a canary that went wrong is sent again
 SETTLED_SECONDS = 1.0  # after which a suspicion without a fault is none
 STILL_SECONDS = 0.5  # without a turn, after which what was seen before says nothing of processes
@@ -58,7 +60,7 @@ class Supervisor:
         self._looking: asyncio.Task[None] | None = None  # at the processes of the server of the day
         self._testing: list[asyncio.Task[None]] = []  # its models
         self._retiring: set[asyncio.Task[Any]] = set()
-        self._restarts: deque[float] = deque()
+        self._restarts: deque[tuple[float, Upstream]] = deque()
         self._taken_over = 0.0  # when the server of the day was let answer
         self._num_quick = 0  # servers in a row that did not last
 
@@ -74,7 +76,7 @@ class Supervisor:
         """Replace the server whenever something is wrong with it.
 
         Raises:
-            ServerError: that was needed too often.
+            ServerError: none has started for ten minutes.
         """
         while True:
             broken = asyncio.create_task(self._broken.wait())
@@ -168,15 +170,19 @@ class Supervisor:
         assert old is not None
         self._cancel_tests()  # from now on canaries are the next server's
         num_failed = 0
-        await self._pause()
+        await self._pause(old)
         while True:
-            self._count_restart()
             try:
                 if num_failed or not self._has_room():
                     await self._give_way(old)
                 server = await self._servers.launch()
             except (ShoalError, OSError) as error:
                 num_failed += 1
+                if time.monotonic() - began > GIVE_UP_SECONDS:
+                    raise ServerError(
+                        f"No server has started for {GIVE_UP_SECONDS / 60:g} minutes: {error}",
+                        "What went wrong stands above.",
+                    ) from None
                 pause = min(MOST_PAUSE, 0.5 * 2**num_failed)
                 log.error("The next server did not start: %s Trying again in %g s.", error, pause)
                 await asyncio.sleep(pause)
@@ -190,12 +196,22 @@ class Supervisor:
         log.info("All models answer again, after %.1f s.", time.monotonic() - began)
         self._retire(old)
 
-    async def _pause(self) -> None:
-        """Before another server, where the last ones did not last."""
-        is_quick = time.monotonic() - self._taken_over < QUICK_SECONDS
+    async def _pause(self, old: Upstream) -> None:
+        """Before another server, where the last ones did not last, or there were too many."""
+        now = time.monotonic()
+        is_quick = now - self._taken_over < QUICK_SECONDS
         self._num_quick = self._num_quick + 1 if is_quick else 0
-        if self._num_quick > FEW_QUICK:
-            await asyncio.sleep(min(MOST_PAUSE, 0.5 * 2 ** (self._num_quick - FEW_QUICK)))
+        pause = 0.5 * 2 ** (self._num_quick - FEW_QUICK) if self._num_quick > FEW_QUICK else 0.0
+        self._restarts.append((now, old))
+        while now - self._restarts[0][0] > RESTARTS_SECONDS:
+            self._restarts.popleft()
+        # a server that a request was sent to again may have died of what the one before it died of
+        num = sum(not server.is_repeat for _, server in self._restarts)
+        if (beyond := num - self._options.max_restarts) > 0:
+            self._gate.block({*self._configs, ""}, "its server ended too often, and is started again after a pause")
+            pause = max(pause, min(MOST_RESTART_PAUSE, 2.0**beyond))
+            log.error("The server ended %d times within ten minutes. The next one starts in %g s.", num, pause)
+        await asyncio.sleep(min(pause, MOST_RESTART_PAUSE if beyond > 0 else MOST_PAUSE))
 
     def _cancel_tests(self) -> None:
         for task in self._testing:
@@ -203,19 +219,6 @@ class Supervisor:
         self._testing = []
         for canary in self._canaries.values():
             canary.sent = 0.0
-
-    def _count_restart(self) -> None:
-        now = time.monotonic()
-        self._restarts.append(now)
-        while now - self._restarts[0] > RESTARTS_SECONDS:
-            self._restarts.popleft()
-        most = self._options.max_restarts
-        if len(self._restarts) > most:
-            raise ServerError(
-                f"The server had to be started again {len(self._restarts)} times within {RESTARTS_SECONDS / 60:g}"
-                f" minutes, more than {most}.",
-                "What went wrong stands above; more is allowed with --max-restarts.",
-            )
 
     def _has_room(self) -> bool:
         """Whether a second server fits into memory beside the first."""

@@ -1,0 +1,170 @@
+"""What the service holds at a time and how long it waits for clients: one set of limits for all of its ports."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, fields
+from resource import RLIMIT_NOFILE, getrlimit
+
+from shoal.errors import InputError
+
+HEALTH_CONNECTIONS = 64  # kept free for the health port
+_OWN_DESCRIPTORS = 256  # for Triton, its processes' files and what the service itself opens
+_MOST_CONNECTIONS = 4096  # more than one event loop can serve
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Defaults are in the table of ``docs/serving.md``.
+
+    ``max_request_mib`` bounds a request, inflated; ``memory_mib`` all requests and answers that the service holds.
+    ``max_connections`` bounds connections of each of the ports for HTTP and gRPC; 0 derives it from the descriptors
+    that the process may open. ``max_streams`` bounds open streams. Of each of them a client address gets at most
+    ``client_share``. ``trusted_proxies`` are addresses whose ``X-Forwarded-For`` is believed.
+
+    In seconds: ``head_seconds`` for a request's head, or the first message of a stream; ``body_seconds`` for a body,
+    beside a second for each ``body_kib`` KiB of it; ``unread_seconds`` for an answer of which a client takes nothing;
+    ``idle_seconds`` for a connection without a request; ``stream_seconds`` for a stream with nothing under way.
+    ``max_inflation`` is how many times larger an inflated body may be than it came.
+    """
+
+    max_request_mib: float = 64.0
+    memory_mib: float = 1024.0
+    max_connections: int = 0
+    max_streams: int = 256
+    client_share: float = 0.5
+    trusted_proxies: tuple[str, ...] = ()
+    head_seconds: float = 10.0
+    body_seconds: float = 30.0
+    body_kib: float = 256.0
+    unread_seconds: float = 30.0
+    idle_seconds: float = 75.0
+    stream_seconds: float = 300.0
+    max_inflation: float = 100.0
+
+    def __post_init__(self) -> None:
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if entry.name not in ("trusted_proxies", "max_connections"):
+                check_option(entry.name, value, value > 0, "Give more than 0.")
+        check_option("client_share", self.client_share, self.client_share <= 1, "Give at most 1, which is no limit.")
+        check_option("max_connections", self.max_connections, self.max_connections >= 0, "Give 0 or more.")
+        for address in self.trusted_proxies:
+            try:
+                ipaddress.ip_address(address)
+            except ValueError:
+                raise InputError(f"--trusted-proxy {address!r} is no IP address.", "Give one: 10.0.0.5") from None
+
+    @property
+    def request_bytes(self) -> int:
+        """Of one request."""
+        return int(self.max_request_mib * 2**20)
+
+    @property
+    def connections(self) -> int:
+        """Of each port: a request over HTTP takes a second descriptor, for its way to Triton."""
+        descriptors, _ = getrlimit(RLIMIT_NOFILE)
+        most = max(16, (descriptors - _OWN_DESCRIPTORS - HEALTH_CONNECTIONS) // 3)
+        return min(self.max_connections or _MOST_CONNECTIONS, most)
+
+    def find_address(self, peer: str, forwarded: Iterable[str]) -> str:
+        """The client's address: ``peer``, or what a trusted proxy says of it in ``X-Forwarded-For``."""
+        hops = [hop.strip() for line in forwarded for hop in line.split(",")]
+        while peer in self.trusted_proxies and hops:
+            peer = hops.pop()
+        return peer
+
+
+def check_option(name: str, value: float, is_right: bool, fix: str) -> None:
+    """Raises ``InputError`` where the value of an option is out of range."""
+    if not is_right:
+        raise InputError(f"--{name.replace('_', '-')} {value:g} is out of range.", fix)
+
+
+class Pool:
+    """So much of something for all clients, of which one address gets no more than its share."""
+
+    def __init__(self, most: int, share: float) -> None:
+        self.most, self._share = most, max(1, int(most * share))
+        self.taken = 0
+        self._of: Counter[str] = Counter()
+
+    def has(self, address: str, number: int = 1) -> bool:
+        """Whether there is so much for this address."""
+        return self.taken + number <= self.most and self._of[address] + number <= self._share
+
+    def take(self, address: str, number: int = 1) -> None:
+        """Take it, even where there is no more."""
+        self.taken += number
+        self._of[address] += number
+
+    def give_back(self, address: str, number: int = 1) -> None:
+        """It is free again."""
+        self.taken -= number
+        self._of[address] -= number
+        if not self._of[address]:  # addresses come and go
+            del self._of[address]
+
+    @contextmanager
+    def one(self, address: str) -> Iterator[bool]:
+        """Take one while the context lasts, if there is one; yields whether there was."""
+        is_free = self.has(address)
+        if is_free:
+            self.take(address)
+        try:
+            yield is_free
+        finally:
+            if is_free:
+                self.give_back(address)
+
+
+class Turns:
+    """Like a pool, but who finds none free waits."""
+
+    def __init__(self, most: int, share: float) -> None:
+        self._all, self._share = asyncio.Semaphore(most), max(1, int(most * share))
+        self._of: dict[str, asyncio.Semaphore] = {}
+        self._users: Counter[str] = Counter()
+
+    @asynccontextmanager
+    async def turn(self, address: str, seconds: float) -> AsyncIterator[None]:
+        """A turn for this address.
+
+        Raises:
+            TimeoutError: none came in time.
+        """
+        own = self._of.setdefault(address, asyncio.Semaphore(self._share))
+        self._users[address] += 1
+        try:
+            async with asyncio.timeout(seconds) as timer, own, self._all:
+                timer.reschedule(None)
+                yield
+        finally:
+            self._users[address] -= 1
+            if not self._users[address]:
+                del self._users[address], self._of[address]
+
+
+class Hold:
+    """The memory that one request takes of a pool; it grows as bytes arrive and is given back as a whole."""
+
+    def __init__(self, pool: Pool, address: str) -> None:
+        self._pool, self._address, self.num_bytes = pool, address, 0
+
+    def has_room(self, num_bytes: int) -> bool:
+        """Whether it may grow by so much."""
+        return self._pool.has(self._address, num_bytes)
+
+    def grow(self, num_bytes: int) -> None:
+        """By so much, or shrink where it is negative; an answer is held even where there is no room."""
+        self._pool.take(self._address, num_bytes)
+        self.num_bytes += num_bytes
+
+    def release(self) -> None:
+        """All of it."""
+        self._pool.give_back(self._address, self.num_bytes)
+        self.num_bytes = 0

@@ -1,0 +1,162 @@
+"""Requests that Triton does not survive are refused before it sees them.
+
+Triton 24.10 multiplies a request's dimensions without looking for an overflow, so that a shape such as [1, 2**61] fits
+into an empty body and kills the model's process; and its JSON parser calls itself for each bracket, until the stack is
+full. What is judged here is what Triton reads: a JSON request is written anew from what was parsed, since of two equal
+keys Triton takes the first one and most parsers the last.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import msgspec
+import numpy as np
+
+MOST_NESTED = 64  # brackets of JSON within each other
+MOST_BYTES = 2**31  # of one tensor, in Triton's own reckoning
+_ITEM_BYTES = {
+    "BOOL": 1, "UINT8": 1, "UINT16": 2, "UINT32": 4, "UINT64": 8, "INT8": 1, "INT16": 2, "INT32": 4, "INT64": 8,
+    "FP16": 2, "BF16": 2, "FP32": 4, "FP64": 8,
+}  # fmt: skip
+_LENGTH_BYTES = 4  # before each element of a BYTES tensor
+_OPENING, _NO_BRACKETS = b"[{", bytes(set(range(256)) - set(b"[]{}"))
+_SLOW_BYTES = 2**20  # of JSON with NaN in it, which only a slow parser reads
+
+
+class ScreenError(Exception):
+    """A request that is refused; the message is for its client."""
+
+
+class _Input(msgspec.Struct, omit_defaults=True):
+    name: str
+    shape: list[int]
+    datatype: str
+    parameters: dict[str, Any] = {}
+    data: msgspec.Raw = msgspec.Raw()
+
+
+class _Request(msgspec.Struct, omit_defaults=True):
+    inputs: list[_Input]
+    id: str = ""
+    parameters: dict[str, Any] = {}
+    outputs: list[dict[str, Any]] = []
+
+
+_DECODER = msgspec.json.Decoder(_Request)
+
+
+def screen_json(head: bytes, num_binary: int) -> tuple[bytes, str]:
+    """The JSON of a request for inference as Triton shall read it, and the request's id.
+
+    ``num_binary`` bytes of tensors follow it.
+
+    Raises:
+        ScreenError: it is no such request, or one that Triton would not survive.
+    """
+    screen_nesting(head)
+    request = _decode(head)
+    num_claimed = 0
+    for tensor in request.inputs:
+        claimed = tensor.parameters.get("binary_data_size")
+        if claimed is None:
+            # a value takes a character and a comma
+            _screen(tensor.name, tensor.shape, tensor.datatype, tensor.parameters, len(bytes(tensor.data)) // 2 + 1)
+            continue
+        if not isinstance(claimed, int) or claimed < 0:
+            raise ScreenError(f"Input {tensor.name!r} has binary_data_size {claimed!r}. Give the number of its bytes.")
+        _screen(tensor.name, tensor.shape, tensor.datatype, tensor.parameters, claimed, is_binary=True)
+        num_claimed += claimed
+    if num_claimed != num_binary:
+        raise ScreenError(f"{num_binary} bytes follow the JSON; its inputs speak of {num_claimed}.")
+    return msgspec.json.encode(request), request.id
+
+
+def screen_message(message: Any, first_name: str) -> None:
+    """Judge a ``ModelInferRequest``; ``first_name`` is the model that its first field names.
+
+    Raises:
+        ScreenError: Triton would not survive it.
+    """
+    if first_name != message.model_name:
+        raise ScreenError(f"The request names two models, {first_name!r} and {message.model_name!r}. Name one.")
+    raw = message.raw_input_contents
+    if raw and len(raw) != len(message.inputs):
+        raise ScreenError(f"The request has {len(message.inputs)} inputs and {len(raw)} raw contents.")
+    for index, tensor in enumerate(message.inputs):
+        parameters = tensor.parameters if len(tensor.parameters) else {}
+        if raw:
+            _screen(tensor.name, tensor.shape, tensor.datatype, parameters, len(raw[index]), is_binary=True)
+        else:
+            values = max((len(value) for _, value in tensor.contents.ListFields()), default=0)
+            _screen(tensor.name, tensor.shape, tensor.datatype, parameters, values)
+
+
+def screen_nesting(content: bytes) -> None:
+    """Raises ``ScreenError`` for JSON whose brackets are nested too deeply, and for what is no JSON in that respect."""
+    if content.count(b"[") + content.count(b"{") <= MOST_NESTED:
+        return
+    # without escapes every second piece between quotes is a string
+    outside = b"".join(content.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
+    brackets = np.frombuffer(outside.translate(None, _NO_BRACKETS), np.uint8)
+    if len(brackets):
+        depths = np.cumsum(np.where((brackets == _OPENING[0]) | (brackets == _OPENING[1]), 1, -1))
+        if (deepest := int(depths.max())) > MOST_NESTED:
+            raise ScreenError(f"The JSON is nested {deepest} deep; at most {MOST_NESTED} are read.")
+
+
+def check_json(content: bytes) -> None:
+    """Raises ``ScreenError``, with the place, for what is no JSON."""
+    try:
+        msgspec.json.decode(content, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, RecursionError) as error:
+        if not _has_nan(content):
+            raise ScreenError(f"The request cannot be read: {error}.") from None
+
+
+def _screen(
+    name: str, shape: Any, datatype: str, parameters: Mapping[str, Any], size: int, *, is_binary: bool = False
+) -> None:
+    """``size`` is a tensor's bytes or, unless it ``is_binary``, the most values that it can have."""
+    if any(dim < 0 for dim in shape):
+        raise ScreenError(f"Input {name!r} has shape {list(shape)}. Give dimensions of 0 or more.")
+    # of what has no values some other step may still multiply the rest
+    if prod(filter(None, shape)) * _ITEM_BYTES.get(datatype, _LENGTH_BYTES) > MOST_BYTES:
+        raise ScreenError(f"Input {name!r} has shape {list(shape)}, more than {MOST_BYTES} bytes.")
+    if "shared_memory_region" in parameters:
+        raise ScreenError(f"Input {name!r} names shared memory, which is closed here. Send its data.")
+    num = prod(shape)
+    if is_binary and datatype in _ITEM_BYTES:
+        fits = num * _ITEM_BYTES[datatype] == size
+    else:
+        fits = num * (_LENGTH_BYTES if is_binary else 1) <= size
+    if not fits:
+        what = f"{size} bytes" if is_binary else "fewer values"
+        raise ScreenError(f"Input {name!r} has shape {list(shape)} of {datatype}, and {what}.")
+
+
+def _decode(head: bytes) -> _Request:
+    try:
+        return _DECODER.decode(head)
+    except RecursionError:
+        raise ScreenError(f"The JSON is nested too deeply; at most {MOST_NESTED} brackets are read.") from None
+    except msgspec.DecodeError as error:
+        if not _has_nan(head):
+            raise ScreenError(f"The request cannot be read: {error}.") from None
+    if len(head) > _SLOW_BYTES:
+        raise ScreenError(f"More than {_SLOW_BYTES} bytes of JSON with NaN or Infinity in it. Send binary tensors.")
+    try:  # Triton takes NaN and Infinity, as Python does
+        document = json.loads(head)
+        for tensor in document["inputs"]:
+            if "data" in tensor:
+                tensor["data"] = msgspec.Raw(json.dumps(tensor["data"]).encode())
+        return msgspec.convert(document, _Request)
+    except (ValueError, LookupError, TypeError) as error:
+        raise ScreenError(f"The request cannot be read: {error}.") from None
+
+
+def _has_nan(content: bytes) -> bool:
+    return b"NaN" in content or b"Infinity" in content
