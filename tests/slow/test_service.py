@@ -117,11 +117,15 @@ def test_memory_limit(home: Path) -> None:
         assert time.monotonic() - start < 30
 
 
-def test_gives_up(home: Path) -> None:
+def test_too_many_restarts_are_followed_by_pauses(home: Path) -> None:
     with serve(home, "--max-restarts", 1) as service:
-        (home / "first").write_text("garbage", encoding="utf-8")
-        assert service.process.wait(30) == 1
-        assert "--max-restarts" in (home / "log").read_text(encoding="utf-8").splitlines()[-1]
+        for _ in range(2):
+            os.kill(service.servers()[0].pid, signal.SIGKILL)
+            service.wait(is_ready=False, seconds=10)
+            page = service.get("/health/ready")[1]
+            service.wait(is_ready=True, seconds=30)
+        assert "started again after a pause" in page
+        assert any("ended 2 times within ten minutes" in entry["message"] for entry in service.entries())
 
 
 def test_what_a_killed_service_leaves(home: Path) -> None:
@@ -168,7 +172,11 @@ def test_logs_are_json_lines_with_tritons_among_them(home: Path) -> None:
         (["--grace", "0"], "--grace 0 is out of range"),
         (["--max-restarts", "-1"], "--max-restarts -1 is out of range"),
         (["--log", "/nowhere/log"], "The log /nowhere/log cannot be written"),
-        (["--host", "192.0.2.1"], "cannot be used"),
+        (["--host", "192.0.2.1", "--open"], "cannot be used"),
+        (["--host", "0.0.0.0"], "Give --open as well"),
+        (["--expose", "nobody"], "--expose nobody names no model"),
+        (["--trusted-proxy", "me"], "--trusted-proxy 'me' is no IP address"),
+        (["--client-share", "2"], "--client-share 2 is out of range"),
         (["--pid-file", "/nowhere/pid"], "The pid file /nowhere/pid cannot be written"),
     ],
 )

@@ -396,7 +396,7 @@ class Gate:
     async def settle(self) -> None:
         """The suspicion was looked into: the server that a request was lost by is well."""
         self._num_settled += 1
-        if self.upstream is not None:
+        if self.upstream is not None and not self.blocked:
             self.upstream.num_lost = 0
         await self._tell()
 

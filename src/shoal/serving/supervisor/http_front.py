@@ -47,6 +47,8 @@ _STATUS = {
     Why.BUSY: 429, Why.UNAVAILABLE: 503, Why.WRONG: 400, Why.ABSENT: 404, Why.CLOSED: 403, Why.METHOD: 405,
     Why.LARGE: 413, Why.ENCODING: 415, Why.SLOW: 408,
 }  # fmt: skip
+# What Triton's front says, as a fault of its own, of JSON whose values are not what it wants.
+_UNREADABLE = re.compile(rb'\{"error":\s*"(Unable to (parse|set) |failed to parse )')
 _REQUEST_HEADERS = (*HEADERS, "content-type", _HEAD_LENGTH.lower())
 # Answers are not deflated on their way, so that errors can be read.
 _ANSWER_HEADERS = ("content-type", _HEAD_LENGTH.lower())
@@ -152,9 +154,11 @@ class HttpFront:
                     content = await reply.read()
             except _BROKEN as error:
                 raise LostError(str(error)) from None
-            if reply.status >= 400:
+            status = reply.status
+            if status >= 400:
                 content = _cleaned(content)
-            return web.Response(status=reply.status, body=content, headers=_kept(reply.headers))
+                status = 400 if _UNREADABLE.match(content) else status
+            return web.Response(status=status, body=content, headers=_kept(reply.headers))
 
         def is_waited_for() -> bool:
             return request.transport is not None and not request.transport.is_closing()

@@ -1,0 +1,306 @@
+"""Nothing that a client sends or does stops the service: requests, deadlines, and clients that leave."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc  # type: ignore[import-untyped]
+import numpy as np
+import pytest
+from tritonclient.grpc import service_pb2
+
+import shoal
+from tests.conftest import Scale
+from tests.slow.test_fronts import ask
+from tests.support.planted import write
+from tests.support.service import Callers, Service, make_repository, wait_until
+
+INFER, STREAM = "/inference.GRPCInferenceService/ModelInfer", "/inference.GRPCInferenceService/ModelStreamInfer"
+
+# Ends its process for one value, answers all others; takes BYTES too, and rows of any length.
+KILLER = """
+import os
+
+from shoal.component.base import Component
+
+
+class Killer(Component):
+    def run(self, batch):
+        for value in batch["X"].ravel():
+            if value < 0:
+                os.kill(os.getpid(), 9)
+        return {"Y": batch["X"] * 2}
+
+
+TritonPythonModel = Killer.for_triton()
+"""
+KILLER_CONFIG = """
+backend: "python"
+max_batch_size: 4
+input [ { name: "X" data_type: TYPE_FP32 dims: [ -1 ] } ]
+output [ { name: "Y" data_type: TYPE_FP32 dims: [ -1 ] } ]
+instance_group [ { kind: KIND_CPU } ]
+parameters { key: "public" value { string_value: "true" } }
+"""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hostile")
+    repository = make_repository(folder)
+    write(repository / "killer" / "config.pbtxt", KILLER_CONFIG)
+    write(repository / "killer" / "1" / "model.py", KILLER)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def service(home: Path) -> Iterator[Service]:
+    with Service(home / "repository", home / "log") as running:
+        yield running
+
+
+def message(value: float = 3.0, model: str = "chain", shape: tuple[int, ...] = (1, 1), **fields: Any) -> Any:
+    """A request for inference, as gRPC's message."""
+    request = service_pb2.ModelInferRequest(model_name=model, **fields)
+    request.inputs.add(name="X", datatype="FP32", shape=shape)
+    request.raw_input_contents.append(np.float32(value).tobytes())
+    return request
+
+
+def stub(channel: grpc.Channel) -> Any:
+    return channel.unary_unary(
+        INFER, service_pb2.ModelInferRequest.SerializeToString, service_pb2.ModelInferResponse.FromString
+    )
+
+
+def pids(service: Service) -> set[int]:
+    return {process.pid for process in (*service.servers(), *service.stubs())}
+
+
+def is_right(service: Service) -> bool:
+    """Whether the known request has its answer, over both protocols."""
+    with shoal.Client(service.grpc, retries=0) as client, shoal.Client(service.http, protocol="http") as other:
+        return all(each.infer("chain", X=[[3.0]])["Z"].item() == 12.0 for each in (client, other))
+
+
+# --- what Triton does not survive -----------------------------------------------------------------------------------
+
+
+def lies(seed: int) -> Iterator[tuple[str, dict[str, str], bytes]]:
+    """Path, headers and body of requests whose shapes overflow, whose sizes lie, or which are nested deeply."""
+    chance = random.Random(seed)
+    large = [2**31, 2**32, 2**61, 2**62, 2**63 - 1, 2**63, 2**64, 2**64 + 1, -1, -(2**61)]
+    while True:
+        model = chance.choice(["chain", "first", "second", "other", "killer"])
+        path, headers = f"/v2/models/{model}/infer", {}
+        shape: list[Any] = [1, *(chance.choice([0, 1, 2, 8, *large]) for _ in range(chance.randint(1, 4)))]
+        if not any(abs(dim) > 8 for dim in shape):
+            shape.append(chance.choice(large))
+        datatype = chance.choice(["FP32", "INT64", "BYTES", "BOOL", "FP64"])
+        tensor: dict[str, Any] = {"name": "X", "datatype": datatype, "shape": shape}
+        kind, binary = chance.choice(["binary", "json", "nested", "twice", "generate"]), b""
+        if kind == "binary":
+            binary = bytes(chance.choice([0, 0, 4, 8]))
+            tensor["parameters"] = {"binary_data_size": chance.choice([0, len(binary), 2**31, 2**32, 2**64 - 1])}
+        else:
+            tensor["data"] = [1.0]
+        body = json.dumps({"inputs": [tensor]})
+        if kind == "nested":
+            depth = chance.choice([65, 1000, 40_000, 200_000])
+            body = body.replace("[1.0]", "[" * depth + "1.0" + "]" * depth)
+        if kind == "twice":  # of equal keys Triton takes the first
+            body = body.replace('"data"', '"shape": [1, 1], "data"')
+        if kind == "generate":
+            path = f"/v2/models/{model}/generate"
+            depth = chance.choice([65, 40_000, 200_000])
+            body = '{"X": ' + "[" * depth + "3.0" + "]" * depth + "}"
+        if kind == "binary":
+            headers["Inference-Header-Content-Length"] = str(len(body))
+        yield path, headers, body.encode() + binary
+
+
+def lying_messages(seed: int) -> Iterator[bytes]:
+    chance = random.Random(seed)
+    large = [2**31, 2**61, 2**62, 2**63 - 1, -1]
+    while True:
+        model = chance.choice(["chain", "first", "second", "other", "killer"])
+        request = message(model=model, shape=(1, chance.choice(large), chance.choice([0, 1, 8, *large])))
+        if chance.random() < 0.3:
+            del request.raw_input_contents[:]
+            request.inputs[0].contents.fp32_contents.append(1.0)
+        elif chance.random() < 0.5:
+            request.raw_input_contents[0] = b""
+        content = request.SerializeToString()
+        yield (
+            content
+            if chance.random() < 0.8
+            else content + service_pb2.ModelInferRequest(model_name="killer").SerializeToString()
+        )
+
+
+def test_requests_that_triton_does_not_survive(service: Service, scale: Scale) -> None:
+    before = pids(service)
+    posts, calls = lies(1), lying_messages(2)
+    with grpc.insecure_channel(service.grpc) as channel:
+        call = channel.unary_unary(INFER)
+        for number in range(scale(150, full=1000)):
+            path, headers, body = next(posts)
+            status, _, content = ask(service, path, body, **{n.replace("-", "_"): v for n, v in headers.items()})
+            assert status in (200, 400)
+            if b'"shape": [1, 1]' not in body:  # which is the one that counts
+                assert (status, list(json.loads(content))) == (400, ["error"]), (path, body[:300], content)
+            with pytest.raises(grpc.RpcError) as caught:
+                call(next(calls), timeout=20)
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT, caught.value.details()
+            if number % 50 == 0:
+                assert is_right(service)
+    assert is_right(service)
+    assert pids(service) == before
+
+
+def test_no_request_is_judged_by_one_model_and_run_by_another(service: Service) -> None:
+    two = (
+        message(model="nobody").SerializeToString()
+        + service_pb2.ModelInferRequest(model_name="chain").SerializeToString()
+    )
+    with grpc.insecure_channel(service.grpc) as channel, pytest.raises(grpc.RpcError, match="names two models"):
+        channel.unary_unary(INFER)(two)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.5e-7])
+def test_numbers_that_json_does_not_know(service: Service, value: float) -> None:
+    body = json.dumps({"id": "[{", "inputs": [{"name": "X", "datatype": "FP32", "shape": [1, 1], "data": [value]}]})
+    status, _, content = ask(service, "/v2/models/chain/infer", body.encode())
+    assert status == 200
+    answer = json.loads(content)
+    assert answer["id"] == "[{"
+    np.testing.assert_equal(np.float32(answer["outputs"][0]["data"][0]), np.float32(4 * np.float32(value)))
+
+
+def test_requests_that_kill_do_not_end_the_service(service: Service) -> None:
+    """Six that end their model's process; each is sent but once where it was alone, and then refused."""
+    for number in range(6):
+        before = service.metric("shoal_restarts_total")
+        with shoal.Client(service.grpc, retries=0, timeout=60) as client:
+            with pytest.raises(shoal.ServerError, match="ended while it had"):
+                client.infer("killer", X=[[-1.0 - number]])
+            service.wait(is_ready=True, seconds=30)
+            after = service.metric("shoal_restarts_total")
+            with pytest.raises(shoal.ServerError, match="ended while it had"):
+                client.infer("killer", X=[[-1.0 - number]])  # refused
+            assert client.infer("killer", X=[[2.0]])["Y"].item() == 4.0
+        assert after - before == 1
+        assert service.metric("shoal_restarts_total") == after
+    assert is_right(service)
+
+
+def test_who_is_beside_a_killer_is_answered(service: Service) -> None:
+    """The killer is sent to two servers at most; honest requests that were under way with it have their answers."""
+    answers: list[float] = []
+
+    def call(value: float) -> None:
+        with shoal.Client(service.grpc, retries=0, timeout=60) as client:
+            answers.append(client.infer("killer", X=[[value]])["Y"].item())
+
+    with ThreadPoolExecutor(9) as pool:
+        killing = pool.submit(call, -99.0)
+        honest = [pool.submit(call, float(value)) for value in range(8)]
+        assert isinstance(killing.exception(), shoal.ServerError)
+        for future in honest:
+            future.result()
+    assert sorted(answers) == [2.0 * value for value in range(8)]
+
+
+# --- deadlines, and leaving -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["deadline", "cancel"])
+def test_clients_that_do_not_wait(service: Service, scale: Scale, way: str) -> None:
+    """Triton 24.10 ends after some hundred of these when it hears of them."""
+    before, number = pids(service), scale(1500, full=20_000)
+    chance, lock, counts = random.Random(3), threading.Lock(), dict[str, int]()
+
+    def call(_: int) -> None:
+        with grpc.insecure_channel(service.grpc, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+            ask_it, request = stub(channel), message()
+            for _ in range(number // 8):
+                seconds = chance.uniform(0.001, 0.04)
+                try:
+                    if way == "deadline":
+                        ask_it(request, timeout=seconds)
+                    else:
+                        future = ask_it.future(request, timeout=20)
+                        time.sleep(seconds / 4)
+                        future.cancel()
+                        future.result()
+                    outcome = "answered"
+                except grpc.RpcError as error:
+                    outcome = error.code().name
+                except grpc.FutureCancelledError:
+                    outcome = "CANCELLED"
+                with lock:
+                    counts[outcome] = counts.get(outcome, 0) + 1
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(call, range(8)))
+    assert set(counts) <= {"answered", "DEADLINE_EXCEEDED", "CANCELLED", "RESOURCE_EXHAUSTED"}, counts
+    assert counts.get("DEADLINE_EXCEEDED", 0) + counts.get("CANCELLED", 0) > number / 10, counts
+    assert wait_until(lambda: service.metric("shoal_in_flight") == 0, 30)
+    assert is_right(service)
+    assert pids(service) == before
+
+
+def test_streams_that_are_left(service: Service, scale: Scale) -> None:
+    before, chance = pids(service), random.Random(4)
+
+    def call(_: int) -> None:
+        with grpc.insecure_channel(service.grpc, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+            stream = channel.stream_stream(
+                STREAM, service_pb2.ModelInferRequest.SerializeToString, service_pb2.ModelStreamInferResponse.FromString
+            )
+            for _ in range(scale(60, full=5000 // 8)):
+                answers = stream(iter([message(value) for value in range(chance.randint(1, 4))]), timeout=20)
+                for _ in range(chance.randint(0, 2)):
+                    next(answers, None)
+                time.sleep(chance.uniform(0, 0.005))
+                answers.cancel()
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(call, range(8)))
+    assert wait_until(lambda: service.metric("shoal_in_flight") == 0, 30)
+    assert is_right(service)
+    assert pids(service) == before
+
+
+def test_a_drain_during_a_storm_of_deadlines(home: Path) -> None:
+    with Service(home / "repository", home / "log2") as service:
+        stop = threading.Event()
+
+        def storm(_: int) -> None:
+            with grpc.insecure_channel(service.grpc, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+                while not stop.is_set():
+                    try:
+                        stub(channel)(message(), timeout=random.uniform(0.001, 0.04))
+                    except grpc.RpcError as error:
+                        if error.code() is grpc.StatusCode.UNAVAILABLE:
+                            return
+
+        with ThreadPoolExecutor(8) as pool, Callers(service, 8) as callers:
+            storming = [pool.submit(storm, number) for number in range(4)]
+            time.sleep(3)
+            service.process.send_signal(signal.SIGTERM)
+            assert service.process.wait(30) == 0
+            stop.set()
+            for future in storming:
+                future.result()
+    assert callers.num_answers
+    turned_away = ("stopping", "No Triton answers", "unavailable", "turned the request away")
+    assert all(any(words in failure for words in turned_away) for failure in callers.failures), callers.failures
