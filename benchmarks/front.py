@@ -1,9 +1,10 @@
 """What the front of `shoal serve` costs: a small ensemble asked of Triton itself and through the front, in turns.
 
-    python benchmarks/front.py [--rounds 7] [--seconds 2]
+    python benchmarks/front.py [--rounds 7] [--seconds 2] [--other .../.venv/bin/python]
 
 The models do next to nothing, so that the way there is what is measured: an upper bound for anything real. Both run on
-this machine, which the callers share. The result, with hardware and versions, goes to
+this machine, which the callers share. ``--other`` is the Python of an environment with another version of shoal: its
+front takes its turn too, and the ratios of this one to it are recorded. The result, with hardware and versions, goes to
 benchmarks/results/front-DATE.json.
 """
 
@@ -14,7 +15,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -31,14 +32,19 @@ from tests.support.service import Service, make_repository
 CALLERS = (1, 16)
 
 
-def main(rounds: int = 7, seconds: float = 2.0) -> None:
+def main(rounds: int = 7, seconds: float = 2.0, other: str = "") -> None:
     """Measure and record."""
     with ExitStack() as held:
         folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="shoal-front-")))
         repository = make_repository(folder)
         direct = held.enter_context(serve(repository))
-        front = held.enter_context(Service(repository, folder / "log"))
-        urls = {"grpc": (direct.grpc_url, front.grpc), "http": (direct.http_url, front.http)}
+        fronts = [held.enter_context(Service(repository, folder / "log"))]
+        if other:
+            fronts.append(held.enter_context(Service(repository, folder / "other log", python=other)))
+        urls = {
+            "grpc": [direct.grpc_url, *(front.grpc for front in fronts)],
+            "http": [direct.http_url, *(front.http for front in fronts)],
+        }
         loads = {
             f"{protocol}, {callers} caller{'s' if callers > 1 else ''}": list(
                 measure(urls[protocol], protocol, callers, rounds, seconds)
@@ -58,37 +64,45 @@ def main(rounds: int = 7, seconds: float = 2.0) -> None:
     print(json.dumps(result["loads"], indent=1))
 
 
-def measure(
-    urls: tuple[str, str], protocol: str, callers: int, rounds: int, seconds: float
-) -> Iterator[tuple[Load, Load]]:
-    """Triton's own load and that through the front, round by round."""
-    with Client(urls[0], protocol=protocol) as direct, Client(urls[1], protocol=protocol) as front:
+def measure(urls: list[str], protocol: str, callers: int, rounds: int, seconds: float) -> Iterator[list[Load]]:
+    """The load of each address, round by round."""
+    with ExitStack() as held:
+        clients = [held.enter_context(Client(url, protocol=protocol)) for url in urls]
 
         def ask(client: Client) -> int:
             client.infer("chain", X=[[1.0]])
             return 1
 
         for _ in range(rounds):
-            yield (
-                closed_loop(lambda _: ask(direct), callers=callers, seconds=seconds),
-                closed_loop(lambda _: ask(front), callers=callers, seconds=seconds),
-            )
+            yield [closed_loop(lambda _, c=client: ask(c), callers=callers, seconds=seconds) for client in clients]
 
 
-def summary(turns: list[tuple[Load, Load]]) -> dict[str, Any]:
-    """Medians of the rounds, milliseconds and requests a second, and of their differences."""
-    return {
+def summary(turns: list[list[Load]]) -> dict[str, Any]:
+    """Medians of the rounds, milliseconds and requests a second, and of their differences and ratios."""
+    names = ("Triton", "through the front", "through the other front")[: len(turns[0])]
+    found: dict[str, Any] = {
         "p50_ms": {
             name: round(1e3 * statistics.median(turn[at].percentile(50) for turn in turns), 3)
-            for at, name in enumerate(("Triton", "through the front"))
+            for at, name in enumerate(names)
         },
-        "more_ms": round(1e3 * statistics.median(b.percentile(50) - a.percentile(50) for a, b in turns), 3),
+        "more_ms": round(1e3 * statistics.median(turn[1].percentile(50) - turn[0].percentile(50) for turn in turns), 3),
         "requests_a_second": {
             name: round(statistics.median(turn[at].rows_per_second for turn in turns), 1)
-            for at, name in enumerate(("Triton", "through the front"))
+            for at, name in enumerate(names)
         },
-        "rate_ratio": round(statistics.median(b.rows_per_second / a.rows_per_second for a, b in turns), 3),
+        "rate_ratio": ratio(turns, 0, lambda load: load.rows_per_second),
     }
+    if len(names) > 2:
+        found["to_other"] = {
+            "rate": ratio(turns, 2, lambda load: load.rows_per_second),
+            "p50": ratio(turns, 2, lambda load: load.percentile(50)),
+        }
+    return found
+
+
+def ratio(turns: list[list[Load]], base: int, of: Callable[[Load], float]) -> float:
+    """The front's figure over another one's, as the median of the rounds."""
+    return round(statistics.median(of(turn[1]) / of(turn[base]) for turn in turns), 3)
 
 
 if __name__ == "__main__":

@@ -105,7 +105,7 @@ def test_a_model_that_does_not_load(repository: Path) -> None:
     assert code == 1
     assert "failed to load 'first' version 1" in said
     assert "no such weights" in said
-    assert seconds < SECONDS + 3  # Python and its libraries included
+    assert seconds < 4 * SECONDS  # Python and its libraries included
 
 
 def test_a_port_in_use(repository: Path) -> None:

@@ -82,7 +82,8 @@ ensemble_scheduling {
   ]
 }
 """
-SHOAL = [sys.executable, "-c", "from shoal.cli import main; main()"]
+MAIN = ["-c", "from shoal.cli import main; main()"]
+SHOAL = [sys.executable, *MAIN]
 THREE = b"\x00\x00\x40\x40"  # 3.0, as FP32 travels
 
 
@@ -102,11 +103,18 @@ def make_repository(folder: Path, *, num_instances: int = 1) -> Path:
 
 
 class Service:
-    """``shoal serve`` over a repository, as a process of its own."""
+    """``shoal serve`` over a repository, as a process of its own, in this environment or that of another ``python``.
 
-    def __init__(self, repository: Path, log: Path, *arguments: object) -> None:
+    ``descriptors`` is how many it may open.
+    """
+
+    def __init__(
+        self, repository: Path, log: Path, *arguments: object, python: str = sys.executable, descriptors: int = 0
+    ) -> None:
         ports = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
-        command = [*SHOAL, "serve", repository, *ports, *arguments]
+        command = [python, *MAIN, "serve", repository, *ports, *arguments]
+        if descriptors:
+            command = ["prlimit", f"--nofile={descriptors}", *command]
         self.log = log
         with log.open("wb") as file:
             self.process = subprocess.Popen([*map(str, command)], stdout=subprocess.PIPE, stderr=file, text=True)

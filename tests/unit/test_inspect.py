@@ -8,7 +8,6 @@ import io
 import json
 import lzma
 import random
-import re
 import sys
 import tarfile
 import zipfile
@@ -20,7 +19,7 @@ import numpy as np
 import pytest
 
 from shoal.environment.contents import Environment, Need, Package
-from shoal.environment.elf import parse_version, read_binary
+from shoal.environment.elf import read_binary
 from shoal.environment.entries import Limits, read_folder
 from shoal.environment.inspect import inspect
 from shoal.environment.targets import find_target
@@ -238,17 +237,6 @@ def test_an_environment_is_read_the_same_from_a_folder_and_an_archive(tmp_path: 
     archive = pack_folder(folder)
     assert replace(inspect(archive), source=folder, kind="folder") == found
     assert inspect(archive).kind == "archive"
-
-
-def test_the_highest_version_of_each_family_is_needed() -> None:
-    """Compared with the names in the file's bytes, which stand in no order."""
-    unordered = 0
-    for path in [Path(sys.executable).resolve(), *Path(np.__file__).parent.rglob("*.so")]:
-        said = re.findall(rb"\0GLIBC_([\d.]+)(?=\0)", content := path.read_bytes())
-        versions = [parse_version(version.decode()) for version in said]
-        unordered += versions[-1:] != [max(versions, default=())]
-        assert read_binary(io.BytesIO(content), path.name).requires.get("GLIBC", ()) == max(versions, default=()), path
-    assert unordered
 
 
 PACKAGE, OWN = f"{SITE}/mine-1.dist-info", {f"{SITE}/foo_bar-1.dist-info/METADATA": metadata("Foo_Bar")}

@@ -92,7 +92,8 @@ class Upstream:
     """A server that is ready, and the requests that it has."""
 
     server: Server
-    sent: dict[asyncio.Future[Any], str] = field(default_factory=dict)  # with the model that each asks for
+    sent: dict[asyncio.Task[Any], str] = field(default_factory=dict)  # by who waits: the models they ask
+    taken_back: set[asyncio.Task[Any]] = field(default_factory=set)  # those of them whose model has died
     streams: set[Stream] = field(default_factory=set)
     num_lost: int = 0  # requests that it died with
     is_repeat: bool = False  # whether one of them had been under way when the server before it died
@@ -172,19 +173,14 @@ class Gate:
 
     # --- requests ------------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def hold(self, address: str, model: str = "") -> Iterator[Hold]:
-        """Memory for a request of a client's, which grows as that arrives.
+    def hold(self, address: str, model: str = "") -> Hold:
+        """Memory for a request of a client's, which grows as that arrives, and is to be released.
 
         Raises:
             RefusedError: nobody is let in now.
         """
         self._find(model)
-        held = Hold(self.memory, address)
-        try:
-            yield held
-        finally:
-            held.release()
+        return Hold(self.memory, address)
 
     def grow(self, held: Hold, num_bytes: int) -> None:
         """Room for more of a request.
@@ -349,17 +345,20 @@ class Gate:
             self.streams.give_back(address)
 
     async def _follow(self, upstream: Upstream, model: str, call: Callable[[Server], Awaitable[T]]) -> T:
-        """The call as a task of its own, which whoever sees its server die can end."""
-        task = asyncio.ensure_future(call(upstream.server))
+        """The call, which whoever sees its server die can end: by cancelling the task that waits for it."""
+        task = asyncio.current_task()
+        assert task is not None
         upstream.sent[task] = model
         try:
-            await asyncio.wait({task})
-        finally:  # where the caller goes away, so does its call
+            return await call(upstream.server)
+        except asyncio.CancelledError:
+            if task not in upstream.taken_back:
+                raise
+            task.uncancel()
+            raise LostError from None
+        finally:
             del upstream.sent[task]
-            task.cancel()
-        if task.cancelled():  # by ``block``
-            raise LostError
-        return task.result()
+            upstream.taken_back.discard(task)
 
     async def _wait_for_next(self, model: str, old: Upstream) -> Upstream | None:
         """The server to ask next: another one, or the same if it turns out to be well; ``None`` if none comes."""
@@ -385,6 +384,7 @@ class Gate:
         self.blocked |= named
         if self.upstream is not None:
             for task in [task for task, model in self.upstream.sent.items() if model in named]:
+                self.upstream.taken_back.add(task)
                 task.cancel()
             self.upstream.end_streams(named)
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -17,16 +16,16 @@ from shoal.serving.supervisor.fronts import EXTENSIONS, PRIVATE, absent, clean, 
 from shoal.serving.supervisor.gate import Gate, LostError, RefusedError, Why
 from shoal.serving.supervisor.grpc_messages import (
     StatusError,
+    arrive,
     is_cut,
     keep,
     kept,
     parse,
-    read_message,
     refuse,
     screen,
 )
 from shoal.serving.supervisor.grpc_stream import Relay
-from shoal.serving.supervisor.limits import Limits, Pool, Turns
+from shoal.serving.supervisor.limits import Limits, Pool
 
 SERVICE = "/inference.GRPCInferenceService/"
 HEALTH = "/grpc.health.v1.Health/Check"
@@ -49,52 +48,57 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._calls = Pool(MOST_CALLS, gate.limits.client_share)
         # a message is in memory before its size is known: so many at a time may arrive
         most = max(4, gate.memory.most // gate.limits.request_bytes)
-        self._arriving = Turns(most, gate.limits.client_share)
+        self._arriving = Pool(most, gate.limits.client_share)
+        self._opening = Pool(most, gate.limits.client_share)  # streams, whose first message may never come
+        # as a stream of one message, for which one can wait within limits
+        self._handlers: dict[str, Any] = {
+            method: grpc.stream_unary_rpc_method_handler(partial(self._unary, answer))
+            for method, answer in {
+                f"{SERVICE}ServerLive": self._answer_live,
+                f"{SERVICE}ServerReady": self._answer_ready,
+                HEALTH: self._answer_health,
+                f"{SERVICE}ModelInfer": self._answer_infer,
+                f"{SERVICE}ModelReady": self._answer_model_ready,
+                f"{SERVICE}ServerMetadata": self._answer_server_metadata,
+                f"{SERVICE}ModelMetadata": self._answer_model_metadata,
+                f"{SERVICE}ModelConfig": self._answer_config,
+                f"{SERVICE}ModelStatistics": self._answer_statistics,
+                f"{SERVICE}RepositoryIndex": self._answer_index,
+            }.items()
+        }
+        self._handlers[f"{SERVICE}ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self._stream)
 
     def service(self, details: Any) -> Any:
         """The handler of a method, as grpc asks for it."""
-        answers: dict[str, Callable[[bytes, str, Any], Awaitable[bytes]]] = {
-            f"{SERVICE}ServerLive": self._answer_live,
-            f"{SERVICE}ServerReady": self._answer_ready,
-            HEALTH: self._answer_health,
-            f"{SERVICE}ModelInfer": self._answer_infer,
-            f"{SERVICE}ModelReady": self._answer_model_ready,
-            f"{SERVICE}ServerMetadata": self._answer_server_metadata,
-            f"{SERVICE}ModelMetadata": self._answer_model_metadata,
-            f"{SERVICE}ModelConfig": self._answer_config,
-            f"{SERVICE}ModelStatistics": self._answer_statistics,
-            f"{SERVICE}RepositoryIndex": self._answer_index,
-        }
-        if details.method == f"{SERVICE}ModelStreamInfer":
-            return grpc.stream_stream_rpc_method_handler(self._stream)
-        answer = answers.get(details.method, partial(self._refuse, details.method))
-        # as a stream of one message, for which one can wait within limits
-        return grpc.stream_unary_rpc_method_handler(partial(self._unary, answer))
+        if handler := self._handlers.get(details.method):
+            return handler
+        return grpc.stream_unary_rpc_method_handler(partial(self._unary, partial(self._refuse, details.method)))
 
     async def _unary(self, answer: Callable[[bytes, str, Any], Awaitable[bytes]], _: Any, context: Any) -> bytes:
-        limits, address = self._gate.limits, self.address(context)
+        limits, address = self._gate.limits, self._address(context)
         seconds = limits.body_seconds + limits.request_bytes / (limits.body_kib * 2**10)
-        with self._calls.one(address) as is_free:
-            try:
-                if not is_free:
-                    raise RefusedError(Why.BUSY, "Too many requests for this server from one address.", 1.0)
-                async with self._arriving.turn(address, limits.body_seconds):
-                    request = await read_message(context, seconds)
-                return await answer(request or b"", address, context)
-            except TimeoutError:  # no turn
-                await refuse(context, RefusedError(Why.BUSY, "Too many requests arrive here at a time.", 1.0))
-            except RefusedError as refused:
-                note(self._gate, refused)
-                await refuse(context, refused)
-            except StatusError as error:
-                await context.abort(error.code, error.details)
-            raise AssertionError  # abort raises
+        is_free = self._calls.has(address)
+        self._calls.take(address)
+        try:
+            if not is_free:
+                raise RefusedError(Why.BUSY, "Too many requests for this server: calls.", 1.0)
+            request = await arrive(self._arriving, address, context, seconds)
+            return await answer(request or b"", address, context)
+        except RefusedError as refused:
+            note(self._gate, refused)
+            await refuse(context, refused)
+        except StatusError as error:
+            await context.abort(error.code, error.details)
+        finally:
+            self._calls.give_back(address)
+        raise AssertionError  # abort raises
 
-    def address(self, context: Any) -> str:
+    def _address(self, context: Any) -> str:
         """The address of a call's client."""
-        peer = unquote(context.peer()).partition(":")[2].rpartition(":")[0].strip("[]")
-        forwarded = [str(v) for k, v in context.invocation_metadata() or () if k == "x-forwarded-for"]
-        return self._gate.limits.find_address(peer, forwarded)
+        peer, limits = _host(context.peer()), self._gate.limits
+        if peer not in limits.trusted_proxies:
+            return peer
+        return limits.find_address(peer, [v for k, v in context.invocation_metadata() if k == "x-forwarded-for"])
 
     # --- questions -----------------------------------------------------------------------------------------------
 
@@ -154,22 +158,28 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     async def _fetch(self, method: str, request: bytes) -> bytes:
         """What Triton says to its administrator, who asks for clients."""
-        return await self._ask("", method, request, lambda server: (("admin-key", server.admin_key),), "", lambda: True)
+        return await self._ask(
+            "",
+            method,
+            request,
+            lambda server: (("triton-grpc-protocol-admin-key", server.admin_key),),
+            "",
+            lambda: True,
+        )
 
     # --- inference -----------------------------------------------------------------------------------------------
 
     async def _answer_infer(self, request: bytes, address: str, context: Any) -> bytes:
-        model, request_id = screen(request)
+        model, request_id = await screen(request)
         self._exposed(model)
         metadata = kept(context.invocation_metadata())
-        with ExitStack() as stack:
-            held = stack.enter_context(self._gate.hold(address))
-            self._gate.grow(held, len(request))
-            # Triton 24.10 does not survive clients that leave: it answers in any case, and the request keeps its place
-            asking = asyncio.ensure_future(
-                self._ask(model, "ModelInfer", request, lambda _: metadata, request_id, lambda: not context.done())
-            )
-            after_both(asking, context, stack.pop_all().close)
+        held = self._gate.hold(address)
+        self._gate.grow(held, len(request))
+        # Triton 24.10 does not survive clients that leave: it answers in any case, and the request keeps its place
+        asking = asyncio.ensure_future(
+            self._ask(model, "ModelInfer", request, lambda _: metadata, request_id, lambda: not context.done())
+        )
+        after_both(asking, context, held.release)
         answer = await asyncio.shield(asking)
         held.grow(len(answer))
         return answer
@@ -209,12 +219,11 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
     # --- streams -------------------------------------------------------------------------------------------------
 
     async def _stream(self, _: Any, context: Any) -> None:
-        address = self.address(context)
+        address = self._address(context)
 
         async def relay() -> None:
             with self._gate.place(address):
-                async with self._arriving.turn(address, self._gate.limits.head_seconds):
-                    first = await read_message(context, self._gate.limits.head_seconds)
+                first = await arrive(self._opening, address, context, self._gate.limits.head_seconds)
                 if first is not None:
                     await Relay(self._gate, self.channel, address, context).run(first)
 
@@ -223,8 +232,6 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         relaying.add_done_callback(_take_note)
         try:
             await asyncio.shield(relaying)
-        except TimeoutError:  # no turn
-            await refuse(context, RefusedError(Why.BUSY, "Too many requests arrive here at a time.", 1.0))
         except RefusedError as refused:
             note(self._gate, refused)
             await refuse(context, refused)
@@ -262,6 +269,12 @@ def make_server(front: GrpcFront, address: str, limits: Limits) -> Any:
     server = grpc.aio.server(handlers=[front], options=options, maximum_concurrent_rpcs=MOST_CALLS)
     server.add_insecure_port(address)
     return server
+
+
+@lru_cache(4096)
+def _host(peer: str) -> str:
+    """The host of what grpc calls a peer, such as ``ipv4:127.0.0.1:4711``."""
+    return unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")
 
 
 def after_both(task: asyncio.Future[Any], context: Any, do: Callable[[], None]) -> None:

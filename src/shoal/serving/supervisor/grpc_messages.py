@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any, NoReturn
 
 import grpc  # type: ignore[import-untyped]
@@ -11,7 +12,8 @@ from google.protobuf.message import DecodeError
 from shoal.serving.failures import Kind, grpc_failure
 from shoal.serving.supervisor.fronts import HEADERS, clean, is_dead, words
 from shoal.serving.supervisor.gate import Gate, RefusedError, Why
-from shoal.serving.supervisor.screening import ScreenError, screen_message
+from shoal.serving.supervisor.limits import Pool
+from shoal.serving.supervisor.screening import LARGE, ScreenError, screen_message
 
 _STATUS = {
     Why.BUSY: grpc.StatusCode.RESOURCE_EXHAUSTED, Why.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
@@ -20,6 +22,7 @@ _STATUS = {
     Why.LARGE: grpc.StatusCode.INVALID_ARGUMENT, Why.SLOW: grpc.StatusCode.DEADLINE_EXCEEDED,
 }  # fmt: skip
 _NO_SERVER = (Kind.ABSENT, Kind.ALIEN, Kind.CUT)
+_PAUSE = 0.02  # seconds between two looks whether a message may arrive
 _NAME = 0x0A  # the first field of a request for inference, a string: the model's name
 
 
@@ -29,6 +32,24 @@ class StatusError(Exception):
     def __init__(self, code: Any, details: str) -> None:
         super().__init__(details)
         self.code, self.details = code, details
+
+
+async def arrive(pool: Pool, address: str, context: Any, seconds: float) -> bytes | None:
+    """The first message of a call, once it is its turn, in time; ``None`` where there is none.
+
+    Raises:
+        RefusedError: it did not come in time.
+    """
+    start = time.monotonic()
+    while not pool.has(address):
+        if time.monotonic() - start > seconds:
+            raise RefusedError(Why.BUSY, "Too many requests for this server: they arrive slowly.", 1.0)
+        await asyncio.sleep(_PAUSE)
+    pool.take(address)
+    try:
+        return await read_message(context, seconds)
+    finally:
+        pool.give_back(address)
 
 
 async def read_message(context: Any, seconds: float | None) -> bytes | None:
@@ -59,12 +80,16 @@ def parse(kind: str, content: bytes) -> Any:
         raise RefusedError(Why.WRONG, f"The message is no {kind}.") from None
 
 
-def screen(request: bytes) -> tuple[str, str]:
+async def screen(request: bytes) -> tuple[str, str]:
     """The model that a request for inference asks, and the request's id.
 
     Raises:
         RefusedError: it is no such request, or one that Triton would not survive.
     """
+    return await asyncio.to_thread(_screen, request) if len(request) > LARGE else _screen(request)
+
+
+def _screen(request: bytes) -> tuple[str, str]:
     message = parse("ModelInferRequest", request)
     name = str(message.model_name)
     first = name

@@ -53,7 +53,7 @@ class Relay:
             RefusedError: the first message was not let in, or the stream was lost.
             StatusError: Triton has ended it with an error.
         """
-        model, first_id = self._judge(first)
+        model, first_id = await self._judge(first)
         with self._gate.hold(self._address, model) as self._held:
             async with self._gate.stream(model, self._address, self._end) as (server, self._stream):
                 self._call = self._channel(server).stream_stream(_METHOD)(
@@ -127,7 +127,7 @@ class Relay:
     async def _pass(self, message: bytes) -> None:
         request_id = ""
         try:
-            model, request_id = self._judge(message)
+            model, request_id = await self._judge(message)
             if self._gate.trouble(model):
                 self._end()
                 return
@@ -147,8 +147,8 @@ class Relay:
         self._stream.note(is_answer=False)
         await self._call.write(message)
 
-    def _judge(self, message: bytes) -> tuple[str, str]:
-        model, request_id = screen(message)
+    async def _judge(self, message: bytes) -> tuple[str, str]:
+        model, request_id = await screen(message)
         if not self._gate.is_exposed(model):
             raise absent(model)
         return model, request_id

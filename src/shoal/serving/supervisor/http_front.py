@@ -29,7 +29,7 @@ from shoal.serving.supervisor.fronts import (
 )
 from shoal.serving.supervisor.gate import Gate, LostError, RefusedError, Why, lost
 from shoal.serving.supervisor.limits import Hold
-from shoal.serving.supervisor.screening import ScreenError, check_json, screen_json, screen_nesting
+from shoal.serving.supervisor.screening import LARGE, ScreenError, check_json, screen_json, screen_nesting
 
 # Names of models are taken as they came: Triton does not decode them.
 _MODEL = re.compile(r"/v2/models/(?P<model>[^/]+)(?P<version>/versions/[^/]+)?(?:/(?P<what>[a-z_]+))?")
@@ -49,12 +49,11 @@ _STATUS = {
 }  # fmt: skip
 # What Triton's front says, as a fault of its own, of JSON whose values are not what it wants.
 _UNREADABLE = re.compile(rb'\{"error":\s*"(Unable to (parse|set) |failed to parse )')
-_REQUEST_HEADERS = (*HEADERS, "content-type", _HEAD_LENGTH.lower())
+_REQUEST_HEADERS = (*HEADERS, "Content-Type", _HEAD_LENGTH)
 # Answers are not deflated on their way, so that errors can be read.
-_ANSWER_HEADERS = ("content-type", _HEAD_LENGTH.lower())
+_ANSWER_HEADERS = ("Content-Type", _HEAD_LENGTH)
 _ADDED_HEADERS = "Accept", "Accept-Encoding", "Content-Type", "User-Agent"  # which aiohttp would send unasked
 _BROKEN = (aiohttp.ClientError, ConnectionError)
-_LARGE = 2**20  # bytes, from which on a request is judged away from the event loop
 
 
 class HttpFront:
@@ -88,6 +87,8 @@ class HttpFront:
             address = self._gate.limits.find_address(str(request.remote), request.headers.getall("X-Forwarded-For", ()))
             with self._gate.hold(address, model) as held:
                 return await self._pass(request, model, what, address, held)
+        except ConnectionError:  # the client has left, and hears nothing
+            return web.Response(status=400)
         except RefusedError as refused:
             note(self._gate, refused)
             response = web.json_response({"error": words(refused)}, status=_STATUS[refused.why])
@@ -138,9 +139,9 @@ class HttpFront:
 
     async def _pass(self, request: web.Request, model: str, what: str, address: str, held: Hold) -> web.StreamResponse:
         body = await read_body(request, self._gate, held)
-        headers = {name: value for name, value in request.headers.items() if name.lower() in _REQUEST_HEADERS}
+        headers = {name: value for name in _REQUEST_HEADERS if (value := request.headers.get(name))}
         lengths = request.headers.getall(_HEAD_LENGTH, [])
-        if len(body) > _LARGE:
+        if len(body) > LARGE:
             body, request_id = await asyncio.to_thread(_screen, body, lengths, what, headers)
         else:
             body, request_id = _screen(body, lengths, what, headers)
@@ -280,8 +281,6 @@ def _screen(body: bytes, lengths: list[str], what: str, headers: dict[str, str])
         head, request_id = screen_json(body[:length], len(body) - length)
     except ScreenError as error:
         raise RefusedError(Why.WRONG, str(error)) from None
-    for name in [name for name in headers if name.lower() == _HEAD_LENGTH.lower()]:
-        del headers[name]
     headers[_HEAD_LENGTH] = str(len(head))
     return head + body[length:], request_id
 
@@ -296,7 +295,7 @@ async def _write(response: web.StreamResponse, part: bytes) -> bool:
 
 
 def _kept(headers: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in headers.items() if name.lower() in _ANSWER_HEADERS}
+    return {name: value for name in _ANSWER_HEADERS if (value := headers.get(name))}
 
 
 def _cleaned(content: bytes) -> bytes:

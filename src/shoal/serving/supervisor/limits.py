@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from resource import RLIMIT_NOFILE, getrlimit
+from typing import Self
 
 from shoal.errors import InputError
 
@@ -109,45 +108,6 @@ class Pool:
         if not self._of[address]:  # addresses come and go
             del self._of[address]
 
-    @contextmanager
-    def one(self, address: str) -> Iterator[bool]:
-        """Take one while the context lasts, if there is one; yields whether there was."""
-        is_free = self.has(address)
-        if is_free:
-            self.take(address)
-        try:
-            yield is_free
-        finally:
-            if is_free:
-                self.give_back(address)
-
-
-class Turns:
-    """Like a pool, but who finds none free waits."""
-
-    def __init__(self, most: int, share: float) -> None:
-        self._all, self._share = asyncio.Semaphore(most), max(1, int(most * share))
-        self._of: dict[str, asyncio.Semaphore] = {}
-        self._users: Counter[str] = Counter()
-
-    @asynccontextmanager
-    async def turn(self, address: str, seconds: float) -> AsyncIterator[None]:
-        """A turn for this address.
-
-        Raises:
-            TimeoutError: none came in time.
-        """
-        own = self._of.setdefault(address, asyncio.Semaphore(self._share))
-        self._users[address] += 1
-        try:
-            async with asyncio.timeout(seconds) as timer, own, self._all:
-                timer.reschedule(None)
-                yield
-        finally:
-            self._users[address] -= 1
-            if not self._users[address]:
-                del self._users[address], self._of[address]
-
 
 class Hold:
     """The memory that one request takes of a pool; it grows as bytes arrive and is given back as a whole."""
@@ -163,6 +123,12 @@ class Hold:
         """By so much, or shrink where it is negative; an answer is held even where there is no room."""
         self._pool.take(self._address, num_bytes)
         self.num_bytes += num_bytes
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
     def release(self) -> None:
         """All of it."""

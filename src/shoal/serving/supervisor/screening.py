@@ -24,6 +24,7 @@ _ITEM_BYTES = {
 }  # fmt: skip
 _LENGTH_BYTES = 4  # before each element of a BYTES tensor
 _OPENING, _NO_BRACKETS = b"[{", bytes(set(range(256)) - set(b"[]{}"))
+LARGE = 2**20  # bytes, from which on a request is judged away from the event loop
 _SLOW_BYTES = 2**20  # of JSON with NaN in it, which only a slow parser reads
 
 
