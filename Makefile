@@ -33,7 +33,7 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-SUBJECTS := claims encoder bulk neighbours fuzz training environments service soak latency front
+SUBJECTS := claims encoder bulk neighbours fuzz training environments service hostile soak latency front
 SUBJECT  ?= $(SUBJECTS)
 
 verify: $(addprefix verify-,$(SUBJECT))
@@ -49,6 +49,7 @@ VERIFY_fuzz         := pytest --verify tests/slow/test_fuzz.py tests/slow/test_c
 VERIFY_training     := pytest --verify tests/slow/test_train.py
 VERIFY_environments := pytest --verify tests/slow/test_environment_served.py
 VERIFY_service      := pytest --verify tests/slow/test_supervisor.py tests/slow/test_service.py
+VERIFY_hostile      := pytest --verify tests/slow/test_hostile.py tests/slow/test_storms.py
 VERIFY_soak         := pytest --verify tests/slow/test_service_load.py
 VERIFY_latency      := python benchmarks/latency.py
 VERIFY_front        := python benchmarks/front.py
@@ -95,10 +96,12 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 # What tests put into environments of other Pythons, without a network: NumPy below 2 for the embedded server's stubs, and
-# NumPy 2 for those that shall be refused, or that a stub of one's own serves.
+# NumPy 2 for those that shall be refused, or that a stub of one's own serves. The last wheel with a perf_analyzer that
+# runs on Debian 12.
 $(VENV)/.wheels: $(VENV)/.installed env/requirements-embedded.txt tests/support/requirements-numpy-2.txt
 	for version in 3.11 3.12; do $(DOWNLOAD) --python-version $$version --requirement env/requirements-embedded.txt || exit 1; done
 	for version in 3.12 3.13; do $(DOWNLOAD) --python-version $$version --requirement tests/support/requirements-numpy-2.txt || exit 1; done
+	$(DOWNLOAD) --no-deps tritonclient==2.51.0
 	@touch $@
 
 clean:

@@ -161,8 +161,8 @@ def outcomes(held: list[socket.socket]) -> Counter[str]:
 # --- gRPC -----------------------------------------------------------------------------------------------------------
 
 
-def grpc_storm(kind: str, address: str, number: int, size: int) -> Counter[str]:
-    """Streams over gRPC that ``forwarded`` names come from; returns the statuses that they ended with."""
+def grpc_storm(kind: str, address: str, source: str, number: int, size: int, each: int = 20) -> Counter[str]:
+    """Streams over gRPC that say they come from ``source``; returns the statuses that they ended with."""
     from tritonclient.grpc import service_pb2
 
     found, lock, up = Counter[str](), threading.Lock(), threading.Semaphore(0)
@@ -174,7 +174,7 @@ def grpc_storm(kind: str, address: str, number: int, size: int) -> Counter[str]:
         text = b"x" * size
         request.raw_input_contents.append(len(text).to_bytes(4, "little") + text if size else bytes(4))
         content = request.SerializeToString()
-        for _ in range({"silent": 0, "answered": 1, "large": 20}[kind]):
+        for _ in range({"silent": 0, "answered": 1, "large": each}[kind]):
             yield content
         stop.wait()
 
@@ -187,7 +187,7 @@ def grpc_storm(kind: str, address: str, number: int, size: int) -> Counter[str]:
             options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1)]
             channels.append(grpc.insecure_channel(address, options))
         call = channels[-1].stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")(
-            messages(), metadata=(("x-forwarded-for", "10.0.0.9"),)
+            messages(), metadata=(("x-forwarded-for", source),)
         )
         call.add_done_callback(lambda call=call: note(call))
 
@@ -216,7 +216,7 @@ def main() -> None:
         hold()
         found = outcomes(held)
     else:
-        found = grpc_storm(kind, address, int(number), *map(int, more))
+        found = grpc_storm(kind, address, source, int(number), *map(int, more))
     sys.stdout.write(f"{json.dumps(found)}\n")
     sys.stdout.flush()
     os._exit(0)  # with threads that still wait

@@ -92,8 +92,7 @@ class Upstream:
     """A server that is ready, and the requests that it has."""
 
     server: Server
-    sent: dict[asyncio.Task[Any], str] = field(default_factory=dict)  # by who waits: the models they ask
-    taken_back: set[asyncio.Task[Any]] = field(default_factory=set)  # those of them whose model has died
+    sent: dict[asyncio.Future[Any], str] = field(default_factory=dict)  # with the model that each asks for
     streams: set[Stream] = field(default_factory=set)
     num_lost: int = 0  # requests that it died with
     is_repeat: bool = False  # whether one of them had been under way when the server before it died
@@ -116,11 +115,19 @@ class Gate:
 
     ``blocked`` tells of each model that cannot be asked why not. A request that is under way when its server or model
     dies is sent once more to the next one, if ``resends``, one such request at a time; not so one that was alone or was
-    lost twice, for it may be the cause: its bytes are refused for a minute. Clients may ask the models in ``exposed``.
+    lost twice, for it may be the cause: its bytes are refused for a minute. Clients may ask the models in ``exposed``,
+    and know those in ``told``.
     """
 
     def __init__(
-        self, models: Iterable[str], *, exposed: Iterable[str], max_wait: float, resends: bool, limits: Limits
+        self,
+        models: Iterable[str],
+        *,
+        exposed: Iterable[str],
+        told: Iterable[str],
+        max_wait: float,
+        resends: bool,
+        limits: Limits,
     ) -> None:
         self.upstream: Upstream | None = None
         self.blocked: dict[str, str] = {}
@@ -136,7 +143,7 @@ class Gate:
         self._resends = resends
         self._resending = asyncio.Lock()
         self._suspects: dict[bytes, float] = {}  # digests of requests, and until when they are refused
-        self._exposed = frozenset(exposed)
+        self._exposed, self._told = frozenset(exposed), frozenset(told)
         # a name that no model has is nobody's, or clients could fill the memory with them
         self._models = {name: Admission(max_wait) for name in (*models, "")}
         self._changed = asyncio.Condition()
@@ -152,6 +159,10 @@ class Gate:
     def is_exposed(self, model: str) -> bool:
         """Whether clients may ask it."""
         return model in self._exposed
+
+    def is_told(self, model: str) -> bool:
+        """Whether clients may know its configuration and statistics: steps of what they may ask, too."""
+        return model in self._told
 
     @property
     def num_requests(self) -> int:
@@ -345,20 +356,18 @@ class Gate:
             self.streams.give_back(address)
 
     async def _follow(self, upstream: Upstream, model: str, call: Callable[[Server], Awaitable[T]]) -> T:
-        """The call, which whoever sees its server die can end: by cancelling the task that waits for it."""
-        task = asyncio.current_task()
-        assert task is not None
+        """The call as a task of its own, which whoever sees its server die can end, and no client that leaves."""
+        task = asyncio.ensure_future(call(upstream.server))
         upstream.sent[task] = model
         try:
-            return await call(upstream.server)
-        except asyncio.CancelledError:
-            if task not in upstream.taken_back:
-                raise
-            task.uncancel()
-            raise LostError from None
+            while True:
+                try:
+                    return await asyncio.shield(task)
+                except asyncio.CancelledError:
+                    if task.cancelled():  # by ``block``
+                        raise LostError from None
         finally:
             del upstream.sent[task]
-            upstream.taken_back.discard(task)
 
     async def _wait_for_next(self, model: str, old: Upstream) -> Upstream | None:
         """The server to ask next: another one, or the same if it turns out to be well; ``None`` if none comes."""
@@ -384,7 +393,6 @@ class Gate:
         self.blocked |= named
         if self.upstream is not None:
             for task in [task for task, model in self.upstream.sent.items() if model in named]:
-                self.upstream.taken_back.add(task)
                 task.cancel()
             self.upstream.end_streams(named)
 

@@ -127,7 +127,7 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         return await self._fetch("ModelMetadata", request)
 
     async def _answer_config(self, request: bytes, *_: Any) -> bytes:
-        self._exposed(parse("ModelConfigRequest", request).name)
+        self._told(parse("ModelConfigRequest", request).name)
         answer = parse("ModelConfigResponse", await self._fetch("ModelConfig", request))
         for name in PRIVATE:
             answer.config.ClearField(name)
@@ -135,14 +135,14 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     async def _answer_statistics(self, request: bytes, *_: Any) -> bytes:
         if name := parse("ModelStatisticsRequest", request).name:
-            self._exposed(name)
+            self._told(name)
         answer = parse("ModelStatisticsResponse", await self._fetch("ModelStatistics", request))
-        keep(answer.model_stats, self._gate)
+        keep(answer.model_stats, self._gate.is_told)
         return bytes(answer.SerializeToString())
 
     async def _answer_index(self, request: bytes, *_: Any) -> bytes:
         answer = parse("RepositoryIndexResponse", await self._fetch("RepositoryIndex", request))
-        keep(answer.models, self._gate)
+        keep(answer.models, self._gate.is_exposed)
         return bytes(answer.SerializeToString())
 
     async def _refuse(self, method: str, *_: Any) -> bytes:
@@ -155,6 +155,10 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         if not self._gate.is_exposed(model):
             raise absent(model)
         return model
+
+    def _told(self, model: str) -> None:
+        if not self._gate.is_told(model):
+            raise absent(model)
 
     async def _fetch(self, method: str, request: bytes) -> bytes:
         """What Triton says to its administrator, who asks for clients."""
@@ -175,12 +179,13 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         metadata = kept(context.invocation_metadata())
         held = self._gate.hold(address)
         self._gate.grow(held, len(request))
+        context.add_done_callback(lambda _: held.release())  # when its client has the answer
         # Triton 24.10 does not survive clients that leave: it answers in any case, and the request keeps its place
-        asking = asyncio.ensure_future(
-            self._ask(model, "ModelInfer", request, lambda _: metadata, request_id, lambda: not context.done())
+        answer = await self._ask(
+            model, "ModelInfer", request, lambda _: metadata, request_id, lambda: not context.done()
         )
-        after_both(asking, context, held.release)
-        answer = await asyncio.shield(asking)
+        if context.done():
+            raise asyncio.CancelledError
         held.grow(len(answer))
         return answer
 
@@ -275,20 +280,6 @@ def make_server(front: GrpcFront, address: str, limits: Limits) -> Any:
 def _host(peer: str) -> str:
     """The host of what grpc calls a peer, such as ``ipv4:127.0.0.1:4711``."""
     return unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")
-
-
-def after_both(task: asyncio.Future[Any], context: Any, do: Callable[[], None]) -> None:
-    """``do`` once the task is done and the client has its answer, or has left."""
-    waiting = {task, context}
-
-    def note_end(ended: Any) -> None:
-        _take_note(task)
-        waiting.discard(ended)
-        if not waiting:
-            do()
-
-    task.add_done_callback(note_end)
-    context.add_done_callback(note_end)
 
 
 def _take_note(task: asyncio.Future[Any]) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import grpc  # type: ignore[import-untyped]
 from google.protobuf.message import DecodeError
+from tritonclient.grpc import service_pb2
 
 from shoal.serving.failures import Kind, grpc_failure
 from shoal.serving.supervisor.fronts import HEADERS, clean, is_dead, words
-from shoal.serving.supervisor.gate import Gate, RefusedError, Why
+from shoal.serving.supervisor.gate import RefusedError, Why
 from shoal.serving.supervisor.limits import Pool
 from shoal.serving.supervisor.screening import LARGE, ScreenError, screen_message
 
@@ -52,17 +54,30 @@ async def arrive(pool: Pool, address: str, context: Any, seconds: float) -> byte
         pool.give_back(address)
 
 
-async def read_message(context: Any, seconds: float | None) -> bytes | None:
+async def read_message(context: Any, seconds: float) -> bytes | None:
     """The next message of a client's; ``None`` where there is none.
 
     Raises:
         RefusedError: it did not come in time.
     """
+    task, is_late = asyncio.current_task(), False
+    assert task is not None
+
+    def end() -> None:
+        nonlocal is_late
+        is_late = task.cancel()
+
+    # a third of what asyncio.timeout costs, which counts where each request comes this way
+    timer = asyncio.get_running_loop().call_later(seconds, end)
     try:
-        async with asyncio.timeout(seconds):
-            message = await context.read()
-    except TimeoutError:
+        message = await context.read()
+    except asyncio.CancelledError:
+        if not is_late:
+            raise
+        task.uncancel()
         raise RefusedError(Why.SLOW, f"No whole message came within {seconds:g} s.") from None
+    finally:
+        timer.cancel()
     return None if message is grpc.aio.EOF else message
 
 
@@ -72,8 +87,6 @@ def parse(kind: str, content: bytes) -> Any:
     Raises:
         RefusedError: it is none.
     """
-    from tritonclient.grpc import service_pb2
-
     try:
         return getattr(service_pb2, kind).FromString(content)
     except DecodeError:
@@ -102,9 +115,9 @@ def _screen(request: bytes) -> tuple[str, str]:
     return name, str(message.id)
 
 
-def keep(entries: Any, gate: Gate) -> None:
-    """Of a repeated field about models, those that clients may ask."""
-    kept_ones = [entry for entry in entries if gate.is_exposed(entry.name)]
+def keep(entries: Any, is_wanted: Callable[[str], bool]) -> None:
+    """Of a repeated field about models, those of which the name is wanted."""
+    kept_ones = [entry for entry in entries if is_wanted(entry.name)]
     del entries[:]
     entries.extend(kept_ones)
 
@@ -131,8 +144,6 @@ def clean_answer(answer: bytes) -> bytes:
 
 def refusal(refused: RefusedError, request_id: str) -> bytes:
     """An answer of a stream that refuses one message of it."""
-    from tritonclient.grpc import service_pb2
-
     message = service_pb2.ModelStreamInferResponse(error_message=words(refused))
     message.infer_response.id = request_id
     return bytes(message.SerializeToString())

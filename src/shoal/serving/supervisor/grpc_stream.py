@@ -17,7 +17,6 @@ from shoal.serving.supervisor.grpc_messages import (
     clean_answer,
     is_cut,
     kept,
-    read_message,
     refusal,
     screen,
 )
@@ -154,14 +153,14 @@ class Relay:
         return model, request_id
 
     async def _next(self) -> bytes | None:
-        reading = asyncio.ensure_future(read_message(self._context, None))
+        reading = asyncio.ensure_future(self._context.read())
         seconds = self._gate.limits.stream_seconds
         try:
             while not (await asyncio.wait({reading}, timeout=seconds))[0]:
                 if self._stream.is_answered and time.monotonic() - self._stream.moved >= seconds:
                     self._has_ended = True
                     return None
-            return reading.result()
+            return None if reading.result() is grpc.aio.EOF else reading.result()
         except Exception:  # the client has left, which gRPC has no public error for
             return None
         finally:

@@ -79,7 +79,8 @@ class HttpFront:
             model = found["model"]
             if what == "ready" and self._gate.is_unready(model):
                 return web.Response(status=400)
-            if not self._gate.is_exposed(model):
+            is_known = self._gate.is_told if what in ("config", "stats") else self._gate.is_exposed
+            if not is_known(model):
                 raise absent(model)
             if _ASKED[what] == "GET":
                 document = await self._fetch("GET", path)
@@ -112,7 +113,7 @@ class HttpFront:
             case "/v2/models/stats":
                 document = await self._fetch("GET", path)
                 stats = document["model_stats"]
-                document["model_stats"] = [entry for entry in stats if self._gate.is_exposed(entry["name"])]
+                document["model_stats"] = [entry for entry in stats if self._gate.is_told(entry["name"])]
             case _:
                 index = await self._fetch("POST", path)
                 document = [entry for entry in index if self._gate.is_exposed(entry["name"])]

@@ -9,7 +9,6 @@ keys Triton takes the first one and most parsers the last.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from math import prod
 from typing import Any
 
@@ -65,11 +64,11 @@ def screen_json(head: bytes, num_binary: int) -> tuple[bytes, str]:
         claimed = tensor.parameters.get("binary_data_size")
         if claimed is None:
             # a value takes a character and a comma
-            _screen(tensor.name, tensor.shape, tensor.datatype, tensor.parameters, len(bytes(tensor.data)) // 2 + 1)
+            _screen(tensor.name, tensor.shape, tensor.datatype, len(bytes(tensor.data)) // 2 + 1)
             continue
         if not isinstance(claimed, int) or claimed < 0:
             raise ScreenError(f"Input {tensor.name!r} has binary_data_size {claimed!r}. Give the number of its bytes.")
-        _screen(tensor.name, tensor.shape, tensor.datatype, tensor.parameters, claimed, is_binary=True)
+        _screen(tensor.name, tensor.shape, tensor.datatype, claimed, is_binary=True)
         num_claimed += claimed
     if num_claimed != num_binary:
         raise ScreenError(f"{num_binary} bytes follow the JSON; its inputs speak of {num_claimed}.")
@@ -88,12 +87,11 @@ def screen_message(message: Any, first_name: str) -> None:
     if raw and len(raw) != len(message.inputs):
         raise ScreenError(f"The request has {len(message.inputs)} inputs and {len(raw)} raw contents.")
     for index, tensor in enumerate(message.inputs):
-        parameters = tensor.parameters if len(tensor.parameters) else {}
         if raw:
-            _screen(tensor.name, tensor.shape, tensor.datatype, parameters, len(raw[index]), is_binary=True)
+            _screen(tensor.name, tensor.shape, tensor.datatype, len(raw[index]), is_binary=True)
         else:
             values = max((len(value) for _, value in tensor.contents.ListFields()), default=0)
-            _screen(tensor.name, tensor.shape, tensor.datatype, parameters, values)
+            _screen(tensor.name, tensor.shape, tensor.datatype, values)
 
 
 def screen_nesting(content: bytes) -> None:
@@ -118,18 +116,14 @@ def check_json(content: bytes) -> None:
             raise ScreenError(f"The request cannot be read: {error}.") from None
 
 
-def _screen(
-    name: str, shape: Any, datatype: str, parameters: Mapping[str, Any], size: int, *, is_binary: bool = False
-) -> None:
+def _screen(name: str, shape: Any, datatype: str, size: int, *, is_binary: bool = False) -> None:
     """``size`` is a tensor's bytes or, unless it ``is_binary``, the most values that it can have."""
-    if any(dim < 0 for dim in shape):
+    num = prod(shape)
+    if min(shape, default=0) < 0:
         raise ScreenError(f"Input {name!r} has shape {list(shape)}. Give dimensions of 0 or more.")
     # of what has no values some other step may still multiply the rest
-    if prod(filter(None, shape)) * _ITEM_BYTES.get(datatype, _LENGTH_BYTES) > MOST_BYTES:
+    if (num or prod(filter(None, shape))) * _ITEM_BYTES.get(datatype, _LENGTH_BYTES) > MOST_BYTES:
         raise ScreenError(f"Input {name!r} has shape {list(shape)}, more than {MOST_BYTES} bytes.")
-    if "shared_memory_region" in parameters:
-        raise ScreenError(f"Input {name!r} names shared memory, which is closed here. Send its data.")
-    num = prod(shape)
     if is_binary and datatype in _ITEM_BYTES:
         fits = num * _ITEM_BYTES[datatype] == size
     else:

@@ -26,6 +26,7 @@ from shoal.serving.supervisor.health import Health
 from shoal.serving.supervisor.http_front import HttpFront
 from shoal.serving.supervisor.limits import HEALTH_CONNECTIONS, Pool
 from shoal.serving.supervisor.logs import log
+from shoal.serving.supervisor.models import find_users
 from shoal.serving.supervisor.options import Options
 from shoal.serving.supervisor.pidfile import hold_pid_file
 from shoal.serving.supervisor.servers import Servers
@@ -76,7 +77,15 @@ class _Service:
         if unknown := [name for name in options.exposed if name not in configs]:
             raise InputError(f"--expose {unknown[0]} names no model of {self._repository}.", "Name one that it holds.")
         exposed = find_exposed(configs, options.exposed)
-        gate = Gate(configs, exposed=exposed, max_wait=options.max_wait, resends=options.resends, limits=options.limits)
+        steps = {name for name, users in find_users(configs).items() if users & exposed}
+        gate = Gate(
+            configs,
+            exposed=exposed,
+            told=exposed | steps,
+            max_wait=options.max_wait,
+            resends=options.resends,
+            limits=options.limits,
+        )
         log.info("Clients may ask %s.", ", ".join(sorted(exposed)))
         canaries = make_canaries(configs)
         health, front, http = Health(gate, canaries), GrpcFront(gate), HttpFront(gate)
