@@ -7,8 +7,9 @@ import zlib
 
 from aiohttp import ClientError, web
 
-from shoal.serving.supervisor.gate import Gate, RefusedError, Why
+from shoal.serving.supervisor.gate import Gate
 from shoal.serving.supervisor.limits import Hold, Limits
+from shoal.serving.supervisor.refusals import RefusedError, Why
 
 _PIECE = 2**20  # bytes inflated at a time
 _FEW = 2**16  # inflated bytes that are allowed at any ratio

@@ -8,8 +8,9 @@ from typing import Any
 
 from shoal.errors import ArtifactError
 from shoal.repository.pbtxt import ModelConfig
-from shoal.serving.supervisor.gate import Gate, RefusedError, Why
+from shoal.serving.supervisor.gate import Gate
 from shoal.serving.supervisor.logs import log
+from shoal.serving.supervisor.refusals import RefusedError, Why
 
 PUBLIC_PARAMETER = "public"  # of a model that clients may ask, beside the ensembles
 # What clients may send along with a request, beside what says how it is written.

@@ -4,110 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
-from enum import Enum
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from shoal.serving.server import Server
 from shoal.serving.supervisor.admission import Admission
 from shoal.serving.supervisor.limits import Hold, Limits, Pool
 from shoal.serving.supervisor.logs import log
+from shoal.serving.supervisor.refusals import RETRY_SECONDS, LostError, RefusedError, Why, lost
+from shoal.serving.supervisor.suspects import Suspects
+from shoal.serving.supervisor.upstream import Stream, Upstream
 
 T = TypeVar("T")
-QUIET_SECONDS = 5.0  # after which a stream that has had its answers keeps nobody waiting
 RESEND_SECONDS = 30.0  # that a request whose server died waits for the next one
-RETRY_SECONDS = 5.0  # about what a server takes to come back
 TOGETHER_SECONDS = 1.0  # in which all that a dead process had is heard of
-SUSPECT_SECONDS = 60.0  # that the bytes of a request which may have killed a process are refused
-_MOST_SUSPECTS = 1024
-
-
-class Why(Enum):
-    """Why a request was refused; the value is its kind among the metrics."""
-
-    BUSY = "busy"  # too many at a time
-    UNAVAILABLE = "unavailable"
-    WRONG = "wrong"  # no request that Triton could survive or read
-    ABSENT = "absent"  # a model or a path that is not here, or not for clients
-    CLOSED = "closed"  # a part of Triton that is not for clients
-    METHOD = "method"
-    LARGE = "large"
-    ENCODING = "encoding"
-    SLOW = "slow"
-
-
-class RefusedError(Exception):
-    """A request that no model has run, or, if it ``is_lost``, perhaps; ``retry_after`` is in seconds, 0 for never."""
-
-    def __init__(self, why: Why, message: str, retry_after: float = 0.0, *, is_lost: bool = False) -> None:
-        super().__init__(message)
-        self.why, self.message, self.retry_after, self.is_lost = why, message, retry_after, is_lost
-
-
-class LostError(Exception):
-    """The server, or a process of the model, ended with the request."""
-
-
-def lost(model: str) -> RefusedError:
-    """What the client of a request hears that was under way when its model's process ended, and is not sent again."""
-    message = f"The process of {model} ended while it had this request."
-    return RefusedError(Why.UNAVAILABLE, message, RETRY_SECONDS, is_lost=True)
-
-
-@dataclass(eq=False)
-class Stream:
-    """Requests and answers of one client; how many answers a request has, only its model knows."""
-
-    model: str
-    address: str
-    end: Callable[[], None]
-    num_sent: int = 0
-    num_received: int = 0
-    moved: float = field(default_factory=time.monotonic)
-
-    def note(self, *, is_answer: bool) -> None:
-        """A request, or an answer, has passed."""
-        self.num_received += is_answer
-        self.num_sent += not is_answer
-        self.moved = time.monotonic()
-
-    @property
-    def is_quiet(self) -> bool:
-        """Whether it has had an answer for each request, and none lately."""
-        return self.is_answered and time.monotonic() - self.moved > QUIET_SECONDS
-
-    @property
-    def is_answered(self) -> bool:
-        """Whether it has had an answer for each request."""
-        return self.num_received >= self.num_sent
-
-
-@dataclass(eq=False)
-class Upstream:
-    """A server that is ready, and the requests that it has."""
-
-    server: Server
-    sent: dict[asyncio.Future[Any], str] = field(default_factory=dict)  # with the model that each asks for
-    streams: set[Stream] = field(default_factory=set)
-    num_lost: int = 0  # requests that it died with
-    is_repeat: bool = False  # whether one of them had been under way when the server before it died
-
-    async def wait_idle(self) -> None:
-        """Until it has answered everything, and its streams have fallen silent."""
-        while self.sent or not all(stream.is_quiet for stream in self.streams):
-            await asyncio.sleep(0.1)
-
-    def end_streams(self, models: Iterable[str] | None = None) -> None:
-        """End those to ``models``, or all."""
-        named = None if models is None else set(models)
-        for stream in list(self.streams):
-            if named is None or stream.model in named:
-                stream.end()
 
 
 class Gate:
@@ -142,7 +55,7 @@ class Gate:
         self.refusals: Counter[str] = Counter()  # of the fronts, by kind
         self._resends = resends
         self._resending = asyncio.Lock()
-        self._suspects: dict[bytes, float] = {}  # digests of requests, and until when they are refused
+        self._suspects = Suspects()
         self._exposed, self._told = frozenset(exposed), frozenset(told)
         # a name that no model has is nobody's, or clients could fill the memory with them
         self._models = {name: Admission(max_wait) for name in (*models, "")}
@@ -219,7 +132,9 @@ class Gate:
             RefusedError: it was not let in, or lost.
         """
         upstream = self._find(model)
-        self._check_suspects(model, body)
+        if self._suspects.has(model, body):
+            self._count(model, "refused")
+            raise lost(model)
         self.enter(model, len(body))
         is_done = False
         try:
@@ -254,7 +169,7 @@ class Gate:
         """Whether to send a lost request again, once there is a server; if not, it may have killed the process."""
         self.suspected.set()
         if is_last:
-            self._suspect(model, body)
+            self._suspects.add(model, body)
             await self._wait_for_next(model, upstream)  # whose turn is next finds a server that is well
             return False
         if self._resends:
@@ -263,7 +178,7 @@ class Gate:
             await asyncio.sleep(TOGETHER_SECONDS)
             next_one = None
         if upstream.num_lost == 1 and next_one is not upstream:
-            self._suspect(model, body)
+            self._suspects.add(model, body)
             return False
         return next_one is not None
 
@@ -279,18 +194,6 @@ class Gate:
             yield
         finally:
             self._resending.release()
-
-    def _suspect(self, model: str, body: bytes) -> None:
-        now = time.monotonic()
-        recent = [(digest, end) for digest, end in self._suspects.items() if end > now]
-        self._suspects = dict(recent[-_MOST_SUSPECTS:])
-        self._suspects[_digest(model, body)] = now + SUSPECT_SECONDS
-        log.error("A request of %d bytes to %s may have killed a process; its like is refused.", len(body), model)
-
-    def _check_suspects(self, model: str, body: bytes) -> None:
-        if self._suspects and self._suspects.get(_digest(model, body), 0.0) > time.monotonic():
-            self._count(model, "refused")
-            raise lost(model)
 
     @asynccontextmanager
     async def stream(self, model: str, address: str, end: Callable[[], None]) -> AsyncIterator[tuple[Server, Stream]]:
@@ -416,9 +319,3 @@ class Gate:
     async def _tell(self) -> None:
         async with self._changed:
             self._changed.notify_all()
-
-
-def _digest(model: str, body: bytes) -> bytes:
-    digest = hashlib.blake2b(f"{model}\0".encode(), digest_size=16)
-    digest.update(body)
-    return digest.digest()

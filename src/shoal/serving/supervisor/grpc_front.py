@@ -13,7 +13,7 @@ import grpc  # type: ignore[import-untyped]
 from shoal.serving.channels import channel_options
 from shoal.serving.server import Server
 from shoal.serving.supervisor.fronts import EXTENSIONS, PRIVATE, absent, clean, closed, note, tell_failure
-from shoal.serving.supervisor.gate import Gate, LostError, RefusedError, Why
+from shoal.serving.supervisor.gate import Gate
 from shoal.serving.supervisor.grpc_messages import (
     StatusError,
     arrive,
@@ -26,6 +26,7 @@ from shoal.serving.supervisor.grpc_messages import (
 )
 from shoal.serving.supervisor.grpc_stream import Relay
 from shoal.serving.supervisor.limits import Limits, Pool
+from shoal.serving.supervisor.refusals import LostError, RefusedError, Why
 
 SERVICE = "/inference.GRPCInferenceService/"
 HEALTH = "/grpc.health.v1.Health/Check"

@@ -13,8 +13,8 @@ from tritonclient.grpc import service_pb2
 
 from shoal.serving.failures import Kind, grpc_failure
 from shoal.serving.supervisor.fronts import HEADERS, clean, is_dead, words
-from shoal.serving.supervisor.gate import RefusedError, Why
 from shoal.serving.supervisor.limits import Pool
+from shoal.serving.supervisor.refusals import RefusedError, Why
 from shoal.serving.supervisor.screening import LARGE, ScreenError, screen_message
 
 _STATUS = {

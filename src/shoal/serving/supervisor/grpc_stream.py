@@ -11,7 +11,7 @@ from typing import Any
 import grpc  # type: ignore[import-untyped]
 
 from shoal.serving.supervisor.fronts import absent, clean, note, tell_failure
-from shoal.serving.supervisor.gate import Gate, RefusedError, Stream, Why, lost
+from shoal.serving.supervisor.gate import Gate
 from shoal.serving.supervisor.grpc_messages import (
     StatusError,
     clean_answer,
@@ -21,6 +21,8 @@ from shoal.serving.supervisor.grpc_messages import (
     screen,
 )
 from shoal.serving.supervisor.limits import Hold
+from shoal.serving.supervisor.refusals import RefusedError, Why, lost
+from shoal.serving.supervisor.upstream import Stream
 
 _METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 _MOST_UNANSWERED = 64  # messages, beyond which the next ones wait in the client

@@ -27,8 +27,9 @@ from shoal.serving.supervisor.fronts import (
     trim_config,
     words,
 )
-from shoal.serving.supervisor.gate import Gate, LostError, RefusedError, Why, lost
+from shoal.serving.supervisor.gate import Gate
 from shoal.serving.supervisor.limits import Hold
+from shoal.serving.supervisor.refusals import LostError, RefusedError, Why, lost
 from shoal.serving.supervisor.screening import LARGE, ScreenError, check_json, screen_json, screen_nesting
 
 # Names of models are taken as they came: Triton does not decode them.

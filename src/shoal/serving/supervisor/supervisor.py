@@ -14,12 +14,13 @@ from shoal.machine import available_memory
 from shoal.repository.pbtxt import ModelConfig
 from shoal.serving.server import Server
 from shoal.serving.supervisor.canary import Canary, Verdict, WrongError
-from shoal.serving.supervisor.gate import Gate, Upstream
+from shoal.serving.supervisor.gate import Gate
 from shoal.serving.supervisor.health import Health
 from shoal.serving.supervisor.logs import log
 from shoal.serving.supervisor.models import count_processes, find_members, find_users, read_hang_seconds
 from shoal.serving.supervisor.options import RESTARTS_SECONDS, Options
 from shoal.serving.supervisor.servers import Servers, open_stub
+from shoal.serving.supervisor.upstream import Upstream
 from shoal.serving.supervisor.watch import PERIOD, Fault, Watch
 
 QUICK_SECONDS, FEW_QUICK = 5.0, 3  # so many servers in a row that live no longer are replaced without a pause
