@@ -31,7 +31,6 @@ from shoal.serving.supervisor.refusals import LostError, RefusedError, Why
 SERVICE = "/inference.GRPCInferenceService/"
 HEALTH = "/grpc.health.v1.Health/Check"
 MOST_CALLS = 2048  # at a time, refused ones among them
-_CONNECTION_STREAMS = 100  # calls at a time on one connection
 _OUR_FAULTS = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.UNAVAILABLE)
 _LIVE, _SERVING, _NOT_SERVING = b"\x08\x01", b"\x08\x01", b"\x08\x02"  # messages of one field
 _CLOSED = {
@@ -266,7 +265,6 @@ def make_server(front: GrpcFront, address: str, limits: Limits) -> Any:
         ("grpc.max_send_message_length", -1),
         ("grpc.so_reuseport", 0),  # a second one at the same port is an error
         ("grpc.max_allowed_incoming_connections", limits.connections),
-        ("grpc.max_concurrent_streams", _CONNECTION_STREAMS),
         ("grpc.max_connection_idle_ms", int(1000 * limits.stream_seconds)),
         ("grpc.server_handshake_timeout_ms", int(1000 * limits.head_seconds)),
         # what is not yet asked for stays in the client: 64 KiB of each call are read ahead, not megabytes
