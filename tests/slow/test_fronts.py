@@ -185,3 +185,45 @@ def test_long_batches_are_no_fault(service: Service, home: Path) -> None:
     assert service.metric("shoal_restarts_total") == before
     service.wait(is_ready=True, seconds=30)
     assert service.metric("shoal_restarts_total") == before
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body", "status", "words"),
+    [
+        ("br", b"x", 415, "Use gzip or deflate"),
+        ("gzip", b"xyz", 400, "is not gzip"),
+        ("gzip", gzip.compress(b"{}")[:-4], 400, "does not end"),
+        ("deflate", b"\xff", 400, "is not deflate"),
+    ],
+)
+def test_encodings_that_cannot_be_read(service: Service, encoding: str, body: bytes, status: int, words: str) -> None:
+    found, headers, content = ask(service, "/v2/models/chain/infer", body, Content_Encoding=encoding)
+    assert (found, headers["Server"]) == (status, "shoal")
+    assert words in json.loads(content)["error"]
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "status", "words"),
+    [
+        ("/v2/repository/models/chain/unload", "POST", 403, "Model control is closed"),
+        ("/v2/systemsharedmemory/status", "GET", 403, "Shared memory is closed"),
+        ("/v2/models/chain/trace/setting", "GET", 403, "is closed"),
+        ("/v2/logging", "POST", 403, "Logging is closed"),
+        ("/v2/models/chain/infer", "GET", 405, "Use POST"),
+        ("/metrics", "GET", 404, "no path"),
+        ("/v2/models/chain/../other/infer", "POST", 404, "no path"),
+    ],
+)
+def test_what_is_not_for_clients(service: Service, path: str, method: str, status: int, words: str) -> None:
+    found, _, content = ask(service, path, method=method)
+    assert found == status
+    assert words in json.loads(content)["error"]
+
+
+def test_files_are_the_services_own(home: Path) -> None:
+    log = home / "own.log"
+    with Service(home / "repository", home / "log2", "--log", log) as running:
+        regions = [Path("/dev/shm") / name for name in running.regions()]
+        assert regions
+        for path in (log, *regions):
+            assert path.stat().st_mode & 0o077 == 0, path

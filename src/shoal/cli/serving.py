@@ -106,6 +106,7 @@ def serve(
         model_memory_mib=model_memory_mib, max_restarts=max_restarts, resends=resends, load_seconds=load_seconds,
         pid_file=pid_file, is_open=is_open, exposed=tuple(expose or ()), limits=limits,
     )  # fmt: skip
+    os.umask(0o077)  # texts of clients are in shared memory and logs
     configure(log)
     if not os.environ.get(SERVER_VARIABLE):
         told.info("Embedded Triton 24.10: for development and tests. In production: --print")

@@ -25,7 +25,7 @@ from shoal.paths import check_bearable
 from shoal.processes import bound, processes
 from shoal.repository.manifest import launch_flags
 from shoal.serving.control import EXPLICIT, NONE, ModelControl
-from shoal.serving.leases import ENVIRONMENT, PREFIX, Lease, clean_up
+from shoal.serving.leases import ENVIRONMENT, PREFIX, SHARED_MEMORY, Lease, clean_up
 from shoal.serving.runtime import Runtime
 from shoal.serving.start import check_start
 
@@ -137,6 +137,8 @@ class Server:
             if self._process.poll() is not None or re.search(_FAILED, self._read_log()):
                 raise ServerError(f"Triton did not start: {self._settled_cause()}", KEEP_LOG)
             if self.is_ready():
+                for region in SHARED_MEMORY.glob(f"{self._shared_memory}*"):
+                    region.chmod(0o600)  # Triton lets all users of the machine read them, whatever the umask
                 return
             time.sleep(0.05)
         raise ServerError(f"Triton was not ready after {timeout:g} s.", f"Give it longer. {KEEP_LOG}")

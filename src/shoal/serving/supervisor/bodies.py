@@ -63,12 +63,17 @@ async def _inflate(body: bytes, encoding: str, gate: Gate, held: Hold) -> bytes:
     most = min(gate.limits.request_bytes, int(len(body) * gate.limits.max_inflation) + _FEW)
     async with _inflating:
         gate.grow(held, most)  # for how much comes out only the end tells
-        content = await asyncio.to_thread(_inflate_within, body, encoding, most)
+        content = await asyncio.to_thread(inflate, body, encoding, most)
         held.grow(len(content) - most - len(body))
     return content
 
 
-def _inflate_within(body: bytes, encoding: str, most: int) -> bytes:
+def inflate(body: bytes, encoding: str, most: int) -> bytes:
+    """The content of a body that is ``gzip`` or ``deflate``, of at most so many bytes.
+
+    Raises:
+        RefusedError: it is larger, or no such body.
+    """
     # what is called deflate has zlib's head or, from some clients, none
     has_head = encoding == "gzip" or (len(body) > 1 and body[0] & 15 == 8 and int.from_bytes(body[:2], "big") % 31 == 0)
     window = zlib.MAX_WBITS + 16 * (encoding == "gzip") if has_head else -zlib.MAX_WBITS

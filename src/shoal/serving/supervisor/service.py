@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import resource
 import signal
 from collections.abc import AsyncIterator, Callable
@@ -58,7 +57,6 @@ def run_service(repository: Path | str, options: Options, on_ready: Callable[[Ad
     runtime = check_start(path)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection takes one
-    os.umask(0o077)  # texts of clients are in shared memory and logs
     for folder in clean_up():
         log.info("Removed what a server that was killed had left: %s", folder)
     with hold_pid_file(options.pid_file) if options.pid_file else contextlib.nullcontext():

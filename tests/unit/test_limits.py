@@ -1,0 +1,127 @@
+"""What clients may hold of a service, and who they are."""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from pathlib import Path
+
+import pytest
+
+from shoal.errors import ArtifactError, InputError
+from shoal.repository.find import read_configs
+from shoal.serving.supervisor.bodies import inflate
+from shoal.serving.supervisor.fronts import find_exposed, trim_config
+from shoal.serving.supervisor.limits import Hold, Limits, Pool
+from shoal.serving.supervisor.logs import Flood, Plain
+from shoal.serving.supervisor.options import Options
+from shoal.serving.supervisor.refusals import RefusedError, Why
+from shoal.serving.supervisor.suspects import Suspects
+from tests.support.service import make_repository
+
+
+def test_an_address_gets_its_share() -> None:
+    pool = Pool(10, 0.5)
+    pool.take("a", 5)
+    assert not pool.has("a")
+    assert pool.has("b", 5)
+    assert not pool.has("b", 6)
+    pool.take("b", 5)
+    assert not pool.has("c")
+    with Hold(pool, "c") as held:
+        held.grow(3)  # an answer, which is held in any case
+        assert pool.taken == 13
+    pool.give_back("a", 5)
+    assert pool.taken == 5
+    assert pool.has("a", 5)
+
+
+@pytest.mark.parametrize(
+    ("peer", "forwarded", "address"),
+    [
+        ("10.0.0.1", ["1.2.3.4"], "10.0.0.1"),  # nobody's proxy
+        ("10.0.0.5", [], "10.0.0.5"),
+        ("10.0.0.5", ["1.2.3.4"], "1.2.3.4"),
+        ("10.0.0.5", ["6.6.6.6, 1.2.3.4"], "1.2.3.4"),  # what came before, the client wrote itself
+        ("10.0.0.5", ["6.6.6.6", "1.2.3.4, 10.0.0.6"], "1.2.3.4"),
+    ],
+)
+def test_whom_a_proxy_speaks_for(peer: str, forwarded: list[str], address: str) -> None:
+    assert Limits(trusted_proxies=("10.0.0.5", "10.0.0.6")).find_address(peer, forwarded) == address
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.7", "example.org", "::"])
+def test_off_loopback_is_said(host: str) -> None:
+    with pytest.raises(InputError, match="no keys yet"):
+        Options(host=host)
+    assert Options(host=host, is_open=True).host == host
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.9", "::1", "localhost"])
+def test_loopback_is_for_who_is_on_the_machine(host: str) -> None:
+    assert Options(host=host).host == host
+
+
+def test_who_may_be_asked(tmp_path: Path) -> None:
+    repository = make_repository(tmp_path)  # whose models are public
+    assert find_exposed(read_configs(repository), []) == {"chain", "first", "second", "other"}
+    for name in ("first", "second", "other"):
+        config = repository / name / "config.pbtxt"
+        config.write_text(config.read_text().replace('"public"', '"private"'))
+    assert find_exposed(read_configs(repository), []) == {"chain"}
+    assert find_exposed(read_configs(repository), ["other"]) == {"chain", "other"}
+    (repository / "chain" / "config.pbtxt").unlink()
+    configs = {name: config for name, config in read_configs(repository).items() if name != "chain"}
+    assert find_exposed(configs, []) == {"first", "second", "other"}
+    config.write_text(config.read_text().replace('"private"', '"public"').replace('"true"', '"yes"'))
+    configs["other"] = read_configs(repository)["other"]
+    with pytest.raises(ArtifactError, match="other: public 'yes' is neither true nor false"):
+        find_exposed(configs, [])
+
+
+def test_a_configuration_for_clients() -> None:
+    config = {"name": "a", "parameters": {"EXECUTION_ENV_PATH": {"string_value": "/opt"}}, "model_warmup": [1]}
+    assert trim_config(config) == {"name": "a"}
+
+
+@pytest.mark.parametrize("window", [zlib.MAX_WBITS, -zlib.MAX_WBITS, zlib.MAX_WBITS + 16])
+def test_bodies_are_inflated(window: int) -> None:
+    encoding = "gzip" if window > zlib.MAX_WBITS else "deflate"
+    content = bytes(range(256)) * 20_000
+    packer = zlib.compressobj(wbits=window)
+    body = packer.compress(content) + packer.flush()
+    assert inflate(body, encoding, len(content)) == content
+    for bad, why in ((body[:-5], Why.WRONG), (body + b"x", Why.WRONG), (b"x" + body, Why.WRONG), (b"", Why.WRONG)):
+        with pytest.raises(RefusedError) as caught:
+            inflate(bad, encoding, len(content))
+        assert caught.value.why is why
+    with pytest.raises(RefusedError) as caught:
+        inflate(body, encoding, len(content) - 1)
+    assert caught.value.why is Why.LARGE
+
+
+def test_suspects_are_told_by_model_and_bytes() -> None:
+    suspects = Suspects()
+    assert not suspects.has("a", b"x")
+    suspects.add("a", b"x")
+    assert suspects.has("a", b"x")
+    assert not suspects.has("a", b"y")
+    assert not suspects.has("b", b"x")
+
+
+def record(message: str, *arguments: object, created: float = 0.0, **more: object) -> logging.LogRecord:
+    made = logging.LogRecord("shoal", logging.WARNING, __file__, 1, message, arguments, None)
+    made.created = created
+    vars(made).update(more)
+    return made
+
+
+def test_what_clients_cause_is_told_once_in_a_while() -> None:
+    flood = Flood()
+    told = [made for number in range(300) if flood.filter(made := record("x %d", number, created=number / 10, most=1))]
+    assert [made.getMessage() for made in told] == ["x 0", "x 100 (99 more like it)", "x 200 (99 more like it)"]
+
+
+def test_names_forge_no_lines() -> None:
+    said = Plain().format(record("no model %s", "x\n14:00:00 error: \x1b[31mgone"))
+    assert said.endswith("warning: no model x\\x0a14:00:00 error: \\x1b[31mgone")
