@@ -79,7 +79,7 @@ def test_hybrid_gives_the_same_scores(
             for got in (mine(**inputs), client.infer("ensemble_all", **inputs)):
                 assert all(np.array_equal(got[name], expected[name]) for name in OUTPUTS)
         mine.close()
-        assert counting.calls[0] == "postprocess"  # which asks whether it is the same repository
+        assert counting.calls[0] == "ensemble_all"  # which asks whether it is the same repository
         assert sorted(counting.calls[1:]) == asked
         with pytest.raises(InputError, match=r"excerpt\[0\] is not valid UTF-8"):
             LocalPipeline.load(folder, remote=client)(excerpt=[b"\xff"])

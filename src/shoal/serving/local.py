@@ -151,10 +151,9 @@ def _keep(step: Step, outputs: Arrays, tensors: dict[str, Array]) -> None:
 
 
 def _check_same(graph: Graph, remote: Remote, identity: str | None) -> None:
-    """Ask a Python component over there for next to nothing: all of them refuse what is for another repository."""
-    components = [member for member in graph.members.values() if member.backend == "python"]
-    if identity and components:
-        spec = components[0].spec
+    """Ask for next to nothing over there: components refuse what is for another repository, in an ensemble too."""
+    if identity and any(member.backend == "python" for member in graph.members.values()):
+        spec = graph.config.spec
         shapes = {t: tuple(max(1, size) for size in t.dims) for t in spec.inputs if not t.is_optional}
         rows = (1,) if spec.is_batched else ()
         nothing = {

@@ -74,7 +74,7 @@ class Gate:
         return model in self._exposed
 
     def is_told(self, model: str) -> bool:
-        """Whether clients may know its configuration and statistics: steps of what they may ask, too."""
+        """Whether clients may know its metadata, configuration and statistics: steps of what they may ask, too."""
         return model in self._told
 
     @property

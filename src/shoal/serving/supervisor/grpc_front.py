@@ -123,7 +123,7 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         return bytes(answer.SerializeToString())
 
     async def _answer_model_metadata(self, request: bytes, *_: Any) -> bytes:
-        self._exposed(parse("ModelMetadataRequest", request).name)
+        self._told(parse("ModelMetadataRequest", request).name)
         return await self._fetch("ModelMetadata", request)
 
     async def _answer_config(self, request: bytes, *_: Any) -> bytes:

@@ -80,7 +80,7 @@ class HttpFront:
             model = found["model"]
             if what == "ready" and self._gate.is_unready(model):
                 return web.Response(status=400)
-            is_known = self._gate.is_told if what in ("config", "stats") else self._gate.is_exposed
+            is_known = self._gate.is_told if what in ("", "config", "stats") else self._gate.is_exposed
             if not is_known(model):
                 raise absent(model)
             if _ASKED[what] == "GET":
