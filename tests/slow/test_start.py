@@ -6,8 +6,10 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,8 @@ import pytest
 from shoal.doctor import examine
 from shoal.errors import InputError, SetupError, ShoalError
 from shoal.serving import start
+from shoal.serving.runtime import find_runtime
+from shoal.serving.server import Server
 from tests.support.service import SHOAL, make_repository
 
 SECONDS = 5
@@ -119,3 +123,16 @@ def test_a_port_in_use(repository: Path) -> None:
             assert code == 1
             assert f"Port {port} cannot be used: Address already in use." in said
             assert seconds < SECONDS
+
+
+def test_no_other_program_gets_its_ports(repository: Path) -> None:
+    """Triton listens once its models are loaded; seconds after it was told where."""
+    server = Server(repository, find_runtime())
+    try:
+        for url in (server.http_url, server.grpc_url, server.metrics_url):
+            with socket.socket() as other, pytest.raises(OSError, match="in use"):
+                other.bind(("127.0.0.1", int(url.rsplit(":")[-1])))
+        server.wait_ready()
+        assert b"nv_inference" in urllib.request.urlopen(f"http://{server.metrics_url}/metrics", timeout=10).read()
+    finally:
+        server.stop()

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import queue
 import random
 import signal
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import tritonclient.grpc as triton_grpc
 
 import shoal
 from tests.conftest import Scale
@@ -68,6 +72,21 @@ def test_killed_servers(service: Service, scale: Scale) -> None:
     assert not [failure for failure in callers.failures if "unavailable" not in failure]
 
 
+def ask_in_one_stream(service: Service, *models: str) -> list[Any]:
+    """Answers of models to 1.0, one after the other: a value, or an error."""
+    answers: queue.Queue[Any] = queue.Queue()
+    given = triton_grpc.InferInput("X", [1, 1], "FP32")
+    given.set_data_from_numpy(np.ones((1, 1), np.float32))
+    heard = []
+    with triton_grpc.InferenceServerClient(service.grpc) as client:
+        client.start_stream(lambda result, error: answers.put((result, error)))
+        for model in models:
+            client.async_stream_infer(model, [given])
+            result, error = answers.get(timeout=10)
+            heard.append(str(error) if error else result.as_numpy("Y").item())
+    return heard
+
+
 @pytest.mark.parametrize("what", ["hang", "raise", "garbage", "stopped"])
 def test_a_model_that_is_not_well(service: Service, home: Path, what: str) -> None:
     restarts = service.metric("shoal_restarts_total")
@@ -81,6 +100,9 @@ def test_a_model_that_is_not_well(service: Service, home: Path, what: str) -> No
             assert client.infer("other", X=[[1.0]])["Y"][0, 0] == 2  # isolated
             with pytest.raises(shoal.ServerError, match="unavailable"):
                 client.infer("chain", X=[[1.0]])
+        heard = ask_in_one_stream(service, "other", "chain", "other")
+        assert heard[::2] == [2, 2]  # in one stream, too
+        assert heard[1].startswith("chain is unavailable: ")
         with shoal.Client(service.http, protocol="http", retries=0) as client:
             with pytest.raises(shoal.ServerError, match="unavailable"):
                 client.infer("first", X=[[1.0]])

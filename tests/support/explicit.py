@@ -11,7 +11,7 @@ from tritonclient.grpc import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
 from shoal.serving.runtime import find_runtime
-from shoal.serving.server import Server, find_ports
+from shoal.serving.server import Server
 
 SECONDS = 60  # for one model
 
@@ -48,7 +48,7 @@ class Explicit(Server):
 
 @contextmanager
 def explicit(repository: Path) -> Iterator[Explicit]:
-    server = Explicit(repository, find_runtime(), find_ports(0, 0, 0), None)
+    server = Explicit(repository, find_runtime())
     try:
         server.wait_ready()
         yield server

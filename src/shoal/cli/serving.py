@@ -50,7 +50,9 @@ def serve(
     host: Annotated[str, typer.Option(help="The address to listen at; 0.0.0.0 is any.")] = "127.0.0.1",
     grace: Annotated[float, typer.Option(help="Seconds that requests under way have to finish at the end.")] = 30.0,
     max_wait: Annotated[float, typer.Option(help="Seconds of waiting from which on requests are refused.")] = 10.0,
-    is_open: Annotated[bool, typer.Option("--open", help="Let in whoever reaches --host, off loopback too.")] = False,
+    is_open: Annotated[
+        bool, typer.Option("--open", help="Accept any client that reaches --host, off loopback too.")
+    ] = False,
     expose: Annotated[
         list[str] | None, typer.Option(help="A model to ask, beside ensembles and public ones; repeat it.")
     ] = None,

@@ -49,12 +49,14 @@ class Server:
         self,
         repository: Path,
         runtime: Runtime,
-        ports: tuple[int, int, int],
+        ports: tuple[int, int, int] = (0, 0, 0),
         log: Path | None = None,
         *,
         model_control: str = NONE,
     ) -> None:
         self.repository = repository
+        # Triton binds its ports after it has loaded the models, seconds in which any program's connection may get one
+        ports, self._held = _hold_ports(*ports)
         self.http_url, self.grpc_url, self.metrics_url = (f"{HOST}:{port}" for port in ports)
         self.admin_key = secrets.token_hex(16)  # opens what clients may not ask for: configurations, statistics, ...
         self.models = ModelControl(self.http_url, self.admin_key, model_control)
@@ -69,11 +71,13 @@ class Server:
             self.beacons.mkdir()
             self._lease = Lease(self._folder, self._shared_memory)
         except BaseException:
+            self._held.close()
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
         try:
             self._process = self._launch(runtime, ports)
         except BaseException:
+            self._held.close()
             self._lease.end()
             raise
         try:
@@ -189,6 +193,7 @@ class Server:
         with contextlib.suppress(ProcessLookupError):  # a stub that hangs outlives the server, which gives up on it
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        self._held.close()
         self._lease.end()
 
     def __enter__(self) -> Self:
@@ -227,8 +232,7 @@ def serve(
     path = Path(repository).resolve()
     runtime = check_start(path)
     clean_up()
-    ports = find_ports(http_port, grpc_port, metrics_port)
-    server = Server(path, runtime, ports, log, model_control=model_control)
+    server = Server(path, runtime, (http_port, grpc_port, metrics_port), log, model_control=model_control)
     try:
         server.wait_ready(timeout)
     except BaseException:
@@ -249,9 +253,16 @@ def find_ports(*wanted: int, host: str = HOST) -> tuple[int, int, int]:
     Raises:
         SetupError: one cannot be had.
     """
+    ports, held = _hold_ports(*wanted, host=host)
+    held.close()
+    return ports
+
+
+def _hold_ports(*wanted: int, host: str = HOST) -> tuple[tuple[int, int, int], contextlib.ExitStack]:
+    """Find ports that the system gives to no other program until the stack is closed; Triton may listen there."""
     with contextlib.ExitStack() as held:
         http, grpc, metrics = (_bind(host, port, held) for port in wanted)
-        return http, grpc, metrics
+        return (http, grpc, metrics), held.pop_all()
 
 
 def _bind(host: str, wanted: int, held: contextlib.ExitStack) -> int:

@@ -33,7 +33,7 @@ async def read_body(request: web.Request, gate: Gate, held: Hold) -> bytes:
 
 
 def too_large(limits: Limits) -> RefusedError:
-    """What a client hears whose request has too many bytes."""
+    """Build the refusal of a request with too many bytes."""
     return RefusedError(
         Why.LARGE, f"The request is larger than {limits.request_bytes} bytes. Send fewer rows at a time."
     )

@@ -1,4 +1,4 @@
-"""What both front doors do alike: the words of refusals, and what of requests and answers passes."""
+"""Shared by both fronts: wording of refusals, allow-lists, and clean-up of Triton's error messages."""
 
 from __future__ import annotations
 
@@ -29,13 +29,12 @@ _OURS = (Why.BUSY, Why.UNAVAILABLE)  # counted by model
 
 
 def find_exposed(configs: Mapping[str, ModelConfig], names: Iterable[str]) -> set[str]:
-    """The models that clients may ask: ensembles, those that say they are public, and ``names``; all if there is none.
+    """Return the models that clients may ask: ensembles, public models and ``names``; all models if that is none.
 
     Raises:
         ArtifactError: a model's parameter is neither true nor false.
-        KeyError: a name is no model's.
     """
-    found = {configs[name].spec.name for name in names}
+    found = set(names)
     for name, config in configs.items():
         value = config.spec.parameters.get(PUBLIC_PARAMETER, "false")
         if value not in ("true", "false"):
@@ -46,12 +45,12 @@ def find_exposed(configs: Mapping[str, ModelConfig], names: Iterable[str]) -> se
 
 
 def absent(model: str) -> RefusedError:
-    """What a client hears of a model that is not here, or not for clients: the same words, in Triton's way."""
+    """Build the refusal for an unknown or hidden model: one wording for both, which is Triton's."""
     return RefusedError(Why.ABSENT, f"Request for unknown model: {model!r} is not found")
 
 
 def closed(what: str) -> RefusedError:
-    """What a client hears that asks for what is the server's own."""
+    """Build the refusal for a part of Triton that is closed to clients."""
     return RefusedError(Why.CLOSED, f"{what} is closed: only who runs this server may use it.")
 
 

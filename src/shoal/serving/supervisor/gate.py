@@ -97,13 +97,25 @@ class Gate:
 
     # --- requests ------------------------------------------------------------------------------------------------
 
+    def find(self, model: str) -> Upstream:
+        """The server that answers for a model, or for itself.
+
+        Raises:
+            RefusedError: none does now.
+        """
+        reason = self.closed or self.blocked.get(model, "")
+        if reason or self.upstream is None:
+            self._count(model, "unavailable")
+            raise RefusedError(Why.UNAVAILABLE, f"{model or 'The server'} is unavailable: {reason}.", RETRY_SECONDS)
+        return self.upstream
+
     def hold(self, address: str, model: str = "") -> Hold:
         """Memory for a request of a client's, which grows as that arrives, and is to be released.
 
         Raises:
             RefusedError: nobody is let in now.
         """
-        self._find(model)
+        self.find(model)
         return Hold(self.memory, address)
 
     def grow(self, held: Hold, num_bytes: int) -> None:
@@ -131,7 +143,7 @@ class Gate:
         Raises:
             RefusedError: it was not let in, or lost.
         """
-        upstream = self._find(model)
+        upstream = self.find(model)
         if self._suspects.has(model, body):
             self._count(model, "refused")
             raise lost(model)
@@ -149,7 +161,7 @@ class Gate:
                             break
                         await held.enter_async_context(self._turn())
                         if self._is_open(model):
-                            upstream = self._find(model)
+                            upstream = self.find(model)
                         elif next_one := await self._wait_for_next(model, upstream):
                             upstream = next_one
                         else:
@@ -202,7 +214,7 @@ class Gate:
         ``end`` is called where they must stop: their server or model is not well, or goes; or they are quiet, and
         another one needs their place.
         """
-        upstream, stream = self._find(model), Stream(model, address, end)
+        upstream, stream = self.find(model), Stream(model, address, end)
         upstream.streams.add(stream)
         try:
             yield upstream.server, stream
@@ -211,13 +223,6 @@ class Gate:
 
     def _is_open(self, model: str) -> bool:
         return self.upstream is not None and not self.closed and model not in self.blocked
-
-    def _find(self, model: str) -> Upstream:
-        reason = self.closed or self.blocked.get(model, "")
-        if reason or self.upstream is None:
-            self._count(model, "unavailable")
-            raise RefusedError(Why.UNAVAILABLE, f"{model or 'The server'} is unavailable: {reason}.", RETRY_SECONDS)
-        return self.upstream
 
     def enter(self, model: str, num_bytes: int) -> None:
         """A request is on its way to a model.
@@ -259,7 +264,7 @@ class Gate:
             self.streams.give_back(address)
 
     async def _follow(self, upstream: Upstream, model: str, call: Callable[[Server], Awaitable[T]]) -> T:
-        """The call as a task of its own, which whoever sees its server die can end, and no client that leaves."""
+        """Await the call in its own task. ``block`` can cancel it; a client that disconnects cannot."""
         task = asyncio.ensure_future(call(upstream.server))
         upstream.sent[task] = model
         try:

@@ -151,17 +151,12 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
             raise closed(what)
         raise RefusedError(Why.METHOD, f"There is no method {method[:100]!r} here.")
 
-    def _exposed(self, model: str) -> str:
-        if not self._gate.is_exposed(model):
-            raise absent(model)
-        return model
-
     def _told(self, model: str) -> None:
         if not self._gate.is_told(model):
             raise absent(model)
 
     async def _fetch(self, method: str, request: bytes) -> bytes:
-        """What Triton says to its administrator, who asks for clients."""
+        """Ask Triton with the administrator's key, on behalf of a client."""
         return await self._ask(
             "",
             method,
@@ -175,7 +170,8 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     async def _answer_infer(self, request: bytes, address: str, context: Any) -> bytes:
         model, request_id = await screen(request)
-        self._exposed(model)
+        if not self._gate.is_exposed(model):
+            raise absent(model)
         metadata = kept(context.invocation_metadata())
         held = self._gate.hold(address)
         self._gate.grow(held, len(request))
@@ -234,7 +230,7 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
 
         # Triton 24.10 does not survive that a stream is left: the rest of it is read for nobody
         relaying = asyncio.ensure_future(relay())
-        relaying.add_done_callback(_take_note)
+        relaying.add_done_callback(_retrieve_error)
         try:
             await asyncio.shield(relaying)
         except RefusedError as refused:
@@ -281,7 +277,7 @@ def _host(peer: str) -> str:
     return unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")
 
 
-def _take_note(task: asyncio.Future[Any]) -> None:
-    """Of its error, which asyncio would tell of where nobody waited for it."""
+def _retrieve_error(task: asyncio.Future[Any]) -> None:
+    """Mark its error as retrieved: asyncio logs errors of tasks that are never awaited."""
     if task.done() and not task.cancelled():
         task.exception()

@@ -116,14 +116,14 @@ def _screen(request: bytes) -> tuple[str, str]:
 
 
 def keep(entries: Any, is_wanted: Callable[[str], bool]) -> None:
-    """Of a repeated field about models, those of which the name is wanted."""
+    """Remove entries from a repeated field about models unless their name is wanted."""
     kept_ones = [entry for entry in entries if is_wanted(entry.name)]
     del entries[:]
     entries.extend(kept_ones)
 
 
 def kept(metadata: Any) -> Any:
-    """What of a client's metadata Triton gets."""
+    """Return the metadata that is passed on to Triton."""
     return tuple((key, value) for key, value in metadata or () if key in HEADERS)
 
 

@@ -129,9 +129,7 @@ class Relay:
         request_id = ""
         try:
             model, request_id = await self._judge(message)
-            if self._gate.trouble(model):
-                self._end()
-                return
+            self._gate.find(model)
             most = self._gate.limits.request_bytes
             await self._wait(lambda: not self._unanswered or self._held.num_bytes + len(message) <= most)
             self._gate.grow(self._held, len(message))

@@ -121,7 +121,7 @@ class HttpFront:
         return web.json_response(document)
 
     async def _fetch(self, method: str, path: str) -> Any:
-        """What Triton says to its administrator, who asks for clients."""
+        """Ask Triton with the administrator's key, on behalf of a client."""
 
         async def call(server: Server) -> tuple[int, bytes]:
             try:

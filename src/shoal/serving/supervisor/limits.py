@@ -1,4 +1,4 @@
-"""What the service holds at a time and how long it waits for clients: one set of limits for all of its ports."""
+"""Limits on memory, connections, streams and time per client, shared by all ports."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ class Limits:
 
     @property
     def request_bytes(self) -> int:
-        """Of one request."""
+        """Largest request, inflated, in bytes."""
         return int(self.max_request_mib * 2**20)
 
     @property
     def connections(self) -> int:
-        """Of each port: a request over HTTP takes a second descriptor, for its way to Triton."""
+        """Connections per port. An HTTP request needs a second descriptor, for the connection to Triton."""
         descriptors, _ = getrlimit(RLIMIT_NOFILE)
         most = max(16, (descriptors - _OWN_DESCRIPTORS - HEALTH_CONNECTIONS) // 3)
         return min(self.max_connections or _MOST_CONNECTIONS, most)

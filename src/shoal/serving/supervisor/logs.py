@@ -68,7 +68,7 @@ class Plain(logging.Formatter):
 
 
 class Flood(logging.Filter):
-    """Lets pass so many records in ten seconds from one place of the code, or of Triton's, whoever causes them."""
+    """Rate limit per log statement, of ours or Triton's: at most so many records in ten seconds."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -2,7 +2,7 @@
 
 Triton 24.10 multiplies a request's dimensions without looking for an overflow, so that a shape such as [1, 2**61] fits
 into an empty body and kills the model's process; and its JSON parser calls itself for each bracket, until the stack is
-full. What is judged here is what Triton reads: a JSON request is written anew from what was parsed, since of two equal
+full. What is judged here is what Triton reads: a JSON request is re-encoded from what was parsed, since of two equal
 keys Triton takes the first one and most parsers the last.
 """
 

@@ -11,7 +11,7 @@ from typing import Any
 from shoal.errors import ServerError, ShoalError
 from shoal.serving.channels import channel_options
 from shoal.serving.runtime import Runtime
-from shoal.serving.server import Server, find_ports
+from shoal.serving.server import Server
 from shoal.serving.supervisor.canary import Canary, Verdict, WrongError
 from shoal.serving.supervisor.logs import Tail, log
 
@@ -37,7 +37,7 @@ class Servers:
 
     async def launch(self) -> Server:
         """A server whose models answer their canaries."""
-        launching = asyncio.create_task(asyncio.to_thread(Server, self._repository, self._runtime, find_ports(0, 0, 0)))
+        launching = asyncio.create_task(asyncio.to_thread(Server, self._repository, self._runtime))
         try:
             server = await asyncio.shield(launching)
         except asyncio.CancelledError:  # a thread cannot be: what it starts must be ended

@@ -202,7 +202,7 @@ class Supervisor:
         now = time.monotonic()
         is_quick = now - self._taken_over < QUICK_SECONDS
         self._num_quick = self._num_quick + 1 if is_quick else 0
-        pause = 0.5 * 2 ** (self._num_quick - FEW_QUICK) if self._num_quick > FEW_QUICK else 0.0
+        pause = min(MOST_PAUSE, 0.5 * 2 ** (self._num_quick - FEW_QUICK)) if self._num_quick > FEW_QUICK else 0.0
         self._restarts.append((now, old))
         while now - self._restarts[0][0] > RESTARTS_SECONDS:
             self._restarts.popleft()
@@ -212,7 +212,7 @@ class Supervisor:
             self._gate.block({*self._configs, ""}, "its server ended too often, and is started again after a pause")
             pause = max(pause, min(MOST_RESTART_PAUSE, 2.0**beyond))
             log.error("The server ended %d times within ten minutes. The next one starts in %g s.", num, pause)
-        await asyncio.sleep(min(pause, MOST_RESTART_PAUSE if beyond > 0 else MOST_PAUSE))
+        await asyncio.sleep(pause)
 
     def _cancel_tests(self) -> None:
         for task in self._testing:
