@@ -96,7 +96,7 @@ class HttpFront:
             response = web.json_response({"error": words(refused)}, status=_STATUS[refused.why])
             if refused.retry_after:
                 response.headers["Retry-After"] = str(max(1, round(refused.retry_after)))
-            if refused.why in (Why.SLOW, Why.BUSY, Why.LARGE):
+            if refused.why in (Why.SLOW, Why.BUSY, Why.LARGE, Why.UNAVAILABLE):
                 response.force_close()  # what is left of the body is not waited for
             return response
 
