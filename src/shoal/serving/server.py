@@ -118,6 +118,7 @@ class Server:
             "--disable-auto-complete-config",
             "--exit-on-error=true",
             "--strict-readiness=true",
+            "--grpc-infer-allocation-pool-size=0",  # or it keeps eight messages for use again, as large as they came
             f"--exit-timeout-secs={EXIT_SECONDS}",
             "--model-load-thread-count=8",
             f"--http-address={HOST}", f"--http-port={http}",
