@@ -28,10 +28,10 @@ from shoal.component.ledger import CONTROL, DOWN
 from shoal.component.ragged import to_texts
 from shoal.component.tensors import Device
 from shoal.component.wordpiece import WordPiece, read_vocabulary
+from shoal.local import load_component
 from shoal.machine import describe_machine, library_versions
 from shoal.repository.pbtxt import read_config
 from shoal.repository.placement import Plan
-from shoal.serving.local import load_component
 from shoal.training.corpus import Corpus, find_corpus
 from shoal.training.encoder import Candidates, Encoder
 from shoal.training.export import export_encoder

@@ -33,7 +33,7 @@ from shoal.bench.perf_analyzer import PerfAnalyzer
 from shoal.bulk.infer import infer_to_file, make_feed, make_format
 from shoal.bulk.model import served
 from shoal.machine import describe_machine, library_versions
-from shoal.serving.server import Server
+from shoal.server.launch import Server
 from shoal.tables import scan_table
 from shoal.training.corpus import find_corpus
 from shoal.training.fit import EncoderSettings

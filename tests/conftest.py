@@ -16,9 +16,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import numpy as np
 import pytest
 
+from shoal.client.client import Client
 from shoal.machine import describe_machine, library_versions
-from shoal.serving.client import Client
-from shoal.serving.server import Server
+from shoal.server.launch import Server
 from tests.support.once import ROOT
 from tests.support.report import Regions, Report
 

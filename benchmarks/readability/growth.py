@@ -29,10 +29,10 @@ from systems import run_component
 
 from shoal import compose
 from shoal.component.base import Component
+from shoal.local import load_component
 from shoal.machine import describe_machine, library_versions
 from shoal.repository.pbtxt import read_config
 from shoal.repository.placement import Plan
-from shoal.serving.local import load_component
 from shoal.training.corpus import find_corpus
 
 YOUNG = 10_000

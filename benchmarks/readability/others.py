@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from shoal.processes import bound
-from shoal.serving.runtime import find_runtime
+from shoal.server.runtime import find_runtime
 
 HOST = "127.0.0.1"
 START_SECONDS = 300.0

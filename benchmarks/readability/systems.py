@@ -13,8 +13,8 @@ from flops import encoder_flop
 
 from shoal import Client
 from shoal.component.base import Component
+from shoal.local import load_component
 from shoal.repository.pbtxt import read_config
-from shoal.serving.local import load_component
 
 ENSEMBLE = "ensemble_all"
 TIMEOUT = 3600.0

@@ -6,35 +6,35 @@ from typing import TYPE_CHECKING, Any
 from shoal.errors import ArtifactError, InputError, ServerError, SetupError, ShoalError
 
 if TYPE_CHECKING:
+    from shoal.client.aio import AsyncClient as AsyncClient
+    from shoal.client.calls import Answer as Answer
+    from shoal.client.client import Client as Client
     from shoal.component.base import Component as Component
     from shoal.component.context import Context as Context
+    from shoal.local import LocalPipeline as LocalPipeline
+    from shoal.pipeline import Pipeline as Pipeline
     from shoal.project.importing.add_model import add_model as add_model
     from shoal.repository.check import Finding as Finding
     from shoal.repository.check import check as check
     from shoal.repository.compose import compose as compose
-    from shoal.serving.aio import AsyncClient as AsyncClient
-    from shoal.serving.calls import Answer as Answer
-    from shoal.serving.client import Client as Client
-    from shoal.serving.local import LocalPipeline as LocalPipeline
-    from shoal.serving.pipeline import Pipeline as Pipeline
-    from shoal.serving.server import serve as serve
+    from shoal.server.launch import serve as serve
 
 __version__ = "0.1.0"
 
 # Looked up on first use: `import shoal` stays light, and beside a model.py only component/ exists.
 _HOMES = {
-    "Answer": "shoal.serving.calls",
-    "AsyncClient": "shoal.serving.aio",
-    "Client": "shoal.serving.client",
+    "Answer": "shoal.client.calls",
+    "AsyncClient": "shoal.client.aio",
+    "Client": "shoal.client.client",
     "Component": "shoal.component.base",
     "Context": "shoal.component.context",
     "Finding": "shoal.repository.check",
-    "LocalPipeline": "shoal.serving.local",
-    "Pipeline": "shoal.serving.pipeline",
+    "LocalPipeline": "shoal.local",
+    "Pipeline": "shoal.pipeline",
     "add_model": "shoal.project.importing.add_model",
     "check": "shoal.repository.check",
     "compose": "shoal.repository.compose",
-    "serve": "shoal.serving.server",
+    "serve": "shoal.server.launch",
 }
 
 __all__ = ["ArtifactError", "InputError", "ServerError", "SetupError", "ShoalError", *_HOMES]

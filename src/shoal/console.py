@@ -16,7 +16,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from shoal.serving.copies import Copies
+    from shoal.client.copies import Copies
 
 OUT, ERR = Console(highlight=False), Console(stderr=True, highlight=False)
 LINE_EVERY = 60.0  # seconds

@@ -22,9 +22,9 @@ from shoal.environment.stub import read_stub
 from shoal.environment.targets import EMBEDDED_RELEASE
 from shoal.errors import ShoalError
 from shoal.paths import check_bearable
-from shoal.serving.runtime import STUB_VARIABLE, check_numpy, find_runtime
-from shoal.serving.server import find_ports
-from shoal.serving.start import check_glibc, checks
+from shoal.server.checks import check_glibc, checks
+from shoal.server.launch import find_ports
+from shoal.server.runtime import STUB_VARIABLE, check_numpy, find_runtime
 
 OK, WARNING, FAULT = "ok", "warning", "fault"
 SHARED_MEMORY_MIB = 256  # containers get 64, which one batch of 512 rows of 256 tokens outgrows

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from shoal.client.client import Client
 from shoal.paths import check_bearable
 from shoal.progress import OnProgress
 from shoal.repository.compose import compose
 from shoal.repository.placement import Plan
-from shoal.serving.client import Client
-from shoal.serving.runtime import find_runtime
-from shoal.serving.server import Server, serve
+from shoal.server.launch import Server, serve
+from shoal.server.runtime import find_runtime
 from shoal.training.corpus import find_corpus, read_passages
 from shoal.training.encoder import SMALL_ENCODER
 from shoal.training.train import PAGE, PRESETS, Preset, split, train

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from shoal.local import LocalPipeline
 from shoal.repository.compose import compose
 from shoal.repository.placement import Plan
-from shoal.serving.local import LocalPipeline
 
 GPU_LIBRARIES = ("cupy", "nvforest", "pylibcudf", "rmm", "torch")
 

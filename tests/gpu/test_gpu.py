@@ -16,9 +16,9 @@ from shoal.component.ragged import Texts, to_texts
 from shoal.component.reader import DeviceReader, Reader, Reading
 from shoal.component.tensors import Device
 from shoal.component.wordpiece import read_vocabulary
+from shoal.local import LocalPipeline
 from shoal.repository.compose import compose
 from shoal.repository.placement import Plan
-from shoal.serving.local import LocalPipeline
 from shoal.training.corpus import Corpus
 from shoal.training.evaluate import evaluate
 from shoal.training.fit import EncoderSettings

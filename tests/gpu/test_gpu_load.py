@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shoal.client.client import Client
+from shoal.client.copies import Copies, read_metrics
 from shoal.component.ledger import ACROSS, DOWN, UP, Edge
 from shoal.component.tensors import Device
 from shoal.errors import ShoalError
-from shoal.serving.client import Client
-from shoal.serving.copies import Copies, read_metrics
-from shoal.serving.local import LocalPipeline
-from shoal.serving.server import serve
+from shoal.local import LocalPipeline
+from shoal.server.launch import serve
 from tests.conftest import Scale
 from tests.gpu.conftest import needs_gpu
 

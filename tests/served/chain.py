@@ -6,9 +6,9 @@ import json
 import shutil
 from pathlib import Path
 
+from shoal.pipeline import Pipeline
 from shoal.repository.compose import compose
 from shoal.repository.pbtxt import write_config
-from shoal.serving.pipeline import Pipeline
 from tests.support.pieces import leaf, vocabulary
 
 

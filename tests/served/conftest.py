@@ -11,7 +11,7 @@ import pytest
 from shoal.repository.graph import Graph
 from shoal.repository.hybrid import MODELS, models_ensemble
 from shoal.repository.pbtxt import write_config
-from shoal.serving.server import Server, serve
+from shoal.server.launch import Server, serve
 from tests.served.chain import compose_chain
 from tests.served.imported import IMPORTED, make_project
 from tests.support.imports import make_repository

@@ -13,15 +13,15 @@ import grpc  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 
+from shoal.client.aio import AsyncClient
+from shoal.client.calls import Answer, Call, Method
+from shoal.client.channels import Lines
+from shoal.client.client import Client
+from shoal.client.failures import CallError
+from shoal.client.flow import Conversations
 from shoal.errors import InputError
-from shoal.serving.aio import AsyncClient
-from shoal.serving.calls import Answer, Call, Method
-from shoal.serving.channels import Lines
-from shoal.serving.client import Client
-from shoal.serving.failures import CallError
-from shoal.serving.local import LocalPipeline
-from shoal.serving.requests import Conversations
-from shoal.serving.server import Server
+from shoal.local import LocalPipeline
+from shoal.server.launch import Server
 from tests.support.ways import WAYS, connect, url_of
 
 OUTPUTS = ("SCORE", "BERT_SCORE", "FOREST_SCORE")

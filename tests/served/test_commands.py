@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import ShoalError
-from shoal.serving.server import Server
+from shoal.server.launch import Server
 from tests.support.commands import Shoal
 
 

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shoal.client.calls import Call, Method
+from shoal.client.client import Client
+from shoal.client.failures import Kind, grpc_failure, strip
 from shoal.errors import InputError, ServerError, ShoalError
-from shoal.serving.calls import Call, Method
-from shoal.serving.client import Client
-from shoal.serving.failures import Kind, grpc_failure, strip
-from shoal.serving.local import LocalPipeline
-from shoal.serving.server import Server, find_ports
+from shoal.local import LocalPipeline
+from shoal.server.launch import Server, find_ports
 from tests.conftest import as_bytes
 from tests.support.ways import WAYS, Relay, answering, connect, url_of
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shoal.client.client import Client
 from shoal.component.tensors import Array
-from shoal.serving.client import Client
-from shoal.serving.local import LocalPipeline
-from shoal.serving.server import Server
+from shoal.local import LocalPipeline
+from shoal.server.launch import Server
 from tests.conftest import Scale
 from tests.unit.test_claims import Record, batches
 

@@ -13,18 +13,18 @@ import pytest
 from typer.testing import CliRunner
 
 from shoal.cli import app
+from shoal.client.client import Client
+from shoal.client.copies import Copies, read_metrics
 from shoal.component.ledger import BATCHES, ROWS
 from shoal.errors import InputError, ServerError
+from shoal.local import LocalPipeline
 from shoal.repository.compose import compose
 from shoal.repository.graph import Graph
 from shoal.repository.hybrid import MODELS, models_ensemble
 from shoal.repository.manifest import read_manifest
 from shoal.repository.pbtxt import write_config
 from shoal.repository.placement import Plan
-from shoal.serving.client import Client
-from shoal.serving.copies import Copies, read_metrics
-from shoal.serving.local import LocalPipeline
-from shoal.serving.server import Server
+from shoal.server.launch import Server
 
 TEXTS = ["The cat sat.", "", "It is nonetheless imperative that epistemology be considered.", "漢字 🐟"]
 OUTPUTS = ("SCORE", "BERT_SCORE", "FOREST_SCORE")

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shoal.serving.client import Client
-from shoal.serving.server import Server
+from shoal.client.client import Client
+from shoal.server.launch import Server
 from tests.served.imported import IMPORTED
 from tests.support.imports import here
 

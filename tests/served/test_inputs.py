@@ -13,11 +13,11 @@ import pytest
 from typer.testing import CliRunner
 
 from shoal.cli import app
+from shoal.client.client import Client
 from shoal.component.bundle import Bundle
 from shoal.errors import InputError, ShoalError
-from shoal.serving.client import Client
-from shoal.serving.local import LocalPipeline
-from shoal.serving.server import Server, find_ports
+from shoal.local import LocalPipeline
+from shoal.server.launch import Server, find_ports
 
 ENSEMBLE = "ensemble_all"
 OUTPUTS = ("SCORE", "BERT_SCORE", "FOREST_SCORE")

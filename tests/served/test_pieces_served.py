@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shoal.client.client import Client
 from shoal.errors import InputError
+from shoal.local import LocalPipeline
 from shoal.repository.check import check
-from shoal.serving.client import Client
-from shoal.serving.local import LocalPipeline
 from tests.support.pieces import PIECES
 
 INPUTS: dict[str, Any] = {

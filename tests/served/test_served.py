@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shoal.client.client import Client
 from shoal.errors import InputError
+from shoal.local import LocalPipeline
 from shoal.repository.compose import compose
 from shoal.repository.placement import Plan
-from shoal.serving.client import Client
-from shoal.serving.local import LocalPipeline
-from shoal.serving.server import Server
+from shoal.server.launch import Server
 
 TEXTS = ["The cat sat.", "It is nonetheless imperative that epistemology be considered.", "", "漢字 🐟 \0 שלום"]
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shoal.client.client import Client
+from shoal.local import LocalPipeline
 from shoal.repository.compose import compose
-from shoal.serving.client import Client
-from shoal.serving.local import LocalPipeline
-from shoal.serving.server import serve
+from shoal.server.launch import serve
 from shoal.training.corpus import Corpus
 from shoal.training.encoder import SMALL_ENCODER, _locate
 from tests.conftest import Scale

@@ -20,7 +20,7 @@ from shoal.bulk.journal import partial_path
 from shoal.bulk.model import local
 from shoal.cli import app
 from shoal.errors import ShoalError
-from shoal.serving.local import LocalPipeline
+from shoal.local import LocalPipeline
 from tests.conftest import Scale
 from tests.support.bulk import Stopped, infer_arguments, run, write_texts
 

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from shoal.bulk.journal import partial_path
 from shoal.cli import app
 from shoal.errors import InputError, ServerError
-from shoal.serving.local import LocalPipeline
-from shoal.serving.server import find_ports, serve
+from shoal.local import LocalPipeline
+from shoal.server.launch import find_ports, serve
 from tests.support.bulk import write_texts
 
 

@@ -9,18 +9,18 @@ import numpy as np
 import onnx
 import pytest
 
+from shoal.client.client import Client
 from shoal.component.bundle import sha256
 from shoal.component.onnx_ties import read_onnx
 from shoal.component.ties import METADATA, dump_ties
 from shoal.errors import ArtifactError, InputError
+from shoal.local import LocalPipeline, load_component
 from shoal.paths import shipped_root
 from shoal.repository.compose import compose
 from shoal.repository.manifest import read_manifest
 from shoal.repository.pbtxt import read_config
 from shoal.repository.placement import Plan
-from shoal.serving.client import Client
-from shoal.serving.local import LocalPipeline, load_component
-from shoal.serving.server import serve
+from shoal.server.launch import serve
 from shoal.training.encoder import load_encoder
 from shoal.training.export import export_encoder
 

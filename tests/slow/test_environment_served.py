@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shoal.client.client import Client
 from shoal.environment.build import Request, build
 from shoal.environment.built import Built
 from shoal.environment.engines import find_python
 from shoal.environment.unpack import unpack
 from shoal.errors import ArtifactError, InputError, ServerError
+from shoal.local import LocalPipeline
 from shoal.repository.compose import compose
 from shoal.repository.pbtxt import read_config
 from shoal.repository.placement import Plan
-from shoal.serving.client import Client
-from shoal.serving.local import LocalPipeline
-from shoal.serving.server import serve
+from shoal.server.launch import serve
 from tests.conftest import Scale
 from tests.support.channel import build_channel
 from tests.support.environments import NUMPY_2, WHEELS, Venvs, find_stub, skip_without

@@ -8,11 +8,11 @@ import numpy as np
 from transformers import AutoModel, AutoTokenizer
 
 import shoal
+from shoal.client.client import Client
+from shoal.local import LocalPipeline
 from shoal.repository.compose import compose
 from shoal.repository.pbtxt import read_config
-from shoal.serving.client import Client
-from shoal.serving.local import LocalPipeline
-from shoal.serving.server import serve
+from shoal.server.launch import serve
 from shoal.training.corpus import Corpus
 from shoal.training.encoder import SMALL_ENCODER, _locate
 from tests.support.imports import add

@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shoal.client.client import Client
+from shoal.client.copies import read_metrics
 from shoal.component.ledger import BATCHES, ROWS
 from shoal.errors import ServerError
+from shoal.local import LocalPipeline
 from shoal.repository.compose import compose
 from shoal.repository.manifest import MANIFEST
 from shoal.repository.warmup import NUM_CALLS
-from shoal.serving.client import Client
-from shoal.serving.copies import read_metrics
-from shoal.serving.local import LocalPipeline
-from shoal.serving.server import serve
+from shoal.server.launch import serve
 from tests.served.test_failures import failure
 from tests.served.test_hybrid import TEXTS, settled
 from tests.support.faults import (

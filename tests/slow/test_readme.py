@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.serving.server import find_ports
+from shoal.server.launch import find_ports
 from shoal.training.corpus import read_passages
 from tests.support.environments import WHEELS
 from tests.support.once import ROOT

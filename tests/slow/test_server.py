@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from shoal.client.client import Client
 from shoal.errors import ArtifactError, InputError, ServerError, SetupError
+from shoal.local import LocalPipeline
 from shoal.repository.manifest import MANIFEST
-from shoal.serving.client import Client
-from shoal.serving.local import LocalPipeline
-from shoal.serving.server import find_cause, serve
-from shoal.serving.start import check_repository
+from shoal.server.checks import check_repository
+from shoal.server.launch import find_cause, serve
 
 
 def regions() -> set[str]:
@@ -172,7 +172,7 @@ def test_a_server_that_is_not_ready_in_time_is_stopped(repository: Path) -> None
 def test_a_server_that_does_not_end_is_killed(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = regions()
     running = serve(repository)
-    monkeypatch.setattr("shoal.serving.server.EXIT_SECONDS", -9.9)
+    monkeypatch.setattr("shoal.server.launch.EXIT_SECONDS", -9.9)
     os.kill(running._process.pid, signal.SIGSTOP)
     running.stop()
     assert running.wait() == -signal.SIGKILL

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 import shoal
-from shoal.serving.leases import clean_up
-from shoal.serving.supervisor.pidfile import hold_pid_file
+from shoal.gateway.pidfile import hold_pid_file
+from shoal.server.orphans import clean_up
 from tests.conftest import Scale
 from tests.support.service import SHOAL, Callers, Service, are_gone, make_repository, wait_until
 

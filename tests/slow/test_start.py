@@ -16,9 +16,9 @@ import pytest
 
 from shoal.doctor import examine
 from shoal.errors import InputError, SetupError, ShoalError
-from shoal.serving import start
-from shoal.serving.runtime import find_runtime
-from shoal.serving.server import Server
+from shoal.server import checks
+from shoal.server.launch import Server
+from shoal.server.runtime import find_runtime
 from tests.support.service import SHOAL, make_repository
 
 SECONDS = 5
@@ -36,7 +36,7 @@ def manifest(repository: Path, **content: object) -> None:
 def refusal(repository: Path) -> ShoalError:
     begin = time.monotonic()
     with pytest.raises(ShoalError) as error:
-        start.check_start(repository)
+        checks.check_start(repository)
     assert time.monotonic() - begin < SECONDS
     assert "\n" not in str(error.value)
     faults = [finding for finding in examine(repository) if finding.level == "fault"]
@@ -46,13 +46,13 @@ def refusal(repository: Path) -> ShoalError:
 
 
 def test_no_gpu_for_a_repository_of_one(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start, "describe_machine", lambda: {"cores": 2})
+    monkeypatch.setattr(checks, "describe_machine", lambda: {"cores": 2})
     manifest(repository, gpus=[0])
     error = refusal(repository)
     assert error.what == f"{repository} was composed for GPU 0, and this machine has none."
     assert "--placement cpu" in error.fix
-    monkeypatch.setattr(start, "describe_machine", lambda: {"num_gpus": 1})
-    start.check_gpus(repository)
+    monkeypatch.setattr(checks, "describe_machine", lambda: {"num_gpus": 1})
+    checks.check_gpus(repository)
 
 
 def test_too_little_shared_memory(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +62,7 @@ def test_too_little_shared_memory(repository: Path, monkeypatch: pytest.MonkeyPa
     assert error.what.startswith("/dev/shm has ")
     assert error.what.endswith(f"the largest requests need {free + 1000} MiB.")
     assert f"--shm-size={free + 1000}m" in error.fix
-    monkeypatch.setattr(start, "SHARED_MEMORY", Path("/nowhere"))
+    monkeypatch.setattr(checks, "SHARED_MEMORY", Path("/nowhere"))
     assert refusal(repository).what == "/nowhere cannot be written."
 
 
@@ -81,13 +81,13 @@ def test_a_glibc_that_is_too_old(repository: Path, monkeypatch: pytest.MonkeyPat
     assert isinstance(error, SetupError)
     assert error.what == "The embedded Triton needs glibc 2.35 or newer, and this is glibc 2.31."
     monkeypatch.setenv("SHOAL_TRITONSERVER", "/some/other")
-    start.check_glibc()
+    checks.check_glibc()
 
 
 def test_a_temporary_folder_that_is_not_there(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.gettempdir", lambda: "/nowhere")
     with pytest.raises(SetupError, match="The temporary folder /nowhere cannot be written"):
-        start.check_permissions(repository)
+        checks.check_permissions(repository)
 
 
 def test_a_changed_file(repository: Path) -> None:

@@ -38,7 +38,7 @@ train(read_passages(), sys.argv[1], encoder=sys.argv[2], preset=FOLDS, save_ever
 
 
 def test_another_encoder_serves_in_the_same_slot(tiny_bert: Path, passages: Corpus, tmp_path: Path) -> None:
-    from shoal.serving.local import LocalPipeline
+    from shoal.local import LocalPipeline
 
     stages: dict[str, tuple[int, int]] = {}
     report = train(

@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 import shoal
+from shoal.local import LocalPipeline
 from shoal.repository.pbtxt import read_config
-from shoal.serving.local import LocalPipeline
 from tests.support.once import ROOT
 
 EXAMPLE = ROOT / "examples" / "triage"

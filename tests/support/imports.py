@@ -16,10 +16,10 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
 import shoal
+from shoal.local import LocalPipeline
 from shoal.project.importing.add_model import add_model
 from shoal.repository.pbtxt import read_config, write_config
 from shoal.repository.placement import Plan, place
-from shoal.serving.local import LocalPipeline
 
 NUM_ROWS = 1000
 ADVISED = "queue-without-limit"

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from shoal.client.client import Client
 from shoal.errors import ShoalError
 from shoal.processes import Process, find_process, processes
-from shoal.serving.client import Client
 from tests.support.planted import write
 
 # What a component does is written in a file of the test's: hang, spin, raise, garbage, leak, busy SECONDS; or the

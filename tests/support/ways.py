@@ -11,9 +11,9 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from shoal.serving.aio import AsyncClient
-from shoal.serving.client import Client
-from shoal.serving.server import Server
+from shoal.client.aio import AsyncClient
+from shoal.client.client import Client
+from shoal.server.launch import Server
 
 WAYS = ("grpc", "http", "grpc-async", "http-async")
 Connect: TypeAlias = Callable[..., AbstractContextManager[Any]]

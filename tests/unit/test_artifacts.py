@@ -21,10 +21,10 @@ from shoal.component.bundle import sha256
 from shoal.component.checkpoints import read_forest
 from shoal.component.ties import METADATA, dump_ties, read_archive
 from shoal.errors import ArtifactError
+from shoal.local import load_component
 from shoal.repository.compose import compose
 from shoal.repository.pbtxt import read_config
-from shoal.serving.local import load_component
-from shoal.serving.server import find_cause
+from shoal.server.launch import find_cause
 from tests.support.faults import (
     ALONE,
     KINDS,

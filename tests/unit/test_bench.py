@@ -25,7 +25,7 @@ from shoal.bench.target import find_targets
 from shoal.bench.tokens import count_tokens, try_to_count
 from shoal.component.spec import ModelSpec, TensorSpec
 from shoal.errors import ArtifactError, InputError, SetupError, ShoalError
-from shoal.serving.local import LocalPipeline
+from shoal.local import LocalPipeline
 from shoal.training.corpus import DATA_DIR, Corpus
 from tests.support.once import ROOT
 from tests.unit.test_bench_advice import LOAD, write_repository

@@ -18,7 +18,7 @@ from shoal.bulk.journal import partial_path
 from shoal.bulk.model import local
 from shoal.cli import app
 from shoal.errors import ShoalError
-from shoal.serving.local import LocalPipeline
+from shoal.local import LocalPipeline
 from tests.support.bulk import read_rows, run, write_texts
 
 Infer = Callable[..., Result]

@@ -20,7 +20,7 @@ from shoal.bulk.journal import Journal, open_journal, partial_path
 from shoal.bulk.model import Model, local
 from shoal.cli import app
 from shoal.errors import ArtifactError, InputError, ServerError, SetupError
-from shoal.serving.local import LocalPipeline
+from shoal.local import LocalPipeline
 from tests.support.bulk import Stopped, infer_arguments, run, write_texts
 
 KINDS = (".csv", ".jsonl", ".parquet")

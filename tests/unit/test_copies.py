@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shoal import local
+from shoal.client.copies import Copies
 from shoal.component import reader
 from shoal.component.ledger import ACROSS, BATCHES, CONTROL, DOWN, EXACT, EXACT_ROWS, SETUP, UP, Edge, Traffic
 from shoal.component.tensors import Array
 from shoal.errors import ShoalError
+from shoal.local import LocalPipeline
 from shoal.repository.compose import compose
 from shoal.repository.placement import Plan
-from shoal.serving import local
-from shoal.serving.copies import Copies
-from shoal.serving.local import LocalPipeline
 from tests.support.emulation import EmulatedText
 from tests.support.pretend import PretendGpu
 

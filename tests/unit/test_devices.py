@@ -143,7 +143,7 @@ from pathlib import Path
 from shoal.component import tensors
 from shoal.component.fake_triton import Stub
 from shoal.repository.loading import component_class
-from shoal.serving.runtime import BACKENDS
+from shoal.server.runtime import BACKENDS
 
 choose = tensors.Device.from_triton.__func__
 def spy(cls, args, library):

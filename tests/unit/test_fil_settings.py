@@ -15,7 +15,7 @@ from shoal.component.postprocessing import Settings, postprocess
 from shoal.component.spec import ModelSpec
 from shoal.errors import ArtifactError
 from shoal.repository.loading import component_class
-from shoal.serving.runtime import BACKENDS
+from shoal.server.runtime import BACKENDS
 
 ROWS = np.random.default_rng(0).normal(size=(400, 6)).astype(np.float32)
 TARGETS = ROWS[:, 0] * ROWS[:, 1] + ROWS[:, 2]

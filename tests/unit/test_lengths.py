@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from shoal.component.lengths import MAX_WASTE, MIN_TOKENS, find_mask, group, lengths, run_by_length, run_in_groups
 from shoal.component.spec import ModelSpec, TensorSpec
 from shoal.errors import ArtifactError
+from shoal.local import LocalPipeline, load_component
 from shoal.repository.pbtxt import read_config
-from shoal.serving.local import LocalPipeline, load_component
 
 TOKENS = arrays_of.arrays(np.int64, st.integers(1, 80), elements=st.integers(0, 256))
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import ArtifactError, InputError
+from shoal.gateway.bodies import inflate
+from shoal.gateway.fronts import find_exposed, trim_config
+from shoal.gateway.limits import Hold, Limits, Pool
+from shoal.gateway.logs import Flood, Plain
+from shoal.gateway.options import Options
+from shoal.gateway.refusals import RefusedError, Why
+from shoal.gateway.suspects import Suspects
 from shoal.repository.find import read_configs
-from shoal.serving.supervisor.bodies import inflate
-from shoal.serving.supervisor.fronts import find_exposed, trim_config
-from shoal.serving.supervisor.limits import Hold, Limits, Pool
-from shoal.serving.supervisor.logs import Flood, Plain
-from shoal.serving.supervisor.options import Options
-from shoal.serving.supervisor.refusals import RefusedError, Why
-from shoal.serving.supervisor.suspects import Suspects
 from tests.support.service import make_repository
 
 

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shoal import local
+from shoal.client.arrays import to_arrays
 from shoal.component.spec import TensorSpec
 from shoal.errors import ArtifactError, InputError
+from shoal.local import LocalPipeline
 from shoal.repository.loading import component_class
-from shoal.serving import local
-from shoal.serving.arrays import to_arrays
-from shoal.serving.local import LocalPipeline
 from tests.support.once import ROOT
 
 TEXT = TensorSpec("excerpt", "TYPE_STRING", (1,))

@@ -117,8 +117,8 @@ HOST_ONLY = {
 def test_nothing_in_the_serving_path_reads_a_device_array() -> None:
     """But ``Device.fetch``, which writes it down."""
     found = set()
-    leaves = [*tracked("preprocess/**/model.py", "postprocess/**/model.py", "src/shoal/serving/backends/**/model.py")]
-    for path in [*tracked("src/shoal/component/*.py", "src/shoal/serving/local.py"), *leaves]:
+    leaves = [*tracked("preprocess/**/model.py", "postprocess/**/model.py", "src/shoal/server/backends/**/model.py")]
+    for path in [*tracked("src/shoal/component/*.py", "src/shoal/local.py"), *leaves]:
         if path.name not in HOST_FILES:
             found |= {(path.name, *read) for read in reads(ast.parse(path.read_text(encoding="utf-8")))}
     assert found == HOST_ONLY
@@ -153,10 +153,13 @@ def test_such_reads_are_seen() -> None:
 
 
 def test_floors_import_only_what_stands_below_them() -> None:
-    floors = ["component", "environment", "repository", "serving", "bulk", "training", "bench", "project"]
+    floors = [
+        "component", "environment", "repository", "client", "server", "local", "pipeline", "gateway", "bulk",
+        "training", "bench", "project",
+    ]  # fmt: skip
     for number, floor in enumerate(floors):
         below = {*floors[: number + 1], "errors", "paths", "processes", "machine", "progress", "tables"}
-        for path in tracked(f"src/shoal/{floor}/**/*.py", f"src/shoal/{floor}/*.py"):
+        for path in tracked(f"src/shoal/{floor}/**/*.py", f"src/shoal/{floor}/*.py", f"src/shoal/{floor}.py"):
             used = re.findall(r"^\s*from shoal\.(\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
             assert set(used) <= below, path
 
@@ -184,7 +187,7 @@ def test_the_wheel_carries_the_leaf_folders(tmp_path: Path) -> None:
         "shoal/leaves/preprocess/readability/1/model.py",
         "shoal/component/exact_codepoints.json",
         "shoal/training/assets/passages.jsonl",
-        "shoal/serving/backends/pytorch/model.py",
+        "shoal/server/backends/pytorch/model.py",
     } <= names
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")

@@ -13,7 +13,7 @@ from shoal.paths import shipped_root
 from shoal.repository.leaves import collect, find_leaves
 from shoal.repository.pbtxt import read_config
 from shoal.repository.placement import PYTHON_BASED_BACKENDS, Plan, place
-from shoal.serving.runtime import BACKENDS
+from shoal.server.runtime import BACKENDS
 from tests.support.once import ROOT
 
 MODELS = {"preprocess", "bert-large", "cuml", "postprocess", "ensemble_all"}

@@ -12,8 +12,8 @@ from shoal.environment.stub import STUB
 from shoal.errors import InputError, SetupError
 from shoal.repository.compose import compose
 from shoal.repository.placement import Plan
-from shoal.serving import runtime
-from shoal.serving.runtime import check_numpy, container_command, find_runtime
+from shoal.server import runtime
+from shoal.server.runtime import check_numpy, container_command, find_runtime
 
 
 def test_the_runtime_is_found_by_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

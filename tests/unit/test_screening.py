@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
-from shoal.serving.supervisor.screening import MOST_NESTED, ScreenError, screen_json, screen_message, screen_nesting
+from shoal.gateway.screening import MOST_NESTED, ScreenError, screen_json, screen_message, screen_nesting
 
 
 def request(**fields: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from shoal.repository.manifest import launch_flags, read_manifest
 from shoal.repository.pbtxt import ModelConfig, read_config
 from shoal.repository.placement import Plan
 from shoal.repository.sizes import MIB, Largest, find_sizes
-from shoal.serving.runtime import container_command
+from shoal.server.runtime import container_command
 
 LARGEST = Largest(rows=512, width=256, text_bytes=1000)
 IDS, FEATURES, SCORE, TEXTS = 512 * 256 * 8, 512 * 207 * 4, 512 * 4, 512 * 1000

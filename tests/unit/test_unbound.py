@@ -24,11 +24,11 @@ import shoal
 from shoal.component.bundle import sha256
 from shoal.component.fusing import fuse
 from shoal.errors import ArtifactError
+from shoal.local import LocalPipeline
 from shoal.project.importing.heads import SIGMOID, SOFTMAX, Embedder, Headed
 from shoal.repository.check import check
 from shoal.repository.compose import compose
 from shoal.repository.placement import Plan
-from shoal.serving.local import LocalPipeline
 from shoal.training import export
 from shoal.training.encoder import SMALL_ENCODER, Encoder, Trunked, load_encoder
 from shoal.training.report import REPORT
@@ -37,7 +37,7 @@ from tests.support.published import BERT, publish, publish_roberta
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning"
 )  # TorchScript is deprecated, and what Triton serves
-BACKEND = Path(shoal.__file__).parent / "serving" / "backends" / "pytorch" / "model.py"
+BACKEND = Path(shoal.__file__).parent / "server" / "backends" / "pytorch" / "model.py"
 Make = Callable[[Path, Path, str], Trunked]
 
 

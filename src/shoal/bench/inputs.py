@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from shoal.bulk.asking import Feed
+from shoal.client.arrays import to_arrays
 from shoal.component.spec import STRING, ModelSpec, TensorSpec
 from shoal.component.tensors import Array
 from shoal.errors import ArtifactError, InputError
-from shoal.serving.arrays import to_arrays
 from shoal.tables import open_table, shorten_all
 
 MAX_ROWS = 4096  # of a file: more would say no more

@@ -19,7 +19,7 @@ from shoal.bench.usage import Usage, read_usage
 from shoal.errors import ServerError
 from shoal.machine import usable_cores
 from shoal.progress import OnProgress
-from shoal.serving.server import KEEP_LOG, Server, serve
+from shoal.server.launch import KEEP_LOG, Server, serve
 
 MOST_CALLERS = 64  # of an open loop: one that needs more is beyond what the server bears
 

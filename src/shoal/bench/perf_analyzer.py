@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shoal.errors import InputError, SetupError
-from shoal.serving.server import Server
+from shoal.server.launch import Server
 
 _WINDOWS = 3  # it gives the mean of these
 _PERCENTILE = r"p{} latency: ([\d.]+) usec"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from shoal.errors import ServerError
-from shoal.serving.server import Server
+from shoal.server.launch import Server
 
 _NS_PER_MS = 1e6
 

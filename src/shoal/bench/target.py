@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from shoal.bench.inputs import Inputs
+from shoal.client.calls import Answer
+from shoal.client.client import Client
 from shoal.errors import ArtifactError, InputError
+from shoal.local import LocalPipeline
 from shoal.repository.describe import describe
 from shoal.repository.find import find_graph
 from shoal.repository.graph import Graph
 from shoal.repository.manifest import read_manifest
 from shoal.repository.pbtxt import ModelConfig, read_config
 from shoal.repository.placement import HYBRID
-from shoal.serving.calls import Answer
-from shoal.serving.client import Client
-from shoal.serving.local import LocalPipeline
-from shoal.serving.server import Server
+from shoal.server.launch import Server
 
 TIMEOUT = 600.0  # seconds of one request: hundreds of texts on a CPU take minutes
 PLAN = ("placement", "dtype", "target")  # of the manifest: what repositories of one pipeline differ in

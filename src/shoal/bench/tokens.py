@@ -10,8 +10,8 @@ import numpy as np
 from shoal.bench.inputs import Inputs
 from shoal.component.tensors import Arrays
 from shoal.errors import ShoalError
+from shoal.local import LocalPipeline
 from shoal.repository.graph import Graph
-from shoal.serving.local import LocalPipeline
 
 ROWS = 512  # more would not change a mean
 ROWS_A_CALL = 32

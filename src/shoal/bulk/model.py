@@ -9,8 +9,8 @@ from typing import Any
 from shoal.component.spec import STRING, TensorSpec
 from shoal.component.tensors import Array
 from shoal.errors import InputError, ServerError
-from shoal.serving.client import Client
-from shoal.serving.local import LocalPipeline
+from shoal.client.client import Client
+from shoal.local import LocalPipeline
 
 # Of a request to a server, which joins those that wait: on a CPU requests of 16 were faster than of 1, 8 or 32
 # (benchmarks/results/infer-*.json).

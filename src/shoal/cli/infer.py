@@ -19,7 +19,7 @@ from shoal.errors import InputError, ServerError, SetupError
 if TYPE_CHECKING:
     from shoal.bulk.infer import Summary
     from shoal.bulk.model import Model
-    from shoal.serving.client import Client
+    from shoal.client.client import Client
     from shoal.tables import Table
     from shoal.tables.common import Row
 
@@ -183,8 +183,8 @@ def _open_model(
     name: str, where: str, repository: Path, url: str | None, protocol: str, timeout: float, **limits: int | None
 ) -> Iterator[Model]:
     from shoal.bulk.model import SERVED_REQUESTS, local, served
-    from shoal.serving.client import Client
-    from shoal.serving.local import LocalPipeline
+    from shoal.client.client import Client
+    from shoal.local import LocalPipeline
 
     with ExitStack() as held:
         client = None

@@ -23,9 +23,9 @@ def copies(
 
     The budget holds for placement gpu: the request up, the answer down, control scalars of at most 1 KiB a batch.
     """
+    from shoal.client.copies import read_metrics
     from shoal.repository.graph import Graph
     from shoal.repository.manifest import read_manifest
-    from shoal.serving.copies import read_metrics
 
     read, drawn = read_metrics(url), Graph.load(folder)
     beyond = read.beyond(drawn) if read_manifest(folder.parent).get("placement") == "gpu" else []
@@ -87,12 +87,12 @@ def serve(
 
     The metrics port also has /health/live and /health/ready.
     """
-    from shoal.serving.runtime import SERVER_VARIABLE, container_command
-    from shoal.serving.supervisor.limits import Limits
-    from shoal.serving.supervisor.logs import configure
-    from shoal.serving.supervisor.logs import log as told
-    from shoal.serving.supervisor.options import Options
-    from shoal.serving.supervisor.service import Addresses, run_service
+    from shoal.gateway.limits import Limits
+    from shoal.gateway.logs import configure
+    from shoal.gateway.logs import log as told
+    from shoal.gateway.options import Options
+    from shoal.gateway.service import Addresses, run_service
+    from shoal.server.runtime import SERVER_VARIABLE, container_command
 
     if is_printed:
         OUT.print(container_command(repository), soft_wrap=True)

@@ -15,7 +15,7 @@ from shoal.repository.pbtxt import ModelConfig
 CPU, HYBRID, GPU = PLACEMENTS = ("cpu", "hybrid", "gpu")
 AUTO = "auto"
 DTYPES = (AUTO, "fp32", "bf16", "fp16")
-PYTHON_BASED_BACKENDS = ("fil", "onnxruntime", "pytorch")  # those of shoal.serving.backends
+PYTHON_BASED_BACKENDS = ("fil", "onnxruntime", "pytorch")  # those of shoal.server.backends
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,215 @@
+"""``shoal.Client`` for an event loop: the same names, awaited."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar
+
+from shoal.client.calls import Answer, Call, Parameter
+from shoal.client.channels import Lines
+from shoal.client.failures import CallError, Kind, connection_failure, explain
+from shoal.client.flow import Attempts, Conversation, Conversations
+from shoal.client.settings import Settings, merge
+from shoal.client.wire import HEADER_LENGTH, HttpReply, from_grpc, from_http, to_grpc, to_http
+from shoal.component.spec import TensorSpec
+from shoal.errors import InputError, ShoalError
+
+T = TypeVar("T")
+
+
+class AsyncClient:
+    """A connection to one server, of one event loop::
+
+        async with shoal.AsyncClient("127.0.0.1:8001") as client:
+            answer = await client.infer("my_ensemble", TEXT=["A text."], WEIGHT=[0.7])
+
+    Options and errors are those of ``shoal.Client``.
+    """
+
+    def __init__(
+        self,
+        url: str = "127.0.0.1:8001",
+        *,
+        protocol: str = "grpc",
+        timeout: float = 60.0,
+        concurrency: int = 4,
+        retries: int = 3,
+        is_repeatable: bool = False,
+    ) -> None:
+        self._settings = Settings.checked(url, protocol, timeout, concurrency, retries, is_repeatable)
+        self.url, self.protocol, self.timeout = self._settings.url, protocol, timeout
+        self._conversations = Conversations()
+        self._senders = asyncio.Semaphore(concurrency)
+        self._transport: Transport | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_closed = False
+
+    async def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, Any] | None = None,
+        /,
+        *,
+        outputs: Sequence[str] | None = None,
+        request_id: str = "",
+        timeout: float | None = None,
+        parameters: Mapping[str, Parameter] | None = None,
+        **named: Any,
+    ) -> Answer:
+        """Send one request, as ``Client.infer`` does.
+
+        Raises:
+            InputError: an input or output is not what the model declares, or the model refused it.
+            ServerError: no server answers, or not in time, or it failed.
+        """
+        options: dict[str, Any] = {"request_id": request_id, "timeout": timeout, "parameters": parameters}
+        return await self._hold(self._conversations.infer(model, merge(inputs, named), outputs=outputs, **options))
+
+    async def is_ready(self, model: str) -> bool:
+        """Whether the server has ``model`` loaded."""
+        return await self._hold(self._conversations.is_ready(model))
+
+    async def inputs(self, model: str) -> tuple[TensorSpec, ...]:
+        """The inputs of ``model`` as the server describes them; which are optional, it does not say."""
+        return (await self._hold(self._conversations.describe(model))).inputs
+
+    async def outputs(self, model: str) -> tuple[TensorSpec, ...]:
+        """The outputs of ``model``."""
+        return (await self._hold(self._conversations.describe(model))).outputs
+
+    async def max_batch_size(self, model: str) -> int:
+        """The most rows that ``model`` takes at a time; 0 where its requests are not made of rows."""
+        return await self._hold(self._conversations.max_batch_size(model))
+
+    async def _hold(self, conversation: Conversation[T]) -> T:
+        """Send what ``conversation`` asks for until it is over."""
+        transport = self._connected()
+        try:
+            calls = next(conversation)
+            while True:
+                try:
+                    results = await self._send_all(calls, transport)
+                except ShoalError as error:
+                    calls = conversation.throw(error)
+                else:
+                    calls = conversation.send(results)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+    def _connected(self) -> Transport:
+        """The transport, made in the loop that it then belongs to."""
+        if self._is_closed:
+            raise InputError("This client is closed.", "Make another.")
+        loop = asyncio.get_running_loop()
+        if self._transport is None:
+            self._transport, self._loop = (_Grpc if self.protocol == "grpc" else _Http)(self.url), loop
+        if self._loop is not loop:
+            raise InputError("This client belongs to another event loop.", "Make one in each loop.")
+        return self._transport
+
+    async def _send_all(self, calls: Sequence[Call], transport: Transport) -> list[Any]:
+        if len(calls) == 1:
+            return [await self._send(calls[0], transport)]
+        tasks = [asyncio.create_task(self._send_part(call, transport)) for call in calls]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _send_part(self, call: Call, transport: Transport) -> Any:
+        async with self._senders:
+            return await self._send(call, transport)
+
+    async def _send(self, call: Call, transport: Transport) -> Any:
+        attempts = Attempts(call, self._settings)
+        while True:
+            try:
+                return await transport.send(call, attempts.left)
+            except CallError as failure:
+                pause = attempts.pause(failure)
+                if pause is None:
+                    raise explain(failure, call, attempts.server) from None
+            await asyncio.sleep(pause)
+
+    async def close(self) -> None:
+        """Close every connection."""
+        self._is_closed = True
+        if self._transport is not None:
+            await self._transport.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class Transport(Protocol):
+    """Sends one call and awaits its result."""
+
+    async def send(self, call: Call, seconds: float) -> Any:
+        """The result within ``seconds``, or a ``CallError``."""
+
+    async def close(self) -> None:
+        """Close every connection."""
+
+
+class _Grpc:
+    def __init__(self, url: str) -> None:
+        import grpc  # type: ignore[import-untyped]
+
+        self._lines = Lines(url, grpc.aio.insecure_channel)
+
+    async def send(self, call: Call, seconds: float) -> Any:
+        request = to_grpc(call)
+        for channel in self._lines.unused():
+            await channel.close()
+        with self._lines.line() as line:
+            reply = await getattr(line.stub, request.procedure)(request.message, timeout=seconds)
+        return from_grpc(call, reply)
+
+    async def close(self) -> None:
+        for channel in self._lines.close():
+            await channel.close()
+
+
+class _Http:
+    """aiohttp asks no proxy unless told to, and repeats no POST."""
+
+    def __init__(self, url: str) -> None:
+        import aiohttp
+
+        self._url = f"http://{url}"
+        self._aiohttp = aiohttp
+        headers = {"Accept-Encoding": "identity"}  # what Triton would compress costs more than it saves
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=headers)
+
+    async def send(self, call: Call, seconds: float) -> Any:
+        return from_http(call, await self._exchange(call, seconds))
+
+    async def _exchange(self, call: Call, seconds: float) -> HttpReply:
+        from yarl import URL
+
+        verb, path, headers, body = to_http(call)
+        options: dict[str, Any] = {"timeout": self._aiohttp.ClientTimeout(total=seconds), "allow_redirects": False}
+        try:
+            url = URL(self._url + path, encoded=True)
+            async with self._session.request(verb, url, data=body or None, headers=headers, **options) as answer:
+                return HttpReply(answer.status, answer.headers.get(HEADER_LENGTH), await answer.read())
+        except TimeoutError:
+            raise CallError(Kind.LATE, "while waiting") from None
+        except self._aiohttp.ClientConnectorError as error:
+            raise connection_failure(error.os_error) from None
+        except (self._aiohttp.ClientConnectionError, self._aiohttp.ClientPayloadError):
+            raise CallError(Kind.CUT, "connection closed") from None
+        except self._aiohttp.ClientError as error:
+            raise CallError(Kind.ALIEN, f"unreadable answer: {str(error)[:40]!r}") from None
+
+    async def close(self) -> None:
+        await self._session.close()

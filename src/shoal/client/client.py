@@ -1,0 +1,137 @@
+"""Any served model or pipeline, over HTTP or gRPC."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from shoal.client.calls import Answer, Call, Parameter
+from shoal.client.failures import CallError, explain
+from shoal.client.flow import Attempts, Conversation, Conversations
+from shoal.client.settings import Settings, merge
+from shoal.client.transports import Grpc, Http, Transport
+from shoal.component.spec import TensorSpec
+from shoal.errors import InputError, ShoalError
+
+T = TypeVar("T")
+
+
+class Client:
+    """A connection to one server::
+
+        with shoal.Client("127.0.0.1:8001") as client:
+            client.infer("my_ensemble", TEXT=["A text."], WEIGHT=[0.7])["SCORE"]
+
+    ``protocol`` is ``grpc`` (port 8001, as Triton has it) or ``http`` (port 8000). ``timeout`` is in seconds, for one
+    request with its repetitions. ``concurrency`` is how many parts of requests that had to be split are under way at a
+    time. ``retries`` is how often a request is sent again that the server certainly did not run: nobody was there, or
+    its queue was full. With ``is_repeatable`` also one whose connection broke, which may run twice.
+
+    Threads may share a client. Close it: Triton waits for open HTTP connections before it stops.
+
+    Raises:
+        InputError: one of these cannot be used.
+    """
+
+    def __init__(
+        self,
+        url: str = "127.0.0.1:8001",
+        *,
+        protocol: str = "grpc",
+        timeout: float = 60.0,
+        concurrency: int = 4,
+        retries: int = 3,
+        is_repeatable: bool = False,
+    ) -> None:
+        self._settings = Settings.checked(url, protocol, timeout, concurrency, retries, is_repeatable)
+        self.url, self.protocol, self.timeout = self._settings.url, protocol, timeout
+        self._conversations = Conversations()
+        self._transport: Transport = Grpc(self.url) if protocol == "grpc" else Http(self.url)
+        self._senders = ThreadPoolExecutor(concurrency, thread_name_prefix="shoal-client")
+        self._is_closed = False
+
+    def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, Any] | None = None,
+        /,
+        *,
+        outputs: Sequence[str] | None = None,
+        request_id: str = "",
+        timeout: float | None = None,
+        parameters: Mapping[str, Parameter] | None = None,
+        **named: Any,
+    ) -> Answer:
+        """Send one request: lists or arrays in, by input name; outputs, ``[rows, *dims]``.
+
+        Inputs whose names are options of this method go into the mapping ``inputs``. ``outputs`` asks for some only.
+        ``timeout`` is in seconds, instead of the client's. A request with more rows than ``max_batch_size`` is sent in
+        parts, each within that time, and answered as one; ``request_id`` names it in Triton's log, its parts as
+        ``ID/1``, ``ID/2``. ``parameters`` reach every model of an ensemble.
+
+        Raises:
+            InputError: an input or output is not what the model declares, or the model refused it.
+            ServerError: no server answers, or not in time, or it failed.
+        """
+        options: dict[str, Any] = {"request_id": request_id, "timeout": timeout, "parameters": parameters}
+        return self._hold(self._conversations.infer(model, merge(inputs, named), outputs=outputs, **options))
+
+    def is_ready(self, model: str) -> bool:
+        """Whether the server has ``model`` loaded."""
+        return self._hold(self._conversations.is_ready(model))
+
+    def inputs(self, model: str) -> tuple[TensorSpec, ...]:
+        """The inputs of ``model`` as the server describes them; which are optional, it does not say."""
+        return self._hold(self._conversations.describe(model)).inputs
+
+    def outputs(self, model: str) -> tuple[TensorSpec, ...]:
+        """The outputs of ``model``."""
+        return self._hold(self._conversations.describe(model)).outputs
+
+    def max_batch_size(self, model: str) -> int:
+        """The most rows that ``model`` takes at a time; 0 where its requests are not made of rows."""
+        return self._hold(self._conversations.max_batch_size(model))
+
+    def _hold(self, conversation: Conversation[T]) -> T:
+        """Send what ``conversation`` asks for until it is over."""
+        if self._is_closed:
+            raise InputError("This client is closed.", "Make another.")
+        try:
+            calls = next(conversation)
+            while True:
+                try:
+                    results = [self._send(calls[0])] if len(calls) == 1 else list(self._senders.map(self._send, calls))
+                except ShoalError as error:
+                    calls = conversation.throw(error)
+                else:
+                    calls = conversation.send(results)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+    def _send(self, call: Call) -> Any:
+        attempts = Attempts(call, self._settings)
+        while True:
+            try:
+                return self._transport.send(call, attempts.left)
+            except CallError as failure:
+                pause = attempts.pause(failure)
+                if pause is None:
+                    raise explain(failure, call, attempts.server) from None
+            time.sleep(pause)
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._is_closed = True
+        self._senders.shutdown(cancel_futures=True)
+        self._transport.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

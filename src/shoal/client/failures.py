@@ -1,0 +1,293 @@
+"""What comes instead of an answer: how it is recognised over either protocol, and in which words callers hear of it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import re
+import socket
+from collections.abc import Callable
+from enum import Enum
+from typing import NamedTuple
+
+import numpy as np
+
+from shoal.client.arrays import different_rows, missing_input, unknown_input
+from shoal.client.calls import Call, dtype_name, unknown_output
+from shoal.component.spec import DTYPES
+from shoal.errors import InputError, ServerError, ShoalError
+
+PORTS = {"grpc": 8001, "http": 8000}
+
+
+# How a supervised service ends its refusals.
+_LATER = re.compile(r"Try again in (\d+) s\.")
+
+
+class Kind(Enum):
+    """What went wrong, as far as it matters to what comes next."""
+
+    ABSENT = "no connection: nothing was sent"
+    ALIEN = "something answers that is no Triton"
+    BUSY = "Triton turned the request away before running it"
+    CUT = "the connection broke: whether the request ran, nobody knows"
+    FAILED = "Triton, or a model in it, failed"
+    LATE = "the time is up"
+    REFUSED = "the request is at fault"
+    RESTRICTED = "Triton keeps this to its administrators"
+
+
+class CallError(Exception):
+    """What a transport raises; callers get a ``ShoalError``."""
+
+    def __init__(self, kind: Kind, message: str) -> None:
+        super().__init__(message)
+        self.kind, self.message = kind, message
+        told = _LATER.search(message)
+        self.after = float(told[1]) if told else 0.0  # seconds; before, it is in vain to try again
+
+
+class TooManyRowsError(InputError):
+    """The request has more rows than the model takes at a time, ``limit``."""
+
+    limit = 0
+
+
+class ModelRefusalError(InputError):
+    """A model refused what it was given, not Triton's core: what the server has is as it was."""
+
+
+class RestrictedError(ServerError):
+    """The server keeps this part of its interface to its administrators."""
+
+
+class Server(NamedTuple):
+    """Where a request went, and how long its answer could take."""
+
+    url: str
+    protocol: str
+    seconds: float
+
+
+# --- recognised --------------------------------------------------------------------------------------------------
+
+# gRPC's own words. A connection that breaks before HTTP/2 is agreed on is one to something else.
+_NO_CONNECTION = re.compile(r"failed to connect|errors resolving|DNS resolution|hostname lookup")
+_NO_HTTP2 = re.compile(
+    r"Socket closed|Failed parsing HTTP/2|http1|Connection reset|http2 header|content-type|Method not found", re.I
+)
+_BROKEN = re.compile(
+    r"Socket closed|recvmsg|sendmsg|Connection reset|Broken pipe|GOAWAY|End of TCP stream|RST_STREAM|Stream removed"
+    r"|Cancelling all calls",
+    re.I,
+)
+# Triton's, and a supervised service's: said before the model gets the request.
+_TURNED_AWAY = re.compile(
+    r"Exceeds maximum queue size|Server is stopping|is unavailable: |Too many requests for |Concurrent RPC limit"
+)
+_LOST = re.compile(r"ended while it had this request")  # a supervised service's
+
+
+def grpc_failure(code: str, details: str) -> CallError:
+    """What a gRPC status other than OK means; ``code`` is its name."""
+    if code == "DEADLINE_EXCEEDED":
+        return CallError(Kind.LATE, details)
+    if code == "UNAVAILABLE" and _NO_CONNECTION.search(details):
+        reason = re.sub(r"^.*last error: \w+: ", "", details)
+        return CallError(Kind.ALIEN if _NO_HTTP2.search(reason) else Kind.ABSENT, _plain(reason))
+    if code in ("INVALID_ARGUMENT", "NOT_FOUND", "RESOURCE_EXHAUSTED") and not _TURNED_AWAY.search(details):
+        return CallError(Kind.REFUSED, details)
+    if code == "UNAVAILABLE" and "restricted" in details:
+        return CallError(Kind.RESTRICTED, details)
+    if code in ("UNAVAILABLE", "CANCELLED", "INTERNAL") and _BROKEN.search(details):
+        return CallError(Kind.CUT, _plain(details))
+    if code in ("UNIMPLEMENTED", "UNKNOWN", "UNAVAILABLE") and (_NO_HTTP2.search(details) or not details):
+        return CallError(Kind.ALIEN, details or code)
+    return _failed(code in ("UNAVAILABLE", "RESOURCE_EXHAUSTED"), details, code)
+
+
+def http_failure(status: int, body: bytes) -> CallError:
+    """What an HTTP status other than 200 means."""
+    try:
+        message = json.loads(body)["error"]
+    except (ValueError, KeyError, TypeError):
+        return CallError(Kind.ALIEN, f"HTTP {status}")
+    if status in (400, 404, 413):
+        return CallError(Kind.REFUSED, str(message))
+    if status == 403:
+        return CallError(Kind.RESTRICTED, str(message))
+    return _failed(status in (429, 503), str(message), f"HTTP {status}")
+
+
+def connection_failure(error: OSError) -> CallError:
+    """Why there is no connection."""
+    if error.errno == errno.ECONNREFUSED:
+        return CallError(Kind.ABSENT, "connection refused")
+    return CallError(Kind.ABSENT, "there is no such host" if _is_lookup(error) else _plain(str(error)))
+
+
+def _is_lookup(error: OSError) -> bool:
+    return isinstance(error, socket.gaierror) or isinstance(error.__cause__, socket.gaierror)
+
+
+def _failed(is_unavailable: bool, message: str, status: str) -> CallError:
+    if is_unavailable and _TURNED_AWAY.search(message):
+        return CallError(Kind.BUSY, message)
+    if is_unavailable and _LOST.search(message):
+        return CallError(Kind.CUT, message)
+    return CallError(Kind.FAILED, f"{message} ({status})")
+
+
+def _plain(reason: str) -> str:
+    """One short reason, whichever library gives it."""
+    lowered = reason.lower()
+    if "refused" in lowered:
+        return "connection refused"
+    if "resolv" in lowered or "lookup" in lowered:
+        return "there is no such host"
+    if re.search(r"reset|closed|broken pipe", lowered):
+        return "connection closed"
+    return reason or "no reason given"
+
+
+# --- said --------------------------------------------------------------------------------------------------------
+
+
+def explain(failure: CallError, call: Call, server: Server) -> ShoalError:
+    """The words for callers: what happened, and the way out."""
+    url, protocol, seconds = server
+    message = strip(failure.message, call.request_id)
+    match failure.kind:
+        case Kind.ABSENT:
+            return ServerError(f"No Triton answers at {url} ({message}).", "Start one: shoal serve REPOSITORY")
+        case Kind.ALIEN:
+            other = "http" if protocol == "grpc" else "grpc"
+            return ServerError(
+                f"What answers at {url} is no Triton that speaks {protocol} ({message}).",
+                f"Triton's port for {protocol} is {PORTS[protocol]} unless it was started with another; "
+                f"for its {other} port: protocol={other!r}",
+            )
+        case Kind.CUT:
+            return ServerError(
+                f"The server at {url} went away in the middle of a request ({message}).",
+                "It may have run. Where a request may run twice, is_repeatable=True sends it again.",
+            )
+        case Kind.LATE:
+            return ServerError(
+                f"The server at {url} did not answer within {seconds:g} s.",
+                f"Give it longer: timeout={2 * seconds:g}",
+            )
+        case Kind.BUSY:
+            return _turned_away(message, call, url)
+        case Kind.RESTRICTED:
+            return RestrictedError(f"The server at {url} does not allow this: {message}.")
+        case Kind.REFUSED:
+            return _refused(message, call, url)
+        case Kind.FAILED:
+            return _failed_within(message) or _server_failed(message, url)
+
+
+def strip(message: str, request_id: str = "") -> str:
+    """``message`` without what Triton's core puts before it."""
+    prefix = re.compile(rf"in ensemble '[^']*', |\[request id: ({re.escape(request_id)}|<id_unknown>)\] ")
+    while found := prefix.match(message):
+        message = message[found.end() :]
+    return message
+
+
+def _turned_away(message: str, call: Call, url: str) -> ServerError:
+    if _LATER.search(message):
+        what, _, fix = message.rpartition(" Try")
+        return ServerError(f"The server at {url} turned the request away: {what}", f"Try{fix}")
+    if "queue" in message:
+        return ServerError(
+            f"The server at {url} is busy: the queue of {call.model} is full.",
+            "Send fewer requests at a time, or try more often: retries=10",
+        )
+    return ServerError(f"The server at {url} is stopping.", "Start one: shoal serve REPOSITORY")
+
+
+def _failed_within(message: str) -> ShoalError | None:
+    """What one of shoal's components says of a request that it failed on: as it would in this process."""
+    found = re.match(r"(Model \S+ failed on this request \(\w+\)\.) (See the server's log\.) \([^()]*\)$", message)
+    return ShoalError(found[1], found[2]) if found else None
+
+
+def _server_failed(message: str, url: str) -> ServerError:
+    stub = re.match(r"Stub process '(.*?)(_\d+)*' is not healthy", message)
+    if stub:
+        return ServerError(
+            f"The process of model {stub[1]} at {url} has died.", "Restart the server; its log says why it died."
+        )
+    without_trace = re.sub(r"\n\nAt:\n.*?(?= \([^()]*\)$|$)", "", message, flags=re.DOTALL)
+    return ServerError(f"The server at {url} failed: {without_trace}")
+
+
+def _refused(message: str, call: Call, url: str) -> InputError:
+    if message == "Not Found" or message.startswith("Request for unknown model"):
+        return InputError(f"The server at {url} has no model {call.model}.", "Name one that its repository holds.")
+    for pattern, say in _REFUSALS:
+        found = re.search(pattern, message)
+        error = found and say(found, call)
+        if error:
+            return error
+    return ModelRefusalError(_shifted(message, call.first_row))
+
+
+def _shifted(message: str, first_row: int) -> str:
+    """Components name the rows of what they got; where that was a part, its caller counts from another start."""
+    return re.sub(r"^([^\s\[\]]+)\[(\d+)\]", lambda row: f"{row[1]}[{int(row[2]) + first_row}]", message)
+
+
+def _deadlock(_: re.Match[str], call: Call) -> InputError | None:
+    """A step of an ensemble waits for an input that was left out; which ones may be, only the step knows."""
+    left_out = [name for name in call.known_inputs if name not in call.arrays]
+    if len(left_out) > 1:
+        return InputError(f"An input is missing, one of: {', '.join(left_out)}.", "Give NAME=[...].")
+    return missing_input(left_out[0]) if left_out else None
+
+
+def _unexpected(found: re.Match[str], call: Call) -> InputError | None:
+    unknown = [name for name in re.findall(r"'([^']+)'", found[1]) if name not in call.known_inputs]
+    return unknown_input(unknown[0], call.known_inputs) if unknown else None
+
+
+def _dtype(found: re.Match[str], _: Call) -> InputError:
+    given, wanted = map(dtype_name, found.group(2, 3))
+    names = [np.dtype(DTYPES[name]) if name in DTYPES else name for name in (given, wanted)]
+    return InputError(f"Input {found[1]} has dtype {names[0]}, expected {names[1]} ({wanted}).")
+
+
+def _shape(found: re.Match[str], _: Call) -> InputError:
+    wanted, given = (sizes.split(",") for sizes in found.group(2, 3))
+    if "batch dimension" in found.string:
+        wanted[0] = "rows"
+    return InputError(f"Input {found[1]} has shape [{', '.join(given)}], expected [{', '.join(wanted)}].")
+
+
+def _too_many(found: re.Match[str], call: Call) -> InputError:
+    error = TooManyRowsError(
+        f"The request has {max(call.rows.values())} rows; {call.model} takes at most {found[1]}.",
+        "Send them in several requests.",
+    )
+    error.limit = int(found[1])
+    return error
+
+
+def _no_output(found: re.Match[str], call: Call) -> InputError:
+    return unknown_output(found[1], call.known_outputs)
+
+
+# The refusals of Triton's core 24.10, in the words of the checks in this process.
+_REFUSALS: list[tuple[str, Callable[[re.Match[str], Call], InputError | None]]] = [
+    (r"missing required input\(s\) \['([^']+)'", lambda found, _: missing_input(found[1])),
+    (r"Got input\(s\) \[([^\]]*)\], but missing", _unexpected),
+    (r"unexpected deadlock, at least one output is not set", _deadlock),
+    (r"unexpected inference input '(.+)' for model '", lambda found, call: unknown_input(found[1], call.known_inputs)),
+    (r"unexpected inference output '(.+)' for model '", _no_output),
+    (r"^input '(.+)' already exists in request", lambda found, _: InputError(f"The input {found[1]} is given twice.")),
+    (r"^inference input '(.+)' data-type is '(\w+)', but model '.+' expects '(\w+)'", _dtype),
+    (r"^unexpected shape for input '(.+)' for model '.+?'\. Expected \[(.*?)\], got \[(.*?)\]", _shape),
+    (r"^inference request batch-size must be <= (\d+) for '", _too_many),
+    (r"^input '.+' batch size does not match other inputs for '", lambda _, call: different_rows(call.rows)),
+]

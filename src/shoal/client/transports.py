@@ -1,0 +1,173 @@
+"""How a blocking client sends one call and gets its result."""
+
+from __future__ import annotations
+
+import http.client
+import select
+import socket
+import threading
+import time
+from typing import Any, Protocol
+
+from shoal.client.calls import Call
+from shoal.client.channels import Lines
+from shoal.client.failures import CallError, Kind, connection_failure
+from shoal.client.wire import HEADER_LENGTH, HttpReply, from_grpc, from_http, to_grpc, to_http
+
+
+class Transport(Protocol):
+    """Sends one call and waits for its result."""
+
+    def send(self, call: Call, seconds: float) -> Any:
+        """The result within ``seconds``, or a ``CallError``."""
+
+    def close(self) -> None:
+        """Close every connection."""
+
+
+# --- gRPC --------------------------------------------------------------------------------------------------------
+
+
+class Grpc:
+    """One channel, which threads may share."""
+
+    def __init__(self, url: str) -> None:
+        import grpc  # type: ignore[import-untyped]
+
+        self._lines = Lines(url, grpc.insecure_channel)
+
+    def send(self, call: Call, seconds: float) -> Any:
+        request = to_grpc(call)
+        for channel in self._lines.unused():
+            channel.close()
+        with self._lines.line() as line:
+            reply = getattr(line.stub, request.procedure)(request.message, timeout=seconds)
+        return from_grpc(call, reply)
+
+    def close(self) -> None:
+        for channel in self._lines.close():
+            channel.close()
+
+
+# --- HTTP --------------------------------------------------------------------------------------------------------
+
+
+class Http:
+    """As many connections as there are requests at a time, kept for the next ones.
+
+    Python's own: tritonclient's is bound to one thread, of which it leaks a file descriptor, and cannot tell a
+    connection that was refused from one that broke. No proxy is asked.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._host, _, port = url.rpartition(":")
+        self._port = int(port)
+        self._idle: list[_Connection] = []
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    def send(self, call: Call, seconds: float) -> Any:
+        connection = self._take()
+        try:
+            connection.deadline = time.monotonic() + seconds
+            reply = self._exchange(connection, call)
+        except BaseException:
+            connection.close()
+            raise
+        self._give_back(connection)
+        return from_http(call, reply)
+
+    def _exchange(self, connection: _Connection, call: Call) -> HttpReply:
+        verb, path, headers, body = to_http(call)
+        try:
+            if connection.sock is None:
+                connection.connect()
+        except TimeoutError:
+            raise CallError(Kind.LATE, "while connecting") from None
+        except OSError as error:
+            raise connection_failure(error) from None
+        try:
+            connection.request(verb, path, body, headers)
+            answer = connection.getresponse()
+            return HttpReply(answer.status, answer.getheader(HEADER_LENGTH), answer.read())
+        except TimeoutError:
+            raise CallError(Kind.LATE, "while waiting") from None
+        except (OSError, http.client.IncompleteRead):
+            raise CallError(Kind.CUT, "connection closed") from None
+        except http.client.HTTPException as error:
+            raise CallError(Kind.ALIEN, f"unreadable answer: {str(error)[:40]!r}") from None
+
+    def _take(self) -> _Connection:
+        """An idle connection that the server has not closed meanwhile, or a new one."""
+        with self._lock:
+            while self._idle:
+                connection = self._idle.pop()
+                if connection.is_open():
+                    return connection
+                connection.close()
+        return _Connection(self._host.strip("[]"), self._port)
+
+    def _give_back(self, connection: _Connection) -> None:
+        with self._lock:
+            if not self._is_closed and connection.sock is not None:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            for connection in self._idle:
+                connection.close()
+            self._idle.clear()
+
+
+class _Socket(socket.socket):
+    """Whose every wait ends with the request's time, not each after a time of its own."""
+
+    deadline = 0.0
+
+    def recv_into(self, *args: Any) -> int:
+        self.settimeout(left(self.deadline))
+        return super().recv_into(*args)
+
+
+class _Connection(http.client.HTTPConnection):
+    """One connection; every step of a request ends by ``deadline``."""
+
+    sock: _Socket | None
+    _deadline = 0.0
+
+    @property
+    def deadline(self) -> float:
+        """On ``time.monotonic``'s clock."""
+        return self._deadline
+
+    @deadline.setter
+    def deadline(self, value: float) -> None:
+        self._deadline = value
+        if self.sock is not None:
+            self._limit(self.sock)
+
+    def _limit(self, sock: _Socket) -> None:
+        sock.deadline = self._deadline
+        sock.settimeout(left(self._deadline))
+
+    def connect(self) -> None:
+        plain = socket.create_connection((self.host, self.port), left(self._deadline))
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.sock = _Socket(fileno=plain.detach())
+        self._limit(self.sock)
+
+    def is_open(self) -> bool:
+        """Whether nothing came since the last answer: what comes then is the server's good-bye."""
+        if self.sock is None:
+            return False
+        poll = select.poll()
+        poll.register(self.sock, select.POLLIN)
+        return not poll.poll(0)
+
+
+def left(deadline: float) -> float:
+    """Seconds until ``deadline``; never 0, which would not wait at all."""
+    return max(1e-3, deadline - time.monotonic())

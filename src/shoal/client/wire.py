@@ -1,0 +1,217 @@
+"""Requests as Triton's two protocols carry them: KServe's inference protocol v2 over gRPC and over HTTP.
+
+Without input and output, so that a blocking client and one of an event loop share it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import numpy as np
+
+from shoal.client.calls import Answer, Call, Method, Parameter
+from shoal.client.failures import CallError, Kind, http_failure
+from shoal.component.tensors import Array
+
+HEADER_LENGTH = "Inference-Header-Content-Length"  # of the JSON before the tensors' bytes
+# What Triton itself puts among a request's parameters.
+RESERVED = {"sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "binary_data_output"}
+
+
+# --- HTTP --------------------------------------------------------------------------------------------------------
+
+
+class HttpRequest(NamedTuple):
+    """What goes out over HTTP."""
+
+    verb: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+class HttpReply(NamedTuple):
+    """What comes back."""
+
+    status: int
+    header_length: str | None
+    body: bytes
+
+
+def to_http(call: Call) -> HttpRequest:
+    """The HTTP request of ``call``."""
+    path = f"/v2/models/{quote(call.model, safe='')}"
+    if call.method not in (Method.INFER, Method.PROBE):
+        ends = {Method.METADATA: "", Method.CONFIG: "/config", Method.READY: "/ready"}
+        return HttpRequest("GET", path + ends[call.method], {}, b"")
+    blobs = {name: _to_bytes(call, array) for name, array in call.arrays.items()}
+    parts = _json_request(call, {name: len(blob) for name, blob in blobs.items()})
+    header = json.dumps(parts).encode()
+    headers = {HEADER_LENGTH: str(len(header)), "Content-Type": "application/octet-stream"}
+    return HttpRequest("POST", f"{path}/infer", headers, b"".join([header, *blobs.values()]))
+
+
+def _json_request(call: Call, sizes: Mapping[str, int]) -> dict[str, Any]:
+    binary = {"binary_data": True}
+    return {
+        "id": call.request_id,
+        "parameters": {**call.parameters, "binary_data_output": True},
+        "inputs": [
+            {
+                "name": name,
+                "shape": list(array.shape),
+                "datatype": _datatype(array),
+                "parameters": {"binary_data_size": sizes[name]},
+            }
+            for name, array in call.arrays.items()
+        ],
+        **({"outputs": [{"name": name, "parameters": binary} for name in call.outputs]} if call.outputs else {}),
+    }
+
+
+def from_http(call: Call, reply: HttpReply) -> Any:
+    """What ``reply`` says: for INFER an ``Answer``, for READY a bool, else a part of Triton's own JSON.
+
+    Raises:
+        CallError: the server refused, or this is none of Triton's answers.
+    """
+    if call.method is Method.READY and reply.status in (400, 404):  # Triton's way to say no
+        return False
+    if reply.status != 200:
+        raise http_failure(reply.status, reply.body)
+    if call.method is Method.READY:
+        return True
+    try:
+        if call.method not in (Method.INFER, Method.PROBE):
+            return _read(call, json.loads(reply.body))
+        return _http_answer(call, reply)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CallError(Kind.ALIEN, f"unreadable answer: {error}") from None
+
+
+def _read(call: Call, answer: Any) -> dict[str, Any]:
+    """What is needed of a configuration or of metadata."""
+    if call.method is Method.CONFIG:
+        return {"max_batch_size": answer.get("max_batch_size", 0)}
+    keys = ("name", "datatype", "shape")
+    return {side: [{key: entry[key] for key in keys} for entry in answer[side]] for side in ("inputs", "outputs")}
+
+
+def _http_answer(call: Call, reply: HttpReply) -> Answer:
+    length = int(reply.header_length) if reply.header_length else len(reply.body)
+    head, tail = json.loads(reply.body[:length]), memoryview(reply.body)[length:]
+    arrays, start = {}, 0
+    for output in head["outputs"]:
+        size = output.get("parameters", {}).get("binary_data_size")
+        raw = None if size is None else tail[start : start + size]
+        start += size or 0
+        given = np.array(output["data"], np.object_) if raw is None else raw
+        arrays[output["name"]] = _to_array(output["datatype"], output["shape"], given)
+    return _answer(call, arrays, head.get("model_version", ""), head.get("parameters", {}))
+
+
+# --- gRPC --------------------------------------------------------------------------------------------------------
+
+
+class GrpcRequest(NamedTuple):
+    """What goes out over gRPC: a procedure of GRPCInferenceService, and its message."""
+
+    procedure: str
+    message: Any
+
+
+def to_grpc(call: Call) -> GrpcRequest:
+    """The gRPC request of ``call``."""
+    from tritonclient.grpc import service_pb2 as pb
+
+    if call.method is Method.METADATA:
+        return GrpcRequest("ModelMetadata", pb.ModelMetadataRequest(name=call.model))
+    if call.method is Method.CONFIG:
+        return GrpcRequest("ModelConfig", pb.ModelConfigRequest(name=call.model))
+    if call.method is Method.READY:
+        return GrpcRequest("ModelReady", pb.ModelReadyRequest(name=call.model))
+    message = pb.ModelInferRequest(model_name=call.model, id=call.request_id)
+    for name, array in call.arrays.items():
+        message.inputs.add(name=name, datatype=_datatype(array), shape=list(array.shape))
+        message.raw_input_contents.append(_to_bytes(call, array))
+    for name in call.outputs:
+        message.outputs.add(name=name)
+    kinds = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
+    for name, value in call.parameters.items():
+        setattr(message.parameters[name], kinds[type(value)], value)
+    return GrpcRequest("ModelInfer", message)
+
+
+def from_grpc(call: Call, reply: Any) -> Any:
+    """What the message ``reply`` says; as ``from_http``.
+
+    Raises:
+        CallError: it is none of Triton's answers.
+    """
+    if call.method is Method.READY:
+        return bool(reply.ready)
+    if call.method is Method.CONFIG:
+        return {"max_batch_size": reply.config.max_batch_size}
+    if call.method is Method.METADATA:
+        return {side: [_described(t) for t in getattr(reply, side)] for side in ("inputs", "outputs")}
+    raws = list(reply.raw_output_contents)
+    try:
+        arrays = {
+            output.name: _to_array(output.datatype, list(output.shape), memoryview(raw))
+            for output, raw in zip(reply.outputs, raws, strict=True)
+        }
+    except (ValueError, KeyError, TypeError) as error:
+        raise CallError(Kind.ALIEN, f"unreadable answer: {error}") from None
+    choices = {name: (value, value.WhichOneof("parameter_choice")) for name, value in reply.parameters.items()}
+    parameters = {name: getattr(value, choice) for name, (value, choice) in choices.items() if choice}
+    return _answer(call, arrays, reply.model_version, parameters)
+
+
+def _described(tensor: Any) -> dict[str, Any]:
+    return {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
+
+
+# --- both --------------------------------------------------------------------------------------------------------
+
+
+def _answer(call: Call, arrays: Mapping[str, Array], version: str, parameters: Mapping[str, Parameter]) -> Answer:
+    """Outputs in the order in which they were asked for, else in the model's own."""
+    order = [*(call.outputs or call.known_outputs), *arrays]
+    return Answer(
+        {name: arrays[name] for name in dict.fromkeys(order) if name in arrays},
+        model=call.model,
+        version=version,
+        request_id=call.request_id,
+        parameters={name: value for name, value in parameters.items() if name not in RESERVED},
+    )
+
+
+def _datatype(array: Array) -> str:
+    from tritonclient.utils import np_to_triton_dtype
+
+    return str(np_to_triton_dtype(array.dtype))
+
+
+def _to_bytes(call: Call, array: Array) -> bytes:
+    from tritonclient.utils import serialize_byte_tensor
+
+    if call.method is Method.PROBE or not array.size:
+        return b""
+    return bytes(serialize_byte_tensor(array).item() if array.dtype == np.object_ else array.tobytes())
+
+
+def _to_array(datatype: str, shape: list[int], given: Any) -> Array:
+    """An output, ``shape``, of the bytes that came, or of the values of a JSON answer; BYTES as ``bytes``."""
+    from tritonclient.utils import deserialize_bytes_tensor, triton_to_np_dtype
+
+    if not isinstance(given, memoryview):
+        texts = [text.encode() if isinstance(text, str) else text for text in given.ravel()]
+        array = np.array(texts, triton_to_np_dtype(datatype))
+    elif datatype == "BYTES":
+        array = deserialize_bytes_tensor(bytes(given)) if given else np.empty(0, np.object_)
+    else:
+        array = np.frombuffer(given, triton_to_np_dtype(datatype))
+    return array.reshape(shape)

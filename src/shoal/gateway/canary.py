@@ -1,0 +1,170 @@
+"""A request to each model whose right answer is known: does it still give it?"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from shoal.component.spec import DTYPES, STRING, TensorSpec
+from shoal.gateway.fronts import is_dead
+from shoal.repository.pbtxt import ModelConfig
+from shoal.repository.warmup import FOLDER, requested, serialize
+
+TOLERANCE = 0.03  # of a value, or of 1: neighbours in a batch and BF16 change less
+MOST_SECONDS = 30.0  # between two canaries of a slow one
+PATIENCE = 60.0  # seconds; whether a model hangs is told earlier by its process
+SECONDS = 2.0  # between two canaries of a model, at least
+SHARE = 0.02  # of a model's time, at most
+
+
+class Verdict(Enum):
+    """What an answer that is not right says of the model."""
+
+    WRONG = "it answers something else"
+    FAILED = "it answers an error"
+    GONE = "its process has died"
+    LATE = "it does not answer in time"
+    BUSY = "it was not asked: too many wait"
+
+
+class WrongError(Exception):
+    """What is wrong with an answer, or that there was none."""
+
+    def __init__(self, verdict: Verdict, message: str) -> None:
+        super().__init__(message)
+        self.verdict = verdict
+
+
+@dataclass
+class Canary:
+    """The request, made of a model's warm-up; what was answered first, on the first server, is right.
+
+    ``sent`` is when the one under way was sent, 0 while none is; ``latency`` the seconds that the last one took.
+    """
+
+    model: str
+    request: Any
+    expected: dict[str, Any] = field(default_factory=dict)
+    sent: float = 0.0
+    latency: float = 0.0
+    shortest: float = math.inf
+
+    @property
+    def period(self) -> float:
+        """Seconds from one to the next; under load it waits itself, so the shortest latency counts."""
+        return min(MOST_SECONDS, max(SECONDS, self.shortest / SHARE))
+
+    async def ask(self, stub: Any) -> None:
+        """Send it to the server behind ``stub``, gRPC's, and look at the answer.
+
+        Raises:
+            WrongError: it is not what it was, or an error, or late.
+        """
+        import grpc  # type: ignore[import-untyped]
+
+        start = self.sent = time.monotonic()
+        try:
+            answer = await stub.ModelInfer(self.request, timeout=PATIENCE)
+            found = dict(_read(answer))
+        except grpc.aio.AioRpcError as error:
+            raise WrongError(_judge(error), f"{error.code().name}: {error.details()}") from None
+        except ValueError as error:  # not as many bytes as its shape says
+            raise WrongError(Verdict.WRONG, str(error)) from None
+        finally:
+            self.sent = 0.0
+        self.latency = time.monotonic() - start
+        self.shortest = min(self.shortest, self.latency)
+        if not self.expected:
+            self.expected = found
+        for name, right in self.expected.items():
+            if name not in found or not _is_same(found[name], right):
+                raise WrongError(Verdict.WRONG, f"its output {name} is not what it was at the start")
+
+
+def _judge(error: Any) -> Verdict:
+    code, details = error.code().name, error.details() or ""
+    if is_dead(details):
+        return Verdict.GONE
+    if code == "DEADLINE_EXCEEDED":
+        return Verdict.LATE
+    if code in ("UNAVAILABLE", "RESOURCE_EXHAUSTED") and "queue" in details:
+        return Verdict.BUSY
+    return Verdict.GONE if code == "UNAVAILABLE" else Verdict.FAILED
+
+
+def make_canaries(configs: dict[str, ModelConfig]) -> dict[str, Canary]:
+    """One for each model that has a warm-up, and for each ensemble that texts, or zeros, can be sent to."""
+    found = {}
+    for name, config in configs.items():
+        inputs = _of_ensemble(config) if config.is_ensemble else _of_warmup(config)
+        if inputs:
+            found[name] = Canary(name, _make_request(name, inputs))
+    return found
+
+
+Inputs = dict[str, tuple[str, list[int], bytes]]  # Triton's name of the dtype, shape, content
+
+
+def _of_warmup(config: ModelConfig) -> Inputs:
+    """The first warm-up request, with the batch dimension that it leaves out."""
+    from tritonclient.grpc import model_config_pb2
+
+    found: Inputs = {}
+    for warmup in list(config.message.model_warmup)[:1]:
+        rows = [1] if config.spec.is_batched else []
+        for name, given in warmup.inputs.items():
+            dtype = model_config_pb2.DataType.Name(given.data_type).removeprefix("TYPE_")
+            shape = [*rows, *given.dims]
+            if given.input_data_file:
+                content = (config.folder / FOLDER / given.input_data_file).read_bytes()
+            else:  # zeros; what Triton draws at random is zeros here, or no answer would be the right one
+                size = 4 if dtype == "STRING" else np.dtype(DTYPES[f"TYPE_{dtype}"]).itemsize
+                content = bytes(int(np.prod(shape)) * size)
+            found[name] = ("BYTES" if dtype == "STRING" else dtype, shape, content)
+    return found
+
+
+def _of_ensemble(config: ModelConfig) -> Inputs:
+    values = requested(config.spec)
+    needed = [tensor for tensor in config.spec.inputs if not tensor.is_optional]
+    if any(tensor.name not in values for tensor in needed):
+        return {}
+    return {t.name: (_wire_name(t), list(values[t.name].shape), serialize(values[t.name])) for t in needed}
+
+
+def _wire_name(tensor: TensorSpec) -> str:
+    return "BYTES" if tensor.dtype == STRING else tensor.dtype.removeprefix("TYPE_")
+
+
+def _make_request(model: str, inputs: Inputs) -> Any:
+    from tritonclient.grpc import service_pb2
+
+    request = service_pb2.ModelInferRequest(model_name=model, id="canary")
+    for name, (dtype, shape, content) in inputs.items():
+        request.inputs.add(name=name, datatype=dtype, shape=shape)
+        request.raw_input_contents.append(content)
+    return request
+
+
+def _read(answer: Any) -> Any:
+    from tritonclient.utils import triton_to_np_dtype
+
+    for tensor, content in zip(answer.outputs, answer.raw_output_contents, strict=True):
+        dtype = None if tensor.datatype in ("BYTES", "BF16") else triton_to_np_dtype(tensor.datatype)
+        value = content if dtype is None else np.frombuffer(content, dtype).reshape(list(tensor.shape))
+        yield tensor.name, value
+
+
+def _is_same(found: Any, right: Any) -> bool:
+    if isinstance(right, bytes):
+        return bool(found == right)
+    if found.shape != right.shape or found.dtype != right.dtype:
+        return False
+    if found.dtype.kind != "f":
+        return bool(np.array_equal(found, right))
+    return bool(np.allclose(found, right, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True))

@@ -1,0 +1,157 @@
+"""Listening for HTTP: connections are counted by address, and those that are silent, or do not listen, are cut."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+
+from shoal.errors import SetupError
+from shoal.gateway.limits import Limits, Pool
+from shoal.gateway.logs import log
+
+_PERIOD = 1.0  # seconds between two looks at all connections
+_CLOSING = 0.5  # seconds for connections that have nothing to say any more
+
+
+class Door(asyncio.Protocol):
+    """A connection: hands on to aiohttp's protocol what comes, and knows how long nothing has."""
+
+    def __init__(self, behind: asyncio.Protocol, limits: Limits, connections: Pool, doors: set[Door]) -> None:
+        self._behind: asyncio.Protocol | None = behind
+        self._limits, self._connections, self._doors = limits, connections, doors
+        self._is_idle = False
+        self._unread, self._unread_since = 0, 0.0
+        self._deadline = time.monotonic() + limits.head_seconds
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Let it in, unless there are too many."""
+        assert isinstance(transport, asyncio.Transport)
+        assert self._behind is not None
+        self._transport = transport
+        self._address = str((transport.get_extra_info("peername") or ("",))[0])
+        is_proxy = self._address in self._limits.trusted_proxies
+        if not self._connections.has("" if is_proxy else self._address):
+            self._behind = None
+            transport.abort()
+            log.warning("A connection was closed: there are too many.", extra={"most": 1})
+            return
+        self._connections.take(self._address)
+        self._doors.add(self)
+        self._behind.connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of a request; its head must follow soon."""
+        if self._is_idle:
+            self._is_idle = False
+            self._deadline = time.monotonic() + self._limits.head_seconds
+        if self._behind is not None:
+            self._behind.data_received(data)
+
+    def begin(self) -> None:
+        """A request's head is there."""
+        self._deadline = float("inf")
+
+    def end(self) -> None:
+        """It is answered."""
+        self._is_idle, self._deadline = True, time.monotonic() + self._limits.idle_seconds
+
+    def look(self, now: float) -> None:
+        """Cut the connection if its client lets the service wait."""
+        unread = self._transport.get_write_buffer_size()
+        if not unread or unread != self._unread:
+            self._unread, self._unread_since = unread, now
+        is_unread = bool(unread) and now - self._unread_since > self._limits.unread_seconds
+        if is_unread or now > self._deadline:
+            if is_unread or not self._is_idle:
+                log.warning("A connection was closed: its client neither sent nor read.", extra={"most": 1})
+            self._transport.abort()
+
+    def eof_received(self) -> bool | None:
+        """The client sends no more."""
+        return self._behind.eof_received() if self._behind is not None else None
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """It is no more."""
+        if self._behind is not None:
+            self._doors.discard(self)
+            self._connections.give_back(self._address)
+            self._behind.connection_lost(error)
+
+    def pause_writing(self) -> None:
+        """The client does not read as fast as it is answered."""
+        if self._behind is not None:
+            self._behind.pause_writing()
+
+    def resume_writing(self) -> None:
+        """It has caught up."""
+        if self._behind is not None:
+            self._behind.resume_writing()
+
+
+@web.middleware
+async def mark(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Tell a connection when it has a request."""
+    transport = request.transport
+    door = transport.get_protocol() if transport is not None else None
+    if not isinstance(door, Door):  # it has left
+        raise web.HTTPBadRequest
+    door.begin()
+    try:
+        return await handler(request)
+    finally:
+        door.end()
+
+
+async def hide(_: web.Request, response: web.StreamResponse) -> None:
+    """Do not tell what software answers, and in which version."""
+    response.headers["Server"] = "shoal"
+
+
+@asynccontextmanager
+async def listen(app: web.Application, host: str, port: int, limits: Limits, connections: Pool) -> AsyncIterator[None]:
+    """Answer at an address, within limits.
+
+    Raises:
+        SetupError: the port is taken.
+    """
+    # Triton goes on with a request whose client has left: so does its handler, and it keeps its place. Bodies are
+    # inflated by ourselves.
+    runner = web.AppRunner(
+        app, access_log=None, keepalive_timeout=limits.idle_seconds, shutdown_timeout=_CLOSING, lingering_time=1.0,
+        auto_decompress=False,
+    )  # fmt: skip
+    app.middlewares.append(mark)
+    app.on_response_prepare.append(hide)
+    await runner.setup()
+    doors: set[Door] = set()
+    loop, server = asyncio.get_running_loop(), runner.server
+    assert server is not None
+    try:
+        listening = await loop.create_server(lambda: Door(server(), limits, connections, doors), host, port)
+    except OSError as error:
+        await runner.cleanup()
+        raise SetupError(f"Port {port} cannot be used: {error.strerror}.", "Choose another.") from None
+
+    async def look() -> None:
+        while True:
+            await asyncio.sleep(_PERIOD)
+            now = time.monotonic()
+            for door in list(doors):
+                door.look(now)
+
+    looking = asyncio.create_task(look())
+    try:
+        yield
+    finally:
+        looking.cancel()
+        listening.close()
+        with contextlib.suppress(asyncio.CancelledError):
+            await looking
+        await runner.cleanup()

@@ -1,0 +1,283 @@
+"""The front door for gRPC: what of Triton's methods is for clients, passed on as bytes; all else is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import lru_cache, partial
+from typing import Any
+from urllib.parse import unquote
+
+import grpc  # type: ignore[import-untyped]
+
+from shoal.client.channels import channel_options
+from shoal.gateway.fronts import EXTENSIONS, PRIVATE, absent, clean, closed, note, tell_failure
+from shoal.gateway.gate import Gate
+from shoal.gateway.grpc_messages import (
+    StatusError,
+    arrive,
+    is_cut,
+    keep,
+    kept,
+    parse,
+    refuse,
+    screen,
+)
+from shoal.gateway.grpc_stream import Relay
+from shoal.gateway.limits import Limits, Pool
+from shoal.gateway.refusals import LostError, RefusedError, Why
+from shoal.server.launch import Server
+
+SERVICE = "/inference.GRPCInferenceService/"
+HEALTH = "/grpc.health.v1.Health/Check"
+MOST_CALLS = 2048  # at a time, refused ones among them
+_OUR_FAULTS = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.UNAVAILABLE)
+_LIVE, _SERVING, _NOT_SERVING = b"\x08\x01", b"\x08\x01", b"\x08\x02"  # messages of one field
+_CLOSED = {
+    "RepositoryModel": "Model control", "SystemSharedMemory": "Shared memory", "CudaSharedMemory": "Shared memory",
+    "TraceSetting": "Tracing", "LogSettings": "Logging",
+}  # fmt: skip
+
+
+class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Handles every method, by asking the server of the day."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._channels: dict[str, Any] = {}
+        self._calls = Pool(MOST_CALLS, gate.limits.client_share)
+        # a message is in memory before its size is known: so many at a time may arrive
+        most = max(4, gate.memory.most // gate.limits.request_bytes)
+        self._arriving = Pool(most, gate.limits.client_share)
+        self._opening = Pool(most, gate.limits.client_share)  # streams, whose first message may never come
+        # as a stream of one message, for which one can wait within limits
+        self._handlers: dict[str, Any] = {
+            method: grpc.stream_unary_rpc_method_handler(partial(self._unary, answer))
+            for method, answer in {
+                f"{SERVICE}ServerLive": self._answer_live,
+                f"{SERVICE}ServerReady": self._answer_ready,
+                HEALTH: self._answer_health,
+                f"{SERVICE}ModelInfer": self._answer_infer,
+                f"{SERVICE}ModelReady": self._answer_model_ready,
+                f"{SERVICE}ServerMetadata": self._answer_server_metadata,
+                f"{SERVICE}ModelMetadata": self._answer_model_metadata,
+                f"{SERVICE}ModelConfig": self._answer_config,
+                f"{SERVICE}ModelStatistics": self._answer_statistics,
+                f"{SERVICE}RepositoryIndex": self._answer_index,
+            }.items()
+        }
+        self._handlers[f"{SERVICE}ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self._stream)
+
+    def service(self, details: Any) -> Any:
+        """The handler of a method, as grpc asks for it."""
+        if handler := self._handlers.get(details.method):
+            return handler
+        return grpc.stream_unary_rpc_method_handler(partial(self._unary, partial(self._refuse, details.method)))
+
+    async def _unary(self, answer: Callable[[bytes, str, Any], Awaitable[bytes]], _: Any, context: Any) -> bytes:
+        limits, address = self._gate.limits, self._address(context)
+        seconds = limits.body_seconds + limits.request_bytes / (limits.body_kib * 2**10)
+        is_free = self._calls.has(address)
+        self._calls.take(address)
+        try:
+            if not is_free:
+                raise RefusedError(Why.BUSY, "Too many requests for this server: calls.", 1.0)
+            request = await arrive(self._arriving, address, context, seconds)
+            return await answer(request or b"", address, context)
+        except RefusedError as refused:
+            note(self._gate, refused)
+            await refuse(context, refused)
+        except StatusError as error:
+            await context.abort(error.code, error.details)
+        finally:
+            self._calls.give_back(address)
+        raise AssertionError  # abort raises
+
+    def _address(self, context: Any) -> str:
+        """The address of a call's client."""
+        peer, limits = _host(context.peer()), self._gate.limits
+        if peer not in limits.trusted_proxies:
+            return peer
+        return limits.find_address(peer, [v for k, v in context.invocation_metadata() if k == "x-forwarded-for"])
+
+    # --- questions -----------------------------------------------------------------------------------------------
+
+    async def _answer_live(self, *_: Any) -> bytes:
+        return _LIVE
+
+    async def _answer_ready(self, *_: Any) -> bytes:
+        return b"" if self._gate.trouble() else _LIVE
+
+    async def _answer_health(self, *_: Any) -> bytes:
+        return _NOT_SERVING if self._gate.trouble() else _SERVING
+
+    async def _answer_model_ready(self, request: bytes, *_: Any) -> bytes:
+        is_unready = self._gate.is_unready(parse("ModelReadyRequest", request).name)
+        return b"" if is_unready else await self._fetch("ModelReady", request)
+
+    async def _answer_server_metadata(self, request: bytes, *_: Any) -> bytes:
+        answer = parse("ServerMetadataResponse", await self._fetch("ServerMetadata", request))
+        open_ones = [name for name in answer.extensions if name in EXTENSIONS]
+        del answer.extensions[:]
+        answer.extensions.extend(open_ones)
+        return bytes(answer.SerializeToString())
+
+    async def _answer_model_metadata(self, request: bytes, *_: Any) -> bytes:
+        self._told(parse("ModelMetadataRequest", request).name)
+        return await self._fetch("ModelMetadata", request)
+
+    async def _answer_config(self, request: bytes, *_: Any) -> bytes:
+        self._told(parse("ModelConfigRequest", request).name)
+        answer = parse("ModelConfigResponse", await self._fetch("ModelConfig", request))
+        for name in PRIVATE:
+            answer.config.ClearField(name)
+        return bytes(answer.SerializeToString())
+
+    async def _answer_statistics(self, request: bytes, *_: Any) -> bytes:
+        if name := parse("ModelStatisticsRequest", request).name:
+            self._told(name)
+        answer = parse("ModelStatisticsResponse", await self._fetch("ModelStatistics", request))
+        keep(answer.model_stats, self._gate.is_told)
+        return bytes(answer.SerializeToString())
+
+    async def _answer_index(self, request: bytes, *_: Any) -> bytes:
+        answer = parse("RepositoryIndexResponse", await self._fetch("RepositoryIndex", request))
+        keep(answer.models, self._gate.is_exposed)
+        return bytes(answer.SerializeToString())
+
+    async def _refuse(self, method: str, *_: Any) -> bytes:
+        name = method.removeprefix(SERVICE)
+        if what := next((what for prefix, what in _CLOSED.items() if name.startswith(prefix)), ""):
+            raise closed(what)
+        raise RefusedError(Why.METHOD, f"There is no method {method[:100]!r} here.")
+
+    def _told(self, model: str) -> None:
+        if not self._gate.is_told(model):
+            raise absent(model)
+
+    async def _fetch(self, method: str, request: bytes) -> bytes:
+        """Ask Triton with the administrator's key, on behalf of a client."""
+        return await self._ask(
+            "",
+            method,
+            request,
+            lambda server: (("triton-grpc-protocol-admin-key", server.admin_key),),
+            "",
+            lambda: True,
+        )
+
+    # --- inference -----------------------------------------------------------------------------------------------
+
+    async def _answer_infer(self, request: bytes, address: str, context: Any) -> bytes:
+        model, request_id = await screen(request)
+        if not self._gate.is_exposed(model):
+            raise absent(model)
+        metadata = kept(context.invocation_metadata())
+        held = self._gate.hold(address)
+        self._gate.grow(held, len(request))
+        context.add_done_callback(lambda _: held.release())  # when its client has the answer
+        # Triton 24.10 does not survive clients that leave: it answers in any case, and the request keeps its place
+        answer = await self._ask(
+            model, "ModelInfer", request, lambda _: metadata, request_id, lambda: not context.done()
+        )
+        if context.done():
+            raise asyncio.CancelledError
+        held.grow(len(answer))
+        return answer
+
+    async def _ask(
+        self,
+        model: str,
+        method: str,
+        request: bytes,
+        metadata: Callable[[Server], Any],
+        request_id: str,
+        is_waited_for: Callable[[], bool],
+    ) -> bytes:
+        async def call(server: Server) -> Any:
+            try:
+                return await self.channel(server).unary_unary(SERVICE + method)(request, metadata=metadata(server))
+            except grpc.aio.AioRpcError as error:
+                if is_cut(error.code(), error.details() or ""):
+                    raise LostError from None
+                return error
+
+        try:
+            answer = await self._gate.send(
+                model, request, call, lambda answer: not isinstance(answer, bytes), is_waited_for
+            )
+        except RefusedError as refused:
+            if refused.is_lost:
+                tell_failure(model, request_id, refused.message)
+            raise
+        if isinstance(answer, bytes):
+            return answer
+        details = answer.details() or ""
+        if answer.code() in _OUR_FAULTS:
+            tell_failure(model, request_id, details)
+        raise StatusError(answer.code(), clean(details))
+
+    # --- streams -------------------------------------------------------------------------------------------------
+
+    async def _stream(self, _: Any, context: Any) -> None:
+        address = self._address(context)
+
+        async def relay() -> None:
+            with self._gate.place(address):
+                first = await arrive(self._opening, address, context, self._gate.limits.head_seconds)
+                if first is not None:
+                    await Relay(self._gate, self.channel, address, context).run(first)
+
+        # Triton 24.10 does not survive that a stream is left: the rest of it is read for nobody
+        relaying = asyncio.ensure_future(relay())
+        relaying.add_done_callback(_retrieve_error)
+        try:
+            await asyncio.shield(relaying)
+        except RefusedError as refused:
+            note(self._gate, refused)
+            await refuse(context, refused)
+        except StatusError as error:
+            await context.abort(error.code, error.details)
+
+    def channel(self, server: Server) -> Any:
+        """To Triton; one for all calls."""
+        if server.grpc_url not in self._channels:
+            self._channels[server.grpc_url] = grpc.aio.insecure_channel(
+                server.grpc_url, options=channel_options(server.grpc_url)
+            )
+        return self._channels[server.grpc_url]
+
+    async def forget(self, server: Server) -> None:
+        """Close the connection to a server that is no more."""
+        channel = self._channels.pop(server.grpc_url, None)
+        if channel is not None:
+            await channel.close()
+
+
+def make_server(front: GrpcFront, address: str, limits: Limits) -> Any:
+    """A server at ``address``; it is not started yet."""
+    options = [
+        ("grpc.max_receive_message_length", limits.request_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.so_reuseport", 0),  # a second one at the same port is an error
+        ("grpc.max_allowed_incoming_connections", limits.connections),
+        ("grpc.max_connection_idle_ms", int(1000 * limits.stream_seconds)),
+        ("grpc.server_handshake_timeout_ms", int(1000 * limits.head_seconds)),
+        # what is not yet asked for stays in the client: 64 KiB of each call are read ahead, not megabytes
+        ("grpc.http2.bdp_probe", 0),
+    ]
+    server = grpc.aio.server(handlers=[front], options=options, maximum_concurrent_rpcs=MOST_CALLS)
+    server.add_insecure_port(address)
+    return server
+
+
+@lru_cache(4096)
+def _host(peer: str) -> str:
+    """The host of what grpc calls a peer, such as ``ipv4:127.0.0.1:4711``."""
+    return unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")
+
+
+def _retrieve_error(task: asyncio.Future[Any]) -> None:
+    """Mark its error as retrieved: asyncio logs errors of tasks that are never awaited."""
+    if task.done() and not task.cancelled():
+        task.exception()

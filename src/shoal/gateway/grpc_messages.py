@@ -1,0 +1,157 @@
+"""Triton's messages over gRPC: read within limits, judged, and refused."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import grpc  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError
+from tritonclient.grpc import service_pb2
+
+from shoal.client.failures import Kind, grpc_failure
+from shoal.gateway.fronts import HEADERS, clean, is_dead, words
+from shoal.gateway.limits import Pool
+from shoal.gateway.refusals import RefusedError, Why
+from shoal.gateway.screening import LARGE, ScreenError, screen_message
+
+_STATUS = {
+    Why.BUSY: grpc.StatusCode.RESOURCE_EXHAUSTED, Why.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
+    Why.WRONG: grpc.StatusCode.INVALID_ARGUMENT, Why.ABSENT: grpc.StatusCode.NOT_FOUND,
+    Why.CLOSED: grpc.StatusCode.PERMISSION_DENIED, Why.METHOD: grpc.StatusCode.UNIMPLEMENTED,
+    Why.LARGE: grpc.StatusCode.INVALID_ARGUMENT, Why.SLOW: grpc.StatusCode.DEADLINE_EXCEEDED,
+}  # fmt: skip
+_NO_SERVER = (Kind.ABSENT, Kind.ALIEN, Kind.CUT)
+_PAUSE = 0.02  # seconds between two looks whether a message may arrive
+_NAME = 0x0A  # the first field of a request for inference, a string: the model's name
+
+
+class StatusError(Exception):
+    """Triton's own status for a client."""
+
+    def __init__(self, code: Any, details: str) -> None:
+        super().__init__(details)
+        self.code, self.details = code, details
+
+
+async def arrive(pool: Pool, address: str, context: Any, seconds: float) -> bytes | None:
+    """The first message of a call, once it is its turn, in time; ``None`` where there is none.
+
+    Raises:
+        RefusedError: it did not come in time.
+    """
+    start = time.monotonic()
+    while not pool.has(address):
+        if time.monotonic() - start > seconds:
+            raise RefusedError(Why.BUSY, "Too many requests for this server: they arrive slowly.", 1.0)
+        await asyncio.sleep(_PAUSE)
+    pool.take(address)
+    try:
+        return await read_message(context, seconds)
+    finally:
+        pool.give_back(address)
+
+
+async def read_message(context: Any, seconds: float) -> bytes | None:
+    """The next message of a client's; ``None`` where there is none.
+
+    Raises:
+        RefusedError: it did not come in time.
+    """
+    task, is_late = asyncio.current_task(), False
+    assert task is not None
+
+    def end() -> None:
+        nonlocal is_late
+        is_late = task.cancel()
+
+    # a third of what asyncio.timeout costs, which counts where each request comes this way
+    timer = asyncio.get_running_loop().call_later(seconds, end)
+    try:
+        message = await context.read()
+    except asyncio.CancelledError:
+        if not is_late:
+            raise
+        task.uncancel()
+        raise RefusedError(Why.SLOW, f"No whole message came within {seconds:g} s.") from None
+    finally:
+        timer.cancel()
+    return None if message is grpc.aio.EOF else message
+
+
+def parse(kind: str, content: bytes) -> Any:
+    """A message of Triton's service, of the named type.
+
+    Raises:
+        RefusedError: it is none.
+    """
+    try:
+        return getattr(service_pb2, kind).FromString(content)
+    except DecodeError:
+        raise RefusedError(Why.WRONG, f"The message is no {kind}.") from None
+
+
+async def screen(request: bytes) -> tuple[str, str]:
+    """The model that a request for inference asks, and the request's id.
+
+    Raises:
+        RefusedError: it is no such request, or one that Triton would not survive.
+    """
+    return await asyncio.to_thread(_screen, request) if len(request) > LARGE else _screen(request)
+
+
+def _screen(request: bytes) -> tuple[str, str]:
+    message = parse("ModelInferRequest", request)
+    name = str(message.model_name)
+    first = name
+    if len(request) > 2 and request[0] == _NAME and request[1] < 0x80:  # where clients write it
+        first = request[2 : 2 + request[1]].decode("utf-8", "replace")
+    try:
+        screen_message(message, first)
+    except ScreenError as error:
+        raise RefusedError(Why.WRONG, str(error)) from None
+    return name, str(message.id)
+
+
+def keep(entries: Any, is_wanted: Callable[[str], bool]) -> None:
+    """Remove entries from a repeated field about models unless their name is wanted."""
+    kept_ones = [entry for entry in entries if is_wanted(entry.name)]
+    del entries[:]
+    entries.extend(kept_ones)
+
+
+def kept(metadata: Any) -> Any:
+    """Return the metadata that is passed on to Triton."""
+    return tuple((key, value) for key, value in metadata or () if key in HEADERS)
+
+
+def is_cut(code: Any, details: str) -> bool:
+    """Whether a status says that the server, or the model's process, has died."""
+    is_unavailable = code == grpc.StatusCode.UNAVAILABLE
+    return is_dead(details) or (is_unavailable and grpc_failure(code.name, details).kind in _NO_SERVER)
+
+
+def clean_answer(answer: bytes) -> bytes:
+    """An answer of a stream; what is an error, without its traceback."""
+    if b"At:\n" not in answer:
+        return answer
+    message = parse("ModelStreamInferResponse", answer)
+    message.error_message = clean(message.error_message)
+    return bytes(message.SerializeToString())
+
+
+def refusal(refused: RefusedError, request_id: str) -> bytes:
+    """An answer of a stream that refuses one message of it."""
+    message = service_pb2.ModelStreamInferResponse(error_message=words(refused))
+    message.infer_response.id = request_id
+    return bytes(message.SerializeToString())
+
+
+async def refuse(context: Any, refused: RefusedError) -> NoReturn:
+    """End a call with the status for a refusal."""
+    if refused.retry_after:
+        context.set_trailing_metadata((("retry-after", str(max(1, round(refused.retry_after)))),))
+    await context.abort(_STATUS[refused.why], words(refused))
+    raise refused  # which abort has raised in its own way

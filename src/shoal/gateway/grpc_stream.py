@@ -1,0 +1,182 @@
+"""One stream of requests and answers over gRPC, which goes on to its end though its client leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import grpc  # type: ignore[import-untyped]
+
+from shoal.gateway.fronts import absent, clean, note, tell_failure
+from shoal.gateway.gate import Gate
+from shoal.gateway.grpc_messages import (
+    StatusError,
+    clean_answer,
+    is_cut,
+    kept,
+    refusal,
+    screen,
+)
+from shoal.gateway.limits import Hold
+from shoal.gateway.refusals import RefusedError, Why, lost
+from shoal.gateway.upstream import Stream
+
+_METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
+_MOST_UNANSWERED = 64  # messages, beyond which the next ones wait in the client
+_SILENT_SECONDS = 30.0  # after which what has no answer is taken to have none
+
+
+class Relay:
+    """Hands messages to Triton and answers to the client.
+
+    How many answers a message has only its model knows: the first one that follows counts as that to the oldest
+    message, which then takes no more memory and no more of the model's capacity.
+    """
+
+    def __init__(self, gate: Gate, channel: Callable[[Any], Any], address: str, context: Any) -> None:
+        self._gate, self._channel, self._address, self._context = gate, channel, address, context
+        self._unanswered: deque[tuple[str, int]] = deque()  # models, and bytes
+        self._moved = asyncio.Event()
+        self._writing = asyncio.Lock()
+        self._has_left = self._has_ended = False
+        self._held: Hold
+        self._stream: Stream
+        self._call: Any = None
+        self._feeding: asyncio.Task[None] | None = None
+
+    async def run(self, first: bytes) -> None:
+        """Until Triton has answered all messages.
+
+        Raises:
+            RefusedError: the first message was not let in, or the stream was lost.
+            StatusError: Triton has ended it with an error.
+        """
+        model, first_id = await self._judge(first)
+        with self._gate.hold(self._address, model) as self._held:
+            async with self._gate.stream(model, self._address, self._end) as (server, self._stream):
+                self._call = self._channel(server).stream_stream(_METHOD)(
+                    metadata=kept(self._context.invocation_metadata())
+                )
+                self._feeding = asyncio.create_task(self._feed(first))
+                try:
+                    code, details = await self._read()
+                finally:
+                    self._feeding.cancel()
+                    while self._unanswered:
+                        self._settle(is_done=False)
+        if code == grpc.StatusCode.CANCELLED or (code != grpc.StatusCode.OK and is_cut(code, details)):
+            self._gate.suspected.set()
+            tell_failure(model, first_id, lost(model).message)
+            raise lost(model)
+        if code != grpc.StatusCode.OK:
+            raise StatusError(code, clean(details))
+        if self._has_ended:
+            raise RefusedError(Why.UNAVAILABLE, "The stream had nothing under way and was ended.", 1.0)
+
+    def _end(self) -> None:
+        """The server ends it: in order where all is answered."""
+        self._has_ended = True
+        if not self._stream.is_answered:
+            self._call.cancel()
+        elif self._feeding is not None:
+            self._feeding.cancel()
+
+    async def _read(self) -> tuple[Any, str]:
+        try:
+            while (answer := await self._call.read()) is not grpc.aio.EOF:
+                self._stream.note(is_answer=True)
+                if self._unanswered:
+                    self._settle(is_done=True)
+                await self._write(clean_answer(answer))
+        except grpc.aio.AioRpcError as error:
+            return error.code(), error.details() or ""
+        except asyncio.CancelledError:
+            if not self._call.cancelled():
+                raise
+            return grpc.StatusCode.CANCELLED, ""
+        return await self._call.code(), await self._call.details() or ""
+
+    async def _write(self, answer: bytes) -> None:
+        """To the client; who takes nothing for long, or has left, gets no more."""
+        if self._has_left or self._context.done():
+            self._has_left = True
+            return
+        try:
+            async with self._writing, asyncio.timeout(self._gate.limits.unread_seconds):
+                await self._context.write(answer)
+        except Exception:  # TimeoutError, and what gRPC raises of clients that leave, which it does not export
+            self._has_left = True
+
+    # --- the client's messages -----------------------------------------------------------------------------------
+
+    async def _feed(self, first: bytes) -> None:
+        message: bytes | None = first
+        try:
+            while message is not None and not self._has_left:
+                await self._pass(message)
+                await self._wait(lambda: len(self._unanswered) < _MOST_UNANSWERED)
+                message = await self._next()
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):  # Triton ended it, which the reader hears
+            return
+        finally:
+            if not self._call.done():
+                await self._call.done_writing()
+
+    async def _pass(self, message: bytes) -> None:
+        request_id = ""
+        try:
+            model, request_id = await self._judge(message)
+            self._gate.find(model)
+            most = self._gate.limits.request_bytes
+            await self._wait(lambda: not self._unanswered or self._held.num_bytes + len(message) <= most)
+            self._gate.grow(self._held, len(message))
+            try:
+                self._gate.enter(model, len(message))
+            except RefusedError:
+                self._held.grow(-len(message))
+                raise
+        except RefusedError as refused:
+            note(self._gate, refused)
+            await self._write(refusal(refused, request_id))
+            return
+        self._unanswered.append((model, len(message)))
+        self._stream.note(is_answer=False)
+        await self._call.write(message)
+
+    async def _judge(self, message: bytes) -> tuple[str, str]:
+        model, request_id = await screen(message)
+        if not self._gate.is_exposed(model):
+            raise absent(model)
+        return model, request_id
+
+    async def _next(self) -> bytes | None:
+        reading = asyncio.ensure_future(self._context.read())
+        seconds = self._gate.limits.stream_seconds
+        try:
+            while not (await asyncio.wait({reading}, timeout=seconds))[0]:
+                if self._stream.is_answered and time.monotonic() - self._stream.moved >= seconds:
+                    self._has_ended = True
+                    return None
+            return None if reading.result() is grpc.aio.EOF else reading.result()
+        except Exception:  # the client has left, which gRPC has no public error for
+            return None
+        finally:
+            reading.cancel()
+
+    async def _wait(self, is_so: Callable[[], bool]) -> None:
+        """Until answers have made it so; a message that has no answer at all is not waited for."""
+        while not is_so():
+            self._moved.clear()
+            try:
+                await asyncio.wait_for(self._moved.wait(), _SILENT_SECONDS)
+            except TimeoutError:
+                self._settle(is_done=False)
+
+    def _settle(self, *, is_done: bool) -> None:
+        model, num_bytes = self._unanswered.popleft()
+        self._gate.leave(model, num_bytes, is_done=is_done)
+        self._held.grow(-num_bytes)
+        self._moved.set()

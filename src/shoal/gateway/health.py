@@ -1,0 +1,85 @@
+"""The port for those who look after the service: is it live, is it ready, what are its figures."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from shoal.gateway.canary import Canary
+from shoal.gateway.gate import Gate
+
+
+class Health:
+    """``/health/live``, ``/health/ready`` and ``/metrics``: Triton's metrics, and the service's own."""
+
+    def __init__(self, gate: Gate, canaries: dict[str, Canary]) -> None:
+        self._gate, self._canaries = gate, canaries
+        self.restarts: Counter[str] = Counter()  # by what went wrong
+        self.app = web.Application(client_max_size=0)
+        self.app.router.add_get("/health/live", self._answer_live)
+        self.app.router.add_get("/health/ready", self._answer_ready)
+        self.app.router.add_get("/metrics", self._answer_metrics)
+
+    async def _answer_live(self, _: web.Request) -> web.Response:
+        return web.json_response({"live": True})
+
+    async def _answer_ready(self, _: web.Request) -> web.Response:
+        trouble = self._gate.trouble()
+        models = {name: self._gate.trouble(name) or "ready" for name in sorted(self._gate.names)}
+        body = {"ready": not trouble, "why": trouble, "models": models}
+        return web.json_response(body, status=503 if trouble else 200)
+
+    async def _answer_metrics(self, _: web.Request) -> web.Response:
+        return web.Response(text=await self._triton() + self._own(), content_type="text/plain", charset="utf-8")
+
+    async def _triton(self) -> str:
+        upstream = self._gate.upstream
+        if upstream is None:
+            return ""
+        try:
+            timeout = aiohttp.ClientTimeout(total=2)
+            async with (
+                aiohttp.ClientSession(timeout=timeout) as session,
+                session.get(f"http://{upstream.server.metrics_url}/metrics") as reply,
+            ):
+                return await reply.text()
+        except (aiohttp.ClientError, TimeoutError):  # it is about to be replaced
+            return ""
+
+    def _own(self) -> str:
+        from prometheus_client import CollectorRegistry, generate_latest
+
+        registry = CollectorRegistry()
+        registry.register(self)
+        return generate_latest(registry).decode()
+
+    def collect(self) -> Iterator[Any]:
+        """The service's own metrics, as prometheus_client asks for them."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        gate = self._gate
+        yield GaugeMetricFamily("shoal_ready", "Whether requests are let in", value=not gate.trouble())
+        ready = GaugeMetricFamily("shoal_model_ready", "Whether requests to a model are let in", labels=["model"])
+        in_flight = GaugeMetricFamily("shoal_in_flight", "Requests under way", labels=["model"])
+        for name in gate.names:
+            ready.add_metric([name], not gate.trouble(name))
+            in_flight.add_metric([name], gate.in_flight(name))
+        latency = GaugeMetricFamily("shoal_canary_seconds", "What the last canary of a model took", labels=["model"])
+        for name, canary in self._canaries.items():
+            latency.add_metric([name], canary.latency)
+        restarts = CounterMetricFamily("shoal_restarts", "Servers started because of a fault", labels=["kind"])
+        for kind, number in self.restarts.items():
+            restarts.add_metric([kind], number)
+        requests = CounterMetricFamily("shoal_requests", "Requests, by what came of them", labels=["model", "outcome"])
+        for key, number in gate.outcomes.items():
+            requests.add_metric(key, number)
+        yield from (ready, in_flight, latency, restarts, requests)
+        refusals = CounterMetricFamily("shoal_refusals", "Requests at fault, by what was wrong", labels=["kind"])
+        for kind, number in gate.refusals.items():
+            refusals.add_metric([kind], number)
+        yield refusals
+        yield CounterMetricFamily("shoal_resent", "Requests sent once more, to the next server", value=gate.num_resent)

@@ -1,0 +1,315 @@
+"""The front door for HTTP: what of Triton's paths is for clients, passed on; all else is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+from yarl import URL
+
+from shoal.gateway.bodies import read_body
+from shoal.gateway.fronts import (
+    EXTENSIONS,
+    HEADERS,
+    absent,
+    clean,
+    closed,
+    is_dead,
+    note,
+    tell_failure,
+    trim_config,
+    words,
+)
+from shoal.gateway.gate import Gate
+from shoal.gateway.limits import Hold
+from shoal.gateway.refusals import LostError, RefusedError, Why, lost
+from shoal.gateway.screening import LARGE, ScreenError, check_json, screen_json, screen_nesting
+from shoal.server.launch import Server
+
+# Names of models are taken as they came: Triton does not decode them.
+_MODEL = re.compile(r"/v2/models/(?P<model>[^/]+)(?P<version>/versions/[^/]+)?(?:/(?P<what>[a-z_]+))?")
+_ASKED = {"": "GET", "ready": "GET", "config": "GET", "stats": "GET"}  # by what is asked of a model
+_ASKED |= {"infer": "POST", "generate": "POST", "generate_stream": "POST"}
+_OF_ALL = {"/v2/health/live": "GET", "/v2/health/ready": "GET", "/v2": "GET", "/v2/models/stats": "GET"}
+_OF_ALL |= {"/v2/repository/index": "POST"}
+_CLOSED = {
+    "/v2/repository/": "Model control", "/v2/systemsharedmemory": "Shared memory", "/v2/cudasharedmemory":
+    "Shared memory", "/v2/logging": "Logging", "/v2/trace": "Tracing",
+}  # fmt: skip
+_HEAD_LENGTH = "Inference-Header-Content-Length"
+_ESCAPED_TRACE = re.compile(rb'(?:\\n)+At:\\n[^"]*')  # within JSON
+_STATUS = {
+    Why.BUSY: 429, Why.UNAVAILABLE: 503, Why.WRONG: 400, Why.ABSENT: 404, Why.CLOSED: 403, Why.METHOD: 405,
+    Why.LARGE: 413, Why.ENCODING: 415, Why.SLOW: 408,
+}  # fmt: skip
+# What Triton's front says, as a fault of its own, of JSON whose values are not what it wants.
+_UNREADABLE = re.compile(rb'\{"error":\s*"(Unable to (parse|set) |failed to parse )')
+_REQUEST_HEADERS = (*HEADERS, "Content-Type", _HEAD_LENGTH)
+# Answers are not deflated on their way, so that errors can be read.
+_ANSWER_HEADERS = ("Content-Type", _HEAD_LENGTH)
+_ADDED_HEADERS = "Accept", "Accept-Encoding", "Content-Type", "User-Agent"  # which aiohttp would send unasked
+_BROKEN = (aiohttp.ClientError, ConnectionError)
+
+
+class HttpFront:
+    """An aiohttp application that asks the server of the day."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._sessions: dict[str, aiohttp.ClientSession] = {}
+        self.app = web.Application()
+        self.app.router.add_route("*", "/{path:.*}", self._answer)
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        try:
+            path = request.rel_url.raw_path
+            if wanted := _OF_ALL.get(path):
+                _check_method(request, wanted)
+                return await self._answer_of_all(path)
+            found = _MODEL.fullmatch(path)
+            what = (found["what"] or "") if found else ""
+            if found is None or what not in _ASKED:
+                raise _no_path(path)
+            _check_method(request, _ASKED[what])
+            model = found["model"]
+            if what == "ready" and self._gate.is_unready(model):
+                return web.Response(status=400)
+            is_known = self._gate.is_told if what in ("", "config", "stats") else self._gate.is_exposed
+            if not is_known(model):
+                raise absent(model)
+            if _ASKED[what] == "GET":
+                document = await self._fetch("GET", path)
+                return web.json_response(trim_config(document) if what == "config" else document)
+            address = self._gate.limits.find_address(str(request.remote), request.headers.getall("X-Forwarded-For", ()))
+            with self._gate.hold(address, model) as held:
+                return await self._pass(request, model, what, address, held)
+        except ConnectionError:  # the client has left, and hears nothing
+            return web.Response(status=400)
+        except RefusedError as refused:
+            note(self._gate, refused)
+            response = web.json_response({"error": words(refused)}, status=_STATUS[refused.why])
+            if refused.retry_after:
+                response.headers["Retry-After"] = str(max(1, round(refused.retry_after)))
+            if refused.why in (Why.SLOW, Why.BUSY, Why.LARGE, Why.UNAVAILABLE):
+                response.force_close()  # what is left of the body is not waited for
+            return response
+
+    # --- questions -----------------------------------------------------------------------------------------------
+
+    async def _answer_of_all(self, path: str) -> web.Response:
+        match path:
+            case "/v2/health/live":
+                return web.Response()
+            case "/v2/health/ready":
+                return web.Response(status=400 if self._gate.trouble() else 200)
+            case "/v2":
+                document = await self._fetch("GET", path)
+                document["extensions"] = [name for name in document["extensions"] if name in EXTENSIONS]
+            case "/v2/models/stats":
+                document = await self._fetch("GET", path)
+                stats = document["model_stats"]
+                document["model_stats"] = [entry for entry in stats if self._gate.is_told(entry["name"])]
+            case _:
+                index = await self._fetch("POST", path)
+                document = [entry for entry in index if self._gate.is_exposed(entry["name"])]
+        return web.json_response(document)
+
+    async def _fetch(self, method: str, path: str) -> Any:
+        """Ask Triton with the administrator's key, on behalf of a client."""
+
+        async def call(server: Server) -> tuple[int, bytes]:
+            try:
+                headers = {"admin-key": server.admin_key}
+                async with self._ask(server, method, path, headers, b"") as reply:
+                    return reply.status, await reply.read()
+            except _BROKEN as error:
+                raise LostError(str(error)) from None
+
+        status, content = await self._gate.send("", path.encode(), call, lambda reply: reply[0] >= 400)
+        if status >= 400:
+            message = json.loads(_cleaned(content) or b'{"error": "Triton does not say"}')["error"]
+            raise RefusedError(Why.ABSENT if status == 404 else Why.WRONG, message)
+        return json.loads(content) if content else None
+
+    # --- inference -----------------------------------------------------------------------------------------------
+
+    async def _pass(self, request: web.Request, model: str, what: str, address: str, held: Hold) -> web.StreamResponse:
+        body = await read_body(request, self._gate, held)
+        headers = {name: value for name in _REQUEST_HEADERS if (value := request.headers.get(name))}
+        lengths = request.headers.getall(_HEAD_LENGTH, [])
+        if len(body) > LARGE:
+            body, request_id = await asyncio.to_thread(_screen, body, lengths, what, headers)
+        else:
+            body, request_id = _screen(body, lengths, what, headers)
+        if what == "generate_stream":
+            return await self._stream(request, model, address, headers, body, request_id)
+        path = request.rel_url.raw_path
+
+        async def call(server: Server) -> web.Response:
+            try:
+                async with self._ask(server, "POST", path, headers, body) as reply:
+                    content = await reply.read()
+            except _BROKEN as error:
+                raise LostError(str(error)) from None
+            status = reply.status
+            if status >= 400:
+                content = _cleaned(content)
+                status = 400 if _UNREADABLE.match(content) else status
+            return web.Response(status=status, body=content, headers=_kept(reply.headers))
+
+        def is_waited_for() -> bool:
+            return request.transport is not None and not request.transport.is_closing()
+
+        try:
+            reply = await self._gate.send(model, body, call, lambda reply: reply.status >= 400, is_waited_for)
+        except RefusedError as refused:
+            if refused.is_lost:
+                tell_failure(model, request_id, refused.message)
+            raise
+        if reply.status >= 500:
+            tell_failure(model, request_id, str(reply.reason))
+        held.grow(len(reply.body or b""))  # type: ignore[arg-type]  # until its client has taken it
+        await reply.prepare(request)
+        await reply.write_eof()
+        return reply
+
+    @asynccontextmanager
+    async def _ask(
+        self, server: Server, method: str, path: str, headers: Mapping[str, str], body: bytes
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        if server.http_url not in self._sessions:
+            self._sessions[server.http_url] = aiohttp.ClientSession(
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=5),
+                connector=aiohttp.TCPConnector(limit=0),
+                auto_decompress=False,
+                skip_auto_headers=_ADDED_HEADERS,
+            )
+        url = URL(f"http://{server.http_url}{path}", encoded=True)
+        async with self._sessions[server.http_url].request(
+            method, url, data=body or None, headers=headers, allow_redirects=False
+        ) as reply:
+            yield reply
+
+    async def _stream(
+        self, request: web.Request, model: str, address: str, headers: Mapping[str, str], body: bytes, request_id: str
+    ) -> web.StreamResponse:
+        """Answers as they come; one that was begun cannot be asked for again."""
+        response: web.StreamResponse | None = None
+        task = asyncio.current_task()
+        assert task is not None
+        has_ended = False
+
+        def end() -> None:
+            nonlocal has_ended
+            has_ended = True
+            task.cancel()
+
+        try:
+            with self._gate.place(address):
+                async with (
+                    self._gate.stream(model, address, end) as (server, stream),
+                    self._ask(server, "POST", request.rel_url.raw_path, headers, body) as reply,
+                ):
+                    stream.note(is_answer=False)
+                    if reply.status >= 400:
+                        content = _cleaned(await reply.read())
+                        return web.Response(status=reply.status, body=content, headers=_kept(reply.headers))
+                    response = web.StreamResponse(status=reply.status, headers=_kept(reply.headers))
+                    await response.prepare(request)
+                    has_left = False
+                    async for part, _ in reply.content.iter_chunks():
+                        stream.note(is_answer=True)
+                        # Triton 24.10 does not survive that a stream is left: the rest of it is read for nobody
+                        has_left = has_left or not await _write(response, _ESCAPED_TRACE.sub(b"", part))
+            if not has_left:
+                await response.write_eof()
+            return response
+        except (*_BROKEN, LostError):
+            self._gate.suspected.set()
+        except asyncio.CancelledError:
+            if not has_ended:
+                raise
+            task.uncancel()
+        tell_failure(model, request_id, lost(model).message)
+        if response is None:
+            raise lost(model)
+        await _write(response, b"data: " + json.dumps({"error": words(lost(model))}).encode() + b"\n\n")
+        await response.write_eof()
+        return response
+
+    async def forget(self, server: Server) -> None:
+        """Close the connections to a server that is about to end; it waits for them."""
+        session = self._sessions.pop(server.http_url, None)
+        if session is not None:
+            await session.close()
+
+
+def _check_method(request: web.Request, wanted: str) -> None:
+    if request.method != wanted:
+        raise RefusedError(Why.METHOD, f"{request.method} is not for this path. Use {wanted}.")
+
+
+def _no_path(path: str) -> RefusedError:
+    what = next((what for prefix, what in _CLOSED.items() if path.startswith(prefix)), "")
+    if not what and path.endswith(("/trace/setting", "/load", "/unload")):
+        what = "Model control"
+    return closed(what) if what else RefusedError(Why.ABSENT, f"There is no path {path[:100]!r} here.")
+
+
+def _screen(body: bytes, lengths: list[str], what: str, headers: dict[str, str]) -> tuple[bytes, str]:
+    """The body as Triton shall get it, with the header that says where its JSON ends, and the request's id.
+
+    Raises:
+        RefusedError: Triton would not survive it, or it is no request.
+    """
+    try:
+        if what != "infer":
+            screen_nesting(body)
+            check_json(body)
+            return body, ""
+        if not lengths:
+            return screen_json(body, 0)
+        if len(lengths) > 1 or not re.fullmatch(r"\d{1,12}", lengths[0]) or int(lengths[0]) > len(body):
+            raise ScreenError(f"{_HEAD_LENGTH} {', '.join(lengths)[:40]!r} is no length within the body.")
+        length = int(lengths[0])
+        if not length:  # all of it is the one tensor that the model takes
+            return body, ""
+        head, request_id = screen_json(body[:length], len(body) - length)
+    except ScreenError as error:
+        raise RefusedError(Why.WRONG, str(error)) from None
+    headers[_HEAD_LENGTH] = str(len(head))
+    return head + body[length:], request_id
+
+
+async def _write(response: web.StreamResponse, part: bytes) -> bool:
+    """Whether the client is still there."""
+    try:
+        await response.write(part)
+    except ConnectionError:
+        return False
+    return True
+
+
+def _kept(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name in _ANSWER_HEADERS if (value := headers.get(name))}
+
+
+def _cleaned(content: bytes) -> bytes:
+    """An error of Triton's, for clients.
+
+    Raises:
+        LostError: it says that the model's process has died.
+    """
+    try:
+        message = str(json.loads(content)["error"])
+    except (ValueError, KeyError, TypeError):
+        return content
+    if is_dead(message):
+        raise LostError(message)
+    return json.dumps({"error": clean(message)}).encode()

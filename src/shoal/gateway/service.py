@@ -1,0 +1,147 @@
+"""A repository as a service: front doors, a supervised server behind them, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from shoal.errors import InputError
+from shoal.gateway.canary import make_canaries
+from shoal.gateway.doors import listen
+from shoal.gateway.fronts import find_exposed
+from shoal.gateway.gate import Gate
+from shoal.gateway.grpc_front import GrpcFront, make_server
+from shoal.gateway.health import Health
+from shoal.gateway.http_front import HttpFront
+from shoal.gateway.limits import HEALTH_CONNECTIONS, Pool
+from shoal.gateway.logs import log
+from shoal.gateway.models import find_users
+from shoal.gateway.options import Options
+from shoal.gateway.pidfile import hold_pid_file
+from shoal.gateway.servers import Servers
+from shoal.gateway.supervisor import Supervisor
+from shoal.repository.find import read_configs
+from shoal.server.checks import check_start
+from shoal.server.launch import Server, find_ports
+from shoal.server.orphans import clean_up
+
+SECOND_SIGNAL = 1  # the exit code of a service that was told twice to stop, and did not wait
+_CLOSING = 0.5  # seconds for connections that have nothing to say any more
+
+
+class Addresses(NamedTuple):
+    """Where the service listens, each ``host:port``."""
+
+    http: str
+    grpc: str
+    metrics: str
+
+
+def run_service(repository: Path | str, options: Options, on_ready: Callable[[Addresses], None]) -> int:
+    """Serve ``repository`` until SIGTERM or SIGINT; returns the exit code. ``on_ready`` is called once all is ready.
+
+    The first signal lets nobody in any more and waits for what is under way, the second one does not wait.
+
+    Raises:
+        InputError: Triton cannot bear the path, or there is no repository.
+        SetupError: a port is taken, or this machine cannot run the server.
+        ServerError: a model did not load, or the server had to be started again too often.
+    """
+    path = Path(repository).resolve()
+    runtime = check_start(path)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection takes one
+    for folder in clean_up():
+        log.info("Removed what a server that was killed had left: %s", folder)
+    with hold_pid_file(options.pid_file) if options.pid_file else contextlib.nullcontext():
+        return asyncio.run(_Service(path, options).run(runtime, on_ready))
+
+
+class _Service:
+    def __init__(self, repository: Path, options: Options) -> None:
+        self._repository, self._options = repository, options
+        self._signals = 0
+        self._told = asyncio.Event()
+
+    async def run(self, runtime: Any, on_ready: Callable[[Addresses], None]) -> int:
+        options, configs = self._options, read_configs(self._repository)
+        self._listen()
+        if unknown := [name for name in options.exposed if name not in configs]:
+            raise InputError(f"--expose {unknown[0]} names no model of {self._repository}.", "Name one that it holds.")
+        exposed = find_exposed(configs, options.exposed)
+        steps = {name for name, users in find_users(configs).items() if users & exposed}
+        gate = Gate(
+            configs,
+            exposed=exposed,
+            told=exposed | steps,
+            max_wait=options.max_wait,
+            resends=options.resends,
+            limits=options.limits,
+        )
+        log.info("Clients may ask %s.", ", ".join(sorted(exposed)))
+        canaries = make_canaries(configs)
+        health, front, http = Health(gate, canaries), GrpcFront(gate), HttpFront(gate)
+
+        async def forget(server: Server) -> None:
+            await asyncio.gather(front.forget(server), http.forget(server))
+
+        servers = Servers(self._repository, runtime, options.load_seconds, canaries, forget)
+        supervisor = Supervisor(configs, options, servers=servers, gate=gate, canaries=canaries, health=health)
+        async with _open_doors(options, front, http, health) as at:
+            try:
+                if await self._until_told(supervisor.start()):
+                    on_ready(at)
+                    await self._until_told(supervisor.run())
+                    log.info("Stopping: %d requests are under way.", gate.num_requests)
+                    if self._signals < 2:
+                        self._told.clear()
+                        await self._until_told(supervisor.drain())
+            finally:
+                await supervisor.stop(*([0.0] if self._signals > 1 else []))
+        return SECOND_SIGNAL if self._signals > 1 else 0
+
+    def _listen(self) -> None:
+        def note(name: str) -> None:
+            log.info("%s: %s.", name, "not waiting any longer" if self._signals else "stopping")
+            self._signals += 1
+            self._told.set()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, note, number.name)
+
+    async def _until_told(self, work: Any) -> bool:
+        """Do it, unless a signal comes before it is done; whether it is done."""
+        tasks = {asyncio.ensure_future(work), asyncio.ensure_future(self._told.wait())}
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+        await asyncio.gather(*tasks - done, return_exceptions=True)
+        for task in done:
+            task.result()
+        return not self._told.is_set()
+
+
+@asynccontextmanager
+async def _open_doors(options: Options, front: GrpcFront, http: HttpFront, health: Health) -> AsyncIterator[Addresses]:
+    """Listen at all three ports; whoever comes before the server is ready hears so."""
+    limits, host = options.limits, options.host
+    ports = find_ports(options.http_port, options.grpc_port, options.metrics_port, host=host)
+    addresses = Addresses(*(f"{host}:{port}" for port in ports))
+    connections = Pool(limits.connections, limits.client_share)
+    async with contextlib.AsyncExitStack() as held:
+        await held.enter_async_context(
+            listen(health.app, host, ports[2], limits, Pool(HEALTH_CONNECTIONS, limits.client_share))
+        )
+        await held.enter_async_context(listen(http.app, host, ports[0], limits, connections))
+        server = make_server(front, addresses.grpc, limits)
+        await server.start()
+        held.push_async_callback(server.stop, _CLOSING)
+        yield addresses

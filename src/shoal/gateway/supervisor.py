@@ -1,0 +1,268 @@
+"""Keeps a repository served: notices what dies, hangs or answers wrongly, and starts another server beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from shoal.errors import ServerError, ShoalError
+from shoal.gateway.canary import Canary, Verdict, WrongError
+from shoal.gateway.gate import Gate
+from shoal.gateway.health import Health
+from shoal.gateway.logs import log
+from shoal.gateway.models import count_processes, find_members, find_users, read_hang_seconds
+from shoal.gateway.options import RESTARTS_SECONDS, Options
+from shoal.gateway.servers import Servers, open_stub
+from shoal.gateway.upstream import Upstream
+from shoal.gateway.watch import PERIOD, Fault, Watch
+from shoal.machine import available_memory
+from shoal.repository.pbtxt import ModelConfig
+from shoal.server.launch import Server
+
+QUICK_SECONDS, FEW_QUICK = 5.0, 3  # so many servers in a row that live no longer are replaced without a pause
+MOST_PAUSE = 8.0  # seconds before another try to start a server
+MOST_RESTART_PAUSE = 60.0  # seconds before another server, where there were too many
+GIVE_UP_SECONDS = 600.0  # in which no server has started
+AGAIN_SECONDS = 0.5  # after which a canary that went wrong is sent again
+SETTLED_SECONDS = 1.0  # after which a suspicion without a fault is none
+STILL_SECONDS = 0.5  # without a turn, after which what was seen before says nothing of processes
+STOP_SECONDS = 3.0  # for Triton to unload its models, once it has nothing to do
+
+
+class Supervisor:
+    """The server of the day, what is watched of it, and what follows it."""
+
+    def __init__(
+        self,
+        configs: Mapping[str, ModelConfig],
+        options: Options,
+        *,
+        servers: Servers,
+        gate: Gate,
+        canaries: dict[str, Canary],
+        health: Health,
+    ) -> None:
+        self._configs, self._options, self._servers = configs, options, servers
+        self._gate, self._canaries, self._health = gate, canaries, health
+        self._users = find_users(self._configs)
+        self._watched: dict[str, Any] = {
+            "expected": count_processes(self._configs),
+            "members": find_members(self._configs),
+            "hang_seconds": read_hang_seconds(self._configs),
+            "memory_mib": options.model_memory_mib,
+        }
+        self._broken: asyncio.Event = asyncio.Event()
+        self._current: Upstream | None = None
+        self._watch: Watch | None = None
+        self._looking: asyncio.Task[None] | None = None  # at the processes of the server of the day
+        self._testing: list[asyncio.Task[None]] = []  # its models
+        self._retiring: set[asyncio.Task[Any]] = set()
+        self._restarts: deque[tuple[float, Upstream]] = deque()
+        self._taken_over = 0.0  # when the server of the day was let answer
+        self._num_quick = 0  # servers in a row that did not last
+
+    async def start(self) -> None:
+        """Start the first server, and let requests in.
+
+        Raises:
+            ServerError: it does not start.
+        """
+        await self._take_over(await self._servers.launch())
+
+    async def run(self) -> None:
+        """Replace the server whenever something is wrong with it.
+
+        Raises:
+            ServerError: none has started for ten minutes.
+        """
+        while True:
+            broken = asyncio.create_task(self._broken.wait())
+            watchers = {task for task in (self._looking, *self._testing) if task}
+            done, _ = await asyncio.wait({broken, *watchers}, return_when=asyncio.FIRST_COMPLETED)
+            broken.cancel()
+            for task in done & watchers:
+                task.result()  # they end with an error alone, one of ours: better no service than one nobody watches
+            self._broken.clear()
+            await self._replace()
+
+    # --- a server ------------------------------------------------------------------------------------------------
+
+    async def _take_over(self, server: Server) -> None:
+        """Let ``server`` answer from now on."""
+        upstream = Upstream(server)
+        self._current = upstream
+        self._watch, self._taken_over = Watch(server, **self._watched), time.monotonic()
+        self._looking = asyncio.create_task(self._look(upstream))
+        self._testing = [asyncio.create_task(self._test(upstream, each)) for each in self._canaries.values()]
+        await self._gate.open(upstream)
+
+    # --- what is wrong -------------------------------------------------------------------------------------------
+
+    async def _look(self, upstream: Upstream) -> None:
+        assert self._watch is not None
+        suspected = 0.0
+        while True:
+            canaries = self._canaries.items() if self._testing else ()
+            waiting = {name: canary.sent for name, canary in canaries if canary.sent}
+            try:
+                faults = self._watch.look(waiting, self._gate.answered)
+            except OSError as error:  # no descriptor is left to look with
+                log.warning("The processes cannot be looked at: %s", error)
+                faults = []
+            for fault in faults:
+                self._note(upstream, fault)
+            if self._gate.suspected.is_set() and not self._broken.is_set():
+                suspected = suspected or time.monotonic()
+                if time.monotonic() - suspected > SETTLED_SECONDS:
+                    self._gate.suspected.clear()
+                    suspected = 0.0
+                    await self._gate.settle()
+            start = time.monotonic()
+            await asyncio.sleep(PERIOD)
+            if (seconds := time.monotonic() - start - PERIOD) > STILL_SECONDS:
+                log.warning("The service itself stood still for %.1f s: was the machine busy, or paused?", seconds)
+                self._watch.forget()
+
+    async def _test(self, upstream: Upstream, canary: Canary) -> None:
+        # once may be chance; an ensemble may be wrong because of a member, which is the one to name
+        num_errors, most = 0, 2 if self._configs[canary.model].is_ensemble else 1
+        async with open_stub(upstream.server) as stub:
+            while True:
+                await asyncio.sleep(AGAIN_SECONDS if num_errors else canary.period)
+                if canary.model in self._gate.blocked:
+                    continue
+                try:
+                    await canary.ask(stub)
+                    num_errors, self._gate.answered = 0, time.monotonic()
+                except WrongError as error:
+                    assert self._watch is not None
+                    if error.verdict is Verdict.BUSY or (
+                        error.verdict is Verdict.LATE and self._watch.has_processes(canary.model)
+                    ):
+                        continue  # these say themselves whether they hang
+                    num_errors += 1
+                    log.warning("%s, asked for what it should know: %s", canary.model, error)
+                    if num_errors > most:
+                        self._note(upstream, Fault(canary.model, "wrong", f"{canary.model} does not answer as it did"))
+
+    def _note(self, upstream: Upstream, fault: Fault) -> None:
+        """Let nobody ask a model that is not well, nor what is made with it."""
+        if upstream is not self._current or self._gate.blocked.get(fault.model) or self._is_down():
+            return
+        log.error("%s", fault.what, extra={"model": fault.model, "kind": fault.kind})
+        affected = self._users.get(fault.model, set()) | {fault.model} if fault.model else {*self._configs, ""}
+        self._gate.block(affected, fault.what)
+        if self._watch is not None and fault.model:
+            self._watch.kill(fault.model)
+        self._health.restarts[fault.kind] += 1
+        self._broken.set()
+
+    def _is_down(self) -> bool:
+        return "" in self._gate.blocked
+
+    # --- what follows --------------------------------------------------------------------------------------------
+
+    async def _replace(self) -> None:
+        old, began = self._current, time.monotonic()
+        assert old is not None
+        self._cancel_tests()  # from now on canaries are the next server's
+        num_failed = 0
+        await self._pause(old)
+        while True:
+            try:
+                if num_failed or not self._has_room():
+                    await self._give_way(old)
+                server = await self._servers.launch()
+            except (ShoalError, OSError) as error:
+                num_failed += 1
+                if time.monotonic() - began > GIVE_UP_SECONDS:
+                    raise ServerError(
+                        f"No server has started for {GIVE_UP_SECONDS / 60:g} minutes: {error}",
+                        "What went wrong stands above.",
+                    ) from None
+                pause = min(MOST_PAUSE, 0.5 * 2**num_failed)
+                log.error("The next server did not start: %s Trying again in %g s.", error, pause)
+                await asyncio.sleep(pause)
+            else:
+                break
+        if self._looking is not None:
+            self._looking.cancel()
+        self._gate.suspected.clear()
+        self._broken.clear()
+        await self._take_over(server)
+        log.info("All models answer again, after %.1f s.", time.monotonic() - began)
+        self._retire(old)
+
+    async def _pause(self, old: Upstream) -> None:
+        """Before another server, where the last ones did not last, or there were too many."""
+        now = time.monotonic()
+        is_quick = now - self._taken_over < QUICK_SECONDS
+        self._num_quick = self._num_quick + 1 if is_quick else 0
+        pause = min(MOST_PAUSE, 0.5 * 2 ** (self._num_quick - FEW_QUICK)) if self._num_quick > FEW_QUICK else 0.0
+        self._restarts.append((now, old))
+        while now - self._restarts[0][0] > RESTARTS_SECONDS:
+            self._restarts.popleft()
+        # a server that a request was sent to again may have died of what the one before it died of
+        num = sum(not server.is_repeat for _, server in self._restarts)
+        if (beyond := num - self._options.max_restarts) > 0:
+            self._gate.block({*self._configs, ""}, "its server ended too often, and is started again after a pause")
+            pause = max(pause, min(MOST_RESTART_PAUSE, 2.0**beyond))
+            log.error("The server ended %d times within ten minutes. The next one starts in %g s.", num, pause)
+        await asyncio.sleep(pause)
+
+    def _cancel_tests(self) -> None:
+        for task in self._testing:
+            task.cancel()
+        self._testing = []
+        for canary in self._canaries.values():
+            canary.sent = 0.0
+
+    def _has_room(self) -> bool:
+        """Whether a second server fits into memory beside the first."""
+        return self._watch is None or self._watch.resident_bytes < available_memory()
+
+    async def _give_way(self, old: Upstream) -> None:
+        """End the old server first: there is no room for two, or the next one does not start beside it."""
+        if old.server in self._servers:
+            log.warning("The server is stopped before the next one starts.")
+            self._gate.block({*self._configs, ""}, "its server is started again")
+            await self._servers.end(old.server, 0)
+
+    def _retire(self, old: Upstream) -> None:
+        """Let the old server answer what it has of models that are well; then it goes."""
+
+        async def wait() -> None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(old.wait_idle(), self._options.grace)
+            old.end_streams()
+            if old.server in self._servers:
+                await self._servers.end(old.server, 0)  # in order it would wait for its dead process
+
+        task = asyncio.create_task(wait())
+        self._retiring.add(task)
+        task.add_done_callback(self._retiring.discard)
+
+    # --- the end -------------------------------------------------------------------------------------------------
+
+    async def drain(self) -> None:
+        """Until everything under way is answered, or the grace is over."""
+        await self._gate.close("it is stopping")
+        deadline = time.monotonic() + self._options.grace
+        while self._gate.num_requests and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+        if self._current is not None:
+            self._current.end_streams()
+        if self._gate.num_requests:
+            log.error("%d requests were not answered within %g s.", self._gate.num_requests, self._options.grace)
+
+    async def stop(self, seconds: float = STOP_SECONDS) -> None:
+        """End every server and all that watches it."""
+        await self._gate.close("it is stopping")
+        self._cancel_tests()
+        for task in (*self._retiring, *([self._looking] if self._looking else [])):
+            task.cancel()
+        await self._servers.end_all(seconds)

@@ -1,0 +1,175 @@
+"""Looks at a server's processes from outside: which ended, hangs, or takes too much memory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from shoal.component.beacon import read_beacon
+from shoal.environment.stub import served_model
+from shoal.processes import Process, find_process, processes
+from shoal.server.launch import Server
+
+PERIOD = 0.2  # seconds between two looks
+HANG_SECONDS = 1.5  # at work without the processor's time: a model that waits for something else says hang_seconds
+HANG_PARAMETER = "hang_seconds"  # of a model's configuration
+BATCH_SECONDS = 300.0  # that a batch may take
+STUCK_SECONDS = 5.0  # in which a request waits though no process of its model is at work
+SILENCE = 0.02  # of a processor: what runs beside a batch that hangs takes less
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong with ``model``, or with the whole server where there is none; ``kind`` is a word for metrics."""
+
+    model: str
+    kind: str
+    what: str
+
+
+@dataclass
+class Stub:
+    """A process of a model's instance, and its processor time in the last seconds."""
+
+    pid: int
+    model: str
+    samples: deque[tuple[float, Process]] = field(default_factory=deque)
+    busy: float = 0.0  # when it was last seen at work
+
+
+class Watch:
+    """The processes of one server, as they were when it became ready.
+
+    ``expected`` tells how many processes a model has at least, ``members`` which models an ensemble asks, and
+    ``hang_seconds`` how long a model may wait for something else than a processor.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        *,
+        expected: Mapping[str, int],
+        members: Mapping[str, set[str]],
+        hang_seconds: Mapping[str, float],
+        memory_mib: float,
+        clock: Callable[[], float] = time.monotonic,  # as beacons tell the time
+    ) -> None:
+        self._server, self._expected, self._members = server, expected, members
+        self._hang_seconds, self._memory_mib, self._clock = hang_seconds, memory_mib, clock
+        self._since = self._moved = clock()
+        self.resident_bytes = 0  # of all processes, when all were well
+        self.stubs = [stub for process in processes() if (stub := _find_stub(process, server))]
+
+    def look(self, waiting: Mapping[str, float], answered: float) -> list[Fault]:
+        """What is wrong now.
+
+        ``waiting`` tells since when a model owes an answer to its canary, ``answered`` when any model gave one last.
+        """
+        process = find_process(self._server.pid)
+        if process is None or process.is_ended:
+            return [Fault("", "server", f"Triton ended{_why(process)}")]
+        number = Counter(stub.model for stub in self.stubs)
+        missing = [name for name, least in self._expected.items() if number[name] < least]
+        if missing:  # it ended before anybody looked
+            return [Fault(missing[0], "died", f"a process of {missing[0]} ended")]
+        waiting = {name: max(since, self._since) for name, since in waiting.items()}
+        found = [fault for stub in self.stubs if (fault := self._look_at(stub, waiting))]
+        if not found:
+            latest = [stub.samples[-1][1].resident_bytes for stub in self.stubs]
+            self.resident_bytes = process.resident_bytes + sum(latest)
+        return found or self._look_at_server(process, waiting, answered)
+
+    def _look_at_server(self, process: Process, waiting: Mapping[str, float], answered: float) -> list[Fault]:
+        """Whether Triton itself stands still: stopped, or with a request that it hands to nobody."""
+        now = self._clock()
+        if process.state not in "Tt":
+            self._moved = now
+        if now - self._moved > HANG_SECONDS:
+            return [Fault("", "server", "Triton hangs")]
+        busy = {stub.model for stub in self.stubs if now - stub.busy < STUCK_SECONDS}
+        for name, since in waiting.items():
+            known = self._members.get(name, set()) | {name}
+            has_beacons = known - {name} <= self._expected.keys() if name in self._members else name in self._expected
+            if has_beacons and not known & busy and min(now - since, now - answered) > STUCK_SECONDS:
+                return [Fault("", "server", f"Triton hangs with a request to {name}")]
+        return []
+
+    def _look_at(self, stub: Stub, waiting: Mapping[str, float]) -> Fault | None:
+        process, now = find_process(stub.pid), self._clock()
+        if process is None or process.is_ended or process.session != self._server.pid:
+            return Fault(stub.model, "died", f"a process of {stub.model} ended{_why(process)}")
+        mib = process.resident_bytes / 2**20
+        if self._memory_mib and mib > self._memory_mib:
+            what = f"a process of {stub.model} takes {mib:.0f} MiB, more than {self._memory_mib:.0f}"
+            return Fault(stub.model, "memory", what)
+        limit = self._hang_seconds.get(stub.model, HANG_SECONDS)
+        stub.samples.append((now, process))
+        while now - stub.samples[0][0] > limit and now - stub.samples[1][0] > limit:
+            stub.samples.popleft()
+        since = read_beacon(self._server.beacons, stub.pid)
+        if since != 0:  # at work, or it does not tell
+            stub.busy = now
+        if since is None:
+            return self._look_at_silent(stub, waiting.get(stub.model, 0.0), limit)
+        since = max(since, self._since) if since else 0.0
+        if since and now - since > max(BATCH_SECONDS, limit):
+            what = f"a process of {stub.model} has been at one batch for {now - since:.0f} s"
+            return Fault(stub.model, "hangs", what)
+        return self._judge(stub, is_late=bool(since) and now - since > limit, limit=limit)
+
+    def _look_at_silent(self, stub: Stub, since: float, limit: float) -> Fault | None:
+        """Of a process that does not tell whether it is at work: late is an answer that none of its model's gives."""
+        is_late = bool(since) and self._clock() - since > limit
+        siblings = [other for other in self.stubs if other.model == stub.model and other.samples]
+        return self._judge(stub, is_late=is_late and all(_is_silent(each, limit) for each in siblings), limit=limit)
+
+    def _judge(self, stub: Stub, *, is_late: bool, limit: float) -> Fault | None:
+        if (is_late and _is_silent(stub, limit)) or _is_stopped(stub, limit):
+            return Fault(stub.model, "hangs", f"a process of {stub.model} hangs")
+        return None
+
+    def forget(self) -> None:
+        """Judge by what is seen from now on: nobody looked for a while."""
+        self._since = self._moved = self._clock()
+        for stub in self.stubs:
+            stub.samples.clear()
+
+    def has_processes(self, model: str) -> bool:
+        """Whether ``model`` runs in processes of its own."""
+        return any(stub.model == model for stub in self.stubs)
+
+    def kill(self, model: str) -> None:
+        """End a model's processes, so that Triton gives up on what they have."""
+        for stub in self.stubs:
+            if stub.model == model:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(stub.pid, signal.SIGKILL)
+
+
+def _is_silent(stub: Stub, seconds: float) -> bool:
+    """Whether it has taken no processor time for so long, and waited neither for a processor nor for a disk."""
+    (first, before), (last, after) = stub.samples[0], stub.samples[-1]
+    if last - first < seconds * 0.9 or any(process.state in "RD" for _, process in stub.samples):
+        return False
+    return after.seconds - before.seconds <= max(SILENCE * (last - first), 0.011)
+
+
+def _is_stopped(stub: Stub, seconds: float) -> bool:
+    first, last = stub.samples[0][0], stub.samples[-1][0]
+    return last - first >= seconds * 0.9 and all(process.state in "Tt" for _, process in stub.samples)
+
+
+def _find_stub(process: Process, server: Server) -> Stub | None:
+    if process.session != server.pid or process.parent != server.pid:
+        return None
+    model = served_model(process.arguments())
+    return Stub(process.pid, model) if model else None
+
+
+def _why(process: Process | None) -> str:
+    return f", {process.ending}" if process is not None and process.ending else ""

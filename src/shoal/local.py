@@ -1,0 +1,227 @@
+"""A repository in this process, with Triton's semantics: the same components, the same graph, no server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from shoal.client.arrays import to_arrays
+from shoal.client.copies import Copies
+from shoal.client.failures import ModelRefusalError
+from shoal.component.base import Component
+from shoal.component.context import Context
+from shoal.component.spec import OTHER_REPOSITORY, REPOSITORY, STRING
+from shoal.component.tensors import Array, Arrays, Device
+from shoal.errors import ArtifactError, InputError, ShoalError
+from shoal.repository.graph import Graph
+from shoal.repository.hybrid import MODELS, outsource
+from shoal.repository.loading import component_class
+from shoal.repository.manifest import check_manifest, read_manifest
+from shoal.repository.pbtxt import ModelConfig, Step, read_config
+from shoal.server.runtime import BACKENDS
+
+MAX_BRANCHES = 32  # steps of all callers that may run side by side
+
+
+class Remote(Protocol):
+    """Who runs single models elsewhere; ``shoal.Client`` is one."""
+
+    def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, Any] | None = None,
+        /,
+        *,
+        parameters: Mapping[str, Any] | None = None,
+        **named: Any,
+    ) -> Arrays:
+        """Outputs of one request; ``parameters`` go beside its tensors."""
+
+
+class LocalPipeline:
+    """An ensemble (or a single model) whose steps run in this process::
+
+        scores = LocalPipeline.load("build/repository/my_ensemble")(TEXT=["A text."])["SCORE"]
+
+    With ``remote``, only Python components run here and the other models there: the client's half of a pipeline. Where
+    a repository of placement ``hybrid`` has ``ensemble_models``, these are one request. Calls may come from several
+    threads.
+    """
+
+    def __init__(self, graph: Graph, models: Mapping[str, Model], held: ExitStack | None = None) -> None:
+        self._graph = graph
+        self._models = models
+        self._held = held or ExitStack()
+        self._pool = self._held.enter_context(ThreadPoolExecutor(MAX_BRANCHES, thread_name_prefix="shoal-branch"))
+
+    @classmethod
+    def load(cls, folder: Path | str, *, remote: Remote | None = None) -> LocalPipeline:
+        """Load the model in ``folder`` and its members from the folders beside it.
+
+        Raises:
+            ArtifactError: a model, an artifact or a backend is missing.
+            InputError: ``remote`` serves another repository.
+        """
+        check_manifest(Path(folder).parent)
+        graph = Graph.load(Path(folder))
+        if remote is not None:
+            _check_same(graph, remote, read_manifest(Path(folder).parent).get("identity"))
+        models_folder = Path(folder).parent / MODELS
+        if remote is not None and graph.config.is_ensemble and models_folder.is_dir():
+            graph = outsource(graph, read_config(models_folder))
+        with ExitStack() as held:
+            models = {name: _load_model(config, remote, held) for name, config in graph.members.items()}
+            return cls(graph, models, held.pop_all())
+
+    def copies(self) -> Copies:
+        """What the components have copied between host and device so far, and how many batches they ran::
+
+        before = pipeline.copies()
+        pipeline(TEXT=["A text."])
+        (pipeline.copies() - before).check(pipeline.graph)  # an error if it is beyond the budget
+        """
+        return Copies.read({name: model.device.ledger for name, model in self._models.items()})
+
+    @property
+    def graph(self) -> Graph:
+        """The steps, as they are called."""
+        return self._graph
+
+    def close(self) -> None:
+        """Release what the components hold."""
+        self._held.close()
+
+    def __call__(self, **inputs: Any) -> dict[str, Array]:
+        """Run one request: lists or arrays in, by input name; every output, ``[rows, *dims]``.
+
+        Raises:
+            InputError: an input is not what the model declares, or there are more rows than ``max_batch_size``.
+        """
+        spec = self._graph.config.spec
+        tensors = to_arrays(spec.inputs, inputs, is_batched=spec.is_batched)
+        num_rows = len(next(iter(tensors.values()))) if spec.is_batched else 0
+        if num_rows > spec.max_batch_size:
+            raise InputError(
+                f"The request has {num_rows} rows; {spec.name} takes at most {spec.max_batch_size}.",
+                "Send them in several requests.",
+            )
+        self._run(tensors)
+        return {output.name: self._fetch(output.name, tensors[output.name]) for output in spec.outputs}
+
+    def _fetch(self, tensor: str, array: Array) -> Array:
+        """An answer in the host's memory."""
+        index = self._graph.producer(tensor)
+        step = self._graph.steps[index or 0]
+        names = [name for name, written in step.outputs.items() if written == tensor]
+        return self._models[step.model].device.fetch(array, *names)
+
+    def _run(self, tensors: dict[str, Array]) -> None:
+        """Run each step as soon as its inputs are there, independent ones side by side."""
+        waiting = list(self._graph.steps)
+        running: dict[Future[Arrays], Step] = {}
+        while waiting or running:
+            due = [step for step in waiting if self._is_due(step, tensors)]
+            waiting = [step for step in waiting if step not in due]
+            if len(due) == 1 and not running:  # nothing beside it: no other thread is needed
+                _keep(due[0], self._call(due[0], tensors), tensors)
+                continue
+            running |= {self._pool.submit(self._call, step, tensors): step for step in due}
+            if not running:
+                stuck = ", ".join(step.model for step in waiting)
+                raise ArtifactError(f"Steps {stuck} of {self._graph.config.name} wait for tensors that nobody writes.")
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                _keep(running.pop(future), future.result(), tensors)
+
+    def _call(self, step: Step, tensors: Arrays) -> Arrays:
+        inputs = {name: tensors[tensor] for name, tensor in step.inputs.items() if tensor in tensors}
+        return self._models[step.model].call(inputs)
+
+    def _is_due(self, step: Step, tensors: Arrays) -> bool:
+        """Whether every tensor that the step reads is there, or was left out of the request."""
+        return all(t in tensors or self._graph.producer(t) is None for t in step.inputs.values())
+
+
+def _keep(step: Step, outputs: Arrays, tensors: dict[str, Array]) -> None:
+    tensors.update({tensor: outputs[name] for name, tensor in step.outputs.items()})
+
+
+def _check_same(graph: Graph, remote: Remote, identity: str | None) -> None:
+    """Ask for next to nothing over there: components refuse what is for another repository, in an ensemble too."""
+    if identity and any(member.backend == "python" for member in graph.members.values()):
+        spec = graph.config.spec
+        shapes = {t: tuple(max(1, size) for size in t.dims) for t in spec.inputs if not t.is_optional}
+        rows = (1,) if spec.is_batched else ()
+        nothing = {
+            t.name: np.full((*rows, *shape), b"" if t.dtype == STRING else 0, t.numpy_dtype)
+            for t, shape in shapes.items()
+        }
+        try:
+            remote.infer(spec.name, nothing, parameters={REPOSITORY: identity})
+        except ModelRefusalError as error:  # one that cannot bear nothing has looked at the repository before
+            if str(error).startswith(OTHER_REPOSITORY):
+                raise
+
+
+class Model(NamedTuple):
+    """One member, and the device its outputs are on."""
+
+    call: Callable[[Arrays], Arrays]
+    device: Device
+
+
+def _load_model(config: ModelConfig, remote: Remote | None, held: ExitStack) -> Model:
+    if remote is not None and config.backend != "python" and (config.name == MODELS or not config.is_ensemble):
+        return Model(lambda inputs: remote.infer(config.name, inputs), Device())
+    if config.is_ensemble:
+        nested = LocalPipeline.load(config.folder, remote=remote)
+        held.callback(nested.close)
+        return Model(lambda inputs: nested(**inputs), Device())
+    component = load_component(config)
+    held.callback(component.close)
+
+    def call(inputs: Arrays) -> Arrays:
+        (answer,) = component.process([inputs])
+        if isinstance(answer, ShoalError):
+            raise answer
+        return answer
+
+    return Model(call, component.context.device)
+
+
+def load_component(config: ModelConfig) -> Component:
+    """Start the component behind a model: its own ``1/model.py``, or the python-based backend it names.
+
+    Raises:
+        ArtifactError: there is neither.
+    """
+    version = _latest_version(config)
+    path = version / "model.py" if config.backend == "python" else BACKENDS / config.backend / "model.py"
+    if not path.is_file():
+        known = ", ".join(["python", *sorted(p.parent.name for p in BACKENDS.glob("*/model.py"))])
+        raise ArtifactError(
+            f"Model {config.name} has no {path.name} for backend {config.backend!r}.", f"Known: {known}."
+        )
+    component = component_class(path)
+    device = _device(config, component.library)
+    return component(Context(spec=config.spec, folder=version.resolve(), device=device))
+
+
+def _device(config: ModelConfig, library: str) -> Device:
+    """Where the configuration places a model's first instance."""
+    group = next(iter(config.message.instance_group), None)
+    if group is None or group.kind != group.KIND_GPU:
+        return Device()
+    return Device("gpu", next(iter(group.gpus), 0), library)
+
+
+def _latest_version(config: ModelConfig) -> Path:
+    """The folder that Triton would load: the highest number."""
+    numbers = [int(path.name) for path in config.folder.iterdir() if path.is_dir() and path.name.isdecimal()]
+    if not numbers:
+        raise ArtifactError(f"Model {config.name} has no version folder.", f"Make {config.folder}/1.")
+    return config.folder / str(max(numbers))

@@ -1,0 +1,128 @@
+"""What a machine must have for a repository to be served; asked before anything is started."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from shoal.errors import InputError, SetupError
+from shoal.machine import describe_machine
+from shoal.paths import check_bearable
+from shoal.repository.manifest import check_manifest, read_manifest
+from shoal.server.orphans import SHARED_MEMORY
+from shoal.server.runtime import SERVER_VARIABLE, Runtime, find_runtime
+
+GLIBC = (2, 35)  # what the wheel nvidia-pytriton 0.7.0 is built for
+_MIB = 2**20
+_LEAST_MIB = 16  # of shared memory, for a repository that says nothing of what it needs
+
+
+def check_start(repository: Path) -> Runtime:
+    """Check all that can be known before the server starts; returns the server to start.
+
+    Raises:
+        InputError: Triton cannot bear the path, there is no repository, or it cannot be read.
+        ArtifactError: a file of the repository is missing or changed.
+        SetupError: this machine lacks something.
+    """
+    for _, check in checks(repository):
+        check()
+    check_glibc()
+    return find_runtime()
+
+
+def checks(repository: Path) -> list[tuple[str, Callable[[], None]]]:
+    """What is asked for the sake of ``repository``, by name; each raises a ``ShoalError`` that says what is wrong."""
+    return [
+        ("repository", lambda: check_repository(repository)),
+        ("permissions", lambda: check_permissions(repository)),
+        ("files", lambda: check_manifest(repository)),
+        ("GPUs", lambda: check_gpus(repository)),
+        ("shared memory", lambda: check_shared_memory(repository)),
+    ]
+
+
+def check_repository(path: Path) -> None:
+    """Check that ``path`` is a model repository that Triton can bear.
+
+    Raises:
+        InputError: it says what is wrong.
+    """
+    check_bearable(path)
+    if not any(path.glob("*/config.pbtxt")):
+        raise InputError(
+            f"{path} is no model repository: it holds no MODEL/config.pbtxt.",
+            "Make one: shoal compose ENSEMBLE REPOSITORY --artifacts DIR",
+        )
+    stray = sorted(p.name for p in path.iterdir() if p.is_dir() and not (p / "config.pbtxt").is_file())
+    if stray:
+        raise InputError(
+            f"{path} holds folders that are no models: {', '.join(stray)}.",
+            "Triton would refuse to start: move them out.",
+        )
+
+
+def check_permissions(repository: Path) -> None:
+    """Check that every file of ``repository`` can be read, and that there is room for what a server writes.
+
+    Raises:
+        InputError: one cannot.
+        SetupError: the temporary folder cannot be written.
+    """
+    for path in [repository, *sorted(repository.rglob("*"))]:
+        if not os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0)):
+            raise InputError(f"{path} cannot be read by this user.", f"Type: chmod -R a+rX {repository}")
+    temporary = Path(tempfile.gettempdir())
+    if not os.access(temporary, os.W_OK | os.X_OK):
+        raise SetupError(f"The temporary folder {temporary} cannot be written.", "Name another one: TMPDIR=...")
+
+
+def check_glibc() -> None:
+    """Check that the C library is new enough for the packaged server.
+
+    Raises:
+        SetupError: it is not.
+    """
+    name, version = platform.libc_ver()
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    if not os.environ.get(SERVER_VARIABLE) and (name != "glibc" or numbers < GLIBC):
+        raise SetupError(
+            f"The embedded Triton needs glibc {'.'.join(map(str, GLIBC))} or newer, and this is {name} {version}.",
+            "Use Debian 12, Ubuntu 22.04 or newer, or NVIDIA's container: shoal serve REPOSITORY --print",
+        )
+
+
+def check_gpus(repository: Path) -> None:
+    """Check that the GPUs are here that a composed repository was placed on.
+
+    Raises:
+        SetupError: one is not.
+    """
+    wanted = [int(gpu) for gpu in read_manifest(repository).get("gpus", [])]
+    number = int(describe_machine().get("num_gpus", 0))
+    if wanted and max(wanted) >= number:
+        raise SetupError(
+            f"{repository} was composed for GPU {max(wanted)}, and this machine has {number or 'none'}.",
+            "Compose it for the host: shoal compose ENSEMBLE REPOSITORY --artifacts DIR --placement cpu",
+        )
+
+
+def check_shared_memory(repository: Path) -> None:
+    """Check that there is shared memory for the largest request that a composed repository was sized for.
+
+    Raises:
+        SetupError: it cannot be written, or is too small.
+    """
+    if not SHARED_MEMORY.is_dir() or not os.access(SHARED_MEMORY, os.W_OK):
+        raise SetupError(f"{SHARED_MEMORY} cannot be written.", "Mount a tmpfs there, writable for this user.")
+    needed = -(-int(read_manifest(repository).get("launch", {}).get("shared_memory", _LEAST_MIB * _MIB)) // _MIB)
+    free = shutil.disk_usage(SHARED_MEMORY).free // _MIB
+    if free < needed:
+        raise SetupError(
+            f"{SHARED_MEMORY} has {free} MiB free, and the largest requests need {needed} MiB.",
+            f"Give it more: docker run --shm-size={needed}m, or mount -o remount,size={needed}m {SHARED_MEMORY}",
+        )

@@ -1,0 +1,297 @@
+"""One Triton server over one repository: start, readiness, stop; a context manager."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from shoal.component.beacon import VARIABLE
+from shoal.errors import InputError, ServerError, SetupError
+from shoal.paths import check_bearable
+from shoal.processes import bound, processes
+from shoal.repository.manifest import launch_flags
+from shoal.server.checks import check_start
+from shoal.server.control import EXPLICIT, NONE, ModelControl
+from shoal.server.orphans import ENVIRONMENT, PREFIX, SHARED_MEMORY, Lease, clean_up
+from shoal.server.runtime import Runtime
+
+HOST = "127.0.0.1"
+START_SECONDS = 120.0
+EXIT_SECONDS = 10  # an idle keep-alive connection alone makes Triton wait all of it
+OTHERS_SECONDS = 1.0  # in which models that load beside one that failed may fail as well
+KEEP_LOG = "Its whole log: shoal serve REPOSITORY --log FILE"
+_FAILED = r"failed to load '.*?' version \d+: .*"
+RESTRICTED = "model-repository,shared-memory,model-config,statistics,trace,logging"
+
+# The kernel takes the thread that started a child for its parent: this one lives as long as the process.
+_LAUNCHER = ThreadPoolExecutor(1, thread_name_prefix="shoal-launcher")
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy knows nothing of our loopback
+
+
+class Server:
+    """A running Triton, on loopback. Use ``serve`` to make one."""
+
+    def __init__(
+        self,
+        repository: Path,
+        runtime: Runtime,
+        ports: tuple[int, int, int] = (0, 0, 0),
+        log: Path | None = None,
+        *,
+        model_control: str = NONE,
+    ) -> None:
+        self.repository = repository
+        # Triton binds its ports after it has loaded the models, seconds in which any program's connection may get one
+        ports, self._held = _hold_ports(*ports)
+        self.http_url, self.grpc_url, self.metrics_url = (f"{HOST}:{port}" for port in ports)
+        self.admin_key = secrets.token_hex(16)  # opens what clients may not ask for: configurations, statistics, ...
+        self.models = ModelControl(self.http_url, self.admin_key, model_control)
+        self._folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+        self.log = log or self._folder / "triton.log"
+        self.beacons = self._folder / "beacons"  # where its components tell whether they are at work
+        self._shared_memory = f"shoal_{os.getpid()}_{secrets.token_hex(4)}_"
+        try:
+            check_bearable(self._folder)
+            runtime.write_backends(self._folder / "backends")
+            (self._folder / "empty").mkdir()
+            self.beacons.mkdir()
+            self._lease = Lease(self._folder, self._shared_memory)
+        except BaseException:
+            self._held.close()
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+        try:
+            self._process = self._launch(runtime, ports)
+        except BaseException:
+            self._held.close()
+            self._lease.end()
+            raise
+        try:
+            self._lease.note(session=self.pid)
+        except BaseException:
+            self.stop(0)
+            raise
+
+    def _launch(self, runtime: Runtime, ports: tuple[int, int, int]) -> subprocess.Popen[bytes]:
+        try:
+            log = self.log.open("wb")
+            log.close()
+            log = self.log.open("ab")  # so that it may be emptied while Triton writes it
+        except OSError as error:
+            raise InputError(f"The log {self.log} cannot be written: {error.strerror}.", "Name another file.") from None
+        with log:
+            starting = _LAUNCHER.submit(
+                subprocess.Popen[bytes],
+                bound([runtime.binary, *self._flags(ports)]),  # a killed test or notebook leaves no server behind
+                env={**runtime.environment(), VARIABLE: str(self.beacons)},
+                cwd=self._folder / "empty",  # the server's folder is first on the stubs' sys.path
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C reaches us alone, and we stop it in order
+                pass_fds=(self._lease.file,),
+            )
+            return starting.result()
+
+    def _flags(self, ports: tuple[int, int, int]) -> list[str]:
+        http, grpc, metrics = ports
+        return [
+            f"--model-repository={self.repository}",
+            f"--backend-directory={self._folder / 'backends'}",
+            f"--backend-config=python,shm-region-prefix-name={self._shared_memory}",
+            f"--model-control-mode={self.models.mode}",
+            *(["--load-model=*"] if self.models.mode == EXPLICIT else []),
+            "--disable-auto-complete-config",
+            "--exit-on-error=true",
+            "--strict-readiness=true",
+            "--grpc-infer-allocation-pool-size=0",  # or it keeps eight messages for use again, as large as they came
+            f"--exit-timeout-secs={EXIT_SECONDS}",
+            "--model-load-thread-count=8",
+            f"--http-address={HOST}", f"--http-port={http}",
+            f"--grpc-address={HOST}", f"--grpc-port={grpc}",
+            f"--metrics-address={HOST}", f"--metrics-port={metrics}",
+            "--allow-sagemaker=false", "--allow-vertex-ai=false",
+            f"--http-restricted-api={RESTRICTED}:admin-key={self.admin_key}",
+            f"--grpc-restricted-protocol={RESTRICTED}:admin-key={self.admin_key}",
+            *launch_flags(self.repository),
+        ]  # fmt: skip
+
+    def wait_ready(self, timeout: float = START_SECONDS) -> None:
+        """Wait until every model is loaded.
+
+        Raises:
+            ServerError: Triton ended, with the reason it logged, or ``timeout`` seconds passed.
+        """
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            # what did not load is known before Triton has unloaded the rest
+            if self._process.poll() is not None or re.search(_FAILED, self._read_log()):
+                raise ServerError(f"Triton did not start: {self._settled_cause()}", KEEP_LOG)
+            if self.is_ready():
+                for region in SHARED_MEMORY.glob(f"{self._shared_memory}*"):
+                    region.chmod(0o600)  # Triton lets all users of the machine read them, whatever the umask
+                return
+            time.sleep(0.05)
+        raise ServerError(f"Triton was not ready after {timeout:g} s.", f"Give it longer. {KEEP_LOG}")
+
+    def is_ready(self) -> bool:
+        """What Triton's own readiness says; it stays true when a model's process has died."""
+        try:
+            with _DIRECT.open(f"http://{self.http_url}/v2/health/ready", timeout=1) as answer:
+                return bool(answer.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+    @property
+    def pid(self) -> int:
+        """Triton's process; it leads the session that its models' processes are in."""
+        return self._process.pid
+
+    def wait(self) -> int:
+        """Wait until Triton ends; returns its exit code."""
+        return self._process.wait()
+
+    def cause(self) -> str:
+        """Why Triton ended, as its log has it."""
+        return find_cause(self._read_log())
+
+    def _settled_cause(self) -> str:
+        """The cause, once models that load beside the one that did not have told theirs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(OTHERS_SECONDS)
+        return self.cause()
+
+    def _read_log(self) -> str:
+        return self.log.read_text(encoding="utf-8", errors="replace") if self.log.is_file() else ""
+
+    def stop(self, seconds: float | None = None) -> None:
+        """Stop Triton and remove all that it left: processes, shared memory, temporary files.
+
+        After ``seconds``, by default a few more than Triton gives itself, what still runs is killed; with 0 at once, as
+        it should be where a model's process has died: Triton would wait for it in vain.
+        """
+        if self._process.poll() is None:  # before it ends, which is when it would remove them
+            self._lease.note(session=self.pid, environments=find_environments(self.pid))
+        patience = EXIT_SECONDS + 10 if seconds is None else seconds
+        if self._process.poll() is None and patience > 0:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(patience)
+        with contextlib.suppress(ProcessLookupError):  # a stub that hangs outlives the server, which gives up on it
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._held.close()
+        self._lease.end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def serve(
+    repository: Path | str,
+    *,
+    http_port: int = 0,
+    grpc_port: int = 0,
+    metrics_port: int = 0,
+    timeout: float = START_SECONDS,
+    log: Path | None = None,
+    model_control: str = NONE,
+) -> Server:
+    """Start the embedded Triton over ``repository`` and wait until it is ready.
+
+    It is bound to loopback and meant for development and tests. A port of 0 is any free one. Triton's log goes to
+    ``log``; without one it goes when the server does. With ``model_control="explicit"`` models may come and go:
+    ``server.models.load(name)``, ``server.models.unload(name)``. Use it as a context manager, or call ``stop``::
+
+        with shoal.serve("build/repository") as server:
+            shoal.Client(server.grpc_url).infer("my_ensemble", TEXT=["A text."])
+
+    Raises:
+        InputError: Triton cannot bear the path, or there is no repository.
+        SetupError: a port is taken, or this environment cannot run the server.
+        ServerError: a model did not load.
+    """
+    path = Path(repository).resolve()
+    runtime = check_start(path)
+    clean_up()
+    server = Server(path, runtime, (http_port, grpc_port, metrics_port), log, model_control=model_control)
+    try:
+        server.wait_ready(timeout)
+    except BaseException:
+        server.stop()
+        raise
+    return server
+
+
+def find_environments(session: int) -> set[str]:
+    """The folders into which a server has unpacked environments; one that is killed leaves them."""
+    values = (value for p in processes() if p.session == session for value in p.variables().values())
+    return {found[0] for value in values if (found := ENVIRONMENT.search(value))}
+
+
+def find_ports(*wanted: int, host: str = HOST) -> tuple[int, int, int]:
+    """The three ports, each ``wanted`` or, for 0, a free one; no two are the same.
+
+    Raises:
+        SetupError: one cannot be had.
+    """
+    ports, held = _hold_ports(*wanted, host=host)
+    held.close()
+    return ports
+
+
+def _hold_ports(*wanted: int, host: str = HOST) -> tuple[tuple[int, int, int], contextlib.ExitStack]:
+    """Find ports that the system gives to no other program until the stack is closed; Triton may listen there."""
+    with contextlib.ExitStack() as held:
+        http, grpc, metrics = (_bind(host, port, held) for port in wanted)
+        return (http, grpc, metrics), held.pop_all()
+
+
+def _bind(host: str, wanted: int, held: contextlib.ExitStack) -> int:
+    try:
+        probe = held.enter_context(socket.socket())
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, wanted))
+    except (OSError, OverflowError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "there are 65,535"
+        raise SetupError(
+            f"Port {wanted} cannot be used: {reason}.",
+            "Stop what listens there (ss -ltnp shows it), or choose another.",
+        ) from None
+    return int(probe.getsockname()[1])
+
+
+def find_cause(log: str) -> str:
+    """The reason that a Triton log gives for not starting, in one line; of each model that did not load, its own."""
+    patterns = (
+        r"Poll failed for model directory .*",
+        _FAILED,
+        r"Invalid argument: .*",
+        r"error: .*",
+    )
+    for pattern in patterns:
+        found = list(dict.fromkeys(str(line).rstrip('"').split("\\n")[0] for line in re.findall(pattern, log)))
+        if found:
+            # a damaged file is also another one than its neighbour was made with: who complains first is chance
+            return "; ".join(found) if pattern == _FAILED else found[0]
+    lines = [line for line in log.splitlines() if line.strip()]
+    return lines[-1] if lines else "it said nothing."
