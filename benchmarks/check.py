@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[1]
 ONCE = """
 import json, pathlib, sys, time
 start = time.perf_counter()
-from shoal import check
+from shoal.check import check
 imported = time.perf_counter()
 findings = check(sys.argv[1], target="embedded")
 end = time.perf_counter()

@@ -30,7 +30,7 @@ from shoal.component.tensors import Device
 from shoal.component.wordpiece import WordPiece, read_vocabulary
 from shoal.local import load_component
 from shoal.machine import describe_machine, library_versions
-from shoal.repository.pbtxt import read_config
+from shoal.repository.config import read_config
 from shoal.repository.placement import Plan
 from shoal.training.corpus import Corpus, find_corpus
 from shoal.training.encoder import Candidates, Encoder

@@ -22,10 +22,10 @@ from typing import Annotated, Any
 
 import typer
 
+from shoal.check import Finding, Severity, check
+from shoal.check.models import Model, Repository
+from shoal.check.repositories import read_repository
 from shoal.errors import ShoalError
-from shoal.repository.check import Finding, Severity, check
-from shoal.repository.check.reading.models import Model, Repository
-from shoal.repository.check.reading.repositories import read_repository
 
 sys.path.append(str(Path(__file__).parents[1]))
 from tests.support.explicit import explicit

@@ -31,7 +31,7 @@ from shoal import compose
 from shoal.component.base import Component
 from shoal.local import load_component
 from shoal.machine import describe_machine, library_versions
-from shoal.repository.pbtxt import read_config
+from shoal.repository.config import read_config
 from shoal.repository.placement import Plan
 from shoal.training.corpus import find_corpus
 

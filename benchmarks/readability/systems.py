@@ -14,7 +14,7 @@ from flops import encoder_flop
 from shoal import Client
 from shoal.component.base import Component
 from shoal.local import load_component
-from shoal.repository.pbtxt import read_config
+from shoal.repository.config import read_config
 
 ENSEMBLE = "ensemble_all"
 TIMEOUT = 3600.0

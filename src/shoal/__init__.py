@@ -11,12 +11,10 @@ if TYPE_CHECKING:
     from shoal.client.client import Client as Client
     from shoal.component.base import Component as Component
     from shoal.component.context import Context as Context
+    from shoal.composition.compose import compose as compose
     from shoal.local import LocalPipeline as LocalPipeline
     from shoal.pipeline import Pipeline as Pipeline
     from shoal.project.importing.add_model import add_model as add_model
-    from shoal.repository.check import Finding as Finding
-    from shoal.repository.check import check as check
-    from shoal.repository.compose import compose as compose
     from shoal.server.launch import serve as serve
 
 __version__ = "0.1.0"
@@ -28,12 +26,10 @@ _HOMES = {
     "Client": "shoal.client.client",
     "Component": "shoal.component.base",
     "Context": "shoal.component.context",
-    "Finding": "shoal.repository.check",
     "LocalPipeline": "shoal.local",
     "Pipeline": "shoal.pipeline",
     "add_model": "shoal.project.importing.add_model",
-    "check": "shoal.repository.check",
-    "compose": "shoal.repository.compose",
+    "compose": "shoal.composition.compose",
     "serve": "shoal.server.launch",
 }
 

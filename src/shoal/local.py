@@ -18,11 +18,11 @@ from shoal.component.context import Context
 from shoal.component.spec import OTHER_REPOSITORY, REPOSITORY, STRING
 from shoal.component.tensors import Array, Arrays, Device
 from shoal.errors import ArtifactError, InputError, ShoalError
+from shoal.repository.config import ModelConfig, Step, read_config
 from shoal.repository.graph import Graph
 from shoal.repository.hybrid import MODELS, outsource
 from shoal.repository.loading import component_class
 from shoal.repository.manifest import check_manifest, read_manifest
-from shoal.repository.pbtxt import ModelConfig, Step, read_config
 from shoal.server.runtime import BACKENDS
 
 MAX_BRANCHES = 32  # steps of all callers that may run side by side

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from shoal.composition.definition import Definition
 from shoal.local import LocalPipeline, Remote
-from shoal.repository.definition import Definition
 
 
 class Pipeline(Definition):

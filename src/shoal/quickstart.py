@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.client.client import Client
+from shoal.composition.compose import compose
 from shoal.paths import check_bearable
 from shoal.progress import OnProgress
-from shoal.repository.compose import compose
 from shoal.repository.placement import Plan
 from shoal.server.launch import Server, serve
 from shoal.server.runtime import find_runtime

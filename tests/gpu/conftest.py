@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from shoal.composition.compose import compose
 from shoal.local import LocalPipeline
-from shoal.repository.compose import compose
 from shoal.repository.placement import Plan
 
 GPU_LIBRARIES = ("cupy", "nvforest", "pylibcudf", "rmm", "torch")

@@ -16,8 +16,8 @@ from shoal.component.ragged import Texts, to_texts
 from shoal.component.reader import DeviceReader, Reader, Reading
 from shoal.component.tensors import Device
 from shoal.component.wordpiece import read_vocabulary
+from shoal.composition.compose import compose
 from shoal.local import LocalPipeline
-from shoal.repository.compose import compose
 from shoal.repository.placement import Plan
 from shoal.training.corpus import Corpus
 from shoal.training.evaluate import evaluate

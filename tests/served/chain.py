@@ -6,9 +6,9 @@ import json
 import shutil
 from pathlib import Path
 
+from shoal.composition.compose import compose
 from shoal.pipeline import Pipeline
-from shoal.repository.compose import compose
-from shoal.repository.pbtxt import write_config
+from shoal.repository.config import write_config
 from tests.support.pieces import leaf, vocabulary
 
 

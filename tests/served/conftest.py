@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from shoal.repository.config import write_config
 from shoal.repository.graph import Graph
 from shoal.repository.hybrid import MODELS, models_ensemble
-from shoal.repository.pbtxt import write_config
 from shoal.server.launch import Server, serve
 from tests.served.chain import compose_chain
 from tests.served.imported import IMPORTED, make_project

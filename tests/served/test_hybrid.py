@@ -16,13 +16,13 @@ from shoal.cli import app
 from shoal.client.client import Client
 from shoal.client.copies import Copies, read_metrics
 from shoal.component.ledger import BATCHES, ROWS
+from shoal.composition.compose import compose
 from shoal.errors import InputError, ServerError
 from shoal.local import LocalPipeline
-from shoal.repository.compose import compose
+from shoal.repository.config import write_config
 from shoal.repository.graph import Graph
 from shoal.repository.hybrid import MODELS, models_ensemble
 from shoal.repository.manifest import read_manifest
-from shoal.repository.pbtxt import write_config
 from shoal.repository.placement import Plan
 from shoal.server.launch import Server
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shoal.check import check
 from shoal.client.client import Client
 from shoal.errors import InputError
 from shoal.local import LocalPipeline
-from shoal.repository.check import check
 from tests.support.pieces import PIECES
 
 INPUTS: dict[str, Any] = {

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from shoal.client.client import Client
+from shoal.composition.compose import compose
 from shoal.errors import InputError
 from shoal.local import LocalPipeline
-from shoal.repository.compose import compose
 from shoal.repository.placement import Plan
 from shoal.server.launch import Server
 

@@ -13,7 +13,7 @@ from shoal import cli
 from shoal.bench.lines import put
 from shoal.bench.markdown import write_page
 from shoal.bench.run import write
-from shoal.repository.compose import compose
+from shoal.composition.compose import compose
 from shoal.repository.placement import Plan
 from tests.support.bulk import LEAVES
 from tests.unit.test_bench import check_record

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from shoal.client.client import Client
+from shoal.composition.compose import compose
 from shoal.local import LocalPipeline
-from shoal.repository.compose import compose
 from shoal.server.launch import serve
 from shoal.training.corpus import Corpus
 from shoal.training.encoder import SMALL_ENCODER, _locate

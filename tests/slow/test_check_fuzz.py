@@ -15,8 +15,8 @@ from pathlib import Path
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
+from shoal.check import Finding, check
 from shoal.errors import ShoalError
-from shoal.repository.check import Finding, check
 from tests.conftest import Scale
 from tests.support.mutants import SMALL, mutate
 from tests.support.planted import write

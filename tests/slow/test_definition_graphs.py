@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import shoal
+from shoal.check import Severity, check
+from shoal.composition.symbolic_tensor import Tensor, check_fits
 from shoal.errors import InputError
-from shoal.repository.check import Severity, check
-from shoal.repository.pbtxt import ModelConfig, read_config
-from shoal.repository.typed import Tensor, check_fits
+from shoal.repository.config import ModelConfig, read_config
 from tests.conftest import Scale
 from tests.support.projects import define, write_project
 

@@ -13,12 +13,12 @@ from shoal.client.client import Client
 from shoal.component.bundle import sha256
 from shoal.component.onnx_ties import read_onnx
 from shoal.component.ties import METADATA, dump_ties
+from shoal.composition.compose import compose
 from shoal.errors import ArtifactError, InputError
 from shoal.local import LocalPipeline, load_component
 from shoal.paths import shipped_root
-from shoal.repository.compose import compose
+from shoal.repository.config import read_config
 from shoal.repository.manifest import read_manifest
-from shoal.repository.pbtxt import read_config
 from shoal.repository.placement import Plan
 from shoal.server.launch import serve
 from shoal.training.encoder import load_encoder

@@ -16,6 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from shoal import cli
+from shoal.composition.compose import compose
 from shoal.environment.build import Request, build
 from shoal.environment.built import Built, is_whole, read_built
 from shoal.environment.fit import find_misfits
@@ -25,7 +26,6 @@ from shoal.environment.targets import find_target
 from shoal.environment.tools import run, without_secrets
 from shoal.environment.unpack import unpack
 from shoal.errors import ArtifactError, InputError, SetupError
-from shoal.repository.compose import compose
 from tests.support.environments import RUNNING, Venvs
 
 
@@ -156,7 +156,7 @@ def test_a_full_disk_while_composing(artifacts: Path, tmp_path: Path, monkeypatc
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("shoal.repository.compose.write_config", full)
+    monkeypatch.setattr("shoal.composition.compose.write_config", full)
     with pytest.raises(SetupError, match="repository cannot be written: No space left on device"):
         compose("ensemble_all", tmp_path / "repository", artifacts=artifacts)
     assert list(tmp_path.iterdir()) == []

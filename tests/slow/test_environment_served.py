@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from shoal.client.client import Client
+from shoal.composition.compose import compose
 from shoal.environment.build import Request, build
 from shoal.environment.built import Built
 from shoal.environment.engines import find_python
 from shoal.environment.unpack import unpack
 from shoal.errors import ArtifactError, InputError, ServerError
 from shoal.local import LocalPipeline
-from shoal.repository.compose import compose
-from shoal.repository.pbtxt import read_config
+from shoal.repository.config import read_config
 from shoal.repository.placement import Plan
 from shoal.server.launch import serve
 from tests.conftest import Scale

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 from transformers import AutoModel, AutoTokenizer
 
-import shoal
+from shoal.check import check
 from shoal.client.client import Client
+from shoal.composition.compose import compose
 from shoal.local import LocalPipeline
-from shoal.repository.compose import compose
-from shoal.repository.pbtxt import read_config
+from shoal.repository.config import read_config
 from shoal.server.launch import serve
 from shoal.training.corpus import Corpus
 from shoal.training.encoder import SMALL_ENCODER, _locate
@@ -26,7 +26,7 @@ def test_passages_to_embeddings_by_name(tmp_path: Path, passages: Corpus) -> Non
     assert "pooling mean: as its files for sentence-transformers say" in said
     assert "normalised: as its files for sentence-transformers say" in said
     assert said[-1] == "its tokens come from preprocess/minilm_tokens, at most 256 of a text"
-    assert shoal.check(tmp_path / "preprocess" / "minilm_tokens") == []
+    assert check(tmp_path / "preprocess" / "minilm_tokens") == []
     assert read_config(tmp_path / "preprocess" / "minilm_tokens").spec.parameters["max_length"] == "256"
     pipeline(tmp_path, "minilm", "minilm_tokens", "embed")
     repository = compose("embed", tmp_path / "repository", leaves=[tmp_path])

@@ -14,12 +14,13 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 import shoal
+from shoal.check import check
 from shoal.errors import ShoalError
 from shoal.project.scaffold.like import draft_like
 from shoal.project.scaffold.names import class_name, parse_tensor
 from shoal.project.scaffold.skeletons import draft_component
+from shoal.repository.config import read_config
 from shoal.repository.leaves import find_leaves
-from shoal.repository.pbtxt import read_config
 from tests.support.skeletons import check_made, check_style, files, new, run, run_test, write_leaf
 
 pytestmark = pytest.mark.usefixtures("styles")
@@ -93,7 +94,7 @@ def test_long_names_stay_in_style(tmp_path: Path) -> None:
     parsed = [parse_tensor(each, "") for each in text]
     draft_component("m" * 64, inputs=parsed[:1], outputs=parsed[1:], project=tmp_path).draft.write()
     check_style(tmp_path)
-    assert shoal.check(tmp_path) == []
+    assert check(tmp_path) == []
 
 
 def test_a_model(here: Path) -> None:
@@ -145,7 +146,7 @@ def test_like_one_of_ones_own(here: Path) -> None:
     ]  # fmt: skip
     text = (here / "postprocess" / "second" / "config.pbtxt").read_text(encoding="utf-8")
     assert '  key: "limit"  # of words\n' in text
-    assert shoal.check(here) == []
+    assert check(here) == []
     new("component", "third", "--like", "first")
     check_style(here)
     run_test(here, "tests/test_third.py")
@@ -187,7 +188,7 @@ def test_artifacts_of_a_copy(here: Path) -> None:
         "Before it is tested or served, put b.txt into preprocess/copy/1, as --artifact b.txt=PATH does.\n" in printed
     )
     assert (here / "preprocess/copy/1/a.txt").read_text(encoding="utf-8") == "a"
-    assert shoal.check(here) == []
+    assert check(here) == []
     with pytest.raises(ShoalError, match=r"b\.txt"):
         shoal.compose("copy_alone", here / "r", leaves=[here])
     (here / "preprocess/copy/1/b.txt").touch()
@@ -215,7 +216,7 @@ def test_a_configured_piece_is_served(here: Path) -> None:
     (here / "scale.json").write_text('{"mean": [1, 2, 3], "std": [1, 2, 1]}', encoding="utf-8")
     new("component", "scale", "--like", "zscore", "--artifact", "zscore.json=scale.json", "--input", "X:FP32:-1")
     assert '"X": RANDOM.random((2, 3)).astype(np.float32)' in (here / "tests/test_scale.py").read_text(encoding="utf-8")
-    assert shoal.check(here) == []
+    assert check(here) == []
     run_test(here, "tests/test_scale.py")
 
 
@@ -248,5 +249,5 @@ def test_every_leaf_of_shoals_own_can_be_copied(tmp_path: Path) -> None:
             for folder in (tmp_path / leaf.folder.parent.name / name, leaf.folder)
         )
         assert copied == original.replace(f'name: "{leaf.name}"\n', f'name: "{name}"\n', 1)
-    assert shoal.check(tmp_path) == []
+    assert check(tmp_path) == []
     check_style(tmp_path)

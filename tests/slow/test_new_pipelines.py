@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import shoal
+from shoal.check import check
 from shoal.cli import project as commands
 from shoal.errors import InputError
 from shoal.project.scaffold.joins import Question
 from shoal.project.scaffold.pipelines import draft_pipeline
 from shoal.project.scaffold.skeletons import draft_model
-from shoal.repository.pbtxt import read_config
+from shoal.repository.config import read_config
 from tests.support.imports import script
 from tests.support.skeletons import check_made, check_style, files, new, run, run_test, write_leaf
 
@@ -67,7 +67,7 @@ def test_a_pipeline_of_models(here: Path) -> None:
     assert [(t.name, t.is_optional) for t in config.spec.inputs] == [("TEXT", False), ("WEIGHT", True)]
     assert [t.name for t in config.spec.outputs] == ["SCORE", "TEXT_TOO"]
     run_test(here, "tests/test_all.py")
-    assert shoal.check(here) == []
+    assert check(here) == []
 
 
 def test_names_that_meet_in_a_pipeline(here: Path) -> None:
@@ -97,8 +97,8 @@ def test_steps_that_begin_side_by_side_are_told(here: Path) -> None:
     assert "side by side" not in new("pipeline", "chain", "--step", "left", "--step", "right")
     printed = new("pipeline", "both", "--step", "left", "--step", "right", "--map", "right.X=X")
     assert "left and right read the request side by side; before 26.05 Triton does not bear" in printed
-    assert [finding.rule.id for finding in shoal.check(here, target="26.04")] == ["several-first-steps"]
-    assert shoal.check(here, target="26.05") == []
+    assert [finding.rule.id for finding in check(here, target="26.04")] == ["several-first-steps"]
+    assert check(here, target="26.05") == []
 
 
 def test_a_pipeline_of_shoals_own_models(here: Path) -> None:
@@ -106,7 +106,7 @@ def test_a_pipeline_of_shoals_own_models(here: Path) -> None:
     printed = new("pipeline", "features", "--step", "preprocess", "--step", "cuml")
     assert "It needs checkpoint.tl, preprocess.json, vocab.txt: in build/artifacts, or each in its" in printed
     assert "next: shoal compose features build/features --artifacts build/artifacts --leaves .\n" in printed
-    assert shoal.check(here) == []
+    assert check(here) == []
     text = (here / "tests" / "test_features.py").read_text(encoding="utf-8")
     assert 'ARTIFACTS = PROJECT / "build" / "artifacts"  # checkpoint.tl, preprocess.json, vocab.txt\n' in text
     check_style(here)
@@ -134,7 +134,7 @@ def test_a_model_is_added_and_joined(here: Path) -> None:
     printed = new("pipeline", "tagged", "--step", "words", "--step", "tagger")
     assert "tagger.INPUT__0 reads words.input_ids.\ntagger.INPUT__1 reads words.attention_mask.\n" in printed
     assert "np.testing.assert_allclose(" in (here / "tests" / "test_tagged.py").read_text(encoding="utf-8")
-    assert shoal.check(here) == []
+    assert check(here) == []
     result = run("add-model", "tagger.pt", "second", "--head", "embedding")
     assert isinstance(result.exception, InputError)
     assert "For a TorchScript model there is no option head. It takes: inputs, mask" in str(result.exception)

@@ -17,11 +17,11 @@ import pytest
 from shoal.client.client import Client
 from shoal.client.copies import read_metrics
 from shoal.component.ledger import BATCHES, ROWS
+from shoal.composition.compose import compose
+from shoal.composition.warmup import NUM_CALLS
 from shoal.errors import ServerError
 from shoal.local import LocalPipeline
-from shoal.repository.compose import compose
 from shoal.repository.manifest import MANIFEST
-from shoal.repository.warmup import NUM_CALLS
 from shoal.server.launch import serve
 from tests.served.test_failures import failure
 from tests.served.test_hybrid import TEXTS, settled

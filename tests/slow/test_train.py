@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from shoal.component.bundle import sha256
+from shoal.composition.compose import compose
 from shoal.errors import InputError
-from shoal.repository.compose import compose
 from shoal.training.corpus import Corpus
 from shoal.training.evaluate import evaluate
 from shoal.training.fit import EncoderSettings

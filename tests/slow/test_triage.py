@@ -19,8 +19,9 @@ import numpy as np
 import pytest
 
 import shoal
+from shoal.check import check
 from shoal.local import LocalPipeline
-from shoal.repository.pbtxt import read_config
+from shoal.repository.config import read_config
 from tests.support.once import ROOT
 
 EXAMPLE = ROOT / "examples" / "triage"
@@ -96,7 +97,7 @@ def test_its_models_answer_unseen_messages(built: Built) -> None:
 
 def test_check_finds_nothing(built: Built) -> None:
     for place in (built.folder / "build", built.repository):
-        assert shoal.check(place) == []
+        assert check(place) == []
 
 
 def test_all_that_know_the_classes_agree_on_their_order(built: Built) -> None:

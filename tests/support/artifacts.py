@@ -11,8 +11,8 @@ import torch
 
 from shoal.component.bundle import Bundle
 from shoal.component.wordpiece import WordPiece, read_vocabulary
+from shoal.composition.compose import compose
 from shoal.local import LocalPipeline
-from shoal.repository.compose import compose
 from shoal.server.launch import Server, serve
 from shoal.training.corpus import CLEAR_FILE, DATA_DIR, Corpus, read_corpus, read_passages
 from shoal.training.fit import EncoderSettings

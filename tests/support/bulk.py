@@ -13,8 +13,8 @@ import pytest
 
 from shoal.bulk.infer import Summary, infer_to_file, make_feed, make_format
 from shoal.bulk.model import Model
+from shoal.composition.compose import compose
 from shoal.local import LocalPipeline
-from shoal.repository.compose import compose
 from shoal.tables import scan_table
 
 LEAVES = Path(__file__).parent / "leaves"

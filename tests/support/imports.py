@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
-import shoal
+from shoal.check import check
 from shoal.local import LocalPipeline
 from shoal.project.importing.add_model import add_model
-from shoal.repository.pbtxt import read_config, write_config
+from shoal.repository.config import read_config, write_config
 from shoal.repository.placement import Plan, place
 
 NUM_ROWS = 1000
@@ -36,7 +36,7 @@ def add(project: Path, source: Any, name: str, **options: Any) -> tuple[Any, lis
     text = (leaf / "config.pbtxt").read_text(encoding="utf-8")
     assert [line.removeprefix("# ") for line in text.splitlines()[: len(said)]] == said
     # Alone in its room a leaf is taken for a repository's model: no ensemble calls it yet, so a limit is advised.
-    assert {finding.rule.id for finding in shoal.check(leaf)} <= {ADVISED}
+    assert {finding.rule.id for finding in check(leaf)} <= {ADVISED}
     return read_config(leaf), said
 
 
@@ -66,7 +66,7 @@ def make_repository(project: Path, names: Iterable[str], repository: Path) -> Pa
         shutil.copytree(project / "models" / name, repository / name)
         config = read_config(repository / name)
         write_config(place(config, Plan(dtype="fp32")), repository / name / "config.pbtxt", comment="")
-    assert {finding.rule.id for finding in shoal.check(repository, target="embedded")} <= {ADVISED}
+    assert {finding.rule.id for finding in check(repository, target="embedded")} <= {ADVISED}
     return repository
 
 

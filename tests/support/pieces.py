@@ -14,9 +14,9 @@ from shoal.component.context import Context
 from shoal.component.spec import TensorSpec
 from shoal.component.tensors import Array, Device
 from shoal.errors import ShoalError
+from shoal.repository.config import ModelConfig
 from shoal.repository.leaves import find_leaves
 from shoal.repository.loading import component_class
-from shoal.repository.pbtxt import ModelConfig
 from tests.support.once import ROOT
 
 PREPROCESS = ("checked_text", "tokenizer", "word_counts", "zscore")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-import shoal
+from shoal.check import check
 from shoal.cli import app
 from shoal.errors import ShoalError
 from tests.support.once import ROOT
@@ -118,7 +118,7 @@ def _run(project: Path, *command: object) -> None:
 def check_made(project: Path, printed: str, wanted: set[str], test: str) -> None:
     """What was printed was written, no more; and it is checked, in style, tested and served."""
     assert set(re.findall("^written: (.*)$", printed, re.MULTILINE)) == wanted == files(project)
-    assert shoal.check(project) == []
+    assert check(project) == []
     assert max(len(path.read_text().splitlines()) for path in project.rglob("model.py")) < 40
     check_style(project)
     run_test(project, test)

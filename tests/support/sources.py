@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from textwrap import dedent, indent
 
-from shoal.repository.check.findings import Finding
-from shoal.repository.check.reading.repositories import read_repository
-from shoal.repository.check.rules import code, names, security
+from shoal.check import security
+from shoal.check.findings import Finding
+from shoal.check.python import code, names
+from shoal.check.repositories import read_repository
 from tests.support.planted import config
 
 FAMILIES = (code, names, security)

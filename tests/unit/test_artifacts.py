@@ -20,10 +20,10 @@ from sklearn.ensemble import RandomForestRegressor
 from shoal.component.bundle import sha256
 from shoal.component.checkpoints import read_forest
 from shoal.component.ties import METADATA, dump_ties, read_archive
+from shoal.composition.compose import compose
 from shoal.errors import ArtifactError
 from shoal.local import load_component
-from shoal.repository.compose import compose
-from shoal.repository.pbtxt import read_config
+from shoal.repository.config import read_config
 from shoal.server.launch import find_cause
 from tests.support.faults import (
     ALONE,

@@ -16,7 +16,7 @@ from shoal.bench.lines import put
 from shoal.bench.measure import Settings
 from shoal.bench.run import Wanted, bench
 from shoal.bench.steps import StepFigures
-from shoal.repository.pbtxt import ModelConfig, read_config
+from shoal.repository.config import ModelConfig, read_config
 
 CONFIG = """
 backend: "python"

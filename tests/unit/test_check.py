@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.repository.check import RULES, check
-from shoal.repository.check.page import page
+from shoal.check import RULES, check
+from shoal.check.page import page
 from tests.support import (
     planted_code,
     planted_ensembles,

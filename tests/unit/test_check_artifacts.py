@@ -15,13 +15,15 @@ from typing import Any
 
 import pytest
 
+from shoal.check import environments
+from shoal.check.findings import Finding
+from shoal.check.forests import contract as forest
+from shoal.check.forests.files import FILES, UnreadableError, read_trees
+from shoal.check.repositories import read_repository
+from shoal.check.torchscript import signature as torchscript
+from shoal.check.torchscript.archive import ForeignError, Script, arguments, find_method
+from shoal.check.torchscript.index_use import IndexFlow
 from shoal.environment.targets import find_target
-from shoal.repository.check.findings import Finding
-from shoal.repository.check.reading.archive import ForeignError, Script, arguments, find_method
-from shoal.repository.check.reading.flow import IndexFlow
-from shoal.repository.check.reading.repositories import read_repository
-from shoal.repository.check.reading.trees import FILES, UnreadableError, read_trees
-from shoal.repository.check.rules import environments, forest, torchscript
 from tests.support import planted_environments, planted_forest, planted_torchscript
 from tests.support.planted import Plant
 

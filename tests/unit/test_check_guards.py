@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from shoal.check import security
+from shoal.check.repositories import read_repository
 from shoal.environment.targets import find_target
-from shoal.repository.check.reading.repositories import read_repository
-from shoal.repository.check.rules import security
 from tests.support.planted import MODEL, config
 from tests.support.sources import check_source, find
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-import shoal
+from shoal.check import check
 from shoal.cli import app
+from shoal.composition.compose import compose
 from shoal.errors import ArtifactError, InputError
-from shoal.repository.compose import compose
 from shoal.repository.placement import PLACEMENTS, Plan
 from tests.support.once import ROOT
 from tests.support.planted import Plant, config
@@ -121,7 +121,7 @@ def test_shoals_own_leaf_folders(here: Path) -> None:
 @pytest.mark.parametrize("target", ["embedded", "26.06"])
 def test_shoals_own_repositories(artifacts: Path, tmp_path: Path, placement: str, target: str) -> None:
     plan = Plan(placement, target)
-    findings = shoal.check(compose("ensemble_all", tmp_path / "r", artifacts=artifacts, plan=plan))
+    findings = check(compose("ensemble_all", tmp_path / "r", artifacts=artifacts, plan=plan))
     assert findings == []
 
 
@@ -140,7 +140,7 @@ def test_compose_puts_nothing_erroneous_in_place(artifacts: Path, tmp_path: Path
 @pytest.mark.usefixtures("may_start_processes")
 def test_checking_loads_no_models_library() -> None:
     code = (
-        "import sys; from shoal import check; check(sys.argv[1], target='embedded');"
+        "import sys; from shoal.check import check; check(sys.argv[1], target='embedded');"
         "print(*{'torch', 'transformers', 'treelite', 'sklearn', 'cupy', 'matplotlib', 'pandas'} & sys.modules.keys())"
     )
     done = subprocess.run([sys.executable, "-c", code, ROOT], capture_output=True, text=True, check=True)
@@ -151,13 +151,13 @@ def test_a_repository_of_links_and_odd_entries(tmp_path: Path) -> None:
     repository = CLEAN.write(tmp_path / "r", is_bad=False)
     (repository / "again").symlink_to(repository)  # a circle
     (repository / "notes.txt").write_text("files beside models are nobody's concern", encoding="utf-8")
-    assert {finding.rule.id for finding in shoal.check(repository)} <= {"not-a-model", "no-version"}
+    assert {finding.rule.id for finding in check(repository)} <= {"not-a-model", "no-version"}
     with pytest.raises(InputError, match="does not exist"):
-        shoal.check(repository / "nope")
+        check(repository / "nope")
 
 
 def test_a_model_without_a_name_gets_its_folders(tmp_path: Path) -> None:
     repository = CLEAN.write(tmp_path / "r", is_bad=False)
     path = repository / "first" / "config.pbtxt"
     path.write_text(config("first").replace('name: "first"\n', "", 1), encoding="utf-8")
-    assert shoal.check(repository) == []
+    assert check(repository) == []

@@ -15,12 +15,13 @@ import pytest
 from typer.testing import CliRunner
 
 from shoal import cli
+from shoal.draw.mermaid import draw
+from shoal.draw.picture import png, svg
 from shoal.errors import ArtifactError, InputError, SetupError, ShoalError
+from shoal.repository.config import read_config, write_config
 from shoal.repository.graph import Graph
 from shoal.repository.hybrid import models_ensemble
 from shoal.repository.leaves import ROOMS, find_leaves
-from shoal.repository.pbtxt import read_config, write_config
-from shoal.repository.picture import png, svg
 from shoal.repository.placement import Plan, place
 from tests.support.graphs import Member, make_graph, ten_steps, write_ensemble
 from tests.support.once import ROOT
@@ -58,7 +59,7 @@ def write_placed(repository: Path, placement: str) -> Path:
 
 def test_each_format(shoal: Shoal, tmp_path: Path) -> None:
     drawn = ensemble_all()
-    contents = {"mmd": drawn.mermaid().encode(), "svg": svg(drawn).encode(), "png": png(drawn)}
+    contents = {"mmd": draw(drawn).encode(), "svg": svg(drawn).encode(), "png": png(drawn)}
     for suffix, content in contents.items():
         out = tmp_path / f"picture.{suffix}"
         assert shoal("graph", LEAF, "--out", out) == f"picture: {out}\n".encode()
@@ -138,7 +139,7 @@ def test_repositories_without_an_ensemble(shoal: Shoal, tmp_path: Path) -> None:
 
 
 def test_a_leaf_finds_its_members_in_other_rooms(shoal: Shoal, tmp_path: Path) -> None:
-    assert shoal("graph", ROOT / "ensembles") == ensemble_all().mermaid().encode()
+    assert shoal("graph", ROOT / "ensembles") == draw(ensemble_all()).encode()
     for room in ROOMS:
         shutil.copytree(ROOT / room, tmp_path / room)
     config = tmp_path / "models" / "cuml" / "config.pbtxt"

@@ -12,12 +12,12 @@ import pytest
 
 from shoal import paths
 from shoal.component.bundle import sha256
+from shoal.composition import compose as composing
+from shoal.composition.compose import compose
 from shoal.errors import ArtifactError, InputError, SetupError
 from shoal.local import LocalPipeline
-from shoal.repository import compose as composing
-from shoal.repository.compose import compose
+from shoal.repository.config import read_config
 from shoal.repository.manifest import MANIFEST, read_manifest
-from shoal.repository.pbtxt import read_config
 from shoal.repository.placement import Plan
 from shoal.training.corpus import Corpus
 from tests.support.once import ROOT

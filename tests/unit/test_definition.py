@@ -10,7 +10,7 @@ import pytest
 
 import shoal
 from shoal.errors import InputError
-from shoal.repository.pbtxt import read_config
+from shoal.repository.config import read_config
 from tests.support.once import ROOT
 from tests.support.projects import define, write_project
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from shoal.draw.mermaid import draw
 from shoal.errors import ArtifactError
+from shoal.repository.config import Artifact, read_config, write_config
 from shoal.repository.graph import Graph
 from shoal.repository.leaves import collect, find_leaves
-from shoal.repository.pbtxt import Artifact, read_config, write_config
 from tests.support.once import ROOT
 
 MODELS = {"preprocess", "bert-large", "cuml", "postprocess", "ensemble_all"}
@@ -87,4 +88,4 @@ def test_a_mapping_to_a_tensor_that_is_not_there(repository: Path, tmp_path: Pat
 def test_a_single_model_is_a_graph_of_one_step(repository: Path) -> None:
     graph = Graph.load(repository / "cuml")
     assert [step.model for step in graph.steps] == ["cuml"]
-    assert 's0 -->|"output__0<br/>FP32 [1]"| answer' in graph.mermaid()
+    assert 's0 -->|"output__0<br/>FP32 [1]"| answer' in draw(graph)

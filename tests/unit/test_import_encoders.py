@@ -14,11 +14,11 @@ from transformers import AutoModel, AutoModelForSequenceClassification, AutoToke
 
 import shoal
 from shoal.component.ties import read_archive
+from shoal.composition.artifacts import has_trunks
+from shoal.composition.compose import compose
 from shoal.errors import ArtifactError
 from shoal.local import LocalPipeline, load_component
-from shoal.repository.artifacts import has_trunks
-from shoal.repository.compose import compose
-from shoal.repository.pbtxt import Artifact, read_config
+from shoal.repository.config import Artifact, read_config
 from shoal.repository.placement import Plan
 from tests.support.imports import NUM_ROWS, add, here, load_script
 from tests.support.published import LABELS, NUM_TOKENS, publish, publish_roberta

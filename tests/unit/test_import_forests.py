@@ -14,9 +14,10 @@ import xgboost
 from sklearn.ensemble import RandomForestClassifier
 
 import shoal
+from shoal.check import check
 from shoal.component import forests
 from shoal.project.importing.forests import draft_forest
-from shoal.repository.pbtxt import read_config
+from shoal.repository.config import read_config
 from tests.support.grown import BINARY, CASES, HOLED, NAMES, NUM_FEATURES, ROWS, SERVED, THREE, Array
 from tests.support.imports import add, here
 
@@ -110,7 +111,7 @@ def project(tmp_path_factory: pytest.TempPathFactory, expected: dict[str, Array]
     (folder / "ensembles/all_of_them/1").mkdir(parents=True)
     (folder / "ensembles/all_of_them/1/.gitkeep").touch()
     (folder / "ensembles/all_of_them/config.pbtxt").write_text("\n".join(text), encoding="utf-8")
-    assert shoal.check(folder) == []
+    assert check(folder) == []
     return folder
 
 

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 from shoal.errors import ArtifactError, InputError
 from shoal.project.importing.add_model import add_model
-from shoal.repository.pbtxt import Artifact
+from shoal.repository.config import Artifact
 from tests.support.imports import FLOAT, INT64, add, declared, here, save_column, save_graph, save_net, save_tokens
 
 FEATURES = np.random.default_rng(0).standard_normal((100, 5)).astype(np.float32)

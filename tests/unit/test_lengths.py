@@ -17,7 +17,7 @@ from shoal.component.lengths import MAX_WASTE, MIN_TOKENS, find_mask, group, len
 from shoal.component.spec import ModelSpec, TensorSpec
 from shoal.errors import ArtifactError
 from shoal.local import LocalPipeline, load_component
-from shoal.repository.pbtxt import read_config
+from shoal.repository.config import read_config
 
 TOKENS = arrays_of.arrays(np.int64, st.integers(1, 80), elements=st.integers(0, 256))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from shoal.draw.mermaid import draw
 from shoal.repository.graph import Graph
 from shoal.repository.leaves import find_leaves
 from tests.support.once import ROOT
@@ -21,7 +22,7 @@ OTHER_PAGES = sorted((ROOT / "docs").glob("*.md"))
 def test_the_picture_is_the_ensemble() -> None:
     leaves = find_leaves()
     (picture,) = [block for language, block in README if language == "mermaid"]
-    assert picture == Graph.build(leaves["ensemble_all"], leaves).mermaid()
+    assert picture == draw(Graph.build(leaves["ensemble_all"], leaves))
 
 
 def test_other_pages_hold_no_block_that_nobody_runs() -> None:

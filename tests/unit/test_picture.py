@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shoal.draw.canvas import Block, Line, Scene, Words, measure
+from shoal.draw.layout import Point, Rect
+from shoal.draw.mermaid import draw, escape
+from shoal.draw.picture import compose_scene, png, svg
 from shoal.errors import ArtifactError
 from shoal.repository.graph import Graph
-from shoal.repository.layout import Point, Rect
 from shoal.repository.leaves import find_leaves
-from shoal.repository.mermaid import escape
-from shoal.repository.picture import compose_scene, png, svg
-from shoal.repository.scene import Block, Line, Scene, Words, measure
 from tests.support.graphs import Member, make_graph, ten_steps
 
 HOSTILE = ['a"b', "x|y", "[x]", "{x}", "<b>&amp;</b>", "#quot;", "a;b", "`x`", "1. x", "--> y", "%%", "é漢字", "a\nb\0"]
@@ -129,7 +129,7 @@ def test_nothing_overlaps_and_every_line_ends_at_a_box(members: list[Member]) ->
     assert [title.text for title in root.findall(f"{SVG}title")] == ["ensemble"]
     shown = {text.text for text in root.iter(f"{SVG}text")}
     assert {"request", "answer", *(member.name for member in members)} <= shown
-    assert all(line.isprintable() and line.count('"') in (0, 2) for line in graph.mermaid().split("\n"))
+    assert all(line.isprintable() and line.count('"') in (0, 2) for line in draw(graph).split("\n"))
 
 
 def test_ten_steps_fit_into_a_readme(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_mermaid(tmp_path: Path) -> None:
         Member("last", ["y", "a"], ["z"]),
     ]
     graph = make_graph(tmp_path, members, ["ids", "mask"], ["z"], {"ids": ("INT64", [-1])})
-    assert graph.mermaid() == MERMAID
+    assert draw(graph) == MERMAID
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -187,7 +187,7 @@ def test_names_are_data(tmp_path: Path, name: str) -> None:
     graph = make_graph(tmp_path, members, ["in"], [name], name="ensemble")
     shown = name.replace("\n", "\ufffd").replace("\0", "\ufffd")
     assert shown in [text.text for text in ET.fromstring(svg(graph)).iter(f"{SVG}text")]
-    label = graph.mermaid().split("s0 -->|")[1].split("| answer")[0]
+    label = draw(graph).split("s0 -->|")[1].split("| answer")[0]
     assert label == f'"{escape(shown)}<br/>FP32 [16]"'
     assert not set('"|`<>&%{}\n\0') & set(escape(shown))
 
@@ -212,7 +212,7 @@ def test_a_nested_ensemble_is_a_box(tmp_path: Path) -> None:
     outer = make_graph(tmp_path / "outer", members, ["in"], ["y"])
     graph = Graph.build(outer.config, {**outer.members, "inner": inner.config})
     assert graph.device(1) == "ensemble"
-    assert 's1["inner<br/>ensemble"]' in graph.mermaid()
+    assert 's1["inner<br/>ensemble"]' in draw(graph)
     assert ">ensemble</text>" in svg(graph)
     assert [edge.name for edge in graph.crossings()] == ["in"]  # where it runs inside is not said
 
@@ -220,7 +220,7 @@ def test_a_nested_ensemble_is_a_box(tmp_path: Path) -> None:
 def test_a_circle_has_no_picture_but_its_text(tmp_path: Path) -> None:
     members = [Member("one", ["x", "b"], ["a"]), Member("two", ["a"], ["b"])]
     graph = make_graph(tmp_path, members, ["x"], ["b"])
-    assert 's1 -->|"b<br/>FP32 [16]"| s0' in graph.mermaid()
+    assert 's1 -->|"b<br/>FP32 [16]"| s0' in draw(graph)
     with pytest.raises(ArtifactError, match="is not connected"):
         svg(graph)
 

@@ -10,8 +10,8 @@ import pytest
 from shoal.errors import ArtifactError, InputError, SetupError
 from shoal.machine import computes_bf16
 from shoal.paths import shipped_root
+from shoal.repository.config import read_config
 from shoal.repository.leaves import collect, find_leaves
-from shoal.repository.pbtxt import read_config
 from shoal.repository.placement import PYTHON_BASED_BACKENDS, Plan, place
 from shoal.server.runtime import BACKENDS
 from tests.support.once import ROOT

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from shoal.composition.compose import compose
 from shoal.doctor import examine
 from shoal.environment.stub import STUB
 from shoal.errors import InputError, SetupError
-from shoal.repository.compose import compose
 from shoal.repository.placement import Plan
 from shoal.server import runtime
 from shoal.server.runtime import check_numpy, container_command, find_runtime

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from shoal.check import check
 from shoal.component.bundle import sha256
 from shoal.component.spec import TensorSpec
+from shoal.composition.compose import compose
 from shoal.errors import InputError
-from shoal.repository.check import check
-from shoal.repository.compose import compose
+from shoal.repository.config import ModelConfig, read_config
 from shoal.repository.graph import Graph
 from shoal.repository.hybrid import MODELS, models_ensemble
 from shoal.repository.leaves import collect, find_leaves
 from shoal.repository.manifest import launch_flags, read_manifest
-from shoal.repository.pbtxt import ModelConfig, read_config
 from shoal.repository.placement import Plan
 from shoal.repository.sizes import MIB, Largest, find_sizes
 from shoal.server.runtime import container_command

@@ -21,13 +21,13 @@ from torch import Tensor
 from transformers import AlbertConfig, AlbertModel, AutoModel, AutoModelForSequenceClassification, BertModel
 
 import shoal
+from shoal.check import check
 from shoal.component.bundle import sha256
 from shoal.component.fusing import fuse
+from shoal.composition.compose import compose
 from shoal.errors import ArtifactError
 from shoal.local import LocalPipeline
 from shoal.project.importing.heads import SIGMOID, SOFTMAX, Embedder, Headed
-from shoal.repository.check import check
-from shoal.repository.compose import compose
 from shoal.repository.placement import Plan
 from shoal.training import export
 from shoal.training.encoder import SMALL_ENCODER, Encoder, Trunked, load_encoder

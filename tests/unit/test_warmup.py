@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
+from shoal.composition.compose import compose
+from shoal.composition.warmup import FOLDER, TEXT, derive
 from shoal.local import LocalPipeline
-from shoal.repository.compose import compose
+from shoal.repository.config import read_config
 from shoal.repository.graph import Graph
 from shoal.repository.manifest import read_manifest
-from shoal.repository.pbtxt import read_config
-from shoal.repository.warmup import FOLDER, TEXT, derive
 
 MEMBERS = ("preprocess", "bert-large", "cuml", "postprocess")
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from shoal.component.bundle import sha256
-from shoal.repository.compose import compose
+from shoal.composition.compose import compose
+from shoal.composition.warmup import FOLDER, WarmUps, derive, write
+from shoal.repository.config import read_config
 from shoal.repository.graph import Graph
 from shoal.repository.manifest import MANIFEST, read_manifest
-from shoal.repository.pbtxt import read_config
-from shoal.repository.warmup import FOLDER, WarmUps, derive, write
 
 MODEL = """import numpy as np
 

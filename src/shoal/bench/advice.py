@@ -10,7 +10,7 @@ from shoal.bench.figures import Cell, Figures
 from shoal.bench.lines import add_instances, allow_batching
 from shoal.bench.steps import StepFigures
 from shoal.machine import BF16_FLAGS
-from shoal.repository.pbtxt import ModelConfig
+from shoal.repository.config import ModelConfig
 
 BUSY = 0.85  # of the time: an instance that runs so much is what requests wait for
 SATURATED = 0.9  # of all cores' time

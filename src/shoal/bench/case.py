@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from shoal.bench.figures import Cell, Figures
-from shoal.repository.pbtxt import ModelConfig
+from shoal.repository.config import ModelConfig
 
 IDLE = 0.5  # of the time: an instance that runs less holds nobody up
 ALONE = 1.2  # requests an execution: no more than this is one by one

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shoal.repository.pbtxt import ModelConfig
+from shoal.repository.config import ModelConfig
 
 
 def allow_batching() -> str:

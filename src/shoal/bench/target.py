@@ -16,11 +16,11 @@ from shoal.client.calls import Answer
 from shoal.client.client import Client
 from shoal.errors import ArtifactError, InputError
 from shoal.local import LocalPipeline
+from shoal.repository.config import ModelConfig, read_config
 from shoal.repository.describe import describe
 from shoal.repository.find import find_graph
 from shoal.repository.graph import Graph
 from shoal.repository.manifest import read_manifest
-from shoal.repository.pbtxt import ModelConfig, read_config
 from shoal.repository.placement import HYBRID
 from shoal.server.launch import Server
 

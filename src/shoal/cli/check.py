@@ -13,7 +13,7 @@ from shoal.console import ERR, OUT, plain, print_json
 from shoal.errors import ShoalError
 
 if TYPE_CHECKING:
-    from shoal.repository.check import Finding
+    from shoal.check import Finding
 
 CLEAN, FAILED, UNUSABLE = 0, 1, 2
 _COLOURS = {"error": "red", "warning": "yellow"}
@@ -33,8 +33,8 @@ def check(
     It needs no server, no GPU, and none of the models' libraries, and runs nothing of what it reads. It ends with 0
     where all is well, 1 after an error (with --strict a warning too), and 2 where there is nothing to check.
     """
-    from shoal.repository.check import check as find
-    from shoal.repository.check.page import explain_rules
+    from shoal.check import check as find
+    from shoal.check.page import explain_rules
 
     try:
         if explain:

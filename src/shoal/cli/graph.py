@@ -32,7 +32,8 @@ def graph(
     model: Model = "",
 ) -> None:
     """Draw an ensemble: steps and their devices, tensors with dtype and shape, host round trips in red."""
-    from shoal.repository import picture
+    from shoal.draw import picture
+    from shoal.draw.mermaid import draw
     from shoal.repository.find import find_graph
 
     chosen = _choose_format(form, out)
@@ -42,7 +43,7 @@ def graph(
     if chosen == "png":
         content = picture.png(drawn)
     else:
-        content = (drawn.mermaid() if chosen == "mermaid" else picture.svg(drawn)).encode()
+        content = (draw(drawn) if chosen == "mermaid" else picture.svg(drawn)).encode()
     if out is None:
         typer.echo(content, nl=False)
         return
@@ -64,8 +65,8 @@ def _choose_format(form: str, out: Path | None) -> str:
 
 def describe(folder: Folder, model: Model = "", as_json: Json = False) -> None:
     """Print an ensemble as tables: its steps, what each reads and writes, and each tensor's way."""
+    from shoal.draw.boxes import legible
     from shoal.repository.describe import describe as describe_graph
-    from shoal.repository.drawing import legible
     from shoal.repository.find import find_graph
 
     found = describe_graph(find_graph(folder, model))
@@ -126,7 +127,7 @@ def _print_tensors(tensors: Iterable[Mapping[str, Any]]) -> None:
 
 def _print_table(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """A name of usual length stays whole and leaves the narrow lines to others; no word is cut."""
-    from shoal.repository.drawing import legible
+    from shoal.draw.boxes import legible
 
     cells = [[cell if isinstance(cell, Text) else Text(legible(str(cell))) for cell in row] for row in rows]
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)

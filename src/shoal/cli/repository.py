@@ -39,7 +39,7 @@ def compose(
     warm_up: Annotated[bool, typer.Option(help="Give each model a request that it answers before it is ready.")] = True,
 ) -> None:
     """Write a model repository: leaf folders, artifacts, placement, execution environments."""
-    from shoal.repository.compose import compose as compose_repository
+    from shoal.composition.compose import compose as compose_repository
     from shoal.repository.manifest import read_manifest
     from shoal.repository.placement import Plan
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from shoal.component.spec import DTYPES, STRING, TensorSpec
+from shoal.composition.warmup import FOLDER, requested, serialize
 from shoal.gateway.fronts import is_dead
-from shoal.repository.pbtxt import ModelConfig
-from shoal.repository.warmup import FOLDER, requested, serialize
+from shoal.repository.config import ModelConfig
 
 TOLERANCE = 0.03  # of a value, or of 1: neighbours in a batch and BF16 change less
 MOST_SECONDS = 30.0  # between two canaries of a slow one

@@ -10,7 +10,7 @@ from shoal.errors import ArtifactError
 from shoal.gateway.gate import Gate
 from shoal.gateway.logs import log
 from shoal.gateway.refusals import RefusedError, Why
-from shoal.repository.pbtxt import ModelConfig
+from shoal.repository.config import ModelConfig
 
 PUBLIC_PARAMETER = "public"  # of a model that clients may ask, beside the ensembles
 # What clients may send along with a request, beside what says how it is written.

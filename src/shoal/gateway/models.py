@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from shoal.errors import ArtifactError
 from shoal.gateway.watch import HANG_PARAMETER
-from shoal.repository.pbtxt import ModelConfig
+from shoal.repository.config import ModelConfig
 
 
 def find_users(configs: Mapping[str, ModelConfig]) -> dict[str, set[str]]:

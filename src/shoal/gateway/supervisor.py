@@ -20,7 +20,7 @@ from shoal.gateway.servers import Servers, open_stub
 from shoal.gateway.upstream import Upstream
 from shoal.gateway.watch import PERIOD, Fault, Watch
 from shoal.machine import available_memory
-from shoal.repository.pbtxt import ModelConfig
+from shoal.repository.config import ModelConfig
 from shoal.server.launch import Server
 
 QUICK_SECONDS, FEW_QUICK = 5.0, 3  # so many servers in a row that live no longer are replaced without a pause

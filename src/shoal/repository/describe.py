@@ -6,8 +6,8 @@ from collections import Counter
 from typing import Any
 
 from shoal.component.spec import TensorSpec
+from shoal.repository.config import ModelConfig, Step
 from shoal.repository.graph import Graph
-from shoal.repository.pbtxt import ModelConfig, Step
 
 REQUEST, ANSWER = "request", "answer"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shoal.component.spec import STRING, TensorSpec
-from shoal.repository.pbtxt import ModelConfig
+from shoal.repository.config import ModelConfig
 
 ROUND_TRIP, TO_HOST, TO_GPU, TO_OTHER_GPU = "host round trip", "to host", "to GPU", "to another GPU"
 HOST, GPU, ENSEMBLE, AUTO = "CPU", "GPU", "ensemble", "auto"

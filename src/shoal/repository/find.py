@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from shoal.errors import ArtifactError, InputError
+from shoal.repository.config import CONFIG, ModelConfig, read_config
 from shoal.repository.graph import Graph
 from shoal.repository.leaves import ROOMS, find_leaves
 from shoal.repository.manifest import read_manifest
-from shoal.repository.pbtxt import CONFIG, ModelConfig, read_config
 
 
 def find_graph(folder: Path, model: str = "") -> Graph:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from shoal.component.spec import ModelSpec, TensorSpec
 from shoal.errors import ArtifactError
+from shoal.repository.config import ModelConfig, Step, read_config
 from shoal.repository.devices import ROUND_TRIP, TO_HOST, find_crossing, is_on_gpu, name_device
-from shoal.repository.pbtxt import ModelConfig, Step, read_config
 
 
 @dataclass(frozen=True)
@@ -104,12 +104,6 @@ class Graph:
             known |= {tensor for index in ready for tensor in self.steps[index].outputs.values()}
         self._check_written(known)
         return [levels[index] for index in range(len(self.steps))]
-
-    def mermaid(self) -> str:
-        """The graph as Mermaid text, which GitHub and most editors draw."""
-        from shoal.repository.mermaid import draw
-
-        return draw(self)
 
     def _model(self, step: int) -> ModelConfig:
         return self.members[self.steps[step].model]

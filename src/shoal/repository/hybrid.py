@@ -12,9 +12,9 @@ from typing import Any
 
 from shoal.component.spec import TensorSpec
 from shoal.errors import InputError
+from shoal.repository.config import ModelConfig, Step
+from shoal.repository.ensemble_config import make_ensemble
 from shoal.repository.graph import Graph
-from shoal.repository.messages import make_ensemble
-from shoal.repository.pbtxt import ModelConfig, Step
 
 MODELS = "ensemble_models"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from shoal.errors import ArtifactError
 from shoal.paths import shipped_root
-from shoal.repository.pbtxt import ModelConfig, read_config
+from shoal.repository.config import ModelConfig, read_config
 
 ROOMS = ("preprocess", "postprocess", "models", "ensembles")
 

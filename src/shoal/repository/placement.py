@@ -10,7 +10,7 @@ from shoal.component.lengths import ATTENTION_MASK
 from shoal.environment.targets import EMBEDDED, parse_release
 from shoal.errors import InputError
 from shoal.machine import computes_bf16
-from shoal.repository.pbtxt import ModelConfig
+from shoal.repository.config import ModelConfig
 
 CPU, HYBRID, GPU = PLACEMENTS = ("cpu", "hybrid", "gpu")
 AUTO = "auto"

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
+from shoal.composition.compose import copy_package
 from shoal.environment.stub import STUB
 from shoal.environment.targets import EMBEDDED
 from shoal.environment.wheel import DISTRIBUTION, VERSION, find_installed
 from shoal.errors import InputError, SetupError
-from shoal.repository.compose import copy_package
 from shoal.repository.manifest import read_manifest
 from shoal.repository.placement import GPU, HYBRID
 

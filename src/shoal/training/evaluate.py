@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from shoal.component.bundle import find_changed
+from shoal.composition.compose import compose
 from shoal.errors import ArtifactError, InputError
 from shoal.local import LocalPipeline
 from shoal.progress import OnProgress
-from shoal.repository.compose import compose
 from shoal.training.corpus import Corpus, fingerprint
 from shoal.training.evaluation import BASELINE, BLEND, ENCODER, FOREST, MEAN, MODEL, Evaluation, by_group, summarise
 from shoal.training.report import REPORT

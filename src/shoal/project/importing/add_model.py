@@ -14,7 +14,7 @@ from shoal.errors import ArtifactError, InputError, needs
 from shoal.project.importing.imported import Imported
 from shoal.project.leaves import Draft
 from shoal.project.scaffold.names import check_name, find_project_leaves
-from shoal.repository.pbtxt import CONFIG, as_config, write_config
+from shoal.repository.config import CONFIG, as_config, write_config
 
 _SCRATCH = "scratch"  # the argument of a draft that needs a folder while it lives
 
@@ -177,7 +177,7 @@ def _put(path: Path, content: str | bytes | Path) -> None:
 
 
 def _check(repository: Path, name: str) -> None:
-    from shoal.repository.check import Severity, check
+    from shoal.check import Severity, check
 
     errors = [finding for finding in check(repository) if finding.severity == Severity.ERROR]
     if errors:

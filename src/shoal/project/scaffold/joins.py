@@ -9,7 +9,7 @@ from shoal.component.spec import TensorSpec
 from shoal.errors import InputError
 from shoal.project.scaffold import text
 from shoal.project.scaffold.names import check_tensor_name
-from shoal.repository.pbtxt import ModelConfig
+from shoal.repository.config import ModelConfig
 from shoal.repository.shapes import Declared
 
 REQUEST = ""  # in the place of a step: what the request brings

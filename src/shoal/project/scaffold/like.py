@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.component.spec import TensorSpec
+from shoal.composition.warmup import FOLDER
 from shoal.errors import InputError, ShoalError
 from shoal.project.leaves import Draft
 from shoal.project.scaffold import text
@@ -17,8 +18,7 @@ from shoal.project.scaffold.names import check_name, find_project_leaves
 from shoal.project.scaffold.skeletons import Skeleton, alone, check_room, gitignore, path_of_test, pipeline_files
 from shoal.project.scaffold.tests import write_test
 from shoal.project.scaffold.trials import find_width
-from shoal.repository.pbtxt import CONFIG, ModelConfig, as_config
-from shoal.repository.warmup import FOLDER
+from shoal.repository.config import CONFIG, ModelConfig, as_config
 
 
 def draft_like(
@@ -193,7 +193,7 @@ class _Edited:
     """A configuration's text, of which single values are replaced in their lines."""
 
     def __init__(self, original: str) -> None:
-        from shoal.repository.check.reading.locate import locate
+        from shoal.check.config_lines import locate
 
         self._fields = locate(original)
         self._lines = original.split("\n")

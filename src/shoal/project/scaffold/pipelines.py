@@ -8,6 +8,9 @@ from pathlib import Path
 
 from shoal.component.bundle import find_repeated
 from shoal.component.spec import TensorSpec
+from shoal.composition.accepted import check_accepted
+from shoal.composition.definition import Definition
+from shoal.composition.symbolic_tensor import Tensor
 from shoal.errors import InputError
 from shoal.project.leaves import Draft
 from shoal.project.scaffold import text
@@ -16,11 +19,9 @@ from shoal.project.scaffold.names import check_name, find_project_leaves
 from shoal.project.scaffold.skeletons import Skeleton, draft_component, gitignore, path_of_test, pipeline_files
 from shoal.project.scaffold.tests import write_test
 from shoal.project.scaffold.trials import find_width
-from shoal.repository.definition import Definition
+from shoal.repository.config import ModelConfig
+from shoal.repository.ensemble_config import first_steps
 from shoal.repository.leaves import collect
-from shoal.repository.messages import check_accepted, first_steps
-from shoal.repository.pbtxt import ModelConfig
-from shoal.repository.typed import Tensor
 
 
 def draft_pipeline(

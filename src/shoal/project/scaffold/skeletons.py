@@ -12,7 +12,7 @@ from shoal.errors import InputError
 from shoal.project.leaves import Draft
 from shoal.project.scaffold import text
 from shoal.project.scaffold.names import check_distinct, check_name, class_name, find_project_leaves, python_name
-from shoal.repository.pbtxt import CONFIG
+from shoal.repository.config import CONFIG
 from shoal.repository.sizes import Largest
 
 COMPONENT_ROOMS = ("preprocess", "postprocess")

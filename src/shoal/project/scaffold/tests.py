@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from shoal.component.spec import TensorSpec
 from shoal.project.scaffold import text
-from shoal.repository.pbtxt import ModelConfig
+from shoal.repository.config import ModelConfig
 
 _EXACT = "        np.testing.assert_array_equal(served[name], expected)"
 _CLOSE = """\

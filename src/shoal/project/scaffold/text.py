@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from shoal.component.spec import DTYPES, STRING, TensorSpec
-from shoal.repository.messages import make_ensemble
-from shoal.repository.pbtxt import Step
+from shoal.repository.config import Step
+from shoal.repository.ensemble_config import make_ensemble
 
 _TEMPLATES = Path(__file__).parent / "templates"
 LINE = 120  # of a line of Python

@@ -11,11 +11,11 @@ import numpy as np
 from shoal.component.base import Component
 from shoal.component.context import Context
 from shoal.component.spec import STRING, ModelSpec
+from shoal.composition.warmup import no_bytecode
 from shoal.errors import ShoalError
 from shoal.project.scaffold.text import ROWS, WIDTH
+from shoal.repository.config import ModelConfig
 from shoal.repository.loading import component_class
-from shoal.repository.pbtxt import ModelConfig
-from shoal.repository.warmup import no_bytecode
 
 _MAX_BYTES = 2**20  # of a JSON file that is read for its lists
 

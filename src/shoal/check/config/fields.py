@@ -1,0 +1,216 @@
+"""The text of a configuration: can it be read, does each field exist, is it filled in?"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
+
+from shoal.check.config_lines import Node
+from shoal.check.findings import Findings, Place, Rule, Severity
+from shoal.check.models import Model, Repository
+from shoal.repository.config import CONFIG
+
+SYNTAX = Rule(
+    "config-syntax",
+    Severity.ERROR,
+    "A configuration must be a ModelConfig in protobuf's text format",
+    "Triton refuses the whole model, and names neither the field nor, often, the line that you would look at. An"
+    " ensemble has one scheduler: its steps. `dynamic_batching` beside them fails here too, since both are one choice.",
+    "core, src/model_repository_manager: ReadTextProto; the message is in the server's log only.",
+    'input [ { name: "X" data_type: FP32 dims: [ 4 ] } ]',
+    'input [ { name: "X" data_type: TYPE_FP32 dims: [ 4 ] } ]',
+    is_core=True,
+)
+UNKNOWN = Rule(
+    "unknown-field",
+    Severity.WARNING,
+    "A field that this machine's schema does not know",
+    "A newer Triton may have added it; the one you run refuses a configuration with a field that it does not know.",
+    "protobuf's text format; Triton's schema grows with each release (common, protobuf/model_config.proto).",
+    "max_batch_size: 8\nshiny_new_field: 1",
+    "max_batch_size: 8",
+    is_core=True,
+)
+MISSPELT = Rule(
+    "misspelt-field",
+    Severity.ERROR,
+    "A field that nearly is one",
+    "Triton refuses a configuration with a field that it does not know.",
+    'protobuf\'s text format: `Message type "inference.ModelConfig" has no field named ...`.',
+    "max_batchsize: 8",
+    "max_batch_size: 8",
+    is_core=True,
+)
+TOO_NEW = Rule(
+    "field-newer-than-target",
+    Severity.ERROR,
+    "A field that the target's release does not have yet",
+    "The server that the repository is for refuses the configuration.",
+    "The release branches of triton-inference-server/common, protobuf/model_config.proto.",
+    "ensemble_scheduling { max_inflight_requests: 8 step [ ... ] }  # for 24.10",
+    "ensemble_scheduling { step [ ... ] }  # for 24.10",
+    is_core=True,
+)
+LEFTOVER = Rule(
+    "template-leftover",
+    Severity.ERROR,
+    "A placeholder of a template, where a number or a name belongs",
+    "It does not parse, and Triton refuses the model.",
+    "tensorrtllm_backend issues 61, 207, 364 and 672; server issue 8592.",
+    "max_batch_size: ${triton_max_batch_size}",
+    "max_batch_size: 8",
+    is_core=True,
+)
+LEFTOVER_TEXT = Rule(
+    "template-leftover-in-text",
+    Severity.WARNING,
+    "A placeholder of a template within a text",
+    "The model gets `${...}` for a path or a setting, and often fails far from here. A few templates are meant to be"
+    " read with some left as they are.",
+    "tensorrtllm_backend issues 61, 207, 364 and 672; server issue 8592.",
+    'parameters { key: "engine_dir" value { string_value: "${engine_dir}" } }',
+    'parameters { key: "engine_dir" value { string_value: "/engines/1" } }',
+)
+ENCODING = Rule(
+    "config-encoding",
+    Severity.WARNING,
+    "A configuration is UTF-8",
+    "Triton's own parser takes any bytes; a Python model that gets its configuration, a client that asks for it and"
+    " most editors do not.",
+    "protobuf: a string is UTF-8; tried on Triton 24.10, which loads such a configuration.",
+    'name: "mod\\xe8le"  # in Latin-1',
+    'name: "modele"',
+)
+UNREADABLE = Rule(
+    "config-unreadable",
+    Severity.ERROR,
+    "A configuration can be read, and is of a configuration's size",
+    "Triton refuses a model whose configuration is closed to the user that it runs as, and 24.10 crashes over one that"
+    " is a folder.",
+    "Tried on Triton 24.10.",
+    "first/config.pbtxt/note.txt",
+    "first/config.pbtxt",
+)
+RULES = (SYNTAX, UNKNOWN, MISSPELT, TOO_NEW, LEFTOVER, LEFTOVER_TEXT, ENCODING, UNREADABLE)
+
+# By message and field: the release whose schema first has it.
+_FIRST = {("", "model_metrics"): (24, 11), ("ensemble_scheduling", "max_inflight_requests"): (25, 11)}
+Parts: TypeAlias = Sequence[tuple[int, str]]
+_PLACEHOLDER = re.compile(r"\$\{[^}\n]*\}")
+_QUOTES = ("'", '"')
+_PART = re.compile(r""""(?:\\.|[^"\\])*(?:"|$)|'(?:\\.|[^'\\])*(?:'|$)|#.*|[^"'#]+""")
+_BAD_ESCAPE = re.compile(r"(?:[^\\]|^)(?:\\\\)*(\\[^abfnrtv?\\'\"0-7xXuU])")
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]")
+_CLOSE = 0.8  # of difflib's ratio; above it, a name is one that was mistyped
+
+
+def find(model: Model, repository: Repository) -> Findings:
+    """What is wrong with the text of ``config.pbtxt``."""
+    parts = list(_parts(model.text))
+    leftovers = list(_leftovers(model, parts))
+    yield from leftovers
+    if model.message is not None and not model.broken_line:
+        yield from _stricter(model, parts)
+    if model.broken_line:
+        what = f"{CONFIG} of {model.name} is not UTF-8."
+        yield ENCODING.at(Place(model.path, model.broken_line), what, "Write it as UTF-8.")
+    if model.unreadable:
+        what = f"{CONFIG} of {model.name} cannot be read: {model.unreadable}."
+        yield UNREADABLE.at(Place(model.path), what, "Make it a text file that the server's user may read.")
+    if model.problem and not any(finding.rule is LEFTOVER for finding in leftovers):
+        what, line = model.problem
+        shown = _shown(model.text, line)
+        yield SYNTAX.at(
+            Place(model.path, line),
+            f"failed to read text proto: {what}{f'; the line is: {shown}' if shown else ''}.",
+            _advise(what, model.text),
+        )
+    is_new = any(name in model.text for _, name in _FIRST)
+    if model.message is not None and (model.has_unknown_fields or is_new):
+        yield from _unknown(model, model.fields, model.message.DESCRIPTOR, repository, ())
+
+
+def _leftovers(model: Model, parts: Parts) -> Findings:
+    for number, part in parts:
+        found = _PLACEHOLDER.search(part)
+        if found:
+            rule = LEFTOVER_TEXT if part[0] in _QUOTES else LEFTOVER
+            what = f"The placeholder {found[0][:80]} was never filled in."
+            yield rule.at(Place(model.path, number), what, f"Give {found[0][2:-1][:80]} a value.")
+
+
+def _stricter(model: Model, parts: Parts) -> Findings:
+    """What Python's protobuf reads and Triton's, which is C++'s, does not."""
+    for number, part in parts:
+        is_quoted = part[0] in _QUOTES
+        found = _BAD_ESCAPE.search(part) if is_quoted else _NOT_ASCII.search(part)
+        if found:
+            kind = f"the escape {found[1]}" if is_quoted else f"the character U+{ord(found[0]):04X} outside of quotes"
+            fix = f"Write \\{found[1]} for a backslash." if is_quoted else "Take it out; pasted text often brings it."
+            yield SYNTAX.at(Place(model.path, number), f"failed to read text proto: {kind} is none.", fix)
+
+
+def _parts(text: str) -> Iterator[tuple[int, str]]:
+    """What stands in each line between quotes, with them, and outside of quotes; without comments."""
+    for number, line in enumerate(text.split("\n"), start=1):
+        for found in _PART.finditer(line):
+            if not found[0].startswith("#"):
+                yield number, found[0]
+
+
+def _shown(text: str, line: int) -> str:
+    lines = text.split("\n")
+    return lines[line - 1].strip()[:80] if 0 < line <= len(lines) else ""
+
+
+def _advise(what: str, text: str) -> str:
+    if "oneof" in what and "ensemble_scheduling" in text:
+        return "An ensemble has no batching of its own: take that out, and give its models theirs."
+    if "multiple" in what:
+        return "Keep one of the two."
+    enum = re.search(r'Enum type "inference\.(\w+(?:\.\w+)*)" has no value named (\S+)', what)
+    if enum:
+        known = _enum_values(enum[1])
+        close = difflib.get_close_matches(enum[2], known, 1, 0.5)
+        return f"Write {close[0]}." if close else f"Known: {', '.join(known)}."
+    return "Mend that line; the fields are those of Triton's ModelConfig."
+
+
+def _enum_values(name: str) -> list[str]:
+    from tritonclient.grpc import model_config_pb2
+
+    found = model_config_pb2
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return list(found.keys()) if found is not None else []
+
+
+def _unknown(model: Model, node: Node, message: Any, repository: Repository, path: tuple[str, ...]) -> Findings:
+    known = message.fields_by_name
+    for name, nodes in node.children.items():
+        place = Place(model.path, nodes[0].line)
+        if name not in known:
+            close = difflib.get_close_matches(name, list(known), 1, _CLOSE)
+            where = f"{'.'.join(path) or 'a ModelConfig'}"
+            if close:
+                yield MISSPELT.at(place, f"{where} has no field {name}.", f"Write {close[0]}.")
+            else:
+                yield UNKNOWN.at(
+                    place,
+                    f"{where} has no field {name} in the schema of this machine's tritonclient.",
+                    "Take it out, or make sure that your Triton is new enough to know it.",
+                )
+            continue
+        first = _FIRST.get((path[-1] if path else "", name))
+        if first and repository.target and repository.target.release < first:
+            yield TOO_NEW.at(
+                place,
+                f"{name} is a field of Triton {first[0]}.{first[1]:02} and later; the target is"
+                f" {repository.target.name} ({repository.target.version}).",
+                "Take it out, or serve with a newer release.",
+            )
+        if known[name].message_type is not None:
+            for child in nodes:
+                yield from _unknown(model, child, known[name].message_type, repository, (*path, name))

@@ -1,0 +1,258 @@
+"""A model's folder: its name, its versions, and the file that the backend opens."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from pathlib import Path
+
+from shoal.check.findings import Findings, Place, Rule, Severity
+from shoal.check.models import Model, Repository, entries
+from shoal.repository.config import CONFIG
+
+NAME = Rule(
+    "folder-name",
+    Severity.ERROR,
+    "A model's folder has the model's name",
+    "Triton refuses the model. A configuration without a name gets its folder's.",
+    "core, src/model_repository_manager: `directory name must equal model name`.",
+    'first/config.pbtxt: name: "second"',
+    'first/config.pbtxt: name: "first"',
+    is_core=True,
+)
+NO_VERSION = Rule(
+    "no-version",
+    Severity.ERROR,
+    "A model has a version folder, an ensemble too",
+    "Triton refuses a model without one. git keeps no empty folder: an ensemble's `1/` is lost with the first clone"
+    " unless a file such as `.gitkeep` lies in it.",
+    "core: `at least one version must be available under the version policy of model`.",
+    "all/config.pbtxt",
+    "all/config.pbtxt\nall/1/.gitkeep",
+    is_core=True,
+)
+EMPTY = Rule(
+    "version-folder-empty",
+    Severity.WARNING,
+    "git does not keep an empty folder",
+    "Triton takes an ensemble's empty `1/`; a clone of the repository does not have it any more, and is refused.",
+    "git keeps files only; server, docs/user_guide/ensemble_models.md.",
+    "all/1/",
+    "all/1/.gitkeep",
+)
+IGNORED = Rule(
+    "version-folder-ignored",
+    Severity.WARNING,
+    "A version folder's name is a number without leading zeros",
+    "Triton passes over any other folder, and says so only in its log: the version is not there.",
+    "core: `ignore version directory`.",
+    "first/v2/model.py",
+    "first/2/model.py",
+)
+MISREAD = Rule(
+    "version-folder-misread",
+    Severity.ERROR,
+    "A version folder's name is its number, and nothing else",
+    "Of a name such as `2.bak` Triton reads the 2, looks into a folder called 2 that is not there, and 24.10 waits for"
+    " ever. Renamed like this, an old version becomes the latest.",
+    "core, src/model_repository_manager: VersionsToLoad, by std::stoll; tried on Triton 24.10.",
+    "first/1/model.py\nfirst/2.bak/model.py",
+    "first/1/model.py",
+)
+POLICY = Rule(
+    "version-policy-absent",
+    Severity.WARNING,
+    "A version that the policy names exists",
+    "Triton loads the others, and says so only in its log.",
+    "core: `version ... is specified for model ..., but the version directory is not present`.",
+    "version_policy: { specific { versions: [ 1, 7 ] } }",
+    "version_policy: { specific { versions: [ 1 ] } }",
+)
+FILE = Rule(
+    "model-file-missing",
+    Severity.ERROR,
+    "Each version holds the file that the backend opens",
+    "Triton 24.10 waits for ever for a Python model without it: `model.py` is missed in the log alone, and with the"
+    " usual settings no port ever opens. Other backends refuse the model.",
+    "server, docs/user_guide/model_repository.md, Model Files; `default_model_filename` changes the name. Tried on"
+    " Triton 24.10.",
+    "first/1/models.py",
+    "first/1/model.py",
+)
+LABELS = Rule(
+    "label-file-missing",
+    Severity.ERROR,
+    "A file of labels lies in the model's folder",
+    "Triton refuses the model.",
+    "core, src/model.cc: Model::Init; tried on Triton 24.10.",
+    'output { name: "Y" label_filename: "labels.txt" ... }  # and no first/labels.txt',
+    "first/labels.txt",
+    is_core=True,
+)
+POINTER = Rule(
+    "git-lfs-pointer",
+    Severity.ERROR,
+    "A model's file is the file, not Git LFS's note of it",
+    "A clone without Git LFS holds 130 bytes of text in the place of each model, and the backend cannot read them.",
+    "Git LFS, docs/spec.md: a pointer begins with `version https://git-lfs.github.com/spec/v1`.",
+    "resnet/1/model.onnx: version https://git-lfs.github.com/spec/v1 ...",
+    "git lfs pull",
+)
+STRAY = Rule(
+    "not-a-model",
+    Severity.ERROR,
+    "Each folder of a repository is a model",
+    "Triton tries to load every folder in a repository, `docs` and `.git` too, and refuses to start over one that it"
+    " cannot, unless told otherwise.",
+    "core: `Poll failed for model directory`, tried on Triton 24.10.",
+    "repository/docs/index.md\nrepository/first/config.pbtxt",
+    "docs/index.md\nrepository/first/config.pbtxt",
+    is_core=True,
+)
+NO_CONFIG = Rule(
+    "config-missing",
+    Severity.WARNING,
+    "A model has a configuration",
+    "Triton guesses one from the file's name where it can: no batching, no limits, and for a Python model tensors only"
+    " if `auto_complete_config` declares them.",
+    "server, docs/user_guide/model_configuration.md, Auto-Generated Model Configuration.",
+    "first/1/model.py",
+    "first/config.pbtxt\nfirst/1/model.py",
+)
+RULES = (NAME, NO_VERSION, EMPTY, IGNORED, MISREAD, POLICY, FILE, LABELS, POINTER, STRAY, NO_CONFIG)
+
+# What a backend opens in a version folder, where default_model_filename does not say otherwise; any of several.
+_FILES = {
+    "python": ("model.py",),
+    "pytorch": ("model.pt", "model.pt2", "model.py"),
+    "onnxruntime": ("model.onnx",),
+    "tensorrt": ("model.plan",),
+    "openvino": ("model.xml",),
+}
+_POINTER = b"version https://git-lfs.github.com/spec/v1"
+_LIKE_A_VERSION = re.compile(r"0[0-9]+|[vV][0-9]+|latest")
+
+
+def find(model: Model, _: Repository) -> Findings:
+    """What is wrong with a model's folder."""
+    if not model.is_leaf:
+        yield from _name(model)
+        if not model.path.exists() and not model.versions:
+            yield STRAY.at(
+                Place(model.folder),
+                f"Poll failed for model directory '{model.name}': it has neither a {CONFIG} nor a version folder.",
+                "Move it out of the repository.",
+            )
+            return
+        if not model.path.exists():
+            yield NO_CONFIG.at(Place(model.folder), f"{model.name} has no {CONFIG}.", f"Write {model.name}/{CONFIG}.")
+        yield from _versions(model)
+        yield from _labels(model)
+    yield from _files(model)
+
+
+def _name(model: Model) -> Findings:
+    if model.message is not None and model.message.name not in ("", model.folder.name):
+        yield NAME.at(
+            model.at("name"),
+            f"unexpected directory name '{model.folder.name}' for model '{model.message.name}', directory name must"
+            " equal model name.",
+            f'Write name: "{model.folder.name}", or leave the name out.',
+        )
+
+
+def _versions(model: Model) -> Findings:
+    for path in entries(model.folder):
+        if path.is_dir() and _LIKE_A_VERSION.fullmatch(path.name):
+            fix = f"Call it {re.sub(r'[^0-9]', '', path.name).lstrip('0') or '1'}."
+            yield IGNORED.at(Place(path), f"ignore version directory '{path.name}' of {model.name}.", fix)
+    latest = max([*model.versions, *(number for _, number in model.misread)], default=0)
+    for name, number in model.misread:
+        if number == latest and number not in model.versions:
+            yield MISREAD.at(
+                Place(model.folder / name),
+                f"Triton takes '{name}' for version {number} of {model.name}, and looks for {model.name}/{number}/.",
+                "Move it out of the model's folder, or call it by a name that begins with no digit.",
+            )
+    wanted = list(model.message.version_policy.specific.versions) if model.message is not None else []
+    present = [version for version in model.versions if version in wanted] if wanted else list(model.versions)
+    if not present and not model.misread and not _has_agents(model):
+        place = model.at("version_policy") if wanted else Place(model.folder)
+        missing = f"it wants {wanted}, and has {list(model.versions)}" if wanted else "it has no numbered folder"
+        yield NO_VERSION.at(
+            place,
+            f"at least one version must be available under the version policy of model '{model.name}': {missing}.",
+            f"Make {model.name}/1/" + (" with a file .gitkeep in it." if model.is_ensemble else " with its file."),
+        )
+        return
+    for version in wanted:
+        if version not in present:
+            yield POLICY.at(
+                model.at("version_policy"),
+                f"version {version} is specified for model '{model.name}', but the version directory is not present.",
+                f"Take {version} out, or add {model.name}/{version}/.",
+            )
+
+
+def _labels(model: Model) -> Findings:
+    for index, tensor in enumerate(model.message.output if model.message is not None else ()):
+        name = tensor.label_filename
+        if name and not _is_file(model.folder / name):
+            yield LABELS.at(
+                model.at("output", index, "label_filename"),
+                f"failed to open text file for read: {model.name}/{name} is not there.",
+                f"Put {name} beside {CONFIG}, or take label_filename out.",
+            )
+
+
+def _files(model: Model) -> Findings:
+    for version in model.versions:
+        folder = model.folder / str(version)
+        names = {path.name for path in entries(folder)}
+        if model.is_ensemble and not names:
+            yield EMPTY.at(Place(folder), f"{model.name}/{version}/ is empty.", f"touch {folder}/.gitkeep")
+        yield from _pointers(folder)
+        expected = _expected(model) if version in model.served_versions else ()
+        if expected and not any((folder / name).exists() for name in expected):
+            yield FILE.at(
+                Place(folder),
+                f"{model.name}/{version}/ holds no {' or '.join(expected)}, which backend {model.backend} opens"
+                f"{_found(names)}.",
+                f"Put {expected[0]} there, or name the file in default_model_filename.",
+            )
+
+
+def _pointers(folder: Path) -> Findings:
+    for path in entries(folder):
+        with suppress(OSError):  # another user's
+            if path.is_file() and path.stat().st_size < 1024 and path.read_bytes().startswith(_POINTER):
+                what = f"{path.name} is Git LFS's pointer to a file, not the file."
+                yield POINTER.at(Place(path), what, "git lfs pull")
+
+
+def _expected(model: Model) -> tuple[str, ...]:
+    """Any of these files; none where compose or an agent brings them, or the backend is not known."""
+    message = model.message
+    is_brought = model.is_leaf and "artifacts" in model.parameters and not model.is_python
+    if message is None or is_brought or _has_agents(model):
+        return ()
+    if message.cc_model_filenames:
+        return (*sorted(message.cc_model_filenames.values()), *_FILES.get(model.backend, ()))
+    chosen = str(message.default_model_filename)
+    return (chosen,) if chosen and chosen != "model.py" else _FILES.get(model.backend, ())
+
+
+def _has_agents(model: Model) -> bool:
+    return model.message is not None and bool(model.message.model_repository_agents.agents)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that is too long
+        return False
+
+
+def _found(names: set[str]) -> str:
+    shown = sorted(name for name in names if not name.startswith("."))[:5]
+    return f"; it holds {', '.join(shown)}" if shown else ""

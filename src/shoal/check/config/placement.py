@@ -1,0 +1,108 @@
+"""Where an ensemble's tensors lie: what Triton does without a word, and what it costs."""
+
+from __future__ import annotations
+
+from shoal.check.findings import Findings, Place, Rule, Severity
+from shoal.check.models import Model, Repository
+from shoal.errors import ShoalError
+from shoal.repository.config import ModelConfig
+from shoal.repository.devices import ROUND_TRIP, TO_OTHER_GPU, gets_host_copies, is_on_gpu
+from shoal.repository.graph import Edge, Graph
+
+COPIES = Rule(
+    "gpu-tensor-copied-to-host",
+    Severity.WARNING,
+    "A Python model on a GPU says that it takes its inputs there",
+    "By default Triton hands every Python model its inputs on the host. What a model on the GPU wrote is copied down,"
+    " and the Python model copies it up again.",
+    "python_backend, README, Input Tensor Device Placement; server issues 3547 and 3944.",
+    'backend: "python"\ninstance_group [ { kind: KIND_GPU } ]  # after a model on the GPU',
+    'backend: "python"\ninstance_group [ { kind: KIND_GPU } ]\n'
+    'parameters { key: "FORCE_CPU_ONLY_INPUT_TENSORS" value { string_value: "no" } }',
+)
+ROUND = Rule(
+    "host-round-trip",
+    Severity.WARNING,
+    "What goes from the GPU to the host does not have to come back",
+    "A step on the CPU between steps on the GPU costs two copies and two waits for every batch.",
+    "server issues 5431 and 2851: nobody sees it in the server's metrics.",
+    "first: KIND_GPU, left: KIND_CPU, join: KIND_GPU",
+    "first: KIND_GPU, left: KIND_GPU, join: KIND_GPU",
+)
+HOP = Rule(
+    "gpu-hop",
+    Severity.WARNING,
+    "The steps of an ensemble share a GPU",
+    "A tensor that its next reader needs on another GPU goes there over PCIe or NVLink, with every batch. Models that"
+    " are each on several GPUs take any of them, whichever is free.",
+    "server issues 3373, 2817 and 4581.",
+    "first: gpus: [ 0 ], left: gpus: [ 1 ]",
+    "first: gpus: [ 0 ], left: gpus: [ 0 ]",
+)
+RULES = (COPIES, ROUND, HOP)
+
+
+def find(model: Model, repository: Repository) -> Findings:
+    """Which of an ensemble's tensors cross between devices."""
+    graph = build_graph(model, repository)
+    if graph is None:
+        return
+    for edge in graph.edges():
+        if edge.source is not None and edge.target is not None:
+            yield from _edge(model, repository, graph, edge)
+
+
+def build_graph(model: Model, repository: Repository) -> Graph | None:
+    """The ensemble's graph, where it has one that holds together."""
+    if model.message is None or not model.message.HasField("ensemble_scheduling") or model.is_misplatformed:
+        return None
+    try:
+        wanted = {step.model_name for step in model.message.ensemble_scheduling.step} & repository.known.keys()
+        members = {name: repository.known[name].config for name in sorted(wanted)}
+        assert model.config is not None
+        return Graph.build(model.config, {name: member for name, member in members.items() if member is not None})
+    except ShoalError:  # other rules tell what is wrong
+        return None
+
+
+def _edge(model: Model, repository: Repository, graph: Graph, edge: Edge) -> Findings:
+    assert edge.source is not None
+    assert edge.target is not None
+    source, target = (graph.members[graph.steps[step].model] for step in (edge.source, edge.target))
+    place = _place(model, graph, edge)
+    if edge.crossing == ROUND_TRIP and is_on_gpu(target) and gets_host_copies(target):
+        key = "FORCE_CPU_ONLY_INPUT_TENSORS"
+        yield COPIES.at(
+            repository.known[target.name].at("instance_group"),
+            f"{target.name} runs on the GPU and gets {edge.name}, which {source.name} wrote there, through the host.",
+            f'Add parameters {{ key: "{key}" value {{ string_value: "no" }} }} to {target.name}.',
+        )
+    elif edge.crossing == ROUND_TRIP:
+        yield ROUND.at(
+            place,
+            f"{edge.name} goes from {source.name} on the GPU to {target.name} on the host, and what comes of it goes"
+            " back to the GPU.",
+            f"Let {target.name} run on the GPU (KIND_GPU), or move it to the pipeline's end.",
+        )
+    elif edge.crossing == TO_OTHER_GPU or _may_hop(source, target):
+        first, then = (sorted(_gpus(config)) for config in (source, target))
+        yield HOP.at(
+            place,
+            f"{edge.name} goes from {source.name} on GPU {first} to {target.name} on GPU {then}.",
+            "Give both the same one in gpus: [ ... ]; for several GPUs, an ensemble for each.",
+        )
+
+
+def _may_hop(source: ModelConfig, target: ModelConfig) -> bool:
+    return is_on_gpu(source) and is_on_gpu(target) and min(len(_gpus(source)), len(_gpus(target))) > 1
+
+
+def _gpus(config: ModelConfig) -> set[int]:
+    return {gpu for group in config.message.instance_group for gpu in group.gpus}
+
+
+def _place(model: Model, graph: Graph, edge: Edge) -> Place:
+    """Where the reading step maps the tensor."""
+    assert edge.target is not None
+    keys = [key for key, name in graph.steps[edge.target].inputs.items() if name == edge.name]
+    return model.at_entry("ensemble_scheduling", "step", edge.target, "input_map", key=keys[0])

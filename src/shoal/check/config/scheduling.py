@@ -1,0 +1,300 @@
+"""Batching, queues, instances, caches: core's own rules, in core's words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shoal.check.findings import Findings, Place, Rule, Severity
+from shoal.check.models import PLATFORMS, Model, Repository, enum_name, is_decoupled
+
+_SOURCE = "core, src/model_config_utils.cc: {}"
+BATCH_SIZE = Rule(
+    "negative-batch-size",
+    Severity.ERROR,
+    "max_batch_size is 0 or more",
+    "Triton refuses the model.",
+    _SOURCE.format("ValidateModelConfig"),
+    "max_batch_size: -1",
+    "max_batch_size: 0",
+    is_core=True,
+)
+PREFERRED = Rule(
+    "preferred-batch-size",
+    Severity.ERROR,
+    "A preferred batch size lies between 1 and max_batch_size",
+    "Triton refuses the model.",
+    _SOURCE.format("ValidateModelConfig"),
+    "max_batch_size: 8\ndynamic_batching { preferred_batch_size: [ 16 ] }",
+    "max_batch_size: 8\ndynamic_batching { preferred_batch_size: [ 8 ] }",
+    is_core=True,
+)
+PRIORITY = Rule(
+    "priority-level",
+    Severity.ERROR,
+    "The default priority, and each with a policy, lies within the levels",
+    "Triton refuses the model.",
+    _SOURCE.format("ValidateModelConfig"),
+    "dynamic_batching { priority_levels: 2 }",
+    "dynamic_batching { priority_levels: 2 default_priority_level: 1 }",
+    is_core=True,
+)
+ORDERING = Rule(
+    "ordering-and-priority",
+    Severity.ERROR,
+    "preserve_ordering bears neither priorities nor delayed requests",
+    "Triton refuses the model: both would answer in another order.",
+    _SOURCE.format("ValidateModelConfig"),
+    "dynamic_batching { preserve_ordering: true priority_levels: 2 default_priority_level: 1 }",
+    "dynamic_batching { preserve_ordering: true }",
+    is_core=True,
+)
+INSTANCE_GPUS = Rule(
+    "gpus-without-gpu",
+    Severity.ERROR,
+    "Only KIND_GPU names GPUs, by numbers from 0 up",
+    "Triton refuses the model.",
+    _SOURCE.format("ValidateInstanceGroup"),
+    "instance_group [ { kind: KIND_CPU gpus: [ 0 ] } ]",
+    "instance_group [ { kind: KIND_CPU } ]",
+    is_core=True,
+)
+PROFILE = Rule(
+    "profile-without-tensorrt",
+    Severity.ERROR,
+    "Profiles are TensorRT's",
+    "Triton refuses them in any other model.",
+    _SOURCE.format("ValidateInstanceGroup"),
+    'backend: "python"\ninstance_group [ { kind: KIND_CPU profile: [ "1" ] } ]',
+    'backend: "python"\ninstance_group [ { kind: KIND_CPU } ]',
+    is_core=True,
+)
+CACHE = Rule(
+    "cache-on-uncacheable",
+    Severity.ERROR,
+    "No response cache on decoupled or sequence models",
+    "Triton refuses the model: there is no one answer to a request to keep.",
+    _SOURCE.format("ValidateModelConfig"),
+    "model_transaction_policy { decoupled: true }\nresponse_cache { enable: true }",
+    "model_transaction_policy { decoupled: true }",
+    is_core=True,
+)
+CACHE_MEMBER = Rule(
+    "cache-over-uncacheable",
+    Severity.ERROR,
+    "An ensemble with a response cache holds no decoupled or sequence model",
+    "The cache would keep one of several answers. Triton does not find it when it loads the ensemble.",
+    "server, docs/user_guide/response_cache.md: composing models must support caching.",
+    "response_cache { enable: true }  # in an ensemble with a decoupled step",
+    "response_cache { enable: false }",
+)
+BACKEND = Rule(
+    "no-backend",
+    Severity.ERROR,
+    "A model says what runs it",
+    "Without `backend` or `platform` Triton guesses from the file's name, and refuses the model where it cannot.",
+    _SOURCE.format("AutoCompleteBackendFields, ValidateModelConfig"),
+    'name: "first"\nmax_batch_size: 8',
+    'name: "first"\nbackend: "python"\nmax_batch_size: 8',
+    is_core=True,
+)
+PLATFORM = Rule(
+    "platform-and-backend",
+    Severity.ERROR,
+    "A platform is one that Triton knows, and names the same engine as the backend",
+    "Triton refuses the model.",
+    _SOURCE.format("ValidateModelConfig"),
+    'platform: "pytorch_libtorch"\nbackend: "onnxruntime"',
+    'platform: "pytorch_libtorch"\nbackend: "pytorch"',
+    is_core=True,
+)
+METRICS = Rule(
+    "metric-control",
+    Severity.ERROR,
+    "A metric control names its family and its buckets",
+    "Triton refuses the model.",
+    _SOURCE.format("ValidateModelMetrics"),
+    "model_metrics { metric_control [ { } ] }",
+    'model_metrics { metric_control [ { metric_identifier { family: "f" } histogram_options { buckets: [ 1 ] } } ] }',
+    is_core=True,
+)
+RULES = (
+    BATCH_SIZE,
+    PREFERRED,
+    PRIORITY,
+    ORDERING,
+    INSTANCE_GPUS,
+    PROFILE,
+    CACHE,
+    CACHE_MEMBER,
+    BACKEND,
+    PLATFORM,
+    METRICS,
+)
+
+
+def find(model: Model, repository: Repository) -> Findings:
+    """What core refuses of a model's scheduling."""
+    if not model.path.exists() and model.versions and not _is_guessed(model):
+        yield BACKEND.at(
+            Place(model.folder),
+            f"Could not determine backend for model '{model.name}' with no backend in model configuration.",
+            f'Write {model.name}/config.pbtxt with backend: "..."',
+        )
+    if model.message is None:
+        return
+    message = model.message
+    if message.max_batch_size < 0:
+        yield BATCH_SIZE.at(
+            model.at("max_batch_size"),
+            f"'max_batch_size' must be non-negative value for {model.name}; it is {message.max_batch_size}.",
+            "Write 0 for a model whose tensors have no batch dimension.",
+        )
+    yield from _batcher(model)
+    yield from _instances(model)
+    yield from _cache(model, repository)
+    yield from _backend(model)
+    yield from _metrics(model)
+
+
+def _batcher(model: Model) -> Findings:
+    for field, name in (("dynamic_batching", "dynamic batching preferred size"), ("sequence_batching", "")):
+        batching = getattr(model.message, field)
+        path: tuple[str, ...] = (field,) if name else (field, "oldest")
+        sizes = batching.preferred_batch_size if name else batching.oldest.preferred_batch_size
+        for position, size in enumerate(sizes):
+            if not 0 < size <= model.message.max_batch_size:
+                most = "must be positive" if size <= 0 else "must be <= max batch size"
+                yield PREFERRED.at(
+                    model.at(*path, "preferred_batch_size", position),
+                    f"{name or 'sequence batching preferred batch size'} {most} for {model.name}: it is {size}, and"
+                    f" max_batch_size is {model.message.max_batch_size}.",
+                    "Take it out: by default a batch grows up to max_batch_size.",
+                )
+                break
+    if model.message.HasField("dynamic_batching"):
+        yield from _priorities(model, model.message.dynamic_batching)
+
+
+def _priorities(model: Model, batching: Any) -> Findings:
+    levels = batching.priority_levels
+    if levels and not 0 < batching.default_priority_level <= levels:
+        yield PRIORITY.at(
+            model.at("dynamic_batching", "priority_levels"),
+            f"default priority level must be in range [1, {levels}] for {model.name};"
+            f" it is {batching.default_priority_level}.",
+            "Add default_priority_level: 1",
+        )
+    for key in sorted(batching.priority_queue_policy) if levels else ():
+        if not 0 < key <= levels:
+            yield PRIORITY.at(
+                model.at_entry("dynamic_batching", "priority_queue_policy", key=str(key)),
+                f"priority queue policy must have priority level in range [1, {levels}] for {model.name}; one has"
+                f" {key}.",
+                "Levels count from 1.",
+            )
+    if not batching.preserve_ordering:
+        return
+    place = model.at("dynamic_batching", "preserve_ordering")
+    if levels > 1:
+        what = f"Only one priority level is allowed when 'preserve_ordering' is true for {model.name}; it has {levels}."
+        yield ORDERING.at(place, what, "Take one of the two out.")
+    policies = [batching.default_queue_policy, *batching.priority_queue_policy.values()]
+    if any(p.default_timeout_microseconds and p.timeout_action == p.DELAY for p in policies):
+        yield ORDERING.at(
+            place,
+            f"Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true for {model.name}.",
+            "Write timeout_action: REJECT",
+        )
+
+
+def _instances(model: Model) -> Findings:
+    for index, group in enumerate(model.message.instance_group):
+        kind = enum_name(group.Kind, group.kind)
+        if group.gpus and kind in ("KIND_CPU", "KIND_MODEL"):
+            yield INSTANCE_GPUS.at(
+                model.at("instance_group", index, "gpus"),
+                f"instance group {group.name or f'{model.name}_{index}'} of model {model.name} has kind {kind} but"
+                f" specifies one or more GPUs: {list(group.gpus)}.",
+                "Write kind: KIND_GPU, or take the GPUs out.",
+            )
+        if group.profile and model.backend != "tensorrt":
+            yield PROFILE.at(
+                model.at("instance_group", index, "profile"),
+                f"instance group {group.name or f'{model.name}_{index}'} of model {model.name} specifies profile field"
+                " which is only supported for TensorRT models.",
+                "Take profile out.",
+            )
+        for gpu in (gpu for gpu in group.gpus if gpu < 0):
+            yield INSTANCE_GPUS.at(
+                model.at("instance_group", index, "gpus"),
+                f"instance group {group.name or f'{model.name}_{index}'} of model {model.name} specifies invalid or"
+                f" unsupported gpu id {gpu}.",
+                "nvidia-smi -L lists those of a machine; they count from 0.",
+            )
+
+
+def _is_uncacheable(model: Model) -> bool:
+    return is_decoupled(model) or (model.message is not None and model.message.HasField("sequence_batching"))
+
+
+def _cache(model: Model, repository: Repository) -> Findings:
+    if not model.message.response_cache.enable:
+        return
+    place = model.at("response_cache")
+    if _is_uncacheable(model):
+        how = "'decoupled' transaction policy" if is_decoupled(model) else "sequence batching scheduler"
+        yield CACHE.at(
+            place,
+            f"Response Cache does not currently support model {model.name} with {how}.",
+            "Take response_cache out.",
+        )
+    for step in model.message.ensemble_scheduling.step:
+        member = repository.known.get(step.model_name)
+        if member and (_is_uncacheable(member) or is_decoupled(member, repository.known)):
+            yield CACHE_MEMBER.at(
+                place,
+                f"{model.name} keeps its answers in the response cache, and its step {member.name} is decoupled or"
+                " keeps a sequence's state.",
+                "Take response_cache out.",
+            )
+
+
+def _backend(model: Model) -> Findings:
+    message = model.message
+    if not message.platform and not model.backend and not model.is_ensemble and not _is_guessed(model):
+        yield BACKEND.at(
+            model.at(), f"must specify 'platform' or 'backend' for '{model.name}'.", 'For example: backend: "python"'
+        )
+    expected = PLATFORMS.get(message.platform)
+    if message.platform and not message.backend and not expected and not model.is_ensemble:
+        yield PLATFORM.at(
+            model.at("platform"),
+            f"unexpected platform type '{message.platform}' for {model.name}.",
+            f'Write backend: "{message.platform}" instead.',
+        )
+    if message.platform and message.backend in PLATFORMS.values() and message.backend != expected:
+        yield PLATFORM.at(
+            model.at("platform"),
+            f"unexpected 'platform' and 'backend' pair, got:{message.platform}, {message.backend}.",
+            f'Take platform out, or write backend: "{expected or message.backend}" alone.',
+        )
+
+
+def _is_guessed(model: Model) -> bool:
+    """Whether core finds a backend by the default file of a version, or by the model's own name ``NAME.BACKEND``."""
+    kinds = ("py", "pt", "pt2", "onnx", "plan", "savedmodel", "graphdef", "xml")
+    folders = [model.folder / str(version) for version in model.versions]
+    return "." in model.name or any((folder / f"model.{kind}").exists() for folder in folders for kind in kinds)
+
+
+def _metrics(model: Model) -> Findings:
+    for index, control in enumerate(model.message.model_metrics.metric_control):
+        missing = (
+            "metric control must specify 'metric_identifier'" if not control.HasField("metric_identifier")
+            else "metric identifier must specify non-empty 'family'" if not control.metric_identifier.family
+            else "metric control must specify 'histogram_options'" if not control.HasField("histogram_options")
+            else "histogram options must specify non-empty 'buckets'" if not control.histogram_options.buckets
+            else ""
+        )  # fmt: skip
+        if missing:
+            yield METRICS.at(model.at("model_metrics", "metric_control", index), f"{missing}.", "Add it.")

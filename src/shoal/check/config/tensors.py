@@ -1,0 +1,236 @@
+"""The tensors that a model declares: core's own rules, in core's words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+from shoal.check.findings import Findings, Rule, Severity
+from shoal.check.models import Model, Repository, enum_name
+from shoal.component.spec import TensorSpec
+
+_SOURCE = "core, src/model_config_utils.cc: {}"
+NAME = Rule(
+    "tensor-name",
+    Severity.ERROR,
+    "A tensor has a name",
+    "Triton refuses the model.",
+    _SOURCE.format("ValidateIOShape"),
+    "input { data_type: TYPE_FP32 dims: [ 4 ] }",
+    'input { name: "X" data_type: TYPE_FP32 dims: [ 4 ] }',
+    is_core=True,
+)
+DTYPE = Rule(
+    "tensor-dtype",
+    Severity.ERROR,
+    "A tensor has a data type",
+    "Triton refuses the model, unless its backend reads the type from the model's file.",
+    _SOURCE.format("ValidateIOShape"),
+    'input { name: "X" dims: [ 4 ] }',
+    'input { name: "X" data_type: TYPE_FP32 dims: [ 4 ] }',
+    is_core=True,
+)
+DIMS = Rule(
+    "tensor-dims",
+    Severity.ERROR,
+    "A tensor has dimensions: each 1 or more, or -1 for any",
+    "Triton refuses the model. Where `max_batch_size` is above 0, the batch dimension is not among them: one value a"
+    " row is `dims: [ 1 ]`.",
+    _SOURCE.format("ValidateIOShape"),
+    'input { name: "X" data_type: TYPE_FP32 dims: [ 0 ] }',
+    'input { name: "X" data_type: TYPE_FP32 dims: [ -1 ] }',
+    is_core=True,
+)
+RESHAPE = Rule(
+    "reshape-size",
+    Severity.ERROR,
+    "A reshape keeps the number of elements",
+    "Triton refuses the model: `dims` and `reshape` are the same values in two shapes, variable dimensions in the same"
+    " order.",
+    _SOURCE.format("ValidateIOShape"),
+    "dims: [ 4 ] reshape { shape: [ 2, 3 ] }",
+    "dims: [ 4 ] reshape { shape: [ 2, 2 ] }",
+    is_core=True,
+)
+FORMAT = Rule(
+    "image-format",
+    Severity.ERROR,
+    "NHWC and NCHW have three dimensions",
+    "Triton refuses the model.",
+    _SOURCE.format("ValidateModelInput"),
+    "format: FORMAT_NCHW dims: [ 224, 224 ]",
+    "format: FORMAT_NCHW dims: [ 3, 224, 224 ]",
+    is_core=True,
+)
+TENSORRT_ONLY = Rule(
+    "tensorrt-only",
+    Severity.ERROR,
+    "Shape tensors and non-linear formats are TensorRT's",
+    "Triton refuses them in any other model.",
+    _SOURCE.format("ValidateModelInput, ValidateNonLinearFormatIO"),
+    'platform: "onnxruntime_onnx" ... input { ... is_shape_tensor: true }',
+    'platform: "tensorrt_plan" ... input { ... is_shape_tensor: true }',
+    is_core=True,
+)
+TWICE = Rule(
+    "tensor-twice",
+    Severity.WARNING,
+    "No two inputs, and no two outputs, of one name",
+    "Triton loads such a model, and nobody can tell the two apart: one of them is never filled, or never read.",
+    "Tried on Triton 24.10; NVIDIA's own example of a language model's pipeline lists an output twice.",
+    'output [ { name: "Y" ... }, { name: "Y" ... } ]',
+    'output [ { name: "Y" ... }, { name: "Z" ... } ]',
+)
+BATCH_TENSOR = Rule(
+    "batch-tensor",
+    Severity.ERROR,
+    "A batch input or output refers to one declared tensor, and has a type that exists for it",
+    "Triton refuses the model.",
+    _SOURCE.format("ValidateBatchIO"),
+    'batch_input { kind: BATCH_ELEMENT_COUNT target_name: "N" data_type: TYPE_FP32 source_input: "NOPE" }',
+    'batch_input { kind: BATCH_ELEMENT_COUNT target_name: "N" data_type: TYPE_FP32 source_input: "X" }',
+    is_core=True,
+)
+RULES = (NAME, DTYPE, DIMS, RESHAPE, FORMAT, TENSORRT_ONLY, TWICE, BATCH_TENSOR)
+
+
+def find(model: Model, _: Repository) -> Findings:
+    """What core refuses of a model's tensors."""
+    if model.message is None:
+        return
+    for kind in ("input", "output"):
+        seen: dict[str, int] = {}
+        for index, tensor in enumerate(getattr(model.message, kind)):
+            yield from _one(model, kind, index, tensor, (model.inputs if kind == "input" else model.outputs)[index])
+            if tensor.name and tensor.name in seen:
+                first = model.at(kind, seen[tensor.name]).line
+                yield TWICE.at(
+                    model.at(kind, index, "name"),
+                    f"{model.name} declares the {kind} {tensor.name} twice: here, and in line {first}.",
+                    "Take one out, or give it its own name.",
+                )
+            seen.setdefault(tensor.name, index)
+    yield from _batch_tensors(model)
+
+
+def _one(model: Model, kind: str, index: int, tensor: Any, spec: TensorSpec) -> Findings:
+    place = model.at(kind, index)
+    who = f"model {kind} '{tensor.name}'"
+    if not tensor.name:
+        yield NAME.at(place, f"model {kind} must specify 'name' for {model.name}.", 'Add name: "...".')
+    if str(spec.dtype).lstrip("-").isdecimal():
+        what = f"{who} has data type {tensor.data_type} for {model.name}, which is none."
+        yield DTYPE.at(model.at(kind, index, "data_type"), what, "Write TYPE_FP32, or another by its name.")
+    if not tensor.data_type and not _is_read_from_file(model):
+        yield DTYPE.at(place, f"{who} must specify 'data_type' for {model.name}.", "Add data_type: TYPE_...")
+    if not tensor.dims and not _is_read_from_file(model):
+        one = "[ 1 ] for one value a row" if model.message.max_batch_size else "[ 1 ] for one value"
+        yield DIMS.at(place, f"{who} must specify 'dims' for {model.name}.", f"Add dims: {one}.")
+    for position, size in enumerate(tensor.dims):
+        if size < 1 and size != -1:
+            yield DIMS.at(
+                model.at(kind, index, "dims", position),
+                f"{who} dimension must be integer >= 1, or -1 to indicate a variable-size dimension for"
+                f" {model.name}; it is {size}.",
+                "Write -1 for any size.",
+            )
+            break
+    if tensor.HasField("reshape") and (tensor.dims or not _is_read_from_file(model)):
+        yield from _reshape(model, kind, index, tensor)
+    yield from _special(model, kind, index, tensor)
+
+
+def _is_read_from_file(model: Model) -> bool:
+    """Whether the backend completes what is left out from the model's own file."""
+    return not model.is_ensemble and model.is_completed
+
+
+def _reshape(model: Model, kind: str, index: int, tensor: Any) -> Findings:
+    shape = list(tensor.reshape.shape)
+    place, who = model.at(kind, index, "reshape"), f"model {kind} '{tensor.name}'"
+    if not shape and model.message.max_batch_size == 0:
+        yield RESHAPE.at(
+            place,
+            f"{who} cannot have empty reshape for non-batching model as scalar tensors are not supported for"
+            f" {model.name}.",
+            "Write shape: [ 1 ].",
+        )
+    elif any(size < 1 and size != -1 for size in shape):
+        yield RESHAPE.at(
+            place,
+            f"{who} reshape dimensions must be integer >= 1, or -1 to indicate a variable-size dimension for"
+            f" {model.name}; they are {shape}.",
+            "Write -1 for any size.",
+        )
+    elif _chunks(tensor.dims) != _chunks(shape) and not (not shape and _chunks(tensor.dims) == [1]):
+        differs = "has different size"
+        if -1 in tensor.dims and -1 in shape and list(tensor.dims).count(-1) != shape.count(-1):
+            differs = "has different number of variable-size dimensions"
+        yield RESHAPE.at(
+            place,
+            f"{who} {differs} for dims and reshape for {model.name}: {list(tensor.dims)} and {shape}.",
+            "Give both the same number of elements between variable-size dimensions.",
+        )
+
+
+def _chunks(dims: Sequence[int]) -> list[int]:
+    """The number of elements between variable dimensions: [2, 4, -1, 6] has 8 and 6."""
+    counts = [1]
+    for size in dims:
+        if size == -1:
+            counts.append(1)
+        else:
+            counts[-1] *= size
+    return counts
+
+
+def _special(model: Model, kind: str, index: int, tensor: Any) -> Findings:
+    image = kind == "input" and tensor.format != tensor.FORMAT_NONE
+    if image and len(tensor.dims) != 3:
+        yield FORMAT.at(
+            model.at(kind, index, "format"),
+            f"model input NHWC/NCHW require 3 dims for {model.name}; {tensor.name} has {len(tensor.dims)}.",
+            "Give the three, or take the format out.",
+        )
+    if model.message.platform == "tensorrt_plan" or model.backend == "tensorrt":
+        return
+    for field, what in (
+        ("is_shape_tensor", "shape tensors are only supported for TensorRT platform"),
+        ("is_non_linear_format_io", "Non-linear IO format is only supported for the TensorRT platform"),
+    ):
+        if getattr(tensor, field, False):
+            place = model.at(kind, index, field)
+            yield TENSORRT_ONLY.at(place, f"{what} for {model.name}.", f"Take {field} out.")
+
+
+def _batch_tensors(model: Model) -> Findings:
+    inputs = {tensor.name for tensor in model.message.input}
+    outputs = {tensor.name for tensor in model.message.output}
+    entries = chain(
+        (("batch_input", i, entry) for i, entry in enumerate(model.message.batch_input)),
+        (("batch_output", i, entry) for i, entry in enumerate(model.message.batch_output)),
+    )
+    for field, index, entry in entries:
+        place, kind = model.at(field, index), f"{field.replace('_', ' ')} kind '{enum_name(entry.Kind, entry.kind)}'"
+        if len(entry.source_input) != 1:
+            yield BATCH_TENSOR.at(
+                place,
+                f"{kind} expects 1 source input, got {len(entry.source_input)} for {model.name}.",
+                "Name one input of the model as source_input.",
+            )
+        for name in entry.source_input:
+            if name not in inputs:
+                what = f"unknown source input name '{name}' for {model.name}."
+                yield BATCH_TENSOR.at(place, what, f"Its inputs are: {', '.join(sorted(inputs))}.")
+        if field == "batch_input" and entry.data_type not in (8, 11):  # TYPE_INT32, TYPE_FP32
+            what = f"batch input data type must be TYPE_INT32 or TYPE_FP32 for {model.name}."
+            yield BATCH_TENSOR.at(place, what, "Write one of the two.")
+        targets = list(entry.target_name) if field == "batch_output" else []
+        for name in sorted({name for name in targets if targets.count(name) > 1}):
+            what = f"target output name '{name}' can only be specified once for {model.name}."
+            yield BATCH_TENSOR.at(place, what, "Name it once.")
+        for name in targets:
+            if name not in outputs:
+                what = f"unknown target output name '{name}' for {model.name}."
+                yield BATCH_TENSOR.at(place, what, f"Its outputs are: {', '.join(sorted(outputs))}.")

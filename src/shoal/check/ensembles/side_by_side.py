@@ -1,0 +1,88 @@
+"""Steps that an ensemble runs at once: what Triton did not bear for long."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from shoal.check.findings import Findings, Rule, Severity
+from shoal.check.models import Model, Repository
+from shoal.environment.targets import FIRST_SIDE_BY_SIDE, Target
+from shoal.repository.ensemble_config import first_steps
+
+FIRST = Rule(
+    "several-first-steps",
+    Severity.WARNING,
+    "One step reads the request before others read it side by side",
+    "Before 26.02 Triton does not bear that a step fails while another one of the same request runs, and before 26.05"
+    " not that both do: it may never answer again over gRPC, or end. Steps that read the request refuse what is wrong"
+    " with it, so that any client can bring that about.",
+    "core, pull requests 466 and 483; tried on Triton 24.10.",
+    'step [ { model_name: "tokens" input_map { key: "TEXT" value: "TEXT" } ... },\n'
+    '       { model_name: "words" input_map { key: "TEXT" value: "TEXT" } ... } ]',
+    'step [ { model_name: "checked_text" input_map { key: "TEXT" value: "TEXT" } ... },\n'
+    '       { model_name: "tokens" input_map { key: "TEXT" value: "checked" } ... },\n'
+    '       { model_name: "words" input_map { key: "TEXT" value: "checked" } ... } ]',
+)
+LIMIT = Rule(
+    "limit-side-by-side",
+    Severity.WARNING,
+    "A step that runs beside another one has no limit to its queue",
+    "Where its queue is full, or a request has waited too long in it, it refuses a request that the other one runs."
+    " What Triton before 26.02 does then, see several-first-steps. `shoal serve` bounds what waits for an ensemble.",
+    "core, pull request 466; on Triton 24.10 61 of 64 requests, 16 at a time, were never answered.",
+    "left: dynamic_batching { default_queue_policy { max_queue_size: 8 } }  # and right reads what left reads",
+    "left: dynamic_batching { }",
+)
+RULES = (FIRST, LIMIT)
+
+
+def find(model: Model, repository: Repository) -> Findings:
+    """What may refuse a request that a step beside it runs, where the target is known and too old."""
+    target = repository.target
+    if model.message is not None and target is not None and target.release < FIRST_SIDE_BY_SIDE:
+        yield from _first(model, target)
+        yield from _limits(model, repository, target)
+
+
+def _first(model: Model, target: Target) -> Findings:
+    steps, first = model.message.ensemble_scheduling.step, first_steps(model.message)
+    if len(first) > 1:
+        names = ", ".join(steps[index].model_name for index in first)
+        yield FIRST.at(
+            model.at("ensemble_scheduling", "step", first[1], "model_name"),
+            f"The steps {names} read the request side by side; where one refuses it, Triton {target.version}"
+            " may stop answering.",
+            "Let one step read it first and hand it on, as shoal's checked_text does with a text, or serve with 26.05"
+            " or later.",
+        )
+
+
+def _limits(model: Model, repository: Repository, target: Target) -> Findings:
+    steps = list(model.message.ensemble_scheduling.step)
+    before = _find_earlier(steps)
+    for index, step in enumerate(steps):
+        beside = [i for i in range(len(steps)) if i != index and i not in before[index] and index not in before[i]]
+        member = repository.known.get(step.model_name)
+        if member is None or member.message is None or not beside:
+            continue
+        batching = member.message.dynamic_batching
+        policies = [batching.default_queue_policy, *batching.priority_queue_policy.values()]
+        if any(policy.max_queue_size or policy.default_timeout_microseconds for policy in policies):
+            other = steps[beside[0]].model_name
+            yield LIMIT.at(
+                model.at("ensemble_scheduling", "step", index, "model_name"),
+                f"The queue of {step.model_name} has a limit, and {other} runs beside it; where it refuses a request,"
+                f" Triton {target.version} may never answer that.",
+                f"Take max_queue_size and default_timeout_microseconds out of {step.model_name}, or serve with 26.05 or"
+                " later.",
+            )
+
+
+def _find_earlier(steps: Sequence[Any]) -> list[set[int]]:
+    """Of each step those that it waits for, straight or through others."""
+    writers = {tensor: index for index, step in enumerate(steps) for tensor in step.output_map.values()}
+    before = [{writers[tensor] for tensor in step.input_map.values() if tensor in writers} for step in steps]
+    for _ in steps:  # as many as the longest way has
+        before = [found.union(*(before[index] for index in found)) for found in before]
+    return before

@@ -1,0 +1,295 @@
+"""An ensemble's own configuration: core's rules of how steps and tensors hang together, in core's words."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from shoal.check.findings import Finding, Findings, Place, Rule, Severity
+from shoal.check.models import ENSEMBLE, Model, Repository
+
+_SOURCE = "core, src/model_config_utils.cc: {}"
+BACKEND = Rule(
+    "ensemble-backend",
+    Severity.ERROR,
+    "An ensemble has platform ensemble, and no backend",
+    "Triton refuses it; with `backend` alone it looks for a library of that name.",
+    _SOURCE.format("ValidateModelConfig"),
+    'backend: "ensemble"',
+    'platform: "ensemble"',
+    is_core=True,
+)
+STEPS = Rule(
+    "ensemble-without-steps",
+    Severity.ERROR,
+    "An ensemble has steps, and what has steps is an ensemble",
+    "Triton refuses a platform ensemble without `ensemble_scheduling`, and steps in any other model.",
+    _SOURCE.format("ValidateModelConfig, ValidateEnsembleSchedulingConfig"),
+    'platform: "ensemble"\nensemble_scheduling { }',
+    'platform: "ensemble"\nensemble_scheduling { step [ ... ] }',
+    is_core=True,
+)
+CARRIES = Rule(
+    "ensemble-carries",
+    Severity.ERROR,
+    "An ensemble has no instances, no optimization and no warm-up of its own",
+    "Triton refuses it: an ensemble runs nowhere. These belong to its models.",
+    _SOURCE.format("ValidateEnsembleSchedulingConfig"),
+    'platform: "ensemble"\ninstance_group [ { kind: KIND_GPU } ]',
+    'platform: "ensemble"',
+    is_core=True,
+)
+STEP = Rule(
+    "step-incomplete",
+    Severity.ERROR,
+    "A step names its model, an input and an output",
+    "Triton refuses the ensemble.",
+    _SOURCE.format("BuildEnsembleGraph"),
+    'step [ { model_name: "first" input_map { key: "X" value: "IN" } } ]',
+    'step [ { model_name: "first" input_map { ... } output_map { key: "Y" value: "OUT" } } ]',
+    is_core=True,
+)
+KEY_TWICE = Rule(
+    "map-key-twice",
+    Severity.ERROR,
+    "A step maps each tensor of its model once",
+    "Of two entries with one key the last one holds, silently. Triton refuses what follows: an input that is not"
+    " mapped, a tensor that nobody reads.",
+    "protobuf's map fields.",
+    'input_map { key: "A" value: "left_y" }\ninput_map { key: "A" value: "right_y" }',
+    'input_map { key: "A" value: "left_y" }\ninput_map { key: "B" value: "right_y" }',
+)
+TWICE = Rule(
+    "tensor-written-twice",
+    Severity.ERROR,
+    "An ensemble tensor is written once",
+    "Triton refuses the ensemble: two steps would race for it.",
+    _SOURCE.format("BuildEnsembleGraph"),
+    'output_map { key: "Y" value: "y" }  # in two steps',
+    'output_map { key: "Y" value: "left_y" } ... output_map { key: "Y" value: "right_y" }',
+    is_core=True,
+)
+INPUT = Rule(
+    "ensemble-input-unused",
+    Severity.ERROR,
+    "A step reads each input of the ensemble",
+    "Triton refuses the ensemble. Often it is a name that is written differently in the step.",
+    _SOURCE.format("ValidateEnsembleSchedulingConfig"),
+    'input [ { name: "IN" ... } ] ... input_map { key: "X" value: "in" }',
+    'input [ { name: "IN" ... } ] ... input_map { key: "X" value: "IN" }',
+    is_core=True,
+)
+OUTPUT = Rule(
+    "ensemble-output-unwritten",
+    Severity.ERROR,
+    "A chain of steps from the inputs writes each output",
+    "Triton refuses the ensemble: a tensor that nothing writes, or steps that wait for one another in a circle.",
+    _SOURCE.format("ValidateEnsembleSchedulingConfig"),
+    'output_map { key: "Y" value: "out" }  # the output is OUT',
+    'output_map { key: "Y" value: "OUT" }',
+    is_core=True,
+)
+UNUSED = Rule(
+    "ensemble-tensor-unused",
+    Severity.ERROR,
+    "A tensor that a step writes is read, or an output",
+    "Triton refuses the ensemble: map only those outputs of a model that are used.",
+    _SOURCE.format("ValidateEnsembleSchedulingConfig"),
+    'output_map { key: "Y" value: "nobody_reads_this" }',
+    "(leave the entry out)",
+    is_core=True,
+)
+INSIDE = Rule(
+    "output-read-inside",
+    Severity.WARNING,
+    "An output that a step reads as well",
+    "Such an ensemble answers only requests for all of its outputs; one for the other outputs alone ends in"
+    " `unexpected deadlock, at least one output is not set`. Pass the tensor through its last reader instead.",
+    "Tried on Triton 24.10.",
+    'output [ { name: "first_y" ... }, { name: "OUT" ... } ]  # and a step reads first_y',
+    'output [ { name: "OUT" ... } ]',
+)
+_MAP = re.compile(r"\bkey\s*:")
+RULES = (BACKEND, STEPS, CARRIES, STEP, KEY_TWICE, TWICE, INPUT, OUTPUT, UNUSED, INSIDE)
+
+
+def find(model: Model, _: Repository) -> Findings:
+    """What core refuses of an ensemble, whatever its models are."""
+    message = model.message
+    if message is None:
+        return
+    if message.backend == ENSEMBLE or (message.platform == ENSEMBLE and message.backend):
+        yield BACKEND.at(
+            model.at("backend"),
+            f"Ensemble model '{model.name}' must have platform type 'ensemble' and empty backend type; its backend is"
+            f" '{message.backend}'.",
+            'Write platform: "ensemble" and take backend out.',
+        )
+    if message.HasField("ensemble_scheduling") and not model.is_misplatformed:
+        yield from _carries(model)
+        yield from _steps(model)
+    elif message.HasField("ensemble_scheduling"):
+        yield STEPS.at(
+            model.at("ensemble_scheduling"),
+            f"ensemble scheduling cannot be set for model '{model.name}' whose platform is not ensemble; it is"
+            f" '{message.platform}'.",
+            'Write platform: "ensemble".',
+        )
+    elif message.platform == ENSEMBLE:
+        yield STEPS.at(
+            model.at("platform"),
+            f"ensemble scheduling must be set for ensemble {model.name} whose platform is ensemble.",
+            "Add ensemble_scheduling { step [ ... ] }.",
+        )
+
+
+def _carries(model: Model) -> Findings:
+    named = {field.name for field, _ in model.message.ListFields()}
+    for field, what in (
+        ("instance_group", "instance group should not be specified"),
+        ("optimization", "optimization should not be specified"),
+        ("model_warmup", "model_warmup can not be specified"),
+    ):
+        if field in named:
+            what = f"{what} for ensemble '{model.name}'."
+            yield CARRIES.at(model.at(field), what, "Move it to the models that the steps name.")
+
+
+def _steps(model: Model) -> Findings:
+    steps = model.message.ensemble_scheduling.step
+    if not steps:
+        what = f"must specify 'step' for ensemble '{model.name}'."
+        yield STEPS.at(model.at("ensemble_scheduling"), what, "Add step [ { ... } ].")
+        return
+    entries = sum(len(step.input_map) + len(step.output_map) for step in steps)
+    has_maps_twice = entries < len(_MAP.findall(model.text))  # protobuf has kept one of two
+    for index, step in enumerate(steps):
+        for field in ("model_name", "input_map", "output_map"):
+            if not getattr(step, field):
+                yield STEP.at(
+                    model.at("ensemble_scheduling", "step", index),
+                    f"must specify '{field}' in step {index} of ensemble '{model.name}'.",
+                    f"Add {field}.",
+                )
+        if has_maps_twice:
+            yield from _keys(model, index)
+    yield from _written(model, steps)
+    yield from _flow(model, steps)
+
+
+def _keys(model: Model, index: int) -> Findings:
+    step = model.fields.find("ensemble_scheduling", "step", index)
+    for field in ("input_map", "output_map"):
+        last: dict[str, str] = {}
+        for entry in step.children.get(field, []):
+            key, value = (entry.children[part][0].value if part in entry.children else "" for part in ("key", "value"))
+            if key in last and last[key] != value:
+                yield KEY_TWICE.at(
+                    Place(model.path, entry.line),
+                    f"Step {index} of ensemble '{model.name}' maps {key} to '{last[key]}' and here to '{value}';"
+                    " only the last one holds.",
+                    "Take one out, or mend its key.",
+                )
+            last[key] = value
+
+
+def _written(model: Model, steps: Iterable[Any]) -> Findings:
+    writers: dict[str, int] = {}
+    for index, step in enumerate(steps):
+        for key, tensor in sorted(step.output_map.items()):
+            if tensor in writers:
+                yield TWICE.at(
+                    model.at_entry("ensemble_scheduling", "step", index, "output_map", key=key),
+                    f"ensemble tensor '{tensor}' can appear in an output map only once for ensemble '{model.name}' step"
+                    f" {index}; step {writers[tensor]} writes it too.",
+                    "Give each its own name.",
+                )
+            writers.setdefault(tensor, index)
+
+
+def _flow(model: Model, steps: Iterable[Any]) -> Findings:
+    """Core's walk from the inputs: a tensor is ready when all that its step reads is."""
+    reads = {tensor for step in steps for tensor in step.input_map.values()}
+    made = {tensor: step for step in steps for tensor in step.output_map.values()}
+    ready = {tensor.name for tensor in model.message.input}
+    for index, tensor in enumerate(model.message.input):
+        if tensor.name not in reads and tensor.name not in made:
+            yield INPUT.at(
+                model.at("input", index, "name"),
+                f"ensemble input '{tensor.name}' for ensemble {model.name}' is not used.",
+                f"Map it in a step, or take it out; the steps read: {', '.join(sorted(reads)) or 'nothing'}.",
+            )
+    waiting, grown = [step for step in steps if step.input_map], True
+    while grown:
+        now = [step for step in waiting if set(step.input_map.values()) <= ready]
+        waiting = [step for step in waiting if not set(step.input_map.values()) <= ready]
+        ready |= {tensor for step in now for tensor in step.output_map.values()}
+        grown = bool(now)
+    found = [*_outputs(model, made, reads, ready), *_leftovers(model, made, reads, ready)]
+    yield from found or _circles(model, reads, ready)
+
+
+def _outputs(model: Model, made: dict[str, Any], reads: set[str], ready: set[str]) -> Findings:
+    for index, tensor in enumerate(model.message.output):
+        name, place = tensor.name, model.at("output", index, "name")
+        if name not in made and name not in reads:
+            what = f"ensemble output '{name}' for ensemble {model.name}' is not used."
+            known = ", ".join(sorted(made)) or "nothing"
+            yield OUTPUT.at(place, what, f"Let a step write it; the steps write: {known}.")
+        elif name not in ready:
+            source = _source(name, made, ready)
+            why = "" if source == name else f": at least one of its depending tensors, '{source}', is not connected"
+            what = f"output '{name}' for ensemble '{model.name}' is not written{why}."
+            fix = "Take one step out of the circle." if source in made else f"Let a step write '{source}'."
+            yield OUTPUT.at(place, what, fix)
+        elif name in reads and name in made:
+            what = f"Output '{name}' of ensemble '{model.name}' is also read by a step."
+            yield INSIDE.at(place, what, "Let the step that reads it pass it on, under another name.")
+
+
+def _source(name: str, made: dict[str, Any], ready: set[str]) -> str:
+    """The tensor that keeps ``name`` from being written, as core looks for it."""
+    seen: set[str] = set()
+    while True:
+        before = sorted(made[name].input_map.values()) if name in made else []
+        missing = [tensor for tensor in before if tensor not in ready and tensor not in seen]
+        if not missing:
+            return name
+        name = missing[0]
+        seen.add(name)
+
+
+def _leftovers(model: Model, made: dict[str, Any], reads: set[str], ready: set[str]) -> Findings:
+    """Tensors that nobody reads, and such that nobody writes; what waits for those is told where they stand."""
+    outputs, inputs = ({t.name for t in tensors} for tensors in (model.message.output, model.message.input))
+    for index, step in enumerate(model.message.ensemble_scheduling.step):
+        for key, name in sorted(step.output_map.items()):
+            if name not in outputs and name not in reads:
+                yield _unused(model, index, "output_map", key, name)
+        for key, name in sorted(step.input_map.items()):
+            if name not in ready and name not in made and name not in inputs:
+                close = difflib.get_close_matches(name, [*made, *inputs], 1)
+                yield _unused(model, index, "input_map", key, name, f"Write {close[0]}." if close else "")
+
+
+def _circles(model: Model, reads: set[str], ready: set[str]) -> Findings:
+    """Steps that wait for one another, and that no output waits for."""
+    for index, step in enumerate(model.message.ensemble_scheduling.step):
+        for key, name in sorted(step.output_map.items()):
+            if name in reads and name not in ready:
+                fix = "Take one step out of the circle."
+                yield _unused(model, index, "output_map", key, name, fix, "steps wait for one another in a circle")
+                return
+
+
+def _unused(model: Model, index: int, field: str, key: str, name: str, fix: str = "", why: str = "") -> Finding:
+    is_written = field == "output_map"
+    fixes = (f"Take {key} out of the output_map; what is not mapped is dropped.", "Let a step write it.")
+    return UNUSED.at(
+        model.at_entry("ensemble_scheduling", "step", index, field, key=key),
+        f"ensemble tensor '{name}' is unused in ensemble '{model.name}':"
+        f" {why or ('no step reads it' if is_written else 'no step writes it')}.",
+        fix or fixes[not is_written],
+    )

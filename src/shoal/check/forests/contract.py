@@ -1,0 +1,273 @@
+"""The contract of Triton's FIL backend: hardly any of it is checked when a model loads, and it answers all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from shoal.check.findings import Findings, Place, Rule, Severity
+from shoal.check.forests.files import (
+    BINARY,
+    FILES,
+    MULTICLASS,
+    REGRESSOR,
+    Trees,
+    UnreadableError,
+    read_trees,
+)
+from shoal.check.models import Model, Repository
+from shoal.environment.targets import Target
+
+BACKEND = "fil"
+_PARAMETER = 'parameters {{ key: "{}" value {{ string_value: "{}" }} }}'
+
+TENSORS = Rule(
+    "fil-tensors",
+    Severity.ERROR,
+    "A forest has one input, input__0, one output, output__0, and both are TYPE_FP32",
+    "FIL asks for the tensors by these names and computes in single precision only: under other names no request is"
+    " answered, and of another type the bytes would be taken for floats.",
+    "fil_backend, docs/model_config.md, Inputs and Outputs; src/model.h: predict.",
+    'input [ { name: "features" data_type: TYPE_FP64 dims: [ 32 ] } ]',
+    'input [ { name: "input__0" data_type: TYPE_FP32 dims: [ 32 ] } ]',
+)
+FEATURES = Rule(
+    "fil-features",
+    Severity.ERROR,
+    "A forest's input is as wide as its number of features",
+    "FIL compares them nowhere: it walks the rows with the forest's own width, so that every row but the first is read"
+    " from the wrong place, and answers.",
+    "fil_backend, src/model.h: predict passes the number of rows alone.",
+    'input [ { name: "input__0" data_type: TYPE_FP32 dims: [ 206 ] } ]  # the forest has 207',
+    'input [ { name: "input__0" data_type: TYPE_FP32 dims: [ 207 ] } ]',
+)
+MODEL_TYPE = Rule(
+    "fil-model-type",
+    Severity.ERROR,
+    "model_type names the format of the file that is there",
+    "It decides which file FIL opens, and how: xgboost.model for xgboost, xgboost.json for xgboost_json, xgboost.ubj"
+    " for xgboost_ubj (from 24.10 on), model.txt for lightgbm, checkpoint.tl for treelite_checkpoint. Without it FIL"
+    " takes xgboost, the old binary format.",
+    "fil_backend, docs/model_config.md, Model Filenames; src/serialization.h: string_to_serialization.",
+    _PARAMETER.format("model_type", "treelite"),
+    _PARAMETER.format("model_type", "treelite_checkpoint"),
+)
+TASK = Rule(
+    "fil-task",
+    Severity.ERROR,
+    "output_class, threshold, predict_proba and the output's width fit what the forest was trained for",
+    "FIL refuses a setting that is missing or neither true nor false; the rest it believes. With output_class, a"
+    " regressor answers 0 and 1; where the output is not as wide as the answer, values of one row are read as the"
+    " next one's.",
+    "fil_backend, src/shared_state.h: load; src/tl_model.h: predict; rapids-triton, shared_state.hpp.",
+    _PARAMETER.format("output_class", "true") + "  # for a regressor",
+    _PARAMETER.format("output_class", "false"),
+)
+VERSION = Rule(
+    "treelite-version",
+    Severity.ERROR,
+    "A checkpoint is of a Treelite that the server can read",
+    "A checkpoint is read by Treelite of the same major version only, except that 4 reads 3.9. FIL has it linked in: no"
+    " package that you install changes it.",
+    "fil_backend, docs/model_support.md, Version Compatibility; treelite, src/serializer.cc.",
+    "checkpoint.tl of Treelite 4.7 for a server of 23.12",
+    "checkpoint.tl of Treelite 3.9 for a server of 23.12",
+)
+UNREADABLE = Rule(
+    "forest-unreadable",
+    Severity.ERROR,
+    "A forest's file is whole, and of its kind",
+    "Treelite may end the whole server process over a damaged checkpoint, and a pickle of scikit-learn or cuML is"
+    " none.",
+    "fil_backend, docs/model_support.md: FIL reads no pickle files; treelite, src/serializer.cc.",
+    "checkpoint.tl  # a pickle",
+    'treelite.sklearn.import_model(forest).serialize("checkpoint.tl")',
+)
+RULES = (TENSORS, FEATURES, MODEL_TYPE, TASK, VERSION, UNREADABLE)
+
+_FIRST_UBJSON = (24, 10)
+_FIRST_CLASSIFIER = (25, 9)  # where is_classifier takes the place of output_class, which is still understood
+# By the first release: the versions that its Treelite reads, from and up to. docs/model_support.md of fil_backend.
+_READABLE = {
+    (22, 7): (((2, 4), (2, 5)),),
+    (22, 8): (((2, 4), (2, 5)), ((3, 0), (4, 0))),
+    (24, 3): (((3, 9), (3, 10)), ((4, 0), (5, 0))),
+}
+_BACKEND_IN_PYTHON = (((4, 0), (5, 0)),)  # shoal's own, in place of FIL: shoal.component.checkpoints
+
+
+def find(model: Model, repository: Repository) -> Findings:
+    """Where a forest's configuration breaks FIL's contract, or does not fit its file."""
+    if model.message is None or model.backend != BACKEND:
+        return
+    target = repository.target
+    yield from _find_tensors(model)
+    yield from _find_settings(model, target)
+    model_type = model.parameters.get("model_type", "xgboost")
+    if model_type not in FILES:
+        yield MODEL_TYPE.at(_at(model, "model_type"), f"There is no model_type {model_type}.", _known())
+        return
+    if model_type == "xgboost_ubj" and target and target.release < _FIRST_UBJSON and not _is_in_python(model, target):
+        what = f"xgboost_ubj is known to 24.10 and later; the target is {target.version}."
+        yield MODEL_TYPE.at(_at(model, "model_type"), what, "Save the model as xgboost.json, model_type xgboost_json.")
+    if model.is_leaf:
+        return  # its file comes with compose
+    for version in model.served_versions:
+        yield from _find_file(model, model.folder / str(version), model_type, target)
+
+
+def _known() -> str:
+    return f"Known: {', '.join(FILES)}."
+
+
+def _at(model: Model, parameter: str) -> Place:
+    is_there = parameter in model.parameters
+    return model.at_entry("parameters", key=parameter) if is_there else model.at("backend")
+
+
+def _is_in_python(model: Model, target: Target | None) -> bool:
+    """Whether shoal's backend serves it, in place of FIL."""
+    return model.message.runtime.endswith(".py") or (target is not None and target.is_embedded)
+
+
+def _find_tensors(model: Model) -> Findings:
+    explanation = [spec for spec in model.outputs if spec.name == "treeshap_output"]
+    outputs = [spec for spec in model.outputs if spec not in explanation]
+    for kind, tensors, wanted in (("input", list(model.inputs), "input__0"), ("output", outputs, "output__0")):
+        if len(tensors) != 1:
+            place = model.at(kind) if tensors else model.at("backend")
+            yield TENSORS.at(place, f"Declared {kind}s: {len(tensors)}.", f"Declare one, {wanted}.")
+            continue
+        index = list(model.inputs if kind == "input" else model.outputs).index(tensors[0])
+        if tensors[0].name != wanted:
+            what = f"Its {kind} is called {tensors[0].name}."
+            yield TENSORS.at(model.at(kind, index, "name"), what, f"Call it {wanted}.")
+        if tensors[0].dtype != "TYPE_FP32":
+            what = f"{tensors[0].name} is declared {tensors[0].dtype}."
+            yield TENSORS.at(model.at(kind, index, "data_type"), what, "Declare it TYPE_FP32.")
+
+
+def _find_settings(model: Model, target: Target | None) -> Findings:
+    """Settings that FIL refuses to load with; shoal's own backend can do without any."""
+    given = model.parameters
+    for name in ("output_class", "is_classifier", "predict_proba", "xgboost_allow_unknown_field"):
+        if given.get(name, "true") not in ("true", "false"):
+            yield TASK.at(_at(model, name), f"{name} is {given[name]!r}.", "Write true or false, in small letters.")
+    if _is_in_python(model, target):
+        return
+    is_new = target is not None and target.release >= _FIRST_CLASSIFIER
+    if "output_class" not in given and ("is_classifier" not in given or (target is not None and not is_new)):
+        name = "is_classifier" if is_new else "output_class"
+        what = f"It has no parameter {name}, without which FIL does not load."
+        if "is_classifier" in given:
+            what = f"is_classifier is known from 25.09 on; FIL of {target and target.version} demands output_class."
+        yield TASK.at(_at(model, "is_classifier"), what, f"Add {_PARAMETER.format(name, 'true')}, or false.")
+    name = "output_class" if "output_class" in given else "is_classifier"
+    if given.get(name) == "true" and "threshold" not in given:
+        what = f"With {name}, FIL does not load without a threshold, though its documentation calls it optional."
+        yield TASK.at(_at(model, name), what, f"Add {_PARAMETER.format('threshold', '0.5')}.")
+
+
+def _find_file(model: Model, folder: Path, model_type: str, target: Target | None) -> Findings:
+    name = model.message.default_model_filename or FILES[model_type]
+    path = folder / name
+    try:
+        if not path.is_file():
+            yield from _find_other(model, path, model_type)
+            return
+        trees = read_trees(path, model_type)
+    except UnreadableError as error:
+        yield UNREADABLE.at(Place(path), f"For model_type {model_type}, {error}.", "Export the forest again.")
+        return
+    except OSError as error:
+        yield UNREADABLE.at(Place(path), f"It cannot be read: {error.strerror}.", "Let the server's user read it.")
+        return
+    yield from _find_version(model, path, trees, target)
+    yield from _find_width(model, path, trees)
+    yield from _find_task(model, path, trees, target)
+
+
+def _find_other(model: Model, path: Path, model_type: str) -> Findings:
+    other = next((kind for kind, name in FILES.items() if (path.parent / name).is_file()), "")
+    said = "" if "model_type" in model.parameters else " (what FIL takes where none is named)"
+    there = f"; {FILES[other]} is" if other else ""
+    fix = f"Write model_type {other}." if other else f"Put {path.name} there, or name another model_type. {_known()}"
+    what = f"model_type {model_type}{said} reads {path.name}, which is not in {path.parent.name}/{there}."
+    yield MODEL_TYPE.at(_at(model, "model_type"), what, fix)
+
+
+def _find_version(model: Model, path: Path, trees: Trees, target: Target | None) -> Findings:
+    if trees.version is None:
+        return
+    is_ours = _is_in_python(model, target)
+    readable: Any = _BACKEND_IN_PYTHON
+    if not is_ours:
+        first = max((first for first in _READABLE if target and first <= target.release), default=None)
+        if target is None or first is None:
+            return
+        readable = _READABLE[first]
+    if any(low <= trees.version[:2] < high for low, high in readable):
+        return
+    known = ", ".join(f"{low[0]}.{low[1]} to below {high[0]}.{high[1]}" for low, high in readable)
+    who = "shoal's backend" if is_ours else f"FIL of {target.version}" if target else ""
+    version = ".".join(map(str, trees.version))
+    what = f"It was written by Treelite {version}; {who} reads {known}."
+    yield VERSION.at(Place(path), what, "Write it with one of those: import the model again, and serialize it.")
+
+
+def _find_width(model: Model, path: Path, trees: Trees) -> Findings:
+    if not trees.num_features or len(model.inputs) != 1:
+        return
+    width = _width(model, "input", 0)
+    if width is not None and width != trees.num_features:
+        what = f"{model.inputs[0].name} is {width} wide; {path.name} has {trees.num_features} features."
+        yield FEATURES.at(model.at("input", 0, "dims"), what, f"Write dims: [ {trees.num_features} ].")
+
+
+def _width(model: Model, kind: str, index: int) -> int | None:
+    """The elements of a row; None where they vary, or another shape is given to the backend."""
+    tensor = getattr(model.message, kind)[index]
+    if tensor.HasField("reshape") or not tensor.dims or min(tensor.dims) < 0:
+        return None
+    width = 1
+    for dim in tensor.dims:
+        width *= int(dim)
+    return width
+
+
+def _find_task(model: Model, path: Path, trees: Trees, target: Target | None) -> Findings:
+    if trees.num_targets > 1:
+        what = f"{path.name} predicts {trees.num_targets} targets; FIL knows one."
+        yield TASK.at(Place(path), what, "Train a forest for each.")
+        return
+    given = model.parameters
+    is_class = given.get("is_classifier", given.get("output_class")) == "true"
+    gives_chances = given.get("predict_proba") == "true"
+    if trees.task == REGRESSOR and (is_class or gives_chances):
+        for name in ("output_class", "is_classifier", "predict_proba"):
+            if given.get(name) == "true":
+                yield TASK.at(_at(model, name), f"{path.name} is a regressor, and {name} is true.", "Write false.")
+        return
+    index = next((i for i, spec in enumerate(model.outputs) if spec.name == "output__0"), None)
+    width = _width(model, "output", index) if index is not None else None
+    widths = sorted(_widths(trees, target, is_class=is_class, gives_chances=gives_chances))
+    if index is not None and width is not None and widths and width not in widths:
+        kinds = {BINARY: "two classes", MULTICLASS: f"{trees.num_classes} classes", REGRESSOR: "one score"}
+        kind = kinds[trees.task or 0]
+        what = f"output__0 is {width} wide; {path.name} knows {kind}: with these settings, write {widths[0]}."
+        yield TASK.at(model.at("output", index, "dims"), what, f"Write dims: [ {widths[0]} ].")
+
+
+def _widths(trees: Trees, target: Target | None, *, is_class: bool, gives_chances: bool) -> Iterator[int]:
+    """The values of a row of answers that could be right."""
+    if trees.task == REGRESSOR or (trees.task in (BINARY, MULTICLASS) and is_class and not gives_chances):
+        yield 1
+    elif trees.task == MULTICLASS and trees.num_classes:
+        yield trees.num_classes
+    elif trees.task == BINARY:
+        is_new = target is None or target.release >= _FIRST_CLASSIFIER  # before, it always wrote both
+        if not gives_chances or is_new:
+            yield 1
+        if gives_chances:
+            yield 2

@@ -1,0 +1,227 @@
+"""The models of a repository, as far as they can be read; nothing here raises over what stands in one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from shoal.check.config_lines import Node, locate
+from shoal.check.findings import Place
+from shoal.component.spec import TensorSpec
+from shoal.environment.targets import Target
+from shoal.repository.config import CONFIG, ModelConfig, as_config
+
+MAX_CONFIG_BYTES = 4 * 2**20
+ENSEMBLE = "ensemble"
+# The engine of each platform that core knows: model_config_utils.cc, AutoCompleteBackendFields.
+PLATFORMS = {
+    "pytorch_libtorch": "pytorch",
+    "torch_aoti": "pytorch",
+    "onnxruntime_onnx": "onnxruntime",
+    "tensorrt_plan": "tensorrt",
+    "tensorflow_graphdef": "tensorflow",
+    "tensorflow_savedmodel": "tensorflow",
+}
+# Backends that read tensors from the model's own file, and such that never do; others may, where some is left out.
+_COMPLETE_ALL = ("onnxruntime", "openvino", "tensorflow", "tensorrt")
+_COMPLETE_NOTHING = ("fil", "python", "pytorch")
+_VERSION = r"0(?![0-9])|[1-9][0-9]{0,17}"  # core reads the digits that a name begins with, and no leading zero
+# A class that comes from elsewhere may complete its configuration.
+_INHERITS = re.compile(
+    r"import\s+\*|import\s[^#\n]*\bTritonPythonModel\b|class\s+TritonPythonModel\s*\(\s*(?!object\b)\w"
+)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model's folder. ``message`` is None where its configuration cannot be read, and a Triton ModelConfig else.
+
+    ``unreadable`` is why the file could not be read, ``problem`` why its text could not, with the line,
+    ``broken_line`` the first line that is not UTF-8; ``has_unknown_fields`` says that the schema lacks some.
+    ``is_leaf`` marks a folder that shoal composes repositories from.
+    """
+
+    folder: Path
+    text: str = ""
+    message: Any = None
+    is_leaf: bool = False
+    unreadable: str = ""
+    problem: tuple[str, int] | None = None
+    broken_line: int = 0
+    has_unknown_fields: bool = False
+
+    @cached_property
+    def fields(self) -> Node:
+        """Where its fields stand. Read when something is to be shown: it takes as long as reading the message."""
+        return locate(self.text)
+
+    @property
+    def path(self) -> Path:
+        """Its configuration."""
+        return self.folder / CONFIG
+
+    @property
+    def name(self) -> str:
+        """The name that others call it by: its folder's, or a leaf's own."""
+        return (self.message.name if self.is_leaf and self.message else "") or self.folder.name
+
+    @property
+    def is_ensemble(self) -> bool:
+        """Whether it is meant as a graph of other models."""
+        return self.message is not None and (
+            ENSEMBLE in (self.message.platform, self.message.backend) or self.message.HasField("ensemble_scheduling")
+        )
+
+    @property
+    def is_misplatformed(self) -> bool:
+        """Whether it has steps without being an ensemble; one whose backend is wrong is told so."""
+        return ENSEMBLE not in (self.message.platform, self.message.backend)
+
+    @property
+    def backend(self) -> str:
+        """What runs it: as it says, or as core concludes from the platform and the files."""
+        message = self.message
+        if message is not None and (message.backend or message.platform):
+            return str(message.backend or PLATFORMS.get(message.platform, ""))
+        return "python" if any((self.folder / str(v) / "model.py").is_file() for v in self.versions) else ""
+
+    @property
+    def is_python(self) -> bool:
+        """Whether a Python stub runs a ``model.py`` of its own."""
+        return self.backend == "python"
+
+    @cached_property
+    def versions(self) -> tuple[int, ...]:
+        """The numbered folders that Triton takes for versions, ascending."""
+        return tuple(sorted(int(name) for name in self._folders if re.fullmatch(_VERSION, name)))
+
+    @cached_property
+    def misread(self) -> tuple[tuple[str, int], ...]:
+        """Folders that Triton takes for a version without being its folder: 2.bak for version 2, whose folder is 2."""
+        begun = ((name, re.match(_VERSION, name)) for name in self._folders)
+        return tuple((name, int(found[0])) for name, found in begun if found and found[0] != name)
+
+    @cached_property
+    def _folders(self) -> tuple[str, ...]:
+        return tuple(path.name for path in entries(self.folder) if path.is_dir())
+
+    @cached_property
+    def served_versions(self) -> tuple[int, ...]:
+        """Those that Triton loads, as the version policy says: the latest where it says nothing."""
+        policy = self.message.version_policy if self.message is not None else None
+        if policy is not None and policy.HasField("all"):
+            return self.versions
+        if policy is not None and policy.HasField("specific"):
+            return tuple(version for version in self.versions if version in policy.specific.versions)
+        number = policy.latest.num_versions if policy is not None and policy.HasField("latest") else 1
+        return self.versions[-max(1, number) :]
+
+    @cached_property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """As declared."""
+        return tuple(map(_tensor, self.message.input)) if self.message is not None else ()
+
+    @cached_property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """As declared."""
+        return tuple(map(_tensor, self.message.output)) if self.message is not None else ()
+
+    @cached_property
+    def parameters(self) -> Mapping[str, str]:
+        """Those of its configuration."""
+        return {k: v.string_value for k, v in self.message.parameters.items()} if self.message is not None else {}
+
+    @cached_property
+    def is_completed(self) -> bool:
+        """Whether the server may add to what is declared here when it loads the model."""
+        if self.message is not None and self.is_python and self.sources:
+            is_said = bool(self.message.input and self.message.output)
+            return any("auto_complete_config" in t or (not is_said and _INHERITS.search(t)) for _, t in self.sources)
+        if self.message is None or not (self.message.input and self.message.output):
+            return True
+        if self.is_ensemble or self.backend in _COMPLETE_NOTHING:
+            return False
+        tensors = (*self.inputs, *self.outputs)
+        is_partial = any(not tensor.dims or tensor.dtype == "TYPE_INVALID" for tensor in tensors)
+        return is_partial or self.backend in _COMPLETE_ALL
+
+    @cached_property
+    def config(self) -> ModelConfig | None:
+        """The same as the rest of shoal reads it."""
+        return as_config(self.message, self.folder) if self.message is not None else None
+
+    @cached_property
+    def sources(self) -> tuple[tuple[Path, str], ...]:
+        """The ``model.py`` of each version, with its text; one that is not UTF-8 is read as well as can be."""
+        found = []
+        for version in self.versions:
+            path = self.folder / str(version) / "model.py"
+            with suppress(OSError):  # another user's
+                if path.is_file() and path.stat().st_size <= MAX_CONFIG_BYTES:
+                    found.append((path, path.read_bytes().decode("utf-8", "replace")))
+        return tuple(found)
+
+    def at(self, *path: str | int) -> Place:
+        """Where a field of its configuration stands."""
+        return Place(self.path, lambda: self.fields.find(*path).line)
+
+    def at_entry(self, *path: str | int, key: str) -> Place:
+        """Where the entry ``key`` of a map field stands; ``path`` ends with that field's name."""
+
+        def line() -> int:
+            around = self.fields.find(*path[:-1]) if len(path) > 1 else self.fields
+            return next(around.entries(str(path[-1]), key), around).line
+
+        return Place(self.path, line)
+
+
+@dataclass(frozen=True)
+class Repository:
+    """What is checked: ``models`` are those to report on, ``known`` all that they may call.
+
+    ``target`` is the server it is for, None where nobody said.
+    """
+
+    root: Path
+    models: tuple[Model, ...]
+    known: Mapping[str, Model]
+    target: Target | None = None
+    manifest: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _tensor(entry: Any) -> TensorSpec:
+    from tritonclient.grpc import model_config_pb2
+
+    dtype = enum_name(model_config_pb2.DataType, entry.data_type)
+    is_optional, is_ragged = getattr(entry, "optional", False), getattr(entry, "allow_ragged_batch", False)
+    return TensorSpec(entry.name, dtype, tuple(entry.dims), is_optional, is_ragged)
+
+
+def entries(folder: Path) -> list[Path]:
+    """What lies in ``folder``, by name; nothing where it cannot be read."""
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
+
+
+def is_decoupled(model: Model, known: Mapping[str, Model] | None = None, above: tuple[str, ...] = ()) -> bool:
+    """Whether it may give several answers to a request, itself or by a model of ``known`` that it calls."""
+    if model.message is None or model.name in above:
+        return False
+    steps = model.message.ensemble_scheduling.step if known else ()
+    members = ((known or {}).get(step.model_name) for step in steps)
+    above = (*above, model.name)
+    return bool(model.message.model_transaction_policy.decoupled) or any(
+        member is not None and is_decoupled(member, known, above) for member in members
+    )
+
+
+def enum_name(enum: Any, number: int) -> str:
+    """The name of an enum's value; the number itself where there is none, which protobuf allows."""
+    return str(dict(map(reversed, enum.items())).get(number, number))

@@ -1,0 +1,156 @@
+"""An ONNX model and its configuration: do names, dtypes and shapes fit? Asked where the package `onnx` is installed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shoal.check.findings import Findings, Place, Rule, Severity
+from shoal.check.models import Model, Repository
+from shoal.component.bundle import describe_bytes
+
+BACKEND = "onnxruntime"
+FILE = "model.onnx"
+_MAX_BYTES = 256 * 2**20  # of the graph; weights may lie in files beside it, which are not read
+
+TENSORS = Rule(
+    "onnx-tensors",
+    Severity.ERROR,
+    "Declared tensors are those of the ONNX graph",
+    "The model does not load. Most often the batch is declared twice: with a max_batch_size above 0, dims are without"
+    " it, and the graph's first dimension must be dynamic (dynamic_axes in torch.onnx.export).",
+    "onnxruntime_backend, src/onnxruntime.cc: ValidateInputs, ValidateOutputs; src/onnxruntime_utils.cc:"
+    " CompareDimsSupported.",
+    '# ids: INT64 [-1, 128]\nmax_batch_size: 8\ninput [ { name: "ids" data_type: TYPE_INT32 dims: [ -1, 128 ] } ]',
+    '# ids: INT64 [-1, 128]\nmax_batch_size: 8\ninput [ { name: "ids" data_type: TYPE_INT64 dims: [ 128 ] } ]',
+)
+UNREADABLE = Rule(
+    "onnx-unreadable",
+    Severity.ERROR,
+    "model.onnx is a whole ONNX model",
+    "The model does not load. What stands there instead is often a pointer of Git LFS, a page of a failed download, or"
+    " half a copy.",
+    "onnxruntime: `Load model from ... failed: Protobuf parsing failed`.",
+    "model.onnx  # version https://git-lfs.github.com/spec/v1",
+    "git lfs pull",
+)
+RULES = (TENSORS, UNREADABLE)
+
+# onnx.TensorProto.DataType by its numbers, as onnxruntime_utils.cc turns them into Triton's.
+_TYPES = {
+    1: "TYPE_FP32", 2: "TYPE_UINT8", 3: "TYPE_INT8", 4: "TYPE_UINT16", 5: "TYPE_INT16", 6: "TYPE_INT32",
+    7: "TYPE_INT64", 8: "TYPE_STRING", 9: "TYPE_BOOL", 10: "TYPE_FP16", 11: "TYPE_FP64", 12: "TYPE_UINT32",
+    13: "TYPE_UINT64", 16: "TYPE_BF16",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    dtype: str  # empty where Triton has none for it
+    shape: tuple[int, ...] | None  # -1 where it is dynamic; None where the graph says nothing
+
+
+def find(model: Model, repository: Repository) -> Findings:
+    """Where an ONNX graph and its configuration differ."""
+    del repository
+    if model.message is None or model.backend != BACKEND or model.is_leaf:
+        return
+    if importlib.util.find_spec("onnx") is None:
+        return
+    for version in model.served_versions:
+        path = model.folder / str(version) / (model.message.default_model_filename or FILE)
+        try:
+            if not path.is_file() or path.stat().st_size > _MAX_BYTES:
+                continue
+            graph = _read(path)
+        except OSError as error:
+            yield UNREADABLE.at(Place(path), f"It cannot be read: {error.strerror}.", "Let the server's user read it.")
+            continue
+        if graph is None:
+            with path.open("rb") as file:
+                begins = file.read(32)
+            why = describe_bytes(begins) or ("it is empty" if not begins else "it is cut off, or something else")
+            yield UNREADABLE.at(Place(path), f"It is no ONNX model: {why}.", "Export or copy it again.")
+            continue
+        yield from _compare(model, graph)
+
+
+def _read(path: Path) -> Any:
+    """The graph of a file; None where it holds none."""
+    from google.protobuf.message import DecodeError
+
+    onnx: Any = importlib.import_module("onnx")  # not among shoal's own extras
+    try:
+        message = onnx.load(path, load_external_data=False)
+    except (DecodeError, ValueError, RecursionError):
+        return None
+    return message.graph if message.graph.output else None
+
+
+def _compare(model: Model, graph: Any) -> Findings:
+    weights = {tensor.name for tensor in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
+    inputs = {tensor.name: _describe(tensor) for tensor in graph.input}
+    needed = [name for name in inputs if name not in weights]
+    outputs = {tensor.name: _describe(tensor) for tensor in graph.output}
+    num_controls = len(model.message.batch_input)
+    if model.message.HasField("sequence_batching"):
+        num_controls += len(model.message.sequence_batching.control_input) + len(model.message.sequence_batching.state)
+    if model.inputs and not num_controls:
+        declared = {tensor.name for tensor in model.inputs}
+        missing = [name for name in needed if name not in declared]
+        if missing:
+            what = f"It does not declare {', '.join(missing)}, which the graph takes."
+            yield TENSORS.at(model.at("input"), what, f"Declare all of {', '.join(needed)}.")
+    yield from _compare_all(model, "input", inputs, needed)
+    yield from _compare_all(model, "output", outputs, list(outputs))
+
+
+def _compare_all(model: Model, kind: str, tensors: dict[str, _Tensor], names: Sequence[str]) -> Findings:
+    for index, entry in enumerate(model.inputs if kind == "input" else model.outputs):
+        tensor = tensors.get(entry.name)
+        if tensor is None:
+            what = f"The graph has no {kind} {entry.name}."
+            yield TENSORS.at(model.at(kind, index, "name"), what, f"Its {kind}s: {', '.join(names)}.")
+            continue
+        if tensor.dtype and entry.dtype != tensor.dtype:
+            what = f"{entry.name} is declared {entry.dtype}; the graph's is {tensor.dtype}."
+            yield TENSORS.at(model.at(kind, index, "data_type"), what, f"Declare it {tensor.dtype}.")
+        message = getattr(model.message, kind)[index]
+        dims = tuple(message.reshape.shape) if message.HasField("reshape") else entry.dims
+        why = _misfit(tensor.shape, dims, is_batched=model.message.max_batch_size > 0, is_ragged=entry.is_ragged)
+        if why:
+            yield TENSORS.at(model.at(kind, index, "dims"), f"{entry.name}: {why[0]}.", why[1])
+
+
+def _misfit(
+    shape: tuple[int, ...] | None, dims: tuple[int, ...], *, is_batched: bool, is_ragged: bool
+) -> tuple[str, str] | None:
+    """Why onnxruntime_backend would refuse dims for a tensor of the graph, and what to do."""
+    if not shape or is_ragged:  # a scalar, or of no known shape
+        return None
+    shown = list(shape)
+    if is_batched and shape[0] != -1:
+        what = f"the graph's shape {shown} has no dynamic first dimension, and max_batch_size is above 0"
+        return what, "Export it with a dynamic batch, or set max_batch_size: 0 and declare the whole shape."
+    full = (-1, *dims) if is_batched else dims
+    if len(shape) == len(full) and all(there in (-1, said) for there, said in zip(shape, full, strict=True)):
+        return None
+    behind = ", behind the batch that max_batch_size adds" if is_batched else ""
+    return (
+        f"dims {list(dims)}{behind} do not fit the graph's {shown}",
+        f"Write dims: {shown[1:] if is_batched else shown}.",
+    )
+
+
+def _describe(value: Any) -> _Tensor:
+    kind = value.type.tensor_type
+    if not value.type.HasField("tensor_type"):
+        return _Tensor("", None)
+    if not kind.HasField("shape"):
+        return _Tensor(_TYPES.get(kind.elem_type, ""), None)
+    shape = tuple(int(dim.dim_value) if dim.HasField("dim_value") else -1 for dim in kind.shape.dim)
+    return _Tensor(_TYPES.get(kind.elem_type, ""), shape)

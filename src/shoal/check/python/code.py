@@ -1,0 +1,233 @@
+"""The shape of a ``model.py``: can the Python backend import it, and call what stands in it?"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from shoal.check.findings import Findings, Place, Rule, Severity
+from shoal.check.models import Model, Repository
+from shoal.check.python import answers
+from shoal.check.python import pitfalls as habits
+from shoal.check.python.source import (
+    Function,
+    Source,
+    examine,
+    is_literal,
+    parse,
+    served_sources,
+    walk_within,
+)
+
+SYNTAX = Rule(
+    "model-py-syntax",
+    Severity.ERROR,
+    "A model.py must be Python that parses",
+    "The model's process cannot import it, and Triton refuses the model; the log has the line, amid a traceback of"
+    " importlib.",
+    "python_backend, src/pb_stub.cc: StubSetup imports model.py.",
+    "def execute(self, requests)\n    return []",
+    "def execute(self, requests):\n    return []",
+    is_core=True,
+)
+NO_CLASS = Rule(
+    "no-model-class",
+    Severity.ERROR,
+    "A model.py must hold a class TritonPythonModel",
+    "The Python backend looks for that name and no other, and refuses the model.",
+    'python_backend, src/pb_stub.cc: sys.attr("TritonPythonModel").',
+    "class MyModel:\n    def execute(self, requests): ...",
+    "class TritonPythonModel:\n    def execute(self, requests): ...",
+    is_core=True,
+)
+SIGNATURE = Rule(
+    "wrong-signature",
+    Severity.ERROR,
+    "A method that Triton cannot call",
+    "Triton calls TritonPythonModel(), initialize(args), execute(requests), is_ready() (since 26.03) and, on the class,"
+    " auto_complete_config(config). What takes fewer or more fails the load, or every request, with a TypeError. An"
+    " `async def initialize` is never awaited; an `execute` that yields gives a generator, which is no list.",
+    "python_backend, src/pb_stub.cc: Initialize, ProcessRequests, AutoCompleteModelConfig; tried on Triton 24.10.",
+    "def initialize(self): ...\ndef execute(self, request): ...\n"
+    "def auto_complete_config(self, auto_complete_model_config): ...",
+    "def initialize(self, args): ...\ndef execute(self, requests): ...\n"
+    "@staticmethod\ndef auto_complete_config(auto_complete_model_config): ...",
+    is_core=True,
+)
+FINALIZE = Rule(
+    "finalize-not-callable",
+    Severity.WARNING,
+    "A finalize that Triton cannot call",
+    "Triton calls finalize() without arguments when it unloads the model, and logs the TypeError as information: what"
+    " finalize would have closed or written never is. The model itself answers as it should.",
+    "python_backend, src/pb_stub.cc: Finalize; tried on Triton 24.10.",
+    "def finalize(self, args):\n    self.pool.shutdown()",
+    "def finalize(self):\n    self.pool.shutdown()",
+)
+RULES = (SYNTAX, NO_CLASS, SIGNATURE, FINALIZE, *answers.RULES, *habits.RULES)
+
+CLASS = "TritonPythonModel"
+# How many arguments Triton gives each; how one writes it.
+_CALLS = {
+    "__init__": (0, "__init__(self)"),
+    "initialize": (1, "initialize(self, args)"),
+    "execute": (1, "execute(self, requests)"),
+    "is_ready": (0, "is_ready(self)"),
+    "finalize": (0, "finalize(self)"),
+    "auto_complete_config": (1, "@staticmethod auto_complete_config(auto_complete_model_config)"),
+}
+_KEEPS_SIGNATURE = frozenset({"no_grad", "inference_mode", "override", "annotate", "enable_grad", "autocast"})
+
+
+def find(model: Model, repository: Repository) -> Findings:
+    """What is wrong with the code of a Python model."""
+    del repository
+    for path, text in served_sources(model):
+        yield from _check_syntax(Place(path), text)
+    is_decoupled = model.message.model_transaction_policy.decoupled if model.message is not None else None
+
+    def look(source: Source) -> Findings:
+        owner = _find_class(source)
+        if owner is None:
+            yield from _check_class(source)
+        else:
+            yield from _check_methods(source, owner, is_decoupled=is_decoupled)
+        yield from habits.look(source)
+
+    yield from examine(model, look)
+
+
+def _check_syntax(place: Place, text: str) -> Findings:
+    found = parse(text)
+    if isinstance(found, ast.Module) and "�" in text:
+        try:  # read as well as could be: it may be in an encoding that it declares, or in none
+            ast.parse(place.path.read_bytes())
+        except SyntaxError as error:
+            found = error
+        except (OSError, ValueError, RecursionError, MemoryError):
+            return
+    if isinstance(found, SyntaxError):
+        shown = (found.text or "").strip()[:80]
+        yield SYNTAX.at(
+            Place(place.path, found.lineno or 0),
+            f"Python cannot parse it: {found.msg}{f'; the line is: {shown}' if shown else ''}.",
+            "Mend that line; `python -m py_compile model.py` shows the next one.",
+        )
+
+
+def _bindings(source: Source) -> Iterator[ast.AST]:
+    """What binds the model class at the module's own level."""
+    for node in walk_within(source.tree):
+        is_definition = isinstance(node, Function | ast.ClassDef) and node.name == CLASS
+        is_assigned = isinstance(node, ast.Name) and node.id == CLASS and isinstance(node.ctx, ast.Store)
+        if is_definition or is_assigned or (isinstance(node, ast.alias) and (node.asname or node.name) in (CLASS, "*")):
+            yield node
+
+
+def _find_class(source: Source) -> ast.ClassDef | None:
+    """The one class that is the model's; None where it comes from elsewhere, or from several places."""
+    bindings = list(_bindings(source))
+    if len(bindings) != 1:
+        return None
+    if isinstance(bindings[0], ast.ClassDef):
+        return bindings[0]
+    for node in source.tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) and bindings[0] in node.targets:
+            return _classes(source).get(node.value.id)
+    return None
+
+
+def _classes(source: Source) -> dict[str, ast.ClassDef]:
+    return {node.name: node for node in source.tree.body if isinstance(node, ast.ClassDef)}
+
+
+def _check_class(source: Source) -> Findings:
+    is_hidden = any(
+        is_literal(node, CLASS) or (isinstance(node, ast.Global) and CLASS in node.names) for node in source.nodes
+    )
+    if is_hidden or any(_bindings(source)) or source.words & {"exec", "globals", "setattr", "__getattr__"}:
+        return
+    alike = [c for c in _classes(source).values() if any(getattr(node, "name", "") == "execute" for node in c.body)]
+    if len(alike) == 1:
+        yield NO_CLASS.at(
+            source.at(alike[0]),
+            f"It defines no {CLASS}; the class with an execute is {alike[0].name}.",
+            f"Name it {CLASS}, or end the file with: {CLASS} = {alike[0].name}",
+        )
+    else:
+        yield NO_CLASS.at(Place(source.path), f"It defines no {CLASS}.", f"Write a class {CLASS} with an execute.")
+
+
+def _methods(source: Source, owner: ast.ClassDef) -> tuple[dict[str, Function], bool]:
+    """Its methods and those it inherits within the file, where they are plain; whether these are all."""
+    found: dict[str, Function] = {}
+    unclear: set[str] = set()
+    classes, waiting, seen, is_all = _classes(source), [owner], set(), True
+    while waiting:
+        current = waiting.pop(0)
+        seen.add(current.name)
+        is_all = is_all and not current.decorator_list and not current.keywords
+        own: dict[str, list[ast.AST]] = {}
+        for node in walk_within(current):
+            if isinstance(node, Function):
+                own.setdefault(node.name, []).append(node)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                own.setdefault(node.id, []).append(node)
+        for name, nodes in own.items():
+            if name not in found and len(nodes) == 1 and isinstance(nodes[0], Function) and name not in unclear:
+                found[name] = nodes[0]
+            else:
+                unclear.add(name)
+        for base in current.bases:
+            known = classes.get(source.name(base))
+            if known is not None and known.name not in seen:
+                waiting.append(known)
+            elif source.name(base) != "object":
+                is_all = False
+    return found, is_all and "execute" not in unclear
+
+
+def _check_methods(source: Source, owner: ast.ClassDef, *, is_decoupled: bool | None) -> Findings:
+    methods, is_all = _methods(source, owner)
+    for name, (given, form) in _CALLS.items():
+        method = methods.get(name)
+        if method is not None and not _is_callable(source, method, given, on_class=name == "auto_complete_config"):
+            rule = FINALIZE if name == "finalize" else SIGNATURE
+            wanted = f"with {given} argument{'s'[: given != 1]}" if given else "without arguments"
+            what = f"Triton calls {name} {wanted}, which {name}({ast.unparse(method.args)}) does not take."
+            yield rule.at(source.at(method), what, f"Write {form}.")
+    initialize, execute = methods.get("initialize"), methods.get("execute")
+    if isinstance(initialize, ast.AsyncFunctionDef):
+        yield SIGNATURE.at(source.at(initialize), "Triton does not await initialize: it never runs.", "Write def.")
+    if execute is None:
+        if is_all and "execute" not in source.words:
+            what = f"{owner.name} has no execute: it loads, and fails every request."
+            yield SIGNATURE.at(source.at(owner), what, f"Write {_CALLS['execute'][1]}.")
+    elif any(isinstance(node, ast.Yield | ast.YieldFrom) for node in walk_within(execute)):
+        what = "It yields, which gives Triton a generator in place of a list: every request fails."
+        yield SIGNATURE.at(source.at(execute), what, "Return a list, or send each part through a response sender.")
+    elif _is_plain(source, execute) and is_decoupled is not None:
+        yield from answers.look(source, execute, is_decoupled=is_decoupled)
+
+
+def _is_plain(source: Source, method: Function) -> bool:
+    """Whether what decorates a method keeps its arguments and its answer."""
+    names = (d.func if isinstance(d, ast.Call) else d for d in method.decorator_list)
+    return all(source.name(name).rpartition(".")[2] in _KEEPS_SIGNATURE for name in names)
+
+
+def _is_callable(source: Source, method: Function, given: int, *, on_class: bool) -> bool:
+    """Whether a call with ``given`` arguments fits; true where a decorator leaves that open."""
+    kinds = [source.name(decorator) for decorator in method.decorator_list]
+    is_bound = not on_class
+    if kinds == ["staticmethod"]:
+        is_bound = False
+    elif kinds == ["classmethod"]:
+        is_bound = True
+    elif not _is_plain(source, method):
+        return True
+    args = method.args
+    most, given = len(args.posonlyargs) + len(args.args), given + is_bound
+    if any(default is None for default in args.kw_defaults):
+        return False
+    return most - len(args.defaults) <= given and (given <= most or args.vararg is not None)

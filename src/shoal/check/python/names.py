@@ -1,0 +1,122 @@
+"""The tensors that a ``model.py`` reads and writes, beside those that its configuration declares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shoal.check.findings import Findings, Rule, Severity
+from shoal.check.models import Model, Repository
+from shoal.check.python.dataflow import Flow, Use
+from shoal.check.python.source import Source, examine
+
+READS = Rule(
+    "reads-unknown-input",
+    Severity.ERROR,
+    "A model.py that reads an input which the configuration does not declare",
+    "get_input_tensor_by_name returns None for it, and every request fails with `'NoneType' object has no attribute"
+    " 'as_numpy'`.",
+    "python_backend, src/resources/triton_python_backend_utils.py: get_input_tensor_by_name.",
+    'input [ { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] } ]\n\n'
+    'pb_utils.get_input_tensor_by_name(request, "text").as_numpy()',
+    'input [ { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] } ]\n\n'
+    'pb_utils.get_input_tensor_by_name(request, "TEXT").as_numpy()',
+)
+WRITES = Rule(
+    "writes-unknown-output",
+    Severity.ERROR,
+    "A model.py that writes an output which the configuration does not declare",
+    "Triton drops it without a word: a client that names no outputs gets status 200 and an answer that lacks it, also"
+    " through an ensemble.",
+    "python_backend, src/pb_stub.cc: PruneOutputTensors; tried on Triton 24.10.",
+    'output [ { name: "SCORE" data_type: TYPE_FP32 dims: [ 1 ] } ]\n\npb_utils.Tensor("score", scores)',
+    'output [ { name: "SCORE" data_type: TYPE_FP32 dims: [ 1 ] } ]\n\npb_utils.Tensor("SCORE", scores)',
+)
+NEVER_READ = Rule(
+    "input-never-read",
+    Severity.WARNING,
+    "A declared input that the model.py never reads",
+    "Every client has to send it, and every request carries it to the model, for nothing.",
+    "A request that lacks an input is refused, unless the configuration says `optional: true`.",
+    'input [ { name: "A" ... }, { name: "B" ... } ]  # and model.py reads A alone',
+    'input [ { name: "A" ... } ]',
+)
+NEVER_WRITTEN = Rule(
+    "output-never-written",
+    Severity.WARNING,
+    "A declared output that the model.py never writes",
+    "Triton does not miss it: the answer lacks it with status 200, and the client, or the ensemble's next step, fails"
+    " on that.",
+    "Triton does not check answers against the configuration; tried on Triton 24.10.",
+    'output [ { name: "A" ... }, { name: "B" ... } ]  # and model.py writes A alone',
+    'output [ { name: "A" ... } ]',
+)
+CONFIG = Rule(
+    "wrong-config-name",
+    Severity.ERROR,
+    "A model.py that asks for the configuration of a tensor which is not declared",
+    "get_output_config_by_name returns None for it; taking its data_type fails the load with `'NoneType' object is not"
+    " subscriptable`.",
+    "python_backend, src/resources/triton_python_backend_utils.py: get_output_config_by_name.",
+    'pb_utils.get_output_config_by_name(model_config, "score")["data_type"]',
+    'pb_utils.get_output_config_by_name(model_config, "SCORE")["data_type"]',
+    is_core=True,
+)
+RULES = (READS, WRITES, NEVER_READ, NEVER_WRITTEN, CONFIG)
+
+
+def find(model: Model, repository: Repository) -> Findings:
+    """What a Python model reads and writes beside what it declares."""
+    del repository
+    if model.message is not None and not model.is_completed:
+        yield from examine(model, lambda source: _look(source, model))
+
+
+def _look(source: Source, model: Model) -> Findings:
+    flow = Flow(source)
+    states = model.message.sequence_batching
+    inputs = [*(t.name for t in model.inputs), *(c.name for c in states.control_input)]
+    inputs += [*(s.input_name for s in states.state), *(n for b in model.message.batch_input for n in b.target_name)]
+    outputs = [*(t.name for t in model.outputs), *(s.output_name for s in states.state)]
+    # A name that one of them has wrong is most likely the one that the other seems not to use.
+    unknown = list(
+        _check(source, READS, flow.reads, inputs, "It reads the input {}, which {} does not declare.", model)
+    )
+    yield from unknown
+    if not unknown and not flow.is_reading_open:
+        yield from _check_read(source, flow, model)
+    what = "It writes the output {}, which {} does not declare."
+    unknown = list(_check(source, WRITES, flow.writes, outputs, what, model))
+    yield from unknown
+    if not unknown and not flow.is_writing_open:
+        yield from _check_written(source, flow, model)
+    for uses, known in ((flow.input_configs, inputs), (flow.output_configs, outputs)):
+        yield from _check(source, CONFIG, uses, known, "It asks for {}, which {} does not declare.", model)
+
+
+def _check_read(source: Source, flow: Flow, model: Model) -> Findings:
+    read = {name for use in flow.reads for name in use.names}
+    for index, tensor in enumerate(model.inputs):
+        if read and tensor.name not in read and not tensor.is_optional:
+            yield NEVER_READ.at(
+                model.at("input", index, "name"),
+                f"{source.path.relative_to(model.folder)} never reads the input {tensor.name}.",
+                "Read it, leave it out here, or let it be `optional: true`.",
+            )
+
+
+def _check_written(source: Source, flow: Flow, model: Model) -> Findings:
+    written = {name for use in flow.writes for name in use.names}
+    for index, tensor in enumerate(model.outputs):
+        if written and tensor.name not in written:
+            yield NEVER_WRITTEN.at(
+                model.at("output", index, "name"),
+                f"{source.path.relative_to(model.folder)} never writes the output {tensor.name}.",
+                "Write it, or leave it out here.",
+            )
+
+
+def _check(source: Source, rule: Rule, uses: Iterable[Use], known: list[str], what: str, model: Model) -> Findings:
+    for use in uses:
+        for name in sorted(use.names - set(known)) if use.is_certain else ():
+            shown = f"Declared: {', '.join(known)}." if known else "Declare it."
+            yield rule.at(source.at(use.node), what.format(name, model.path.name), shown)

@@ -1,0 +1,194 @@
+"""A ``model.py`` as its tree: parsed, never run."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import TypeAlias
+
+from shoal.check.findings import Finding, Findings, Place
+from shoal.check.models import Model
+
+PB = "triton_python_backend_utils"
+MAX_SOURCE_BYTES = 256 * 1024  # read in a second; four times the longest model.py that we have seen
+Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Source:
+    """One ``model.py`` that parses; ``names`` are what its imports bind, with their full dotted names."""
+
+    path: Path
+    tree: ast.Module
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    def at(self, node: ast.AST) -> Place:
+        """Where ``node`` stands."""
+        return Place(self.path, getattr(node, "lineno", 0))
+
+    def name(self, node: ast.AST) -> str:
+        """The full dotted name that ``node`` stands for, through the imports; empty where it is none."""
+        parts: list[str] = []
+        while isinstance(node, ast.Attribute):
+            parts.append(node.attr)
+            node = node.value
+        if not isinstance(node, ast.Name):
+            return ""
+        return ".".join([self.names.get(node.id, node.id), *reversed(parts)])
+
+    @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """All of its tree."""
+        return tuple(ast.walk(self.tree))
+
+    @cached_property
+    def parents(self) -> Mapping[ast.AST, ast.AST]:
+        """What stands around each."""
+        return {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
+
+    def function_of(self, node: ast.AST) -> Function | ast.Module:
+        """The function around ``node``, or the module."""
+        while not isinstance(node, Function | ast.Module):
+            node = self.parents[node]
+        return node
+
+    @cached_property
+    def calls(self) -> tuple[ast.Call, ...]:
+        """Every call."""
+        return tuple(node for node in self.nodes if isinstance(node, ast.Call))
+
+    @cached_property
+    def functions(self) -> Mapping[str, Function]:
+        """By name, every function and method; where a name has several, none of them."""
+        found: dict[str, list[Function]] = {}
+        for node in self.nodes:
+            if isinstance(node, Function):
+                found.setdefault(node.name, []).append(node)
+        return {name: nodes[0] for name, nodes in found.items() if len(nodes) == 1}
+
+    @cached_property
+    def words(self) -> frozenset[str]:
+        """Every name and attribute in it."""
+        words = set()
+        for node in self.nodes:
+            if isinstance(node, ast.Name):
+                words.add(node.id)
+            elif isinstance(node, ast.Attribute):
+                words.add(node.attr)
+            elif isinstance(node, ast.alias):
+                words.add(node.asname or node.name)
+        return frozenset(words)
+
+
+def served_sources(model: Model) -> tuple[tuple[Path, str], ...]:
+    """The ``model.py`` files that Triton imports: of the versions that the policy serves, where it is the model."""
+    message = model.message
+    if not model.is_python or (message is not None and message.default_model_filename not in ("", "model.py")):
+        return ()
+    return tuple((path, text) for path, text in model.sources if int(path.parent.name) in model.served_versions)
+
+
+def read_sources(model: Model) -> Iterator[Source]:
+    """Those that parse."""
+    for path, text in served_sources(model):
+        source = _read(path, text)
+        if source is not None:
+            yield source
+
+
+@lru_cache(maxsize=4)
+def _read(path: Path, text: str) -> Source | None:
+    found = parse(text)
+    return Source(path, found, _imports(found)) if isinstance(found, ast.Module) else None
+
+
+def examine(model: Model, look: Callable[[Source], Findings]) -> Findings:
+    """What ``look`` finds in each source; what is nested too deep to follow is left out."""
+    for source in read_sources(model):
+        found: list[Finding] = []
+        try:
+            found.extend(look(source))
+        except RecursionError:
+            continue
+        yield from found
+
+
+@lru_cache(maxsize=4)  # each family asks for the same ones
+def parse(text: str) -> ast.Module | SyntaxError | None:
+    """The tree of ``text``, without what only a script runs; why there is none; None where that cannot be told."""
+    if len(text) > MAX_SOURCE_BYTES:
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what they say of a model.py is not about this process
+            tree = ast.parse(text.removeprefix("\ufeff"))
+    except SyntaxError as error:
+        return None if _may_be_newer(error) else error
+    except ValueError as error:  # a NUL, until Python 3.12
+        return SyntaxError(str(error))
+    except (RecursionError, MemoryError):
+        return None
+    tree.body = [node for node in tree.body if not _is_main_guard(node)]
+    return tree
+
+
+def _may_be_newer(error: SyntaxError) -> bool:
+    """Whether a newer Python than this one may read it: f-strings, and parameters of types."""
+    line = error.text or ""
+    is_new = error.msg.startswith("f-string") or re.match(r"\s*(type\s+\w+.*=|(async\s+)?(def|class)\s+\w+\s*\[)", line)
+    return bool(is_new) and sys.version_info < (3, 12)
+
+
+def _is_main_guard(node: ast.stmt) -> bool:
+    return (
+        isinstance(node, ast.If)
+        and isinstance(node.test, ast.Compare)
+        and any(isinstance(n, ast.Name) and n.id == "__name__" for n in (node.test.left, *node.test.comparators))
+        and isinstance(node.test.ops[0], ast.Eq)
+        and not node.orelse
+    )
+
+
+def _imports(tree: ast.Module) -> dict[str, str]:
+    names = {"pb_utils": PB}  # what everyone calls it, also where an import is hidden
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                first = alias.name.partition(".")[0]
+                names[alias.asname or first] = alias.name if alias.asname else first
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                names[alias.asname or alias.name] = f"{'.' * node.level}{node.module or ''}.{alias.name}"
+    return names
+
+
+def argument(call: ast.Call, position: int, name: str) -> ast.expr | None:
+    """An argument of ``call``, by position or name; None where it is not given, or hidden behind a star."""
+    for keyword in call.keywords:
+        if keyword.arg == name:
+            return keyword.value
+    given = call.args[: position + 1]
+    if len(given) <= position or any(isinstance(arg, ast.Starred) for arg in given):
+        return None
+    return given[position]
+
+
+def is_literal(node: ast.AST | None, *values: object) -> bool:
+    """Whether ``node`` is one of these constants."""
+    return isinstance(node, ast.Constant) and any(node.value is v or node.value == v for v in values)
+
+
+def walk_within(node: ast.AST) -> Iterator[ast.AST]:
+    """Every node under ``node``, in the order of the text, without those of functions and classes within."""
+    stack = [node]
+    while stack:
+        current = stack.pop()
+        yield current
+        if current is node or not isinstance(current, Function | ast.ClassDef | ast.Lambda):
+            stack.extend(reversed(list(ast.iter_child_nodes(current))))

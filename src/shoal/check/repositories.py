@@ -1,0 +1,148 @@
+"""Reading a repository, one model's folder, or leaf folders; nothing here raises over what stands in one."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from shoal.check.models import MAX_CONFIG_BYTES, Model, Repository, entries
+from shoal.environment.targets import Target, find_target
+from shoal.errors import ArtifactError, InputError
+from shoal.paths import shipped_root
+from shoal.repository.config import CONFIG
+from shoal.repository.leaves import ROOMS
+from shoal.repository.manifest import MANIFEST, read_manifest
+
+
+def read_repository(path: Path, target: Target | None = None) -> Repository:
+    """Read a repository, one model's folder, or leaf folders.
+
+    Raises:
+        InputError: it is none of them.
+    """
+    if not path.is_dir():
+        what = "is no folder" if path.exists() else "does not exist"
+        raise InputError(f"{path} {what}.", "Name a model repository, or a model's folder.")
+    path = path.resolve()
+    if (path / CONFIG).exists() or _has_versions(path):
+        return _read_one(path, target)
+    root = path.parent if _is_room(path) else path
+    rooms = [root / room for room in ROOMS if _is_room(root / room)]
+    if not rooms and not _model_folders(path):  # a project that has no other room yet
+        rooms = [room for room in (path / "models",) if _model_folders(room)]
+    if rooms:
+        leaves = [read_model(p, is_leaf=True) for room in rooms for p in _model_folders(room)]
+        asked = [leaf for leaf in leaves if path == root or leaf.folder.parent == path]
+        return Repository(path, tuple(asked), _by_name([*_shipped(), *leaves]), target)
+    models = [read_model(folder) for folder in entries(path) if folder.is_dir()]
+    if not any(model.text or model.versions or model.path.exists() for model in models):
+        raise InputError(
+            f"{path} holds no model: no folder in it has a {CONFIG} or a version folder.",
+            "Name a model repository, or a model's folder.",
+        )
+    manifest = _manifest(path)
+    return Repository(path, tuple(models), _by_name(models), target or _target(manifest), manifest)
+
+
+def _read_one(path: Path, target: Target | None) -> Repository:
+    """One model, with what lies beside it."""
+    is_leaf = _is_room(path.parent)
+    model = read_model(path, is_leaf=is_leaf)
+    root = path.parent.parent if is_leaf else path.parent
+    folders = [p for room in ROOMS for p in _model_folders(root / room)] if is_leaf else _model_folders(root)
+    beside = [read_model(folder, is_leaf=is_leaf) for folder in folders if folder != path]
+    manifest = {} if is_leaf else _manifest(root)
+    known = [*(_shipped() if is_leaf else ()), *beside, model]
+    return Repository(root, (model,), _by_name(known), target or _target(manifest), manifest)
+
+
+def _shipped() -> list[Model]:
+    """shoal's own leaves, which pipelines among leaf folders may call; others of the same name win."""
+    return [read_model(p, is_leaf=True) for room in ROOMS for p in _model_folders(shipped_root() / room)]
+
+
+def _is_room(folder: Path) -> bool:
+    """Whether shoal composes repositories from what lies here; a repository may be called ``models`` as well."""
+    if folder.name not in ROOMS or (folder / MANIFEST).exists() or not _model_folders(folder):
+        return False
+    others = (folder.parent / room for room in ROOMS if room != folder.name)
+    return folder.name != "models" or any(_model_folders(other) for other in others)
+
+
+def _manifest(root: Path) -> Mapping[str, Any]:
+    """What ``compose`` wrote of a repository; nothing of anyone else's file of that name."""
+    try:
+        manifest = read_manifest(root)
+    except (ArtifactError, OSError):
+        return {}
+    return manifest if isinstance(manifest.get("launch"), dict) and "shoal" in manifest else {}
+
+
+def _target(manifest: Mapping[str, Any]) -> Target | None:
+    try:
+        return find_target(manifest["target"])
+    except (InputError, KeyError, TypeError):
+        return None
+
+
+def read_model(folder: Path, *, is_leaf: bool = False) -> Model:
+    """Read one model's folder."""
+    from google.protobuf import text_format
+    from tritonclient.grpc import model_config_pb2
+
+    path = folder / CONFIG
+    try:
+        if path.stat().st_size > MAX_CONFIG_BYTES:
+            return Model(folder, is_leaf=is_leaf, unreadable=f"it has {path.stat().st_size:,} bytes")
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return Model(folder, is_leaf=is_leaf)
+    except OSError as error:
+        return Model(folder, is_leaf=is_leaf, unreadable=error.strerror or str(error))
+    text, broken_line = content.decode("utf-8", "replace"), _broken_line(content)
+    message, problem, is_strict = None, None, False
+    for is_strict in (True, False):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # of escapes that are none: a rule tells
+                message = text_format.Parse(text, model_config_pb2.ModelConfig(), allow_unknown_field=not is_strict)
+            break
+        except (text_format.ParseError, ValueError, RecursionError) as error:
+            problem = _explain(error)
+    return Model(
+        folder, text, message, is_leaf, problem=problem if message is None else None, broken_line=broken_line,
+        has_unknown_fields=message is not None and not is_strict,
+    )  # fmt: skip
+
+
+def _broken_line(content: bytes) -> int:
+    try:
+        content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return content.count(b"\n", 0, error.start) + 1
+    return 0
+
+
+def _explain(error: Exception) -> tuple[str, int]:
+    """What protobuf says, and the line; it writes ``LINE:COLUMN : text``."""
+    found = re.match(r"(\d+):(\d+) : (.*)", str(error), re.DOTALL)
+    if found:
+        # It repeats the line itself, between quotes.
+        return re.sub(r"^'.*?': ", "", found[3], flags=re.DOTALL).rstrip("."), int(found[1])
+    return (str(error).rstrip(".") or type(error).__name__), 0
+
+
+def _has_versions(folder: Path) -> bool:
+    """Whether ``folder`` is a model's: it holds a numbered folder that is no model itself."""
+    return any(p.is_dir() and p.name.isdecimal() and not (p / CONFIG).exists() for p in entries(folder))
+
+
+def _model_folders(root: Path) -> list[Path]:
+    return [p for p in entries(root) if p.is_dir() and (p / CONFIG).exists()]
+
+
+def _by_name(models: list[Model]) -> dict[str, Model]:
+    return {model.name: model for model in models}

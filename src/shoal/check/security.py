@@ -1,0 +1,197 @@
+"""What makes a repository unsafe to serve or to carry: names, links, pickles, and code that runs at import."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from shoal.check.findings import Findings, Place, Rule, Severity
+from shoal.check.models import Model, Repository
+from shoal.check.python import imports
+
+NAME = Rule(
+    "unsafe-name",
+    Severity.ERROR,
+    "A name that Triton cannot hand to a Python model's process",
+    "Triton pastes the paths of the model and of its environment, and its instances' names, unquoted into `bash -c`:"
+    " with a space or a bracket the server waits for ever, and what follows a `;` or a `&` is run as a command. Beyond"
+    " ASCII the import fails, in the C locale. Newer releases start no shell: they refuse what one would read, and bear"
+    " a space.",
+    "python_backend, src/stub_launcher.cc: Launch; pull request 404; CVE-2025-23316; tried on Triton 24.10.",
+    "models/my model (1)/1/model.py",
+    "models/my-model-1/1/model.py",
+    is_core=True,
+)
+LINK = Rule(
+    "symlink-leaves-repository",
+    Severity.WARNING,
+    "A link in a model's folder that leads out of the repository",
+    "What is copied to an image, a bucket or another machine lacks the file or, where the link is followed, holds a"
+    " file of yours that was never meant to be served.",
+    "Triton follows links wherever they lead; cloud storage holds none.",
+    "model/1/weights.pt -> /home/me/runs/7/weights.pt",
+    "cp /home/me/runs/7/weights.pt model/1/weights.pt",
+)
+DANGLING = Rule(
+    "dangling-link",
+    Severity.ERROR,
+    "A link that leads nowhere",
+    "Triton minds it as little as a listing does; what opens the file fails the load, or the first request. Most are"
+    " links into the folders of whoever trained the model, committed with it. An absolute one may lead to a file of the"
+    " container, and is `symlink-leaves-repository`, except for the target `embedded`.",
+    "Public repositories hold links to /mnt/... in the place of their weights.",
+    "model/1/weights.pt -> ../../../runs/7/weights.pt  # on a machine without runs/",
+    "model/1/weights.pt  # the file itself",
+)
+PICKLE = Rule(
+    "pickle",
+    Severity.WARNING,
+    "A file that runs code when it is loaded",
+    "A pickle can run any command as the server's user; whoever can replace the file owns the server. Its classes must"
+    " also be importable, in the versions that wrote it.",
+    "docs.python.org/3/library/pickle: never unpickle data that could have been tampered with.",
+    'joblib.load("1/vectorizer.joblib"), or torch.load of a checkpoint that torch.save wrote',
+    "safetensors, ONNX, TorchScript, Treelite's own format, or JSON",
+)
+RULES = (NAME, LINK, DANGLING, PICKLE, *imports.RULES)
+
+MAX_FILES = 20_000  # in one model's folder; more than that are a data set, or an environment
+_MAX_LINKS = 40  # that lead to each other, as Linux has it
+_LOCK = ".#"  # Emacs's, of a file that is being edited: a link to nowhere
+_TAIL = 4 * 2**20  # of a zip: room for the directory of 50,000 tensors
+_UNSAFE = re.compile(r"[^A-Za-z0-9_./+@:,=%^-]")
+_PICKLES = (".pkl", ".pickle", ".joblib")
+_CHECKPOINTS = (".pt", ".pth", ".bin", ".ckpt")
+# What torch.save wrote before it wrote zips: the pickle of its magic number.
+_LEGACY = re.compile(rb"\x80[\x02-\x05](\x95.{8})?\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19\.", re.DOTALL)
+
+
+def find(model: Model, repository: Repository) -> Findings:
+    """What is unsafe about a model."""
+    runs_python = model.is_python or (model.message is not None and model.message.runtime == "model.py")
+    if runs_python:
+        yield from _check_names(model)
+    is_container = repository.target is None or not repository.target.is_embedded
+    for path, is_link in _files(model.folder):
+        if is_link and not path.name.startswith(_LOCK):
+            yield from _check_link(path, repository.root, is_container=is_container)
+        kind = _pickle_kind(path)
+        if kind:
+            yield PICKLE.at(Place(path), f"It is {kind}: to load it is to run what it says.", "Keep data, not objects.")
+    yield from imports.find(model)
+
+
+def _check_names(model: Model) -> Findings:
+    message = model.message
+    named = [(Place(model.folder), "The name of this folder", model.folder.name)]
+    if message is not None:
+        for index, group in enumerate(message.instance_group):
+            named.append((model.at("instance_group", index, "name"), "This instance group's name", group.name))
+        key = "EXECUTION_ENV_PATH"
+        value = model.parameters.get(key, "").removeprefix("$$TRITON_MODEL_DIRECTORY")
+        named.append((model.at_entry("parameters", key=key), f"The path in {key}", value))
+    for place, what, value in named:
+        odd = sorted(set(_UNSAFE.findall(value)))
+        if odd:
+            yield NAME.at(
+                place,
+                f"{what}, {value!r}, holds {', '.join(map(repr, odd))}.",
+                "Use letters, digits and _ . - + @ : , = % ^ alone.",
+            )
+
+
+def _files(folder: Path) -> Iterator[tuple[Path, bool]]:
+    """The files of a model, and whether each is a link; what may not be read is left out.
+
+    So is an environment: it is made of links, and of others' files.
+    """
+    waiting, count = [folder], 0
+    while waiting:
+        try:
+            entries = sorted(os.scandir(waiting.pop()), key=lambda entry: entry.name)
+        except OSError:
+            continue
+        if {"pyvenv.cfg", "conda-meta"} & {entry.name for entry in entries}:
+            continue
+        for entry in entries:
+            count += 1
+            if count > MAX_FILES:
+                return
+            try:
+                is_folder, is_link = entry.is_dir(follow_symlinks=False), entry.is_symlink()
+            except OSError:
+                continue
+            if is_folder:
+                waiting.append(Path(entry.path))
+            else:
+                yield Path(entry.path), is_link
+
+
+def _check_link(path: Path, root: Path, *, is_container: bool) -> Findings:
+    try:
+        target, is_missing = path.readlink(), _is_missing(path)
+        is_inside = Path(os.path.realpath(path)).is_relative_to(root.resolve())
+        # The container may have what this machine lacks, at an absolute path.
+        is_elsewhere = is_missing and is_container and not is_inside and _is_absolute(path)
+    except OSError:  # names too long to be looked up
+        return
+    if is_missing and not is_elsewhere:
+        yield DANGLING.at(Place(path), f"It leads to {target}, which does not exist.", "Put the file itself there.")
+    elif not is_inside:
+        yield LINK.at(
+            Place(path), f"It leads to {target}, outside of {root}.", "Put the file itself there, or move it inside."
+        )
+
+
+def _is_missing(path: Path) -> bool:
+    try:
+        path.stat()
+    except PermissionError:
+        return False
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            raise
+        return True
+    return False
+
+
+def _is_absolute(path: Path) -> bool:
+    """Whether a link names an absolute path, or one that it leads to does."""
+    for _ in range(_MAX_LINKS):
+        if not path.is_symlink():
+            return False
+        target = path.readlink()
+        if target.is_absolute():
+            return True
+        path = path.parent / target
+    return False
+
+
+def _pickle_kind(path: Path) -> str:
+    """What makes a file a pickle; empty where it is none. Reads its ends alone."""
+    if path.suffix.lower() in _PICKLES:
+        return "a pickle"
+    if path.suffix.lower() not in _CHECKPOINTS:
+        return ""
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            return ""
+        with path.open("rb") as file:
+            start = file.read(64)
+            if _LEGACY.match(start):
+                return "a checkpoint of torch.save, which is a pickle"
+            if not start.startswith(b"PK\x03\x04"):
+                return ""
+            file.seek(max(0, status.st_size - _TAIL))
+            tail = file.read(_TAIL)
+    except OSError:
+        return ""
+    # TorchScript holds its code beside the data, and torch loads it without unpickling objects.
+    directory = tail[tail.find(b"PK\x01\x02") :]
+    is_saved = b"/data.pkl" in directory and b"/code/" not in directory
+    return "a checkpoint of torch.save, which is a pickle" if is_saved else ""

@@ -1,0 +1,299 @@
+"""A TorchScript model and its configuration: do the tensors fit what its forward takes and gives?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from shoal.check.findings import Findings, Place, Rule, Severity
+from shoal.check.models import Model, Repository
+from shoal.check.torchscript.archive import ForeignError, Script, arguments, find_method, returned
+from shoal.check.torchscript.index_use import IndexFlow
+from shoal.environment.targets import Target
+
+BACKEND = "pytorch"
+FILE = "model.pt"
+_MAX_SHOWN = 120  # characters of a line of code
+_FORWARD = "# def forward(self, ids: Tensor, mask: Tensor) -> Tensor\n"
+
+FOREIGN = Rule(
+    "torchscript-foreign",
+    Severity.ERROR,
+    "model.pt is a TorchScript archive",
+    "The backend calls torch.jit.load, which knows no file of torch.save: a state_dict or a pickled module has no code"
+    " in it. Other files that stand there: a page of a failed download, a pointer of Git LFS, half a copy.",
+    "pytorch_backend's README; its message is `failed to load model ...: PytorchStreamReader failed`.",
+    'torch.save(model.state_dict(), "model.pt")',
+    'torch.jit.script(model).save("model.pt")',
+)
+INPUTS = Rule(
+    "torchscript-inputs",
+    Severity.ERROR,
+    "As many inputs are declared as forward takes",
+    "The native backend counts every argument of forward, those with a default too, and takes tensors (or one dict of"
+    " them) alone: an Optional[Tensor] or an int is refused. In Python, the call fails at the first request.",
+    "pytorch_backend, src/libtorch.cc: ValidateInputs: `configuration expects N inputs, model provides M`.",
+    _FORWARD + 'input [ { name: "INPUT__0" data_type: TYPE_INT64 dims: [ -1 ] } ]',
+    _FORWARD + 'input [ { name: "INPUT__0" ... }, { name: "INPUT__1" ... } ]',
+)
+NAMES = Rule(
+    "torchscript-names",
+    Severity.ERROR,
+    "The names of the tensors give the order in which forward gets them",
+    "Where all names are forward's own arguments, each goes to its argument; else, where all are NAME__INDEX, the index"
+    " counts from 0; else the order in the configuration does, and a name like an argument's means nothing. The wrong"
+    " tensor reaches the wrong argument, and if the shapes fit the answer is wrong.",
+    "pytorch_backend, src/libtorch.cc: GetNamingConvention, and its README.",
+    'input [ { name: "INPUT__1" ... }, { name: "INPUT__2" ... } ]',
+    'input [ { name: "INPUT__0" ... }, { name: "INPUT__1" ... } ]',
+)
+INTEGERS = Rule(
+    "torchscript-integers",
+    Severity.WARNING,
+    "What is used as an index is declared with an integer type that the operator takes",
+    "torch.embedding takes INT32 and INT64, one_hot and take INT64 alone, gather and scatter INT64 alone before torch"
+    " 2.8; nothing takes INT8, INT16 or UINT8. The model loads, and each request fails: `Expected tensor for argument"
+    " #1 'indices' to have one of the following scalar types: Long, Int`.",
+    "pytorch pull request 173886 for gather and scatter; the others tried with torch 2.13.",
+    'input [ { name: "INPUT__0" data_type: TYPE_INT16 dims: [ -1 ] } ]  # ids of an embedding',
+    'input [ { name: "INPUT__0" data_type: TYPE_INT64 dims: [ -1 ] } ]',
+)
+OUTPUTS = Rule(
+    "torchscript-outputs",
+    Severity.ERROR,
+    "No more outputs are declared than forward gives, and it gives tensors",
+    "The model loads; then each request fails: `refers to an output index which doesn't exist`, or `output must be of"
+    " type Tensor, List[str] or Tuple`. Models of transformers give a dict unless return_dict=False is set.",
+    "pytorch_backend, src/libtorch.cc: ProcessRequests, Execute.",
+    '# -> Tensor\noutput [ { name: "OUTPUT__0" ... }, { name: "OUTPUT__1" ... } ]',
+    '# -> Tensor\noutput [ { name: "OUTPUT__0" ... } ]',
+)
+_TRACED = 'torch.to(mask, torch.device("cpu"), 11)  # in the code of model.pt'
+_DEVICES_WHY = (
+    "torch.jit.trace writes x.device down as the device of the example, and loading the file elsewhere does not change"
+    " it: what is made there meets what lies here, `Expected all tensors to be on the same device`."
+)
+_DEVICES_SOURCE = "tried with torch 2.13 (map_location moves weights and constant tensors, not devices in the code)"
+_SCRIPTED = "positions = torch.arange(x.shape[1], device=x.device)  # in a module for torch.jit.script"
+DEVICE = Rule(
+    "torchscript-device",
+    Severity.ERROR,
+    "The code of a model names no other device than the one its instances run on",
+    f"The model loads, and each request fails. {_DEVICES_WHY}",
+    _DEVICES_SOURCE,
+    f"{_TRACED}\ninstance_group [ {{ kind: KIND_GPU }} ]",
+    _SCRIPTED,
+)
+BOUND = Rule(
+    "torchscript-bound",
+    Severity.WARNING,
+    "The code of a model names no device",
+    f"It runs on that device alone. {_DEVICES_WHY} Models with KIND_MODEL, which place their tensors themselves, may.",
+    _DEVICES_SOURCE,
+    _TRACED,
+    _SCRIPTED,
+)
+RULES = (FOREIGN, INPUTS, NAMES, INTEGERS, OUTPUTS, DEVICE, BOUND)
+
+_SMALL = {"TYPE_INT8", "TYPE_INT16", "TYPE_UINT8", "TYPE_UINT16", "TYPE_UINT32", "TYPE_UINT64"}
+_NO_INDEX = _SMALL | {"TYPE_BOOL", "TYPE_FP16", "TYPE_FP32", "TYPE_FP64", "TYPE_BF16"}
+_LONG_ALONE = {"one_hot", "take", "take_along_dim"}
+_LONG_ONCE = {"gather", "scatter", "scatter_", "scatter_add", "scatter_add_"}  # before torch 2.8
+_FIRST_TORCH_2_8 = (25, 5)  # the container of that release, from whose sources the native backend is built
+_INDEX = re.compile(r"(?:(?!__).)*__([0-9]{1,6})")  # the first "__", as libtorch.cc looks for it
+
+
+def find(model: Model, repository: Repository) -> Findings:
+    """Where a model of the PyTorch backend and its configuration differ."""
+    if model.message is None or model.backend != BACKEND or model.is_leaf:
+        return
+    is_native = _is_native(model, repository.target)
+    name = model.message.default_model_filename or FILE
+    if not name.endswith(".pt") or model.message.platform == "torch_aoti":
+        return
+    yield from _find_names(model, is_native=is_native)
+    for version in model.served_versions:
+        folder = model.folder / str(version)
+        if not (folder / "model.py").is_file():  # else NVIDIA's Python runtime, where model.pt holds weights
+            yield from _find_file(model, folder / name, repository, is_native=is_native)
+
+
+def _is_native(model: Model, target: Target | None) -> bool:
+    """Whether NVIDIA's C++ backend serves it."""
+    return not model.message.runtime.endswith(".py") and not (target and target.is_embedded)
+
+
+def _find_file(model: Model, path: Path, repository: Repository, *, is_native: bool) -> Findings:
+    try:
+        if not path.is_file():
+            return  # what a version folder lacks is said elsewhere
+        script = Script(path)
+    except ForeignError as error:
+        yield FOREIGN.at(Place(path), f"It is no TorchScript archive: {error}.", "Save it with torch.jit.save.")
+        return
+    except OSError as error:
+        yield FOREIGN.at(Place(path), f"It cannot be read: {error.strerror}.", "Let the server's user read it.")
+        return
+    with closing(script):
+        yield from _find_devices(model, path, script)
+        owner = script.find_class(script.main) if script.main else None
+        forward = find_method(owner, "forward") if owner else None
+        if owner is None or forward is None:
+            return
+        taken = list(arguments(forward))
+        is_dict = len(taken) == 1 and taken[0][1].startswith("Dict[")
+        if not is_dict:
+            yield from _find_inputs(model, taken, is_native=is_native)
+            yield from _find_order(model, [name for name, _, _ in taken], is_native=is_native)
+        yield from _find_outputs(model, *returned(forward), repository=repository, is_native=is_native)
+        if not is_dict and len(taken) == len(model.inputs):
+            yield from _find_integers(model, script, repository.target, is_native=is_native)
+
+
+def _find_devices(model: Model, path: Path, script: Script) -> Findings:
+    groups = model.message.instance_group
+    found = list(script.devices())
+    if not found or any(group.kind == group.KIND_MODEL for group in groups):
+        return
+    places = [(_is_elsewhere(text, groups), name, line, text) for name, line, text in found]
+    is_elsewhere, name, line, text = max(places, key=lambda place: place[0])  # the first of the worst
+    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    yield (DEVICE if is_elsewhere else BOUND).at(
+        Place(path, line),
+        f"Line {line} of {name} names a device{more}: {text[:_MAX_SHOWN]}",
+        "Export it again: shoal train and shoal add-model NAME write encoders for every device. In a model of your own,"
+        " make tensors with device=x.device and save it with torch.jit.script, or register them as buffers.",
+    )
+
+
+def _is_elsewhere(text: str, groups: Any) -> bool:
+    """Whether code names a device that instances do not run on, as far as it can be told."""
+    named = re.search(r"""torch\.(?:device\(["'])?(cpu|cuda)(?::([0-9]+))?""", text)
+    if not named:
+        return False
+    if named[1] == "cpu":
+        return any(group.kind == group.KIND_GPU for group in groups)
+    is_other = named[2] is not None and any(int(named[2]) != gpu for group in groups for gpu in group.gpus)
+    return is_other or any(group.kind == group.KIND_CPU for group in groups)
+
+
+def _find_inputs(model: Model, taken: list[tuple[str, str, bool]], *, is_native: bool) -> Findings:
+    if not taken or not model.inputs:
+        return
+    shown = ", ".join(f"{name}: {kind}" for name, kind, _ in taken)
+    num_given = len(model.inputs) + _num_others(model)
+    least = len(taken) if is_native else sum(not has_default for _, _, has_default in taken)
+    if not least <= num_given <= len(taken):
+        most = str(least) if least == len(taken) else f"{least} to {len(taken)}"
+        what = f"Declared inputs: {num_given}; forward({shown}) takes {most}."
+        yield INPUTS.at(model.at("input"), what, "Declare one for each argument, in their order.")
+    elif is_native:
+        for name, kind, _ in taken:
+            if kind != "Tensor" and not kind.startswith("List["):
+                what = f"forward({shown}): the native backend gives no {kind}."
+                yield INPUTS.at(model.at("input"), what, f"Wrap the module in one whose {name} is a Tensor.")
+
+
+def _num_others(model: Model) -> int:
+    """Inputs that the server itself gives."""
+    message = model.message
+    num = len(message.batch_input)
+    if message.HasField("sequence_batching"):
+        num += len(message.sequence_batching.control_input) + len(message.sequence_batching.state)
+    return num
+
+
+def _find_names(model: Model, *, is_native: bool) -> Findings:
+    """Indices in names that leave a gap, or say another order than the list."""
+    for kind, tensors in (("input", model.inputs), ("output", model.outputs)):
+        found = [_INDEX.fullmatch(tensor.name) for tensor in tensors]
+        indices = [int(match[1]) for match in found if match]
+        if not tensors or len(indices) < len(tensors) or (kind == "input" and _num_others(model)):
+            continue
+        shown = ", ".join(tensor.name for tensor in tensors)
+        wanted = list(range(len(indices)))
+        fix = f"Count the names' indices from 0: {', '.join(_with_index(t.name, i) for i, t in enumerate(tensors))}."
+        is_gapless = sorted(indices) == wanted if kind == "input" else len(set(indices)) == len(indices)
+        if not is_gapless:
+            yield NAMES.at(model.at(kind, 0, "name"), f"The {kind}s {shown} leave or repeat an index.", fix)
+        elif not is_native and indices != wanted and kind == "input":
+            what = f"{shown}: a backend in Python goes by the list's order, not by the names'."
+            yield NAMES.at(model.at(kind, 0, "name"), what, "List them in the order of their indices.")
+
+
+def _with_index(name: str, index: int) -> str:
+    return f"{name.partition('__')[0]}__{index}"
+
+
+def _find_order(model: Model, taken: list[str], *, is_native: bool) -> Findings:
+    """Names of arguments that stand in other places than the arguments, where the places are what counts."""
+    names = [tensor.name for tensor in model.inputs]
+    is_by_name = is_native and set(names) <= set(taken)
+    is_by_index = is_native and all(_INDEX.fullmatch(name) for name in names)
+    if is_by_name or is_by_index or len(names) > len(taken):
+        return
+    for index, name in enumerate(names):
+        if name in taken and taken.index(name) != index:
+            what = f"{name} is forward's argument {taken.index(name)}, and gets input {index}: the list's order counts."
+            yield NAMES.at(
+                model.at("input", index, "name"),
+                what,
+                f"List the inputs in forward's order: {', '.join(taken)}.",
+            )
+            return
+
+
+def _find_outputs(model: Model, kind: str, num: int | None, *, repository: Repository, is_native: bool) -> Findings:
+    if not model.outputs:
+        return
+    place, num_declared = model.at("output"), len(model.outputs)
+    if kind.startswith("Dict[") or (kind == "List[Tensor]" and is_native):
+        what = f"forward gives a {kind}, and no tensor or tuple of tensors."
+        yield OUTPUTS.at(place, what, "Return a tuple; in transformers, with torchscript=True or return_dict=False.")
+        return
+    if num is None:
+        return
+    most = max((int(m[1]) + 1 for t in model.outputs if (m := _INDEX.fullmatch(t.name))), default=0)
+    is_by_index = is_native and all(_INDEX.fullmatch(tensor.name) for tensor in model.outputs)
+    needed = max(num_declared, most) if is_by_index else num_declared
+    if needed > num:
+        what = f"Declared outputs: {num_declared}, up to number {needed - 1}; forward gives {num}, from 0 on."
+        yield OUTPUTS.at(place, what, f"Declare {num}, counted from 0.")
+    elif num_declared < num and repository.manifest and not is_native:
+        what = f"Declared outputs: {num_declared}; forward gives {num}, and shoal's backend wants each declared."
+        yield OUTPUTS.at(place, what, f"Declare {num}.")
+
+
+def _find_integers(model: Model, script: Script, target: Target | None, *, is_native: bool) -> Findings:
+    order = list(range(len(model.inputs)))
+    owner = script.find_class(script.main)
+    forward = find_method(owner, "forward") if owner else None
+    if owner is None or forward is None:
+        return
+    taken = [name for name, _, _ in arguments(forward)]
+    names = [tensor.name for tensor in model.inputs]
+    found = [_INDEX.fullmatch(name) for name in names]
+    if is_native and sorted(names) == sorted(taken):
+        order = [names.index(name) for name in taken]
+    elif all(found):
+        indices = [int(match[1]) for match in found if match]
+        if sorted(indices) != order:
+            return  # said already
+        order = [indices.index(position) for position in order]
+    is_old = is_native and (target is None or target.release < _FIRST_TORCH_2_8)
+    for argument, operator in sorted(set(IndexFlow(script).find(owner, script.main))):
+        tensor = model.inputs[order[argument]]
+        known = list(_types(operator, is_old=is_old))
+        if tensor.dtype in _NO_INDEX or (tensor.dtype == "TYPE_INT32" and "TYPE_INT32" not in known):
+            what = f"{tensor.name} is declared {tensor.dtype}; it reaches torch.{operator}, which takes"
+            place = model.at("input", order[argument], "data_type")
+            yield INTEGERS.at(place, f"{what} {' and '.join(known)}.", "Declare it TYPE_INT64, or cast it in forward.")
+
+
+def _types(operator: str, *, is_old: bool) -> Iterator[str]:
+    if operator not in _LONG_ALONE and not (operator in _LONG_ONCE and is_old):
+        yield "TYPE_INT32"
+    yield "TYPE_INT64"

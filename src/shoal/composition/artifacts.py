@@ -1,0 +1,229 @@
+"""Artifacts before they are composed: each whole and of its kind, made with one another, as the training left them.
+
+Nothing here needs torch or Treelite. What a leaf of someone else's reads is checked as far as Triton's own backends
+read it; the rest is their component's business.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from shoal.component.bundle import MAKE_AGAIN, Bundle, describe_place, read_json, read_weight, refusal
+from shoal.component.checkpoints import read_forest
+from shoal.component.onnx_ties import read_onnx
+from shoal.component.ties import check_tie, read_archive
+from shoal.component.wordpiece import read_vocabulary
+from shoal.errors import ArtifactError
+from shoal.paths import shipped_root
+from shoal.repository.config import ModelConfig
+
+REPORT = "report.json"
+TRAINED = ("checkpoint.tl", "model.pt", "postprocess.json", "preprocess.json", "vocab.txt")  # what training writes
+
+
+def check_artifacts(models: Sequence[ModelConfig], artifacts: Path | None, *, is_embedded: bool) -> None:
+    """Check every artifact of ``models``, alone and beside the others.
+
+    ``is_embedded``: shoal's own backends will serve them, which look at more than the native ones.
+
+    Raises:
+        ArtifactError: one is missing, damaged, of another kind, or does not fit another; it says what stands there.
+    """
+    found = [(model, path) for model in models for path in find_artifacts(model, artifacts)]
+    ties = {path: _read(model, path, is_embedded=is_embedded) for model, path in found}
+    ours = {path.name: path for model, path in found if _is_ours(model)}
+    if "preprocess.json" in ours:
+        bundle = Bundle.load(ours["preprocess.json"])
+        if "vocab.txt" in ours:
+            bundle.check_vocabulary(ours["vocab.txt"])
+        for model, path in found:
+            if _is_encoder(model, path):
+                _check_sizes(path, bundle, ours)
+    for path, wanted in ties.items():
+        for name in wanted:
+            check_tie(wanted, path, [other for other in ties if other.name == name])
+
+
+def _places(model: ModelConfig, artifacts: Path | None) -> list[Path]:
+    """Where a model's artifacts may stand: in its leaf's own version folder, else in the artifact folder.
+
+    So a leaf that brings its ``model.pt`` keeps it beside another one's that was trained.
+    """
+    return [model.folder / "1", *([] if artifacts is None else [artifacts])]
+
+
+def find_artifacts(model: ModelConfig, artifacts: Path | None) -> Iterator[Path]:
+    """The path of each artifact of a model that is there: in its own leaf, else in the folder ``artifacts``."""
+    for artifact in model.artifacts:
+        yield from artifact.find(_places(model, artifacts))
+
+
+def check_present(models: Sequence[ModelConfig], artifacts: Path | None) -> None:
+    """Check that each artifact is there that must be.
+
+    Raises:
+        ArtifactError: it names those that are not.
+    """
+    missing = {
+        str(artifact): model
+        for model in models
+        for artifact in model.artifacts
+        if artifact.is_required and not artifact.find(_places(model, artifacts))
+    }
+    trained = sorted(name for name, model in missing.items() if _is_ours(model) and name in TRAINED)
+    if trained and len(trained) == len(missing):
+        folder = artifacts or "build/artifacts"
+        raise ArtifactError(
+            f"{folder} lacks {', '.join(trained)}.", f"Make them: shoal train --preset quick --out {folder}"
+        )
+    for name, model in sorted(missing.items()):
+        raise ArtifactError(
+            f"Model {model.name} lacks its artifact {name}.",
+            f"Put it into {model.folder / '1'}, or name a folder that holds it: --artifacts",
+        )
+
+
+def _is_ours(model: ModelConfig) -> bool:
+    return model.folder.is_relative_to(shipped_root())
+
+
+def _is_encoder(model: ModelConfig, path: Path) -> bool:
+    return path.suffix == ".pt" and "pytorch" in (model.backend, model.platform.removesuffix("_libtorch"))
+
+
+def _read(model: ModelConfig, path: Path, *, is_embedded: bool) -> Mapping[str, str]:
+    """Read an artifact whole; returns its ties to others."""
+    if _is_encoder(model, path):
+        return read_archive(path)
+    if path.suffix == ".onnx" and "onnxruntime" in (model.backend, model.platform.removesuffix("_onnx")):
+        return read_onnx(path)
+    if path.suffix == ".tl" and model.backend == "fil":
+        forest = read_forest(path)
+        forest.check(model.spec, path, is_ours=is_embedded)
+        return forest.ties
+    if not path.is_file():
+        raise ArtifactError(f"{path} is no file: it is {describe_place(path)}.", MAKE_AGAIN)
+    readers: Mapping[str, Callable[[Path], object]] = {
+        "preprocess.json": Bundle.load,
+        "vocab.txt": read_vocabulary,
+        "postprocess.json": read_weight,
+    }
+    if _is_ours(model) and path.name in readers:
+        readers[path.name](path)
+    return {}
+
+
+def _check_sizes(encoder: Path, bundle: Bundle, ours: Mapping[str, Path]) -> None:
+    """Check that an encoder, if it is of the BERT family, knows as many positions and tokens as the texts may hold."""
+    rows = {name.rpartition(".")[2]: size[0] for name, size in read_sizes(encoder).items() if size}
+    most = rows.get("position_embeddings", bundle.max_length)
+    if bundle.max_length > most:
+        raise ArtifactError(
+            f"{ours['preprocess.json']} has max_length {bundle.max_length:,}; {encoder} knows {most:,} positions.",
+            f"Take both from one artifact folder. {MAKE_AGAIN}",
+        )
+    num_tokens = len(read_vocabulary(ours["vocab.txt"])) if "vocab.txt" in ours else 0
+    known = rows.get("word_embeddings", num_tokens)
+    if num_tokens > known:
+        raise ArtifactError(
+            f"{ours['vocab.txt']} has {num_tokens:,} tokens; {encoder} knows {known:,}.",
+            f"Take both from one artifact folder. {MAKE_AGAIN}",
+        )
+
+
+def has_trunks(models: Sequence[ModelConfig], artifacts: Path | None) -> bool:
+    """Whether every TorchScript encoder has a submodule ``trunk``, which shoal's backend runs in another dtype than the
+    rest; not where there is none.
+    """
+    encoders = [path for model in models for path in find_artifacts(model, artifacts) if _is_encoder(model, path)]
+    return bool(encoders) and all(any(name.startswith("trunk.") for name in read_sizes(path)) for path in encoders)
+
+
+def read_report(artifacts: Path | None) -> dict[str, Any]:
+    """The training report of an artifact folder, with ``contents`` and ``files``, texts by name; empty without one.
+
+    Raises:
+        ArtifactError: it is damaged.
+    """
+    path = (artifacts or Path()) / REPORT
+    report = read_json(path, "training report") if artifacts and os.path.lexists(path) else {}
+    for name in ("contents", "files"):
+        texts = report.setdefault(name, {})
+        if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
+            raise refusal(path, "training report", f"its {name} are no texts by name")
+    return report
+
+
+def check_unchanged(models: Sequence[ModelConfig], artifacts: Path | None, files: Mapping[str, str]) -> None:
+    """Check what was composed, ``files`` by path with their sha256, against what the training report says of it.
+
+    A bit that flips in a forest's leaf makes another forest, as whole as the one that was trained.
+
+    Raises:
+        ArtifactError: an artifact has changed since the training.
+    """
+    report = read_report(artifacts)["files"]
+    for model in models:
+        for path in find_artifacts(model, artifacts):
+            wanted, found = report.get(path.name), files[f"{model.name}/1/{path.name}"]
+            if path.parent == artifacts and wanted not in (None, found):
+                raise ArtifactError(
+                    f"{path} is not what {REPORT} says (expected sha256 {wanted[:12]}, found {found[:12]}).",
+                    f'{MAKE_AGAIN}; if the change is yours, remove its line from "files" in {REPORT}.',
+                )
+
+
+# --- what a TorchScript archive holds ----------------------------------------------------------------------------
+
+
+class _Thing:
+    """Stands for whatever a pickle names: nothing of it is imported or called."""
+
+    def __init__(self, *args: Any) -> None:
+        self.args = args
+        self.state: Any = None
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+class _Tensor(_Thing):
+    """``_rebuild_tensor_v2(storage, offset, size, ...)``."""
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        """A stand-in, whatever is asked for."""
+        del module
+        return _Tensor if name == "_rebuild_tensor_v2" else _Thing
+
+    def persistent_load(self, pid: Any) -> None:
+        """A tensor's values, which stay where they are."""
+
+
+def read_sizes(archive: Path) -> dict[str, tuple[int, ...]]:
+    """The size of each submodule's ``weight`` in a TorchScript archive, by its dotted name.
+
+    Raises:
+        ArtifactError: what describes its modules is no such description.
+    """
+    try:
+        with zipfile.ZipFile(archive) as opened:
+            name = next(name for name in opened.namelist() if name.count("/") == 1 and name.endswith("/data.pkl"))
+            with opened.open(name) as file:
+                return dict(_walk(_Unpickler(file).load(), ""))
+    except Exception as error:  # there is no end to what pickles of another kind can raise
+        raise refusal(archive, "TorchScript file", f"its data.pkl describes no module: {error!r}") from error
+
+
+def _walk(thing: Any, name: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+    state = thing.state if isinstance(thing, _Thing) and isinstance(thing.state, dict) else {}
+    for key, value in state.items():
+        if key == "weight" and isinstance(value, _Tensor):
+            yield name, tuple(value.args[2])
+        yield from _walk(value, f"{name}.{key}" if name else str(key))

@@ -1,0 +1,222 @@
+"""Leaf folders + artifacts + plan -> model repository + manifest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import shoal
+from shoal.component.bundle import sha256
+from shoal.component.spec import REPOSITORY
+from shoal.composition.artifacts import (
+    check_artifacts,
+    check_present,
+    check_unchanged,
+    find_artifacts,
+    has_trunks,
+    read_report,
+)
+from shoal.composition.environments import Placed, find_environments
+from shoal.composition.warmup import FOLDER, WarmUps, derive
+from shoal.composition.warmup import write as write_warm_up
+from shoal.environment.targets import EMBEDDED, FIRST_SIDE_BY_SIDE, parse_release
+from shoal.errors import ArtifactError, SetupError
+from shoal.paths import check_bearable, check_replaceable, exchange
+from shoal.repository.config import ModelConfig, write_config
+from shoal.repository.ensemble_config import first_steps
+from shoal.repository.graph import Graph
+from shoal.repository.hybrid import MODELS, models_ensemble
+from shoal.repository.leaves import collect, find_leaves
+from shoal.repository.manifest import MANIFEST
+from shoal.repository.placement import HYBRID, Plan, place
+from shoal.repository.sizes import find_sizes
+
+_COMMENT = "Written by shoal compose; what is edited here is lost."
+PACKAGE = ("__init__.py", "errors.py", "component")  # what runs inside a model; the rest of shoal stays outside
+
+
+def compose(
+    ensemble: str,
+    repository: Path | str,
+    *,
+    artifacts: Path | str | None = None,
+    plan: Plan | None = None,
+    leaves: Iterable[Path | str] = (),
+    environments: Mapping[str, Path] | None = None,
+    stubs: Mapping[str, Path] | None = None,
+    is_warmed_up: bool = True,
+) -> Path:
+    """Write the model repository that serves ``ensemble``; returns its absolute path.
+
+    It is made aside and put in place in one step: an interruption leaves the old repository whole. The same inputs
+    give the same bytes. ``leaves`` are folders with leaf folders of your own, in the rooms that shoal uses.
+    ``artifacts`` is a folder with files that models name in their parameter ``artifacts``, separated by spaces:
+    ``a.txt?`` may be missing, of ``a.txt|b.json`` one is wanted. Those in a leaf's own version folder go before.
+    ``environments`` gives Python models by name (all of them: ``""``) an execution environment: an archive, a folder,
+    or what `shoal env build` wrote; ``stubs`` a Python backend stub, where the environment does not bring it. With
+    ``is_warmed_up`` each model gets a warm-up request, made by running the pipeline's components on one text.
+
+    Raises:
+        InputError: Triton cannot bear the path, something that is no composed repository stands there, or no model
+            takes the plan's dtype.
+        ArtifactError: an artifact is missing, damaged or does not fit another; environment, stub and server do not
+            fit; a leaf of your own has a mistake that `check` finds.
+        SetupError: the disk is full, or the folder cannot be written.
+    """
+    plan = plan or Plan()
+    target, artifacts = Path(repository).resolve(), None if artifacts is None else Path(artifacts)
+    check_bearable(target)
+    models = collect(ensemble, find_leaves(leaves))
+    graph = Graph.build(models[-1], {model.name: model for model in models})
+    added = [(models_ensemble(graph), MODELS)] if plan.placement == HYBRID else []
+    if parse_release(plan.target) < FIRST_SIDE_BY_SIDE:  # the client asks each of several models by itself
+        added = [(message, name) for message, name in added if len(first_steps(message)) == 1]
+    try:
+        check_replaceable(target, MANIFEST)
+        check_present(models, artifacts)
+        check_artifacts(models, artifacts, is_embedded=plan.target == EMBEDDED)
+        plan = plan.with_dtype(models, lambda: has_trunks(models, artifacts))
+        placed = find_environments(models, environments or {}, stubs or {}, plan.target)
+        contents = read_report(artifacts)["contents"]
+        with _make_aside(target) as aside:
+            for model in models:
+                _write_files(model, aside / model.name, artifacts)
+            files = _hash_files(aside)
+            check_unchanged(models, artifacts, files)
+            identity = _identify(graph, files)
+            warm_ups = derive(graph, aside) if is_warmed_up else WarmUps()
+            copies: dict[Path, Path] = {}
+            for model in models:
+                message = place(model, plan)
+                if model.name in warm_ups.requests:
+                    write_warm_up(message, aside / model.name, warm_ups.requests[model.name])
+                if contents.get(model.name):
+                    message.parameters["content"].string_value = contents[model.name]
+                if not model.is_ensemble:
+                    message.parameters[REPOSITORY].string_value = identity
+                if model.name in placed:
+                    placed[model.name].write(aside / model.name, message, copies)
+                write_config(message, aside / model.name / "config.pbtxt", comment=_COMMENT)
+            for message, name in added:
+                (aside / name / "1").mkdir(parents=True)
+                (aside / name / "1" / ".gitkeep").touch()
+                write_config(message, aside / name / "config.pbtxt", comment=_COMMENT)
+            named = _name_environments(models, placed)
+            more = {"identity": identity, "contents": contents, "not_warmed_up": warm_ups.reasons, **named}
+            _write_manifest(aside, graph, plan, files, more)
+            _check(aside, target, plan)
+            aside.chmod(0o755)  # mkdtemp's 0700 would keep a server under another user out
+            exchange(aside, target)
+    except OSError as error:
+        where = f" ({error.filename})" if str(error.filename) in map(str, target.parents) else ""
+        raise SetupError(
+            f"{target} cannot be written: {error.strerror or error}{where}.",
+            "What stood there, if anything, is as it was. Make room, or name another folder.",
+        ) from error
+    return target
+
+
+def _check(aside: Path, target: Path, plan: Plan) -> None:
+    """Nothing that Triton would refuse is put in place."""
+    from shoal.check import Severity, check
+
+    errors = [finding for finding in check(aside, target=plan.target) if finding.severity == Severity.ERROR]
+    if errors:
+        first = errors[0]
+        where = str(first.place).removeprefix(f"{aside.resolve()}/")
+        more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+        raise ArtifactError(
+            f"{target} is not written, for {where} would be wrong{more}: {first.what.rstrip('.')} [{first.rule.id}].",
+            first.fix,
+        )
+
+
+@contextmanager
+def _make_aside(target: Path) -> Iterator[Path]:
+    """A folder beside ``target``, which is gone afterwards: the old repository, or what an error left."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        yield aside
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _write_files(model: ModelConfig, folder: Path, artifacts: Path | None) -> None:
+    for source in _version_files(model.folder):
+        copy = folder / source.relative_to(model.folder)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, copy)
+    version = folder / "1"
+    version.mkdir(parents=True, exist_ok=True)
+    if model.backend == "python":
+        copy_package(version)
+    for path in find_artifacts(model, artifacts):
+        if path.parent == artifacts:
+            shutil.copyfile(path, version / path.name)
+
+
+def _version_files(leaf: Path) -> Iterator[Path]:
+    """The files under a leaf's numbered folders, and its warm-up's: what Triton reads, without scripts and caches."""
+    for path in sorted(path for folder in ("[0-9]*", FOLDER) for path in leaf.glob(f"{folder}/**/*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            yield path
+
+
+def copy_package(folder: Path) -> None:
+    """Put the part of shoal that runs inside a model into ``folder/shoal``."""
+    package = Path(shoal.__file__).parent
+    for name in PACKAGE:
+        source, copy = package / name, folder / "shoal" / name
+        if source.is_dir():
+            shutil.copytree(
+                source,
+                copy,
+                ignore=shutil.ignore_patterns("__pycache__", "fake_triton.py"),
+                copy_function=shutil.copyfile,
+            )
+        else:
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, copy)
+
+
+def _name_environments(models: Sequence[ModelConfig], placed: Mapping[str, Placed]) -> dict[str, Any]:
+    """For the manifest: which Python models have an environment of their own, and which have not."""
+    others = [model.name for model in models if model.backend == "python" and model.name not in placed]
+    return {"environments": {name: place.path for name, place in placed.items()}, "without_environment": others}
+
+
+def _hash_files(repository: Path, known: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The sha256 of each file, by path; those ``known`` are not read again."""
+    files = {str(path.relative_to(repository)): path for path in sorted(repository.rglob("*")) if path.is_file()}
+    return {name: (known or {}).get(name) or sha256(path) for name, path in files.items()}
+
+
+def _identify(graph: Graph, files: Mapping[str, str]) -> str:
+    """A digest of what decides the answers: artifacts, code, and how the steps are joined; not of where they run."""
+    steps = [[step.model, dict(step.inputs), dict(step.outputs)] for step in graph.steps]
+    read = {name: digest for name, digest in files.items() if not name.endswith(".gitkeep")}
+    return hashlib.sha256(json.dumps([steps, read], sort_keys=True).encode()).hexdigest()
+
+
+def _write_manifest(
+    repository: Path, graph: Graph, plan: Plan, files: Mapping[str, str], more: Mapping[str, Any]
+) -> None:
+    sizes = find_sizes(graph, plan)
+    manifest = {
+        "format": 1,
+        "shoal": shoal.__version__,
+        "ensemble": graph.config.name,
+        **asdict(plan),
+        "launch": {"flags": sizes.flags(), "shared_memory": sizes.shared_memory},
+        **more,
+        "files": _hash_files(repository, files),
+    }
+    (repository / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n", encoding="utf-8")

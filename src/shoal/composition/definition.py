@@ -1,0 +1,294 @@
+"""An ensemble made in Python: models by name, typed tensors between them; and back from its ``config.pbtxt``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any, Self
+
+from shoal.component.spec import DTYPES, TensorSpec
+from shoal.composition.accepted import check_accepted
+from shoal.composition.symbolic_tensor import Outputs, Tensor, check_fits, describe, dims_in
+from shoal.errors import InputError
+from shoal.repository.config import CONFIG, ModelConfig, Step, as_config, read_config, write_config
+from shoal.repository.ensemble_config import find_lost, make_ensemble, without_parts
+from shoal.repository.find import find_graph
+from shoal.repository.graph import Graph
+from shoal.repository.leaves import find_leaves
+from shoal.repository.shapes import Declared
+
+LATEST = -1  # a step's model_version
+_COMMENT = "Written by shoal's Pipeline."
+_PASS_ON = "Let a component pass it on, under another name."
+
+
+class Definition:
+    """An ensemble over models by name, shoal's own and those in the folders ``leaves``::
+
+        triage = Pipeline("triage")
+        message = triage.input("MESSAGE", "STRING", [1])
+        tokens = triage.step("tokenizer", TEXT=message)
+        topic = triage.step("topic", INPUT__0=tokens["input_ids"], INPUT__1=tokens["attention_mask"])
+        triage.output("TOPIC", topic["OUTPUT__0"])
+        triage.write("ensembles/triage")
+
+    Each tensor has dtype and shape, and a step takes only what fits. Without ``max_batch_size`` it is the least of the
+    models'; 0 where none of them has batches. Two definitions are equal if they write the same configuration.
+    """
+
+    def __init__(self, name: str, *, leaves: Iterable[Path | str] = (".",), max_batch_size: int | None = None) -> None:
+        if max_batch_size is not None and max_batch_size < 0:
+            raise InputError(f"max_batch_size is {max_batch_size}; it cannot be negative.", "0 means: no batches.")
+        self.name = name
+        self._models: Mapping[str, ModelConfig] = find_leaves(leaves)
+        self._max_batch_size = max_batch_size
+        self._tensors: dict[str, Tensor] = {}  # inputs and what steps give, by their names in the ensemble
+        self._inputs: list[Tensor] = []
+        self._steps: list[Step] = []
+        self._outputs: dict[str, tuple[Tensor, tuple[int, ...] | None]] = {}  # by name: what is given, in which dims
+        self._rest: Any = None  # a message with what no method here knows: parameters, version policy and so on
+
+    @classmethod
+    def read(cls, folder: Path | str) -> Self:
+        """The definition in a folder's ``config.pbtxt``; its models are found beside it, or in the rooms of leaves.
+
+        Raises:
+            ArtifactError: there is no such file, or a model is missing.
+            InputError: it is no ensemble, or has what no definition may have.
+        """
+        graph = find_graph(Path(folder))
+        if not graph.config.is_ensemble:
+            raise InputError(f"{graph.config.name} is no ensemble.", "Name an ensemble's folder.")
+        return cls._of(graph)
+
+    @classmethod
+    def _of(cls, graph: Graph) -> Self:
+        spec, levels = graph.config.spec, graph.levels()
+        made = cls(spec.name, leaves=(), max_batch_size=spec.max_batch_size)
+        made._models, made._rest = graph.members, without_parts(graph.config.message)
+        for tensor in spec.inputs:
+            made.input(tensor.name, tensor.dtype, tensor.dims, optional=tensor.is_optional)
+        order = sorted(range(len(levels)), key=levels.__getitem__)  # a step may stand before what it reads
+        for step in (graph.steps[index] for index in order):
+            given = {name: made._tensors[tensor] for name, tensor in step.inputs.items()}
+            made.step(step.model, given, version=step.version, names=step.outputs)
+        made._steps = [made._steps[order.index(index)] for index in range(len(order))]
+        for tensor in spec.outputs:
+            made.output(tensor.name, made._tensors[tensor.name], dims=tensor.dims)
+        if differ := find_lost(graph.config.message, made.config().message):
+            raise InputError(
+                f"{spec.name} has what no definition keeps: {', '.join(differ)}.", "Take it out, or edit the file."
+            )
+        return made
+
+    def input(self, name: str, dtype: str, dims: Sequence[int], *, optional: bool = False) -> Tensor:
+        """Declare what a request brings; ``dtype`` as Triton has it (``FP32``, ``STRING``), ``dims`` without the rows.
+
+        Raises:
+            InputError: there is such a tensor already, or no such dtype.
+        """
+        known = "TYPE_" + dtype.removeprefix("TYPE_")
+        if known not in DTYPES:
+            names = ", ".join(each.removeprefix("TYPE_") for each in DTYPES)
+            raise InputError(f"Input {name} of {self.name} has dtype {dtype!r}.", f"Known: {names}.")
+        if not dims or any(size < 1 and size != -1 for size in dims):
+            raise InputError(
+                f"Input {name} of {self.name} has dims {list(dims)}.", "Give each dimension a size, or -1 for any."
+            )
+        self._check_free(name)
+        spec = TensorSpec(name, known, tuple(dims), is_optional=optional)
+        tensor = Tensor(name, Declared(self.name, spec, is_batched=True), self, is_requested=True)
+        self._tensors[name] = tensor
+        self._inputs.append(tensor)
+        return tensor
+
+    def step(
+        self,
+        model: str,
+        inputs: Mapping[str, Tensor] | None = None,
+        /,
+        *,
+        version: int = LATEST,
+        names: Mapping[str, str] | None = None,
+        **more: Tensor,
+    ) -> Outputs:
+        """Call ``model`` on tensors by its names for them; returns what it gives, by its names.
+
+        ``names`` are what its outputs are called in the ensemble, where that matters. An optional input may be left
+        out.
+
+        Raises:
+            InputError: there is no such model or tensor; or a tensor does not fit in dtype or shape, or is missing.
+        """
+        given = {**(inputs or {}), **more}
+        config = self._find(model)
+        for name, tensor in given.items():
+            self._check_own(tensor)
+            check_fits(tensor, config, name, self._rows)
+            for output, (exported, _) in self._outputs.items():
+                if exported.name == tensor.name:
+                    raise self._refuse_both(output, model)
+        missing = [t.name for t in config.spec.inputs if t.name not in given and not t.is_optional]
+        if missing or not given:
+            wanted = ", ".join(missing) or "any input"
+            has = ", ".join(describe(tensor) for tensor in config.spec.inputs)
+            raise InputError(f"The step {model} of {self.name} is not given {wanted}.", f"Model {model} takes: {has}.")
+        called = self._name_outputs(config, names or {})
+        self._steps.append(Step(model, version, {n: t.name for n, t in sorted(given.items())}, called))
+        made = {
+            spec.name: Tensor(called[spec.name], Declared(model, spec, config.spec.is_batched), self)
+            for spec in config.spec.outputs
+        }
+        self._tensors.update({tensor.name: tensor for tensor in made.values()})
+        return Outputs(model, made)
+
+    def output(self, name: str, tensor: Tensor, *, dims: Sequence[int] | None = None) -> None:
+        """Answer a request with ``tensor``, under ``name``; ``dims`` are its own unless given.
+
+        Raises:
+            InputError: no step gives it, a step reads it too, or there is such a tensor already.
+        """
+        self._check_own(tensor)
+        if tensor.is_requested:
+            raise InputError(f"Output {name} of {self.name} would be its input {tensor.name}.", _PASS_ON)
+        exported = [known for known, (given, _) in self._outputs.items() if given.name == tensor.name]
+        if exported:
+            raise InputError(f"{tensor.name} is output {exported[0]} of {self.name} already.", _PASS_ON)
+        for step in self._steps:
+            if tensor.name in step.inputs.values():
+                raise self._refuse_both(name, step.model)
+        if name != tensor.name:
+            self._check_free(name)
+        fits = dims is None or Declared("", TensorSpec(name, tensor.dtype, tuple(dims)), True).fits(tensor.declared)
+        if not fits:
+            raise InputError(
+                f"Output {name} of {self.name} has dims {list(dims or ())}; {tensor.declared.who} gives"
+                f" {describe(tensor.declared.tensor)}.",
+                "Leave dims out.",
+            )
+        self._outputs[name] = tensor, None if dims is None else tuple(dims)
+
+    @property
+    def max_batch_size(self) -> int:
+        """The most rows of a request; 0: requests have no rows."""
+        if self._max_batch_size is not None:
+            return self._max_batch_size
+        sizes = [self._find(step.model).spec.max_batch_size for step in self._steps]
+        return min((size for size in sizes if size), default=0)
+
+    def config(self) -> ModelConfig:
+        """The configuration, with only those outputs of steps that are used.
+
+        Raises:
+            InputError: an input or a step is not used, there is no output, or rows do not fit a model.
+        """
+        used = {tensor for step in self._steps for tensor in step.inputs.values()}
+        exported = {tensor.name: name for name, (tensor, _) in self._outputs.items()}
+        idle = [tensor.name for tensor in self._inputs if tensor.name not in used]
+        idle += [step.model for step in self._steps if not set(step.outputs.values()) & (used | exported.keys())]
+        if idle or not exported:
+            what = f"uses {idle[0]} nowhere" if idle else "has no output"
+            raise InputError(f"{self.name} {what}.", "Read each tensor in a step, or give it as an output.")
+        self._check_rows()
+        steps = [
+            replace(
+                step, outputs={n: exported.get(t, t) for n, t in step.outputs.items() if t in used | exported.keys()}
+            )
+            for step in self._steps
+        ]
+        message = make_ensemble(
+            self.name,
+            self.max_batch_size,
+            [tensor.declared.tensor for tensor in self._inputs],
+            [
+                TensorSpec(name, tensor.dtype, dims or dims_in(tensor, has_rows=self.max_batch_size > 0))
+                for name, (tensor, dims) in self._outputs.items()
+            ],
+            steps,
+            self._rest,
+        )
+        return as_config(message, Path(self.name))
+
+    def write(self, folder: Path | str) -> Path:
+        """Write ``config.pbtxt`` and an empty version folder into ``folder``; returns its path.
+
+        What the server that it is for does not bear, such as several steps that read the request side by side before
+        Triton 26.05, ``shoal check FOLDER --target RELEASE`` says.
+
+        Raises:
+            InputError: Triton would refuse it, or a model that is no ensemble stands there.
+        """
+        folder, config = Path(folder), self.config()
+        if (folder / CONFIG).exists() and not read_config(folder).is_ensemble:
+            raise InputError(f"{folder} holds a model that is no ensemble.", "Name another folder.")
+        check_accepted(config, self._models)
+        (folder / "1").mkdir(parents=True, exist_ok=True)
+        (folder / "1" / ".gitkeep").touch()
+        write_config(config.message, folder / CONFIG, comment=_COMMENT)
+        return folder
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Definition):
+            return NotImplemented
+        mine, theirs = (made.config().message for made in (self, other))
+        return bool(mine.SerializeToString(deterministic=True) == theirs.SerializeToString(deterministic=True))
+
+    def _find(self, model: str) -> ModelConfig:
+        if model not in self._models or model == self.name:
+            known = ", ".join(sorted(self._models.keys() - {self.name}))
+            raise InputError(
+                f"There is no model {model} for {self.name} to call.",
+                f"Known: {known}. Folders of others: leaves=[...]",
+            )
+        return self._models[model]
+
+    def _check_free(self, name: str) -> None:
+        if name in self._tensors or name in self._outputs:
+            raise InputError(f"{self.name} has a tensor {name} already.", "Give it another name.")
+
+    def _check_own(self, tensor: Tensor) -> None:
+        if tensor.owner is not self:
+            raise InputError(f"Tensor {tensor.name} is one of {tensor.owner.name}, not of {self.name}.")
+
+    def _refuse_both(self, output: str, model: str) -> InputError:
+        return InputError(
+            f"Output {output} of {self.name} is also read by its step {model}: Triton would answer no request that does"
+            " not ask for it.",
+            _PASS_ON,
+        )
+
+    def _name_outputs(self, config: ModelConfig, names: Mapping[str, str]) -> dict[str, str]:
+        """What each output of a model is called in the ensemble."""
+        known = [spec.name for spec in config.spec.outputs]
+        if unknown := sorted(names.keys() - set(known)):
+            raise InputError(f"Model {config.name} has no output {unknown[0]}.", f"It has: {', '.join(known)}.")
+        for name in names.values():
+            self._check_free(name)
+        called: dict[str, str] = {}
+        for output in known:
+            base = names.get(output, f"{config.name}_{output}")
+            taken = {*self._tensors, *self._outputs, *called.values(), *names.values()}
+            others = (base if number == 1 else f"{base}_{number}" for number in count(1))
+            called[output] = base if output in names else next(name for name in others if name not in taken)
+        return called
+
+    @property
+    def _rows(self) -> tuple[bool, ...]:
+        """Whether a request has rows: both may be as long as nothing decides it."""
+        return (True, False) if self._max_batch_size is None else (self._max_batch_size > 0,)
+
+    def _check_rows(self) -> None:
+        """Core's rule, in core's words; and that all speak of the same dimensions, now that it is decided."""
+        size = self.max_batch_size
+        for step in self._steps:
+            config = self._find(step.model)
+            if 0 < config.spec.max_batch_size < size:
+                raise InputError(
+                    f"ensemble {self.name} allows maximum batch size {size}, but it contains model {step.model} which"
+                    f" only allows maximum batch size to be {config.spec.max_batch_size}.",
+                    "Leave max_batch_size out, and it is the least of the models'.",
+                )
+            for name, tensor in step.inputs.items():
+                check_fits(self._tensors[tensor], config, name, (size > 0,))

@@ -1,0 +1,177 @@
+"""Warm-up requests, derived from one text: what happens only once happens before the first user comes.
+
+Triton takes them model by model, and none for an ensemble. So the text goes through the pipeline here, as far as Python
+components carry it; what they give is what the models behind them are warmed up with.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shoal.component.batching import check_outputs, join
+from shoal.component.context import Context
+from shoal.component.spec import STRING, ModelSpec, TensorSpec
+from shoal.component.tensors import Arrays
+from shoal.repository.config import ModelConfig, Step
+from shoal.repository.graph import Graph
+from shoal.repository.loading import component_class
+
+FOLDER = "warmup"  # in a model's folder: where core looks for the data of its requests
+NUM_CALLS = 2  # TorchScript's executor settles after two
+# As long as a passage that someone would send.
+TEXT = (
+    "Before sunrise the harbour was so quiet that Mara could hear the ropes creak. She counted the boats twice: seven"
+    " blue ones, and a red one that nobody had sailed since her grandfather's time. Why did he keep it painted? He had"
+    " never said. This morning, however, the red boat's sail hung loose in the wind, and wet footprints led across the"
+    ' planks toward the lighthouse. "Somebody knows," she whispered. Below the pier a school of herring turned all at'
+    " once, as if one mind had moved ten thousand silver bodies, and the water flashed like a coin. Fishermen call that"
+    " good luck; biologists explain that every fish merely watches its neighbours, keeps its distance and copies their"
+    " direction, so that no leader is needed at all. Mara did not think of luck, or of biology. She tied her"
+    " boots, took the old brass lantern from its hook, and followed the footprints while the tide came in behind her."
+)
+
+
+@dataclass
+class WarmUps:
+    """``requests`` holds the inputs of one row by model, ``reasons`` why others have none."""
+
+    requests: dict[str, Arrays] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    def keep(self, model: str, inputs: Arrays) -> None:
+        """The first request of a model stands, whatever becomes of it in other steps."""
+        self.requests.setdefault(model, inputs)
+        self.reasons.pop(model, None)
+
+    def refuse(self, model: str, reason: str) -> None:
+        """Why a model has none, unless it has one."""
+        if model not in self.requests:
+            self.reasons.setdefault(model, reason)
+
+
+def derive(graph: Graph, repository: Path) -> WarmUps:
+    """Send one text through the Python components of ``graph``, whose files lie in ``repository``.
+
+    Each component runs, so that no server is asked what fails here. What no component gives, such as the score of a
+    model, is zeros of its declared shape. The members of an ensemble within this one get what reaches them.
+    """
+    found = WarmUps()
+    _walk(graph, repository, requested(graph.config.spec), found)
+    return found
+
+
+def _walk(graph: Graph, repository: Path, tensors: dict[str, Any], found: WarmUps) -> None:
+    """Fill ``found`` and ``tensors``, the graph's by name, step by step."""
+    waiting = list(graph.steps)
+    while due := [step for step in waiting if _is_due(graph, step, waiting)]:
+        waiting = [step for step in waiting if step not in due]
+        for step in due:
+            _warm(graph, step, repository, tensors, found)
+
+
+def _is_due(graph: Graph, step: Step, waiting: list[Step]) -> bool:
+    writers = (graph.producer(tensor) for tensor in step.inputs.values())
+    return all(writer is None or graph.steps[writer] not in waiting for writer in writers)
+
+
+def _warm(graph: Graph, step: Step, repository: Path, tensors: dict[str, Any], found: WarmUps) -> None:
+    config = graph.members[step.model]
+    inputs = {name: tensors[tensor] for name, tensor in step.inputs.items() if tensor in tensors}
+    missing = [t.name for t in config.spec.inputs if t.name not in inputs and not t.is_optional]
+    outputs: Mapping[str, Any] = {}
+    if config.is_ensemble:
+        outputs = dict(inputs)
+        _walk(Graph.build(config, graph.members), repository, outputs, found)
+    elif missing:
+        found.refuse(step.model, f"nothing is known to give it as {', '.join(missing)}")
+    else:
+        try:
+            outputs = _run(config, repository, inputs) if config.backend == "python" else {}
+            found.keep(step.model, inputs)
+        except Exception as error:  # a component of someone's own, whose libraries may be in another environment
+            found.refuse(step.model, f"it does not run here: {_describe(error, repository)}")
+    shapes = {t.name: t for t in config.spec.outputs}
+    for name, tensor in step.outputs.items():
+        value = outputs[name] if name in outputs else _nothing(shapes[name], config.spec)
+        if value is not None:
+            tensors[tensor] = value
+
+
+def _describe(error: Exception, repository: Path) -> str:
+    """The error's class and first line; paths as they stand in the repository, which is made in another place."""
+    first = next(iter(str(error).splitlines()), "").replace(f"{repository}/", "")
+    return f"{type(error).__name__}: {first}".removesuffix(": ")
+
+
+def requested(spec: ModelSpec) -> dict[str, Any]:
+    """What a request brings; optional tensors are left out."""
+    texts = {t.name: _full(t, spec, TEXT.encode()) for t in spec.inputs if t.dtype == STRING and not t.is_optional}
+    others = {t.name: _nothing(t, spec) for t in spec.inputs if t.dtype != STRING and not t.is_optional}
+    return {name: value for name, value in {**texts, **others}.items() if value is not None}
+
+
+def _nothing(tensor: TensorSpec, spec: ModelSpec) -> Any:
+    """Zeros, or empty texts, where the shape is known; else None."""
+    return None if -1 in tensor.dims else _full(tensor, spec, b"" if tensor.dtype == STRING else 0)
+
+
+def _full(tensor: TensorSpec, spec: ModelSpec, value: Any) -> Any:
+    shape = [1 if size == -1 else size for size in tensor.dims]
+    return np.full([1, *shape] if spec.is_batched else shape, value, tensor.numpy_dtype)
+
+
+def _run(config: ModelConfig, repository: Path, inputs: Arrays) -> Arrays:
+    """What a component answers to one request; its own errors, which ``Component.process`` would log and hide."""
+    folder, spec = repository / config.name / "1", config.spec
+    with no_bytecode():
+        component = component_class(folder / "model.py")(Context(spec=spec, folder=folder))
+        try:
+            component.check(inputs)
+            batch, (num_rows,) = join(spec, [inputs], component.context.device)
+            outputs = component.run(batch)
+        finally:
+            component.close()
+    check_outputs(spec, outputs, num_rows)
+    return outputs
+
+
+@contextmanager
+def no_bytecode() -> Iterator[None]:
+    """A model's folder holds what was put there, and no caches."""
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    try:
+        yield
+    finally:
+        sys.dont_write_bytecode = before
+
+
+def write(message: Any, folder: Path, inputs: Arrays) -> None:
+    """Add a warm-up request to a model's configuration, its data to the model's ``folder``; not beside a leaf's own."""
+    if message.model_warmup:
+        return
+    is_batched = message.max_batch_size > 0
+    entry = message.model_warmup.add(name="one", batch_size=1 if is_batched else 0, count=NUM_CALLS)
+    types = {tensor.name: tensor.data_type for tensor in message.input}
+    (folder / FOLDER).mkdir(exist_ok=True)
+    for name, array in sorted(inputs.items()):
+        dims = array.shape[1:] if is_batched else array.shape
+        entry.inputs[name].data_type = types[name]
+        entry.inputs[name].dims.extend(dims)
+        entry.inputs[name].input_data_file = name
+        (folder / FOLDER / name).write_bytes(serialize(array))
+
+
+def serialize(array: Any) -> bytes:
+    """As tensors travel: a text is its length, four bytes, and its bytes."""
+    if array.dtype == object:
+        texts = [text if isinstance(text, bytes) else str(text).encode() for text in array.ravel()]
+        return b"".join(struct.pack("<I", len(text)) + text for text in texts)
+    return bytes(np.ascontiguousarray(array).tobytes())

@@ -1,0 +1,59 @@
+"""A graph as Mermaid text, which GitHub and most editors draw."""
+
+from __future__ import annotations
+
+import re
+
+from shoal.draw.boxes import (
+    END,
+    NESTED,
+    ON_GPU,
+    ON_HOST,
+    OPEN,
+    Joined,
+    join_edges,
+    legible,
+    list_boxes,
+    write_type,
+)
+from shoal.repository.graph import Graph
+
+# Fill and text are both set, so that they are legible on a light page and on a dark one.
+_CLASSES = {
+    ON_GPU: "fill:#dafbe1,stroke:#1a7f37,color:#1f2328",
+    ON_HOST: "fill:#ddf4ff,stroke:#0969da,color:#1f2328",
+    NESTED: "fill:#fbefff,stroke:#8250df,color:#1f2328",
+    OPEN: "fill:#f6f8fa,stroke:#59636e,color:#1f2328",
+}
+_WARNING = "stroke:#cf222e,stroke-width:3px,color:#cf222e"
+# Inside quotes the rest may end a label, begin an entity, or be taken for Markdown.
+_UNSAFE = re.compile(r"^[\W_]|^\d+[.)]|[^\w ,·()/\[\]+.-]|_$")
+
+
+def draw(graph: Graph) -> str:
+    """The graph as Mermaid text. It needs no levels: a graph with a circle is drawn as it is."""
+    boxes = list_boxes(graph)
+    names = ["request", *(f"s{index}" for index in range(len(graph.steps))), "answer"]
+    lines = ["flowchart TB", "  request([request])"]
+    for name, box in list(zip(names, boxes, strict=True))[1:-1]:
+        lines.append(f'  {name}["{escape(box.title)}<br/>{escape(box.subtitle)}"]')
+    lines.append("  answer([answer])")
+    arrows = join_edges(graph)
+    lines += [f'  {names[arrow.source]} -->|"{_label(arrow)}"| {names[arrow.target]}' for arrow in arrows]
+    for kind, style in _CLASSES.items():
+        members = [name for name, box in zip(names, boxes, strict=True) if box.kind == kind != END]
+        lines += [f"  classDef {kind} {style}", f"  class {','.join(members)} {kind}"] if members else []
+    lines += [f"  linkStyle {index} {_WARNING}" for index, arrow in enumerate(arrows) if arrow.warning]
+    return "\n".join(lines) + "\n"
+
+
+def _label(arrow: Joined) -> str:
+    words = [arrow.warning] if arrow.warning else []
+    for edge in arrow.edges:
+        words += [edge.name, write_type(edge.tensor)]
+    return "<br/>".join(map(escape, words))
+
+
+def escape(text: str) -> str:
+    """``text`` for a quoted label: what Mermaid could read as something else is named by its number."""
+    return _UNSAFE.sub(lambda found: "".join(f"#{ord(character)};" for character in found[0]), legible(text))

@@ -1,1 +1,0 @@
-"""What stands in a repository, read without running or raising."""

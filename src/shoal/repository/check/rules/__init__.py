@@ -1,1 +1,0 @@
-"""The rules, a family a file; each has RULES and find(model, repository)."""

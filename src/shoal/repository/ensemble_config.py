@@ -1,0 +1,74 @@
+"""An ensemble's configuration message, made from its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from shoal.component.spec import TensorSpec
+from shoal.repository.config import Step
+
+_OURS = ("name", "platform", "backend", "max_batch_size", "input", "output", "ensemble_scheduling")
+
+
+def make_ensemble(
+    name: str,
+    max_batch_size: int,
+    inputs: Iterable[TensorSpec],
+    outputs: Iterable[TensorSpec],
+    steps: Iterable[Step],
+    rest: Any = None,
+) -> Any:
+    """The ModelConfig message of an ensemble; ``rest`` is a message whose other fields are kept."""
+    from tritonclient.grpc import model_config_pb2
+
+    message = model_config_pb2.ModelConfig()
+    if rest is not None:
+        message.CopyFrom(rest)
+    message.name, message.platform, message.max_batch_size = name, "ensemble", max_batch_size
+    for tensors, entries in ((inputs, message.input), (outputs, message.output)):
+        for tensor in tensors:
+            entry = entries.add(name=tensor.name, dims=tensor.dims)
+            entry.data_type = model_config_pb2.DataType.Value(tensor.dtype)
+            if tensor.is_optional:
+                entry.optional = True
+    for step in steps:
+        added = message.ensemble_scheduling.step.add(model_name=step.model, model_version=step.version)
+        added.input_map.update(step.inputs)
+        added.output_map.update(step.outputs)
+    return message
+
+
+def first_steps(message: Any) -> list[int]:
+    """The steps that an ensemble begins with, side by side: those that read nothing but the request."""
+    requested = {tensor.name for tensor in message.input}
+    return [
+        index
+        for index, step in enumerate(message.ensemble_scheduling.step)
+        if set(step.input_map.values()) <= requested
+    ]
+
+
+def without_parts(message: Any) -> Any:
+    """What ``make_ensemble`` does not write: parameters, version policy, and so on."""
+    rest = type(message)()
+    rest.CopyFrom(message)
+    for field in _OURS:
+        rest.ClearField(field)
+    return rest
+
+
+def find_lost(message: Any, made: Any) -> list[str]:
+    """The fields of ``message`` that are not the same in ``made``."""
+    names = [field.name for field in message.DESCRIPTOR.fields]
+    read, kept = ({name: _one_field(each, name) for name in names} for each in (message, made))
+    return [name for name in names if read[name] != kept[name]]
+
+
+def _one_field(message: Any, name: str) -> bytes:
+    others = type(message)()
+    others.CopyFrom(message)
+    for field in message.DESCRIPTOR.fields:
+        if field.name != name:
+            others.ClearField(field.name)
+    return bytes(others.SerializeToString(deterministic=True))
