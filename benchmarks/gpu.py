@@ -22,7 +22,7 @@ import numpy as np
 import torch
 import typer
 
-from shoal import Pipeline, compose
+from shoal import Pipeline, compose, load
 from shoal.component.bundle import sha256
 from shoal.component.ledger import CONTROL, DOWN
 from shoal.component.ragged import to_texts
@@ -123,7 +123,7 @@ def compare(
     repositories: Mapping[str, Path], texts: list[str], sizes: Mapping[str, int], repeats: int
 ) -> dict[str, dict[str, Any]]:
     """Batch 1 and large batches in every placement, in turns; what each batch copied."""
-    pipelines = {name: Pipeline.load(path / ENSEMBLE) for name, path in repositories.items()}
+    pipelines = {name: load(path / ENSEMBLE) for name, path in repositories.items()}
     seconds: dict[str, dict[str, list[float]]] = {name: {"one": [], "batch": []} for name in pipelines}
     for _ in range(2):  # kernels are compiled, pools grow
         for name, pipeline in pipelines.items():

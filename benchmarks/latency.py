@@ -24,7 +24,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in the server
 import numpy as np
 import typer
 
-from shoal import Client, Pipeline, compose, serve
+from shoal import Client, compose, load, serve
 from shoal.machine import describe_machine, library_versions
 from shoal.training.corpus import find_corpus
 from shoal.training.fit import EncoderSettings
@@ -41,7 +41,7 @@ def main(num: int = 200) -> None:
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
         train(corpus, f"{folder}/artifacts", preset=Preset(num_rows=200, encoder=EncoderSettings(max_steps=1)))
         repository = compose(ENSEMBLE, f"{folder}/repository", artifacts=f"{folder}/artifacts")
-        pipeline = Pipeline.load(repository / ENSEMBLE)
+        pipeline = load(repository / ENSEMBLE)
         with (
             serve(repository) as server,
             Client(server.grpc_url) as grpc,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal import Pipeline
+from shoal import load
 
 ALLOWED_DIFFERENCE, ALLOWED_SPEARMAN = 0.02, 0.999  # of a reduced dtype's scores to FP32's
 
@@ -29,7 +29,7 @@ def compare_dtypes(fp32: Path, served: Path, texts: Sequence[str]) -> dict[str, 
     found: dict[str, Any] = {"texts": len(texts)}
     answers = []
     for repository in (fp32, served):
-        pipeline = Pipeline.load(repository / "ensemble_all")
+        pipeline = load(repository / "ensemble_all")
         parts = [pipeline(excerpt=list(texts[i : i + 64])) for i in range(0, len(texts), 64)]
         answers.append({name: np.concatenate([part[name] for part in parts])[:, 0] for name in ("SCORE", "BERT_SCORE")})
         pipeline.close()

@@ -77,7 +77,7 @@ def words(messages: Path, out: Path) -> None:
 def models(messages: Path, project: Path, seed: int = 0) -> None:
     """Train boosted trees on the counts of words, and the encoder on the messages themselves."""
     known, unseen = read(messages)
-    count = shoal.Pipeline.load(project / "preprocess" / "words")  # what counts here is what will be served
+    count = shoal.load(project / "preprocess" / "words")  # what counts here is what will be served
     counts = [count(TEXT=part.texts)["COUNTS"] for part in (known, unseen)]
     count.close()
     trees = train_trees(counts[0], known.labels, project / "counts.txt", seed=seed)
@@ -89,7 +89,7 @@ def models(messages: Path, project: Path, seed: int = 0) -> None:
 def score(messages: Path, pipeline: Path) -> None:
     """Ask the whole pipeline, in this process, for the topics of the messages held out."""
     _, unseen = read(messages)
-    triage = shoal.Pipeline.load(pipeline)
+    triage = shoal.load(pipeline)
     topics = triage(MESSAGE=unseen.texts)["TOPIC"][:, 0]
     triage.close()
     tell("vote", np.array([LABELS.index(topic.decode()) for topic in topics]), unseen.labels)

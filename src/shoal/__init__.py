@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from shoal.component.base import Component as Component
     from shoal.component.context import Context as Context
     from shoal.composition.compose import compose as compose
-    from shoal.local import LocalPipeline as LocalPipeline
-    from shoal.pipeline import Pipeline as Pipeline
+    from shoal.composition.ensemble import Ensemble as Ensemble
+    from shoal.local import Pipeline as Pipeline
+    from shoal.local import load as load
     from shoal.project.importing.add_model import add_model as add_model
     from shoal.server.launch import serve as serve
 
@@ -26,10 +27,11 @@ _HOMES = {
     "Client": "shoal.client.client",
     "Component": "shoal.component.base",
     "Context": "shoal.component.context",
-    "LocalPipeline": "shoal.local",
-    "Pipeline": "shoal.pipeline",
+    "Ensemble": "shoal.composition.ensemble",
+    "Pipeline": "shoal.local",
     "add_model": "shoal.project.importing.add_model",
     "compose": "shoal.composition.compose",
+    "load": "shoal.local",
     "serve": "shoal.server.launch",
 }
 
@@ -40,3 +42,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'shoal' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

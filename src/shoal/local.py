@@ -19,6 +19,7 @@ from shoal.component.spec import OTHER_REPOSITORY, REPOSITORY, STRING
 from shoal.component.tensors import Array, Arrays, Device
 from shoal.errors import ArtifactError, InputError, ShoalError
 from shoal.repository.config import ModelConfig, Step, read_config
+from shoal.repository.find import find_graph
 from shoal.repository.graph import Graph
 from shoal.repository.hybrid import MODELS, outsource
 from shoal.repository.loading import component_class
@@ -43,10 +44,10 @@ class Remote(Protocol):
         """Outputs of one request; ``parameters`` go beside its tensors."""
 
 
-class LocalPipeline:
+class Pipeline:
     """An ensemble (or a single model) whose steps run in this process::
 
-        scores = LocalPipeline.load("build/repository/my_ensemble")(TEXT=["A text."])["SCORE"]
+        scores = shoal.load("build/repository/my_ensemble")(TEXT=["A text."])["SCORE"]
 
     With ``remote``, only Python components run here and the other models there: the client's half of a pipeline. Where
     a repository of placement ``hybrid`` has ``ensemble_models``, these are one request. Calls may come from several
@@ -58,25 +59,6 @@ class LocalPipeline:
         self._models = models
         self._held = held or ExitStack()
         self._pool = self._held.enter_context(ThreadPoolExecutor(MAX_BRANCHES, thread_name_prefix="shoal-branch"))
-
-    @classmethod
-    def load(cls, folder: Path | str, *, remote: Remote | None = None) -> LocalPipeline:
-        """Load the model in ``folder`` and its members from the folders beside it.
-
-        Raises:
-            ArtifactError: a model, an artifact or a backend is missing.
-            InputError: ``remote`` serves another repository.
-        """
-        check_manifest(Path(folder).parent)
-        graph = Graph.load(Path(folder))
-        if remote is not None:
-            _check_same(graph, remote, read_manifest(Path(folder).parent).get("identity"))
-        models_folder = Path(folder).parent / MODELS
-        if remote is not None and graph.config.is_ensemble and models_folder.is_dir():
-            graph = outsource(graph, read_config(models_folder))
-        with ExitStack() as held:
-            models = {name: _load_model(config, remote, held) for name, config in graph.members.items()}
-            return cls(graph, models, held.pop_all())
 
     def copies(self) -> Copies:
         """What the components have copied between host and device so far, and how many batches they ran::
@@ -167,6 +149,28 @@ def _check_same(graph: Graph, remote: Remote, identity: str | None) -> None:
                 raise
 
 
+def load(path: Path | str, *, remote: Remote | None = None) -> Pipeline:
+    """Load a model, an ensemble with its members mostly, to be called in this process.
+
+    ``path`` is its folder, or a repository: then it is the ensemble that the repository was composed for, else its only
+    one. With ``remote``, a ``Client``, only Python components run here and the other models there.
+
+    Raises:
+        ArtifactError: a model, an artifact or a backend is missing.
+        InputError: the repository has several ensembles, or ``remote`` serves another repository.
+    """
+    graph = find_graph(Path(path))
+    repository = graph.config.folder.parent
+    check_manifest(repository)
+    if remote is not None:
+        _check_same(graph, remote, read_manifest(repository).get("identity"))
+        if graph.config.is_ensemble and (repository / MODELS).is_dir():
+            graph = outsource(graph, read_config(repository / MODELS))
+    with ExitStack() as held:
+        models = {name: _load_model(config, remote, held) for name, config in graph.members.items()}
+        return Pipeline(graph, models, held.pop_all())
+
+
 class Model(NamedTuple):
     """One member, and the device its outputs are on."""
 
@@ -178,7 +182,7 @@ def _load_model(config: ModelConfig, remote: Remote | None, held: ExitStack) -> 
     if remote is not None and config.backend != "python" and (config.name == MODELS or not config.is_ensemble):
         return Model(lambda inputs: remote.infer(config.name, inputs), Device())
     if config.is_ensemble:
-        nested = LocalPipeline.load(config.folder, remote=remote)
+        nested = load(config.folder, remote=remote)
         held.callback(nested.close)
         return Model(lambda inputs: nested(**inputs), Device())
     component = load_component(config)

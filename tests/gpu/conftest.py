@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shoal.composition.compose import compose
-from shoal.local import LocalPipeline
+from shoal.local import Pipeline, load
 from shoal.repository.placement import Plan
 
 GPU_LIBRARIES = ("cupy", "nvforest", "pylibcudf", "rmm", "torch")
@@ -29,10 +29,10 @@ needs_gpu = pytest.mark.skipif(bool(missing_for_gpu()), reason=f"GPU tests: {mis
 
 
 @pytest.fixture(scope="session")
-def gpu_pipeline(artifacts: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPipeline]:
+def gpu_pipeline(artifacts: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
     repository = compose(
         "ensemble_all", tmp_path_factory.mktemp("gpu") / "r", artifacts=artifacts, plan=Plan(placement="gpu")
     )
-    loaded = LocalPipeline.load(repository / "ensemble_all")
+    loaded = load(repository / "ensemble_all")
     yield loaded
     loaded.close()

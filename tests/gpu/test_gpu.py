@@ -17,7 +17,7 @@ from shoal.component.reader import DeviceReader, Reader, Reading
 from shoal.component.tensors import Device
 from shoal.component.wordpiece import read_vocabulary
 from shoal.composition.compose import compose
-from shoal.local import LocalPipeline
+from shoal.local import Pipeline, load
 from shoal.repository.placement import Plan
 from shoal.training.corpus import Corpus
 from shoal.training.evaluate import evaluate
@@ -53,7 +53,7 @@ def read(vocabulary: list[str], bundle: Bundle, device: Device) -> DeviceReader:
 def on_gpu(request: pytest.FixtureRequest, artifacts: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     plan = Plan(placement="gpu", dtype=request.param)
     repository = compose("ensemble_all", tmp_path_factory.mktemp("gpu") / "r", artifacts=artifacts, plan=plan)
-    loaded = LocalPipeline.load(repository / "ensemble_all")
+    loaded = load(repository / "ensemble_all")
     yield request.param, loaded
     loaded.close()
 
@@ -112,9 +112,7 @@ def test_libcudf_follows_the_emulated_rules(read: DeviceReader, vocabulary: list
         assert [text.split() for text in here.strings] == expected
 
 
-def test_the_ensemble_is_the_hosts(
-    on_gpu: tuple[str, LocalPipeline], pipeline: LocalPipeline, texts: list[str]
-) -> None:
+def test_the_ensemble_is_the_hosts(on_gpu: tuple[str, Pipeline], pipeline: Pipeline, texts: list[str]) -> None:
     dtype, there = on_gpu
     for batch in batches([*texts[:200], "", "cat [SEP] cat"], 67):
         weights = np.linspace(0, 1, len(batch), dtype=np.float32)
@@ -145,7 +143,7 @@ def test_cuml_trains_a_forest_that_is_served(bundle: Bundle, texts: list[str], a
         forest, features, tmp_path / "artifacts" / "checkpoint.tl", bundle_sha256=sha256(artifacts / "preprocess.json")
     )
     repository = compose("ensemble_all", tmp_path / "r", artifacts=tmp_path / "artifacts", plan=Plan(placement="gpu"))
-    served = LocalPipeline.load(repository / "ensemble_all")(excerpt=sample)["FOREST_SCORE"][:, 0]
+    served = load(repository / "ensemble_all")(excerpt=sample)["FOREST_SCORE"][:, 0]
     np.testing.assert_allclose(served, forest.predict(features), atol=1e-4)
     assert np.corrcoef(served, targets)[0, 1] > 0.8
 

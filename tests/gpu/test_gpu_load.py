@@ -20,7 +20,7 @@ from shoal.client.copies import Copies, read_metrics
 from shoal.component.ledger import ACROSS, DOWN, UP, Edge
 from shoal.component.tensors import Device
 from shoal.errors import ShoalError
-from shoal.local import LocalPipeline
+from shoal.local import Pipeline
 from shoal.server.launch import serve
 from tests.conftest import Scale
 from tests.gpu.conftest import needs_gpu
@@ -62,7 +62,7 @@ def told(copies: Copies) -> dict[str, tuple[int, int]]:
 
 
 @pytest.mark.parametrize("batch", [["The cat sat."], ["The cat sat."] * 64, ["cat [SEP] cat", "", "The cat sat."]])
-def test_the_ledger_is_what_the_profiler_sees(gpu_pipeline: LocalPipeline, batch: list[str], tmp_path: Path) -> None:
+def test_the_ledger_is_what_the_profiler_sees(gpu_pipeline: Pipeline, batch: list[str], tmp_path: Path) -> None:
     gpu_pipeline(excerpt=batch, BERT_WEIGHT=[0.5] * len(batch))  # kernels are compiled, pools have grown
     before = gpu_pipeline.copies()
     seen = profile(lambda: gpu_pipeline(excerpt=batch, BERT_WEIGHT=[0.5] * len(batch)), tmp_path)
@@ -73,7 +73,7 @@ def test_the_ledger_is_what_the_profiler_sees(gpu_pipeline: LocalPipeline, batch
         assert 0 <= told(moved)[direction][1] - seen[direction][1] <= 4 * 8
 
 
-def test_a_planted_copy_is_seen(gpu_pipeline: LocalPipeline, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_planted_copy_is_seen(gpu_pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     planted = gpu_pipeline._models["bert-large"]
 
     def call(inputs: Any) -> Any:
@@ -91,7 +91,7 @@ def test_a_planted_copy_is_seen(gpu_pipeline: LocalPipeline, monkeypatch: pytest
     assert seen[UP][0] == moved[UP][0] + 1
 
 
-def test_a_server_hands_tensors_on_from_gpu_to_gpu(gpu_pipeline: LocalPipeline, texts: list[str]) -> None:
+def test_a_server_hands_tensors_on_from_gpu_to_gpu(gpu_pipeline: Pipeline, texts: list[str]) -> None:
     """The embedded Triton, with a stub built for NumPy 2 and for GPUs: nothing but the budget is copied."""
     if not os.environ.get("SHOAL_STUB") or not os.environ.get("SHOAL_TRITONSERVER"):
         pytest.skip("SHOAL_TRITONSERVER and SHOAL_STUB name no server and no stub that is built for NumPy 2")
@@ -110,9 +110,7 @@ def test_a_server_hands_tensors_on_from_gpu_to_gpu(gpu_pipeline: LocalPipeline, 
 # --- under load --------------------------------------------------------------------------------------------------
 
 
-def test_streams_with_distinct_inputs_never_mix(
-    gpu_pipeline: LocalPipeline, pipeline: LocalPipeline, texts: list[str]
-) -> None:
+def test_streams_with_distinct_inputs_never_mix(gpu_pipeline: Pipeline, pipeline: Pipeline, texts: list[str]) -> None:
     import cupy
 
     sample = texts[:80]
@@ -143,7 +141,7 @@ def test_work_of_another_stream_is_waited_for(device: Device) -> None:
         assert total == 50 * (1 << 22)
 
 
-def test_an_exhausted_pool_is_an_error_and_then_over(gpu_pipeline: LocalPipeline, texts: list[str]) -> None:
+def test_an_exhausted_pool_is_an_error_and_then_over(gpu_pipeline: Pipeline, texts: list[str]) -> None:
     import rmm
 
     good = gpu_pipeline(excerpt=texts[:2])["SCORE"]
@@ -157,9 +155,7 @@ def test_an_exhausted_pool_is_an_error_and_then_over(gpu_pipeline: LocalPipeline
     assert np.array_equal(gpu_pipeline(excerpt=texts[:2])["SCORE"], good)
 
 
-def test_ten_thousand_batches_leave_memory_as_it_was(
-    gpu_pipeline: LocalPipeline, texts: list[str], scale: Scale
-) -> None:
+def test_ten_thousand_batches_leave_memory_as_it_was(gpu_pipeline: Pipeline, texts: list[str], scale: Scale) -> None:
     import torch
 
     def used() -> int:

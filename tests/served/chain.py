@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from shoal.composition.compose import compose
-from shoal.pipeline import Pipeline
+from shoal.composition.ensemble import Ensemble
 from shoal.repository.config import write_config
 from tests.support.pieces import leaf, vocabulary
 
@@ -27,8 +27,8 @@ def copy(piece: str, name: str, root: Path, *, names: dict[str, str], **paramete
     return folder / "1"
 
 
-def define(root: Path) -> Pipeline:
-    chain = Pipeline("chain", leaves=[root])
+def define(root: Path) -> Ensemble:
+    chain = Ensemble("chain", leaves=[root])
     text, a, b = chain.input("TEXT", "STRING", [1]), chain.input("A", "FP32", [3]), chain.input("B", "FP32", [3])
     checked = chain.step("checked_text", TEXT=text)["CHECKED"]
     tokens = chain.step("tokenizer", TEXT=checked)

@@ -20,7 +20,7 @@ from shoal.client.client import Client
 from shoal.client.failures import CallError
 from shoal.client.flow import Conversations
 from shoal.errors import InputError
-from shoal.local import LocalPipeline
+from shoal.local import Pipeline
 from shoal.server.launch import Server
 from tests.support.ways import WAYS, connect, url_of
 
@@ -37,7 +37,7 @@ def ask(request: pytest.FixtureRequest, server: Server) -> Iterator[Any]:
 # --- what goes out and comes back --------------------------------------------------------------------------------
 
 
-def test_answers_are_read_only_mappings(ask: Any, pipeline: LocalPipeline) -> None:
+def test_answers_are_read_only_mappings(ask: Any, pipeline: Pipeline) -> None:
     answer = ask.infer("ensemble_all", excerpt=["A cat.", "A dog."], request_id="mine")
     expected = pipeline(excerpt=["A cat.", "A dog."])
     assert isinstance(answer, Answer)

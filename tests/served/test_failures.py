@@ -15,7 +15,7 @@ from shoal.client.calls import Call, Method
 from shoal.client.client import Client
 from shoal.client.failures import Kind, grpc_failure, strip
 from shoal.errors import InputError, ServerError, ShoalError
-from shoal.local import LocalPipeline
+from shoal.local import Pipeline
 from shoal.server.launch import Server, find_ports
 from tests.conftest import as_bytes
 from tests.support.ways import WAYS, Relay, answering, connect, url_of
@@ -63,7 +63,7 @@ def failure(way: str, url: str, *args: Any, inputs: Any = None, **options: Any) 
     ],
 )
 def test_the_cores_refusals_are_put_into_our_words(
-    client: Client, pipeline: LocalPipeline, arrays: dict[str, Any], message: str
+    client: Client, pipeline: Pipeline, arrays: dict[str, Any], message: str
 ) -> None:
     """Sent past the client's own checks; those, and this process, say the same."""
     names, outputs = ("excerpt", "BERT_WEIGHT"), ("SCORE",)

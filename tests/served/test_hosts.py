@@ -11,7 +11,7 @@ import pytest
 
 from shoal.client.client import Client
 from shoal.component.tensors import Array
-from shoal.local import LocalPipeline
+from shoal.local import Pipeline, load
 from shoal.server.launch import Server
 from tests.conftest import Scale
 from tests.unit.test_claims import Record, batches
@@ -29,9 +29,9 @@ def largest_difference(some: Mapping[str, Array], others: Mapping[str, Array]) -
 
 @pytest.mark.parametrize("size", [1, 7])
 def test_the_three_hosts_agree_to_the_last_bit(
-    size: int, client: Client, pipeline: LocalPipeline, repository: Path, texts: list[str], scale: Scale, record: Record
+    size: int, client: Client, pipeline: Pipeline, repository: Path, texts: list[str], scale: Scale, record: Record
 ) -> None:
-    client_side = LocalPipeline.load(repository / "ensemble_all", remote=client)
+    client_side = load(repository / "ensemble_all", remote=client)
     sample = texts[: scale(21, 301)]
     for batch in batches(sample, size):
         here = pipeline(excerpt=batch)
@@ -41,7 +41,7 @@ def test_the_three_hosts_agree_to_the_last_bit(
 
 
 @pytest.fixture(scope="module")
-def here(pipeline: LocalPipeline, texts: list[str], scale: Scale) -> tuple[list[str], dict[str, Array]]:
+def here(pipeline: Pipeline, texts: list[str], scale: Scale) -> tuple[list[str], dict[str, Array]]:
     """A sample (or all) of the texts, and what this process says of them."""
     sample = texts[: scale(48, len(texts))]
     return sample, joined([pipeline(excerpt=batch) for batch in batches(sample, 32)])

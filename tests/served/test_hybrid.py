@@ -18,7 +18,7 @@ from shoal.client.copies import Copies, read_metrics
 from shoal.component.ledger import BATCHES, ROWS
 from shoal.composition.compose import compose
 from shoal.errors import InputError, ServerError
-from shoal.local import LocalPipeline
+from shoal.local import Pipeline, load
 from shoal.repository.config import write_config
 from shoal.repository.graph import Graph
 from shoal.repository.hybrid import MODELS, models_ensemble
@@ -64,7 +64,7 @@ def test_hybrid_gives_the_same_scores(
     hybrid: Path,
     joined: Path,
     server: Server,
-    pipeline: LocalPipeline,
+    pipeline: Pipeline,
     is_joined: bool,
     asked: list[str],
     protocol: str,
@@ -73,7 +73,7 @@ def test_hybrid_gives_the_same_scores(
     url = server.grpc_url if protocol == "grpc" else server.http_url
     with Client(url, protocol=protocol) as client:
         counting = Counting(client)
-        mine = LocalPipeline.load(folder, remote=counting)
+        mine = load(folder, remote=counting)
         for inputs in ({"excerpt": TEXTS}, {"excerpt": TEXTS[:1], "BERT_WEIGHT": [0.9]}):
             expected = pipeline(**inputs)
             for got in (mine(**inputs), client.infer("ensemble_all", **inputs)):
@@ -82,7 +82,7 @@ def test_hybrid_gives_the_same_scores(
         assert counting.calls[0] == "ensemble_all"  # which asks whether it is the same repository
         assert sorted(counting.calls[1:]) == asked
         with pytest.raises(InputError, match=r"excerpt\[0\] is not valid UTF-8"):
-            LocalPipeline.load(folder, remote=client)(excerpt=[b"\xff"])
+            load(folder, remote=client)(excerpt=[b"\xff"])
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
@@ -100,7 +100,7 @@ def test_a_server_with_another_repository(
     url = server.grpc_url if protocol == "grpc" else server.http_url
     with Client(url, protocol=protocol) as client:
         with pytest.raises(InputError) as refused:
-            LocalPipeline.load(other / "ensemble_all", remote=client)
+            load(other / "ensemble_all", remote=client)
         assert str(refused.value) == (
             f"The server has another repository: {theirs}, not {ours}."
             " Compose on both sides from the same artifacts, with the same version of shoal."

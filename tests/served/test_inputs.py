@@ -16,7 +16,7 @@ from shoal.cli import app
 from shoal.client.client import Client
 from shoal.component.bundle import Bundle
 from shoal.errors import InputError, ShoalError
-from shoal.local import LocalPipeline
+from shoal.local import Pipeline
 from shoal.server.launch import Server, find_ports
 
 ENSEMBLE = "ensemble_all"
@@ -66,7 +66,7 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {  # a text, a weight, and what is sa
 
 
 @pytest.fixture(params=["grpc", "http", "in process"])
-def ask(request: pytest.FixtureRequest, server: Server, pipeline: LocalPipeline) -> Any:
+def ask(request: pytest.FixtureRequest, server: Server, pipeline: Pipeline) -> Any:
     """One request, by one of the ways."""
     if request.param == "in process":
         yield lambda **inputs: pipeline(**inputs)
@@ -77,14 +77,14 @@ def ask(request: pytest.FixtureRequest, server: Server, pipeline: LocalPipeline)
 
 
 @pytest.mark.parametrize("name", SCORED)
-def test_scored(ask: Callable[..., Any], pipeline: LocalPipeline, name: str) -> None:
+def test_scored(ask: Callable[..., Any], pipeline: Pipeline, name: str) -> None:
     got, expected = ask(excerpt=[SCORED[name]]), pipeline(excerpt=[SCORED[name]])
     for output in OUTPUTS:
         assert np.isfinite(got[output]).all()
         assert np.array_equal(got[output], expected[output])
 
 
-def test_texts_without_a_word_have_no_features(pipeline: LocalPipeline, bundle: Bundle) -> None:
+def test_texts_without_a_word_have_no_features(pipeline: Pipeline, bundle: Bundle) -> None:
     """And so the same z-scores, whatever stands there."""
     preprocess = pipeline._models["preprocess"].call
     texts = [SCORED[name] for name in ("empty", "blank", "punctuation alone")]
@@ -98,7 +98,7 @@ def _scale(bundle: Bundle) -> Any:
     return np.where(np.array(bundle.std) == 0, 1, bundle.std)
 
 
-def test_long_texts_are_cut_for_the_encoder_and_counted_whole(pipeline: LocalPipeline, bundle: Bundle) -> None:
+def test_long_texts_are_cut_for_the_encoder_and_counted_whole(pipeline: Pipeline, bundle: Bundle) -> None:
     read = pipeline._models["preprocess"].call({"INPUT0": _tensor([SCORED["64 KiB"]])})
     assert read["BERT_IDS"].shape == (1, 256)
     num_words = read["TREE_FEATS"][0, 0] * _scale(bundle)[0] + bundle.mean[0]
@@ -149,7 +149,7 @@ def test_requests_that_are_none(ask: Callable[..., Any], inputs: dict[str, Any],
 
 
 @pytest.mark.parametrize("way", ["grpc", "http", "local", "client"])
-def test_as_rows_of_a_file(way: str, tmp_path: Path, repository: Path, server: Server, pipeline: LocalPipeline) -> None:
+def test_as_rows_of_a_file(way: str, tmp_path: Path, repository: Path, server: Server, pipeline: Pipeline) -> None:
     """All of the above in one file each: a bad row gets its words, all others their scores."""
     options = ["--local", "--repository", repository] if way == "local" else ["--url", _url(server, way)]
     options += ["--protocol", "http"] if way == "http" else []
@@ -191,7 +191,7 @@ def _read(path: Path) -> list[dict[str, Any]]:
         return list(csv.DictReader(file))
 
 
-def test_a_column_of_weights_and_one_weight_for_all(tmp_path: Path, server: Server, pipeline: LocalPipeline) -> None:
+def test_a_column_of_weights_and_one_weight_for_all(tmp_path: Path, server: Server, pipeline: Pipeline) -> None:
     """Where a row leaves its weight empty, the default holds."""
     source, out = tmp_path / "in.csv", tmp_path / "out.csv"
     source.write_text("text,w\nA cat.,0\nA cat.,1\nA cat.,\nA cat.,0.25\n", encoding="utf-8")

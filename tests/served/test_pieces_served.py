@@ -13,7 +13,7 @@ import pytest
 from shoal.check import check
 from shoal.client.client import Client
 from shoal.errors import InputError
-from shoal.local import LocalPipeline
+from shoal.local import Pipeline, load
 from tests.support.pieces import PIECES
 
 INPUTS: dict[str, Any] = {
@@ -24,13 +24,13 @@ INPUTS: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def here(chain: Path) -> Iterator[LocalPipeline]:
-    loaded = LocalPipeline.load(chain / "chain")
+def here(chain: Path) -> Iterator[Pipeline]:
+    loaded = load(chain / "chain")
     yield loaded
     loaded.close()
 
 
-def test_the_server_gives_what_this_process_gives(client: Client, here: LocalPipeline) -> None:
+def test_the_server_gives_what_this_process_gives(client: Client, here: Pipeline) -> None:
     expected, served = here(**INPUTS), client.infer("chain", INPUTS)
     assert expected.keys() == set(served)
     for name, array in expected.items():
@@ -38,7 +38,7 @@ def test_the_server_gives_what_this_process_gives(client: Client, here: LocalPip
         assert np.array_equal(served[name], array), name
 
 
-def test_it_is_the_right_answer(here: LocalPipeline) -> None:
+def test_it_is_the_right_answer(here: Pipeline) -> None:
     answer = here(**INPUTS)
     logits = np.stack([INPUTS["A"], INPUTS["B"]]).astype(np.float64)
     powers = np.exp(logits)
@@ -56,7 +56,7 @@ def test_it_is_the_right_answer(here: LocalPipeline) -> None:
 def test_a_bad_score_gets_the_same_words(client: Client, chain: Path) -> None:
     """Asked of the piece alone: side by side with others in an ensemble Triton 24.10 may not outlive it."""
     bad = {"LOGITS": np.full((3, 3), np.nan, np.float32)}
-    here = LocalPipeline.load(chain / "softmax")
+    here = load(chain / "softmax")
     with pytest.raises(InputError) as local:
         here(**bad)
     here.close()

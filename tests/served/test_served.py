@@ -11,7 +11,7 @@ import pytest
 from shoal.client.client import Client
 from shoal.composition.compose import compose
 from shoal.errors import InputError
-from shoal.local import LocalPipeline
+from shoal.local import Pipeline, load
 from shoal.repository.placement import Plan
 from shoal.server.launch import Server
 
@@ -43,7 +43,7 @@ def test_without_a_weight_it_is_the_plain_average(client: Client) -> None:
     ],
 )
 def test_bad_values_get_the_same_words_on_every_way_in(
-    client: Client, pipeline: LocalPipeline, inputs: dict[str, list[object]], message: str
+    client: Client, pipeline: Pipeline, inputs: dict[str, list[object]], message: str
 ) -> None:
     with pytest.raises(InputError) as here:
         pipeline(**inputs)
@@ -53,7 +53,7 @@ def test_bad_values_get_the_same_words_on_every_way_in(
     assert str(here.value) == str(served.value)
 
 
-def test_a_bad_neighbour_fails_alone(server: Server, pipeline: LocalPipeline) -> None:
+def test_a_bad_neighbour_fails_alone(server: Server, pipeline: Pipeline) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     good = [f"The cat number {k} sat." for k in range(40)]
@@ -70,8 +70,8 @@ def test_a_bad_neighbour_fails_alone(server: Server, pipeline: LocalPipeline) ->
     np.testing.assert_allclose(answers[::2], pipeline(excerpt=good)["SCORE"][:, 0], atol=1e-5)
 
 
-def test_bf16_is_close(artifacts: Path, tmp_path: Path, pipeline: LocalPipeline) -> None:
+def test_bf16_is_close(artifacts: Path, tmp_path: Path, pipeline: Pipeline) -> None:
     repository = compose("ensemble_all", tmp_path / "bf16", artifacts=artifacts, plan=Plan(dtype="bf16"))
     texts = TEXTS[:2] * 4
-    got, expected = LocalPipeline.load(repository / "ensemble_all")(excerpt=texts), pipeline(excerpt=texts)
+    got, expected = load(repository / "ensemble_all")(excerpt=texts), pipeline(excerpt=texts)
     assert 0 < np.abs(got["BERT_SCORE"] - expected["BERT_SCORE"]).max() <= 0.02

@@ -14,7 +14,7 @@ import pytest
 
 from shoal.client.client import Client
 from shoal.composition.compose import compose
-from shoal.local import LocalPipeline
+from shoal.local import load
 from shoal.server.launch import serve
 from shoal.training.corpus import Corpus
 from shoal.training.encoder import SMALL_ENCODER, _locate
@@ -58,7 +58,7 @@ def test_one_step_fits_and_is_served(
     assert report["encoder"]["num_steps"] == 1
     repository = compose("ensemble_all", tmp_path / "repository", artifacts=out)
     texts = list(passages.texts[:4])
-    local = LocalPipeline.load(repository / "ensemble_all")
+    local = load(repository / "ensemble_all")
     expected = local(excerpt=texts)["BERT_SCORE"]
     local.close()
     with serve(repository) as server, Client(server.grpc_url) as client:

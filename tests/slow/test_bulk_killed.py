@@ -20,7 +20,7 @@ from shoal.bulk.journal import partial_path
 from shoal.bulk.model import local
 from shoal.cli import app
 from shoal.errors import ShoalError
-from shoal.local import LocalPipeline
+from shoal.local import Pipeline
 from tests.conftest import Scale
 from tests.support.bulk import Stopped, infer_arguments, run, write_texts
 
@@ -112,9 +112,7 @@ def wait_until(is_so: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.02)
 
 
-def test_a_finished_journal_is_only_written_out(
-    forest: Path, source: Path, tmp_path: Path, scorer: LocalPipeline
-) -> None:
+def test_a_finished_journal_is_only_written_out(forest: Path, source: Path, tmp_path: Path, scorer: Pipeline) -> None:
     """A run that was killed while it put the output in place."""
     out = tmp_path / "out.csv"
     with pytest.raises(Stopped):

@@ -14,15 +14,13 @@ from typer.testing import CliRunner
 from shoal.bulk.journal import partial_path
 from shoal.cli import app
 from shoal.errors import InputError, ServerError
-from shoal.local import LocalPipeline
+from shoal.local import Pipeline
 from shoal.server.launch import find_ports, serve
 from tests.support.bulk import write_texts
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
-def test_a_server_that_goes_away_in_the_middle(
-    protocol: str, forest: Path, tmp_path: Path, scorer: LocalPipeline
-) -> None:
+def test_a_server_that_goes_away_in_the_middle(protocol: str, forest: Path, tmp_path: Path, scorer: Pipeline) -> None:
     source, out = write_texts(tmp_path / "in.csv", 3_000), tmp_path / "out.csv"
     http, grpc, _ = find_ports(0, 0, 0)
     url = f"127.0.0.1:{grpc if protocol == 'grpc' else http}"

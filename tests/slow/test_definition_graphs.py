@@ -29,7 +29,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def fits(made: shoal.Pipeline, config: ModelConfig, name: str, each: Tensor) -> bool:
+def fits(made: shoal.Ensemble, config: ModelConfig, name: str, each: Tensor) -> bool:
     try:
         check_fits(each, config, name, made._rows)
     except InputError:
@@ -38,7 +38,7 @@ def fits(made: shoal.Pipeline, config: ModelConfig, name: str, each: Tensor) -> 
 
 
 @st.composite
-def graphs(draw: st.DrawFn, project: Path, name: str) -> shoal.Pipeline:
+def graphs(draw: st.DrawFn, project: Path, name: str) -> shoal.Ensemble:
     """A pipeline of up to eight steps, each on what the request brings or an earlier step gives."""
     made = define(project, name, max_batch_size=draw(st.sampled_from([None, None, 1, 4])))
     free: list[Tensor] = []
@@ -81,7 +81,7 @@ def test_random_graphs_come_back_as_they_were(project: Path) -> None:
         folder = made.write(project / "ensembles" / "random")
         findings = [f for f in check(folder) if f.severity == Severity.ERROR and "random" in str(f.place.path)]
         assert not findings
-        again = shoal.Pipeline.read(folder)
+        again = shoal.Ensemble.read(folder)
         assert again == made
         before = read_config(folder).message
         assert read_config(again.write(folder)).message == before
@@ -94,7 +94,7 @@ def test_random_graphs_come_back_as_they_were(project: Path) -> None:
 
 def test_random_graphs_are_served(project: Path, tmp_path: Path, scale: Scale) -> None:
     """All in one server: each loads, and gives every output."""
-    made: list[shoal.Pipeline] = []
+    made: list[shoal.Ensemble] = []
 
     @settings(
         max_examples=scale(25, full=200), deadline=None, suppress_health_check=list(HealthCheck), database=None

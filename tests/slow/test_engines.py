@@ -15,7 +15,7 @@ from shoal.component.onnx_ties import read_onnx
 from shoal.component.ties import METADATA, dump_ties
 from shoal.composition.compose import compose
 from shoal.errors import ArtifactError, InputError
-from shoal.local import LocalPipeline, load_component
+from shoal.local import load, load_component
 from shoal.paths import shipped_root
 from shoal.repository.config import read_config
 from shoal.repository.manifest import read_manifest
@@ -47,11 +47,11 @@ def test_onnx_runtime_serves_the_slot(leaves: Path, artifacts: Path, tmp_path: P
     (own / "report.json").unlink()  # it speaks of another encoder
     for name in ("model.pt", "model.onnx"):
         export_encoder(encoder, own / name, ties={})
-    torchscript = LocalPipeline.load(compose("ensemble_all", tmp_path / "torch", artifacts=own) / "ensemble_all")
+    torchscript = load(compose("ensemble_all", tmp_path / "torch", artifacts=own) / "ensemble_all")
     repository = compose("ensemble_all", tmp_path / "onnx", artifacts=own, leaves=[leaves])
     expected = torchscript(excerpt=TEXTS)["BERT_SCORE"]
     np.testing.assert_allclose(
-        LocalPipeline.load(repository / "ensemble_all")(excerpt=TEXTS)["BERT_SCORE"], expected, rtol=0, atol=1e-5
+        load(repository / "ensemble_all")(excerpt=TEXTS)["BERT_SCORE"], expected, rtol=0, atol=1e-5
     )
     with serve(repository) as server, Client(server.grpc_url) as client:
         served = client.infer("ensemble_all", excerpt=TEXTS)["BERT_SCORE"]

@@ -16,7 +16,7 @@ from shoal.environment.built import Built
 from shoal.environment.engines import find_python
 from shoal.environment.unpack import unpack
 from shoal.errors import ArtifactError, InputError, ServerError
-from shoal.local import LocalPipeline
+from shoal.local import Pipeline
 from shoal.repository.config import read_config
 from shoal.repository.placement import Plan
 from shoal.server.launch import serve
@@ -43,7 +43,7 @@ def compose_with(artifacts: Path, folder: Path, environments: Mapping[str, Path]
 
 
 def test_packed_and_unpacked(
-    packed: Built, unpacked: Path, artifacts: Path, pipeline: LocalPipeline, tmp_path: Path
+    packed: Built, unpacked: Path, artifacts: Path, pipeline: Pipeline, tmp_path: Path
 ) -> None:
     """The archive in one model, the folder in the other, then the other way round."""
     archive, folder = packed.environment.parent, unpacked
@@ -65,9 +65,7 @@ def test_an_archive_for_all_is_kept_once(packed: Built, artifacts: Path, tmp_pat
     assert (repository / "preprocess" / "triton_python_backend_stub").stat().st_mode & 0o111
 
 
-def test_venvs_of_two_pythons_in_one_server(
-    venvs: Venvs, artifacts: Path, pipeline: LocalPipeline, tmp_path: Path
-) -> None:
+def test_venvs_of_two_pythons_in_one_server(venvs: Venvs, artifacts: Path, pipeline: Pipeline, tmp_path: Path) -> None:
     """NumPy below 2 and the wheel's stubs: Python 3.12 in one model, 3.11 in the other."""
     places = {"preprocess": venvs("3.12").environment.parent, "postprocess": venvs("3.11").environment.parent}
     repository = compose_with(artifacts, tmp_path, places)
@@ -75,7 +73,7 @@ def test_venvs_of_two_pythons_in_one_server(
 
 
 def test_shoals_own_file_packed_for_another_python(
-    artifacts: Path, pipeline: LocalPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scale: Scale
+    artifacts: Path, pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scale: Scale
 ) -> None:
     """env/environment-embedded.yml: Python 3.12 from a conda channel, the rest by pip."""
     if not scale.is_full:
@@ -92,7 +90,7 @@ def test_shoals_own_file_packed_for_another_python(
 
 @pytest.mark.parametrize(("pre", "post"), [("3.12", "3.13"), ("3.13", "3.12")])
 def test_numpy_2_with_a_stub_built_for_it(
-    venvs: Venvs, artifacts: Path, pipeline: LocalPipeline, tmp_path: Path, pre: str, post: str
+    venvs: Venvs, artifacts: Path, pipeline: Pipeline, tmp_path: Path, pre: str, post: str
 ) -> None:
     """Two Pythons, NumPy 2 in the components and NumPy 1 in the models, all in one server."""
     places = {

@@ -10,7 +10,7 @@ from transformers import AutoModel, AutoTokenizer
 from shoal.check import check
 from shoal.client.client import Client
 from shoal.composition.compose import compose
-from shoal.local import LocalPipeline
+from shoal.local import load
 from shoal.repository.config import read_config
 from shoal.server.launch import serve
 from shoal.training.corpus import Corpus
@@ -36,7 +36,7 @@ def test_passages_to_embeddings_by_name(tmp_path: Path, passages: Corpus) -> Non
     given = tokenizer(texts, padding=True, truncation=True, max_length=256, return_tensors="np")
     ids, mask = given["input_ids"], given["attention_mask"]
     expected = embed(ask(place, AutoModel, ids, mask).last_hidden_state, mask, "mean", is_normalised=True)
-    local = LocalPipeline.load(repository / "embed")
+    local = load(repository / "embed")
     np.testing.assert_allclose(local(TEXT=texts)["ANSWER"], expected, rtol=0, atol=1e-5)
     local.close()
     with serve(repository) as server, Client(server.grpc_url) as client:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc.service_pb2 as protocol
 
-from shoal.local import LocalPipeline
+from shoal.local import Pipeline
 from shoal.server.launch import Server
 from tests.conftest import Scale, as_bytes
 from tests.support.mutations import floats, with_lengths
@@ -121,7 +121,7 @@ PROTOCOLS: dict[str, Form] = {"grpc": (to_grpc, read_grpc), "http": (to_http, re
 
 @pytest.mark.parametrize("name", list(PROTOCOLS))
 def test_good_requests_are_answered_beside_bad_ones(
-    name: str, server: Server, pipeline: LocalPipeline, scale: Scale, record: Callable[..., None]
+    name: str, server: Server, pipeline: Pipeline, scale: Scale, record: Callable[..., None]
 ) -> None:
     good = good_rows(scale(253, 5005))
     sent = list(waves(good))
@@ -154,7 +154,7 @@ def send_wave(wave: list[Row], form: Form, wires: Wires, callers: ThreadPoolExec
     return [read(answer) for answer in answers]
 
 
-def alone(pipeline: LocalPipeline, good: list[Row]) -> Any:
+def alone(pipeline: Pipeline, good: list[Row]) -> Any:
     """What this process says of each text, alone."""
     parts = [pipeline(excerpt=as_bytes([row.text.decode()]), BERT_WEIGHT=[row.weight]) for row in good]
     return np.array([[part[name][0, 0] for name in OUTPUTS] for part in parts])

@@ -57,7 +57,7 @@ def test_a_component(here: Path) -> None:
     )
     assert run("check", ".").stdout == "No mistakes found.\n"
     assert run("compose", "word-length_alone", "build/repository", "--leaves", ".").exit_code == 0
-    pipeline = shoal.Pipeline.load("build/repository/word-length_alone")
+    pipeline = shoal.load("build/repository/word-length_alone")
     assert pipeline(TEXT=["Füße", b"\xff"])["LENGTH"].tolist() == [[4], [1]]
     pipeline.close()
 
@@ -80,7 +80,7 @@ def test_every_dtype_runs_here(tmp_path: Path, dtype: str) -> None:
     made = draft_component("it", inputs=[tensor], outputs=[parse_tensor(f"Y:{dtype}:2", "--output")], project=tmp_path)
     made.draft.write()
     repository = shoal.compose(made.pipeline, tmp_path / "build" / "r", leaves=[tmp_path])
-    pipeline = shoal.Pipeline.load(repository / made.pipeline)
+    pipeline = shoal.load(repository / made.pipeline)
     answer = pipeline(X=np.ones((3, 1), tensor.numpy_dtype) if dtype != "STRING" else ["a", "b", "c"])["Y"]
     pipeline.close()
     assert (answer.shape, answer.dtype) == ((3, 2), tensor.numpy_dtype)
@@ -118,7 +118,7 @@ def test_a_model(here: Path) -> None:
     (here / "models/score/1/weights.json").write_text('{"weights": [1, 2], "bias": 0}', encoding="utf-8")
     shoal.compose("score_alone", here / "r", leaves=[here], is_warmed_up=False)
     with pytest.raises(ShoalError, match=r"weights\.json has 2 weights for 4 features"):
-        shoal.Pipeline.load(here / "r" / "score_alone")
+        shoal.load(here / "r" / "score_alone")
 
 
 def test_classes_have_names_of_their_own() -> None:
@@ -171,7 +171,7 @@ def test_further_inputs_where_they_are_alike(tmp_path: Path) -> None:
     text = (copy.folder / "config.pbtxt").read_text(encoding="utf-8")
     assert "  # as FIRST\n" in text, "the comments stay"
     repository = shoal.compose("vote_alone", tmp_path / "build" / "r", leaves=[tmp_path])
-    pipeline = shoal.Pipeline.load(repository / "vote_alone")
+    pipeline = shoal.load(repository / "vote_alone")
     columns = {tensor.name: np.full((1, 1), i, np.float32) for i, tensor in enumerate(copy.spec.inputs)}
     np.testing.assert_array_equal(pipeline(**columns)["BLEND"], np.array([[26 / 12]], np.float32))
     pipeline.close()
@@ -207,7 +207,7 @@ def test_a_configured_piece_answers_what_its_test_asks(tmp_path: Path, piece: st
     made.draft.write()
     asked = runpy.run_path(str(tmp_path / made.test))["REQUEST"]
     repository = shoal.compose(made.pipeline, tmp_path / "build" / "r", leaves=[tmp_path])
-    pipeline = shoal.Pipeline.load(repository / made.pipeline)
+    pipeline = shoal.load(repository / made.pipeline)
     assert all(len(array) == 2 for array in pipeline(**asked).values())
     pipeline.close()
 
@@ -234,7 +234,7 @@ def test_one_of_two_artifacts(here: Path) -> None:
     Tokenizer(WordLevel({"?": 0}, unk_token="?")).save(str(here / "preprocess/tokens/1/tokenizer.json"))
     repository = shoal.compose("tokens_alone", here / "r", artifacts=trained, leaves=[here])
     assert not (repository / "tokens/1/vocab.txt").exists(), "the leaf's own goes before"
-    pipeline = shoal.Pipeline.load(repository / "tokens_alone")
+    pipeline = shoal.load(repository / "tokens_alone")
     assert pipeline(TEXT=np.array([[b"?"]], np.object_))["attention_mask"].sum() == 1
     pipeline.close()
 

@@ -20,7 +20,7 @@ from shoal.component.ledger import BATCHES, ROWS
 from shoal.composition.compose import compose
 from shoal.composition.warmup import NUM_CALLS
 from shoal.errors import ServerError
-from shoal.local import LocalPipeline
+from shoal.local import Pipeline
 from shoal.repository.manifest import MANIFEST
 from shoal.server.launch import serve
 from tests.served.test_failures import failure
@@ -90,7 +90,7 @@ def test_the_server_calls_every_model_before_the_first_request(repository: Path)
     assert told == wanted
 
 
-def test_leaf_folders_copied_by_hand_serve_too(artifacts: Path, tmp_path: Path, pipeline: LocalPipeline) -> None:
+def test_leaf_folders_copied_by_hand_serve_too(artifacts: Path, tmp_path: Path, pipeline: Pipeline) -> None:
     """The README's way without `shoal compose`: cp -r under the model's name, each artifact to its place."""
     leaves = {
         "preprocess": "preprocess/readability",

@@ -16,7 +16,7 @@ import pytest
 
 from shoal.client.client import Client
 from shoal.errors import ArtifactError, InputError, ServerError, SetupError
-from shoal.local import LocalPipeline
+from shoal.local import load
 from shoal.repository.manifest import MANIFEST
 from shoal.server.checks import check_repository
 from shoal.server.launch import find_cause, serve
@@ -104,7 +104,7 @@ def test_files_are_checked_against_the_manifest_before_anything_runs(repository:
     with pytest.raises(ArtifactError, match=message):
         serve(copy)
     with pytest.raises(ArtifactError, match=message):
-        LocalPipeline.load(copy / "ensemble_all")
+        load(copy / "ensemble_all")
     (copy / "preprocess" / "1" / "model.py").unlink()
     with pytest.raises(ArtifactError, match=r"model\.py in .* is missing, though manifest\.json says"):
         serve(copy)

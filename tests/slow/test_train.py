@@ -38,7 +38,7 @@ train(read_passages(), sys.argv[1], encoder=sys.argv[2], preset=FOLDS, save_ever
 
 
 def test_another_encoder_serves_in_the_same_slot(tiny_bert: Path, passages: Corpus, tmp_path: Path) -> None:
-    from shoal.local import LocalPipeline
+    from shoal.local import load
 
     stages: dict[str, tuple[int, int]] = {}
     report = train(
@@ -50,7 +50,7 @@ def test_another_encoder_serves_in_the_same_slot(tiny_bert: Path, passages: Corp
     ]  # fmt: skip
     assert set(report["unseen_rmse"]) == {"encoder", "forest", "blend", "mean of training rows"}
     repository = compose("ensemble_all", tmp_path / "repository", artifacts=tmp_path / "artifacts")
-    scores = LocalPipeline.load(repository / "ensemble_all")(excerpt=["w1 " * 200])
+    scores = load(repository / "ensemble_all")(excerpt=["w1 " * 200])
     assert np.isfinite(scores["SCORE"]).all()  # cut at this encoder's own 64 positions
 
 

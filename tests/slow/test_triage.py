@@ -20,7 +20,7 @@ import pytest
 
 import shoal
 from shoal.check import check
-from shoal.local import LocalPipeline
+from shoal.local import Pipeline
 from shoal.repository.config import read_config
 from tests.support.once import ROOT
 
@@ -69,8 +69,8 @@ def held_out() -> list[dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def pipeline(built: Built) -> Iterator[LocalPipeline]:
-    loaded = shoal.Pipeline.load(built.repository / "triage")
+def pipeline(built: Built) -> Iterator[Pipeline]:
+    loaded = shoal.load(built.repository / "triage")
     yield loaded
     loaded.close()
 
@@ -107,7 +107,7 @@ def test_all_that_know_the_classes_agree_on_their_order(built: Built) -> None:
 
 
 def test_the_server_answers_what_this_process_does(
-    built: Built, pipeline: LocalPipeline, held_out: list[dict[str, str]]
+    built: Built, pipeline: Pipeline, held_out: list[dict[str, str]]
 ) -> None:
     texts = [row["text"] for row in held_out]
     here = pipeline(MESSAGE=texts)
@@ -132,12 +132,12 @@ def test_what_is_refused_leaves_it_serving(built: Built) -> None:
                 assert client.infer("triage", MESSAGE=["no wifi since noon"])["TOPIC"].tolist() == [[b"technical"]]
 
 
-def test_the_vote_is_of_its_two_models(built: Built, pipeline: LocalPipeline, held_out: list[dict[str, str]]) -> None:
+def test_the_vote_is_of_its_two_models(built: Built, pipeline: Pipeline, held_out: list[dict[str, str]]) -> None:
     """Seven parts encoder and three parts trees: the same, made of single models."""
     texts = [row["text"] for row in held_out]
 
     def ask(model: str, **inputs: Any) -> dict[str, Any]:
-        loaded = shoal.Pipeline.load(built.repository / model)
+        loaded = shoal.load(built.repository / model)
         answer = loaded(**inputs)
         loaded.close()
         return answer

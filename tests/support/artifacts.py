@@ -12,7 +12,7 @@ import torch
 from shoal.component.bundle import Bundle
 from shoal.component.wordpiece import WordPiece, read_vocabulary
 from shoal.composition.compose import compose
-from shoal.local import LocalPipeline
+from shoal.local import Pipeline, load
 from shoal.server.launch import Server, serve
 from shoal.training.corpus import CLEAR_FILE, DATA_DIR, Corpus, read_corpus, read_passages
 from shoal.training.fit import EncoderSettings
@@ -87,8 +87,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory, artifacts: Path) -> Pat
 
 
 @pytest.fixture(scope="session")
-def pipeline(repository: Path) -> LocalPipeline:
-    return LocalPipeline.load(repository / "ensemble_all")
+def pipeline(repository: Path) -> Pipeline:
+    return load(repository / "ensemble_all")
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ import pytest
 from shoal.bulk.infer import Summary, infer_to_file, make_feed, make_format
 from shoal.bulk.model import Model
 from shoal.composition.compose import compose
-from shoal.local import LocalPipeline
+from shoal.local import Pipeline, load
 from shoal.tables import scan_table
 
 LEAVES = Path(__file__).parent / "leaves"
@@ -47,9 +47,9 @@ def forest(tmp_path_factory: pytest.TempPathFactory, artifacts: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def scorer(forest: Path) -> Iterator[LocalPipeline]:
+def scorer(forest: Path) -> Iterator[Pipeline]:
     """That repository in this process."""
-    loaded = LocalPipeline.load(forest / "forest")
+    loaded = load(forest / "forest")
     yield loaded
     loaded.close()
 

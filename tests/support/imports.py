@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
 from shoal.check import check
-from shoal.local import LocalPipeline
+from shoal.local import load
 from shoal.project.importing.add_model import add_model
 from shoal.repository.config import read_config, write_config
 from shoal.repository.placement import Plan, place
@@ -50,7 +50,7 @@ def declared(config: Any) -> list[str]:
 
 def here(project: Path, name: str, **inputs: NDArray[Any]) -> dict[str, NDArray[Any]]:
     """What a leaf answers in this process, to as many rows at a time as it takes."""
-    loaded = LocalPipeline.load(project / "models" / name)
+    loaded = load(project / "models" / name)
     most = read_config(project / "models" / name).spec.max_batch_size or NUM_ROWS
     starts = range(0, len(next(iter(inputs.values()))), most)
     try:

@@ -73,5 +73,5 @@ def write_project(root: Path) -> None:
     write_model(room, "flat", [["X", "FP32", [5]]], [["Y", "FP32", [5]]], rows=0)
 
 
-def define(project: Path, name: str = "mine", **options: Any) -> shoal.Pipeline:
-    return shoal.Pipeline(name, leaves=[project], **options)
+def define(project: Path, name: str = "mine", **options: Any) -> shoal.Ensemble:
+    return shoal.Ensemble(name, leaves=[project], **options)

@@ -31,12 +31,12 @@ def test_every_public_name_and_method_says_what_it_does() -> None:
 
 
 def test_a_changed_signature_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    def check(path: Path, *, strict: bool = False) -> None:
+    def compose(path: Path, *, strict: bool = False) -> None:
         """Another one."""
         del path, strict
 
     before = make_page()
-    monkeypatch.setattr(shoal, "check", check)
+    monkeypatch.setattr(shoal, "compose", compose)
     assert make_page() != before
 
 

@@ -25,7 +25,7 @@ from shoal.bench.target import find_targets
 from shoal.bench.tokens import count_tokens, try_to_count
 from shoal.component.spec import ModelSpec, TensorSpec
 from shoal.errors import ArtifactError, InputError, SetupError, ShoalError
-from shoal.local import LocalPipeline
+from shoal.local import load
 from shoal.training.corpus import DATA_DIR, Corpus
 from tests.support.once import ROOT
 from tests.unit.test_bench_advice import LOAD, write_repository
@@ -104,7 +104,7 @@ def test_one_column_does_not_fill_two_texts(tmp_path: Path) -> None:
 def test_tokens_are_those_of_the_mask(repository: Path, passages: Corpus) -> None:
     (target,) = find_targets([repository])
     tokens = count_tokens(target.graph, read_inputs(target.graph.config.spec, None))
-    mask = LocalPipeline.load(repository / "preprocess")(INPUT0=list(passages.texts))["BERT_AM"]
+    mask = load(repository / "preprocess")(INPUT0=list(passages.texts))["BERT_AM"]
     assert tokens["bert_attention_masks"] == pytest.approx(mask.sum() / len(passages), abs=0.1)
 
 
@@ -183,11 +183,11 @@ def check_record(record: Mapping[str, Any]) -> None:
     assert [entry["placement"] for entry in record["repositories"]] == ["cpu", "hybrid"]
     loads = {(load["repository"], load["batch"], load["callers"]): load for load in record["loads"]}
     assert len(loads) == 6
-    for (label, batch, _), load in loads.items():
-        assert len(load["repeats"]) == 2
-        low, high = load["min_max"]["rows_per_s"]
-        assert 0 < low <= load["median"]["rows_per_s"] <= high
-        for figures in load["repeats"]:
+    for (label, batch, _), entry in loads.items():
+        assert len(entry["repeats"]) == 2
+        low, high = entry["min_max"]["rows_per_s"]
+        assert 0 < low <= entry["median"]["rows_per_s"] <= high
+        for figures in entry["repeats"]:
             assert 0 < figures["p50_ms"] <= figures["p90_ms"] <= figures["p99_ms"] <= figures["max_ms"]
             assert figures["server_cpu"] + figures["client_cpu"] + figures["other_cpu"] <= 1.1
             assert list(figures["steps"]) == (["preprocess", "cuml"] if label == "cpu" else ["cuml"])

@@ -18,7 +18,7 @@ from shoal.bulk.journal import partial_path
 from shoal.bulk.model import local
 from shoal.cli import app
 from shoal.errors import ShoalError
-from shoal.local import LocalPipeline
+from shoal.local import Pipeline
 from tests.support.bulk import read_rows, run, write_texts
 
 Infer = Callable[..., Result]
@@ -55,7 +55,7 @@ LINES: list[dict[str, Any]] = [
 ]
 
 
-def test_json_lines_keep_all_they_had(tmp_path: Path, infer: Infer, scorer: LocalPipeline) -> None:
+def test_json_lines_keep_all_they_had(tmp_path: Path, infer: Infer, scorer: Pipeline) -> None:
     source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     lines = [json.dumps(line).encode() for line in LINES]
     source.write_bytes(b"\n".join([*lines, b'{"text": "a\xff"}', b"no json", b'{"id": 9}']))
@@ -110,7 +110,7 @@ def test_plain_text_is_a_text_a_line(tmp_path: Path, infer: Infer) -> None:
     assert [row["text"] for row in rows] == ["One.", "", "Two\u2028lines."]
 
 
-def test_parquet_keeps_its_types(tmp_path: Path, infer: Infer, scorer: LocalPipeline) -> None:
+def test_parquet_keeps_its_types(tmp_path: Path, infer: Infer, scorer: Pipeline) -> None:
     import datetime
 
     import pyarrow
@@ -167,7 +167,7 @@ CELL = st.text(st.characters(codec="utf-8"), max_size=12)
 @settings(max_examples=50, deadline=None)
 @given(rows=st.lists(st.tuples(CELL, CELL), min_size=1, max_size=5))
 def test_any_text_comes_out_of_csv_as_it_went_in(
-    rows: list[tuple[str, str]], tmp_path_factory: pytest.TempPathFactory, scorer: LocalPipeline
+    rows: list[tuple[str, str]], tmp_path_factory: pytest.TempPathFactory, scorer: Pipeline
 ) -> None:
     folder = tmp_path_factory.mktemp("csv")
     with (folder / "in.csv").open("w", encoding="utf-8", newline="") as file:

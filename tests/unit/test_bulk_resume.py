@@ -20,7 +20,7 @@ from shoal.bulk.journal import Journal, open_journal, partial_path
 from shoal.bulk.model import Model, local
 from shoal.cli import app
 from shoal.errors import ArtifactError, InputError, ServerError, SetupError
-from shoal.local import LocalPipeline
+from shoal.local import Pipeline
 from tests.support.bulk import Stopped, infer_arguments, run, write_texts
 
 KINDS = (".csv", ".jsonl", ".parquet")
@@ -35,9 +35,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_that_goes_on_writes_the_same_bytes(
-    kind: str, source: Path, tmp_path: Path, scorer: LocalPipeline
-) -> None:
+def test_a_run_that_goes_on_writes_the_same_bytes(kind: str, source: Path, tmp_path: Path, scorer: Pipeline) -> None:
     model = local(scorer)
     whole, out = tmp_path / f"whole{kind}", tmp_path / f"out{kind}"
     summary = run(model, source, whole)
@@ -59,7 +57,7 @@ def test_a_run_that_goes_on_writes_the_same_bytes(
     assert sorted(p.name for p in tmp_path.iterdir()) == [f"out{kind}", f"whole{kind}"]
 
 
-def test_what_was_answered_is_not_asked_again(source: Path, tmp_path: Path, scorer: LocalPipeline) -> None:
+def test_what_was_answered_is_not_asked_again(source: Path, tmp_path: Path, scorer: Pipeline) -> None:
     asked: list[str] = []
 
     def call(inputs: Any) -> Any:
@@ -75,7 +73,7 @@ def test_what_was_answered_is_not_asked_again(source: Path, tmp_path: Path, scor
     assert WINDOW < len(asked) < 2 * WINDOW  # the last 264 rows, and again some that were asked with a bad one
 
 
-def test_a_journal_of_something_else_is_not_gone_on_with(source: Path, tmp_path: Path, scorer: LocalPipeline) -> None:
+def test_a_journal_of_something_else_is_not_gone_on_with(source: Path, tmp_path: Path, scorer: Pipeline) -> None:
     model, out = local(scorer), tmp_path / "out.csv"
     with pytest.raises(Stopped):
         run(model, source, out, stop_after=2 * WINDOW, settings={"batch_size": 32})
@@ -99,7 +97,7 @@ def test_a_journal_of_something_else_is_not_gone_on_with(source: Path, tmp_path:
         assert partial_path(out).read_bytes() == content
 
 
-def test_the_order_of_settings_does_not_matter(source: Path, tmp_path: Path, scorer: LocalPipeline) -> None:
+def test_the_order_of_settings_does_not_matter(source: Path, tmp_path: Path, scorer: Pipeline) -> None:
     model, out = local(scorer), tmp_path / "out.csv"
     with pytest.raises(Stopped):
         run(model, source, out, stop_after=2 * WINDOW, settings={"set": {"A": 1, "B": 2}, "x": 1})
@@ -123,7 +121,7 @@ def _stop(*_: object, **__: object) -> None:
     raise Stopped
 
 
-def test_an_input_that_grew_goes_on_twice(source: Path, tmp_path: Path, scorer: LocalPipeline) -> None:
+def test_an_input_that_grew_goes_on_twice(source: Path, tmp_path: Path, scorer: Pipeline) -> None:
     """Where an earlier run ended in the middle of a window, the windows of the next one begin there."""
     growing, out, model = tmp_path / "in.csv", tmp_path / "out.csv", local(scorer)
     rows = source.read_bytes().splitlines(keepends=True)
@@ -137,7 +135,7 @@ def test_an_input_that_grew_goes_on_twice(source: Path, tmp_path: Path, scorer: 
     assert len(out.read_bytes().splitlines()) == len(rows)
 
 
-def test_a_model_that_refuses_what_it_answered_before(source: Path, tmp_path: Path, scorer: LocalPipeline) -> None:
+def test_a_model_that_refuses_what_it_answered_before(source: Path, tmp_path: Path, scorer: Pipeline) -> None:
     """A server that lost the model, or got another of its name: no fault of the rows."""
     model, out = local(scorer), tmp_path / "out.csv"
     calls = iter(range(20))
@@ -153,7 +151,7 @@ def test_a_model_that_refuses_what_it_answered_before(source: Path, tmp_path: Pa
     assert run(model, source, out).num_failed == 1
 
 
-def test_two_runs_do_not_write_one_output(source: Path, tmp_path: Path, scorer: LocalPipeline) -> None:
+def test_two_runs_do_not_write_one_output(source: Path, tmp_path: Path, scorer: Pipeline) -> None:
     out = tmp_path / "out.csv"
     with (
         open_journal(out, {}, is_fresh=False),
@@ -162,7 +160,7 @@ def test_two_runs_do_not_write_one_output(source: Path, tmp_path: Path, scorer: 
         run(local(scorer), source, out)
 
 
-def test_an_input_that_changes_meanwhile(source: Path, tmp_path: Path, scorer: LocalPipeline) -> None:
+def test_an_input_that_changes_meanwhile(source: Path, tmp_path: Path, scorer: Pipeline) -> None:
     growing, out = tmp_path / "in.csv", tmp_path / "out.csv"
     growing.write_bytes(source.read_bytes())
     model = local(scorer)
@@ -179,7 +177,7 @@ def test_an_input_that_changes_meanwhile(source: Path, tmp_path: Path, scorer: L
     assert len(out.read_bytes().splitlines()) == len(growing.read_bytes().splitlines())
 
 
-def test_a_server_that_goes_away_keeps_what_it_answered(source: Path, tmp_path: Path, scorer: LocalPipeline) -> None:
+def test_a_server_that_goes_away_keeps_what_it_answered(source: Path, tmp_path: Path, scorer: Pipeline) -> None:
     model, out = local(scorer), tmp_path / "out.csv"
     calls = iter(range(20))
 
@@ -201,7 +199,7 @@ def small_disk(mount_disk: Callable[[str], Path]) -> Path:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_full_disk(kind: str, source: Path, tmp_path: Path, scorer: LocalPipeline, small_disk: Path) -> None:
+def test_a_full_disk(kind: str, source: Path, tmp_path: Path, scorer: Pipeline, small_disk: Path) -> None:
     out = small_disk / f"out{kind}"
     room = 40_000 if kind == ".csv" else 90_000  # for a part of the answers
     (small_disk / "filler").write_bytes(bytes(os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_bsize - room))
@@ -216,7 +214,7 @@ def test_a_full_disk(kind: str, source: Path, tmp_path: Path, scorer: LocalPipel
     assert out.read_bytes() == (tmp_path / f"whole{kind}").read_bytes()
 
 
-def test_a_disk_that_takes_a_part(source: Path, tmp_path: Path, scorer: LocalPipeline) -> None:
+def test_a_disk_that_takes_a_part(source: Path, tmp_path: Path, scorer: Pipeline) -> None:
     """By the limit of a file's size, which takes no root; what was written of the last answers is cut off."""
     out, before = tmp_path / "out.csv", resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -15,7 +15,7 @@ from shoal.component.bundle import sha256
 from shoal.composition import compose as composing
 from shoal.composition.compose import compose
 from shoal.errors import ArtifactError, InputError, SetupError
-from shoal.local import LocalPipeline
+from shoal.local import Pipeline, load
 from shoal.repository.config import read_config
 from shoal.repository.manifest import MANIFEST, read_manifest
 from shoal.repository.placement import Plan
@@ -185,7 +185,7 @@ def test_files_that_are_not_ours_to_write_or_read(artifacts: Path, tmp_path: Pat
 
 
 def test_bf16_is_chosen_once_and_written_down(
-    artifacts: Path, tmp_path: Path, pipeline: LocalPipeline, passages: Corpus, monkeypatch: pytest.MonkeyPatch
+    artifacts: Path, tmp_path: Path, pipeline: Pipeline, passages: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a processor that computes in it; the scores stay within 0.02 of fp32's."""
     monkeypatch.setattr("shoal.repository.placement.computes_bf16", lambda: True)
@@ -193,6 +193,6 @@ def test_bf16_is_chosen_once_and_written_down(
     assert read_manifest(repository)["dtype"] == "bf16"
     assert read_config(repository / "bert-large").message.parameters["dtype"].string_value == "bf16"
     texts = list(passages.texts[:3])
-    faster = LocalPipeline.load(repository / "ensemble_all")(excerpt=texts)["SCORE"]
+    faster = load(repository / "ensemble_all")(excerpt=texts)["SCORE"]
     np.testing.assert_allclose(faster, pipeline(excerpt=texts)["SCORE"], rtol=0, atol=0.02)
     assert not np.array_equal(faster, pipeline(excerpt=texts)["SCORE"])

@@ -18,7 +18,7 @@ from shoal.component.ledger import ACROSS, BATCHES, CONTROL, DOWN, EXACT, EXACT_
 from shoal.component.tensors import Array
 from shoal.composition.compose import compose
 from shoal.errors import ShoalError
-from shoal.local import LocalPipeline
+from shoal.local import Pipeline, load
 from shoal.repository.placement import Plan
 from tests.support.emulation import EmulatedText
 from tests.support.pretend import PretendGpu
@@ -47,7 +47,7 @@ class StandIn:
 
 
 @pytest.fixture
-def on_gpu(artifacts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalPipeline]:
+def on_gpu(artifacts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipeline]:
     """On GPUs in place of which torch's CPU tensors stand, with libcudf's and nvForest's calls emulated."""
 
     def place(config: Any, library: str) -> PretendGpu:
@@ -59,12 +59,12 @@ def on_gpu(artifacts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(reader, "GpuText", EmulatedText)
     monkeypatch.setitem(sys.modules, "nvforest", StandIn())
     repository = compose("ensemble_all", tmp_path / "gpu", artifacts=artifacts, plan=Plan(placement="gpu"))
-    loaded = LocalPipeline.load(repository / "ensemble_all")
+    loaded = load(repository / "ensemble_all")
     yield loaded
     loaded.close()
 
 
-def test_a_pipeline_on_a_gpu_answers_as_on_the_host(on_gpu: LocalPipeline, pipeline: LocalPipeline) -> None:
+def test_a_pipeline_on_a_gpu_answers_as_on_the_host(on_gpu: Pipeline, pipeline: Pipeline) -> None:
     for inputs in ({"excerpt": TEXTS}, {"excerpt": TEXTS, "BERT_WEIGHT": [0, 1, 0.25, 0.5]}, {"excerpt": [""]}):
         there, here = on_gpu(**inputs), pipeline(**inputs)
         for name in here:
@@ -72,7 +72,7 @@ def test_a_pipeline_on_a_gpu_answers_as_on_the_host(on_gpu: LocalPipeline, pipel
             np.testing.assert_allclose(there[name], here[name], atol=1e-5)
 
 
-def test_nothing_but_the_budget_is_copied(on_gpu: LocalPipeline) -> None:
+def test_nothing_but_the_budget_is_copied(on_gpu: Pipeline) -> None:
     before = on_gpu.copies()
     on_gpu(excerpt=TEXTS, BERT_WEIGHT=[0.5] * 4)
     moved = on_gpu.copies() - before
@@ -94,7 +94,7 @@ def test_nothing_but_the_budget_is_copied(on_gpu: LocalPipeline) -> None:
 
 
 @pytest.mark.parametrize("model", ["preprocess", "bert-large", "postprocess"])
-def test_a_planted_copy_breaks_the_budget(on_gpu: LocalPipeline, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_copy_breaks_the_budget(on_gpu: Pipeline, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The features, the encoder's ids or the scores go to the host and back again."""
     planted = on_gpu._models[model]
 
@@ -139,7 +139,7 @@ def copies(model: str, name: str, direction: str, num_bytes: int = 8, times: int
         (copies("postprocess", "OUTPUT0", DOWN), True),
     ],
 )
-def test_the_budget(copied: Copies, is_within: bool, pipeline: LocalPipeline) -> None:
+def test_the_budget(copied: Copies, is_within: bool, pipeline: Pipeline) -> None:
     assert (copied.beyond(pipeline.graph) == []) == is_within
 
 

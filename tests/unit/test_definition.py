@@ -23,7 +23,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_first_pipeline_is_the_same_in_python(tmp_path: Path) -> None:
-    made = shoal.Pipeline("ensemble_all", leaves=[])
+    made = shoal.Ensemble("ensemble_all", leaves=[])
     text = made.input("excerpt", "STRING", [1])
     weight = made.input("BERT_WEIGHT", "FP32", [1], optional=True)
     read = made.step(
@@ -43,7 +43,7 @@ def test_the_first_pipeline_is_the_same_in_python(tmp_path: Path) -> None:
         made.output(name, blend[output])
     shipped = ROOT / "ensembles" / "ensemble_all"
     assert made.config().message == read_config(shipped).message
-    assert made == shoal.Pipeline.read(shipped)
+    assert made == shoal.Ensemble.read(shipped)
     written = made.write(tmp_path / "ensemble_all")
     assert read_config(written).message == read_config(shipped).message
 
@@ -171,7 +171,7 @@ def test_models_without_rows(project: Path) -> None:
     assert mixed.config().spec.max_batch_size == 8
     assert mixed.config().spec.outputs[0].dims == (3,)
     for made in (rowless, mixed):
-        assert made == shoal.Pipeline.read(made.write(project / "ensembles" / made.name))
+        assert made == shoal.Ensemble.read(made.write(project / "ensembles" / made.name))
 
 
 def test_what_no_definition_keeps_is_not_lost_in_silence(project: Path) -> None:
@@ -181,11 +181,11 @@ def test_what_no_definition_keeps_is_not_lost_in_silence(project: Path) -> None:
     text = path.read_text(encoding="utf-8")
     more = 'parameters { key: "owner" value: { string_value: "me" } }\nversion_policy { latest { num_versions: 2 } }\n'
     path.write_text(text + more, encoding="utf-8")
-    again = shoal.Pipeline.read(path.parent)
+    again = shoal.Ensemble.read(path.parent)
     assert again.config().message == read_config(path.parent).message
     assert again != made
     path.write_text(text.replace("dims: -1\n", "dims: -1\n  reshape { shape: -1 }\n", 1), encoding="utf-8")
     with pytest.raises(InputError, match="kept has what no definition keeps: input"):
-        shoal.Pipeline.read(path.parent)
+        shoal.Ensemble.read(path.parent)
     with pytest.raises(InputError, match="read is no ensemble"):
-        shoal.Pipeline.read(project / "models" / "read")
+        shoal.Ensemble.read(project / "models" / "read")

@@ -17,7 +17,7 @@ from shoal.component.ties import read_archive
 from shoal.composition.artifacts import has_trunks
 from shoal.composition.compose import compose
 from shoal.errors import ArtifactError
-from shoal.local import LocalPipeline, load_component
+from shoal.local import load, load_component
 from shoal.repository.config import Artifact, read_config
 from shoal.repository.placement import Plan
 from tests.support.imports import NUM_ROWS, add, here, load_script
@@ -102,7 +102,7 @@ def test_in_this_process(name: str, project: Path, expected: dict[str, NDArray[A
 
 
 def pipeline(project: Path, encoder: str, tokenizer: str, name: str) -> None:
-    made = shoal.Pipeline(name, leaves=[project])
+    made = shoal.Ensemble(name, leaves=[project])
     tokens = made.step(tokenizer, TEXT=made.input("TEXT", "STRING", [1]))
     out = made.step(encoder, INPUT__0=tokens["input_ids"], INPUT__1=tokens["attention_mask"])
     made.output("ANSWER", out["OUTPUT__0"])
@@ -129,7 +129,7 @@ def test_texts_to_classes(kind: str, published: Path, roberta: Path, tmp_path: P
     expected = ask(
         folder, AutoModelForSequenceClassification, given["input_ids"], given["attention_mask"]
     ).logits.softmax(-1)
-    local = LocalPipeline.load(repository / "triage")
+    local = load(repository / "triage")
     np.testing.assert_allclose(local(TEXT=texts)["ANSWER"], expected.numpy(), rtol=0, atol=1e-5)
     local.close()
     assert config.spec.outputs[0].dims == (3 if kind == "wordpiece" else 2,)
@@ -167,7 +167,7 @@ def test_what_the_configuration_says(project: Path) -> None:
 @pytest.mark.parametrize("name", ["triage", "score", "mean"])
 def test_the_trunk_alone_is_bf16(name: str, project: Path, expected: dict[str, NDArray[Any]], tmp_path: Path) -> None:
     repository = compose(name, tmp_path / "repository", leaves=[project], plan=Plan(dtype="bf16"), is_warmed_up=False)
-    loaded = LocalPipeline.load(repository / name)
+    loaded = load(repository / name)
     found = np.asarray(loaded(INPUT__0=IDS[:256], INPUT__1=MASK[:256])["OUTPUT__0"])
     loaded.close()
     wanted = expected[name][:256]

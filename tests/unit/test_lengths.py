@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from shoal.component.lengths import MAX_WASTE, MIN_TOKENS, find_mask, group, lengths, run_by_length, run_in_groups
 from shoal.component.spec import ModelSpec, TensorSpec
 from shoal.errors import ArtifactError
-from shoal.local import LocalPipeline, load_component
+from shoal.local import Pipeline, load, load_component
 from shoal.repository.config import read_config
 
 TOKENS = arrays_of.arrays(np.int64, st.integers(1, 80), elements=st.integers(0, 256))
@@ -39,7 +39,7 @@ def test_no_rows() -> None:
 
 
 def test_real_texts_in_batches_of_64_are_padded_by_at_most_2_percent(repository: Path, texts: list[str]) -> None:
-    preprocess = LocalPipeline.load(repository / "preprocess")
+    preprocess = load(repository / "preprocess")
     padded = used = 0
     for start in range(0, min(len(texts), 640), 64):
         mask = preprocess(INPUT0=texts[start : start + 64])["BERT_AM"]
@@ -134,7 +134,7 @@ def test_a_misspelt_mask_ends_the_start(backend: str, repository: Path, tmp_path
         load_component(read_config(folder))
 
 
-def test_scores_are_those_of_each_text_alone(pipeline: LocalPipeline, texts: list[str]) -> None:
+def test_scores_are_those_of_each_text_alone(pipeline: Pipeline, texts: list[str]) -> None:
     mixed = [text[: 40 * (i % 30) + 5] for i, text in enumerate(texts[:60])]
     together = pipeline(excerpt=mixed)["BERT_SCORE"]
     alone = np.concatenate([pipeline(excerpt=[text])["BERT_SCORE"] for text in mixed])

@@ -15,7 +15,7 @@ from shoal import local
 from shoal.client.arrays import to_arrays
 from shoal.component.spec import TensorSpec
 from shoal.errors import ArtifactError, InputError
-from shoal.local import LocalPipeline
+from shoal.local import Pipeline, load
 from shoal.repository.loading import component_class
 from tests.support.once import ROOT
 
@@ -79,7 +79,7 @@ def test_a_request_needs_an_input() -> None:
 
 
 def test_branches_run_side_by_side(repository: Path) -> None:
-    pipeline = LocalPipeline.load(repository / "ensemble_all")
+    pipeline = load(repository / "ensemble_all")
     meeting = threading.Barrier(2, timeout=20)  # breaks unless both branches are there at once
 
     def meet(model: local.Model) -> local.Model:
@@ -92,10 +92,10 @@ def test_branches_run_side_by_side(repository: Path) -> None:
     models = dict(pipeline._models)
     for name in ("bert-large", "cuml"):
         models[name] = meet(models[name])
-    assert LocalPipeline(pipeline._graph, models)(excerpt=["A cat."])["SCORE"].shape == (1, 1)
+    assert Pipeline(pipeline._graph, models)(excerpt=["A cat."])["SCORE"].shape == (1, 1)
 
 
-def test_a_batch_is_its_rows(pipeline: LocalPipeline, passages: Any) -> None:
+def test_a_batch_is_its_rows(pipeline: Pipeline, passages: Any) -> None:
     texts = [*passages.texts[:6], "", "漢字"]
     batch = pipeline(excerpt=texts)["SCORE"]
     singles = np.concatenate([pipeline(excerpt=[text])["SCORE"] for text in texts])
@@ -103,12 +103,12 @@ def test_a_batch_is_its_rows(pipeline: LocalPipeline, passages: Any) -> None:
 
 
 def test_a_single_model_is_a_pipeline(repository: Path) -> None:
-    features = LocalPipeline.load(repository / "preprocess")(INPUT0=["A cat."])["TREE_FEATS"]
+    features = load(repository / "preprocess")(INPUT0=["A cat."])["TREE_FEATS"]
     assert features.shape == (1, 207)
-    assert LocalPipeline.load(repository / "cuml")(input__0=features)["output__0"].shape == (1, 1)
+    assert load(repository / "cuml")(input__0=features)["output__0"].shape == (1, 1)
 
 
-def test_ensembles_may_be_nested(repository: Path, pipeline: LocalPipeline, tmp_path: Path) -> None:
+def test_ensembles_may_be_nested(repository: Path, pipeline: Pipeline, tmp_path: Path) -> None:
     shutil.copytree(repository, tmp_path / "r")
     outer = tmp_path / "r" / "outer"
     outer.mkdir()
@@ -123,12 +123,12 @@ def test_ensembles_may_be_nested(repository: Path, pipeline: LocalPipeline, tmp_
         """,
         encoding="utf-8",
     )
-    nested = LocalPipeline.load(outer)
+    nested = load(outer)
     assert np.array_equal(nested(T=["A cat."])["S"], pipeline(excerpt=["A cat."])["SCORE"])
     nested.close()
 
 
-def test_batch_mates_of_the_same_width_change_nothing(pipeline: LocalPipeline) -> None:
+def test_batch_mates_of_the_same_width_change_nothing(pipeline: Pipeline) -> None:
     rows = [
         pipeline(excerpt=["The cat sat.", mate, mate, mate])["SCORE"][0] for mate in ("A dog ran.", "Fish do swim!")
     ]
@@ -139,10 +139,10 @@ def test_a_model_needs_a_version_folder(repository: Path, tmp_path: Path) -> Non
     shutil.copytree(repository / "cuml", tmp_path / "cuml")
     shutil.rmtree(tmp_path / "cuml" / "1")
     with pytest.raises(ArtifactError, match="Model cuml has no version folder"):
-        LocalPipeline.load(tmp_path / "cuml")
+        load(tmp_path / "cuml")
 
 
-def test_an_error_of_a_step_is_the_callers(pipeline: LocalPipeline) -> None:
+def test_an_error_of_a_step_is_the_callers(pipeline: Pipeline) -> None:
     with pytest.raises(InputError, match=r"excerpt\[0\] is not valid UTF-8"):
         pipeline(excerpt=[b"\xff"])
 
@@ -153,7 +153,7 @@ def test_steps_that_wait_for_nobody_are_named(repository: Path, tmp_path: Path) 
     text = config.read_text(encoding="utf-8")
     config.write_text(text.replace('value: "excerpt"', 'value: "SCORE"'), encoding="utf-8")
     with pytest.raises(ArtifactError, match="Steps preprocess, bert-large, cuml, postprocess of ensemble_all wait"):
-        LocalPipeline.load(tmp_path / "r" / "ensemble_all")(excerpt=["a"])
+        load(tmp_path / "r" / "ensemble_all")(excerpt=["a"])
 
 
 def test_backends_that_are_not_known_are_named(repository: Path, tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_backends_that_are_not_known_are_named(repository: Path, tmp_path: Path)
     config.write_text(config.read_text(encoding="utf-8").replace('"fil"', '"magic"'), encoding="utf-8")
     known = "python, fil, onnxruntime, pytorch"
     with pytest.raises(ArtifactError, match=rf"Model cuml has no model\.py for backend 'magic'\. Known: {known}"):
-        LocalPipeline.load(tmp_path / "cuml")
+        load(tmp_path / "cuml")
 
 
 def test_loading_a_model_file_leaves_the_path_alone() -> None:
@@ -194,7 +194,7 @@ def test_damaged_artifacts_are_named(repository: Path, tmp_path: Path, model: st
         path = copy / model / "1" / artifact
         path.write_bytes(path.read_bytes()[:3000] if content is None else content)
         with pytest.raises(ArtifactError, match=message):
-            LocalPipeline.load(copy / model)
+            load(copy / model)
 
 
 def test_a_forest_of_other_size_is_named(repository: Path, tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_a_forest_of_other_size_is_named(repository: Path, tmp_path: Path) -> No
     with pytest.raises(
         ArtifactError, match=r"takes 207 features and gives 1 score; the config of cuml declares input__0 \[206\]"
     ):
-        LocalPipeline.load(tmp_path / "cuml")
+        load(tmp_path / "cuml")
 
 
 def test_a_dtype_that_cannot_be(repository: Path, tmp_path: Path) -> None:
@@ -212,4 +212,4 @@ def test_a_dtype_that_cannot_be(repository: Path, tmp_path: Path) -> None:
     with (tmp_path / "bert-large" / "config.pbtxt").open("a", encoding="utf-8") as config:
         config.write('parameters { key: "dtype" value: { string_value: "fp8" } }\n')
     with pytest.raises(ArtifactError, match=r"model\.pt cannot run in dtype 'fp8'"):
-        LocalPipeline.load(tmp_path / "bert-large")
+        load(tmp_path / "bert-large")

@@ -26,7 +26,7 @@ from shoal.component.bundle import sha256
 from shoal.component.fusing import fuse
 from shoal.composition.compose import compose
 from shoal.errors import ArtifactError
-from shoal.local import LocalPipeline
+from shoal.local import load
 from shoal.project.importing.heads import SIGMOID, SOFTMAX, Embedder, Headed
 from shoal.repository.placement import Plan
 from shoal.training import export
@@ -176,7 +176,7 @@ def test_old_artifacts_are_for_the_host_alone(artifacts: Path, tmp_path: Path, m
         export.export_encoder(encoder, old / "model.pt", ties={"vocab.txt": sha256(old / "vocab.txt")})
     repository = compose("ensemble_all", tmp_path / "cpu", artifacts=old, plan=Plan(dtype="fp32"))
     assert {finding.rule.id for finding in check(repository)} == {"torchscript-bound"}
-    pipeline = LocalPipeline.load(repository / "ensemble_all")
+    pipeline = load(repository / "ensemble_all")
     assert np.isfinite(pipeline(excerpt=["The cat sat."])["SCORE"]).all()
     with pytest.raises(ArtifactError, match=r"model\.pt:\d+ would be wrong.*torchscript-device.*\s+.*shoal train"):
         compose("ensemble_all", tmp_path / "gpu", artifacts=old, plan=Plan(placement="gpu"))

@@ -9,7 +9,7 @@ import numpy as np
 
 from shoal.composition.compose import compose
 from shoal.composition.warmup import FOLDER, TEXT, derive
-from shoal.local import LocalPipeline
+from shoal.local import Pipeline, load
 from shoal.repository.config import read_config
 from shoal.repository.graph import Graph
 from shoal.repository.manifest import read_manifest
@@ -17,11 +17,11 @@ from shoal.repository.manifest import read_manifest
 MEMBERS = ("preprocess", "bert-large", "cuml", "postprocess")
 
 
-def test_every_model_is_warmed_up_with_what_the_text_becomes(repository: Path, pipeline: LocalPipeline) -> None:
+def test_every_model_is_warmed_up_with_what_the_text_becomes(repository: Path, pipeline: Pipeline) -> None:
     found = derive(Graph.load(repository / "ensemble_all"), repository)
     assert sorted(found.requests) == sorted(MEMBERS)
     assert found.reasons == {}
-    read = LocalPipeline.load(repository / "preprocess")(INPUT0=[TEXT])
+    read = load(repository / "preprocess")(INPUT0=[TEXT])
     np.testing.assert_array_equal(found.requests["bert-large"]["INPUT__0"], read["BERT_IDS"])
     np.testing.assert_array_equal(found.requests["cuml"]["input__0"], read["TREE_FEATS"])
     assert 150 < read["BERT_AM"].sum() < 256

@@ -15,7 +15,7 @@ from shoal.bench.inputs import Inputs
 from shoal.client.calls import Answer
 from shoal.client.client import Client
 from shoal.errors import ArtifactError, InputError
-from shoal.local import LocalPipeline
+from shoal.local import Pipeline, load
 from shoal.repository.config import ModelConfig, read_config
 from shoal.repository.describe import describe
 from shoal.repository.find import find_graph
@@ -213,9 +213,9 @@ class Sender:
         url = server.grpc_url if protocol == "grpc" else server.http_url
         self._pool = Pool(url, protocol)
         held.callback(self._pool.close)
-        self._pipeline: LocalPipeline | None = None
+        self._pipeline: Pipeline | None = None
         if target.is_hybrid:
-            self._pipeline = LocalPipeline.load(target.repository / target.name, remote=self._pool)
+            self._pipeline = load(target.repository / target.name, remote=self._pool)
             held.callback(self._pipeline.close)
         self._clock = Clock()  # of whole requests
         self._before = (0.0, 0)

@@ -10,7 +10,7 @@ import numpy as np
 from shoal.bench.inputs import Inputs
 from shoal.component.tensors import Arrays
 from shoal.errors import ShoalError
-from shoal.local import LocalPipeline
+from shoal.local import Pipeline, load
 from shoal.repository.graph import Graph
 
 ROWS = 512  # more would not change a mean
@@ -30,9 +30,7 @@ def count_tokens(graph: Graph, inputs: Inputs) -> dict[str, float]:
     wanted = _find(graph)
     counts: dict[str, int] = defaultdict(int)
     number = min(ROWS, inputs.num_rows)
-    pipelines = {
-        index: LocalPipeline.load(graph.members[graph.steps[index].model].folder) for index in _needed(graph, wanted)
-    }
+    pipelines = {index: load(graph.members[graph.steps[index].model].folder) for index in _needed(graph, wanted)}
     try:
         for start in range(0, number, size := min(ROWS_A_CALL, max(1, graph.config.spec.max_batch_size))):
             tensors = inputs.take(start, min(size, number - start))
@@ -54,7 +52,7 @@ def try_to_count(graph: Graph, inputs: Inputs) -> dict[str, Any]:
     return {"per_row": per_row, "reason": "" if per_row else "no inner tensor of integers is as long as its text"}
 
 
-def _run(graph: Graph, pipelines: dict[int, LocalPipeline], tensors: Arrays) -> None:
+def _run(graph: Graph, pipelines: dict[int, Pipeline], tensors: Arrays) -> None:
     """Run the steps in an order in which each finds its inputs, and keep what they write."""
     levels = graph.levels()
     for index in sorted(pipelines, key=levels.__getitem__):

@@ -10,7 +10,7 @@ from shoal.component.spec import STRING, TensorSpec
 from shoal.component.tensors import Array
 from shoal.errors import InputError, ServerError
 from shoal.client.client import Client
-from shoal.local import LocalPipeline
+from shoal.local import Pipeline
 
 # Of a request to a server, which joins those that wait: on a CPU requests of 16 were faster than of 1, 8 or 32
 # (benchmarks/results/infer-*.json).
@@ -112,7 +112,7 @@ def served(client: Client, name: str, *, max_rows: int | None = None, num_caller
     )
 
 
-def local(pipeline: LocalPipeline, *, max_rows: int | None = None, num_callers: int | None = None) -> Model:
+def local(pipeline: Pipeline, *, max_rows: int | None = None, num_callers: int | None = None) -> Model:
     """A pipeline in this process; of one with a remote half, more requests are on their way at a time.
 
     Raises:

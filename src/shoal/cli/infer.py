@@ -184,7 +184,7 @@ def _open_model(
 ) -> Iterator[Model]:
     from shoal.bulk.model import SERVED_REQUESTS, local, served
     from shoal.client.client import Client
-    from shoal.local import LocalPipeline
+    from shoal.local import load
 
     with ExitStack() as held:
         client = None
@@ -195,23 +195,11 @@ def _open_model(
             assert client is not None
             yield served(client, name or _find_ensemble(client), **limits)
             return
-        pipeline = LocalPipeline.load(repository / (name or _ensemble_of(repository)), remote=client)
+        pipeline = load(repository / name if name else repository, remote=client)
         held.callback(pipeline.close)
         if client:
             limits["num_callers"] = limits["num_callers"] or SERVED_REQUESTS
         yield local(pipeline, **limits)
-
-
-def _ensemble_of(repository: Path) -> str:
-    from shoal.repository.manifest import read_manifest
-
-    name = str(read_manifest(repository).get("ensemble", ""))
-    if not name:
-        raise InputError(
-            f"{repository} does not say which ensemble is meant: it holds no manifest.json of shoal's.",
-            "Name the repository and the ensemble: --repository DIR --model NAME",
-        )
-    return name
 
 
 def _digest(repository: Path) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from shoal.component.bundle import find_changed
 from shoal.composition.compose import compose
 from shoal.errors import ArtifactError, InputError
-from shoal.local import LocalPipeline
+from shoal.local import Pipeline, load
 from shoal.progress import OnProgress
 from shoal.training.corpus import Corpus, fingerprint
 from shoal.training.evaluation import BASELINE, BLEND, ENCODER, FOREST, MEAN, MODEL, Evaluation, by_group, summarise
@@ -48,7 +48,7 @@ def evaluate(
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
         on_progress("load the pipeline", 0, 1)
         repository = compose(ENSEMBLE, Path(folder) / "repository", artifacts=artifacts)
-        pipeline = LocalPipeline.load(repository / ENSEMBLE)
+        pipeline = load(repository / ENSEMBLE)
         on_progress("load the pipeline", 1, 1)
         try:
             scores = _score(pipeline, corpus, on_progress)
@@ -117,7 +117,7 @@ def _sort_out(artifacts: Path, corpus: Corpus, seen: str) -> tuple[Corpus, int]:
     return corpus, len(rows)
 
 
-def _score(pipeline: LocalPipeline, corpus: Corpus, on_progress: OnProgress) -> dict[str, np.ndarray[Any, Any]]:
+def _score(pipeline: Pipeline, corpus: Corpus, on_progress: OnProgress) -> dict[str, np.ndarray[Any, Any]]:
     """Texts of like length share a batch, since a batch is padded to its longest."""
     order = np.argsort([len(text) for text in corpus.texts], kind="stable")
     scores = {name: np.zeros(len(corpus)) for name in OUTPUTS}

@@ -9,7 +9,7 @@ from pathlib import Path
 from shoal.component.bundle import find_repeated
 from shoal.component.spec import TensorSpec
 from shoal.composition.accepted import check_accepted
-from shoal.composition.definition import Definition
+from shoal.composition.ensemble import Ensemble
 from shoal.composition.symbolic_tensor import Tensor
 from shoal.errors import InputError
 from shoal.project.leaves import Draft
@@ -91,7 +91,7 @@ def _find_models(steps: Sequence[str], leaves: Mapping[str, ModelConfig]) -> lis
             raise InputError(f"There is no model {step}.", f"Known: {', '.join(sorted(leaves))}.")
     twice = find_repeated(steps)
     if twice:
-        raise InputError(f"The model {twice} is two steps.", "Write such a pipeline in Python: shoal.Pipeline")
+        raise InputError(f"The model {twice} is two steps.", "Write such a pipeline in Python: shoal.Ensemble")
     return [leaves[step] for step in steps]
 
 
@@ -118,9 +118,9 @@ def _missing(model: ModelConfig) -> list[str]:
 
 def _define(
     name: str, models: Sequence[ModelConfig], sources: Mapping[str, Source], root: Path
-) -> tuple[Definition, list[str]]:
+) -> tuple[Ensemble, list[str]]:
     """The pipeline, and a line for each tensor of it."""
-    definition, said = Definition(name, leaves=[root]), []
+    definition, said = Ensemble(name, leaves=[root]), []
     requested = _request(definition, models, sources)
     given: dict[Source, Tensor] = {}
     for model in models:
@@ -143,7 +143,7 @@ def _define(
     return definition, said
 
 
-def _request(definition: Definition, models: Sequence[ModelConfig], sources: Mapping[str, Source]) -> dict[str, Tensor]:
+def _request(definition: Ensemble, models: Sequence[ModelConfig], sources: Mapping[str, Source]) -> dict[str, Tensor]:
     """The tensors of the request by the inputs that read them; those of one name, dtype and shape are one."""
     readers: dict[str, list[tuple[str, TensorSpec]]] = {}
     for model in models:

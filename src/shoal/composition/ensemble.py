@@ -20,14 +20,14 @@ from shoal.repository.leaves import find_leaves
 from shoal.repository.shapes import Declared
 
 LATEST = -1  # a step's model_version
-_COMMENT = "Written by shoal's Pipeline."
+_COMMENT = "Written by shoal's Ensemble."
 _PASS_ON = "Let a component pass it on, under another name."
 
 
-class Definition:
+class Ensemble:
     """An ensemble over models by name, shoal's own and those in the folders ``leaves``::
 
-        triage = Pipeline("triage")
+        triage = Ensemble("triage")
         message = triage.input("MESSAGE", "STRING", [1])
         tokens = triage.step("tokenizer", TEXT=message)
         topic = triage.step("topic", INPUT__0=tokens["input_ids"], INPUT__1=tokens["attention_mask"])
@@ -230,7 +230,7 @@ class Definition:
         return folder
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Definition):
+        if not isinstance(other, Ensemble):
             return NotImplemented
         mine, theirs = (made.config().message for made in (self, other))
         return bool(mine.SerializeToString(deterministic=True) == theirs.SerializeToString(deterministic=True))
