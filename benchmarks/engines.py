@@ -31,9 +31,9 @@ import torch
 import typer
 
 from shoal.component.fusing import fuse
+from shoal.encoders.encoder import Encoder
+from shoal.encoders.export import export_encoder
 from shoal.machine import computes_bf16, describe_machine, library_versions
-from shoal.training.encoder import Encoder
-from shoal.training.export import export_encoder
 
 LIBRARIES = ("torch", "transformers", "numpy", "onnxruntime", "openvino")
 Run = Callable[[], torch.Tensor]

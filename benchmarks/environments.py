@@ -31,9 +31,9 @@ from shoal.environment.build import Request, build
 from shoal.environment.built import Built
 from shoal.environment.unpack import unpack
 from shoal.machine import describe_machine, library_versions
-from shoal.training.corpus import find_corpus
-from shoal.training.fit import EncoderSettings
-from shoal.training.train import Preset, train
+from shoal.readability.corpus import find_corpus
+from shoal.readability.fit import EncoderSettings
+from shoal.readability.train import Preset, train
 
 sys.path.append(str(Path(__file__).parents[1]))
 from tests.support.channel import build_channel

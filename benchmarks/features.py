@@ -32,10 +32,10 @@ from shoal.component.ragged import Texts
 from shoal.component.reader import Reader
 from shoal.component.tensors import Device
 from shoal.component.wordpiece import WordPiece
+from shoal.encoders.encoder import SMALL_ENCODER, load_encoder
 from shoal.machine import describe_machine, library_versions
-from shoal.training.corpus import find_corpus
-from shoal.training.encoder import SMALL_ENCODER, load_encoder
-from shoal.training.forest import fit_bundle
+from shoal.readability.corpus import find_corpus
+from shoal.readability.forest import fit_bundle
 
 BATCHES = (1, 64, 512)
 NUM_SINGLES = 24  # a turn, of single texts

@@ -26,8 +26,8 @@ from threadpoolctl import threadpool_limits
 
 from shoal.component.forests import load_forest
 from shoal.machine import describe_machine, library_versions
-from shoal.training.corpus import find_corpus
-from shoal.training.forest import export_forest, fit_bundle, forest_inputs, train_forest
+from shoal.readability.corpus import find_corpus
+from shoal.readability.forest import export_forest, fit_bundle, forest_inputs, train_forest
 
 BATCHES = (1, 64, 512)
 LIBRARIES = ("numpy", "scikit-learn", "treelite", "onnxruntime", "onnx", "nvforest-cu13")

@@ -28,16 +28,16 @@ from shoal.component.ledger import CONTROL, DOWN
 from shoal.component.ragged import to_texts
 from shoal.component.tensors import Device
 from shoal.component.wordpiece import WordPiece, read_vocabulary
+from shoal.encoders.encoder import Candidates, Encoder
+from shoal.encoders.export import export_encoder
 from shoal.local import load_component
 from shoal.machine import describe_machine, library_versions
+from shoal.readability.corpus import Corpus, find_corpus
+from shoal.readability.fit import EncoderSettings, Training
+from shoal.readability.report import REPORT
+from shoal.readability.train import Preset, train
 from shoal.repository.config import read_config
 from shoal.repository.placement import Plan
-from shoal.training.corpus import Corpus, find_corpus
-from shoal.training.encoder import Candidates, Encoder
-from shoal.training.export import export_encoder
-from shoal.training.fit import EncoderSettings, Training
-from shoal.training.report import REPORT
-from shoal.training.train import Preset, train
 
 ENSEMBLE = "ensemble_all"
 LIBRARIES = ("numpy", "torch", "cupy-cuda13x", "pylibcudf-cu13", "nvforest-cu13", "treelite", "tokenizers")

@@ -33,11 +33,11 @@ from shoal.bench.perf_analyzer import PerfAnalyzer
 from shoal.bulk.infer import infer_to_file, make_feed, make_format
 from shoal.bulk.model import served
 from shoal.machine import describe_machine, library_versions
+from shoal.readability.corpus import find_corpus
+from shoal.readability.fit import EncoderSettings
+from shoal.readability.train import Preset, train
 from shoal.server.launch import Server
 from shoal.tables import scan_table
-from shoal.training.corpus import find_corpus
-from shoal.training.fit import EncoderSettings
-from shoal.training.train import Preset, train
 
 ENSEMBLE = "ensemble_all"
 SETTINGS = ((1, 8), (1, 16), (8, 2), (8, 4), (16, 2), (32, 2))  # texts a request, requests at a time

@@ -26,9 +26,9 @@ import typer
 
 from shoal import Client, compose, load, serve
 from shoal.machine import describe_machine, library_versions
-from shoal.training.corpus import find_corpus
-from shoal.training.fit import EncoderSettings
-from shoal.training.train import Preset, train
+from shoal.readability.corpus import find_corpus
+from shoal.readability.fit import EncoderSettings
+from shoal.readability.train import Preset, train
 
 ENSEMBLE = "ensemble_all"
 NUM_A_TURN = 10

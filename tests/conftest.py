@@ -44,7 +44,7 @@ def fp32() -> Iterator[None]:
     """Tests compute in FP32 on every machine, and so are their tolerances; those about BF16 say so."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("shoal.repository.placement.computes_bf16", lambda: False)
-        patch.setattr("shoal.training.fit.has_fast_bf16", lambda device: False)
+        patch.setattr("shoal.readability.fit.has_fast_bf16", lambda device: False)
         yield
 
 

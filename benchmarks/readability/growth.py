@@ -31,9 +31,9 @@ from shoal import compose
 from shoal.component.base import Component
 from shoal.local import load_component
 from shoal.machine import describe_machine, library_versions
+from shoal.readability.corpus import find_corpus
 from shoal.repository.config import read_config
 from shoal.repository.placement import Plan
-from shoal.training.corpus import find_corpus
 
 YOUNG = 10_000
 WINDOW = 50_000

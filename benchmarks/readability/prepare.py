@@ -13,11 +13,11 @@ import numpy as np
 from shoal.component.bundle import Bundle, sha256
 from shoal.component.wordpiece import read_vocabulary
 from shoal.errors import InputError
-from shoal.training.corpus import Corpus
-from shoal.training.fit import EncoderSettings
-from shoal.training.forest import train_forest
-from shoal.training.report import REPORT
-from shoal.training.train import PRESETS, Preset, split, train
+from shoal.readability.corpus import Corpus
+from shoal.readability.fit import EncoderSettings
+from shoal.readability.forest import train_forest
+from shoal.readability.report import REPORT
+from shoal.readability.train import PRESETS, Preset, split, train
 
 LARGE, SMALL = "large", "small"
 MARKER = "benchmark.json"  # what the folder was made for
@@ -60,7 +60,7 @@ def make_artifacts(corpus: Corpus, out: Path, *, encoder: str, layers: int) -> d
 
 
 def _small_geometry() -> dict[str, int]:
-    from shoal.training.encoder import SMALL_ENCODER, load_encoder
+    from shoal.encoders.encoder import SMALL_ENCODER, load_encoder
 
     config: Any = load_encoder(SMALL_ENCODER, seed=0).candidates.trunk.config
     return {"layers": config.num_hidden_layers, "hidden": config.hidden_size}
@@ -71,8 +71,8 @@ def _make_large(out: Path, layers: int) -> dict[str, int]:
     import torch
     from transformers import BertConfig, BertModel
 
-    from shoal.training.encoder import Encoder
-    from shoal.training.export import export_encoder
+    from shoal.encoders.encoder import Encoder
+    from shoal.encoders.export import export_encoder
 
     config = BertConfig(
         vocab_size=len(read_vocabulary(out / "vocab.txt")), hidden_size=HIDDEN, num_hidden_layers=layers,

@@ -47,8 +47,8 @@ from shoal import Client, compose, serve
 from shoal.bench.load import closed_loop
 from shoal.errors import ShoalError
 from shoal.machine import describe_machine, library_versions
+from shoal.readability.corpus import find_corpus
 from shoal.repository.placement import Plan
-from shoal.training.corpus import find_corpus
 
 RESULTS = Path(__file__).parents[1] / "results"
 LIBRARIES = (

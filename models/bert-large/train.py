@@ -16,10 +16,10 @@ import typer
 # Before torch is imported: with OpenMP's active waiting one busy neighbour makes training many times slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from shoal.training.corpus import find_corpus
-from shoal.training.encoder import FULL_SIZE_ENCODER
-from shoal.training.fit import EncoderSettings
-from shoal.training.train import Preset, train
+from shoal.encoders.encoder import FULL_SIZE_ENCODER
+from shoal.readability.corpus import find_corpus
+from shoal.readability.fit import EncoderSettings
+from shoal.readability.train import Preset, train
 
 # For 340 million parameters: smaller steps than the small encoder's, more of them, and a third of the memory.
 SETTINGS = EncoderSettings(max_epochs=3, learning_rate=2e-5, gradient_checkpointing=True)

@@ -14,11 +14,11 @@ from pathlib import Path
 import typer
 
 from shoal.component.bundle import Bundle, sha256
-from shoal.training.corpus import find_corpus, fingerprint
-from shoal.training.evaluation import ENCODER, EVEN
-from shoal.training.forest import describe, export_forest, forest_inputs, train_forest
-from shoal.training.report import REPORT
-from shoal.training.train import PAGE, TRAINED_ON, UNSEEN
+from shoal.readability.corpus import find_corpus, fingerprint
+from shoal.readability.evaluation import ENCODER, EVEN
+from shoal.readability.forest import describe, export_forest, forest_inputs, train_forest
+from shoal.readability.report import REPORT
+from shoal.readability.train import PAGE, TRAINED_ON, UNSEEN
 
 
 def main(artifacts: Path, data: Path | None = None, seed: int = 0) -> None:

@@ -180,39 +180,3 @@ def print_json(value: Any) -> None:
     text = json.dumps(value, indent=1, ensure_ascii=False)
     is_writable = not any("\ud800" <= character <= "\udfff" for character in text)
     typer.echo(text if is_writable else json.dumps(value, indent=1))
-
-
-def print_evaluation(predictions: Sequence[dict[str, Any]], title: str) -> None:
-    """RMSE with its 95 % interval, and correlations, a line a prediction."""
-    names = ("RMSE", "95 % interval", "Pearson", "Spearman")
-    table = Table("prediction", *(Column(name, justify="right") for name in names), title=title)
-    for entry in predictions:
-        table.add_row(
-            entry["name"],
-            _figure(entry["rmse"]),
-            _interval(entry["rmse_interval"]),
-            _figure(entry["pearson"]),
-            _figure(entry["spearman"]),
-        )
-    OUT.print(table)
-
-
-def _figure(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
-
-
-def _interval(bounds: Sequence[float] | None) -> str:
-    return "-" if bounds is None else f"{bounds[0]:.3f} to {bounds[1]:.3f}"
-
-
-def print_rmse(rmse: dict[str, float], is_demonstration: bool) -> None:
-    """How far training is off on texts that it has not seen."""
-    OUT.print(
-        "RMSE on unseen texts: " + ", ".join(f"{name} {value:.3f}" for name, value in rmse.items()),
-        soft_wrap=True,
-    )
-    if is_demonstration:
-        OUT.print(
-            "Trained on shoal's own hundred passages: these scores are a demonstration, not a measurement.",
-            soft_wrap=True,
-        )

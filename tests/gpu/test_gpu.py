@@ -18,12 +18,12 @@ from shoal.component.tensors import Device
 from shoal.component.wordpiece import read_vocabulary
 from shoal.composition.compose import compose
 from shoal.local import Pipeline, load
+from shoal.readability.corpus import Corpus
+from shoal.readability.evaluate import evaluate
+from shoal.readability.fit import EncoderSettings
+from shoal.readability.forest import export_forest, forest_inputs, has_cuml, train_forest
+from shoal.readability.train import Preset, train
 from shoal.repository.placement import Plan
-from shoal.training.corpus import Corpus
-from shoal.training.evaluate import evaluate
-from shoal.training.fit import EncoderSettings
-from shoal.training.forest import export_forest, forest_inputs, has_cuml, train_forest
-from shoal.training.train import Preset, train
 from tests.conftest import Scale
 from tests.gpu.conftest import needs_gpu
 from tests.support.emulation import EmulatedText

@@ -14,18 +14,18 @@ import pytest
 
 from shoal.client.client import Client
 from shoal.composition.compose import compose
+from shoal.encoders.encoder import SMALL_ENCODER, _locate
 from shoal.local import load
+from shoal.readability.corpus import Corpus
 from shoal.server.launch import serve
-from shoal.training.corpus import Corpus
-from shoal.training.encoder import SMALL_ENCODER, _locate
 from tests.conftest import Scale
 from tests.support.once import ROOT
 
 TRAIN = """
 import sys
-from shoal.training.corpus import read_passages
-from shoal.training.fit import EncoderSettings
-from shoal.training.train import Preset, train
+from shoal.readability.corpus import read_passages
+from shoal.readability.fit import EncoderSettings
+from shoal.readability.train import Preset, train
 settings = EncoderSettings(max_steps=1, gradient_checkpointing=True)
 preset = Preset(num_held_out=4, num_trees=5, encoder=settings)
 train(read_passages(), sys.argv[1], encoder=sys.argv[2], preset=preset)

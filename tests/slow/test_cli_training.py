@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import InputError
-from shoal.training.corpus import Corpus
+from shoal.readability.corpus import Corpus
 from tests.support.commands import Shoal
 
 pytestmark = pytest.mark.usefixtures("trained_for_a_moment")

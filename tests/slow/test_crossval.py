@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 from shoal.component.wordpiece import WordPiece
-from shoal.training import encoder as encoders
-from shoal.training import forest
-from shoal.training.batches import OnStep
-from shoal.training.corpus import Corpus
-from shoal.training.crossval import OURS, CrossValidation, CrossValidator, TextPath
-from shoal.training.evaluation import MEAN, rmse
-from shoal.training.fit import EncoderSettings, Training
-from shoal.training.folds import Rows, make_folds
-from shoal.training.work import Work
+from shoal.encoders import encoder as encoders
+from shoal.readability import forest
+from shoal.readability.batches import OnStep
+from shoal.readability.corpus import Corpus
+from shoal.readability.crossval import OURS, CrossValidation, CrossValidator, TextPath
+from shoal.readability.evaluation import MEAN, rmse
+from shoal.readability.fit import EncoderSettings, Training
+from shoal.readability.folds import Rows, make_folds
+from shoal.readability.work import Work
 
 NUM_FOLDS = 3
 
@@ -168,7 +168,7 @@ def test_finished_folds_are_read(
         raise AssertionError("trained again")
 
     monkeypatch.setattr(forest, "train_forest", never)
-    monkeypatch.setattr("shoal.training.crossval.Training", never)
+    monkeypatch.setattr("shoal.readability.crossval.Training", never)
     second = cross_validate(passages, tiny_bert, tmp_path / "work")
     assert errors(second) == errors(first)
     assert (second.chosen, second.histories, second.importances) == (first.chosen, first.histories, first.importances)

@@ -14,6 +14,8 @@ from shoal.component.bundle import sha256
 from shoal.component.onnx_ties import read_onnx
 from shoal.component.ties import METADATA, dump_ties
 from shoal.composition.compose import compose
+from shoal.encoders.encoder import load_encoder
+from shoal.encoders.export import export_encoder
 from shoal.errors import ArtifactError, InputError
 from shoal.local import load, load_component
 from shoal.paths import shipped_root
@@ -21,8 +23,6 @@ from shoal.repository.config import read_config
 from shoal.repository.manifest import read_manifest
 from shoal.repository.placement import Plan
 from shoal.server.launch import serve
-from shoal.training.encoder import load_encoder
-from shoal.training.export import export_encoder
 
 TEXTS = ["The cat sat.", "", "It is nonetheless imperative that epistemology be considered. " * 12]
 
@@ -39,7 +39,7 @@ def leaves(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_onnx_runtime_serves_the_slot(leaves: Path, artifacts: Path, tmp_path: Path) -> None:
-    from shoal.training.encoder import SMALL_ENCODER
+    from shoal.encoders.encoder import SMALL_ENCODER
 
     encoder = load_encoder(SMALL_ENCODER, seed=0).candidates.pick("mean")
     own = tmp_path / "artifacts"

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from shoal.errors import ArtifactError, InputError
-from shoal.training.corpus import Corpus
-from shoal.training.evaluate import evaluate
-from shoal.training.train import split
+from shoal.readability.corpus import Corpus
+from shoal.readability.evaluate import evaluate
+from shoal.readability.train import split
 from tests.support.artifacts import TINY
 
 Json = dict[str, object]

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from shoal.component.wordpiece import WordPiece
+from shoal.encoders import encoder as encoders
 from shoal.errors import InputError
-from shoal.training import encoder as encoders
-from shoal.training import fit
-from shoal.training.batches import encode, predict
-from shoal.training.corpus import Corpus
-from shoal.training.fit import EncoderSettings, Training
-from shoal.training.work import Checkpoint
+from shoal.readability import fit
+from shoal.readability.batches import encode, predict
+from shoal.readability.corpus import Corpus
+from shoal.readability.fit import EncoderSettings, Training
+from shoal.readability.work import Checkpoint
 
 SETTINGS = EncoderSettings(max_epochs=15, learning_rate=1e-3)
 

@@ -10,11 +10,11 @@ from transformers import AutoModel, AutoTokenizer
 from shoal.check import check
 from shoal.client.client import Client
 from shoal.composition.compose import compose
+from shoal.encoders.encoder import SMALL_ENCODER, _locate
 from shoal.local import load
+from shoal.readability.corpus import Corpus
 from shoal.repository.config import read_config
 from shoal.server.launch import serve
-from shoal.training.corpus import Corpus
-from shoal.training.encoder import SMALL_ENCODER, _locate
 from tests.support.imports import add
 from tests.unit.test_import_encoders import ask, embed, pipeline
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from shoal.readability.corpus import read_passages
 from shoal.server.launch import find_ports
-from shoal.training.corpus import read_passages
 from tests.support.environments import WHEELS
 from tests.support.once import ROOT
 from tests.unit.test_pages import BLOCK, README

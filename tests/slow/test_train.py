@@ -15,10 +15,10 @@ import pytest
 from shoal.component.bundle import sha256
 from shoal.composition.compose import compose
 from shoal.errors import InputError
-from shoal.training.corpus import Corpus
-from shoal.training.evaluate import evaluate
-from shoal.training.fit import EncoderSettings
-from shoal.training.train import Preset, train
+from shoal.readability.corpus import Corpus
+from shoal.readability.evaluate import evaluate
+from shoal.readability.fit import EncoderSettings
+from shoal.readability.train import Preset, train
 from tests.conftest import Scale
 from tests.support.artifacts import TINY
 from tests.support.once import ROOT
@@ -28,8 +28,8 @@ FOLDS = Preset(num_folds=2, num_trees=20, encoder=EncoderSettings(max_epochs=4, 
 TRAIN = """
 import sys
 from pathlib import Path
-from shoal.training.corpus import read_passages
-from shoal.training.train import train
+from shoal.readability.corpus import read_passages
+from shoal.readability.train import train
 from tests.slow.test_train import FOLDS
 def say(stage, done, total):
     print(stage, done, flush=True)

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from shoal import cli
 from shoal.errors import ShoalError
-from shoal.training import train as training
+from shoal.readability import train as training
 from tests.support.artifacts import TINY
 
 Shoal = Callable[..., str]

@@ -26,7 +26,7 @@ from shoal.bench.tokens import count_tokens, try_to_count
 from shoal.component.spec import ModelSpec, TensorSpec
 from shoal.errors import ArtifactError, InputError, SetupError, ShoalError
 from shoal.local import load
-from shoal.training.corpus import DATA_DIR, Corpus
+from shoal.readability.corpus import DATA_DIR, Corpus, sample_texts
 from tests.support.once import ROOT
 from tests.unit.test_bench_advice import LOAD, write_repository
 
@@ -87,12 +87,12 @@ def test_texts_of_any_number_and_inputs_that_may_all_be_left_out(tmp_path: Path)
 
 
 def test_shoals_own_texts_fill_one_text_alone() -> None:
-    inputs = read_inputs(SPEC, None)
+    inputs = read_inputs(SPEC, sample_texts)
     assert (inputs.num_rows, inputs.source) == (100, "shoal passages")
     number = TensorSpec("N", "TYPE_INT64", (1,))
     for needed in ((TEXT, number), (number,)):
         with pytest.raises(InputError, match=r"m needs .*; shoal's own texts fill one text input alone\. Give rows"):
-            read_inputs(replace(SPEC, inputs=needed), None)
+            read_inputs(replace(SPEC, inputs=needed), sample_texts)
 
 
 def test_one_column_does_not_fill_two_texts(tmp_path: Path) -> None:
@@ -103,14 +103,14 @@ def test_one_column_does_not_fill_two_texts(tmp_path: Path) -> None:
 
 def test_tokens_are_those_of_the_mask(repository: Path, passages: Corpus) -> None:
     (target,) = find_targets([repository])
-    tokens = count_tokens(target.graph, read_inputs(target.graph.config.spec, None))
+    tokens = count_tokens(target.graph, read_inputs(target.graph.config.spec, sample_texts))
     mask = load(repository / "preprocess")(INPUT0=list(passages.texts))["BERT_AM"]
     assert tokens["bert_attention_masks"] == pytest.approx(mask.sum() / len(passages), abs=0.1)
 
 
 def test_a_pipeline_without_tokens_says_so(forest: Path, repository: Path, tmp_path: Path) -> None:
     (target,) = find_targets([forest])
-    inputs = read_inputs(target.graph.config.spec, None)
+    inputs = read_inputs(target.graph.config.spec, sample_texts)
     assert "no inner tensor of integers" in try_to_count(target.graph, inputs)["reason"]
     broken = shutil.copytree(repository, tmp_path / "broken")
     (broken / "preprocess" / "1" / "vocab.txt").write_text("", encoding="utf-8")

@@ -13,8 +13,8 @@ import pytest
 from shoal.component.features import Features
 from shoal.component.ragged import to_texts
 from shoal.component.tensors import Device
-from shoal.training.corpus import Corpus
-from shoal.training.forest import fit_bundle
+from shoal.readability.corpus import Corpus
+from shoal.readability.forest import fit_bundle
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

@@ -21,10 +21,10 @@ from shoal.component.ragged import Texts, to_texts
 from shoal.component.reader import DeviceReader, Reader, Reading
 from shoal.component.tensors import Device
 from shoal.component.wordpiece import WordPiece, read_vocabulary
-from shoal.training.corpus import Corpus
-from shoal.training.encoder import SMALL_ENCODER, load_encoder
-from shoal.training.export import compare, trace
-from shoal.training.forest import export_forest, forest_inputs, train_forest
+from shoal.encoders.encoder import SMALL_ENCODER, load_encoder
+from shoal.encoders.export import compare, trace
+from shoal.readability.corpus import Corpus
+from shoal.readability.forest import export_forest, forest_inputs, train_forest
 from tests.conftest import Scale
 from tests.support import references
 from tests.support.emulation import EmulatedText
@@ -58,7 +58,7 @@ def test_features_equal_the_definitions(bundle: Bundle, texts: list[str], scale:
 
 def test_word_lists_equal_the_definitions(bundle: Bundle, passages: Corpus) -> None:
     """The lists of the small training set, counted the slow way."""
-    from shoal.training.train import split
+    from shoal.readability.train import split
     from tests.support.artifacts import TINY
 
     tokenize, counts = BasicTokenizer(), dict[str, int]()

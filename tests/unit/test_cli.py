@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from shoal import cli
 from shoal.errors import InputError, ShoalError
-from shoal.training import train as training
+from shoal.readability import train as training
 from tests.support.commands import Shoal
 
 

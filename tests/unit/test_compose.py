@@ -16,10 +16,10 @@ from shoal.composition import compose as composing
 from shoal.composition.compose import compose
 from shoal.errors import ArtifactError, InputError, SetupError
 from shoal.local import Pipeline, load
+from shoal.readability.corpus import Corpus
 from shoal.repository.config import read_config
 from shoal.repository.manifest import MANIFEST, read_manifest
 from shoal.repository.placement import Plan
-from shoal.training.corpus import Corpus
 from tests.support.once import ROOT
 
 

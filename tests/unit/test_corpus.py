@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.errors import ArtifactError, InputError
-from shoal.training import corpus as corpora
-from shoal.training import download
-from shoal.training.corpus import Corpus, find_corpus, fingerprint, read_corpus, read_passages, read_stop_words
-from shoal.training.train import PRESETS, split
+from shoal.readability import corpus as corpora
+from shoal.readability import download
+from shoal.readability.corpus import Corpus, find_corpus, fingerprint, read_corpus, read_passages, read_stop_words
+from shoal.readability.train import PRESETS, split
 from tests.unit.test_tables import KINDS, XML, write_table
 
 TWO: list[list[Any]] = [["A text.", -0.5], ["B.", 1]]

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from shoal.encoders import encoder as encoders
+from shoal.encoders import export
 from shoal.errors import ArtifactError, InputError
-from shoal.training import encoder as encoders
-from shoal.training import export
 
 
 def test_an_encoder_by_path(tiny_bert: Path) -> None:
@@ -55,7 +55,7 @@ import socket, sys
 def refuse(*_): raise AssertionError("a connection was tried")
 socket.getaddrinfo = socket.socket.connect = refuse
 from shoal.errors import InputError
-from shoal.training.encoder import load_encoder
+from shoal.encoders.encoder import load_encoder
 try:
     load_encoder("bert-large-uncased", seed=0)
 except InputError as error:

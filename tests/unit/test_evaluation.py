@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import InputError
-from shoal.training.evaluation import (
+from shoal.readability.evaluation import (
     FP64,
     INT64,
     MAX_GENRES,

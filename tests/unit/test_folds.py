@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from sklearn.model_selection import KFold
 
 from shoal.errors import InputError
-from shoal.training.corpus import Corpus
-from shoal.training.folds import hold_out, make_folds, split_inner
+from shoal.readability.corpus import Corpus
+from shoal.readability.folds import hold_out, make_folds, split_inner
 
 
 def made_of(texts: list[str]) -> Corpus:

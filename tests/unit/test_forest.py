@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from shoal.errors import ArtifactError, InputError
-from shoal.training import forest
-from shoal.training.corpus import Corpus
+from shoal.readability import forest
+from shoal.readability.corpus import Corpus
 
 
 def test_word_lists_need_enough_words() -> None:

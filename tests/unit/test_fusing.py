@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from shoal.component.fusing import fuse
-from shoal.training.encoder import SMALL_ENCODER, load_encoder
-from shoal.training.export import trace
+from shoal.encoders.encoder import SMALL_ENCODER, load_encoder
+from shoal.encoders.export import trace
 
 
 class Block(nn.Module):

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from shoal.encoders.encoder import SMALL_ENCODER
 from shoal.errors import ArtifactError, InputError
 from shoal.project.importing.add_model import add_model
-from shoal.training.encoder import SMALL_ENCODER
 from tests.support.imports import add
 from tests.support.published import publish
 
@@ -133,7 +133,7 @@ def test_a_folder_of_nothing(tmp_path: Path) -> None:
 def test_an_export_that_differs_is_not_written(
     published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from shoal.training import export
+    from shoal.encoders import export
 
     monkeypatch.setattr(export, "compare", lambda *_: 0.5)
     with pytest.raises(ArtifactError, match=r"model\.pt differs from the trained encoder by 0\.5"):

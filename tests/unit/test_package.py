@@ -152,24 +152,37 @@ def test_such_reads_are_seen() -> None:
     assert found == {"cpu", "get", "asnumpy", "to", "int"}
 
 
+BASEMENT = {"errors", "paths", "processes", "machine", "progress", "console", "options", "tables"}
+
+
 def test_floors_import_only_what_stands_below_them() -> None:
     floors = [
-        "component", "environment", "repository", "draw", "check", "composition", "client", "server", "local",
-        "gateway", "bulk", "training", "bench", "project",
+        "component", "encoders", "environment", "repository", "draw", "check", "composition", "client", "server",
+        "local", "gateway", "bulk", "bench", "project", "readability",
     ]  # fmt: skip
     for number, floor in enumerate(floors):
-        below = {*floors[: number + 1], "errors", "paths", "processes", "machine", "progress", "tables"}
+        below = {*floors[: number + 1], *BASEMENT}
         for path in tracked(f"src/shoal/{floor}/**/*.py", f"src/shoal/{floor}/*.py", f"src/shoal/{floor}.py"):
             used = re.findall(r"^\s*from shoal\.(\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
             assert set(used) <= below, path
 
 
+def test_nothing_imports_the_first_application() -> None:
+    """But the command line, and its own model folders."""
+    for path in tracked("src/shoal/**/*.py", "preprocess/**/*.py", "postprocess/**/*.py", "models/**/*.py"):
+        place = path.relative_to(ROOT)
+        if place.parts[2] not in ("readability", "cli") and place.parts[:2] not in (
+            ("preprocess", "readability"), ("postprocess", "readability"), ("models", "bert-large"), ("models", "cuml"),
+        ):  # fmt: skip
+            assert "shoal.readability" not in path.read_text(encoding="utf-8"), place
+
+
 def test_the_library_knows_no_pipeline_by_name() -> None:
-    """But in the leaf folders of the first one, its training, and the command that shows it."""
+    """But in the leaf folders of the first one, and in its package."""
     for path in tracked("src/shoal/**"):
         place = path.relative_to(ROOT / "src" / "shoal")
-        if place.parts[0] not in ("training", "quickstart.py") and path.suffix in (".py", ".txt", ".tmpl"):
-            found = re.findall(r"ensemble_all|bert-large|\bcuml\b|excerpt", path.read_text(encoding="utf-8"))
+        if place.parts[0] != "readability" and path.suffix in (".py", ".txt", ".tmpl"):
+            found = re.findall(r"ensemble_all|bert-large(?!-uncased)|\bcuml\b|excerpt", path.read_text(encoding="utf-8"))
             assert not found, (place, found)
 
 
@@ -186,7 +199,7 @@ def test_the_wheel_carries_the_leaf_folders(tmp_path: Path) -> None:
         "shoal/leaves/env/requirements-embedded.txt",
         "shoal/leaves/preprocess/readability/1/model.py",
         "shoal/component/exact_codepoints.json",
-        "shoal/training/assets/passages.jsonl",
+        "shoal/readability/assets/passages.jsonl",
         "shoal/server/backends/pytorch/model.py",
     } <= names
     with zipfile.ZipFile(wheel) as archive:

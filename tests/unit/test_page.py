@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from shoal.errors import SetupError
-from shoal.training.evaluation import (
+from shoal.readability.evaluation import (
     Evaluation,
     blend_weight,
     by_group,
@@ -22,8 +22,8 @@ from shoal.training.evaluation import (
     linear_baselines,
     summarise,
 )
-from shoal.training.page import fixed, seconds, span, summarise_in_words, write_page
-from shoal.training.work import flatten
+from shoal.readability.page import fixed, seconds, span, summarise_in_words, write_page
+from shoal.readability.work import flatten
 
 VOID = {"br", "hr", "img", "input", "link", "meta"}
 FORMULAS = ("Flesch reading ease", "SMOG", "LIX")

@@ -25,13 +25,13 @@ from shoal.check import check
 from shoal.component.bundle import sha256
 from shoal.component.fusing import fuse
 from shoal.composition.compose import compose
+from shoal.encoders import export
+from shoal.encoders.encoder import SMALL_ENCODER, Encoder, Trunked, load_encoder
+from shoal.encoders.heads import SIGMOID, SOFTMAX, Embedder, Headed
 from shoal.errors import ArtifactError
 from shoal.local import load
-from shoal.project.importing.heads import SIGMOID, SOFTMAX, Embedder, Headed
+from shoal.readability.report import REPORT
 from shoal.repository.placement import Plan
-from shoal.training import export
-from shoal.training.encoder import SMALL_ENCODER, Encoder, Trunked, load_encoder
-from shoal.training.report import REPORT
 from tests.support.published import BERT, publish, publish_roberta
 
 pytestmark = pytest.mark.filterwarnings(

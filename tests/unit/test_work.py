@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from shoal.errors import InputError, SetupError
-from shoal.training.work import Checkpoint, Result, open_work
+from shoal.readability.work import Checkpoint, Result, open_work
 
 SETTINGS = {"corpus": "a", "seed": 0, "preset.num_folds": 5}
 

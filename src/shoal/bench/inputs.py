@@ -1,8 +1,8 @@
-"""Rows to ask with: real ones, of a file or of shoal's corpus."""
+"""Rows to ask with: real ones, of a file or of a corpus."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -18,6 +18,8 @@ from shoal.errors import ArtifactError, InputError
 from shoal.tables import open_table, shorten_all
 
 MAX_ROWS = 4096  # of a file: more would say no more
+
+Texts = Callable[[], tuple[str, Sequence[str]]]  # the name of a corpus, and what is in it
 
 
 @dataclass(frozen=True)
@@ -54,21 +56,18 @@ def _plain(value: Any) -> Any:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
-def read_inputs(spec: ModelSpec, path: Path | None, text_column: str = "text") -> Inputs:
-    """The rows of a file, whose columns are named like the inputs; without one, the texts of shoal's corpus.
+def read_inputs(spec: ModelSpec, rows: Path | Texts, text_column: str = "text") -> Inputs:
+    """The rows of a file, whose columns are named like the inputs; or texts, in a random order that is always the same.
 
-    A text input that has no column of its name is filled from ``text_column``. The corpus is what SHOAL_DATA_DIR names,
-    else shoal's own passages, in a random order that is always the same.
+    A text input that has no column of its name is filled from ``text_column``.
 
     Raises:
         InputError: the model takes more than one text, and no file is given; or the file fills no input, or a value is
             not what it takes.
         ArtifactError: the file cannot be read, or lacks a column.
     """
-    if path is not None:
-        return _from_file(spec, path, text_column)
-    from shoal.training.corpus import find_corpus
-
+    if isinstance(rows, Path):
+        return _from_file(spec, rows, text_column)
     required = [tensor for tensor in spec.inputs if not tensor.is_optional]
     if len(required) != 1 or required[0].dtype != STRING:
         wanted = shorten_all(tensor.name for tensor in required)
@@ -76,9 +75,9 @@ def read_inputs(spec: ModelSpec, path: Path | None, text_column: str = "text") -
             f"{spec.name} needs {wanted or 'no input'}; shoal's own texts fill one text input alone.",
             "Give rows, in columns named like its inputs: --inputs FILE",
         )
-    corpus = find_corpus()
-    texts = [corpus.texts[i] for i in np.random.default_rng(0).permutation(len(corpus))[:MAX_ROWS]]
-    return _make(spec, corpus.name, {required[0].name: texts})
+    name, texts = rows()
+    chosen = [texts[i] for i in np.random.default_rng(0).permutation(len(texts))[:MAX_ROWS]]
+    return _make(spec, name, {required[0].name: chosen})
 
 
 def _from_file(spec: ModelSpec, path: Path, text_column: str) -> Inputs:

@@ -13,7 +13,7 @@ from tempfile import NamedTemporaryFile
 from typing import Any
 
 from shoal.bench.figures import Cell, Figures, choose_cells, rounded
-from shoal.bench.inputs import Inputs, read_inputs
+from shoal.bench.inputs import Inputs, Texts, read_inputs
 from shoal.bench.markdown import write_page
 from shoal.bench.measure import Running, Settings, measure, measure_arrivals, start
 from shoal.bench.perf_analyzer import Analyzed, PerfAnalyzer
@@ -46,12 +46,14 @@ def bench(
     places: Sequence[Path],
     wanted: Wanted,
     *,
+    rows: Path | Texts,
     model: str = "",
-    rows: Path | None = None,
     text_column: str = "text",
     on_progress: OnProgress = lambda stage, done, total: None,
 ) -> dict[str, Any]:
     """Measure the pipeline of each repository, in turns, each on a server of its own; returns the record.
+
+    ``rows`` is a file, or brings the name and the texts of a corpus.
 
     Raises:
         InputError: repositories do not belong together, or a size or the rows cannot be used.

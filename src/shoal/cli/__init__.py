@@ -6,13 +6,14 @@ import sys
 
 import typer
 
-from shoal.cli import environment, pipeline, project, repository, serving
+from shoal.cli import environment, project, repository, serving
 from shoal.cli.bench import bench
 from shoal.cli.check import check
 from shoal.cli.graph import describe, graph
 from shoal.cli.infer import infer
 from shoal.console import ERR, plain
 from shoal.errors import ShoalError
+from shoal.readability import commands as pipeline
 
 app = typer.Typer(no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False, help=__doc__)
 app.add_typer(environment.app, name="env")

@@ -13,9 +13,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
 from rich.text import Text
 
-from shoal.cli.options import Json
 from shoal.console import ERR, OUT, plain, print_json, show_progress
 from shoal.errors import InputError
+from shoal.options import Json
 
 QUICK = (1, 8, 32)  # rows a request
 PROTOCOLS = ("grpc", "http")
@@ -63,6 +63,7 @@ def bench(
     from shoal.bench.measure import Settings
     from shoal.bench.run import BATCHES, Wanted, make_folder, write
     from shoal.bench.run import bench as run_bench
+    from shoal.readability.corpus import sample_texts
 
     if out:
         make_folder(out)  # what cannot be written must not be measured first
@@ -77,7 +78,9 @@ def bench(
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop the servers in order, as on Ctrl-C
     with show_progress() as show:
-        record = run_bench(repositories, wanted, model=model, rows=rows, text_column=text_column, on_progress=show)
+        record = run_bench(
+            repositories, wanted, rows=rows or sample_texts, model=model, text_column=text_column, on_progress=show
+        )
     files, missing = write(record, out) if out else ([], "")
     if as_json:
         print_json(record)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.cli.options import Json
 from shoal.console import ERR, OUT, plain, print_json
 from shoal.errors import ShoalError
+from shoal.options import Json
 
 if TYPE_CHECKING:
     from shoal.check import Finding

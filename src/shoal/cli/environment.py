@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.options import Json, Target
 from shoal.console import OUT, plain, print_json, show_progress
+from shoal.options import Json, Target
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 

@@ -12,9 +12,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from shoal.cli.options import Json
 from shoal.console import OUT, print_json
 from shoal.errors import InputError, SetupError
+from shoal.options import Json
 
 _FORMATS = ("mermaid", "svg", "png")
 _USUAL = 18  # characters of a name or a type that stays in one line: four of them have room in 80 columns

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shoal.cli.options import Json
 from shoal.console import ERR, plain, print_answers, print_json, show_rows
 from shoal.errors import InputError, ServerError, SetupError
+from shoal.options import Json
 
 if TYPE_CHECKING:
     from shoal.bulk.infer import Summary

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.options import Concurrency, Gpu, Json, Placement, Target
 from shoal.console import ERR, OUT, plain, print_json
 from shoal.errors import InputError
+from shoal.options import Concurrency, Gpu, Json, Placement, Target
 
 _DEFAULT = Path("build/artifacts")  # where `shoal train` writes
 

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal.cli.options import Json
 from shoal.console import OUT, plain, print_copies, print_json
 from shoal.errors import ShoalError
+from shoal.options import Json
 
 
 def copies(

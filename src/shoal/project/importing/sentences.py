@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shoal.training.encoder import POOLINGS
+from shoal.encoders.encoder import POOLINGS
 
 _MODULES, _LENGTH = "modules.json", "sentence_bert_config.json"
 # modules.json names each module's class by its place in the package, which has changed between releases.

@@ -18,8 +18,8 @@ from shoal.component.ragged import to_texts
 from shoal.component.tensors import Array, Device
 from shoal.component.ties import dump_ties
 from shoal.errors import ArtifactError, InputError, needs
-from shoal.training.batches import OnStep
-from shoal.training.corpus import read_stop_words
+from shoal.readability.batches import OnStep
+from shoal.readability.corpus import read_stop_words
 
 NUM_TREES, MAX_DEPTH = 100, 16  # the published recipe's
 STATISTICS = (  # the first columns; the rest are shares of single words

@@ -15,11 +15,11 @@ import numpy as np
 
 from shoal.component.bundle import Bundle
 from shoal.component.wordpiece import WordPiece
-from shoal.training import forest
-from shoal.training.batches import OnStep, Scores, predict
-from shoal.training.corpus import Corpus
-from shoal.training.encoder import POOLINGS, Pretrained
-from shoal.training.evaluation import (
+from shoal.encoders.encoder import POOLINGS, Pretrained
+from shoal.readability import forest
+from shoal.readability.batches import OnStep, Scores, predict
+from shoal.readability.corpus import Corpus
+from shoal.readability.evaluation import (
     BASELINE,
     BLEND,
     ENCODER,
@@ -32,9 +32,9 @@ from shoal.training.evaluation import (
     cross_fitted_blend,
     linear_baselines,
 )
-from shoal.training.fit import EncoderSettings, Training
-from shoal.training.folds import Rows, make_folds, split_inner
-from shoal.training.work import Result, Work
+from shoal.readability.fit import EncoderSettings, Training
+from shoal.readability.folds import Rows, make_folds, split_inner
+from shoal.readability.work import Result, Work
 
 OURS = (ENCODER, FOREST, BLEND)  # predictions of our models
 Stage = Callable[[str], AbstractContextManager[OnStep]]

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal.progress import OnProgress
-from shoal.training.batches import OnStep
-from shoal.training.work import write_whole
+from shoal.readability.batches import OnStep
+from shoal.readability.work import write_whole
 
 KEPT_EVERY = 10.0  # seconds that an interruption may lose of the account
 

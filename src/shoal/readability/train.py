@@ -15,22 +15,22 @@ import torch
 import shoal
 from shoal.component.bundle import Bundle, find_changed, sha256
 from shoal.component.wordpiece import WordPiece
+from shoal.encoders import encoder as encoders
+from shoal.encoders.export import export_encoder
 from shoal.errors import InputError
 from shoal.paths import check_replaceable, exchange
 from shoal.progress import OnProgress
-from shoal.training import encoder as encoders
-from shoal.training import fit, forest
-from shoal.training.batches import OnStep, predict
-from shoal.training.clock import Clock
-from shoal.training.corpus import Corpus, fingerprint
-from shoal.training.crossval import OURS, CrossValidation, CrossValidator, TextPath, evaluate_rows, sort_importances
-from shoal.training.evaluation import EVEN, linear_baselines
-from shoal.training.export import export_encoder
-from shoal.training.fit import EncoderSettings, Training
-from shoal.training.folds import Rows, hold_out, make_folds
-from shoal.training.page import write_page
-from shoal.training.report import REPORT, describe
-from shoal.training.work import SAVE_EVERY, SETTINGS, Work, describe_changes, flatten, open_work, work_folder
+from shoal.readability import fit, forest
+from shoal.readability.batches import OnStep, predict
+from shoal.readability.clock import Clock
+from shoal.readability.corpus import Corpus, fingerprint
+from shoal.readability.crossval import OURS, CrossValidation, CrossValidator, TextPath, evaluate_rows, sort_importances
+from shoal.readability.evaluation import EVEN, linear_baselines
+from shoal.readability.fit import EncoderSettings, Training
+from shoal.readability.folds import Rows, hold_out, make_folds
+from shoal.readability.page import write_page
+from shoal.readability.report import REPORT, describe
+from shoal.readability.work import SAVE_EVERY, SETTINGS, Work, describe_changes, flatten, open_work, work_folder
 
 MAX_LENGTH = 256
 PAGE = "report.html"

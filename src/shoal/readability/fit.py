@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 from shoal.component.wordpiece import WordPiece
+from shoal.encoders.encoder import POOLINGS, Candidates, Encoder
 from shoal.errors import InputError, SetupError
 from shoal.machine import computes_bf16
-from shoal.training.batches import OnStep, count_batches, draw_batches, encode, predict
-from shoal.training.corpus import Corpus
-from shoal.training.encoder import POOLINGS, Candidates, Encoder
-from shoal.training.folds import Rows
-from shoal.training.work import Checkpoint
+from shoal.readability.batches import OnStep, count_batches, draw_batches, encode, predict
+from shoal.readability.corpus import Corpus
+from shoal.readability.folds import Rows
+from shoal.readability.work import Checkpoint
 
 MAX_NORM = 1.0  # of the gradient
 SMALLEST = 1e-12  # RMSE: at 0 its gradient has no bound

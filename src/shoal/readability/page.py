@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from shoal.encoders.encoder import HEADS
 from shoal.errors import needs
-from shoal.training import plots
-from shoal.training.encoder import HEADS
-from shoal.training.evaluation import BASELINE, BLEND, FORMULA, MODEL, NUM_RESAMPLES, Evaluation
-from shoal.training.work import flatten
+from shoal.readability import plots
+from shoal.readability.evaluation import BASELINE, BLEND, FORMULA, MODEL, NUM_RESAMPLES, Evaluation
+from shoal.readability.work import flatten
 
 TEMPLATE = "report.html.j2"
 _ASSETS = Path(__file__).parent / "assets"

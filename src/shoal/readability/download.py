@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from shoal.errors import ArtifactError, SetupError, needs
 from shoal.progress import OnProgress
-from shoal.training.corpus import CLEAR_FILE
+from shoal.readability.corpus import CLEAR_FILE
 
 CLEAR_URL = "https://github.com/scrosseye/CLEAR-Corpus/raw/main/CLEAR_corpus_final.xlsx"
 CLEAR_SHA256 = "e87a19a29c12a441e0c4f11a4e49897ff24ac7dff240ee7397283a050a902cc7"

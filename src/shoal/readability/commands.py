@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.table import Column, Table
 
-from shoal.cli.options import SMALL_ENCODER, Data, Encoder, Json, TargetColumn, TextColumn
-from shoal.console import ERR, OUT, plain, print_evaluation, print_json, print_rmse, print_table, show_progress
+from shoal.console import ERR, OUT, plain, print_json, print_table, show_progress
 from shoal.errors import InputError, needs
+from shoal.options import SMALL_ENCODER, Data, Encoder, Json, TargetColumn, TextColumn
 
 DTYPES = ("auto", "fp32", "bf16")
 
@@ -43,9 +44,9 @@ def train(
     """Train encoder and forest, and write the artifact folder with a report; the same command again goes on."""
     _wait_passively()
     with needs("train"):
-        from shoal.training.corpus import find_corpus
-        from shoal.training.train import PAGE, PRESETS
-        from shoal.training.train import train as train_pipeline
+        from shoal.readability.corpus import find_corpus
+        from shoal.readability.train import PAGE, PRESETS
+        from shoal.readability.train import train as train_pipeline
 
     if preset not in PRESETS:
         raise InputError(f"There is no preset {preset!r}.", f"Known: {', '.join(PRESETS)}.")
@@ -75,8 +76,8 @@ def train(
         print_json({**report, "artifacts": str(out.resolve())})
         return
     if chosen.num_folds:
-        print_evaluation(report["evaluation"]["predictions"], title=report["evaluation"]["kind"])
-    print_rmse(report["unseen_rmse"], report["is_demonstration"])
+        _print_evaluation(report["evaluation"]["predictions"], title=report["evaluation"]["kind"])
+    _print_rmse(report["unseen_rmse"], report["is_demonstration"])
     OUT.print(f"weight of the encoder in the blend: {report['bert_weight']:.2f}", soft_wrap=True)
     OUT.print(f"artifacts: {out.resolve()}", soft_wrap=True)
     OUT.print(f"report: {out.resolve() / PAGE}", soft_wrap=True)
@@ -95,8 +96,8 @@ def evaluate(
     """Score labelled texts with trained artifacts, and say how well."""
     _wait_passively()
     with needs("train"):
-        from shoal.training.corpus import find_corpus
-        from shoal.training.evaluate import evaluate as evaluate_artifacts
+        from shoal.readability.corpus import find_corpus
+        from shoal.readability.evaluate import evaluate as evaluate_artifacts
 
     with show_progress() as show:
         corpus = find_corpus(
@@ -106,7 +107,7 @@ def evaluate(
     if as_json:
         print_json(result)
         return
-    print_evaluation(result["predictions"], title=f"{result['corpus']['num_texts']:,} texts of {corpus.name}")
+    _print_evaluation(result["predictions"], title=f"{result['corpus']['num_texts']:,} texts of {corpus.name}")
     if result["num_seen"]:
         said = "were trained on: this is no measurement of new texts" if seen == "include" else "more were left out"
         OUT.print(f"{result['num_seen']:,} {'of them ' if seen == 'include' else ''}{said}.")
@@ -120,13 +121,13 @@ def quickstart(
     """Train, compose, serve with a real Triton, score passages, stop."""
     _wait_passively()
     with needs("train"):
-        from shoal.quickstart import run
+        from shoal.readability.quickstart import run
 
     with show_progress() as show:
         result = run(out, data=data, encoder=encoder, on_progress=show)
     rows = ((score.text, (score.bert, score.forest, score.blend)) for score in result.scores)
     print_table(["BERT score", "forest score", "blended score"], rows, title="Higher is easier to read")
-    print_rmse(result.rmse, result.is_demonstration)
+    _print_rmse(result.rmse, result.is_demonstration)
     for name in ("artifacts", "repository", "report"):
         OUT.print(f"{name}: {getattr(result, name).resolve()}", soft_wrap=True)
     OUT.print(f"next: shoal serve {result.repository}", soft_wrap=True)
@@ -137,7 +138,7 @@ def _say_how_to_go_on(out: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        from shoal.training.work import work_folder
+        from shoal.readability.work import work_folder
 
         kept = work_folder(out.resolve())
         said = f"What was saved is in {kept}: the same command goes on." if kept.exists() else "Nothing was saved."
@@ -148,3 +149,39 @@ def _say_how_to_go_on(out: Path) -> Iterator[None]:
 def _wait_passively() -> None:
     """Before torch is imported: with OpenMP's active waiting one busy neighbour makes training many times slower."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def _print_evaluation(predictions: Sequence[dict[str, Any]], title: str) -> None:
+    """RMSE with its 95 % interval, and correlations, a line a prediction."""
+    names = ("RMSE", "95 % interval", "Pearson", "Spearman")
+    table = Table("prediction", *(Column(name, justify="right") for name in names), title=title)
+    for entry in predictions:
+        table.add_row(
+            entry["name"],
+            _figure(entry["rmse"]),
+            _interval(entry["rmse_interval"]),
+            _figure(entry["pearson"]),
+            _figure(entry["spearman"]),
+        )
+    OUT.print(table)
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _interval(bounds: Sequence[float] | None) -> str:
+    return "-" if bounds is None else f"{bounds[0]:.3f} to {bounds[1]:.3f}"
+
+
+def _print_rmse(rmse: dict[str, float], is_demonstration: bool) -> None:
+    """How far training is off on texts that it has not seen."""
+    OUT.print(
+        "RMSE on unseen texts: " + ", ".join(f"{name} {value:.3f}" for name, value in rmse.items()),
+        soft_wrap=True,
+    )
+    if is_demonstration:
+        OUT.print(
+            "Trained on shoal's own hundred passages: these scores are a demonstration, not a measurement.",
+            soft_wrap=True,
+        )

@@ -13,7 +13,7 @@ import numpy as np
 
 from shoal.component.scores import blend
 from shoal.errors import needs
-from shoal.training.evaluation import (
+from shoal.readability.evaluation import (
     BASELINE,
     BLEND,
     ENCODER,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoal.training.encoder import Trunked, pool
+from shoal.encoders.encoder import Trunked, pool
 
 SOFTMAX, SIGMOID, NOTHING = "softmax", "sigmoid", ""
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from shoal.errors import InputError
-from shoal.training.corpus import Corpus
+from shoal.readability.corpus import Corpus
 
 Rows = np.ndarray[Any, np.dtype[np.int64]]
 INNER_SHARE, MAX_INNER = 0.1, 300  # of the rows to train on; more rows would only cost time

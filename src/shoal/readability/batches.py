@@ -12,9 +12,9 @@ from torch import Tensor
 
 from shoal.component.ragged import to_texts
 from shoal.component.wordpiece import WordPiece
-from shoal.training.corpus import Corpus
-from shoal.training.encoder import Candidates, Encoder
-from shoal.training.folds import Rows
+from shoal.encoders.encoder import Candidates, Encoder
+from shoal.readability.corpus import Corpus
+from shoal.readability.folds import Rows
 
 WIDTH_MULTIPLE = 32  # few widths: every new shape is compiled anew, which costs more than the padding
 WINDOW = 8  # batches within which texts are sorted by length

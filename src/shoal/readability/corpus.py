@@ -137,7 +137,7 @@ def find_corpus(
     if path is None and os.environ.get(DATA_DIR):
         path = _find_in(Path(os.environ[DATA_DIR]))
     if (path is None and download) or (path == CLEAR and not CLEAR.is_file()):
-        from shoal.training.download import download_clear
+        from shoal.readability.download import download_clear
 
         path = download_clear(on_progress=on_progress)
     if path is not None:
@@ -165,6 +165,12 @@ def read_passages() -> Corpus:
     grades = np.array([row["grade"] for row in rows], np.float64)
     targets = EASIEST_SCORE + SCORE_PER_GRADE * (grades - EASIEST_GRADE)
     return Corpus("shoal passages", tuple(row["text"] for row in rows), targets, is_demonstration=True)
+
+
+def sample_texts() -> tuple[str, tuple[str, ...]]:
+    """The name and the texts of the corpus that ``find_corpus`` finds, to ask with."""
+    corpus = find_corpus()
+    return corpus.name, corpus.texts
 
 
 def read_stop_words() -> tuple[str, ...]:

@@ -14,10 +14,10 @@ from shoal.composition.compose import compose
 from shoal.errors import ArtifactError, InputError
 from shoal.local import Pipeline, load
 from shoal.progress import OnProgress
-from shoal.training.corpus import Corpus, fingerprint
-from shoal.training.evaluation import BASELINE, BLEND, ENCODER, FOREST, MEAN, MODEL, Evaluation, by_group, summarise
-from shoal.training.report import REPORT
-from shoal.training.train import TRAINED_ON
+from shoal.readability.corpus import Corpus, fingerprint
+from shoal.readability.evaluation import BASELINE, BLEND, ENCODER, FOREST, MEAN, MODEL, Evaluation, by_group, summarise
+from shoal.readability.report import REPORT
+from shoal.readability.train import TRAINED_ON
 
 ENSEMBLE = "ensemble_all"
 OUTPUTS = {ENCODER: "BERT_SCORE", FOREST: "FOREST_SCORE", BLEND: "SCORE"}

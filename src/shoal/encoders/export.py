@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from shoal.component.ties import METADATA, dump_ties
+from shoal.encoders.encoder import Trunked, quiet_transformers
 from shoal.errors import ArtifactError, InputError, needs
-from shoal.training.encoder import Trunked, quiet_transformers
 
 TOLERANCE = 1e-5  # between the encoder that was trained and the TorchScript that is served
 NAMES = (("INPUT__0", "INPUT__1"), ("OUTPUT__0",))  # of the leaf's tensors

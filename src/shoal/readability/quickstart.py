@@ -7,14 +7,14 @@ from pathlib import Path
 
 from shoal.client.client import Client
 from shoal.composition.compose import compose
+from shoal.encoders.encoder import SMALL_ENCODER
 from shoal.paths import check_bearable
 from shoal.progress import OnProgress
+from shoal.readability.corpus import find_corpus, read_passages
+from shoal.readability.train import PAGE, PRESETS, Preset, split, train
 from shoal.repository.placement import Plan
 from shoal.server.launch import Server, serve
 from shoal.server.runtime import find_runtime
-from shoal.training.corpus import find_corpus, read_passages
-from shoal.training.encoder import SMALL_ENCODER
-from shoal.training.train import PAGE, PRESETS, Preset, split, train
 
 ENSEMBLE = "ensemble_all"
 NUM_SCORED = 8

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 import shoal
+from shoal.encoders.encoder import HEADS, Pretrained
 from shoal.machine import describe_machine, library_versions
-from shoal.training import forest
-from shoal.training.corpus import Corpus
-from shoal.training.crossval import CrossValidation
-from shoal.training.encoder import HEADS, Pretrained
-from shoal.training.evaluation import FORMULA, by_group, summarise
-from shoal.training.fit import Training
+from shoal.readability import forest
+from shoal.readability.corpus import Corpus
+from shoal.readability.crossval import CrossValidation
+from shoal.readability.evaluation import FORMULA, by_group, summarise
+from shoal.readability.fit import Training
 
 REPORT = "report.json"
 LIBRARIES = ("cuml-cu12", "cuml-cu13", "numpy", "scikit-learn", "tokenizers", "torch", "transformers", "treelite")
