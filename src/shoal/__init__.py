@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 # Looked up on first use: `import shoal` stays light, and beside a model.py only component/ exists.
-_HOMES = {
+HOMES = {
     "Answer": "shoal.client.calls",
     "AsyncClient": "shoal.client.aio",
     "Client": "shoal.client.client",
@@ -35,12 +35,12 @@ _HOMES = {
     "serve": "shoal.server.launch",
 }
 
-__all__ = ["ArtifactError", "InputError", "ServerError", "SetupError", "ShoalError", *_HOMES]
+__all__ = ["ArtifactError", "InputError", "ServerError", "SetupError", "ShoalError", *HOMES]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+    if name in HOMES:
+        return getattr(import_module(HOMES[name]), name)
     raise AttributeError(f"module 'shoal' has no attribute {name!r}")
 
 

@@ -20,7 +20,7 @@ from shoal.server.launch import Server, serve
 from tests.support.once import ROOT, once
 
 TINY = Preset(num_held_out=20, num_trees=20, encoder=EncoderSettings(max_steps=2))
-SOURCES = [ROOT / "src" / "shoal" / name for name in ("component", "training", "tables", "errors.py")]
+SOURCES = [ROOT / "src" / "shoal" / name for name in ("component", "encoders", "readability", "tables", "errors.py")]
 
 
 @pytest.fixture(scope="session")

@@ -182,7 +182,9 @@ def test_the_library_knows_no_pipeline_by_name() -> None:
     for path in tracked("src/shoal/**"):
         place = path.relative_to(ROOT / "src" / "shoal")
         if place.parts[0] != "readability" and path.suffix in (".py", ".txt", ".tmpl"):
-            found = re.findall(r"ensemble_all|bert-large(?!-uncased)|\bcuml\b|excerpt", path.read_text(encoding="utf-8"))
+            found = re.findall(
+                r"ensemble_all|bert-large(?!-uncased)|\bcuml\b|excerpt", path.read_text(encoding="utf-8")
+            )
             assert not found, (place, found)
 
 

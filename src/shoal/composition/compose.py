@@ -24,6 +24,7 @@ from shoal.composition.artifacts import (
     read_report,
 )
 from shoal.composition.environments import Placed, find_environments
+from shoal.composition.package import copy_package
 from shoal.composition.warmup import FOLDER, WarmUps, derive
 from shoal.composition.warmup import write as write_warm_up
 from shoal.environment.targets import EMBEDDED, FIRST_SIDE_BY_SIDE, parse_release
@@ -39,7 +40,6 @@ from shoal.repository.placement import HYBRID, Plan, place
 from shoal.repository.sizes import find_sizes
 
 _COMMENT = "Written by shoal compose; what is edited here is lost."
-PACKAGE = ("__init__.py", "errors.py", "component")  # what runs inside a model; the rest of shoal stays outside
 
 
 def compose(
@@ -168,23 +168,6 @@ def _version_files(leaf: Path) -> Iterator[Path]:
     for path in sorted(path for folder in ("[0-9]*", FOLDER) for path in leaf.glob(f"{folder}/**/*")):
         if path.is_file() and "__pycache__" not in path.parts:
             yield path
-
-
-def copy_package(folder: Path) -> None:
-    """Put the part of shoal that runs inside a model into ``folder/shoal``."""
-    package = Path(shoal.__file__).parent
-    for name in PACKAGE:
-        source, copy = package / name, folder / "shoal" / name
-        if source.is_dir():
-            shutil.copytree(
-                source,
-                copy,
-                ignore=shutil.ignore_patterns("__pycache__", "fake_triton.py"),
-                copy_function=shutil.copyfile,
-            )
-        else:
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, copy)
 
 
 def _name_environments(models: Sequence[ModelConfig], placed: Mapping[str, Placed]) -> dict[str, Any]:

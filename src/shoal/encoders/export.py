@@ -123,7 +123,7 @@ def _read_torchscript(path: Path) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def _write_onnx(encoder: Trunked, path: Path, ties: Mapping[str, str]) -> None:
-    """For Triton's ``onnxruntime`` backend, which goes by names: those of the leaf ``bert-large``."""
+    """For Triton's ``onnxruntime`` backend, which goes by names."""
     with needs("serve"):
         import onnx
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from shoal.composition.compose import copy_package
+from shoal.composition.package import copy_package
 from shoal.environment.stub import STUB
 from shoal.environment.targets import EMBEDDED
 from shoal.environment.wheel import DISTRIBUTION, VERSION, find_installed

@@ -1,0 +1,77 @@
+"""The part of shoal that a model folder carries: what its code imports, what that imports, and so on."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+from collections.abc import Iterable, Iterator
+from importlib import import_module
+from pathlib import Path
+
+import shoal
+
+_ROOT = Path(shoal.__file__).parent
+
+
+def copy_package(folder: Path) -> None:
+    """Put the part of shoal that the code in ``folder`` imports into ``folder/shoal``."""
+    for source in find_carried(sorted(folder.glob("**/*.py"))):
+        copy = folder / "shoal" / source.relative_to(_ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, copy)
+
+
+def find_carried(sources: Iterable[Path]) -> list[Path]:
+    """The files of shoal that ``sources`` need: modules, wherever in a file they are imported, and their data."""
+    found: set[Path] = set()
+    waiting = list(sources)
+    while waiting:
+        new = set(_find_used(waiting.pop())) - found
+        found |= new
+        waiting += [path for path in new if path.suffix == ".py"]
+    return sorted(found)
+
+
+def _find_used(source: Path) -> Iterator[Path]:
+    try:
+        tree = ast.parse(source.read_bytes())
+    except SyntaxError:  # which `shoal check` has words for
+        return
+    for node in _walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield from _find_files(alias.name)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            for alias in node.names:
+                yield from _find_files(node.module, alias.name)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and source.is_relative_to(_ROOT):
+            beside = source.parent / node.value[:100]
+            if beside.parent == source.parent and beside.suffix not in ("", ".py") and beside.is_file():
+                yield beside
+
+
+def _walk(node: ast.AST) -> Iterator[ast.AST]:
+    """Every node, but those that are for type checkers alone."""
+    yield node
+    if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        return
+    for child in ast.iter_child_nodes(node):
+        yield from _walk(child)
+
+
+def _find_files(module: str, name: str = "") -> Iterator[Path]:
+    """The module's file and those of the packages it is in; of a name in a package's face, where that comes from."""
+    parts = module.split(".")
+    if parts[0] != "shoal":
+        return
+    for number in range(1, len(parts)):
+        yield _ROOT.joinpath(*parts[1:number], "__init__.py")
+    place = _ROOT.joinpath(*parts[1:])
+    if not place.is_dir():
+        yield place.with_suffix(".py")
+        return
+    yield place / "__init__.py"
+    if name and ((place / f"{name}.py").is_file() or (place / name).is_dir()):
+        yield from _find_files(f"{module}.{name}")
+    elif home := getattr(import_module(module), "HOMES", {}).get(name):
+        yield from _find_files(home)
