@@ -23,7 +23,7 @@ import torch
 import typer
 
 from shoal import Pipeline, compose, load
-from shoal.component.bundle import sha256
+from shoal.component.artifact_files import sha256
 from shoal.component.ledger import CONTROL, DOWN
 from shoal.component.ragged import to_texts
 from shoal.component.tensors import Device

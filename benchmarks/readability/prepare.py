@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from shoal.component.bundle import Bundle, sha256
+from shoal.component.artifact_files import sha256
+from shoal.component.bundle import Bundle
 from shoal.component.wordpiece import read_vocabulary
 from shoal.errors import InputError
 from shoal.readability.corpus import Corpus

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import typer
 
-from shoal.component.bundle import Bundle, sha256
+from shoal.component.artifact_files import sha256
+from shoal.component.bundle import Bundle
 from shoal.readability.corpus import find_corpus, fingerprint
 from shoal.readability.evaluation import ENCODER, EVEN
 from shoal.readability.forest import describe, export_forest, forest_inputs, train_forest

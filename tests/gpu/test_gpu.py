@@ -131,7 +131,7 @@ def test_cuml_trains_a_forest_that_is_served(bundle: Bundle, texts: list[str], a
         pytest.skip("cuML is not installed: pip install 'shoal[gpu-train]'")
     import shutil
 
-    from shoal.component.bundle import sha256
+    from shoal.component.artifact_files import sha256
 
     sample = texts[:300]
     features = forest_inputs(bundle, sample)

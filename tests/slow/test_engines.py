@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from shoal.client.client import Client
-from shoal.component.bundle import sha256
+from shoal.component.artifact_files import sha256
 from shoal.component.onnx_ties import read_onnx
 from shoal.component.ties import METADATA, dump_ties
 from shoal.composition.compose import compose

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.component.bundle import sha256
+from shoal.component.artifact_files import sha256
 from shoal.composition.compose import compose
 from shoal.errors import InputError
 from shoal.readability.corpus import Corpus

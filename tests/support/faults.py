@@ -13,7 +13,7 @@ import torch
 import treelite
 from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 
-from shoal.component.bundle import sha256
+from shoal.component.artifact_files import sha256
 from shoal.component.ties import dump_ties
 
 MODELS = {

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.ensemble import RandomForestRegressor
 
-from shoal.component.bundle import sha256
+from shoal.component.artifact_files import sha256
 from shoal.component.checkpoints import read_forest
 from shoal.component.ties import METADATA, dump_ties, read_archive
 from shoal.composition.compose import compose

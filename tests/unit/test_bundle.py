@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.component.bundle import Bundle, sha256
+from shoal.component.artifact_files import sha256
+from shoal.component.bundle import Bundle
 from shoal.component.ties import check_ties, dump_ties, read_ties
 from shoal.errors import ArtifactError
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from shoal import paths
-from shoal.component.bundle import sha256
+from shoal.component.artifact_files import sha256
 from shoal.composition import compose as composing
 from shoal.composition.compose import compose
 from shoal.errors import ArtifactError, InputError, SetupError

@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 
 from shoal.component import memo
 from shoal.component.bundle import Bundle
-from shoal.component.features import FEATURE_NAMES, Features, TokenCoder, count_features, normalise
+from shoal.component.features import FEATURE_NAMES, Features
 from shoal.component.lexicon import BasicTokenizer, Lexicon, is_word
 from shoal.component.memo import Memo
 from shoal.component.ragged import Ragged, Texts, to_texts
 from shoal.component.tallies import Tallies
 from shoal.component.tensors import Array, Device
+from shoal.component.word_statistics import TokenCoder, count_features
+from shoal.component.zscores import normalise
 from tests.support.references import raw_features
 
 STOP_WORDS, LISTED = ("the", "a"), ("dog", "cat", "the")

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from shoal.component import memo
 from shoal.component.bundle import Bundle
-from shoal.component.features import TokenCoder
 from shoal.component.lexicon import BasicTokenizer, Codes, Lexicon, TokenCodes, is_word
 from shoal.component.memo import Find, Memo, Rows
 from shoal.component.ragged import Cut, Ragged, to_texts
 from shoal.component.tallies import Tallies
 from shoal.component.tensors import Device
+from shoal.component.word_statistics import TokenCoder
 from shoal.component.wordpiece import WordPiece
 
 # All that a normalizer or a pre-tokenizer treats in a way of its own, beside letters.

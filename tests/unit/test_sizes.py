@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shoal.check import check
-from shoal.component.bundle import sha256
+from shoal.component.artifact_files import sha256
 from shoal.component.spec import TensorSpec
 from shoal.composition.compose import compose
 from shoal.errors import InputError

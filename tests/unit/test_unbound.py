@@ -22,7 +22,7 @@ from transformers import AlbertConfig, AlbertModel, AutoModel, AutoModelForSeque
 
 import shoal
 from shoal.check import check
-from shoal.component.bundle import sha256
+from shoal.component.artifact_files import sha256
 from shoal.component.fusing import fuse
 from shoal.composition.compose import compose
 from shoal.encoders import export

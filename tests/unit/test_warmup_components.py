@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shoal.component.bundle import sha256
+from shoal.component.artifact_files import sha256
 from shoal.composition.compose import compose
 from shoal.composition.warmup import FOLDER, WarmUps, derive, write
 from shoal.repository.config import read_config

@@ -6,7 +6,7 @@ import numpy as np
 
 from shoal.component.base import Component
 from shoal.component.context import Context
-from shoal.component.features import normalise
+from shoal.component.zscores import normalise
 from shoal.component.ledger import SETUP
 from shoal.component.settings import Settings, mended_by
 from shoal.component.tensors import Arrays

@@ -11,7 +11,7 @@ from typing import Any
 
 from shoal.check.findings import Findings, Place, Rule, Severity
 from shoal.check.models import Model, Repository
-from shoal.component.bundle import describe_bytes
+from shoal.component.artifact_files import describe_bytes
 
 BACKEND = "onnxruntime"
 FILE = "model.onnx"

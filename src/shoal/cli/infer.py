@@ -204,7 +204,7 @@ def _open_model(
 
 def _digest(repository: Path) -> str:
     """What tells this repository from another: its identity, or where it was not composed, its files."""
-    from shoal.component.bundle import sha256
+    from shoal.component.artifact_files import sha256
     from shoal.repository.manifest import read_manifest
 
     identity = read_manifest(repository).get("identity")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shoal.component.bundle import GREATEST, MAKE_AGAIN, check_file, describe_bytes, refusal
+from shoal.component.artifact_files import GREATEST, MAKE_AGAIN, check_file, describe_bytes, refusal
 from shoal.component.postprocessing import Settings
 from shoal.component.spec import ModelSpec
 from shoal.component.ties import parse_ties

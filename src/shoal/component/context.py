@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shoal.component.bundle import describe_place
+from shoal.component.artifact_files import describe_place
 from shoal.component.spec import ModelSpec
 from shoal.component.tensors import Device
 from shoal.errors import ArtifactError

@@ -8,7 +8,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
 
-from shoal.component.bundle import check_file, refusal
+from shoal.component.artifact_files import check_file, refusal
 from shoal.component.ties import METADATA, parse_ties
 
 _KIND = "valid ONNX model"

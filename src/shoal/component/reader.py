@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shoal.component.bundle import Bundle
-from shoal.component.features import DeviceCoder, Features
+from shoal.component.features import Features
 from shoal.component.gpu_text import GpuText, TextEngine
 from shoal.component.ledger import CONTROL, EXACT, EXACT_ROWS, SETUP
 from shoal.component.memo import Memo, Places, Rows
@@ -16,6 +16,7 @@ from shoal.component.ragged import Ragged, Texts, to_texts
 from shoal.component.routing import Routing
 from shoal.component.tallies import Tallies
 from shoal.component.tensors import Array, Device, namespace
+from shoal.component.word_statistics import DeviceCoder
 from shoal.component.wordpiece import WIDTH_MULTIPLE, WordPiece, frame, round_up
 from shoal.component.words import Words
 from shoal.errors import ArtifactError, SetupError

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.component.bundle import GREATEST
+from shoal.component.artifact_files import GREATEST
 from shoal.component.spec import ModelSpec, TensorSpec
 from shoal.errors import ArtifactError
 

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from shoal.component.bundle import MAKE_AGAIN, check_file, describe_bytes, refusal, sha256
+from shoal.component.artifact_files import MAKE_AGAIN, check_file, describe_bytes, refusal, sha256
 from shoal.errors import ArtifactError
 
 METADATA = "shoal.json"  # the entry of a TorchScript archive that carries the ties

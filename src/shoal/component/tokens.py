@@ -11,12 +11,12 @@ from typing import TypeAlias
 
 from array_api_compat import device as device_of
 
-from shoal.component.bundle import LENGTHS, describe_bytes, read_text, refusal
+from shoal.component.artifact_files import describe_bytes, read_text, refusal
 from shoal.component.context import Context
 from shoal.component.ragged import Ragged, Texts
 from shoal.component.settings import Settings, mended_by
 from shoal.component.tensors import Array, namespace
-from shoal.component.wordpiece import WIDTH_MULTIPLE, WordPiece, read_vocabulary
+from shoal.component.wordpiece import LENGTHS, WIDTH_MULTIPLE, WordPiece, read_vocabulary
 from shoal.errors import ArtifactError
 
 VOCABULARY, TOKENIZER = "vocab.txt", "tokenizer.json"

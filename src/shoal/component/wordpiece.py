@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from array_api_compat import device as device_of
 
-from shoal.component.bundle import MAKE_AGAIN, describe_bytes, find_repeated, read_text, refusal
+from shoal.component.artifact_files import MAKE_AGAIN, describe_bytes, find_repeated, read_text, refusal
 from shoal.component.memo import Memo, Rows
 from shoal.component.ragged import Ragged, Texts
 from shoal.component.tensors import Array, namespace
@@ -19,6 +19,7 @@ from shoal.errors import ArtifactError
 
 CLS, SEP, PAD, UNK, MASK = SPECIAL_TOKENS = ("[CLS]", "[SEP]", "[PAD]", "[UNK]", "[MASK]")
 MAX_WORD_CHARS = 100  # BERT's max_input_chars_per_word: longer words are [UNK]
+LENGTHS = range(3, 65_537)  # [CLS], a token and [SEP]; texts of more than 65,536 bytes are refused
 WIDTH_MULTIPLE = 8  # widths in steps: at most 32 shapes up to 256 tokens, each compiled once by the encoder
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from reprlib import repr as shorten
 
-from shoal.component.bundle import GREATEST, is_number, read_object, refusal
+from shoal.component.artifact_files import GREATEST, is_number, read_object, refusal
+from shoal.component.tensors import Array, namespace
 
 _KIND = "list of means and deviations"
 
@@ -32,3 +33,9 @@ def read_zscore(path: Path) -> tuple[list[float], list[float]]:
             why = f"mean {middle:g} and std {spread:g} of column {column} give z-scores that are no FP32 numbers"
             raise refusal(path, _KIND, why)
     return [*map(float, mean)], [*map(float, std)]
+
+
+def normalise(raw: Array, mean: Array, std: Array) -> Array:
+    """z-scores, FP32 ``[rows, features]``."""
+    xp = namespace(raw)
+    return xp.astype((raw - mean) / std, xp.float32)

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shoal.component.bundle import MAKE_AGAIN, Bundle, describe_place, read_json, read_weight, refusal
+from shoal.component.artifact_files import MAKE_AGAIN, describe_place, read_json, refusal
+from shoal.component.bundle import Bundle, read_weight
 from shoal.component.checkpoints import read_forest
 from shoal.component.onnx_ties import read_onnx
 from shoal.component.ties import check_tie, read_archive

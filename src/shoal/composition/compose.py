@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import shoal
-from shoal.component.bundle import sha256
+from shoal.component.artifact_files import sha256
 from shoal.component.spec import REPOSITORY
 from shoal.composition.artifacts import (
     check_artifacts,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import shoal
-from shoal.component.bundle import sha256
+from shoal.component.artifact_files import sha256
 from shoal.environment import engines
 from shoal.environment.built import ARCHIVE, FOLDER, LOG, Built, alone, aside_prefix, check_ours, is_whole, read_built
 from shoal.environment.compile import BUILDER

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shoal.component.bundle import find_changed
+from shoal.component.artifact_files import find_changed
 from shoal.environment.inspect import inspect
 from shoal.environment.stub import RECORD, STUB
 from shoal.errors import ArtifactError, InputError

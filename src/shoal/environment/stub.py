@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from shoal.component.bundle import sha256
+from shoal.component.artifact_files import sha256
 from shoal.environment.elf import Version, read_binary, soname_python
 from shoal.errors import ArtifactError
 

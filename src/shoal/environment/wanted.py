@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from shoal.component.bundle import sha256
+from shoal.component.artifact_files import sha256
 from shoal.errors import InputError, needs
 
 EXPLICIT = "@EXPLICIT"  # the first line of conda's own lock files

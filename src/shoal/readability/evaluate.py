@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.component.bundle import find_changed
+from shoal.component.artifact_files import find_changed
 from shoal.composition.compose import compose
 from shoal.errors import ArtifactError, InputError
 from shoal.local import Pipeline, load

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 import shoal
-from shoal.component.bundle import Bundle, find_changed, sha256
+from shoal.component.artifact_files import find_changed, sha256
+from shoal.component.bundle import Bundle
 from shoal.component.wordpiece import WordPiece
 from shoal.encoders import encoder as encoders
 from shoal.encoders.export import export_encoder

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from shoal.component.bundle import sha256
+from shoal.component.artifact_files import sha256
 from shoal.errors import ArtifactError
 
 MANIFEST = "manifest.json"

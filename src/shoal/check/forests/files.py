@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shoal.component.bundle import describe_bytes
+from shoal.component.artifact_files import describe_bytes
 from shoal.component.checkpoints import read_forest
 from shoal.errors import ArtifactError
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
-from shoal.component.bundle import describe_bytes
+from shoal.component.artifact_files import describe_bytes
 
 _MAX_TEXT = 4 * 2**20  # of one file of code
 _MAX_FILES = 512  # that are parsed

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.component.bundle import describe_bytes
+from shoal.component.artifact_files import describe_bytes
 from shoal.errors import ArtifactError
 from shoal.project.importing.ubjson import read_ubjson
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
-from shoal.component.bundle import LENGTHS, sha256
+from shoal.component.artifact_files import sha256
 from shoal.component.lengths import ATTENTION_MASK
 from shoal.component.spec import TensorSpec
+from shoal.component.wordpiece import LENGTHS
 from shoal.encoders.encoder import HEADS, Trunked, describe_revision, published, read_tokenizer
 from shoal.encoders.export import NAMES, TOLERANCE, export_encoder
 from shoal.encoders.heads import NOTHING, SIGMOID, SOFTMAX, Embedder, Headed

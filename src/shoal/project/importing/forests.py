@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from shoal.component.bundle import describe_bytes
+from shoal.component.artifact_files import describe_bytes
 from shoal.component.checkpoints import Forest, Task, read_forest
 from shoal.component.spec import TensorSpec
 from shoal.errors import ArtifactError, InputError, needs

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.component.bundle import describe_bytes, describe_place
+from shoal.component.artifact_files import describe_bytes, describe_place
 from shoal.component.spec import STRING, ModelSpec, TensorSpec
 from shoal.errors import ArtifactError, InputError, needs
 from shoal.project.importing.imported import MAX_BATCH_SIZE, Imported, make_config

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from shoal.component.bundle import find_repeated
+from shoal.component.artifact_files import find_repeated
 from shoal.component.spec import DTYPES, TensorSpec
 from shoal.errors import InputError
 from shoal.paths import shipped_root

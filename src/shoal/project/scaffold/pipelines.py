@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from shoal.component.bundle import find_repeated
+from shoal.component.artifact_files import find_repeated
 from shoal.component.spec import TensorSpec
 from shoal.composition.accepted import check_accepted
 from shoal.composition.ensemble import Ensemble

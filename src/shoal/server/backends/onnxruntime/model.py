@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from shoal.component.base import Component
-from shoal.component.bundle import refusal
+from shoal.component.artifact_files import refusal
 from shoal.component.context import Context
 from shoal.component.lengths import find_mask, run_by_length
 from shoal.component.onnx_ties import read_onnx

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shoal.component.base import Component
-from shoal.component.bundle import refusal
+from shoal.component.artifact_files import refusal
 from shoal.component.context import Context
 from shoal.component.fusing import fuse
 from shoal.component.lengths import find_mask, run_by_length
