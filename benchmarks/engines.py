@@ -30,9 +30,9 @@ import numpy as np
 import torch
 import typer
 
-from shoal.component.fusing import fuse
 from shoal.encoders.encoder import Encoder
 from shoal.encoders.export import export_encoder
+from shoal.encoders.fusing import fuse
 from shoal.machine import computes_bf16, describe_machine, library_versions
 
 LIBRARIES = ("torch", "transformers", "numpy", "onnxruntime", "openvino")

@@ -26,16 +26,16 @@ from typing import Any
 import numpy as np
 import typer
 
-from shoal.component.bundle import Bundle
-from shoal.component.features import Features
-from shoal.component.ragged import Texts
-from shoal.component.reader import Reader
 from shoal.component.tensors import Device
-from shoal.component.wordpiece import WordPiece
 from shoal.encoders.encoder import SMALL_ENCODER, load_encoder
 from shoal.machine import describe_machine, library_versions
 from shoal.readability.corpus import find_corpus
+from shoal.readability.features import Features
 from shoal.readability.forest import fit_bundle
+from shoal.readability.preprocess_config import Bundle
+from shoal.readability.reader import Reader
+from shoal.text.ragged import Texts
+from shoal.text.wordpiece import WordPiece
 
 BATCHES = (1, 64, 512)
 NUM_SINGLES = 24  # a turn, of single texts

@@ -25,9 +25,7 @@ import typer
 from shoal import Pipeline, compose, load
 from shoal.component.artifact_files import sha256
 from shoal.component.ledger import CONTROL, DOWN
-from shoal.component.ragged import to_texts
 from shoal.component.tensors import Device
-from shoal.component.wordpiece import WordPiece, read_vocabulary
 from shoal.encoders.encoder import Candidates, Encoder
 from shoal.encoders.export import export_encoder
 from shoal.local import load_component
@@ -38,6 +36,8 @@ from shoal.readability.report import REPORT
 from shoal.readability.train import Preset, train
 from shoal.repository.config import read_config
 from shoal.repository.placement import Plan
+from shoal.text.ragged import to_texts
+from shoal.text.wordpiece import WordPiece, read_vocabulary
 
 ENSEMBLE = "ensemble_all"
 LIBRARIES = ("numpy", "torch", "cupy-cuda13x", "pylibcudf-cu13", "nvforest-cu13", "treelite", "tokenizers")
@@ -204,7 +204,7 @@ def steps(repository: Path, texts: list[str], repeats: int) -> dict[str, Any]:
 
 def wordpiece_rate(artifacts: Path, texts: list[str]) -> float:
     """Normalised text to token ids, 64 MiB of it: GB a second, with the guard row and the widening to INT64."""
-    from shoal.component.gpu_text import GpuText
+    from shoal.text.device.gpu_text import GpuText
 
     device = Device("gpu", 0)
     device.prepare()

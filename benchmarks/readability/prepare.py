@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from shoal.component.artifact_files import sha256
-from shoal.component.bundle import Bundle
-from shoal.component.wordpiece import read_vocabulary
 from shoal.errors import InputError
 from shoal.readability.corpus import Corpus
 from shoal.readability.fit import EncoderSettings
 from shoal.readability.forest import train_forest
+from shoal.readability.preprocess_config import Bundle
 from shoal.readability.report import REPORT
 from shoal.readability.train import PRESETS, Preset, split, train
+from shoal.text.wordpiece import read_vocabulary
 
 LARGE, SMALL = "large", "small"
 MARKER = "benchmark.json"  # what the folder was made for

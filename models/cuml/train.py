@@ -14,10 +14,10 @@ from pathlib import Path
 import typer
 
 from shoal.component.artifact_files import sha256
-from shoal.component.bundle import Bundle
 from shoal.readability.corpus import find_corpus, fingerprint
 from shoal.readability.evaluation import ENCODER, EVEN
 from shoal.readability.forest import describe, export_forest, forest_inputs, train_forest
+from shoal.readability.preprocess_config import Bundle
 from shoal.readability.report import REPORT
 from shoal.readability.train import PAGE, TRAINED_ON, UNSEEN
 

@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.component.bundle import Bundle
-from shoal.component.ragged import Texts, to_texts
-from shoal.component.reader import DeviceReader, Reader, Reading
 from shoal.component.tensors import Device
-from shoal.component.wordpiece import read_vocabulary
 from shoal.composition.compose import compose
 from shoal.local import Pipeline, load
 from shoal.readability.corpus import Corpus
 from shoal.readability.evaluate import evaluate
 from shoal.readability.fit import EncoderSettings
 from shoal.readability.forest import export_forest, forest_inputs, has_cuml, train_forest
+from shoal.readability.preprocess_config import Bundle
+from shoal.readability.reader import DeviceReader, Reader, Reading
 from shoal.readability.train import Preset, train
 from shoal.repository.placement import Plan
+from shoal.text.ragged import Texts, to_texts
+from shoal.text.wordpiece import read_vocabulary
 from tests.conftest import Scale
 from tests.gpu.conftest import needs_gpu
 from tests.support.emulation import EmulatedText

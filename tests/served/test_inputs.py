@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 from shoal.cli import app
 from shoal.client.client import Client
-from shoal.component.bundle import Bundle
 from shoal.errors import InputError, ShoalError
 from shoal.local import Pipeline
+from shoal.readability.preprocess_config import Bundle
 from shoal.server.launch import Server, find_ports
 
 ENSEMBLE = "ensemble_all"

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.component.wordpiece import WordPiece
 from shoal.encoders import encoder as encoders
 from shoal.readability import forest
 from shoal.readability.batches import OnStep
@@ -21,6 +20,7 @@ from shoal.readability.evaluation import MEAN, rmse
 from shoal.readability.fit import EncoderSettings, Training
 from shoal.readability.folds import Rows, make_folds
 from shoal.readability.work import Work
+from shoal.text.wordpiece import WordPiece
 
 NUM_FOLDS = 3
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.component.wordpiece import WordPiece
 from shoal.encoders import encoder as encoders
 from shoal.errors import InputError
 from shoal.readability import fit
@@ -18,6 +17,7 @@ from shoal.readability.batches import encode, predict
 from shoal.readability.corpus import Corpus
 from shoal.readability.fit import EncoderSettings, Training
 from shoal.readability.work import Checkpoint
+from shoal.text.wordpiece import WordPiece
 
 SETTINGS = EncoderSettings(max_epochs=15, learning_rate=1e-3)
 

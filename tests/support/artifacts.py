@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from shoal.component.bundle import Bundle
-from shoal.component.wordpiece import WordPiece, read_vocabulary
 from shoal.composition.compose import compose
 from shoal.local import Pipeline, load
 from shoal.readability.corpus import CLEAR_FILE, DATA_DIR, Corpus, read_corpus, read_passages
 from shoal.readability.fit import EncoderSettings
+from shoal.readability.preprocess_config import Bundle
 from shoal.readability.train import Preset, train
 from shoal.server.launch import Server, serve
+from shoal.text.wordpiece import WordPiece, read_vocabulary
 from tests.support.once import ROOT, once
 
 TINY = Preset(num_held_out=20, num_trees=20, encoder=EncoderSettings(max_steps=2))

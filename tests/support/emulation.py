@@ -13,9 +13,9 @@ from functools import cache
 import numpy as np
 from tokenizers import normalizers, pre_tokenizers
 
-from shoal.component.ragged import Ragged, Texts, to_texts
-from shoal.component.routing import read_code_points
 from shoal.component.tensors import Array, Device
+from shoal.text.device.host_fallback import read_code_points
+from shoal.text.ragged import Ragged, Texts, to_texts
 from tests.support.pretend import PretendGpu
 
 MAX_WORD_BYTES = 200  # max_word_size of libcudf's wordpiece_tokenize.cu
@@ -33,7 +33,7 @@ def normal_form(character: str) -> str:
 
 
 class EmulatedText:
-    """See ``shoal.component.gpu_text.TextEngine``. Its arrays lie where ``device`` puts them."""
+    """See ``shoal.text.device.gpu_text.TextEngine``. Its arrays lie where ``device`` puts them."""
 
     def __init__(self, vocabulary: Sequence[str], device: Device | None = None) -> None:
         self._vocabulary = {token: index for index, token in enumerate(vocabulary)}

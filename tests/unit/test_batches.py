@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 
-from shoal.component.wordpiece import WordPiece
 from shoal.encoders import encoder as encoders
 from shoal.readability.batches import WIDTH_MULTIPLE, count_batches, draw_batches, encode, predict
 from shoal.readability.corpus import Corpus
+from shoal.text.wordpiece import WordPiece
 
 
 def test_epochs_hold_every_row_once() -> None:

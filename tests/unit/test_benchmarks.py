@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.component.features import Features
-from shoal.component.ragged import to_texts
 from shoal.component.tensors import Device
 from shoal.readability.corpus import Corpus
+from shoal.readability.features import Features
 from shoal.readability.forest import fit_bundle
+from shoal.text.ragged import to_texts
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from shoal.component.artifact_files import sha256
-from shoal.component.bundle import Bundle
 from shoal.component.ties import check_ties, dump_ties, read_ties
 from shoal.errors import ArtifactError
+from shoal.readability.preprocess_config import Bundle
 
 
 def test_the_same_bundle_gives_the_same_bytes(bundle: Bundle, artifacts: Path) -> None:

@@ -13,18 +13,18 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shoal.component.bundle import Bundle
-from shoal.component.features import Features
 from shoal.component.ledger import EXACT_ROWS
-from shoal.component.lexicon import BasicTokenizer
-from shoal.component.ragged import Texts, to_texts
-from shoal.component.reader import DeviceReader, Reader, Reading
 from shoal.component.tensors import Device
-from shoal.component.wordpiece import WordPiece, read_vocabulary
 from shoal.encoders.encoder import SMALL_ENCODER, load_encoder
 from shoal.encoders.export import compare, trace
 from shoal.readability.corpus import Corpus
+from shoal.readability.features import Features
 from shoal.readability.forest import export_forest, forest_inputs, train_forest
+from shoal.readability.preprocess_config import Bundle
+from shoal.readability.reader import DeviceReader, Reader, Reading
+from shoal.text.lexicon import BasicTokenizer
+from shoal.text.ragged import Texts, to_texts
+from shoal.text.wordpiece import WordPiece, read_vocabulary
 from tests.conftest import Scale
 from tests.support import references
 from tests.support.emulation import EmulatedText

@@ -13,11 +13,11 @@ import shoal
 from shoal.component import tensors
 from shoal.component.base import Component
 from shoal.component.context import Context
-from shoal.component.fake_triton import InferenceRequest, Stub, Tensor, TritonError, TritonModelException
 from shoal.component.spec import ModelSpec, TensorSpec
 from shoal.component.tensors import Array, Arrays, Device
 from shoal.errors import ArtifactError, InputError, ServerError, SetupError, ShoalError
 from shoal.repository.loading import component_class
+from shoal.testing.fake_triton import InferenceRequest, Stub, Tensor, TritonError, TritonModelException
 
 CONFIG: dict[str, Any] = {
     "name": "double",

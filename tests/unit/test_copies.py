@@ -13,12 +13,12 @@ import pytest
 
 from shoal import local
 from shoal.client.copies import Copies
-from shoal.component import reader
 from shoal.component.ledger import ACROSS, BATCHES, CONTROL, DOWN, EXACT, EXACT_ROWS, SETUP, UP, Edge, Traffic
 from shoal.component.tensors import Array
 from shoal.composition.compose import compose
 from shoal.errors import ShoalError
 from shoal.local import Pipeline, load
+from shoal.readability import reader
 from shoal.repository.placement import Plan
 from tests.support.emulation import EmulatedText
 from tests.support.pretend import PretendGpu

@@ -16,11 +16,11 @@ import torch
 
 from shoal.component.base import Component
 from shoal.component.context import Context
-from shoal.component.fake_triton import InferenceRequest, Stub, Tensor
 from shoal.component.ledger import ACROSS, BATCHES, DOWN, ROWS, UP, Edge, Ledger, Traffic
 from shoal.component.metrics import Metrics
 from shoal.component.tensors import Array, Arrays, Device
 from shoal.errors import SetupError
+from shoal.testing.fake_triton import InferenceRequest, Stub, Tensor
 from tests.support.pretend import PretendGpu
 
 CONFIG: dict[str, Any] = {
@@ -141,7 +141,7 @@ def test_the_device_is_chosen_before_a_gpu_library_is_imported(tmp_path: Path) -
 import json, sys
 from pathlib import Path
 from shoal.component import tensors
-from shoal.component.fake_triton import Stub
+from shoal.testing.fake_triton import Stub
 from shoal.repository.loading import component_class
 from shoal.server.runtime import BACKENDS
 
@@ -174,7 +174,7 @@ def test_ledgers_add_up() -> None:
 
 
 def test_metrics_follow_the_ledger() -> None:
-    from shoal.component.fake_triton import installed
+    from shoal.testing.fake_triton import installed
 
     ledger = Ledger()
     with installed():
@@ -196,7 +196,7 @@ def test_metrics_follow_the_ledger() -> None:
 def test_a_server_without_metrics_answers_all_the_same(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from shoal.component.fake_triton import MetricFamily
+    from shoal.testing.fake_triton import MetricFamily
 
     class Refusing(MetricFamily):
         def Metric(self, labels: Any) -> Any:  # noqa: ARG002, N802

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.component import fake_triton
-from shoal.component.fake_triton import InferenceRequest, InferenceResponse, Tensor, TritonError, TritonModelException
+from shoal.testing import fake_triton
+from shoal.testing.fake_triton import InferenceRequest, InferenceResponse, Tensor, TritonError, TritonModelException
 
 
 def test_gpu_tensors_have_no_numpy_form() -> None:

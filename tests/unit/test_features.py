@@ -9,16 +9,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.component import memo
-from shoal.component.bundle import Bundle
-from shoal.component.features import FEATURE_NAMES, Features
-from shoal.component.lexicon import BasicTokenizer, Lexicon, is_word
-from shoal.component.memo import Memo
-from shoal.component.ragged import Ragged, Texts, to_texts
-from shoal.component.tallies import Tallies
+from shoal.blocks.zscores import normalise
 from shoal.component.tensors import Array, Device
-from shoal.component.word_statistics import TokenCoder, count_features
-from shoal.component.zscores import normalise
+from shoal.readability.features import FEATURE_NAMES, Features
+from shoal.readability.preprocess_config import Bundle
+from shoal.text import word_cache as memo
+from shoal.text.lexicon import BasicTokenizer, Lexicon, is_word
+from shoal.text.ragged import Ragged, Texts, to_texts
+from shoal.text.word_cache import Memo
+from shoal.text.word_features import Tallies
+from shoal.text.word_statistics import TokenCoder, count_features
 from tests.support.references import raw_features
 
 STOP_WORDS, LISTED = ("the", "a"), ("dog", "cat", "the")

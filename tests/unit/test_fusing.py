@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shoal.component.fusing import fuse
 from shoal.encoders.encoder import SMALL_ENCODER, load_encoder
 from shoal.encoders.export import trace
+from shoal.encoders.fusing import fuse
 
 
 class Block(nn.Module):

@@ -13,8 +13,16 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 from numpy.typing import NDArray
 
-from shoal.component.lengths import MAX_WASTE, MIN_TOKENS, find_mask, group, lengths, run_by_length, run_in_groups
 from shoal.component.spec import ModelSpec, TensorSpec
+from shoal.encoders.length_bucketing import (
+    MAX_WASTE,
+    MIN_TOKENS,
+    find_mask,
+    group,
+    lengths,
+    run_by_length,
+    run_in_groups,
+)
 from shoal.errors import ArtifactError
 from shoal.local import Pipeline, load, load_component
 from shoal.repository.config import read_config

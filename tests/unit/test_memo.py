@@ -15,15 +15,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.component import memo
-from shoal.component.bundle import Bundle
-from shoal.component.lexicon import BasicTokenizer, Codes, Lexicon, TokenCodes, is_word
-from shoal.component.memo import Find, Memo, Rows
-from shoal.component.ragged import Cut, Ragged, to_texts
-from shoal.component.tallies import Tallies
 from shoal.component.tensors import Device
-from shoal.component.word_statistics import TokenCoder
-from shoal.component.wordpiece import WordPiece
+from shoal.readability.preprocess_config import Bundle
+from shoal.text import word_cache as memo
+from shoal.text.lexicon import BasicTokenizer, Codes, Lexicon, TokenCodes, is_word
+from shoal.text.ragged import Cut, Ragged, to_texts
+from shoal.text.word_cache import Find, Memo, Rows
+from shoal.text.word_features import Tallies
+from shoal.text.word_statistics import TokenCoder
+from shoal.text.wordpiece import WordPiece
 
 # All that a normalizer or a pre-tokenizer treats in a way of its own, beside letters.
 ODD = (

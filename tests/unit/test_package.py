@@ -200,7 +200,7 @@ def test_the_wheel_carries_the_leaf_folders(tmp_path: Path) -> None:
         "shoal/leaves/env/environment-gpu.yml",
         "shoal/leaves/env/requirements-embedded.txt",
         "shoal/leaves/preprocess/readability/1/model.py",
-        "shoal/component/exact_codepoints.json",
+        "shoal/text/device/exact_codepoints.json",
         "shoal/readability/assets/passages.jsonl",
         "shoal/server/backends/pytorch/model.py",
     } <= names

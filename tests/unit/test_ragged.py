@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.component.ragged import Ragged, Texts, check_texts
 from shoal.errors import InputError
+from shoal.text.ragged import Ragged, Texts, check_texts
 
 rows_of_ints = st.lists(st.lists(st.integers(0, 1000), max_size=12), min_size=1, max_size=8)
 

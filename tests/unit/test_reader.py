@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shoal.component.bundle import Bundle
 from shoal.component.ledger import CONTROL, DOWN, EXACT, EXACT_ROWS, SETUP, UP, Edge
-from shoal.component.ragged import Ragged, Texts, to_texts
-from shoal.component.reader import DeviceReader, Reader, Reading, make_reader
-from shoal.component.routing import read_code_points
 from shoal.component.tensors import Device
-from shoal.component.wordpiece import read_vocabulary
 from shoal.errors import ArtifactError, SetupError
+from shoal.readability.preprocess_config import Bundle
+from shoal.readability.reader import DeviceReader, Reader, Reading, make_reader
+from shoal.text.device.host_fallback import read_code_points
+from shoal.text.ragged import Ragged, Texts, to_texts
+from shoal.text.wordpiece import read_vocabulary
 from tests.support.emulation import EmulatedText
 from tests.support.pretend import PretendGpu
 

@@ -23,10 +23,10 @@ from transformers import AlbertConfig, AlbertModel, AutoModel, AutoModelForSeque
 import shoal
 from shoal.check import check
 from shoal.component.artifact_files import sha256
-from shoal.component.fusing import fuse
 from shoal.composition.compose import compose
 from shoal.encoders import export
 from shoal.encoders.encoder import SMALL_ENCODER, Encoder, Trunked, load_encoder
+from shoal.encoders.fusing import fuse
 from shoal.encoders.heads import SIGMOID, SOFTMAX, Embedder, Headed
 from shoal.errors import ArtifactError
 from shoal.local import load

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.component.ragged import Ragged, Texts, to_texts
-from shoal.component.wordpiece import SpecialIds, WordPiece, frame, read_vocabulary
 from shoal.errors import ArtifactError
+from shoal.text.ragged import Ragged, Texts, to_texts
+from shoal.text.wordpiece import SpecialIds, WordPiece, frame, read_vocabulary
 
 IDS = SpecialIds(cls=101, sep=102, pad=0)
 TOY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "cat", "##s", "sat", ".", "e"]

@@ -8,16 +8,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.component.lexicon import BasicTokenizer, Lexicon, is_word
-from shoal.component.ragged import Texts, to_texts
-from shoal.component.reader import Reading, _merge
-from shoal.component.routing import Routing
-from shoal.component.scores import blend
+from shoal.blocks.scores import blend
+from shoal.blocks.zscores import normalise
 from shoal.component.tensors import Array, Device
-from shoal.component.word_statistics import DeviceCoder, TokenCoder, count_features
-from shoal.component.wordpiece import SpecialIds, frame, round_up
-from shoal.component.words import CodePoints, Words, code_points, count_begun, hash_factors
-from shoal.component.zscores import normalise
+from shoal.readability.reader import Reading, _merge
+from shoal.text.device.device_tokens import CodePoints, Words, code_points, count_begun, hash_factors
+from shoal.text.device.host_fallback import Routing
+from shoal.text.lexicon import BasicTokenizer, Lexicon, is_word
+from shoal.text.ragged import Texts, to_texts
+from shoal.text.word_statistics import DeviceCoder, TokenCoder, count_features
+from shoal.text.wordpiece import SpecialIds, frame, round_up
 from tests.support.pretend import PretendGpu
 
 HOST, DEVICE = Device(), PretendGpu()

@@ -3,9 +3,9 @@ import os, sys
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from shoal.component.base import Component
-from shoal.component.choices import check_finite
+from shoal.blocks.class_labels import check_finite
 from shoal.component.context import Context
-from shoal.component.settings import Settings
+from shoal.component.parameters import Settings
 from shoal.component.tensors import Arrays, namespace
 
 

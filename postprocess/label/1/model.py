@@ -5,9 +5,9 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import numpy as np
 
 from shoal.component.base import Component
-from shoal.component.choices import Choices
+from shoal.blocks.class_labels import Choices
 from shoal.component.context import Context
-from shoal.component.settings import Settings
+from shoal.component.parameters import Settings
 from shoal.component.tensors import Arrays
 
 

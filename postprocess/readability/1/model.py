@@ -3,9 +3,9 @@ import os, sys
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from shoal.component.base import Component
-from shoal.component.bundle import read_weight
+from shoal.readability.preprocess_config import read_weight
 from shoal.component.context import Context
-from shoal.component.scores import blend, check_weight
+from shoal.blocks.scores import blend, check_weight
 from shoal.component.tensors import Arrays
 
 

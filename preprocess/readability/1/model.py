@@ -3,12 +3,12 @@ import os, sys
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from shoal.component.base import Component
-from shoal.component.bundle import Bundle
+from shoal.readability.preprocess_config import Bundle
 from shoal.component.context import Context
-from shoal.component.ragged import Texts, check_texts
-from shoal.component.reader import make_reader
+from shoal.text.ragged import Texts, check_texts
+from shoal.readability.reader import make_reader
 from shoal.component.tensors import Arrays
-from shoal.component.wordpiece import read_vocabulary
+from shoal.text.wordpiece import read_vocabulary
 
 
 class Readability(Component):

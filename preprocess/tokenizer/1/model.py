@@ -4,10 +4,10 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from shoal.component.base import Component
 from shoal.component.context import Context
-from shoal.component.ragged import Texts, check_texts
-from shoal.component.settings import Settings
+from shoal.text.ragged import Texts, check_texts
+from shoal.component.parameters import Settings
 from shoal.component.tensors import Arrays
-from shoal.component.tokens import make_encoder
+from shoal.text.tokens import make_encoder
 
 
 class Tokenizer(Component):

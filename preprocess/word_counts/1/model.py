@@ -4,10 +4,10 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from shoal.component.base import Component
 from shoal.component.context import Context
-from shoal.component.ragged import Texts, check_texts
-from shoal.component.settings import Settings, mended_by
+from shoal.text.ragged import Texts, check_texts
+from shoal.component.parameters import Settings, mended_by
 from shoal.component.tensors import Arrays
-from shoal.component.word_counts import VALUES, WordCounts, read_words
+from shoal.text.word_counts import VALUES, WordCounts, read_words
 
 FIX = "Write a word a line, one basic token each: in lower case, without accents; signs are words of their own."
 

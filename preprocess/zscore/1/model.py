@@ -6,11 +6,11 @@ import numpy as np
 
 from shoal.component.base import Component
 from shoal.component.context import Context
-from shoal.component.zscores import normalise
+from shoal.blocks.zscores import normalise
 from shoal.component.ledger import SETUP
-from shoal.component.settings import Settings, mended_by
+from shoal.component.parameters import Settings, mended_by
 from shoal.component.tensors import Arrays
-from shoal.component.zscores import read_zscore
+from shoal.blocks.zscores import read_zscore
 from shoal.errors import InputError
 
 FIX = 'Write {"mean": [...], "std": [...]}: one finite number a column; a std of 1 where a column does not vary.'

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from shoal.component import batching, tensors
-from shoal.component.beacon import Beacon
 from shoal.component.context import Context
+from shoal.component.heartbeat import Beacon
 from shoal.component.ledger import BATCHES, ROWS
 from shoal.component.metrics import Metrics
-from shoal.component.self_test import check_stub
 from shoal.component.spec import OTHER_REPOSITORY, REPOSITORY, ModelSpec
+from shoal.component.stub_check import check_stub
 from shoal.component.tensors import Arrays
 from shoal.errors import ArtifactError, InputError, SetupError, ShoalError
 

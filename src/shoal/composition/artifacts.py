@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from shoal.component.artifact_files import MAKE_AGAIN, describe_place, read_json, refusal
-from shoal.component.bundle import Bundle, read_weight
 from shoal.component.checkpoints import read_forest
 from shoal.component.onnx_ties import read_onnx
 from shoal.component.ties import check_tie, read_archive
-from shoal.component.wordpiece import read_vocabulary
 from shoal.errors import ArtifactError
 from shoal.paths import shipped_root
+from shoal.readability.preprocess_config import Bundle, read_weight
 from shoal.repository.config import ModelConfig
+from shoal.text.wordpiece import read_vocabulary
 
 REPORT = "report.json"
 TRAINED = ("checkpoint.tl", "model.pt", "postprocess.json", "preprocess.json", "vocab.txt")  # what training writes

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoal.component.ragged import to_texts
-from shoal.component.wordpiece import SPECIAL_TOKENS, WordPiece
 from shoal.errors import InputError, needs
+from shoal.text.ragged import to_texts
+from shoal.text.wordpiece import SPECIAL_TOKENS, WordPiece
 
 SMALL_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
 FULL_SIZE_ENCODER = "bert-large-uncased"

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.component.ragged import to_texts
-from shoal.component.wordpiece import WordPiece
 from shoal.encoders.encoder import Candidates, Encoder
 from shoal.readability.corpus import Corpus
 from shoal.readability.folds import Rows
+from shoal.text.ragged import to_texts
+from shoal.text.wordpiece import WordPiece
 
 WIDTH_MULTIPLE = 32  # few widths: every new shape is compiled anew, which costs more than the padding
 WINDOW = 8  # batches within which texts are sorted by length

@@ -13,8 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from shoal.component.bundle import Bundle
-from shoal.component.wordpiece import WordPiece
 from shoal.encoders.encoder import POOLINGS, Pretrained
 from shoal.readability import forest
 from shoal.readability.batches import OnStep, Scores, predict
@@ -34,7 +32,9 @@ from shoal.readability.evaluation import (
 )
 from shoal.readability.fit import EncoderSettings, Training
 from shoal.readability.folds import Rows, make_folds, split_inner
+from shoal.readability.preprocess_config import Bundle
 from shoal.readability.work import Result, Work
+from shoal.text.wordpiece import WordPiece
 
 OURS = (ENCODER, FOREST, BLEND)  # predictions of our models
 Stage = Callable[[str], AbstractContextManager[OnStep]]

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.component.wordpiece import WordPiece
 from shoal.encoders.encoder import POOLINGS, Candidates, Encoder
 from shoal.errors import InputError, SetupError
 from shoal.machine import computes_bf16
@@ -25,6 +24,7 @@ from shoal.readability.batches import OnStep, count_batches, draw_batches, encod
 from shoal.readability.corpus import Corpus
 from shoal.readability.folds import Rows
 from shoal.readability.work import Checkpoint
+from shoal.text.wordpiece import WordPiece
 
 MAX_NORM = 1.0  # of the gradient
 SMALLEST = 1e-12  # RMSE: at 0 its gradient has no bound

@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from shoal.component.bundle import NUM_LISTED, Bundle
-from shoal.component.features import Features
 from shoal.component.forests import round_forest
-from shoal.component.lexicon import BasicTokenizer, Lexicon, is_word
-from shoal.component.ragged import to_texts
 from shoal.component.tensors import Array, Device
 from shoal.component.ties import dump_ties
-from shoal.component.word_statistics import TokenCoder, count_features
 from shoal.errors import ArtifactError, InputError, needs
 from shoal.readability.batches import OnStep
 from shoal.readability.corpus import read_stop_words
+from shoal.readability.features import Features
+from shoal.readability.preprocess_config import NUM_LISTED, Bundle
+from shoal.text.lexicon import BasicTokenizer, Lexicon, is_word
+from shoal.text.ragged import to_texts
+from shoal.text.word_statistics import TokenCoder, count_features
 
 NUM_TREES, MAX_DEPTH = 100, 16  # the published recipe's
 STATISTICS = (  # the first columns; the rest are shares of single words

@@ -14,8 +14,6 @@ import torch
 
 import shoal
 from shoal.component.artifact_files import find_changed, sha256
-from shoal.component.bundle import Bundle
-from shoal.component.wordpiece import WordPiece
 from shoal.encoders import encoder as encoders
 from shoal.encoders.export import export_encoder
 from shoal.errors import InputError
@@ -30,8 +28,10 @@ from shoal.readability.evaluation import EVEN, linear_baselines
 from shoal.readability.fit import EncoderSettings, Training
 from shoal.readability.folds import Rows, hold_out, make_folds
 from shoal.readability.page import write_page
+from shoal.readability.preprocess_config import Bundle
 from shoal.readability.report import REPORT, describe
 from shoal.readability.work import SAVE_EVERY, SETTINGS, Work, describe_changes, flatten, open_work, work_folder
+from shoal.text.wordpiece import WordPiece
 
 MAX_LENGTH = 256
 PAGE = "report.html"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shoal.component.lengths import ATTENTION_MASK
+from shoal.encoders.length_bucketing import ATTENTION_MASK
 from shoal.environment.targets import EMBEDDED, parse_release
 from shoal.errors import InputError
 from shoal.machine import computes_bf16

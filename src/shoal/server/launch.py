@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from shoal.component.beacon import VARIABLE
+from shoal.component.heartbeat import VARIABLE
 from shoal.errors import InputError, ServerError, SetupError
 from shoal.paths import check_bearable
 from shoal.processes import bound, processes

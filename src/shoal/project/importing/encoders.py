@@ -12,16 +12,16 @@ from typing import Any
 import torch
 
 from shoal.component.artifact_files import sha256
-from shoal.component.lengths import ATTENTION_MASK
 from shoal.component.spec import TensorSpec
-from shoal.component.wordpiece import LENGTHS
 from shoal.encoders.encoder import HEADS, Trunked, describe_revision, published, read_tokenizer
 from shoal.encoders.export import NAMES, TOLERANCE, export_encoder
 from shoal.encoders.heads import NOTHING, SIGMOID, SOFTMAX, Embedder, Headed
+from shoal.encoders.length_bucketing import ATTENTION_MASK
 from shoal.errors import InputError, needs
 from shoal.project.importing.imported import MAX_BATCH_SIZE, Imported, make_config
 from shoal.project.importing.sentences import Sentences, read_sentences
 from shoal.project.scaffold.like import draft_like
+from shoal.text.wordpiece import LENGTHS
 
 EMBEDDING, CLASSIFICATION, REGRESSION = KINDS = ("embedding", "classification", "regression")
 FORMATS = {"torchscript": ("pytorch", "model.pt"), "onnx": ("onnxruntime", "model.onnx")}

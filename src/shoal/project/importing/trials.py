@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.component.lengths import ATTENTION_MASK, find_mask
 from shoal.component.spec import STRING, ModelSpec, TensorSpec
+from shoal.encoders.length_bucketing import ATTENTION_MASK, find_mask
 from shoal.errors import InputError, ShoalError
 
 ROWS, WIDTHS = (2, 3), (8, 13)  # two of each: what follows them is seen to

@@ -9,7 +9,7 @@ import numpy as np
 from shoal.component.base import Component
 from shoal.component.artifact_files import refusal
 from shoal.component.context import Context
-from shoal.component.lengths import find_mask, run_by_length
+from shoal.encoders.length_bucketing import find_mask, run_by_length
 from shoal.component.onnx_ties import read_onnx
 from shoal.component.tensors import Array, Arrays
 from shoal.component.ties import check_ties

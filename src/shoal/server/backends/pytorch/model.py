@@ -11,8 +11,8 @@ import numpy as np
 from shoal.component.base import Component
 from shoal.component.artifact_files import refusal
 from shoal.component.context import Context
-from shoal.component.fusing import fuse
-from shoal.component.lengths import find_mask, run_by_length
+from shoal.encoders.fusing import fuse
+from shoal.encoders.length_bucketing import find_mask, run_by_length
 from shoal.component.tensors import Array, Arrays
 from shoal.component.ties import check_ties, read_archive
 from shoal.errors import ArtifactError

@@ -22,9 +22,9 @@ from shoal.component.artifact_files import (
     refusal,
     sha256,
 )
-from shoal.component.word_statistics import NUM_STATISTICS
-from shoal.component.wordpiece import LENGTHS
 from shoal.errors import ArtifactError
+from shoal.text.word_statistics import NUM_STATISTICS
+from shoal.text.wordpiece import LENGTHS
 
 FORMAT = 1
 NUM_LISTED = 100  # length of each word list: the published recipe's N

@@ -13,12 +13,12 @@ from reprlib import repr as shorten
 import numpy as np
 
 from shoal.component.artifact_files import find_repeated, read_text, refusal
-from shoal.component.lexicon import BasicTokenizer, Lexicon
-from shoal.component.memo import Memo
-from shoal.component.ragged import Texts
-from shoal.component.tallies import Tallies
 from shoal.component.tensors import Array, Device, namespace
-from shoal.component.word_statistics import NUM_STATISTICS, TokenCoder, count_tokens
+from shoal.text.lexicon import BasicTokenizer, Lexicon
+from shoal.text.ragged import Texts
+from shoal.text.word_cache import Memo
+from shoal.text.word_features import Tallies
+from shoal.text.word_statistics import NUM_STATISTICS, TokenCoder, count_tokens
 
 VALUES = ("count", "share", "presence")
 _KIND = "list of words"

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from shoal.component.ledger import CONTROL, DOWN, SETUP, UP
-from shoal.component.ragged import Ragged, Texts, to_texts
 from shoal.component.tensors import Array, Device
 from shoal.errors import needs
+from shoal.text.ragged import Ragged, Texts, to_texts
 
 
 class TextEngine(Protocol):

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from shoal.component.bundle import NUM_LISTED, Bundle
+from shoal.blocks.zscores import normalise
 from shoal.component.ledger import SETUP
-from shoal.component.lexicon import Lexicon
-from shoal.component.memo import Memo
-from shoal.component.ragged import Ragged, Texts
-from shoal.component.tallies import Tallies
 from shoal.component.tensors import Array, Device
-from shoal.component.word_statistics import STATISTICS, count_features
-from shoal.component.zscores import normalise
+from shoal.readability.preprocess_config import NUM_LISTED, Bundle
+from shoal.text.lexicon import Lexicon
+from shoal.text.ragged import Ragged, Texts
+from shoal.text.word_cache import Memo
+from shoal.text.word_features import Tallies
+from shoal.text.word_statistics import STATISTICS, count_features
 
 FEATURE_NAMES = (
     *STATISTICS,

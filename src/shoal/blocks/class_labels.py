@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.component.ledger import CONTROL
-from shoal.component.settings import Settings
+from shoal.component.parameters import Settings
 from shoal.component.tensors import Array, Arrays, Device, namespace
 from shoal.errors import ArtifactError, InputError
 

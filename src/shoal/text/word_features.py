@@ -10,10 +10,10 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.component.lexicon import Codes, Lexicon
-from shoal.component.memo import Column, Places, Rows
-from shoal.component.ragged import Ragged
-from shoal.component.word_statistics import NUM_STATISTICS
+from shoal.text.lexicon import Codes, Lexicon
+from shoal.text.ragged import Ragged
+from shoal.text.word_cache import Column, Places, Rows
+from shoal.text.word_statistics import NUM_STATISTICS
 
 Ints = NDArray[np.int64]
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from shoal.component.ragged import Texts
 from shoal.component.tensors import Array, Device, namespace
-from shoal.component.wordpiece import SPECIAL_TOKENS
-from shoal.component.words import CodePoints, Words
+from shoal.text.device.device_tokens import CodePoints, Words
+from shoal.text.ragged import Texts
+from shoal.text.wordpiece import SPECIAL_TOKENS
 
 CODE_POINTS = Path(__file__).with_name("exact_codepoints.json")
 

@@ -15,9 +15,9 @@ import numpy as np
 from array_api_compat import device as device_of
 
 from shoal.component.ledger import CONTROL, SETUP
-from shoal.component.ragged import Ragged, Texts, to_texts
 from shoal.component.tensors import Array, Device, namespace
-from shoal.component.wordpiece import MAX_WORD_CHARS
+from shoal.text.ragged import Ragged, Texts, to_texts
+from shoal.text.wordpiece import MAX_WORD_CHARS
 
 _SPACE = 0x20
 

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.component.ledger import SETUP
-from shoal.component.memo import Places, Rows
 from shoal.component.tensors import Array, Device
+from shoal.text.word_cache import Places, Rows
 
 SENTENCE_ENDS = (".", "!", "?", "…")
 _ASCII_TOKEN = re.compile("[a-z0-9]+|[^a-z0-9 ]")

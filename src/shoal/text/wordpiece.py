@@ -12,10 +12,10 @@ import numpy as np
 from array_api_compat import device as device_of
 
 from shoal.component.artifact_files import MAKE_AGAIN, describe_bytes, find_repeated, read_text, refusal
-from shoal.component.memo import Memo, Rows
-from shoal.component.ragged import Ragged, Texts
 from shoal.component.tensors import Array, namespace
 from shoal.errors import ArtifactError
+from shoal.text.ragged import Ragged, Texts
+from shoal.text.word_cache import Memo, Rows
 
 CLS, SEP, PAD, UNK, MASK = SPECIAL_TOKENS = ("[CLS]", "[SEP]", "[PAD]", "[UNK]", "[MASK]")
 MAX_WORD_CHARS = 100  # BERT's max_input_chars_per_word: longer words are [UNK]

@@ -13,11 +13,11 @@ from array_api_compat import device as device_of
 
 from shoal.component.artifact_files import describe_bytes, read_text, refusal
 from shoal.component.context import Context
-from shoal.component.ragged import Ragged, Texts
-from shoal.component.settings import Settings, mended_by
+from shoal.component.parameters import Settings, mended_by
 from shoal.component.tensors import Array, namespace
-from shoal.component.wordpiece import LENGTHS, WIDTH_MULTIPLE, WordPiece, read_vocabulary
 from shoal.errors import ArtifactError
+from shoal.text.ragged import Ragged, Texts
+from shoal.text.wordpiece import LENGTHS, WIDTH_MULTIPLE, WordPiece, read_vocabulary
 
 VOCABULARY, TOKENIZER = "vocab.txt", "tokenizer.json"
 MAX_LENGTH = 256

@@ -7,19 +7,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shoal.component.bundle import Bundle
-from shoal.component.features import Features
-from shoal.component.gpu_text import GpuText, TextEngine
 from shoal.component.ledger import CONTROL, EXACT, EXACT_ROWS, SETUP
-from shoal.component.memo import Memo, Places, Rows
-from shoal.component.ragged import Ragged, Texts, to_texts
-from shoal.component.routing import Routing
-from shoal.component.tallies import Tallies
 from shoal.component.tensors import Array, Device, namespace
-from shoal.component.word_statistics import DeviceCoder
-from shoal.component.wordpiece import WIDTH_MULTIPLE, WordPiece, frame, round_up
-from shoal.component.words import Words
 from shoal.errors import ArtifactError, SetupError
+from shoal.readability.features import Features
+from shoal.readability.preprocess_config import Bundle
+from shoal.text.device.device_tokens import Words
+from shoal.text.device.gpu_text import GpuText, TextEngine
+from shoal.text.device.host_fallback import Routing
+from shoal.text.ragged import Ragged, Texts, to_texts
+from shoal.text.word_cache import Memo, Places, Rows
+from shoal.text.word_features import Tallies
+from shoal.text.word_statistics import DeviceCoder
+from shoal.text.wordpiece import WIDTH_MULTIPLE, WordPiece, frame, round_up
 
 MAX_WIDTH = 255 * WIDTH_MULTIPLE  # the width in steps travels as a byte
 _SAMPLES = (

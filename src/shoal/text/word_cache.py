@@ -15,7 +15,7 @@ from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.component.ragged import Cut, Keys, Ragged, Texts
+from shoal.text.ragged import Cut, Keys, Ragged, Texts
 
 Find: TypeAlias = Callable[[list[str]], Sequence[Sequence[int]]]
 Places: TypeAlias = NDArray[np.int64]

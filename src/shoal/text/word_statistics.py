@@ -12,11 +12,11 @@ from __future__ import annotations
 import numpy as np
 from array_api_compat import device as device_of
 
-from shoal.component.lexicon import Codes, Lexicon
-from shoal.component.memo import Memo
-from shoal.component.ragged import Ragged, Texts
 from shoal.component.tensors import Array, Device, namespace
-from shoal.component.words import CodePoints, WordList, Words
+from shoal.text.device.device_tokens import CodePoints, WordList, Words
+from shoal.text.lexicon import Codes, Lexicon
+from shoal.text.ragged import Ragged, Texts
+from shoal.text.word_cache import Memo
 
 STATISTICS = (
     "words",
