@@ -57,34 +57,26 @@ class Server:
         self.repository = repository
         # Triton binds its ports after it has loaded the models, seconds in which any program's connection may get one
         ports, self._held = _hold_ports(*ports)
-        self.http_url, self.grpc_url, self.metrics_url = (f"{HOST}:{port}" for port in ports)
-        self.admin_key = secrets.token_hex(16)  # opens what clients may not ask for: configurations, statistics, ...
-        self.models = ModelControl(self.http_url, self.admin_key, model_control)
-        self._folder = Path(tempfile.mkdtemp(prefix=PREFIX))
-        self.log = log or self._folder / "triton.log"
-        self.beacons = self._folder / "beacons"  # where its components tell whether they are at work
-        self._shared_memory = f"shoal_{os.getpid()}_{secrets.token_hex(4)}_"
-        try:
+        with contextlib.ExitStack() as undone:  # unless all of it succeeds
+            undone.enter_context(self._held)
+            self.http_url, self.grpc_url, self.metrics_url = (f"{HOST}:{port}" for port in ports)
+            self.admin_key = secrets.token_hex(16)  # opens what clients may not ask for: configurations, statistics
+            self.models = ModelControl(self.http_url, self.admin_key, model_control)
+            self._folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+            undone.callback(shutil.rmtree, self._folder, ignore_errors=True)
+            self.log = log or self._folder / "triton.log"
+            self.beacons = self._folder / "beacons"  # where its components tell whether they are at work
+            self._shared_memory = f"shoal_{os.getpid()}_{secrets.token_hex(4)}_"
             check_bearable(self._folder)
             runtime.write_backends(self._folder / "backends")
             (self._folder / "empty").mkdir()
             self.beacons.mkdir()
             self._lease = Lease(self._folder, self._shared_memory)
-        except BaseException:
-            self._held.close()
-            shutil.rmtree(self._folder, ignore_errors=True)
-            raise
-        try:
+            undone.callback(self._lease.end)
             self._process = self._launch(runtime, ports)
-        except BaseException:
-            self._held.close()
-            self._lease.end()
-            raise
-        try:
+            undone.callback(self.stop, 0)
             self._lease.note(session=self.pid)
-        except BaseException:
-            self.stop(0)
-            raise
+            undone.pop_all()
 
     def _launch(self, runtime: Runtime, ports: tuple[int, int, int]) -> subprocess.Popen[bytes]:
         try:
