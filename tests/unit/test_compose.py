@@ -14,6 +14,7 @@ from shoal import paths
 from shoal.component.artifact_files import sha256
 from shoal.composition import compose as composing
 from shoal.composition.compose import compose
+from shoal.composition.package import find_carried
 from shoal.errors import ArtifactError, InputError, SetupError
 from shoal.local import Pipeline, load
 from shoal.readability.corpus import Corpus
@@ -46,8 +47,11 @@ def test_the_manifest_lists_every_file(repository: Path) -> None:
 
 
 def test_only_what_runs_in_a_model_is_copied_beside_it(repository: Path) -> None:
-    copied = {p.name for p in (repository / "preprocess" / "1" / "shoal").iterdir()} - {"__pycache__"}
-    assert copied == {"__init__.py", "errors.py", "component"}
+    packages = {p.name for p in (repository / "preprocess" / "1" / "shoal").iterdir()} - {"__pycache__"}
+    assert packages == {"__init__.py", "errors.py", "component", "text", "blocks", "readability"}
+    softmax = find_carried([ROOT / "postprocess" / "softmax" / "1" / "model.py"])
+    assert {path.parent.name for path in softmax} == {"shoal", "component", "blocks"}
+    assert len(softmax) <= 16
     assert not (repository / "bert-large" / "train.py").exists()
     assert (repository / "ensemble_all" / "1" / ".gitkeep").exists()
 
