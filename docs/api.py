@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 from collections.abc import Iterator
 from typing import Any
 
-import shoal
-
 _TITLE = """# Public names
 
-What `import shoal` hands out. Everything else may change without notice. This page is made from the code's own
-docstrings by `python docs/api.py > docs/api.md`, and a test compares both: a public name changes only on purpose.
+What `import shoal` hands out, and what a component of your own imports from `shoal.component`, `shoal.text` and
+`shoal.blocks`. Everything else may change without notice. This page is made from the code's own docstrings by
+`python docs/api.py > docs/api.md`, and a test compares both: a public name changes only on purpose.
 """
+FACES = ("shoal", "shoal.component", "shoal.text", "shoal.blocks")
 
 
 def make_page() -> str:
     """The page's whole text."""
-    return "\n".join([_TITLE, *(_section(name) for name in sorted(shoal.__all__, key=str.lower))])
+    seen: set[str] = set()
+    return "\n".join([_TITLE, *(section for package in FACES for section in _sections(package, seen))])
 
 
-def _section(name: str) -> str:
-    thing = getattr(shoal, name)
-    lines = [f"## {name}", "", f"    shoal.{name}{_signature(thing)}", "", _describe(inspect.getdoc(thing) or "")]
+def _sections(package: str, seen: set[str]) -> Iterator[str]:
+    """A section a name, but those that an earlier package has."""
+    face = importlib.import_module(package)
+    for name in sorted(set(face.HOMES) - seen, key=str.lower):
+        seen.add(name)
+        yield _section(package, name, getattr(face, name))
+
+
+def _section(package: str, name: str, thing: Any) -> str:
+    if not inspect.isclass(thing) and not inspect.isfunction(thing):  # a constant, or the name of a type
+        return f"## {name}\n\n    from {package} import {name}\n"
+    lines = [f"## {name}", "", f"    {package}.{name}{_signature(thing)}", "", _describe(inspect.getdoc(thing) or "")]
     for member, method in _members(thing):
         head = f"    {member}{_signature(method)}" if callable(method) else f"    {member}"
         lines += [f"### {name}.{member}", "", head, "", _describe(inspect.getdoc(method) or "")]

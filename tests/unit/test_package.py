@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import subprocess
 import sys
 import zipfile
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -64,11 +66,27 @@ def test_importing_shoal_imports_nothing_heavy() -> None:
 
 
 def test_public_names() -> None:
-    assert set(shoal.__all__) == PUBLIC
+    assert set(shoal.__all__) == set(dir(shoal)) == PUBLIC
     for name in PUBLIC:
         assert getattr(shoal, name).__name__ == name
     with pytest.raises(AttributeError, match="module 'shoal' has no attribute 'nope'"):
         _ = shoal.nope
+
+
+@pytest.mark.parametrize("package", ["shoal", "shoal.component", "shoal.text", "shoal.blocks", "shoal.readability"])
+def test_faces_tell_type_checkers_what_they_hand_out(package: str) -> None:
+    face = import_module(package)
+    imports = [node for node in ast.walk(ast.parse(inspect.getsource(face))) if isinstance(node, ast.ImportFrom)]
+    typed = {alias.name: node.module for node in imports for alias in node.names if alias.asname}
+    assert typed == face.HOMES
+    assert all(hasattr(face, name) for name in face.HOMES)
+
+
+def test_model_folders_import_faces_alone() -> None:
+    folders = ("preprocess/**/model.py", "postprocess/**/model.py", "src/shoal/project/scaffold/templates/*.py.txt")
+    for path in tracked(*folders):
+        used = set(re.findall(r"^from (shoal[\w.]*) import", path.read_text(encoding="utf-8"), re.MULTILINE))
+        assert used <= {"shoal", "shoal.component", "shoal.text", "shoal.blocks", "shoal.readability"}, path
 
 
 def test_errors_say_what_and_how() -> None:

@@ -2,11 +2,8 @@ import os, sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from shoal.component.base import Component
-from shoal.blocks.class_labels import check_finite
-from shoal.component.context import Context
-from shoal.component.parameters import Settings
-from shoal.component.tensors import Arrays, namespace
+from shoal.blocks import check_finite
+from shoal.component import Arrays, Component, Context, Settings, namespace
 
 
 class L2Normalise(Component):

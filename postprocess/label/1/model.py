@@ -4,11 +4,8 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import numpy as np
 
-from shoal.component.base import Component
-from shoal.blocks.class_labels import Choices
-from shoal.component.context import Context
-from shoal.component.parameters import Settings
-from shoal.component.tensors import Arrays
+from shoal.blocks import Choices
+from shoal.component import Arrays, Component, Context, Settings
 
 
 class Label(Component):

@@ -2,11 +2,9 @@ import os, sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from shoal.component.base import Component
-from shoal.readability.preprocess_config import read_weight
-from shoal.component.context import Context
-from shoal.blocks.scores import blend, check_weight
-from shoal.component.tensors import Arrays
+from shoal.blocks import blend, check_weight
+from shoal.component import Arrays, Component, Context
+from shoal.readability import read_weight
 
 
 class Blend(Component):

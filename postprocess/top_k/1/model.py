@@ -2,11 +2,8 @@ import os, sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from shoal.component.base import Component
-from shoal.blocks.class_labels import Choices
-from shoal.component.context import Context
-from shoal.component.parameters import Settings
-from shoal.component.tensors import Arrays
+from shoal.blocks import Choices
+from shoal.component import Arrays, Component, Context, Settings
 
 
 class TopK(Component):

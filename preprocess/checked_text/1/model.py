@@ -2,11 +2,8 @@ import os, sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from shoal.component.base import Component
-from shoal.component.context import Context
-from shoal.text.ragged import check_texts
-from shoal.component.parameters import Settings
-from shoal.component.tensors import Arrays
+from shoal.component import Arrays, Component, Context, Settings
+from shoal.text import check_texts
 
 
 class CheckedText(Component):

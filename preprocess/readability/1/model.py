@@ -2,13 +2,9 @@ import os, sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from shoal.component.base import Component
-from shoal.readability.preprocess_config import Bundle
-from shoal.component.context import Context
-from shoal.text.ragged import Texts, check_texts
-from shoal.readability.reader import make_reader
-from shoal.component.tensors import Arrays
-from shoal.text.wordpiece import read_vocabulary
+from shoal.component import Arrays, Component, Context
+from shoal.readability import Bundle, make_reader
+from shoal.text import Texts, check_texts, read_vocabulary
 
 
 class Readability(Component):

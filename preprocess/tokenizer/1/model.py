@@ -2,12 +2,8 @@ import os, sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from shoal.component.base import Component
-from shoal.component.context import Context
-from shoal.text.ragged import Texts, check_texts
-from shoal.component.parameters import Settings
-from shoal.component.tensors import Arrays
-from shoal.text.tokens import make_encoder
+from shoal.component import Arrays, Component, Context, Settings
+from shoal.text import Texts, check_texts, make_encoder
 
 
 class Tokenizer(Component):

@@ -2,12 +2,8 @@ import os, sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from shoal.component.base import Component
-from shoal.component.context import Context
-from shoal.text.ragged import Texts, check_texts
-from shoal.component.parameters import Settings, mended_by
-from shoal.component.tensors import Arrays
-from shoal.text.word_counts import VALUES, WordCounts, read_words
+from shoal.component import Arrays, Component, Context, Settings, mended_by
+from shoal.text import VALUES, Texts, WordCounts, check_texts, read_words
 
 FIX = "Write a word a line, one basic token each: in lower case, without accents; signs are words of their own."
 

@@ -4,14 +4,8 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import numpy as np
 
-from shoal.component.base import Component
-from shoal.component.context import Context
-from shoal.blocks.zscores import normalise
-from shoal.component.ledger import SETUP
-from shoal.component.parameters import Settings, mended_by
-from shoal.component.tensors import Arrays
-from shoal.blocks.zscores import read_zscore
-from shoal.errors import InputError
+from shoal.blocks import normalise, read_zscore
+from shoal.component import SETUP, Arrays, Component, Context, InputError, Settings, mended_by
 
 FIX = 'Write {"mean": [...], "std": [...]}: one finite number a column; a std of 1 where a column does not vary.'
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import pickle
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,11 @@ from shoal.component.onnx_ties import read_onnx
 from shoal.component.ties import check_tie, read_archive
 from shoal.errors import ArtifactError
 from shoal.paths import shipped_root
-from shoal.readability.preprocess_config import Bundle, read_weight
 from shoal.repository.config import ModelConfig
-from shoal.text.wordpiece import read_vocabulary
 
 REPORT = "report.json"
+# An application checks what its model folders read: called with their artifacts by name, and all TorchScript encoders.
+APPLICATIONS = "shoal.artifacts"
 TRAINED = ("checkpoint.tl", "model.pt", "postprocess.json", "preprocess.json", "vocab.txt")  # what training writes
 
 
@@ -38,13 +39,9 @@ def check_artifacts(models: Sequence[ModelConfig], artifacts: Path | None, *, is
     found = [(model, path) for model in models for path in find_artifacts(model, artifacts)]
     ties = {path: _read(model, path, is_embedded=is_embedded) for model, path in found}
     ours = {path.name: path for model, path in found if _is_ours(model)}
-    if "preprocess.json" in ours:
-        bundle = Bundle.load(ours["preprocess.json"])
-        if "vocab.txt" in ours:
-            bundle.check_vocabulary(ours["vocab.txt"])
-        for model, path in found:
-            if _is_encoder(model, path):
-                _check_sizes(path, bundle, ours)
+    encoders = [path for model, path in found if _is_encoder(model, path)]
+    for application in entry_points(group=APPLICATIONS):
+        application.load()(ours, encoders)
     for path, wanted in ties.items():
         for name in wanted:
             check_tie(wanted, path, [other for other in ties if other.name == name])
@@ -109,32 +106,7 @@ def _read(model: ModelConfig, path: Path, *, is_embedded: bool) -> Mapping[str, 
         return forest.ties
     if not path.is_file():
         raise ArtifactError(f"{path} is no file: it is {describe_place(path)}.", MAKE_AGAIN)
-    readers: Mapping[str, Callable[[Path], object]] = {
-        "preprocess.json": Bundle.load,
-        "vocab.txt": read_vocabulary,
-        "postprocess.json": read_weight,
-    }
-    if _is_ours(model) and path.name in readers:
-        readers[path.name](path)
     return {}
-
-
-def _check_sizes(encoder: Path, bundle: Bundle, ours: Mapping[str, Path]) -> None:
-    """Check that an encoder, if it is of the BERT family, knows as many positions and tokens as the texts may hold."""
-    rows = {name.rpartition(".")[2]: size[0] for name, size in read_sizes(encoder).items() if size}
-    most = rows.get("position_embeddings", bundle.max_length)
-    if bundle.max_length > most:
-        raise ArtifactError(
-            f"{ours['preprocess.json']} has max_length {bundle.max_length:,}; {encoder} knows {most:,} positions.",
-            f"Take both from one artifact folder. {MAKE_AGAIN}",
-        )
-    num_tokens = len(read_vocabulary(ours["vocab.txt"])) if "vocab.txt" in ours else 0
-    known = rows.get("word_embeddings", num_tokens)
-    if num_tokens > known:
-        raise ArtifactError(
-            f"{ours['vocab.txt']} has {num_tokens:,} tokens; {encoder} knows {known:,}.",
-            f"Take both from one artifact folder. {MAKE_AGAIN}",
-        )
 
 
 def has_trunks(models: Sequence[ModelConfig], artifacts: Path | None) -> bool:

@@ -5,12 +5,9 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from collections.abc import Callable
 from pathlib import Path
 
-from shoal.component import checkpoints
-from shoal.component.base import Component
-from shoal.component.context import Context
+from shoal.component import Array, Arrays, Component, Context, Device, checkpoints
 from shoal.component.forests import load_forest
 from shoal.component.postprocessing import Settings
-from shoal.component.tensors import Array, Arrays, Device
 from shoal.component.ties import check_ties
 from shoal.errors import needs
 

@@ -6,14 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from shoal.component.base import Component
-from shoal.component.artifact_files import refusal
-from shoal.component.context import Context
-from shoal.encoders.length_bucketing import find_mask, run_by_length
+from shoal.component import Array, Arrays, Component, Context, InputError, SetupError, refusal
 from shoal.component.onnx_ties import read_onnx
-from shoal.component.tensors import Array, Arrays
 from shoal.component.ties import check_ties
-from shoal.errors import InputError, SetupError, needs
+from shoal.encoders.length_bucketing import find_mask, run_by_length
+from shoal.errors import needs
 
 
 class Onnx(Component):

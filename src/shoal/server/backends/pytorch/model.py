@@ -8,14 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shoal.component.base import Component
-from shoal.component.artifact_files import refusal
-from shoal.component.context import Context
+from shoal.component import Array, Arrays, ArtifactError, Component, Context, refusal
+from shoal.component.ties import check_ties, read_archive
 from shoal.encoders.fusing import fuse
 from shoal.encoders.length_bucketing import find_mask, run_by_length
-from shoal.component.tensors import Array, Arrays
-from shoal.component.ties import check_ties, read_archive
-from shoal.errors import ArtifactError
 
 if TYPE_CHECKING:  # torch itself only when the device is chosen
     import torch
