@@ -11,7 +11,8 @@ import torch
 
 from shoal.composition.compose import compose
 from shoal.local import Pipeline, load
-from shoal.readability.corpus import CLEAR_FILE, DATA_DIR, Corpus, read_corpus, read_passages
+from shoal.readability.corpus import DATA_DIR, Corpus, read_corpus, read_passages
+from shoal.readability.download import CLEAR_FILE
 from shoal.readability.fit import EncoderSettings
 from shoal.readability.preprocess_config import Bundle
 from shoal.readability.train import Preset, train

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from shoal.errors import ArtifactError, InputError
 from shoal.readability import corpus as corpora
-from shoal.readability import download
 from shoal.readability.corpus import Corpus, find_corpus, fingerprint, read_corpus, read_passages, read_stop_words
+from shoal.readability.download import CLEAR_FILE
 from shoal.readability.train import PRESETS, split
 from tests.unit.test_tables import KINDS, XML, write_table
 
@@ -255,7 +255,7 @@ def test_the_folder_of_the_environment(tmp_path: Path, monkeypatch: pytest.Monke
     write_table(tmp_path / "train.csv", ["id", "excerpt", "target"], [[1, "a", 1], [2, "b", 2]])
     assert find_corpus().name == "CommonLit"
     assert find_corpus(text_column="id").texts == ("1", "2")
-    write_table(tmp_path / corpora.CLEAR_FILE, ["Excerpt", "BT_easiness"], TWO)
+    write_table(tmp_path / CLEAR_FILE, ["Excerpt", "BT_easiness"], TWO)
     assert find_corpus().name == "CLEAR corpus"
     with pytest.raises(ArtifactError, match=r"^There is no x\.csv in "):
         find_corpus(tmp_path / "x.csv")
@@ -266,8 +266,8 @@ def test_the_folder_of_the_environment(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_the_download_stands_in_for_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write_table(tmp_path / corpora.CLEAR_FILE, ["Excerpt", "BT_easiness"], TWO)
-    monkeypatch.setattr(download, "download_clear", lambda on_progress: path)  # tested by itself
+    path = write_table(tmp_path / CLEAR_FILE, ["Excerpt", "BT_easiness"], TWO)
+    monkeypatch.setattr(corpora, "download_clear", lambda on_progress: path)  # tested by itself
     monkeypatch.delenv(corpora.DATA_DIR, raising=False)
     monkeypatch.chdir(tmp_path)
     assert find_corpus(Path("clear")).name == find_corpus(download=True).name == "CLEAR corpus"

@@ -15,8 +15,8 @@ import pytest
 
 from shoal.errors import ArtifactError, SetupError
 from shoal.readability import download
-from shoal.readability.corpus import CLEAR_FILE, DATA_DIR, FORMULAS, read_corpus
-from shoal.readability.download import CLEAR_SHA256, CLEAR_URL, download_clear
+from shoal.readability.corpus import DATA_DIR, FORMULAS, read_corpus
+from shoal.readability.download import CLEAR_FILE, CLEAR_SHA256, CLEAR_URL, download_clear
 
 BODY = bytes(range(256)) * 1000
 SUM = hashlib.sha256(BODY).hexdigest()

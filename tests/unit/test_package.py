@@ -8,6 +8,8 @@ import re
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from importlib import import_module
 from pathlib import Path
 
@@ -184,6 +186,28 @@ def test_floors_import_only_what_stands_below_them() -> None:
         for path in tracked(f"src/shoal/{floor}/**/*.py", f"src/shoal/{floor}/*.py", f"src/shoal/{floor}.py"):
             used = re.findall(r"^\s*from shoal\.(\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
             assert set(used) <= below, path
+
+
+def test_no_two_modules_need_each_other() -> None:
+    """Not within functions either."""
+    source = ROOT / "src"
+    paths = {".".join(p.relative_to(source).with_suffix("").parts): p for p in tracked("src/shoal/**/*.py")}
+    modules = {name.removesuffix(".__init__"): path for name, path in paths.items()}
+    needs = {name: set(find_imports(ast.parse(path.read_text("utf-8")))) for name, path in modules.items()}
+    TopologicalSorter({name: (used & set(modules)) - {name} for name, used in needs.items()}).prepare()
+
+
+def find_imports(node: ast.AST) -> Iterator[str]:
+    """Dotted names of what is imported at run time; of a package's names, as if they were modules too."""
+    if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        return
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and node.module:
+        yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        yield node.module
+    for child in ast.iter_child_nodes(node):
+        yield from find_imports(child)
 
 
 def test_nothing_imports_the_first_application() -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from shoal.component.artifact_files import sha256
-from shoal.component.ties import check_ties, dump_ties, read_ties
+from shoal.component.checkpoints import read_forest
+from shoal.component.ties import check_ties, dump_ties, read_archive
 from shoal.errors import ArtifactError
 from shoal.readability.preprocess_config import Bundle
 
@@ -52,9 +53,8 @@ def test_the_vocabulary_must_be_the_bundles(bundle: Bundle, artifacts: Path, tmp
 
 
 def test_artifacts_carry_what_they_were_made_with(artifacts: Path) -> None:
-    assert read_ties(artifacts / "checkpoint.tl") == {"preprocess.json": sha256(artifacts / "preprocess.json")}
-    assert read_ties(artifacts / "model.pt") == {"vocab.txt": sha256(artifacts / "vocab.txt")}
-    assert read_ties(artifacts / "vocab.txt") == {}
+    assert read_forest(artifacts / "checkpoint.tl").ties == {"preprocess.json": sha256(artifacts / "preprocess.json")}
+    assert read_archive(artifacts / "model.pt") == {"vocab.txt": sha256(artifacts / "vocab.txt")}
 
 
 def test_ties_are_looked_up_in_the_repository(tmp_path: Path) -> None:

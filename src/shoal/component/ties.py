@@ -30,19 +30,6 @@ def dump_ties(ties: Mapping[str, str]) -> str:
     return json.dumps({"shoal_ties": dict(ties)}, sort_keys=True)
 
 
-def read_ties(artifact: Path) -> dict[str, str]:
-    """The ties that a file carries; none where it is of no kind that could carry any.
-
-    Raises:
-        ArtifactError: it is a TorchScript archive or a Treelite checkpoint by its name, and not by its content.
-    """
-    from shoal.component.checkpoints import read_forest  # which needs what is here
-
-    if artifact.suffix == ".pt":
-        return read_archive(artifact)
-    return dict(read_forest(artifact).ties) if artifact.suffix == ".tl" else {}
-
-
 def check_ties(ties: Mapping[str, str], artifact: Path) -> None:
     """Check an artifact that lies in a model repository, ``REPOSITORY/MODEL/VERSION/FILE``.
 

@@ -21,14 +21,14 @@ from shoal.environment.built import ARCHIVE, FOLDER, LOG, Built, alone, aside_pr
 from shoal.environment.compile import BUILDER
 from shoal.environment.contents import Environment
 from shoal.environment.elf import parse_version, show_version
-from shoal.environment.engines import RATTLER, VENV, Job
+from shoal.environment.engines import RATTLER, VENV
 from shoal.environment.fit import check_fit
 from shoal.environment.inspect import inspect
 from shoal.environment.provide import AUTO, GIVEN, StubOrder, check_choice, provide_stub
 from shoal.environment.stub import RECORD, STUB, Stub, read_stub
 from shoal.environment.targets import EMBEDDED, Target, find_target
 from shoal.environment.tools import run, without_secrets
-from shoal.environment.wanted import Wanted, read_wanted
+from shoal.environment.wanted import Job, Wanted, read_wanted
 from shoal.errors import ArtifactError, InputError, SetupError, needs
 from shoal.paths import check_bearable, exchange
 from shoal.progress import OnProgress

@@ -7,31 +7,17 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
+from shoal.environment.rattler import make_rattler
 from shoal.environment.targets import Target
 from shoal.environment.tools import install, run
-from shoal.environment.wanted import Wanted
+from shoal.environment.wanted import Job, Wanted
 from shoal.errors import InputError, SetupError
 
 RATTLER, VENV = "rattler", "venv"
 CONDAS = ("conda", "mamba", "micromamba")
 ENGINES = (RATTLER, *CONDAS, VENV)
-
-
-@dataclass(frozen=True)
-class Job:
-    """How an environment is to be made: with which Python, by which channels, with or without a network.
-
-    ``glibc`` is the highest that packages may ask for, such as ``2.35``.
-    """
-
-    python: str
-    channels: tuple[str, ...]
-    is_offline: bool
-    log: Path
-    glibc: str = ""
 
 
 def check_engine(engine: str, target: Target) -> None:
@@ -59,8 +45,6 @@ def make(engine: str, wanted: Wanted, prefix: Path, job: Job) -> None:
     if engine == VENV:
         make_venv(wanted, prefix, job)
     elif engine == RATTLER:
-        from shoal.environment.rattler import make_rattler
-
         make_rattler(wanted, prefix, job)
     else:
         make_conda(engine, wanted, prefix, job)

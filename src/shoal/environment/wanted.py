@@ -17,6 +17,20 @@ _MAX_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)
+class Job:
+    """How an environment is to be made: with which Python, by which channels, with or without a network.
+
+    ``glibc`` is the highest that packages may ask for, such as ``2.35``.
+    """
+
+    python: str
+    channels: tuple[str, ...]
+    is_offline: bool
+    log: Path
+    glibc: str = ""
+
+
+@dataclass(frozen=True)
 class Wanted:
     """What an environment is to hold.
 

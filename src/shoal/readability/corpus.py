@@ -19,10 +19,10 @@ import numpy as np
 
 from shoal.errors import ArtifactError, InputError
 from shoal.progress import OnProgress
+from shoal.readability.download import CLEAR_FILE, download_clear
 from shoal.tables import open_table, shorten, shorten_all
 
 ASSETS = Path(__file__).parent / "assets"
-CLEAR_FILE = "CLEAR_corpus_final.xlsx"
 KAGGLE_FILE = "train.csv"  # of the CommonLit Readability Prize
 DATA_DIR = "SHOAL_DATA_DIR"
 CLEAR = Path("clear")  # in the place of a file: download the CLEAR corpus
@@ -137,8 +137,6 @@ def find_corpus(
     if path is None and os.environ.get(DATA_DIR):
         path = _find_in(Path(os.environ[DATA_DIR]))
     if (path is None and download) or (path == CLEAR and not CLEAR.is_file()):
-        from shoal.readability.download import download_clear
-
         path = download_clear(on_progress=on_progress)
     if path is not None:
         return read_corpus(path, text_column=text_column, target_column=target_column, may_be_constant=may_be_constant)

@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 from shoal.errors import ArtifactError, SetupError, needs
 from shoal.progress import OnProgress
-from shoal.readability.corpus import CLEAR_FILE
 
+CLEAR_FILE = "CLEAR_corpus_final.xlsx"
 CLEAR_URL = "https://github.com/scrosseye/CLEAR-Corpus/raw/main/CLEAR_corpus_final.xlsx"
 CLEAR_SHA256 = "e87a19a29c12a441e0c4f11a4e49897ff24ac7dff240ee7397283a050a902cc7"
 TIMEOUTS = (10.0, 30.0)  # seconds to connect, and between two answers
