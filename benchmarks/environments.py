@@ -28,7 +28,7 @@ import typer
 
 from shoal import compose, serve
 from shoal.environment.build import Request, build
-from shoal.environment.built import Built
+from shoal.environment.build_record import Built
 from shoal.environment.unpack import unpack
 from shoal.machine import describe_machine, library_versions
 from shoal.readability.corpus import find_corpus

@@ -30,8 +30,8 @@ import typer
 
 from shoal import Client, compose, serve
 from shoal.bench.perf_analyzer import PerfAnalyzer
+from shoal.bulk.endpoint import served
 from shoal.bulk.infer import infer_to_file, make_feed, make_format
-from shoal.bulk.model import served
 from shoal.machine import describe_machine, library_versions
 from shoal.readability.corpus import find_corpus
 from shoal.readability.fit import EncoderSettings

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from shoal.environment.build import Request, build, pack
-from shoal.environment.built import Built, alone, read_built
+from shoal.environment.build_record import Built, alone, read_built
 from shoal.environment.inspect import inspect
 from shoal.environment.unpack import unpack
 from shoal.errors import ArtifactError, InputError, SetupError

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from shoal.bulk.asking import WINDOW
+from shoal.bulk.endpoint import local
 from shoal.bulk.journal import partial_path
-from shoal.bulk.model import local
+from shoal.bulk.scoring import WINDOW
 from shoal.cli import app
 from shoal.errors import ShoalError
 from shoal.local import Pipeline

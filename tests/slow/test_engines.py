@@ -12,7 +12,7 @@ import pytest
 from shoal.client.client import Client
 from shoal.component.artifact_files import sha256
 from shoal.component.onnx_ties import read_onnx
-from shoal.component.ties import METADATA, dump_ties
+from shoal.component.provenance import METADATA, dump_ties
 from shoal.composition.compose import compose
 from shoal.encoders.encoder import load_encoder
 from shoal.encoders.export import export_encoder

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from shoal import cli
 from shoal.composition.compose import compose
 from shoal.environment.build import Request, build
-from shoal.environment.built import Built, is_whole, read_built
+from shoal.environment.build_record import Built, is_whole, read_built
 from shoal.environment.fit import find_misfits
 from shoal.environment.inspect import inspect
 from shoal.environment.rattler import check_cached

@@ -12,7 +12,7 @@ import pytest
 from shoal.client.client import Client
 from shoal.composition.compose import compose
 from shoal.environment.build import Request, build
-from shoal.environment.built import Built
+from shoal.environment.build_record import Built
 from shoal.environment.engines import find_python
 from shoal.environment.unpack import unpack
 from shoal.errors import ArtifactError, InputError, ServerError

@@ -16,11 +16,11 @@ from tokenizers.models import WordLevel
 import shoal
 from shoal.check import check
 from shoal.errors import ShoalError
-from shoal.project.scaffold.like import draft_like
+from shoal.project.scaffold.clone import draft_like
 from shoal.project.scaffold.names import class_name, parse_tensor
 from shoal.project.scaffold.skeletons import draft_component
 from shoal.repository.config import read_config
-from shoal.repository.leaves import find_leaves
+from shoal.repository.model_folders import find_leaves
 from tests.support.skeletons import check_made, check_style, files, new, run, run_test, write_leaf
 
 pytestmark = pytest.mark.usefixtures("styles")

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from shoal.bulk.endpoint import Model
 from shoal.bulk.infer import Summary, infer_to_file, make_feed, make_format
-from shoal.bulk.model import Model
 from shoal.composition.compose import compose
 from shoal.local import Pipeline, load
 from shoal.tables import scan_table

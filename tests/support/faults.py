@@ -14,7 +14,7 @@ import treelite
 from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 
 from shoal.component.artifact_files import sha256
-from shoal.component.ties import dump_ties
+from shoal.component.provenance import dump_ties
 
 MODELS = {
     "preprocess.json": "preprocess",

@@ -15,8 +15,8 @@ from shoal.component.spec import TensorSpec
 from shoal.component.tensors import Array, Device
 from shoal.errors import ShoalError
 from shoal.repository.config import ModelConfig
-from shoal.repository.leaves import find_leaves
 from shoal.repository.loading import component_class
+from shoal.repository.model_folders import find_leaves
 from tests.support.once import ROOT
 
 PREPROCESS = ("checked_text", "tokenizer", "word_counts", "zscore")

@@ -19,7 +19,7 @@ from sklearn.ensemble import RandomForestRegressor
 
 from shoal.component.artifact_files import sha256
 from shoal.component.checkpoints import read_forest
-from shoal.component.ties import METADATA, dump_ties, read_archive
+from shoal.component.provenance import METADATA, dump_ties, read_archive
 from shoal.composition.compose import compose
 from shoal.errors import ArtifactError
 from shoal.local import load_component

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
+from shoal.bulk.endpoint import local
 from shoal.bulk.journal import partial_path
-from shoal.bulk.model import local
 from shoal.cli import app
 from shoal.errors import ShoalError
 from shoal.local import Pipeline

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from shoal.bulk.asking import WINDOW
+from shoal.bulk.endpoint import Model, local
 from shoal.bulk.journal import Journal, open_journal, partial_path
-from shoal.bulk.model import Model, local
+from shoal.bulk.scoring import WINDOW
 from shoal.cli import app
 from shoal.errors import ArtifactError, InputError, ServerError, SetupError
 from shoal.local import Pipeline

@@ -21,7 +21,7 @@ from shoal.errors import ArtifactError, InputError, SetupError, ShoalError
 from shoal.repository.config import read_config, write_config
 from shoal.repository.graph import Graph
 from shoal.repository.hybrid import models_ensemble
-from shoal.repository.leaves import ROOMS, find_leaves
+from shoal.repository.model_folders import ROOMS, find_leaves
 from shoal.repository.placement import Plan, place
 from tests.support.graphs import Member, make_graph, ten_steps, write_ensemble
 from tests.support.once import ROOT

@@ -8,7 +8,7 @@ import pytest
 
 from shoal.errors import ArtifactError
 from shoal.repository.graph import Graph
-from shoal.repository.leaves import find_leaves
+from shoal.repository.model_folders import find_leaves
 from tests.support.graphs import Member, Type, make_graph, ten_steps
 
 

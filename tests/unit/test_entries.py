@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.environment.entries import Guard, Limits, read_archive
+from shoal.environment.archive import Guard, Limits, read_archive
 from shoal.environment.fit import find_misfits
 from shoal.environment.inspect import inspect
 from shoal.environment.targets import find_target

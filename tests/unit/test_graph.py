@@ -11,7 +11,7 @@ from shoal.draw.mermaid import draw
 from shoal.errors import ArtifactError
 from shoal.repository.config import Artifact, read_config, write_config
 from shoal.repository.graph import Graph
-from shoal.repository.leaves import collect, find_leaves
+from shoal.repository.model_folders import collect, find_leaves
 from tests.support.once import ROOT
 
 MODELS = {"preprocess", "bert-large", "cuml", "postprocess", "ensemble_all"}

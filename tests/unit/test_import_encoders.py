@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 import shoal
-from shoal.component.ties import read_archive
+from shoal.component.provenance import read_archive
 from shoal.composition.artifacts import has_trunks
 from shoal.composition.compose import compose
 from shoal.errors import ArtifactError

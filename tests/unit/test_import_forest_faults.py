@@ -12,9 +12,9 @@ import pytest
 
 import shoal
 from shoal.errors import ArtifactError, InputError, ShoalError
-from shoal.project.importing.apart import read_apart
 from shoal.project.importing.boosters import read_xgboost
 from shoal.project.importing.forests import draft_forest
+from shoal.project.importing.isolated_reader import read_apart
 from shoal.project.importing.ubjson import read_ubjson
 from tests.support.planted_imports import FAULTS, MISTAKES, Make, xgboosted
 

@@ -250,7 +250,7 @@ def test_the_wheel_carries_the_leaf_folders(tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")
     code = (
-        "import shoal; from shoal.repository.leaves import find_leaves, shipped_root;"
+        "import shoal; from shoal.repository.model_folders import find_leaves, shipped_root;"
         "print(shipped_root(), *sorted(find_leaves()))"
     )
     listing = subprocess.run(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from shoal.draw.mermaid import draw
 from shoal.repository.graph import Graph
-from shoal.repository.leaves import find_leaves
+from shoal.repository.model_folders import find_leaves
 from tests.support.once import ROOT
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -19,7 +19,7 @@ from shoal.draw.mermaid import draw, escape
 from shoal.draw.picture import compose_scene, png, svg
 from shoal.errors import ArtifactError
 from shoal.repository.graph import Graph
-from shoal.repository.leaves import find_leaves
+from shoal.repository.model_folders import find_leaves
 from tests.support.graphs import Member, make_graph, ten_steps
 
 HOSTILE = ['a"b', "x|y", "[x]", "{x}", "<b>&amp;</b>", "#quot;", "a;b", "`x`", "1. x", "--> y", "%%", "é漢字", "a\nb\0"]

@@ -11,7 +11,7 @@ from shoal.errors import ArtifactError, InputError, SetupError
 from shoal.machine import computes_bf16
 from shoal.paths import shipped_root
 from shoal.repository.config import read_config
-from shoal.repository.leaves import collect, find_leaves
+from shoal.repository.model_folders import collect, find_leaves
 from shoal.repository.placement import PYTHON_BASED_BACKENDS, Plan, place
 from shoal.server.runtime import BACKENDS
 from tests.support.once import ROOT

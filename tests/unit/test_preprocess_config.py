@@ -8,7 +8,7 @@ import pytest
 
 from shoal.component.artifact_files import sha256
 from shoal.component.checkpoints import read_forest
-from shoal.component.ties import check_ties, dump_ties, read_archive
+from shoal.component.provenance import check_ties, dump_ties, read_archive
 from shoal.errors import ArtifactError
 from shoal.readability.preprocess_config import Bundle
 

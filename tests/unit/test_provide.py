@@ -10,8 +10,8 @@ import pytest
 
 from shoal.environment.compile import find_missing
 from shoal.environment.contents import CONDA, Environment
-from shoal.environment.provide import StubOrder, choose, provide_stub
 from shoal.environment.stub import read_stub
+from shoal.environment.stub_source import StubOrder, choose, provide_stub
 from shoal.environment.targets import find_target
 from shoal.environment.wheel import find_installed, take_stub
 from shoal.errors import ArtifactError, InputError, SetupError

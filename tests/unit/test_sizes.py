@@ -14,8 +14,8 @@ from shoal.errors import InputError
 from shoal.repository.config import ModelConfig, read_config
 from shoal.repository.graph import Graph
 from shoal.repository.hybrid import MODELS, models_ensemble
-from shoal.repository.leaves import collect, find_leaves
 from shoal.repository.manifest import launch_flags, read_manifest
+from shoal.repository.model_folders import collect, find_leaves
 from shoal.repository.placement import Plan
 from shoal.repository.sizes import MIB, Largest, find_sizes
 from shoal.server.runtime import container_command

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shoal.environment.files import find_file
-from shoal.environment.wanted import Wanted, read_wanted
+from shoal.environment.spec import Wanted, read_wanted
 from shoal.errors import InputError
 from tests.support.once import ROOT
 

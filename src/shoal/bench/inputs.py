@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.bulk.asking import Feed
+from shoal.bulk.scoring import Feed
 from shoal.client.arrays import to_arrays
 from shoal.component.spec import STRING, ModelSpec, TensorSpec
 from shoal.component.tensors import Array

@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
-from shoal.bulk.asking import Scored
+from shoal.bulk.scoring import Scored
 from shoal.component.spec import TensorSpec
 from shoal.errors import ArtifactError, InputError
 from shoal.tables import NotUtf8, shorten

@@ -10,10 +10,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from shoal.bulk.asking import WINDOW, Feed, Scored, score
+from shoal.bulk.endpoint import Model
 from shoal.bulk.formats import Csv, Format, JsonLines, Layout
 from shoal.bulk.journal import Journal, open_journal, partial_path, written
-from shoal.bulk.model import Model
+from shoal.bulk.scoring import WINDOW, Feed, Scored, score
 from shoal.errors import ArtifactError, InputError
 from shoal.tables import Table, shorten_all
 from shoal.tables.common import Row

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from shoal.check.findings import Findings, Place, Rule, Severity
 from shoal.check.models import Model, Repository
+from shoal.environment.archive import Limits, read_archive
 from shoal.environment.contents import ARCHIVE, CONDA, VENV, Environment
-from shoal.environment.entries import Limits, read_archive
 from shoal.environment.fit import Misfit, find_misfits
 from shoal.environment.inspect import inspect
 from shoal.environment.stub import STUB, Stub, read_stub

@@ -13,8 +13,8 @@ from shoal.environment.targets import Target, find_target
 from shoal.errors import ArtifactError, InputError
 from shoal.paths import shipped_root
 from shoal.repository.config import CONFIG
-from shoal.repository.leaves import ROOMS
 from shoal.repository.manifest import MANIFEST, read_manifest
+from shoal.repository.model_folders import ROOMS
 
 
 def read_repository(path: Path, target: Target | None = None) -> Repository:

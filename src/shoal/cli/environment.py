@@ -71,7 +71,7 @@ def build(
 @app.command()
 def inspect(place: Place, as_json: Json = False) -> None:
     """Show what an environment holds, without unpacking or running it."""
-    from shoal.environment.built import locate
+    from shoal.environment.build_record import locate
     from shoal.environment.inspect import inspect as read
 
     environment = read(locate(place)[0])
@@ -90,7 +90,7 @@ def inspect(place: Place, as_json: Json = False) -> None:
 @app.command()
 def fit(place: Place, stub: Stub = None, target: Target = "embedded", as_json: Json = False) -> None:
     """Check whether environment, stub and server fit; exit code 1 if not, with each reason."""
-    from shoal.environment.built import locate
+    from shoal.environment.build_record import locate
     from shoal.environment.fit import find_misfits
     from shoal.environment.inspect import inspect as read
     from shoal.environment.stub import read_stub
@@ -117,7 +117,7 @@ def unpack(
     folder: Annotated[Path, typer.Argument(help="The folder to make.")],
 ) -> None:
     """Unpack an environment into a folder, letting nothing out of it; Triton loads a folder faster than an archive."""
-    from shoal.environment.built import locate
+    from shoal.environment.build_record import locate
     from shoal.environment.unpack import unpack as write
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # leave nothing half unpacked

@@ -17,8 +17,8 @@ from shoal.errors import InputError, ServerError, SetupError
 from shoal.options import Json
 
 if TYPE_CHECKING:
+    from shoal.bulk.endpoint import Model
     from shoal.bulk.infer import Summary
-    from shoal.bulk.model import Model
     from shoal.client.client import Client
     from shoal.tables import Table
     from shoal.tables.common import Row
@@ -123,9 +123,9 @@ def _run(
 
 def _show(table: Table[Row], model: Model, feed: Any, text_column: str, *, as_json: bool) -> Summary:
     """A table, or one JSON array: of few rows."""
-    from shoal.bulk.asking import score
     from shoal.bulk.formats import answered, dump_json
     from shoal.bulk.infer import Summary
+    from shoal.bulk.scoring import score
 
     rows: list[Any] = []
     for window in score(table.rows, model, feed):
@@ -182,7 +182,7 @@ def _open_table(texts: Sequence[str] | None, source: str | None, stream_kind: st
 def _open_model(
     name: str, where: str, repository: Path, url: str | None, protocol: str, timeout: float, **limits: int | None
 ) -> Iterator[Model]:
-    from shoal.bulk.model import SERVED_REQUESTS, local, served
+    from shoal.bulk.endpoint import SERVED_REQUESTS, local, served
     from shoal.client.client import Client
     from shoal.local import load
 
@@ -222,7 +222,7 @@ def _distinct(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _find_ensemble(client: Client) -> str:
-    from shoal.repository.leaves import find_leaves
+    from shoal.repository.model_folders import find_leaves
 
     known = [name for name, config in find_leaves().items() if config.is_ensemble]
     ready = [name for name in known if client.is_ready(name)]

@@ -16,7 +16,7 @@ from shoal.errors import InputError, ShoalError
 if TYPE_CHECKING:
     from shoal.component.spec import TensorSpec
     from shoal.project.leaves import Draft
-    from shoal.project.scaffold.joins import Question
+    from shoal.project.scaffold.autowire import Question
     from shoal.project.scaffold.skeletons import Skeleton
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ def component(
     is_dry: DryRun = False,
 ) -> None:
     """A component: code that runs before or behind a model, a pipeline that uses it, a test that serves it."""
-    from shoal.project.scaffold.like import draft_like
+    from shoal.project.scaffold.clone import draft_like
     from shoal.project.scaffold.names import parse_settings
     from shoal.project.scaffold.skeletons import INPUTS, OUTPUTS, draft_component
 

@@ -85,7 +85,7 @@ def plan(
 ) -> None:
     """Show where the models run, and the memory it takes: pools, shared memory, launch flags."""
     from shoal.repository.graph import Graph
-    from shoal.repository.leaves import collect, find_leaves
+    from shoal.repository.model_folders import collect, find_leaves
     from shoal.repository.placement import Plan
     from shoal.repository.sizes import Largest, find_sizes
 

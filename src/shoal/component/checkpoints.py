@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from shoal.component.artifact_files import GREATEST, MAKE_AGAIN, check_file, describe_bytes, refusal
 from shoal.component.postprocessing import Settings
+from shoal.component.provenance import parse_ties
 from shoal.component.spec import ModelSpec
-from shoal.component.ties import parse_ties
 from shoal.errors import ArtifactError
 
 _Array = npt.NDArray[Any]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from shoal.component.artifact_files import check_file, refusal
-from shoal.component.ties import METADATA, parse_ties
+from shoal.component.provenance import METADATA, parse_ties
 
 _KIND = "valid ONNX model"
 # Numbers of fields in onnx.proto: ModelProto.metadata_props, StringStringEntryProto's key and value.

@@ -34,8 +34,8 @@ from shoal.repository.config import ModelConfig, write_config
 from shoal.repository.ensemble_config import first_steps
 from shoal.repository.graph import Graph
 from shoal.repository.hybrid import MODELS, models_ensemble
-from shoal.repository.leaves import collect, find_leaves
 from shoal.repository.manifest import MANIFEST
+from shoal.repository.model_folders import collect, find_leaves
 from shoal.repository.placement import HYBRID, Plan, place
 from shoal.repository.sizes import find_sizes
 

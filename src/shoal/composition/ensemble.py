@@ -16,7 +16,7 @@ from shoal.repository.config import CONFIG, ModelConfig, Step, as_config, read_c
 from shoal.repository.ensemble_config import find_lost, make_ensemble, without_parts
 from shoal.repository.find import find_graph
 from shoal.repository.graph import Graph
-from shoal.repository.leaves import find_leaves
+from shoal.repository.model_folders import find_leaves
 from shoal.repository.shapes import Declared
 
 LATEST = -1  # a step's model_version

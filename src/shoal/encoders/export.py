@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.component.ties import METADATA, dump_ties
+from shoal.component.provenance import METADATA, dump_ties
 from shoal.encoders.encoder import Trunked, quiet_transformers
 from shoal.errors import ArtifactError, InputError, needs
 

@@ -17,18 +17,28 @@ from typing import Any
 import shoal
 from shoal.component.artifact_files import sha256
 from shoal.environment import engines
-from shoal.environment.built import ARCHIVE, FOLDER, LOG, Built, alone, aside_prefix, check_ours, is_whole, read_built
+from shoal.environment.build_record import (
+    ARCHIVE,
+    FOLDER,
+    LOG,
+    Built,
+    alone,
+    aside_prefix,
+    check_ours,
+    is_whole,
+    read_built,
+)
 from shoal.environment.compile import BUILDER
 from shoal.environment.contents import Environment
 from shoal.environment.elf import parse_version, show_version
 from shoal.environment.engines import RATTLER, VENV
 from shoal.environment.fit import check_fit
 from shoal.environment.inspect import inspect
-from shoal.environment.provide import AUTO, GIVEN, StubOrder, check_choice, provide_stub
+from shoal.environment.spec import Job, Wanted, read_wanted
 from shoal.environment.stub import RECORD, STUB, Stub, read_stub
+from shoal.environment.stub_source import AUTO, GIVEN, StubOrder, check_choice, provide_stub
 from shoal.environment.targets import EMBEDDED, Target, find_target
 from shoal.environment.tools import run, without_secrets
-from shoal.environment.wanted import Job, Wanted, read_wanted
 from shoal.errors import ArtifactError, InputError, SetupError, needs
 from shoal.paths import check_bearable, exchange
 from shoal.progress import OnProgress

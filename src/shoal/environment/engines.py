@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 from shoal.environment.rattler import make_rattler
+from shoal.environment.spec import Job, Wanted
 from shoal.environment.targets import Target
 from shoal.environment.tools import install, run
-from shoal.environment.wanted import Job, Wanted
 from shoal.errors import InputError, SetupError
 
 RATTLER, VENV = "rattler", "venv"

@@ -11,9 +11,9 @@ from email.parser import BytesHeaderParser
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
+from shoal.environment.archive import FILE, FOLDER, HARD_LINK, SYMLINK, Entry, Guard, Limits, read_archive, read_folder
 from shoal.environment.contents import ARCHIVE, CONDA, VENV, Environment, Need, Package
 from shoal.environment.elf import MAGIC, read_binary
-from shoal.environment.entries import FILE, FOLDER, HARD_LINK, SYMLINK, Entry, Guard, Limits, read_archive, read_folder
 from shoal.errors import ArtifactError, SetupError, needs
 
 _SPOOL = 64 * 2**20  # a binary larger than this is read from a temporary file

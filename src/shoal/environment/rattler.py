@@ -15,8 +15,8 @@ import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from shoal.environment.spec import Job, Wanted
 from shoal.environment.tools import run, without_secrets
-from shoal.environment.wanted import Job, Wanted
 from shoal.errors import InputError, needs
 
 if TYPE_CHECKING:

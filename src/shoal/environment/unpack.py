@@ -8,8 +8,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from shoal.environment.built import alone, aside_prefix
-from shoal.environment.entries import FILE, FOLDER, SYMLINK, Entry, Guard, Limits, read_archive
+from shoal.environment.archive import FILE, FOLDER, SYMLINK, Entry, Guard, Limits, read_archive
+from shoal.environment.build_record import alone, aside_prefix
 from shoal.errors import ArtifactError, InputError, SetupError
 from shoal.paths import check_bearable
 from shoal.progress import OnProgress

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from shoal.component.forests import round_forest
+from shoal.component.provenance import dump_ties
 from shoal.component.tensors import Array, Device
-from shoal.component.ties import dump_ties
 from shoal.errors import ArtifactError, InputError, needs
 from shoal.readability.batches import OnStep
 from shoal.readability.corpus import read_stop_words

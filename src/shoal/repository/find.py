@@ -7,8 +7,8 @@ from pathlib import Path
 from shoal.errors import ArtifactError, InputError
 from shoal.repository.config import CONFIG, ModelConfig, read_config
 from shoal.repository.graph import Graph
-from shoal.repository.leaves import ROOMS, find_leaves
 from shoal.repository.manifest import read_manifest
+from shoal.repository.model_folders import ROOMS, find_leaves
 
 
 def find_graph(folder: Path, model: str = "") -> Graph:

@@ -19,8 +19,8 @@ from shoal.encoders.heads import NOTHING, SIGMOID, SOFTMAX, Embedder, Headed
 from shoal.encoders.length_bucketing import ATTENTION_MASK
 from shoal.errors import InputError, needs
 from shoal.project.importing.imported import MAX_BATCH_SIZE, Imported, make_config
-from shoal.project.importing.sentences import Sentences, read_sentences
-from shoal.project.scaffold.like import draft_like
+from shoal.project.importing.sentence_transformers import Sentences, read_sentences
+from shoal.project.scaffold.clone import draft_like
 from shoal.text.wordpiece import LENGTHS
 
 EMBEDDING, CLASSIFICATION, REGRESSION = KINDS = ("embedding", "classification", "regression")

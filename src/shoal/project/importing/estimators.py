@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from shoal.errors import InputError, needs
 from shoal.project.importing.boosters import Booster, read_lightgbm, read_xgboost, refuse
-from shoal.project.importing.proofs import CATEGORICAL, Found, Rows
+from shoal.project.importing.verify_forest import CATEGORICAL, Found, Rows
 
 _KNOWN = (
     "RandomForestRegressor", "RandomForestClassifier", "ExtraTreesRegressor", "ExtraTreesClassifier",

@@ -12,11 +12,11 @@ from shoal.component.artifact_files import describe_bytes
 from shoal.component.checkpoints import Forest, Task, read_forest
 from shoal.component.spec import TensorSpec
 from shoal.errors import ArtifactError, InputError, needs
-from shoal.project.importing.apart import read_apart
 from shoal.project.importing.boosters import Booster, read_lightgbm, read_xgboost, refuse
 from shoal.project.importing.estimators import import_estimator, read_lightgbm_object, read_xgboost_object
 from shoal.project.importing.imported import MAX_BATCH_SIZE, Imported, make_config
-from shoal.project.importing.proofs import Found, write_proven
+from shoal.project.importing.isolated_reader import read_apart
+from shoal.project.importing.verify_forest import Found, write_proven
 
 CHECKPOINT = "checkpoint.tl"
 _NUM_TOLD = 10  # of the labels, in a line for people

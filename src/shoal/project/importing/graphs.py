@@ -14,7 +14,7 @@ from shoal.component.artifact_files import describe_bytes, describe_place
 from shoal.component.spec import STRING, ModelSpec, TensorSpec
 from shoal.errors import ArtifactError, InputError, needs
 from shoal.project.importing.imported import MAX_BATCH_SIZE, Imported, make_config
-from shoal.project.importing.trials import Arrays, BatchError, Trial, TrialError, choose_mask, explain
+from shoal.project.importing.probe_model import Arrays, BatchError, Trial, TrialError, choose_mask, explain
 
 FILE = "model.onnx"
 _TYPES = {  # onnx.TensorProto.DataType -> those of Triton's that its clients have arrays for

@@ -13,11 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.check.torchscript.archive import ForeignError, Script
+from shoal.component.provenance import METADATA, dump_ties, read_archive
 from shoal.component.spec import DTYPES, STRING, ModelSpec, TensorSpec
-from shoal.component.ties import METADATA, dump_ties, read_archive
 from shoal.errors import ArtifactError, InputError
 from shoal.project.importing.imported import MAX_BATCH_SIZE, Imported, make_config
-from shoal.project.importing.trials import ROWS, WIDTHS, Arrays, BatchError, Trial, TrialError, choose_mask, explain
+from shoal.project.importing.probe_model import (
+    ROWS,
+    WIDTHS,
+    Arrays,
+    BatchError,
+    Trial,
+    TrialError,
+    choose_mask,
+    explain,
+)
 
 FILE = "model.pt"
 _TYPES = [name for name in DTYPES if name != STRING and name not in ("TYPE_UINT16", "TYPE_UINT32", "TYPE_UINT64")]

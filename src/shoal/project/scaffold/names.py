@@ -12,8 +12,8 @@ from shoal.component.spec import DTYPES, TensorSpec
 from shoal.errors import InputError
 from shoal.paths import shipped_root
 from shoal.repository.config import ModelConfig
-from shoal.repository.leaves import find_leaves
 from shoal.repository.manifest import MANIFEST
+from shoal.repository.model_folders import find_leaves
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 _TENSOR = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,47}")

@@ -14,14 +14,14 @@ from shoal.composition.symbolic_tensor import Tensor
 from shoal.errors import InputError
 from shoal.project.leaves import Draft
 from shoal.project.scaffold import text
-from shoal.project.scaffold.joins import REQUEST, Ask, Join, Source
+from shoal.project.scaffold.autowire import REQUEST, Ask, Join, Source
 from shoal.project.scaffold.names import check_name, find_project_leaves
+from shoal.project.scaffold.sample_request import find_width
 from shoal.project.scaffold.skeletons import Skeleton, draft_component, gitignore, path_of_test, pipeline_files
-from shoal.project.scaffold.tests import write_test
-from shoal.project.scaffold.trials import find_width
+from shoal.project.scaffold.test_template import write_test
 from shoal.repository.config import ModelConfig
 from shoal.repository.ensemble_config import first_steps
-from shoal.repository.leaves import collect
+from shoal.repository.model_folders import collect
 
 
 def draft_pipeline(

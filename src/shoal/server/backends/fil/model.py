@@ -8,7 +8,7 @@ from pathlib import Path
 from shoal.component import Array, Arrays, Component, Context, Device, checkpoints
 from shoal.component.forests import load_forest
 from shoal.component.postprocessing import Settings
-from shoal.component.ties import check_ties
+from shoal.component.provenance import check_ties
 from shoal.errors import needs
 
 _DEFAULT_STREAM = 1  # cudaStreamLegacy of cuda_runtime_api.h; nvForest's own choice would not wait for it

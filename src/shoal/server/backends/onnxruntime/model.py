@@ -8,7 +8,7 @@ import numpy as np
 
 from shoal.component import Array, Arrays, Component, Context, InputError, SetupError, refusal
 from shoal.component.onnx_ties import read_onnx
-from shoal.component.ties import check_ties
+from shoal.component.provenance import check_ties
 from shoal.encoders.length_bucketing import find_mask, run_by_length
 from shoal.errors import needs
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shoal.component import Array, Arrays, ArtifactError, Component, Context, refusal
-from shoal.component.ties import check_ties, read_archive
+from shoal.component.provenance import check_ties, read_archive
 from shoal.encoders.fusing import fuse
 from shoal.encoders.length_bucketing import find_mask, run_by_length
 

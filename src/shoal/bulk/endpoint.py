@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from shoal.client.client import Client
 from shoal.component.spec import STRING, TensorSpec
 from shoal.component.tensors import Array
 from shoal.errors import InputError, ServerError
-from shoal.client.client import Client
 from shoal.local import Pipeline
 
 # Of a request to a server, which joins those that wait: on a CPU requests of 16 were faster than of 1, 8 or 32

@@ -15,9 +15,9 @@ from shoal.errors import InputError, ShoalError
 from shoal.project.leaves import Draft
 from shoal.project.scaffold import text
 from shoal.project.scaffold.names import check_name, find_project_leaves
+from shoal.project.scaffold.sample_request import find_width
 from shoal.project.scaffold.skeletons import Skeleton, alone, check_room, gitignore, path_of_test, pipeline_files
-from shoal.project.scaffold.tests import write_test
-from shoal.project.scaffold.trials import find_width
+from shoal.project.scaffold.test_template import write_test
 from shoal.repository.config import CONFIG, ModelConfig, as_config
 
 

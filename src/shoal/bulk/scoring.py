@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shoal.bulk.model import Model
+from shoal.bulk.endpoint import Model
 from shoal.component.spec import STRING, TensorSpec
 from shoal.component.tensors import Array
 from shoal.errors import ArtifactError, ServerError, SetupError, ShoalError

@@ -69,7 +69,7 @@ def _read_lightgbm(_: str, source: str, target: str) -> dict[str, Any]:
 
 def _read_skops(format_name: str, source: str, target: str) -> dict[str, Any]:
     from shoal.project.importing.estimators import import_estimator, load_skops
-    from shoal.project.importing.proofs import write_proven
+    from shoal.project.importing.verify_forest import write_proven
 
     del format_name
     found = import_estimator(load_skops(Path(source)))
