@@ -24,7 +24,7 @@ import numpy as np
 import typer
 from threadpoolctl import threadpool_limits
 
-from shoal.component.forests import load_forest
+from shoal.forests.treelite import load_forest
 from shoal.machine import describe_machine, library_versions
 from shoal.readability.corpus import find_corpus
 from shoal.readability.forest import export_forest, fit_bundle, forest_inputs, train_forest

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from sklearn.ensemble import RandomForestRegressor
 
 from shoal.component.artifact_files import sha256
-from shoal.component.checkpoints import read_forest
 from shoal.component.provenance import METADATA, dump_ties, read_archive
 from shoal.composition.compose import compose
 from shoal.errors import ArtifactError
+from shoal.forests.checkpoints import read_forest
 from shoal.local import load_component
 from shoal.repository.config import read_config
 from shoal.server.launch import find_cause

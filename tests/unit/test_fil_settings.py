@@ -11,9 +11,9 @@ import treelite
 from sklearn.ensemble import GradientBoostingClassifier, RandomForestRegressor
 
 from shoal.component.context import Context
-from shoal.component.postprocessing import Settings, postprocess
 from shoal.component.spec import ModelSpec
 from shoal.errors import ArtifactError
+from shoal.forests.postprocessing import Settings, postprocess
 from shoal.repository.loading import component_class
 from shoal.server.runtime import BACKENDS
 

@@ -15,7 +15,7 @@ from sklearn.ensemble import RandomForestClassifier
 
 import shoal
 from shoal.check import check
-from shoal.component import forests
+from shoal.forests import treelite as forests
 from shoal.project.importing.forests import draft_forest
 from shoal.repository.config import read_config
 from tests.support.grown import BINARY, CASES, HOLED, NAMES, NUM_FEATURES, ROWS, SERVED, THREE, Array

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from shoal.component.artifact_files import sha256
-from shoal.component.checkpoints import read_forest
 from shoal.component.provenance import check_ties, dump_ties, read_archive
 from shoal.errors import ArtifactError
+from shoal.forests.checkpoints import read_forest
 from shoal.readability.preprocess_config import Bundle
 
 

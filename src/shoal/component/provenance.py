@@ -2,7 +2,7 @@
 
 A forest's columns mean nothing under another ``preprocess.json``, an encoder's ids nothing under another ``vocab.txt``.
 Nothing else would notice: shapes and dtypes fit. A TorchScript archive is read here whole, without torch, which leaves
-its checksums unread; a forest in `shoal.component.checkpoints`.
+its checksums unread; a forest in `shoal.forests.checkpoints`.
 """
 
 from __future__ import annotations

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from shoal.component.artifact_files import MAKE_AGAIN, describe_place, read_json, refusal
-from shoal.component.checkpoints import read_forest
 from shoal.component.onnx_ties import read_onnx
 from shoal.component.provenance import check_tie, read_archive
 from shoal.errors import ArtifactError
+from shoal.forests.checkpoints import read_forest
 from shoal.paths import shipped_root
 from shoal.repository.config import ModelConfig
 

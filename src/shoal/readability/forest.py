@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from shoal.component.forests import round_forest
 from shoal.component.provenance import dump_ties
 from shoal.component.tensors import Array, Device
 from shoal.errors import ArtifactError, InputError, needs
+from shoal.forests.treelite import round_forest
 from shoal.readability.batches import OnStep
 from shoal.readability.corpus import read_stop_words
 from shoal.readability.features import Features

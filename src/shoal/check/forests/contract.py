@@ -94,7 +94,7 @@ _READABLE = {
     (22, 8): (((2, 4), (2, 5)), ((3, 0), (4, 0))),
     (24, 3): (((3, 9), (3, 10)), ((4, 0), (5, 0))),
 }
-_BACKEND_IN_PYTHON = (((4, 0), (5, 0)),)  # shoal's own, in place of FIL: shoal.component.checkpoints
+_BACKEND_IN_PYTHON = (((4, 0), (5, 0)),)  # shoal's own, in place of FIL: shoal.forests.checkpoints
 
 
 def find(model: Model, repository: Repository) -> Findings:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from shoal.component.artifact_files import describe_bytes
-from shoal.component.checkpoints import read_forest
 from shoal.errors import ArtifactError
+from shoal.forests.checkpoints import read_forest
 
 # By `model_type`, the file that it reads: fil_backend, src/model.h: model_file.
 FILES: Mapping[str, str] = {

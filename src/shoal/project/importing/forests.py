@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from shoal.component.artifact_files import describe_bytes
-from shoal.component.checkpoints import Forest, Task, read_forest
 from shoal.component.spec import TensorSpec
 from shoal.errors import ArtifactError, InputError, needs
+from shoal.forests.checkpoints import Forest, Task, read_forest
 from shoal.project.importing.boosters import Booster, read_lightgbm, read_xgboost, refuse
 from shoal.project.importing.estimators import import_estimator, read_lightgbm_object, read_xgboost_object
 from shoal.project.importing.imported import MAX_BATCH_SIZE, Imported, make_config

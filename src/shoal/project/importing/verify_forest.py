@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.component.checkpoints import Forest, read_forest
-from shoal.component.forests import load_forest, round_forest
 from shoal.errors import ArtifactError
+from shoal.forests.checkpoints import Forest, read_forest
+from shoal.forests.treelite import load_forest, round_forest
 
 TOLERANCE = 1e-5  # of a score, or of its share where it is beyond 1: FP32 holds seven digits
 NUM_ROWS = 256

@@ -5,11 +5,12 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from collections.abc import Callable
 from pathlib import Path
 
-from shoal.component import Array, Arrays, Component, Context, Device, checkpoints
-from shoal.component.forests import load_forest
-from shoal.component.postprocessing import Settings
+from shoal.component import Array, Arrays, Component, Context, Device
 from shoal.component.provenance import check_ties
 from shoal.errors import needs
+from shoal.forests import checkpoints
+from shoal.forests.postprocessing import Settings
+from shoal.forests.treelite import load_forest
 
 _DEFAULT_STREAM = 1  # cudaStreamLegacy of cuda_runtime_api.h; nvForest's own choice would not wait for it
 

@@ -16,8 +16,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.component.postprocessing import POSTPROCESSORS, postprocess
 from shoal.errors import needs
+from shoal.forests.postprocessing import POSTPROCESSORS, postprocess
 
 _log = logging.getLogger("shoal")
 
@@ -41,7 +41,7 @@ def load_forest(path: Path) -> Predict:
     """What a forest says of features FP32 ``[rows, features]``: FP32 ``[rows, outputs]``; on one thread.
 
     A regressor gives one score, a classifier the chances of its classes; one of two classes may give the second's alone
-    (``Forest.num_classes`` of `shoal.component.checkpoints` tells).
+    (``Forest.num_classes`` of `shoal.forests.checkpoints` tells).
 
     Raises:
         SetupError: Treelite is not installed.

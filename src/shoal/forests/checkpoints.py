@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.component.artifact_files import GREATEST, MAKE_AGAIN, check_file, describe_bytes, refusal
-from shoal.component.postprocessing import Settings
 from shoal.component.provenance import parse_ties
 from shoal.component.spec import ModelSpec
 from shoal.errors import ArtifactError
+from shoal.forests.postprocessing import Settings
 
 _Array = npt.NDArray[Any]
 _FOREST = "Treelite checkpoint"
