@@ -15,10 +15,10 @@ import pytest
 
 from shoal.client.aio import AsyncClient
 from shoal.client.calls import Answer, Call, Method
-from shoal.client.channels import Lines
+from shoal.client.channels import ChannelPool
 from shoal.client.client import Client
 from shoal.client.failures import CallError
-from shoal.client.flow import Conversations
+from shoal.client.flow import Flows
 from shoal.errors import InputError
 from shoal.local import Pipeline
 from shoal.server.launch import Server
@@ -183,7 +183,7 @@ def test_parts_that_do_not_fit_together_are_said(ask: Any) -> None:
 def test_only_what_is_not_known_is_asked() -> None:
     """One row costs no more than its own request; more ask once for the most."""
     spec = {"name": "X", "datatype": "FP32", "shape": [-1, 1]}
-    talks = Conversations()
+    talks = Flows()
 
     def methods(rows: int) -> list[Method]:
         asked: list[Method] = []
@@ -266,18 +266,18 @@ def test_no_request_follows_another_into_a_dead_connection() -> None:
     class BrokenError(grpc.RpcError):  # type: ignore[misc]
         code, details = (lambda self: grpc.StatusCode.UNAVAILABLE), (lambda self: "Socket closed")
 
-    lines = Lines("127.0.0.1:9", open_channel)
-    with lines.line():
-        assert lines.unused() == [], "nothing broke yet"
-        with pytest.raises(CallError), lines.line():
+    pool = ChannelPool("127.0.0.1:9", open_channel)
+    with pool.channel():
+        assert pool.unused() == [], "nothing broke yet"
+        with pytest.raises(CallError), pool.channel():
             raise BrokenError
-        with lines.line() as third:
-            assert third.channel is opened[1]
-        assert lines.unused() == [], "the first request is still on it"
-    assert lines.unused() == [opened[0]]
-    assert lines.unused() == [], "told once"
-    assert lines.close() == [opened[1]]
-    with pytest.raises(CallError), lines.line():
+        with pool.channel() as third:
+            assert third.raw is opened[1]
+        assert pool.unused() == [], "the first request is still on it"
+    assert pool.unused() == [opened[0]]
+    assert pool.unused() == [], "told once"
+    assert pool.close() == [opened[1]]
+    with pytest.raises(CallError), pool.channel():
         raise BrokenError
     assert len(opened) == 2, "what is closed opens no more"
     for channel in opened:

@@ -237,5 +237,5 @@ def test_full_queues_are_tried_again(server: Server, protocol: str) -> None:
 
 def test_statuses_nobody_foresaw_are_handed_on() -> None:
     assert grpc_failure("UNAVAILABLE", "something new").kind is Kind.FAILED
-    assert grpc_failure("UNAVAILABLE", "").kind is Kind.ALIEN
-    assert grpc_failure("UNAVAILABLE", "GOAWAY received").kind is Kind.CUT
+    assert grpc_failure("UNAVAILABLE", "").kind is Kind.NOT_TRITON
+    assert grpc_failure("UNAVAILABLE", "GOAWAY received").kind is Kind.CONNECTION_LOST

@@ -8,9 +8,9 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
 from shoal.client.calls import Answer, Call, Parameter
-from shoal.client.channels import Lines
+from shoal.client.channels import ChannelPool
 from shoal.client.failures import CallError, Kind, connection_failure, explain
-from shoal.client.flow import Attempts, Conversation, Conversations
+from shoal.client.flow import Attempts, Flow, Flows
 from shoal.client.settings import Settings, merge
 from shoal.client.wire import HEADER_LENGTH, HttpReply, from_grpc, from_http, to_grpc, to_http
 from shoal.component.spec import TensorSpec
@@ -40,7 +40,7 @@ class AsyncClient:
     ) -> None:
         self._settings = Settings.checked(url, protocol, timeout, concurrency, retries, is_repeatable)
         self.url, self.protocol, self.timeout = self._settings.url, protocol, timeout
-        self._conversations = Conversations()
+        self._flows = Flows()
         self._senders = asyncio.Semaphore(concurrency)
         self._transport: Transport | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -65,36 +65,36 @@ class AsyncClient:
             ServerError: no server answers, or not in time, or it failed.
         """
         options: dict[str, Any] = {"request_id": request_id, "timeout": timeout, "parameters": parameters}
-        return await self._hold(self._conversations.infer(model, merge(inputs, named), outputs=outputs, **options))
+        return await self._run_flow(self._flows.infer(model, merge(inputs, named), outputs=outputs, **options))
 
     async def is_ready(self, model: str) -> bool:
         """Whether the server has ``model`` loaded."""
-        return await self._hold(self._conversations.is_ready(model))
+        return await self._run_flow(self._flows.is_ready(model))
 
     async def inputs(self, model: str) -> tuple[TensorSpec, ...]:
         """The inputs of ``model`` as the server describes them; which are optional, it does not say."""
-        return (await self._hold(self._conversations.describe(model))).inputs
+        return (await self._run_flow(self._flows.describe(model))).inputs
 
     async def outputs(self, model: str) -> tuple[TensorSpec, ...]:
         """The outputs of ``model``."""
-        return (await self._hold(self._conversations.describe(model))).outputs
+        return (await self._run_flow(self._flows.describe(model))).outputs
 
     async def max_batch_size(self, model: str) -> int:
         """The most rows that ``model`` takes at a time; 0 where its requests are not made of rows."""
-        return await self._hold(self._conversations.max_batch_size(model))
+        return await self._run_flow(self._flows.max_batch_size(model))
 
-    async def _hold(self, conversation: Conversation[T]) -> T:
-        """Send what ``conversation`` asks for until it is over."""
+    async def _run_flow(self, flow: Flow[T]) -> T:
+        """Send what ``flow`` asks for until it is over."""
         transport = self._connected()
         try:
-            calls = next(conversation)
+            calls = next(flow)
             while True:
                 try:
                     results = await self._send_all(calls, transport)
                 except ShoalError as error:
-                    calls = conversation.throw(error)
+                    calls = flow.throw(error)
                 else:
-                    calls = conversation.send(results)
+                    calls = flow.send(results)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
 
@@ -164,18 +164,18 @@ class _Grpc:
     def __init__(self, url: str) -> None:
         import grpc  # type: ignore[import-untyped]
 
-        self._lines = Lines(url, grpc.aio.insecure_channel)
+        self._channels = ChannelPool(url, grpc.aio.insecure_channel)
 
     async def send(self, call: Call, seconds: float) -> Any:
         request = to_grpc(call)
-        for channel in self._lines.unused():
+        for channel in self._channels.unused():
             await channel.close()
-        with self._lines.line() as line:
-            reply = await getattr(line.stub, request.procedure)(request.message, timeout=seconds)
+        with self._channels.channel() as channel:
+            reply = await getattr(channel.stub, request.procedure)(request.message, timeout=seconds)
         return from_grpc(call, reply)
 
     async def close(self) -> None:
-        for channel in self._lines.close():
+        for channel in self._channels.close():
             await channel.close()
 
 
@@ -203,13 +203,13 @@ class _Http:
             async with self._session.request(verb, url, data=body or None, headers=headers, **options) as answer:
                 return HttpReply(answer.status, answer.headers.get(HEADER_LENGTH), await answer.read())
         except TimeoutError:
-            raise CallError(Kind.LATE, "while waiting") from None
+            raise CallError(Kind.TIMEOUT, "while waiting") from None
         except self._aiohttp.ClientConnectorError as error:
             raise connection_failure(error.os_error) from None
         except (self._aiohttp.ClientConnectionError, self._aiohttp.ClientPayloadError):
-            raise CallError(Kind.CUT, "connection closed") from None
+            raise CallError(Kind.CONNECTION_LOST, "connection closed") from None
         except self._aiohttp.ClientError as error:
-            raise CallError(Kind.ALIEN, f"unreadable answer: {str(error)[:40]!r}") from None
+            raise CallError(Kind.NOT_TRITON, f"unreadable answer: {str(error)[:40]!r}") from None
 
     async def close(self) -> None:
         await self._session.close()

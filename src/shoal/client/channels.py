@@ -27,19 +27,19 @@ def channel_options(url: str) -> list[tuple[str, int]]:
     return [*options, ("grpc.enable_http_proxy", 0)] if is_here else options
 
 
-class Line:
-    """A channel, and how many requests are under way on it."""
+class Channel:
+    """A channel of gRPC's, ``raw``, and how many requests are under way on it."""
 
     def __init__(self, channel: Any) -> None:
         from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
-        self.channel = channel
+        self.raw = channel
         self.stub = GRPCInferenceServiceStub(channel)
         self.users = 0
 
 
-class Lines:
-    """Hands out the line that requests go by; threads may share it.
+class ChannelPool:
+    """Hands out the channel that requests go by; threads may share it.
 
     Its owner closes channels, which some do in an event loop.
     """
@@ -48,49 +48,49 @@ class Lines:
         self._url, self._open_channel = url, open_channel
         self._lock = threading.Lock()
         self._current = self._open()
-        self._replaced: set[Line] = set()
+        self._replaced: set[Channel] = set()
         self._is_closed = False
 
-    def _open(self) -> Line:
-        return Line(self._open_channel(self._url, channel_options(self._url)))
+    def _open(self) -> Channel:
+        return Channel(self._open_channel(self._url, channel_options(self._url)))
 
     @contextmanager
-    def line(self) -> Iterator[Line]:
-        """The line for one request.
+    def channel(self) -> Iterator[Channel]:
+        """The channel for one request.
 
         Raises:
-            CallError: what gRPC's error within means; where the connection broke, the next request gets another line.
+            CallError: what gRPC's error within means; where the connection broke, the next request gets another.
         """
         import grpc  # type: ignore[import-untyped]
 
         with self._lock:
-            line = self._current
-            line.users += 1
+            channel = self._current
+            channel.users += 1
         is_broken = False
         try:
-            yield line
+            yield channel
         except grpc.RpcError as error:
             failure = grpc_failure(error.code().name, error.details() or "")
-            is_broken = failure.kind is Kind.CUT
+            is_broken = failure.kind is Kind.CONNECTION_LOST
             raise failure from None
         finally:
             with self._lock:
-                line.users -= 1
-                if is_broken and line is self._current and not self._is_closed:
-                    self._replaced.add(line)
+                channel.users -= 1
+                if is_broken and channel is self._current and not self._is_closed:
+                    self._replaced.add(channel)
                     self._current = self._open()
 
     def unused(self) -> list[Any]:
-        """The channels of replaced lines that no request is on any more, each told once: to be closed."""
+        """gRPC's channels that were replaced and no request is on any more, each given once: to be closed."""
         if not self._replaced:
             return []
         with self._lock:
-            lines = {line for line in self._replaced if not line.users}
-            self._replaced -= lines
-            return [line.channel for line in lines]
+            unused = {channel for channel in self._replaced if not channel.users}
+            self._replaced -= unused
+            return [channel.raw for channel in unused]
 
     def close(self) -> list[Any]:
         """Open no more; every channel that is left, to be closed."""
         with self._lock:
             self._is_closed = True
-            return [line.channel for line in (self._current, *self._replaced)]
+            return [channel.raw for channel in (self._current, *self._replaced)]

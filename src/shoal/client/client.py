@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 
 from shoal.client.calls import Answer, Call, Parameter
 from shoal.client.failures import CallError, explain
-from shoal.client.flow import Attempts, Conversation, Conversations
+from shoal.client.flow import Attempts, Flow, Flows
 from shoal.client.settings import Settings, merge
 from shoal.client.transports import Grpc, Http, Transport
 from shoal.component.spec import TensorSpec
@@ -48,7 +48,7 @@ class Client:
     ) -> None:
         self._settings = Settings.checked(url, protocol, timeout, concurrency, retries, is_repeatable)
         self.url, self.protocol, self.timeout = self._settings.url, protocol, timeout
-        self._conversations = Conversations()
+        self._flows = Flows()
         self._transport: Transport = Grpc(self.url) if protocol == "grpc" else Http(self.url)
         self._senders = ThreadPoolExecutor(concurrency, thread_name_prefix="shoal-client")
         self._is_closed = False
@@ -77,37 +77,37 @@ class Client:
             ServerError: no server answers, or not in time, or it failed.
         """
         options: dict[str, Any] = {"request_id": request_id, "timeout": timeout, "parameters": parameters}
-        return self._hold(self._conversations.infer(model, merge(inputs, named), outputs=outputs, **options))
+        return self._run_flow(self._flows.infer(model, merge(inputs, named), outputs=outputs, **options))
 
     def is_ready(self, model: str) -> bool:
         """Whether the server has ``model`` loaded."""
-        return self._hold(self._conversations.is_ready(model))
+        return self._run_flow(self._flows.is_ready(model))
 
     def inputs(self, model: str) -> tuple[TensorSpec, ...]:
         """The inputs of ``model`` as the server describes them; which are optional, it does not say."""
-        return self._hold(self._conversations.describe(model)).inputs
+        return self._run_flow(self._flows.describe(model)).inputs
 
     def outputs(self, model: str) -> tuple[TensorSpec, ...]:
         """The outputs of ``model``."""
-        return self._hold(self._conversations.describe(model)).outputs
+        return self._run_flow(self._flows.describe(model)).outputs
 
     def max_batch_size(self, model: str) -> int:
         """The most rows that ``model`` takes at a time; 0 where its requests are not made of rows."""
-        return self._hold(self._conversations.max_batch_size(model))
+        return self._run_flow(self._flows.max_batch_size(model))
 
-    def _hold(self, conversation: Conversation[T]) -> T:
-        """Send what ``conversation`` asks for until it is over."""
+    def _run_flow(self, flow: Flow[T]) -> T:
+        """Send what ``flow`` asks for until it is over."""
         if self._is_closed:
             raise InputError("This client is closed.", "Make another.")
         try:
-            calls = next(conversation)
+            calls = next(flow)
             while True:
                 try:
                     results = [self._send(calls[0])] if len(calls) == 1 else list(self._senders.map(self._send, calls))
                 except ShoalError as error:
-                    calls = conversation.throw(error)
+                    calls = flow.throw(error)
                 else:
-                    calls = conversation.send(results)
+                    calls = flow.send(results)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
 

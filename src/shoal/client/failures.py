@@ -27,12 +27,12 @@ _LATER = re.compile(r"Try again in (\d+) s\.")
 class Kind(Enum):
     """What went wrong, as far as it matters to what comes next."""
 
-    ABSENT = "no connection: nothing was sent"
-    ALIEN = "something answers that is no Triton"
+    UNREACHABLE = "no connection: nothing was sent"
+    NOT_TRITON = "something answers that is no Triton"
     BUSY = "Triton turned the request away before running it"
-    CUT = "the connection broke: whether the request ran, nobody knows"
+    CONNECTION_LOST = "the connection broke: whether the request ran, nobody knows"
     FAILED = "Triton, or a model in it, failed"
-    LATE = "the time is up"
+    TIMEOUT = "the time is up"
     REFUSED = "the request is at fault"
     RESTRICTED = "Triton keeps this to its administrators"
 
@@ -91,18 +91,18 @@ _LOST = re.compile(r"ended while it had this request")  # a supervised service's
 def grpc_failure(code: str, details: str) -> CallError:
     """What a gRPC status other than OK means; ``code`` is its name."""
     if code == "DEADLINE_EXCEEDED":
-        return CallError(Kind.LATE, details)
+        return CallError(Kind.TIMEOUT, details)
     if code == "UNAVAILABLE" and _NO_CONNECTION.search(details):
         reason = re.sub(r"^.*last error: \w+: ", "", details)
-        return CallError(Kind.ALIEN if _NO_HTTP2.search(reason) else Kind.ABSENT, _plain(reason))
+        return CallError(Kind.NOT_TRITON if _NO_HTTP2.search(reason) else Kind.UNREACHABLE, _plain(reason))
     if code in ("INVALID_ARGUMENT", "NOT_FOUND", "RESOURCE_EXHAUSTED") and not _TURNED_AWAY.search(details):
         return CallError(Kind.REFUSED, details)
     if code == "UNAVAILABLE" and "restricted" in details:
         return CallError(Kind.RESTRICTED, details)
     if code in ("UNAVAILABLE", "CANCELLED", "INTERNAL") and _BROKEN.search(details):
-        return CallError(Kind.CUT, _plain(details))
+        return CallError(Kind.CONNECTION_LOST, _plain(details))
     if code in ("UNIMPLEMENTED", "UNKNOWN", "UNAVAILABLE") and (_NO_HTTP2.search(details) or not details):
-        return CallError(Kind.ALIEN, details or code)
+        return CallError(Kind.NOT_TRITON, details or code)
     return _failed(code in ("UNAVAILABLE", "RESOURCE_EXHAUSTED"), details, code)
 
 
@@ -111,7 +111,7 @@ def http_failure(status: int, body: bytes) -> CallError:
     try:
         message = json.loads(body)["error"]
     except (ValueError, KeyError, TypeError):
-        return CallError(Kind.ALIEN, f"HTTP {status}")
+        return CallError(Kind.NOT_TRITON, f"HTTP {status}")
     if status in (400, 404, 413):
         return CallError(Kind.REFUSED, str(message))
     if status == 403:
@@ -122,8 +122,8 @@ def http_failure(status: int, body: bytes) -> CallError:
 def connection_failure(error: OSError) -> CallError:
     """Why there is no connection."""
     if error.errno == errno.ECONNREFUSED:
-        return CallError(Kind.ABSENT, "connection refused")
-    return CallError(Kind.ABSENT, "there is no such host" if _is_lookup(error) else _plain(str(error)))
+        return CallError(Kind.UNREACHABLE, "connection refused")
+    return CallError(Kind.UNREACHABLE, "there is no such host" if _is_lookup(error) else _plain(str(error)))
 
 
 def _is_lookup(error: OSError) -> bool:
@@ -134,7 +134,7 @@ def _failed(is_unavailable: bool, message: str, status: str) -> CallError:
     if is_unavailable and _TURNED_AWAY.search(message):
         return CallError(Kind.BUSY, message)
     if is_unavailable and _LOST.search(message):
-        return CallError(Kind.CUT, message)
+        return CallError(Kind.CONNECTION_LOST, message)
     return CallError(Kind.FAILED, f"{message} ({status})")
 
 
@@ -158,21 +158,21 @@ def explain(failure: CallError, call: Call, server: Server) -> ShoalError:
     url, protocol, seconds = server
     message = strip(failure.message, call.request_id)
     match failure.kind:
-        case Kind.ABSENT:
+        case Kind.UNREACHABLE:
             return ServerError(f"No Triton answers at {url} ({message}).", "Start one: shoal serve REPOSITORY")
-        case Kind.ALIEN:
+        case Kind.NOT_TRITON:
             other = "http" if protocol == "grpc" else "grpc"
             return ServerError(
                 f"What answers at {url} is no Triton that speaks {protocol} ({message}).",
                 f"Triton's port for {protocol} is {PORTS[protocol]} unless it was started with another; "
                 f"for its {other} port: protocol={other!r}",
             )
-        case Kind.CUT:
+        case Kind.CONNECTION_LOST:
             return ServerError(
                 f"The server at {url} went away in the middle of a request ({message}).",
                 "It may have run. Where a request may run twice, is_repeatable=True sends it again.",
             )
-        case Kind.LATE:
+        case Kind.TIMEOUT:
             return ServerError(
                 f"The server at {url} did not answer within {seconds:g} s.",
                 f"Give it longer: timeout={2 * seconds:g}",

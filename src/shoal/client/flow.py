@@ -1,6 +1,6 @@
 """What to ask a server for, in which order: the part of a client that neither waits nor sends.
 
-A conversation is a generator. It yields the calls that may go out side by side, and gets their results, or the error
+A flow is a generator. It yields the calls that may go out side by side, and gets their results, or the error
 of the first that failed; it returns what the caller wanted.
 """
 
@@ -29,7 +29,7 @@ from shoal.component.tensors import Array
 from shoal.errors import InputError
 
 T = TypeVar("T")
-Conversation: TypeAlias = Generator[list[Call], list[Any], T]
+Flow: TypeAlias = Generator[list[Call], list[Any], T]
 
 MOST_ROWS = 2**31 - 1  # more than any model takes
 FIRST_PAUSE, MAX_PAUSE = 0.1, 5.0  # seconds before a repetition; each is twice the one before
@@ -64,7 +64,7 @@ class Described(NamedTuple):
         return tuple(spec.name for spec in self.outputs)
 
 
-class Conversations:
+class Flows:
     """What to ask one server for, and what it said of its models so far."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Conversations:
         self._described.pop(model, None)
         self._sizes.pop(model, None)
 
-    def describe(self, model: str, timeout: float | None = None) -> Conversation[Described]:
+    def describe(self, model: str, timeout: float | None = None) -> Flow[Described]:
         """The model's tensors."""
         if not model:
             raise InputError("The model has no name.", "Name one that the server's repository holds.")
@@ -85,12 +85,12 @@ class Conversations:
             self._described[model] = Described.from_metadata(metadata)
         return self._described[model]
 
-    def is_ready(self, model: str) -> Conversation[bool]:
+    def is_ready(self, model: str) -> Flow[bool]:
         """Whether the server has ``model`` loaded."""
         (answer,) = yield [Call(Method.READY, model)]
         return bool(answer)
 
-    def max_batch_size(self, model: str, timeout: float | None = None) -> Conversation[int]:
+    def max_batch_size(self, model: str, timeout: float | None = None) -> Flow[int]:
         """The most rows of one request; 0 where the first dimension does not count rows."""
         if model not in self._sizes:
             described = yield from self.describe(model, timeout)
@@ -98,7 +98,7 @@ class Conversations:
             self._sizes[model] = size
         return self._sizes[model]
 
-    def _ask_size(self, model: str, described: Described, timeout: float | None) -> Conversation[int]:
+    def _ask_size(self, model: str, described: Described, timeout: float | None) -> Flow[int]:
         try:
             (config,) = yield [Call(Method.CONFIG, model, timeout=timeout)]
             return int(config["max_batch_size"])
@@ -124,7 +124,7 @@ class Conversations:
         request_id: str,
         timeout: float | None,
         parameters: Mapping[str, Parameter] | None,
-    ) -> Conversation[Answer]:
+    ) -> Flow[Answer]:
         """One request, in parts where it has more rows than the model takes at a time."""
         timeout = None if timeout is None else check_timeout(timeout)
         is_fresh = model not in self._described
@@ -155,7 +155,7 @@ class Conversations:
                 self.forget(model)
             raise
 
-    def _send(self, call: Call, described: Described) -> Conversation[Answer]:
+    def _send(self, call: Call, described: Described) -> Flow[Answer]:
         rows = set(call.rows.values())
         if described.may_batch and rows - {1}:  # one row is never too many
             size = yield from self.max_batch_size(call.model, call.timeout)
@@ -184,7 +184,7 @@ class Attempts:
         self.seconds = settings.timeout if call.timeout is None else call.timeout
         self._deadline = time.monotonic() + min(self.seconds, MAX_SECONDS)
         self._retries = settings.retries
-        self._safe = {Kind.ABSENT, Kind.BUSY} | ({Kind.CUT} if settings.is_repeatable else set())
+        self._safe = {Kind.UNREACHABLE, Kind.BUSY} | ({Kind.CONNECTION_LOST} if settings.is_repeatable else set())
         self._pauses = 0
         self._settings = settings
 

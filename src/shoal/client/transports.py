@@ -10,7 +10,7 @@ import time
 from typing import Any, Protocol
 
 from shoal.client.calls import Call
-from shoal.client.channels import Lines
+from shoal.client.channels import ChannelPool
 from shoal.client.failures import CallError, Kind, connection_failure
 from shoal.client.wire import HEADER_LENGTH, HttpReply, from_grpc, from_http, to_grpc, to_http
 
@@ -34,18 +34,18 @@ class Grpc:
     def __init__(self, url: str) -> None:
         import grpc  # type: ignore[import-untyped]
 
-        self._lines = Lines(url, grpc.insecure_channel)
+        self._channels = ChannelPool(url, grpc.insecure_channel)
 
     def send(self, call: Call, seconds: float) -> Any:
         request = to_grpc(call)
-        for channel in self._lines.unused():
+        for channel in self._channels.unused():
             channel.close()
-        with self._lines.line() as line:
-            reply = getattr(line.stub, request.procedure)(request.message, timeout=seconds)
+        with self._channels.channel() as channel:
+            reply = getattr(channel.stub, request.procedure)(request.message, timeout=seconds)
         return from_grpc(call, reply)
 
     def close(self) -> None:
-        for channel in self._lines.close():
+        for channel in self._channels.close():
             channel.close()
 
 
@@ -83,7 +83,7 @@ class Http:
             if connection.sock is None:
                 connection.connect()
         except TimeoutError:
-            raise CallError(Kind.LATE, "while connecting") from None
+            raise CallError(Kind.TIMEOUT, "while connecting") from None
         except OSError as error:
             raise connection_failure(error) from None
         try:
@@ -91,11 +91,11 @@ class Http:
             answer = connection.getresponse()
             return HttpReply(answer.status, answer.getheader(HEADER_LENGTH), answer.read())
         except TimeoutError:
-            raise CallError(Kind.LATE, "while waiting") from None
+            raise CallError(Kind.TIMEOUT, "while waiting") from None
         except (OSError, http.client.IncompleteRead):
-            raise CallError(Kind.CUT, "connection closed") from None
+            raise CallError(Kind.CONNECTION_LOST, "connection closed") from None
         except http.client.HTTPException as error:
-            raise CallError(Kind.ALIEN, f"unreadable answer: {str(error)[:40]!r}") from None
+            raise CallError(Kind.NOT_TRITON, f"unreadable answer: {str(error)[:40]!r}") from None
 
     def _take(self) -> _Connection:
         """An idle connection that the server has not closed meanwhile, or a new one."""

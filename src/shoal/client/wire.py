@@ -89,7 +89,7 @@ def from_http(call: Call, reply: HttpReply) -> Any:
             return _read(call, json.loads(reply.body))
         return _http_answer(call, reply)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CallError(Kind.ALIEN, f"unreadable answer: {error}") from None
+        raise CallError(Kind.NOT_TRITON, f"unreadable answer: {error}") from None
 
 
 def _read(call: Call, answer: Any) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def from_grpc(call: Call, reply: Any) -> Any:
             for output, raw in zip(reply.outputs, raws, strict=True)
         }
     except (ValueError, KeyError, TypeError) as error:
-        raise CallError(Kind.ALIEN, f"unreadable answer: {error}") from None
+        raise CallError(Kind.NOT_TRITON, f"unreadable answer: {error}") from None
     choices = {name: (value, value.WhichOneof("parameter_choice")) for name, value in reply.parameters.items()}
     parameters = {name: getattr(value, choice) for name, (value, choice) in choices.items() if choice}
     return _answer(call, arrays, reply.model_version, parameters)

@@ -23,7 +23,7 @@ _STATUS = {
     Why.CLOSED: grpc.StatusCode.PERMISSION_DENIED, Why.METHOD: grpc.StatusCode.UNIMPLEMENTED,
     Why.LARGE: grpc.StatusCode.INVALID_ARGUMENT, Why.SLOW: grpc.StatusCode.DEADLINE_EXCEEDED,
 }  # fmt: skip
-_NO_SERVER = (Kind.ABSENT, Kind.ALIEN, Kind.CUT)
+_NO_SERVER = (Kind.UNREACHABLE, Kind.NOT_TRITON, Kind.CONNECTION_LOST)
 _PAUSE = 0.02  # seconds between two looks whether a message may arrive
 _NAME = 0x0A  # the first field of a request for inference, a string: the model's name
 
