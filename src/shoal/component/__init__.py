@@ -1,4 +1,4 @@
-"""What runs inside a model's process: the class a ``model.py`` derives from, and what it is given."""
+"""The inside of a model's process: the class a ``model.py`` derives from, and what it is given."""
 
 from typing import TYPE_CHECKING
 

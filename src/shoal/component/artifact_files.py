@@ -1,4 +1,4 @@
-"""How any artifact is read: one that cannot be used is refused with what stands there and what was expected."""
+"""Reading artifacts: one that cannot be used is refused with what stands there and what was expected."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def check_file(path: Path, kind: str) -> bytes:
 
 
 def describe_place(path: Path) -> str:
-    """What stands where a file should."""
+    """Describe what stands where a file should."""
     if path.is_symlink() and not path.exists():
         return f"a link to {path.readlink()}, which is not there"
     if path.is_dir():
@@ -59,7 +59,7 @@ def describe_place(path: Path) -> str:
 
 
 def describe_bytes(begins: bytes) -> str:
-    """What a file that begins so may be, in words; empty where nothing is known of it."""
+    """Name what a file that begins so may be; empty where nothing is known of it."""
     return next((f"it is {what}" for sign, what in _SIGNS.items() if begins.startswith(sign)), "")
 
 

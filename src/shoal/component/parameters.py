@@ -170,7 +170,7 @@ def _show(tensor: TensorSpec) -> str:
 
 @contextmanager
 def mended_by(fix: str) -> Iterator[None]:
-    """Around the reading of a piece's artifact: whoever made the file is told ``fix``, and not how to train again."""
+    """Around the reading of a piece's artifact: an error gives ``fix``, and not how to train again."""
     try:
         yield
     except ArtifactError as error:

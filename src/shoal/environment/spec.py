@@ -18,7 +18,7 @@ _MAX_BYTES = 64 * 2**20
 
 @dataclass(frozen=True)
 class Job:
-    """How an environment is to be made: with which Python, by which channels, with or without a network.
+    """Settings for making an environment: with which Python, by which channels, with or without a network.
 
     ``glibc`` is the highest that packages may ask for, such as ``2.35``.
     """

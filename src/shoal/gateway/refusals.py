@@ -34,6 +34,6 @@ class LostError(Exception):
 
 
 def lost(model: str) -> RefusedError:
-    """What the client of a request hears that was under way when its model's process ended, and is not sent again."""
+    """The answer to a request that was under way when its model's process ended, and is not sent again."""
     message = f"The process of {model} ended while it had this request."
     return RefusedError(Why.UNAVAILABLE, message, RETRY_SECONDS, is_lost=True)

@@ -1,4 +1,4 @@
-"""What training writes, before it is composed: each file of its kind, and made with the others."""
+"""Checks of what training writes, before it is composed: each file of its kind, and made with the others."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ def _interval(bounds: Sequence[float] | None) -> str:
 
 
 def _print_rmse(rmse: dict[str, float], is_demonstration: bool) -> None:
-    """How far training is off on texts that it has not seen."""
+    """Print how far training is off on texts that it has not seen."""
     OUT.print(
         "RMSE on unseen texts: " + ", ".join(f"{name} {value:.3f}" for name, value in rmse.items()),
         soft_wrap=True,
