@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import shutil
 from collections.abc import Iterable, Iterator
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -26,10 +27,18 @@ def find_carried(sources: Iterable[Path]) -> list[Path]:
     found: set[Path] = set()
     waiting = list(sources)
     while waiting:
-        new = set(_find_used(waiting.pop())) - found
+        source = waiting.pop()
+        new = (_find_used_by_own(source) if source.is_relative_to(_ROOT) else set(_find_used(source))) - found
         found |= new
         waiting += [path for path in new if path.suffix == ".py"]
     return sorted(found)
+
+
+@cache  # shoal's own files stay as they are while it runs
+def _find_used_by_own(source: Path) -> frozenset[Path]:
+    data = {path.name: path for path in source.parent.iterdir() if path.suffix not in ("", ".py")}
+    names = (node.value for node in ast.walk(ast.parse(source.read_bytes())) if isinstance(node, ast.Constant))
+    return frozenset({*_find_used(source), *(data[name] for name in names if isinstance(name, str) and name in data)})
 
 
 def _find_used(source: Path) -> Iterator[Path]:
@@ -44,10 +53,6 @@ def _find_used(source: Path) -> Iterator[Path]:
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             for alias in node.names:
                 yield from _find_files(node.module, alias.name)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and source.is_relative_to(_ROOT):
-            beside = source.parent / node.value[:100]
-            if beside.parent == source.parent and beside.suffix not in ("", ".py") and beside.is_file():
-                yield beside
 
 
 def _walk(node: ast.AST) -> Iterator[ast.AST]:
