@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 
 from shoal.client.aio import AsyncClient
-from shoal.client.calls import Answer, Call, Method
+from shoal.client.calls import Answer
 from shoal.client.channels import ChannelPool
 from shoal.client.client import Client
 from shoal.client.failures import CallError
-from shoal.client.flow import Flows
 from shoal.errors import InputError
 from shoal.local import Pipeline
 from shoal.server.launch import Server
@@ -180,32 +179,10 @@ def test_parts_that_do_not_fit_together_are_said(ask: Any) -> None:
         ask.infer("one_row", X=[1, 2, 3])
 
 
-def test_only_what_is_not_known_is_asked() -> None:
-    """One row costs no more than its own request; more ask once for the most."""
-    spec = {"name": "X", "datatype": "FP32", "shape": [-1, 1]}
-    talks = Flows()
-
-    def methods(rows: int) -> list[Method]:
-        asked: list[Method] = []
-        inputs = {"X": [1.0] * rows}
-        talk: Any = talks.infer("m", inputs, outputs=None, request_id="", timeout=None, parameters=None)
-        results = {
-            Method.METADATA: {"inputs": [spec], "outputs": [spec]},
-            Method.CONFIG: {"max_batch_size": 4},
-            Method.INFER: Answer({"X": np.zeros((2, 1))}, model="m"),
-        }
-        try:
-            calls: list[Call] = next(talk)
-            while True:
-                asked += [call.method for call in calls]
-                calls = talk.send([results[call.method] for call in calls])
-        except StopIteration:
-            return asked
-
-    assert methods(1) == [Method.METADATA, Method.INFER]
-    assert methods(1) == [Method.INFER]
-    assert methods(3) == [Method.CONFIG, Method.INFER]
-    assert methods(4) == [Method.INFER]
+def test_which_model_is_meant_is_not_guessed(ask: Any) -> None:
+    """This server keeps the list of its models to itself."""
+    with pytest.raises(InputError, match=r"does not allow this: .* Which model is meant\? Name it, as in --model NAME"):
+        ask.default_model()
 
 
 # --- threads and loops -------------------------------------------------------------------------------------------

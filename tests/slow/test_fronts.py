@@ -61,6 +61,14 @@ def raw(service: Service, text: str) -> str:
         return b"".join(iter(lambda: connection.recv(65_536), b"")).decode()
 
 
+def test_who_names_no_model_gets_the_configuration_of_the_default(service: Service) -> None:
+    for protocol in ("grpc", "http"):
+        with shoal.Client(getattr(service, protocol), protocol=protocol) as client:
+            assert client.default_model() == "chain"
+    assert json.loads(ask(service, "/v2/models//config")[2])["name"] == "chain"
+    assert ask(service, "/v2/models//infer", b"{}")[0] == 404
+
+
 def test_tritons_own_paths(service: Service) -> None:
     assert ask(service, "/v2/health/live")[0] == 200
     assert ask(service, "/v2/health/ready")[0] == 200

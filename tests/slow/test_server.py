@@ -12,6 +12,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from shoal.client.client import Client
@@ -20,6 +21,8 @@ from shoal.local import load
 from shoal.repository.manifest import MANIFEST
 from shoal.server.checks import check_repository
 from shoal.server.launch import find_cause, serve
+from tests.support.service import make_repository
+from tests.support.ways import WAYS, connect, url_of
 
 
 def regions() -> set[str]:
@@ -167,6 +170,26 @@ def test_a_server_that_is_not_ready_in_time_is_stopped(repository: Path) -> None
     with pytest.raises(ServerError, match=r"Triton was not ready after 0\.1 s"):
         serve(repository, timeout=0.1)
     assert regions() == before
+
+
+def test_a_server_with_other_restrictions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it keeps configurations to itself, or lists its models, its answers are the same."""
+    repository = make_repository(tmp_path)
+    x = np.arange(10, dtype=np.float32)[:, None]
+    for restricted in ("shared-memory", "model-config,model-repository"):
+        monkeypatch.setattr("shoal.server.launch.RESTRICTED", restricted)
+        with serve(repository) as server:
+            for way in WAYS:
+                with connect(way, url_of(server, way)) as client:
+                    for _ in range(2):  # the model takes 4 rows: this is sent in parts once that is known
+                        assert np.array_equal(client.infer("other", X=x)["Y"], 2 * x)
+                    assert [spec.is_optional for spec in client.inputs("other")] == ["config" in restricted]
+                    if "config" not in restricted:
+                        assert client.default_model() == "chain"
+                        assert client.max_batch_size("other") == 4
+                        continue
+                    with pytest.raises(ServerError, match="keeps the configuration of second to its administrators"):
+                        client.max_batch_size("second")
 
 
 def test_a_server_that_does_not_end_is_killed(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:

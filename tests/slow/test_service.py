@@ -18,6 +18,7 @@ import shoal
 from shoal.gateway.pidfile import hold_pid_file
 from shoal.server.orphans import clean_up
 from tests.conftest import Scale
+from tests.support.planted import write
 from tests.support.service import SHOAL, Callers, Service, are_gone, make_repository, wait_until
 
 GRACE = 20.0
@@ -31,6 +32,55 @@ def home(tmp_path: Path) -> Path:
 
 def serve(home: Path, *arguments: object) -> Service:
     return Service(home / "repository", home / "log", *arguments)
+
+
+LENGTHS = """
+import numpy as np
+
+from shoal.component import Component
+
+
+class Lengths(Component):
+    def run(self, batch):
+        return {"LENGTH": np.array([[len(text)] for (text,) in batch["TEXT"]], np.int32)}
+
+
+TritonPythonModel = Lengths.for_triton()
+"""
+
+
+def test_the_road_is_short(tmp_path: Path) -> None:
+    """One text costs two requests as the service counts them, a file three before its first rows: somebody's own
+    ensemble, in a repository that was written by hand.
+    """
+    tensors = """
+        max_batch_size: 8
+        input [ { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] } ]
+        output [ { name: "LENGTH" data_type: TYPE_INT32 dims: [ 1 ] } ]
+    """
+    step = """ensemble_scheduling { step [ { model_name: "lengths" model_version: -1
+        input_map { key: "TEXT" value: "TEXT" } output_map { key: "LENGTH" value: "LENGTH" } } ] }"""
+    cpu = "instance_group [ { kind: KIND_CPU } ]"
+    write(tmp_path / "repository" / "lengths" / "config.pbtxt", f'backend: "python" {tensors} {cpu}')
+    write(tmp_path / "repository" / "lengths" / "1" / "model.py", LENGTHS)
+    write(tmp_path / "repository" / "mine" / "config.pbtxt", f'platform: "ensemble" {tensors} {step}')
+    write(tmp_path / "repository" / "mine" / "1" / ".gitkeep", "")
+    file = tmp_path / "texts.txt"
+    file.write_text("a\nbb\nccc\n", encoding="utf-8")
+    with serve(tmp_path) as service:
+        for protocol in ("grpc", "http"):
+            for arguments, most in ((["A text."], 2), (["--input", file], 3)):
+                before = service.metric("shoal_requests_total")
+                options = ["--url", getattr(service, protocol), "--protocol", protocol, "--format", "csv"]
+                command = [*SHOAL, "infer", *map(str, arguments), *options]
+                printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+                assert printed.split()[1:] == (["A", "text.,7,"] if most == 2 else ["a,1,", "bb,2,", "ccc,3,"])
+                assert service.metric("shoal_requests_total") - before == most
+    local = subprocess.run(
+        [*SHOAL, "infer", "A text.", "--local", "--repository", str(tmp_path / "repository"), "--format", "csv"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "A text.,7" in local.stdout
 
 
 def test_drain(home: Path, scale: Scale, record: Callable[..., None]) -> None:

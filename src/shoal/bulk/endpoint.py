@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shoal.client.client import Client
+from shoal.client.failures import RestrictedError
 from shoal.component.spec import STRING, TensorSpec
 from shoal.component.tensors import Array
 from shoal.errors import InputError, ServerError
@@ -101,7 +102,10 @@ def served(client: Client, name: str, *, max_rows: int | None = None, num_caller
         InputError: the server has no such model, or it does not batch.
         ServerError: no server answers.
     """
-    limit = client.max_batch_size(name)
+    try:
+        limit = client.max_batch_size(name)
+    except RestrictedError:  # the client divides what turns out to be too long
+        limit = max_rows or SERVED_ROWS
     return Model(
         name,
         client.inputs(name),

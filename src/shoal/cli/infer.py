@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,7 +19,6 @@ from shoal.options import Json
 if TYPE_CHECKING:
     from shoal.bulk.endpoint import Model
     from shoal.bulk.infer import Summary
-    from shoal.client.client import Client
     from shoal.tables import Table
     from shoal.tables.common import Row
 
@@ -47,7 +46,7 @@ def infer(
     protocol: Annotated[str, typer.Option(help="grpc or http.")] = "grpc",
     timeout: Annotated[float, typer.Option(help="Seconds that a request may take.")] = 60.0,
     model: Annotated[
-        str, typer.Option(help="The ensemble; else the repository's, or the server's one of shoal's.")
+        str, typer.Option(help="The model; else the repository's or the server's only ensemble, or only model.")
     ] = "",
     is_local: Annotated[
         bool, typer.Option("--local", help="Without a server: the repository in this process.")
@@ -62,6 +61,8 @@ def infer(
     as_json: Json = False,
 ) -> None:
     """Score texts: given here, from standard input, or from a file, which the same command goes on with if stopped."""
+    from shoal.bulk.infer import infer_to_file, infer_to_stream, make_feed, make_format
+
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: active waiting collapses beside other work
     _check_choices(form, protocol, placement, output, is_local=is_local)
     with ExitStack() as held:
@@ -74,51 +75,30 @@ def infer(
             _open_model(model, where, repository, url, protocol, timeout, max_rows=batch_size, num_callers=concurrency)
         )
         constants, fed = _distinct(map(_parse_number, values or ())), _distinct(map(_parse_column, columns or ()))
-        scored_by = {"server": url or "here"} if where == "server" else {"repository": _digest(repository)}
-        answers = {spec.name: [spec.dtype, *spec.dims] for spec in chosen.outputs}
-        job = {"model": chosen.name, "place": where, **scored_by, "batch_size": chosen.max_rows, "answers": answers}
-        summary = _run(
-            chosen, table, origin, output, form, as_json=as_json, text_column=text_column, columns=fed,
-            constants=constants, job=job, is_fresh=fresh,
-        )  # fmt: skip
+        feed = make_feed(chosen, table, text_column=text_column, columns=fed, constants=constants)
+        if constants or not texts:  # one request that tells whether the others make sense, where it is not all there is
+            chosen = chosen.rehearsed(feed.constants, must_answer=not fed)
+        if output:
+            scored_by = {"server": url or "here"} if where == "server" else {"repository": _digest(repository)}
+            answers = {spec.name: [spec.dtype, *spec.dims] for spec in chosen.outputs}
+            job = {
+                "model": chosen.name, "place": where, **scored_by, "batch_size": chosen.max_rows, "answers": answers,
+                "input_format": table.source.kind, "text_column": text_column, "set": constants, "column": fed,
+            }  # fmt: skip
+            written = make_format(output.suffix.lower(), table, chosen, origin)
+            with show_rows() as show, _say_what_is_kept(output):
+                summary = infer_to_file(
+                    table, chosen, feed, written, output, settings=job, on_rows=show, is_fresh=fresh
+                )
+        elif form == "table" or as_json:
+            summary = _show(table, chosen, feed, text_column, as_json=as_json)
+        else:
+            with show_rows() as show:
+                stream = make_format(f".{form}", table, chosen)
+                summary = infer_to_stream(table, chosen, feed, stream, sys.stdout.buffer, show)
     if summary.num_failed:
         ERR.print(f"{summary.num_failed:,} of {summary.num_rows:,} rows have an error.", style="red")
         raise typer.Exit(1)
-
-
-def _run(
-    model: Model,
-    table: Table[Row],
-    origin: Path | None,
-    output: Path | None,
-    form: str,
-    *,
-    as_json: bool,
-    text_column: str,
-    columns: Mapping[str, str],
-    constants: Mapping[str, float],
-    job: Mapping[str, Any],
-    is_fresh: bool,
-) -> Summary:
-    from shoal.bulk.infer import infer_to_file, infer_to_stream, make_feed, make_format
-
-    feed = make_feed(model, table, text_column=text_column, columns=columns, constants=constants)
-    model = model.rehearsed(feed.constants, must_answer=not columns)
-    if output:
-        job = {
-            **job,
-            "input_format": table.source.kind,
-            "text_column": text_column,
-            "set": constants,
-            "column": columns,
-        }
-        written = make_format(output.suffix.lower(), table, model, origin)
-        with show_rows() as show, _say_what_is_kept(output):
-            return infer_to_file(table, model, feed, written, output, settings=job, on_rows=show, is_fresh=is_fresh)
-    if form == "table" or as_json:
-        return _show(table, model, feed, text_column, as_json=as_json)
-    with show_rows() as show:
-        return infer_to_stream(table, model, feed, make_format(f".{form}", table, model), sys.stdout.buffer, show)
 
 
 def _show(table: Table[Row], model: Model, feed: Any, text_column: str, *, as_json: bool) -> Summary:
@@ -193,7 +173,7 @@ def _open_model(
             client = held.enter_context(Client(address, protocol=protocol, timeout=timeout))
         if where == "server":
             assert client is not None
-            yield served(client, name or _find_ensemble(client), **limits)
+            yield served(client, name or client.default_model(), **limits)
             return
         pipeline = load(repository / name if name else repository, remote=client)
         held.callback(pipeline.close)
@@ -219,19 +199,6 @@ def _distinct(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
             raise InputError(f"The input {name} is given twice.", "Give it once.")
         given[name] = value
     return given
-
-
-def _find_ensemble(client: Client) -> str:
-    from shoal.repository.model_folders import find_leaves
-
-    known = [name for name, config in find_leaves().items() if config.is_ensemble]
-    ready = [name for name in known if client.is_ready(name)]
-    if len(ready) == 1:
-        return ready[0]
-    raise InputError(
-        f"The server at {client.url} has {'several' if ready else 'none'} of shoal's ensembles.",
-        "Name one: --model NAME",
-    )
 
 
 def _parse_number(setting: str) -> tuple[str, float]:

@@ -20,9 +20,9 @@ class Method(Enum):
     """What is asked of the server."""
 
     CONFIG = "how the model is configured"
+    INDEX = "which models the server has"
     INFER = "what the model answers"
     METADATA = "which tensors the model has"
-    PROBE = "nothing: a request that claims its arrays' shapes without their data, to be refused"
     READY = "whether the model is loaded"
 
 

@@ -83,8 +83,22 @@ class Client:
         """Whether the server has ``model`` loaded."""
         return self._run_flow(self._flows.is_ready(model))
 
+    def default_model(self) -> str:
+        """The model that the server is there for.
+
+        A service that runs on shoal names it. Of another server's models it is the only ensemble that no other one
+        calls, else the only model.
+
+        Raises:
+            InputError: there are several, or the server does not list them.
+        """
+        return self._run_flow(self._flows.find_default())
+
     def inputs(self, model: str) -> tuple[TensorSpec, ...]:
-        """The inputs of ``model`` as the server describes them; which are optional, it does not say."""
+        """The inputs of ``model`` as the server describes them.
+
+        A server that keeps configurations to itself does not say which are optional: all seem to be, there.
+        """
         return self._run_flow(self._flows.describe(model)).inputs
 
     def outputs(self, model: str) -> tuple[TensorSpec, ...]:
@@ -92,7 +106,11 @@ class Client:
         return self._run_flow(self._flows.describe(model)).outputs
 
     def max_batch_size(self, model: str) -> int:
-        """The most rows that ``model`` takes at a time; 0 where its requests are not made of rows."""
+        """The most rows that ``model`` takes at a time; 0 where its requests are not made of rows.
+
+        Raises:
+            ServerError: the server keeps configurations to itself, or does not answer.
+        """
         return self._run_flow(self._flows.max_batch_size(model))
 
     def _run_flow(self, flow: Flow[T]) -> T:

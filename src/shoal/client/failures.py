@@ -53,6 +53,10 @@ class TooManyRowsError(InputError):
     limit = 0
 
 
+class UnknownModelError(InputError):
+    """The server has no model of this name."""
+
+
 class ModelRefusalError(InputError):
     """A model refused what it was given, not Triton's core: what the server has is as it was."""
 
@@ -225,7 +229,9 @@ def _server_failed(message: str, url: str) -> ServerError:
 
 def _refused(message: str, call: Call, url: str) -> InputError:
     if message == "Not Found" or message.startswith("Request for unknown model"):
-        return InputError(f"The server at {url} has no model {call.model}.", "Name one that its repository holds.")
+        return UnknownModelError(
+            f"The server at {url} has no model {call.model}.", "Name one that its repository holds."
+        )
     for pattern, say in _REFUSALS:
         found = re.search(pattern, message)
         error = found and say(found, call)

@@ -9,12 +9,11 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Generator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias, TypeVar
-
-import numpy as np
+from typing import Any, TypeAlias, TypeVar
 
 from shoal.client.arrays import count_rows, read_arrays
-from shoal.client.calls import Answer, Call, Method, Parameter, check_outputs, dtype_name, join, split
+from shoal.client.calls import Answer, Call, Method, Parameter, check_outputs, join, split
+from shoal.client.description import Description
 from shoal.client.failures import (
     CallError,
     Kind,
@@ -22,98 +21,71 @@ from shoal.client.failures import (
     RestrictedError,
     Server,
     TooManyRowsError,
+    UnknownModelError,
 )
 from shoal.client.settings import MAX_SECONDS, Settings, check_parameters, check_timeout
-from shoal.component.spec import TensorSpec
 from shoal.component.tensors import Array
 from shoal.errors import InputError
+from shoal.repository.find import find_top
 
 T = TypeVar("T")
 Flow: TypeAlias = Generator[list[Call], list[Any], T]
 
-MOST_ROWS = 2**31 - 1  # more than any model takes
 FIRST_PAUSE, MAX_PAUSE = 0.1, 5.0  # seconds before a repetition; each is twice the one before
-
-
-class Described(NamedTuple):
-    """The tensors of a model, as the server describes them; which inputs are optional, it does not say.
-
-    ``may_batch``: every input's first dimension is free. It may count rows, and is not among the ``dims``.
-    """
-
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    may_batch: bool
-
-    @classmethod
-    def from_metadata(cls, metadata: Mapping[str, Any]) -> Described:
-        """Read a model's metadata in its JSON form."""
-        first = {int(entry["shape"][0]) if entry["shape"] else 0 for entry in metadata["inputs"]}
-        may_batch = first == {-1}
-
-        def read(entry: Mapping[str, Any], is_optional: bool) -> TensorSpec:
-            dims = tuple(map(int, entry["shape"]))[1 if may_batch else 0 :]
-            return TensorSpec(entry["name"], dtype_name(entry["datatype"]), dims, is_optional=is_optional)
-
-        inputs = tuple(read(entry, True) for entry in metadata["inputs"])
-        return cls(inputs, tuple(read(entry, False) for entry in metadata["outputs"]), may_batch)
-
-    @property
-    def output_names(self) -> tuple[str, ...]:
-        """In the model's own order."""
-        return tuple(spec.name for spec in self.outputs)
 
 
 class Flows:
     """What to ask one server for, and what it said of its models so far."""
 
     def __init__(self) -> None:
-        self._described: dict[str, Described] = {}
-        self._sizes: dict[str, int] = {}
+        self._described: dict[str, Description] = {}
 
     def forget(self, model: str) -> None:
         """Ask again: the server may have been restarted with another model of that name."""
         self._described.pop(model, None)
-        self._sizes.pop(model, None)
 
-    def describe(self, model: str, timeout: float | None = None) -> Flow[Described]:
-        """The model's tensors."""
+    def describe(self, model: str, timeout: float | None = None) -> Flow[Description]:
+        """The model's tensors, and the most rows of a request."""
         if not model:
             raise InputError("The model has no name.", "Name one that the server's repository holds.")
         if model not in self._described:
-            (metadata,) = yield [Call(Method.METADATA, model, timeout=timeout)]
-            self._described[model] = Described.from_metadata(metadata)
+            try:
+                (found,) = yield [Call(Method.CONFIG, model, timeout=timeout)]
+            except RestrictedError:
+                (found,) = yield [Call(Method.METADATA, model, timeout=timeout)]
+            self._described[model] = found
         return self._described[model]
+
+    def max_batch_size(self, model: str) -> Flow[int]:
+        """The most rows of one request; 0 where the first dimension does not count rows."""
+        described = yield from self.describe(model)
+        if described.max_rows is None:
+            raise RestrictedError(
+                f"The server keeps the configuration of {model} to its administrators.",
+                "Requests that it finds too long are sent in parts all the same.",
+            )
+        return described.max_rows
+
+    def find_default(self) -> Flow[str]:
+        """The model that the server is there for: a service names it, of another server's models ``find_top`` does."""
+        try:
+            (found,) = yield [Call(Method.CONFIG, "")]
+        except UnknownModelError:
+            pass
+        else:
+            self._described[found.name] = found
+            return str(found.name)
+        try:
+            (names,) = yield [Call(Method.INDEX, "")]
+            described = yield [Call(Method.CONFIG, name) for name in dict.fromkeys(names)]
+        except RestrictedError as error:
+            raise InputError(f"{error.what} Which model is meant?", "Name it, as in --model NAME") from None
+        return find_top({model.name: model.calls for model in described}, "The server")
 
     def is_ready(self, model: str) -> Flow[bool]:
         """Whether the server has ``model`` loaded."""
         (answer,) = yield [Call(Method.READY, model)]
         return bool(answer)
-
-    def max_batch_size(self, model: str, timeout: float | None = None) -> Flow[int]:
-        """The most rows of one request; 0 where the first dimension does not count rows."""
-        if model not in self._sizes:
-            described = yield from self.describe(model, timeout)
-            size = (yield from self._ask_size(model, described, timeout)) if described.may_batch else 0
-            self._sizes[model] = size
-        return self._sizes[model]
-
-    def _ask_size(self, model: str, described: Described, timeout: float | None) -> Flow[int]:
-        try:
-            (config,) = yield [Call(Method.CONFIG, model, timeout=timeout)]
-            return int(config["max_batch_size"])
-        except RestrictedError:
-            pass
-        # More rows than any model takes are refused with the number that it does take. One dimension too many: a
-        # model that does not batch refuses this as well, so that nothing ever runs.
-        claims = {s.name: np.broadcast_to(np.empty((), s.numpy_dtype), _claimed(s)) for s in described.inputs}
-        try:
-            yield [Call(Method.PROBE, model, claims, timeout=timeout)]
-        except TooManyRowsError as refusal:
-            return refusal.limit
-        except InputError:
-            pass
-        return 0
 
     def infer(
         self,
@@ -155,26 +127,24 @@ class Flows:
                 self.forget(model)
             raise
 
-    def _send(self, call: Call, described: Described) -> Flow[Answer]:
-        rows = set(call.rows.values())
-        if described.may_batch and rows - {1}:  # one row is never too many
-            size = yield from self.max_batch_size(call.model, call.timeout)
-            if size and count_rows(call.arrays) > size:
-                parts = split(call, size)
-                return join(call, parts, (yield parts))
-        (answer,) = yield [call]
-        return answer  # type: ignore[no-any-return]
-
-
-def _claimed(spec: TensorSpec) -> tuple[int, ...]:
-    return (MOST_ROWS, *(max(1, size) for size in spec.dims), 1)
+    def _send(self, call: Call, described: Description) -> Flow[Answer]:
+        size, rows = described.max_rows, set(call.rows.values())
+        if not size or not rows - {1} or count_rows(call.arrays) <= size:  # one row is never too many
+            try:
+                (answer,) = yield [call]
+                return answer  # type: ignore[no-any-return]
+            except TooManyRowsError as refusal:  # not said before, or another model by now
+                size = refusal.limit
+                self._described[call.model] = described._replace(max_rows=size)
+        parts = split(call, size)
+        return join(call, parts, (yield parts))
 
 
 def _read(
-    described: Described, values: Mapping[str, Any], outputs: Sequence[str] | None
+    described: Description, values: Mapping[str, Any], outputs: Sequence[str] | None
 ) -> tuple[tuple[str, ...], dict[str, Array]]:
     names = check_outputs(outputs or (), described.output_names)
-    return names, read_arrays(described.inputs, values, is_batched=described.may_batch)
+    return names, read_arrays(described.inputs, values, is_batched=described.is_batched)
 
 
 class Attempts:

@@ -13,12 +13,14 @@ from urllib.parse import quote
 import numpy as np
 
 from shoal.client.calls import Answer, Call, Method, Parameter
+from shoal.client.description import Description
 from shoal.client.failures import CallError, Kind, http_failure
 from shoal.component.tensors import Array
 
 HEADER_LENGTH = "Inference-Header-Content-Length"  # of the JSON before the tensors' bytes
 # What Triton itself puts among a request's parameters.
 RESERVED = {"sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "binary_data_output"}
+READY = "READY"  # the state of a model that is loaded, in the index
 
 
 # --- HTTP --------------------------------------------------------------------------------------------------------
@@ -44,10 +46,12 @@ class HttpReply(NamedTuple):
 def to_http(call: Call) -> HttpRequest:
     """The HTTP request of ``call``."""
     path = f"/v2/models/{quote(call.model, safe='')}"
-    if call.method not in (Method.INFER, Method.PROBE):
+    if call.method is Method.INDEX:
+        return HttpRequest("POST", "/v2/repository/index", {}, b"")
+    if call.method is not Method.INFER:
         ends = {Method.METADATA: "", Method.CONFIG: "/config", Method.READY: "/ready"}
         return HttpRequest("GET", path + ends[call.method], {}, b"")
-    blobs = {name: _to_bytes(call, array) for name, array in call.arrays.items()}
+    blobs = {name: _to_bytes(array) for name, array in call.arrays.items()}
     parts = _json_request(call, {name: len(blob) for name, blob in blobs.items()})
     header = json.dumps(parts).encode()
     headers = {HEADER_LENGTH: str(len(header)), "Content-Type": "application/octet-stream"}
@@ -73,7 +77,7 @@ def _json_request(call: Call, sizes: Mapping[str, int]) -> dict[str, Any]:
 
 
 def from_http(call: Call, reply: HttpReply) -> Any:
-    """What ``reply`` says: for INFER an ``Answer``, for READY a bool, else a part of Triton's own JSON.
+    """What ``reply`` says: for INFER an ``Answer``, for READY a bool, for INDEX names, else a ``Description``.
 
     Raises:
         CallError: the server refused, or this is none of Triton's answers.
@@ -85,19 +89,14 @@ def from_http(call: Call, reply: HttpReply) -> Any:
     if call.method is Method.READY:
         return True
     try:
-        if call.method not in (Method.INFER, Method.PROBE):
-            return _read(call, json.loads(reply.body))
-        return _http_answer(call, reply)
+        if call.method is Method.INFER:
+            return _http_answer(call, reply)
+        document = json.loads(reply.body)
+        if call.method is Method.INDEX:
+            return [entry["name"] for entry in document if entry.get("state") == READY]
+        return (Description.from_config if call.method is Method.CONFIG else Description.from_metadata)(document)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CallError(Kind.NOT_TRITON, f"unreadable answer: {error}") from None
-
-
-def _read(call: Call, answer: Any) -> dict[str, Any]:
-    """What is needed of a configuration or of metadata."""
-    if call.method is Method.CONFIG:
-        return {"max_batch_size": answer.get("max_batch_size", 0)}
-    keys = ("name", "datatype", "shape")
-    return {side: [{key: entry[key] for key in keys} for entry in answer[side]] for side in ("inputs", "outputs")}
 
 
 def _http_answer(call: Call, reply: HttpReply) -> Answer:
@@ -133,10 +132,12 @@ def to_grpc(call: Call) -> GrpcRequest:
         return GrpcRequest("ModelConfig", pb.ModelConfigRequest(name=call.model))
     if call.method is Method.READY:
         return GrpcRequest("ModelReady", pb.ModelReadyRequest(name=call.model))
+    if call.method is Method.INDEX:
+        return GrpcRequest("RepositoryIndex", pb.RepositoryIndexRequest())
     message = pb.ModelInferRequest(model_name=call.model, id=call.request_id)
     for name, array in call.arrays.items():
         message.inputs.add(name=name, datatype=_datatype(array), shape=list(array.shape))
-        message.raw_input_contents.append(_to_bytes(call, array))
+        message.raw_input_contents.append(_to_bytes(array))
     for name in call.outputs:
         message.outputs.add(name=name)
     kinds = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
@@ -153,10 +154,12 @@ def from_grpc(call: Call, reply: Any) -> Any:
     """
     if call.method is Method.READY:
         return bool(reply.ready)
+    if call.method is Method.INDEX:
+        return [model.name for model in reply.models if model.state == READY]
     if call.method is Method.CONFIG:
-        return {"max_batch_size": reply.config.max_batch_size}
+        return Description.from_config(_to_json(reply.config))
     if call.method is Method.METADATA:
-        return {side: [_described(t) for t in getattr(reply, side)] for side in ("inputs", "outputs")}
+        return Description.from_metadata(_to_json(reply))
     raws = list(reply.raw_output_contents)
     try:
         arrays = {
@@ -170,8 +173,11 @@ def from_grpc(call: Call, reply: Any) -> Any:
     return _answer(call, arrays, reply.model_version, parameters)
 
 
-def _described(tensor: Any) -> dict[str, Any]:
-    return {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
+def _to_json(message: Any) -> dict[str, Any]:
+    """The message as Triton's HTTP port gives it."""
+    from google.protobuf import json_format
+
+    return dict(json_format.MessageToDict(message, preserving_proto_field_name=True))
 
 
 # --- both --------------------------------------------------------------------------------------------------------
@@ -195,10 +201,10 @@ def _datatype(array: Array) -> str:
     return str(np_to_triton_dtype(array.dtype))
 
 
-def _to_bytes(call: Call, array: Array) -> bytes:
+def _to_bytes(array: Array) -> bytes:
     from tritonclient.utils import serialize_byte_tensor
 
-    if call.method is Method.PROBE or not array.size:
+    if not array.size:
         return b""
     return bytes(serialize_byte_tensor(array).item() if array.dtype == np.object_ else array.tobytes())
 

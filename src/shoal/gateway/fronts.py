@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
-from shoal.errors import ArtifactError
+from shoal.errors import ArtifactError, InputError
 from shoal.gateway.gate import Gate
 from shoal.gateway.logs import log
 from shoal.gateway.refusals import RefusedError, Why
 from shoal.repository.config import ModelConfig
+from shoal.repository.find import find_top, read_calls
 
 PUBLIC_PARAMETER = "public"  # of a model that clients may ask, beside the ensembles
 # What clients may send along with a request, beside what says how it is written.
@@ -42,6 +43,14 @@ def find_exposed(configs: Mapping[str, ModelConfig], names: Iterable[str]) -> se
         if config.is_ensemble or value == "true":
             found.add(name)
     return found or set(configs)
+
+
+def find_default(configs: Mapping[str, ModelConfig], exposed: Container[str], composed_for: object) -> str:
+    """Return the model that clients are here for who name none; empty where there are several."""
+    try:
+        return find_top(read_calls({n: c for n, c in configs.items() if n in exposed}), "The server", composed_for)
+    except InputError:
+        return ""
 
 
 def absent(model: str) -> RefusedError:

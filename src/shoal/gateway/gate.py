@@ -29,7 +29,7 @@ class Gate:
     ``blocked`` tells of each model that cannot be asked why not. A request that is under way when its server or model
     dies is sent once more to the next one, if ``resends``, one such request at a time; not so one that was alone or was
     lost twice, for it may be the cause: its bytes are refused for a minute. Clients may ask the models in ``exposed``,
-    and know those in ``told``.
+    and know those in ``told``; ``default`` is the one whose configuration they get if they name none.
     """
 
     def __init__(
@@ -38,6 +38,7 @@ class Gate:
         *,
         exposed: Iterable[str],
         told: Iterable[str],
+        default: str,
         max_wait: float,
         resends: bool,
         limits: Limits,
@@ -50,6 +51,7 @@ class Gate:
         self.num_resent = 0
         self.outcomes: Counter[tuple[str, str]] = Counter()  # by model, and by kind
         self.limits = limits
+        self.default = default
         self.memory = Pool(int(limits.memory_mib * 2**20), limits.client_share)
         self.streams = Pool(limits.max_streams, limits.client_share)
         self.refusals: Counter[str] = Counter()  # of the fronts, by kind

@@ -127,7 +127,11 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         return await self._fetch("ModelMetadata", request)
 
     async def _answer_config(self, request: bytes, *_: Any) -> bytes:
-        self._told(parse("ModelConfigRequest", request).name)
+        wanted = parse("ModelConfigRequest", request)
+        if not wanted.name and self._gate.default:
+            wanted.name = self._gate.default
+            request = wanted.SerializeToString()
+        self._told(wanted.name)
         answer = parse("ModelConfigResponse", await self._fetch("ModelConfig", request))
         for name in PRIVATE:
             answer.config.ClearField(name)

@@ -34,6 +34,7 @@ from shoal.server.launch import Server
 
 # Names of models are taken as they came: Triton does not decode them.
 _MODEL = re.compile(r"/v2/models/(?P<model>[^/]+)(?P<version>/versions/[^/]+)?(?:/(?P<what>[a-z_]+))?")
+_NO_MODEL = "/v2/models//config"  # who names none gets that of the default model
 _ASKED = {"": "GET", "ready": "GET", "config": "GET", "stats": "GET"}  # by what is asked of a model
 _ASKED |= {"infer": "POST", "generate": "POST", "generate_stream": "POST"}
 _OF_ALL = {"/v2/health/live": "GET", "/v2/health/ready": "GET", "/v2": "GET", "/v2/models/stats": "GET"}
@@ -72,6 +73,10 @@ class HttpFront:
             if wanted := _OF_ALL.get(path):
                 _check_method(request, wanted)
                 return await self._answer_of_all(path)
+            if path == _NO_MODEL:
+                if not self._gate.default:
+                    raise absent("")
+                path = f"/v2/models/{self._gate.default}/config"
             found = _MODEL.fullmatch(path)
             what = (found["what"] or "") if found else ""
             if found is None or what not in _ASKED:

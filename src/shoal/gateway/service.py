@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from shoal.errors import InputError
 from shoal.gateway.canary import make_canaries
 from shoal.gateway.doors import listen
-from shoal.gateway.fronts import find_exposed
+from shoal.gateway.fronts import find_default, find_exposed
 from shoal.gateway.gate import Gate
 from shoal.gateway.grpc_front import GrpcFront, make_server
 from shoal.gateway.health import Health
@@ -27,6 +27,7 @@ from shoal.gateway.pidfile import hold_pid_file
 from shoal.gateway.servers import Servers
 from shoal.gateway.supervisor import Supervisor
 from shoal.repository.find import read_configs
+from shoal.repository.manifest import read_manifest
 from shoal.server.checks import check_start
 from shoal.server.launch import Server, find_ports
 from shoal.server.orphans import clean_up
@@ -80,6 +81,7 @@ class _Service:
             configs,
             exposed=exposed,
             told=exposed | steps,
+            default=find_default(configs, exposed, read_manifest(self._repository).get("ensemble")),
             max_wait=options.max_wait,
             resends=options.resends,
             limits=options.limits,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from shoal.errors import ArtifactError, InputError
@@ -51,17 +52,31 @@ def _find_top(repository: Path) -> str:
             f"{repository} is neither a model's folder nor a repository: there is no {CONFIG} in it, nor one below.",
             "Name a repository, or the folder of a model in it.",
         )
-    composed_for = read_manifest(repository).get("ensemble")
-    if composed_for in configs:
+    return find_top(read_calls(configs), str(repository), read_manifest(repository).get("ensemble"))
+
+
+def read_calls(configs: Mapping[str, ModelConfig]) -> dict[str, list[str] | None]:
+    """The models that each ensemble calls; None for a model that is not one."""
+    return {name: [s.model for s in config.steps] if config.is_ensemble else None for name, config in configs.items()}
+
+
+def find_top(calls: Mapping[str, Iterable[str] | None], where: str, composed_for: object = None) -> str:
+    """Choose the model that stands for a repository, or a server: what it was composed for, if it is there, else the
+    only ensemble that no other one calls, else the only model. ``calls`` is what ``read_calls`` returns.
+
+    Raises:
+        InputError: there are several, or none.
+    """
+    if composed_for in calls:
         return str(composed_for)
-    ensembles = [name for name, config in configs.items() if config.is_ensemble]
-    called = {step.model for config in configs.values() for step in config.steps}
-    tops = [name for name in ensembles if name not in called] or ensembles or list(configs)
+    ensembles = [name for name, called in calls.items() if called is not None]
+    inner = {name for called in calls.values() for name in called or ()}
+    tops = [name for name in ensembles if name not in inner] or ensembles or list(calls)
+    if not tops:
+        raise InputError(f"{where} has no model that is ready.")
     if len(tops) > 1:
         what = "ensembles that no other one calls" if ensembles else "models and no ensemble"
-        raise InputError(
-            f"{repository} has {len(tops)} {what}: {', '.join(tops)}.", f"Name one, such as --model {tops[0]}"
-        )
+        raise InputError(f"{where} has {len(tops)} {what}: {', '.join(tops)}.", f"Name one, such as --model {tops[0]}")
     return tops[0]
 
 

@@ -35,7 +35,7 @@ EXIT_SECONDS = 10  # an idle keep-alive connection alone makes Triton wait all o
 OTHERS_SECONDS = 1.0  # in which models that load beside one that failed may fail as well
 KEEP_LOG = "Its whole log: shoal serve REPOSITORY --log FILE"
 _FAILED = r"failed to load '.*?' version \d+: .*"
-RESTRICTED = "model-repository,shared-memory,model-config,statistics,trace,logging"
+RESTRICTED = "model-repository,shared-memory,statistics,trace,logging"
 
 # The kernel takes the thread that started a child for its parent: this one lives as long as the process.
 _LAUNCHER = ThreadPoolExecutor(1, thread_name_prefix="shoal-launcher")
@@ -60,7 +60,7 @@ class Server:
         with contextlib.ExitStack() as undone:  # unless all of it succeeds
             undone.enter_context(self._held)
             self.http_url, self.grpc_url, self.metrics_url = (f"{HOST}:{port}" for port in ports)
-            self.admin_key = secrets.token_hex(16)  # opens what clients may not ask for: configurations, statistics
+            self.admin_key = secrets.token_hex(16)  # opens what clients may not ask for: statistics, model control
             self.models = ModelControl(self.http_url, self.admin_key, model_control)
             self._folder = Path(tempfile.mkdtemp(prefix=PREFIX))
             undone.callback(shutil.rmtree, self._folder, ignore_errors=True)
