@@ -13,8 +13,7 @@ import numpy as np
 from shoal.client.arrays import to_arrays
 from shoal.client.copies import Copies
 from shoal.client.failures import ModelRefusalError
-from shoal.component.base import Component
-from shoal.component.context import Context
+from shoal.component.base import Component, Context
 from shoal.component.spec import OTHER_REPOSITORY, REPOSITORY, STRING
 from shoal.component.tensors import Array, Arrays, Device
 from shoal.errors import ArtifactError, InputError, ShoalError

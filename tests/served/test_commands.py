@@ -13,7 +13,7 @@ from tests.support.commands import Shoal
 
 
 def test_infer(shoal: Shoal, server: Server) -> None:
-    arguments = ["infer", "The cat sat.", "A [bold] text", "--url", server.grpc_url]
+    arguments = ["infer", "The cat sat.", "A [bold] text", "--url", server.grpc_url, "--model", "ensemble_all"]
     table = shoal(*arguments)
     assert "The cat sat." in table
     assert "A [bold] text" in table

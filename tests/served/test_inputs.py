@@ -151,7 +151,9 @@ def test_requests_that_are_none(ask: Callable[..., Any], inputs: dict[str, Any],
 @pytest.mark.parametrize("way", ["grpc", "http", "local", "client"])
 def test_as_rows_of_a_file(way: str, tmp_path: Path, repository: Path, server: Server, pipeline: Pipeline) -> None:
     """All of the above in one file each: a bad row gets its words, all others their scores."""
-    options = ["--local", "--repository", repository] if way == "local" else ["--url", _url(server, way)]
+    options = (
+        ["--local", "--repository", repository] if way == "local" else ["--url", _url(server, way), "--model", ENSEMBLE]
+    )
     options += ["--protocol", "http"] if way == "http" else []
     options += ["--placement", "client", "--repository", repository] if way == "client" else []
     rows = [(text, None, "") for text in SCORED.values()] + list(REFUSED.values())
@@ -195,9 +197,8 @@ def test_a_column_of_weights_and_one_weight_for_all(tmp_path: Path, server: Serv
     """Where a row leaves its weight empty, the default holds."""
     source, out = tmp_path / "in.csv", tmp_path / "out.csv"
     source.write_text("text,w\nA cat.,0\nA cat.,1\nA cat.,\nA cat.,0.25\n", encoding="utf-8")
-    run = CliRunner().invoke(
-        app, ["infer", "-i", str(source), "-o", str(out), "--column", "BERT_WEIGHT=w", "--url", server.grpc_url]
-    )
+    options = ["--column", "BERT_WEIGHT=w", "--url", server.grpc_url, "--model", ENSEMBLE]
+    run = CliRunner().invoke(app, ["infer", "-i", str(source), "-o", str(out), *options])
     assert run.exit_code == 0, run.output
     expected = [pipeline(excerpt=["A cat."], BERT_WEIGHT=w)["SCORE"][0, 0] for w in ([0], [1], None, [0.25])]
     np.testing.assert_allclose([float(row["score"]) for row in _read(out)], expected, atol=1e-5)

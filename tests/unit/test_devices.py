@@ -14,10 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.component.base import Component
-from shoal.component.context import Context
-from shoal.component.ledger import ACROSS, BATCHES, DOWN, ROWS, UP, Edge, Ledger, Traffic
-from shoal.component.metrics import Metrics
+from shoal.component.base import Component, Context
+from shoal.component.ledger import ACROSS, BATCHES, DOWN, ROWS, UP, Edge, Ledger, Metrics, Traffic
 from shoal.component.tensors import Array, Arrays, Device
 from shoal.errors import SetupError
 from shoal.testing.fake_triton import InferenceRequest, Stub, Tensor
@@ -174,11 +172,10 @@ def test_ledgers_add_up() -> None:
 
 
 def test_metrics_follow_the_ledger() -> None:
-    from shoal.testing.fake_triton import installed
+    from shoal.testing.fake_triton import MetricFamily
 
     ledger = Ledger()
-    with installed():
-        metrics = Metrics(ledger, "double", "double_0_0", seconds=60)
+    metrics = Metrics(ledger, MetricFamily, "double", "double_0_0", seconds=60)
     ledger.record("X", UP, 10)
     ledger.count(ROWS, 3)
     for _ in range(2):
@@ -194,7 +191,7 @@ def test_metrics_follow_the_ledger() -> None:
 
 
 def test_a_server_without_metrics_answers_all_the_same(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     from shoal.testing.fake_triton import MetricFamily
 
@@ -204,8 +201,7 @@ def test_a_server_without_metrics_answers_all_the_same(
 
     ledger = Ledger()
     ledger.count(ROWS)
-    monkeypatch.setattr("shoal.component.metrics.metric_family", lambda: Refusing)
-    metrics = Metrics(ledger, "double", "double_0_0", seconds=0.01)
+    metrics = Metrics(ledger, Refusing, "double", "double_0_0", seconds=0.01)
     metrics._thread.join(5)
     assert "model double publishes no metrics" in caplog.text
     metrics.close()

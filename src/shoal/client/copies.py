@@ -8,8 +8,21 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from shoal.component.ledger import ACROSS, BATCHES, CONTROL, EXACT, EXACT_ROWS, SETUP, UP, Edge, Ledger, Traffic
-from shoal.component.metrics import BYTES, COPIES, SECONDS
+from shoal.component.ledger import (
+    ACROSS,
+    BATCHES,
+    BYTES,
+    CONTROL,
+    COPIES,
+    EXACT,
+    EXACT_ROWS,
+    SECONDS,
+    SETUP,
+    UP,
+    Edge,
+    Ledger,
+    Traffic,
+)
 from shoal.errors import ServerError, ShoalError
 from shoal.repository.graph import Graph
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from shoal.component.artifact_files import read_text as read_text
     from shoal.component.artifact_files import refusal as refusal
     from shoal.component.base import Component as Component
-    from shoal.component.context import Context as Context
+    from shoal.component.base import Context as Context
     from shoal.component.ledger import SETUP as SETUP
     from shoal.component.parameters import Settings as Settings
     from shoal.component.parameters import mended_by as mended_by
@@ -29,7 +29,7 @@ HOMES = {
     "ArtifactError": "shoal.errors",
     "check_file": "shoal.component.artifact_files",
     "Component": "shoal.component.base",
-    "Context": "shoal.component.context",
+    "Context": "shoal.component.base",
     "Device": "shoal.component.tensors",
     "InputError": "shoal.errors",
     "mended_by": "shoal.component.parameters",

@@ -6,22 +6,63 @@ import inspect
 import locale
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from json import loads
 from pathlib import Path
 from typing import Any, ClassVar
 
-from shoal.component import batching, tensors
-from shoal.component.context import Context
+import numpy as np
+from array_api_compat import device as device_of
+
+from shoal.component import tensors
+from shoal.component.artifact_files import describe_place
 from shoal.component.heartbeat import Beacon
-from shoal.component.ledger import BATCHES, ROWS
-from shoal.component.metrics import Metrics
-from shoal.component.spec import OTHER_REPOSITORY, REPOSITORY, ModelSpec
-from shoal.component.stub_check import check_stub
-from shoal.component.tensors import Arrays
+from shoal.component.ledger import BATCHES, ROWS, Metrics
+from shoal.component.spec import OTHER_REPOSITORY, REPOSITORY, ModelSpec, TensorSpec
+from shoal.component.tensors import Array, Arrays, Device, namespace
 from shoal.errors import ArtifactError, InputError, SetupError, ShoalError
 
+_MAX_CONCAT = 8  # for more arrays CuPy sends a table of pointers up
 _log = logging.getLogger("shoal")
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a component is given when it starts.
+
+    ``folder`` is the model's version folder, where its artifacts lie. ``num_threads`` is how many threads of
+    computation this instance may use; None leaves the process's own setting alone.
+    """
+
+    spec: ModelSpec
+    folder: Path
+    device: Device = field(default_factory=Device)
+    num_threads: int | None = None
+
+    def artifact(self, name: str) -> Path:
+        """The path of an artifact of this model.
+
+        Raises:
+            ArtifactError: it is not there, or is no file.
+        """
+        path = self.folder / name
+        if path.is_file():
+            return path
+        found = describe_place(path)
+        missed = f"misses its artifact {name} in {self.folder}"
+        raise ArtifactError(
+            f"Model {self.spec.name} {missed if found == 'missing' else f'needs the file {path}, which is {found}'}.",
+            "Copy it there from the artifact folder that `shoal train` wrote, or use `shoal compose`.",
+        )
+
+    def optional_artifact(self, name: str) -> Path | None:
+        """The path of an artifact that may be missing; None where nothing stands there.
+
+        Raises:
+            ArtifactError: what stands there is no file.
+        """
+        return self.artifact(name) if os.path.lexists(self.folder / name) else None
 
 
 class Component:
@@ -92,12 +133,12 @@ class Component:
         spec, device = self.context.spec, self.context.device
         try:
             with device.active():
-                batch, counts = batching.join(spec, requests, device)
+                batch, counts = join(spec, requests, device)
                 device.ledger.count(BATCHES)
                 device.ledger.count(ROWS, sum(counts))
                 outputs = self.run(batch)
-            batching.check_outputs(spec, outputs, sum(counts))
-            return list(batching.split(outputs, counts))
+            check_outputs(spec, outputs, sum(counts))
+            return list(split(outputs, counts))
         except Exception as error:
             if len(requests) == 1:
                 return [self.failure(error)]
@@ -117,6 +158,81 @@ class Component:
         return type("TritonPythonModel", (TritonModel,), {"component_class": cls})
 
 
+# --- batches -----------------------------------------------------------------------------------------------------
+
+
+def join(spec: ModelSpec, requests: Sequence[Arrays], device: Device) -> tuple[Arrays, list[int]]:
+    """One batch on ``device`` of all requests, which share one set of inputs, and the number of rows each brought.
+
+    Inputs that allow ragged batches are padded with zeros to the widest request. What lies on the host is joined there
+    and goes up in one copy. A single request that is in place already is not copied.
+    """
+    counts = [_rows(request) for request in requests] if spec.is_batched else [1]
+    names = requests[0].keys()
+    inputs = {tensor.name: tensor for tensor in spec.inputs}
+    return {name: _join(inputs[name], [request[name] for request in requests], device) for name in names}, counts
+
+
+def _join(tensor: TensorSpec, arrays: Sequence[Array], device: Device) -> Array:
+    if len(arrays) == 1:
+        return device.put(arrays[0], tensor.name)
+    if not all(isinstance(array, np.ndarray) for array in arrays):  # some, or all, are on the device already
+        arrays = [device.put(array, tensor.name) for array in arrays]
+    return device.put(_concat(tensor, arrays), tensor.name)
+
+
+def _rows(request: Arrays) -> int:
+    return int(next(iter(request.values())).shape[0])
+
+
+def _concat(tensor: TensorSpec, arrays: Sequence[Array]) -> Array:
+    xp = namespace(arrays[0])
+    if tensor.is_ragged and len({a.shape[1:] for a in arrays}) > 1:
+        widest = max(a.shape[1] for a in arrays)
+        arrays = [_widen(a, widest) for a in arrays]
+    while len(arrays) > _MAX_CONCAT and not isinstance(arrays[0], np.ndarray):
+        arrays = [xp.concat(arrays[k : k + _MAX_CONCAT], axis=0) for k in range(0, len(arrays), _MAX_CONCAT)]
+    return xp.concat(list(arrays), axis=0)
+
+
+def _widen(array: Array, width: int) -> Array:
+    xp = namespace(array)
+    shape = (array.shape[0], width - array.shape[1], *array.shape[2:])
+    zeros = xp.zeros(shape, dtype=array.dtype, device=device_of(array))
+    return xp.concat([array, zeros], axis=1)
+
+
+def check_outputs(spec: ModelSpec, outputs: Arrays, num_rows: int) -> None:
+    """Check names, dtypes, shapes and row counts, which Triton does not.
+
+    Raises:
+        ShoalError: an output is not what ``config.pbtxt`` declares.
+    """
+    declared = {tensor.name: tensor for tensor in spec.outputs}
+    if outputs.keys() != declared.keys():
+        raise ShoalError(f"Model {spec.name} gave outputs {sorted(outputs)}, its config declares {sorted(declared)}.")
+    for name, array in outputs.items():
+        mismatch = declared[name].mismatch(array, is_batched=spec.is_batched)
+        if mismatch:
+            raise ShoalError(f"Output {mismatch}, as the config of model {spec.name} declares.")
+        if spec.is_batched and array.shape[0] != num_rows:
+            raise ShoalError(f"Output {name} of model {spec.name} has {array.shape[0]} rows for {num_rows} rows in.")
+
+
+def split(outputs: Arrays, counts: Sequence[int]) -> Iterator[Arrays]:
+    """The outputs of each request, as views of the batch's."""
+    if len(counts) == 1:
+        yield outputs
+        return
+    start = 0
+    for count in counts:
+        yield {name: array[start : start + count] for name, array in outputs.items()}
+        start += count
+
+
+# --- Triton's side -----------------------------------------------------------------------------------------------
+
+
 class TritonModel:
     """Triton's side of a component: requests in, responses out."""
 
@@ -125,13 +241,13 @@ class TritonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Start the component; an exception here fails the load of the model."""
-        device = tensors.Device.from_triton(args, self.component_class.library)
+        device = Device.from_triton(args, self.component_class.library)
         # Stubs start in the C locale, where open() without an encoding reads ASCII.
         locale.setlocale(locale.LC_CTYPE, "C.UTF-8")
         folder = Path(args["model_repository"]) / args["model_version"]
         for place in (folder, Path(inspect.getfile(self.component_class)).parent):
             _refuse_foreign_package(place)
-        check_stub()
+        tensors.check_stub()
         spec = ModelSpec.from_config(loads(args["model_config"]))
         self.component = self.component_class(
             Context(
@@ -141,7 +257,7 @@ class TritonModel:
                 num_threads=_threads(spec),
             )
         )
-        self._metrics = Metrics(device.ledger, spec.name, args["model_instance_name"])
+        self._metrics = Metrics(device.ledger, tensors.metric_family(), spec.name, args["model_instance_name"])
         self._beacon = Beacon()
 
     def execute(self, requests: list[Any]) -> list[Any]:

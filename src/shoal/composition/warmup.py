@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.component.batching import check_outputs, join
-from shoal.component.context import Context
+from shoal.component.base import Context, check_outputs, join
 from shoal.component.spec import STRING, ModelSpec, TensorSpec
 from shoal.component.tensors import Arrays
 from shoal.repository.config import ModelConfig, Step

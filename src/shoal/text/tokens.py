@@ -12,7 +12,7 @@ from typing import TypeAlias
 from array_api_compat import device as device_of
 
 from shoal.component.artifact_files import describe_bytes, read_text, refusal
-from shoal.component.context import Context
+from shoal.component.base import Context
 from shoal.component.parameters import Settings, mended_by
 from shoal.component.tensors import Array, namespace
 from shoal.errors import ArtifactError

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.component.base import Component
-from shoal.component.context import Context
+from shoal.component.base import Component, Context
 from shoal.component.spec import STRING, ModelSpec
 from shoal.composition.warmup import no_bytecode
 from shoal.errors import ShoalError
