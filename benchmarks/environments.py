@@ -27,9 +27,9 @@ import numpy as np
 import typer
 
 from shoal import compose, serve
-from shoal.environment.build import Request, build
 from shoal.environment.build_record import Built
-from shoal.environment.unpack import unpack
+from shoal.environment.building import Request, build
+from shoal.environment.unpacking import unpack
 from shoal.machine import describe_machine, library_versions
 from shoal.readability.corpus import find_corpus
 from shoal.readability.fit import EncoderSettings

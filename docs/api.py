@@ -10,11 +10,15 @@ from typing import Any
 
 _TITLE = """# Public names
 
-What `import shoal` hands out, and what a component of your own imports from `shoal.component`, `shoal.text` and
-`shoal.blocks`. Everything else may change without notice. This page is made from the code's own docstrings by
-`python docs/api.py > docs/api.md`, and a test compares both: a public name changes only on purpose.
+What `import shoal` hands out, what a component of your own imports from `shoal.component`, `shoal.text` and
+`shoal.blocks`, and the faces of the packages behind them. Everything else may change without notice. This page is made
+from the code's own docstrings by `python docs/api.py > docs/api.md`, and a test compares both: a public name changes
+only on purpose.
 """
-FACES = ("shoal", "shoal.component", "shoal.text", "shoal.blocks")
+FACES = (
+    "shoal", "shoal.component", "shoal.text", "shoal.blocks", "shoal.forests", "shoal.encoders", "shoal.repository",
+    "shoal.check", "shoal.client", "shoal.server", "shoal.gateway", "shoal.environment",
+)  # fmt: skip
 
 
 def make_page() -> str:
@@ -26,7 +30,7 @@ def make_page() -> str:
 def _sections(package: str, seen: set[str]) -> Iterator[str]:
     """A section a name, but those that an earlier package has."""
     face = importlib.import_module(package)
-    for name in sorted(set(face.HOMES) - seen, key=str.lower):
+    for name in sorted(set(face.__all__) - seen, key=str.lower):
         seen.add(name)
         yield _section(package, name, getattr(face, name))
 

@@ -1,7 +1,9 @@
 """Reusable pre- and post-processing components for NVIDIA Triton, and the tools that make served pipelines of them."""
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,35 +27,28 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 
-def face(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of a package whose names are imported on first use, each from its home."""
+_IMPORT = re.compile(r"^    from (\S+) import (\w+) as \2$", re.MULTILINE)
+
+
+def read_homes(file: str) -> dict[str, str]:
+    """The names that a package hands out, each with the module that it comes from; ``file`` is its ``__init__.py``."""
+    return {name: home for home, name in _IMPORT.findall(Path(file).read_text(encoding="utf-8"))}
+
+
+def face(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a package whose names are imported on first use.
+
+    It hands out what ``file``, its ``__init__.py``, imports for type checkers as ``from HOME import NAME as NAME``: so
+    `import shoal` is light, and beside a model.py only what that imports exists.
+    """
+    homes = read_homes(file)
 
     def look_up(name: str) -> Any:
         if name in homes:
             return getattr(import_module(homes[name]), name)
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
-    return look_up, lambda: sorted(homes)
+    return look_up, lambda: sorted(homes), list(homes)
 
 
-# `import shoal` stays light, and beside a model.py only what that imports exists.
-HOMES = {
-    "add_model": "shoal.project.importing.add_model",
-    "Answer": "shoal.client.calls",
-    "ArtifactError": "shoal.errors",
-    "AsyncClient": "shoal.client.aio",
-    "Client": "shoal.client.client",
-    "Component": "shoal.component.base",
-    "compose": "shoal.composition.compose",
-    "Context": "shoal.component.base",
-    "Ensemble": "shoal.composition.ensemble",
-    "InputError": "shoal.errors",
-    "load": "shoal.local",
-    "Pipeline": "shoal.local",
-    "serve": "shoal.server.launch",
-    "ServerError": "shoal.errors",
-    "SetupError": "shoal.errors",
-    "ShoalError": "shoal.errors",
-}
-__all__ = [*HOMES]
-__getattr__, __dir__ = face(__name__, HOMES)
+__getattr__, __dir__, __all__ = face(__name__, __file__)

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from shoal.environment.build import Request, build, pack
 from shoal.environment.build_record import Built, alone, read_built
-from shoal.environment.inspect import inspect
-from shoal.environment.unpack import unpack
+from shoal.environment.building import Request, build, pack
+from shoal.environment.inspection import inspect
+from shoal.environment.unpacking import unpack
 from shoal.errors import ArtifactError, InputError, SetupError
 from tests.support.channel import write_package
 from tests.support.environments import NUMPY_1, RUNNING, WHEELS, Venvs

@@ -11,10 +11,10 @@ import pytest
 
 from shoal.client.client import Client
 from shoal.composition.compose import compose
-from shoal.environment.build import Request, build
 from shoal.environment.build_record import Built
+from shoal.environment.building import Request, build
 from shoal.environment.engines import find_python
-from shoal.environment.unpack import unpack
+from shoal.environment.unpacking import unpack
 from shoal.errors import ArtifactError, InputError, ServerError
 from shoal.local import Pipeline
 from shoal.repository.config import read_config

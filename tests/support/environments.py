@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.environment.build import Request, build
 from shoal.environment.build_record import Built, read_built
+from shoal.environment.building import Request, build
 from shoal.environment.engines import find_python
 from shoal.errors import SetupError
 from tests.support.channel import build_channel

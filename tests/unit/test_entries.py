@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from shoal.environment.archive import Guard, Limits, read_archive
 from shoal.environment.fit import find_misfits
-from shoal.environment.inspect import inspect
+from shoal.environment.inspection import inspect
 from shoal.environment.targets import find_target
-from shoal.environment.unpack import unpack
+from shoal.environment.unpacking import unpack
 from shoal.errors import ArtifactError, InputError, SetupError
 
 HARD, DIR, NODE = tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.CHRTYPE

@@ -21,7 +21,7 @@ import pytest
 from shoal.environment.archive import Limits, read_folder
 from shoal.environment.contents import Environment, Need, Package
 from shoal.environment.elf import read_binary
-from shoal.environment.inspect import inspect
+from shoal.environment.inspection import inspect
 from shoal.environment.targets import find_target
 from shoal.environment.wheel import find_installed
 from shoal.errors import ArtifactError

@@ -13,14 +13,4 @@ if TYPE_CHECKING:
     from shoal.blocks.zscores import normalise as normalise
     from shoal.blocks.zscores import read_zscore as read_zscore
 
-HOMES = {
-    "blend": "shoal.blocks.scores",
-    "check_finite": "shoal.blocks.class_labels",
-    "check_numbers": "shoal.blocks.class_labels",
-    "check_weight": "shoal.blocks.scores",
-    "Choices": "shoal.blocks.class_labels",
-    "normalise": "shoal.blocks.zscores",
-    "read_zscore": "shoal.blocks.zscores",
-}
-__all__ = [*HOMES]
-__getattr__, __dir__ = face(__name__, HOMES)
+__getattr__, __dir__, __all__ = face(__name__, __file__)

@@ -1,48 +1,15 @@
 """A repository's mistakes, found before Triton loads it: its own rules in its own words, and those it lacks."""
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-from collections.abc import Iterator
-from pathlib import Path
+from shoal import face
 
-from shoal.check import environments, onnx_io, security
-from shoal.check.config import advice, fields, folders, labels, memory, placement, scheduling, sequences, tensors
-from shoal.check.ensembles import side_by_side, wiring
-from shoal.check.ensembles import steps as ensembles
-from shoal.check.ensembles import tensors as agreement
-from shoal.check.findings import Finding, Place, Rule, Severity
-from shoal.check.forests import contract as forest
-from shoal.check.models import Repository
-from shoal.check.python import code, names
-from shoal.check.repositories import read_repository
-from shoal.check.torchscript import signature as torchscript
-from shoal.environment.targets import find_target
+if TYPE_CHECKING:
+    from shoal.check.families import RULES as RULES
+    from shoal.check.families import check as check
+    from shoal.check.findings import Finding as Finding
+    from shoal.check.findings import Place as Place
+    from shoal.check.findings import Rule as Rule
+    from shoal.check.findings import Severity as Severity
 
-__all__ = ["RULES", "Finding", "Place", "Rule", "Severity", "check"]
-
-# Each has RULES, and find(model, repository), which never raises over what stands in a repository.
-FAMILIES = (
-    fields, folders, tensors, scheduling, sequences, ensembles, side_by_side, wiring, agreement, labels, placement,
-    memory, environments, code, names, forest, torchscript, onnx_io, security, advice,
-)  # fmt: skip
-RULES = {rule.id: rule for family in FAMILIES for rule in family.RULES}
-
-
-def check(path: Path | str, *, target: str | None = None) -> list[Finding]:
-    """Find the mistakes in a model repository, in one model's folder, or in leaf folders.
-
-    No server, no GPU and none of the models' libraries is needed; nothing in the repository is run. ``target`` is
-    ``embedded`` or a release of NVIDIA's container such as ``26.06``; None takes it from the manifest of a composed
-    repository, and leaves out what depends on the server where there is none.
-
-    Raises:
-        InputError: there is no such target, or ``path`` is nothing to check.
-    """
-    repository = read_repository(Path(path), find_target(target) if target else None)
-    return sorted(_find(repository), key=lambda f: (f.severity, str(f.place.path), f.place.line, f.rule.id, f.what))
-
-
-def _find(repository: Repository) -> Iterator[Finding]:
-    for model in repository.models:
-        for family in FAMILIES:
-            yield from family.find(model, repository)
+__getattr__, __dir__, __all__ = face(__name__, __file__)

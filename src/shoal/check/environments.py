@@ -15,7 +15,7 @@ from shoal.check.models import Model, Repository
 from shoal.environment.archive import Limits, read_archive
 from shoal.environment.contents import ARCHIVE, CONDA, VENV, Environment
 from shoal.environment.fit import Misfit, find_misfits
-from shoal.environment.inspect import inspect
+from shoal.environment.inspection import inspect
 from shoal.environment.stub import STUB, Stub, read_stub
 from shoal.environment.targets import EMBEDDED, Target
 from shoal.errors import ArtifactError, SetupError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import sys
 
-from shoal.check import FAMILIES, RULES
+from shoal.check.families import FAMILIES, RULES
 from shoal.check.findings import Rule
 from shoal.errors import InputError
 

@@ -38,7 +38,7 @@ def build(
     as_json: Json = False,
 ) -> None:
     """Make an environment, pack it, make its stub, and check that they fit."""
-    from shoal.environment.build import Request, build
+    from shoal.environment.building import Request, build
     from shoal.environment.files import find_file
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # leave nothing half made, as on Ctrl-C
@@ -72,7 +72,7 @@ def build(
 def inspect(place: Place, as_json: Json = False) -> None:
     """Show what an environment holds, without unpacking or running it."""
     from shoal.environment.build_record import locate
-    from shoal.environment.inspect import inspect as read
+    from shoal.environment.inspection import inspect as read
 
     environment = read(locate(place)[0])
     if as_json:
@@ -92,7 +92,7 @@ def fit(place: Place, stub: Stub = None, target: Target = "embedded", as_json: J
     """Check whether environment, stub and server fit; exit code 1 if not, with each reason."""
     from shoal.environment.build_record import locate
     from shoal.environment.fit import find_misfits
-    from shoal.environment.inspect import inspect as read
+    from shoal.environment.inspection import inspect as read
     from shoal.environment.stub import read_stub
     from shoal.environment.targets import find_target
 
@@ -118,7 +118,7 @@ def unpack(
 ) -> None:
     """Unpack an environment into a folder, letting nothing out of it; Triton loads a folder faster than an archive."""
     from shoal.environment.build_record import locate
-    from shoal.environment.unpack import unpack as write
+    from shoal.environment.unpacking import unpack as write
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # leave nothing half unpacked
     with show_progress() as show:

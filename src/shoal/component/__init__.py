@@ -23,24 +23,4 @@ if TYPE_CHECKING:
     from shoal.errors import InputError as InputError
     from shoal.errors import SetupError as SetupError
 
-HOMES = {
-    "Array": "shoal.component.tensors",
-    "Arrays": "shoal.component.tensors",
-    "ArtifactError": "shoal.errors",
-    "check_file": "shoal.component.artifact_files",
-    "Component": "shoal.component.base",
-    "Context": "shoal.component.base",
-    "Device": "shoal.component.tensors",
-    "InputError": "shoal.errors",
-    "mended_by": "shoal.component.parameters",
-    "namespace": "shoal.component.tensors",
-    "read_json": "shoal.component.artifact_files",
-    "read_object": "shoal.component.artifact_files",
-    "read_text": "shoal.component.artifact_files",
-    "refusal": "shoal.component.artifact_files",
-    "Settings": "shoal.component.parameters",
-    "SETUP": "shoal.component.ledger",
-    "SetupError": "shoal.errors",
-}
-__all__ = [*HOMES]
-__getattr__, __dir__ = face(__name__, HOMES)
+__getattr__, __dir__, __all__ = face(__name__, __file__)

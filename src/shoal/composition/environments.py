@@ -11,7 +11,7 @@ from typing import Any
 
 from shoal.environment.build_record import ARCHIVE, locate
 from shoal.environment.fit import check_fit
-from shoal.environment.inspect import inspect
+from shoal.environment.inspection import inspect
 from shoal.environment.stub import STUB, read_stub
 from shoal.environment.targets import find_target
 from shoal.errors import InputError

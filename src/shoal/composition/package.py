@@ -6,7 +6,6 @@ import ast
 import shutil
 from collections.abc import Iterable, Iterator
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 
 import shoal
@@ -78,5 +77,5 @@ def _find_files(module: str, name: str = "") -> Iterator[Path]:
     yield place / "__init__.py"
     if name and ((place / f"{name}.py").is_file() or (place / name).is_dir()):
         yield from _find_files(f"{module}.{name}")
-    elif home := getattr(import_module(module), "HOMES", {}).get(name):
+    elif home := shoal.read_homes(str(place / "__init__.py")).get(name):
         yield from _find_files(home)

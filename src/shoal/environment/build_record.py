@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.component.artifact_files import find_changed
-from shoal.environment.inspect import inspect
+from shoal.environment.inspection import inspect
 from shoal.environment.stub import RECORD, STUB
 from shoal.errors import ArtifactError, InputError
 from shoal.paths import lock

@@ -9,10 +9,4 @@ if TYPE_CHECKING:
     from shoal.readability.preprocess_config import read_weight as read_weight
     from shoal.readability.reader import make_reader as make_reader
 
-HOMES = {
-    "Bundle": "shoal.readability.preprocess_config",
-    "make_reader": "shoal.readability.reader",
-    "read_weight": "shoal.readability.preprocess_config",
-}
-__all__ = [*HOMES]
-__getattr__, __dir__ = face(__name__, HOMES)
+__getattr__, __dir__, __all__ = face(__name__, __file__)

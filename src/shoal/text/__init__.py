@@ -15,16 +15,4 @@ if TYPE_CHECKING:
     from shoal.text.wordpiece import WordPiece as WordPiece
     from shoal.text.wordpiece import read_vocabulary as read_vocabulary
 
-HOMES = {
-    "check_texts": "shoal.text.ragged",
-    "make_encoder": "shoal.text.tokens",
-    "Ragged": "shoal.text.ragged",
-    "read_vocabulary": "shoal.text.wordpiece",
-    "read_words": "shoal.text.word_counts",
-    "Texts": "shoal.text.ragged",
-    "VALUES": "shoal.text.word_counts",
-    "WordCounts": "shoal.text.word_counts",
-    "WordPiece": "shoal.text.wordpiece",
-}
-__all__ = [*HOMES]
-__getattr__, __dir__ = face(__name__, HOMES)
+__getattr__, __dir__, __all__ = face(__name__, __file__)

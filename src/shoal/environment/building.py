@@ -33,7 +33,7 @@ from shoal.environment.contents import Environment
 from shoal.environment.elf import parse_version, show_version
 from shoal.environment.engines import RATTLER, VENV
 from shoal.environment.fit import check_fit
-from shoal.environment.inspect import inspect
+from shoal.environment.inspection import inspect
 from shoal.environment.spec import Job, Wanted, read_wanted
 from shoal.environment.stub import RECORD, STUB, Stub, read_stub
 from shoal.environment.stub_source import AUTO, GIVEN, StubOrder, check_choice, provide_stub
