@@ -12,10 +12,10 @@ import pytest
 
 import shoal
 from shoal.errors import ArtifactError, InputError, ShoalError
+from shoal.forests.ubjson import read_ubjson
 from shoal.project.importing.boosters import read_xgboost
 from shoal.project.importing.forests import draft_forest
 from shoal.project.importing.isolated_reader import read_apart
-from shoal.project.importing.ubjson import read_ubjson
 from tests.support.planted_imports import FAULTS, MISTAKES, Make, xgboosted
 
 pytestmark = pytest.mark.usefixtures("may_start_processes")  # forests are read in a process of their own

@@ -11,10 +11,10 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from shoal.component.artifact_files import describe_bytes
 from shoal.errors import ArtifactError
+from shoal.forests.boosters import read_fields, read_lightgbm_head, read_xgboost_head
 from shoal.forests.checkpoints import read_forest
 
 # By `model_type`, the file that it reads: fil_backend, src/model.h: model_file.
@@ -106,30 +106,26 @@ def _read_json(path: Path, head: bytes, tail: bytes, size: int) -> Trees:
         return Trees(int(found[1])) if found else Trees()
     try:
         learner = json.loads(path.read_bytes())["learner"]
-        about: Mapping[str, Any] = learner["learner_model_param"]
-        num_features = int(about["num_feature"])
+        num_features = int(learner["learner_model_param"]["num_feature"])
     except json.JSONDecodeError as error:
         raise UnreadableError(f"it is no JSON, or cut off: {error.msg} at character {error.pos:,}") from None
     except (ValueError, RecursionError, LookupError, TypeError) as error:
         raise UnreadableError("it is JSON, and no model of XGBoost") from error
     try:
-        objective, num_classes = str(learner["objective"]["name"]), int(about.get("num_class", 0))
-        num_targets = int(about.get("num_target", 1))
+        about = read_xgboost_head(learner)
     except (LookupError, TypeError, ValueError):
         return Trees(num_features or None)
-    return Trees(num_features or None, _task(objective), max(1, num_classes), max(1, num_targets))
+    return Trees(num_features or None, _task(about.objective), about.num_classes, about.num_targets)
 
 
 def _read_text(head: bytes) -> Trees:
     if not head.startswith(b"tree"):
         raise UnreadableError("it is no text of LightGBM: it does not begin with 'tree'")
-    found = dict(re.findall(rb"(?m)^(max_feature_idx|num_class|objective)=([^\r\n]*)", head))
     try:
-        num_features, num_classes = int(found[b"max_feature_idx"]) + 1, int(found.get(b"num_class", b"1"))
+        about = read_lightgbm_head(read_fields(head.decode("utf-8", "replace").partition("\nTree=")[0]))
     except (LookupError, ValueError):
         return Trees()
-    objective = found.get(b"objective", b"").decode("utf-8", "replace").split(" ")[0]
-    return Trees(num_features, _task(objective), num_classes)
+    return Trees(about.num_features, _task(about.objective.split(" ")[0]), about.num_classes)
 
 
 def _task(objective: str) -> int | None:

@@ -6,7 +6,6 @@ zeros that count as missing, and it reads on behind LightGBM's trees, where a fe
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,7 +15,14 @@ import numpy as np
 
 from shoal.component.artifact_files import describe_bytes
 from shoal.errors import ArtifactError
-from shoal.project.importing.ubjson import read_ubjson
+from shoal.forests.boosters import (
+    Head,
+    is_json,
+    parse_xgboost,
+    read_fields,
+    read_lightgbm_head,
+    read_xgboost_head,
+)
 
 # Objectives whose predict Treelite gives, and whether it gives chances of classes.
 _XGBOOST: Mapping[str, bool] = {
@@ -67,14 +73,13 @@ def read_xgboost(content: bytes, name: str) -> Booster:
     Raises:
         ArtifactError: it is damaged, or its answers would not be the library's.
     """
-    is_json = re.match(rb'\s*\{\s*"', content) is not None
     try:
-        document = json.loads(content) if is_json else read_ubjson(content)
+        document = parse_xgboost(content)
     except (ValueError, RecursionError) as error:
-        kind = "JSON" if is_json else "UBJSON" if content.startswith(b"{") else "JSON or UBJSON"
+        kind = "JSON" if is_json(content) else "UBJSON" if content.startswith(b"{") else "JSON or UBJSON"
         raise refuse(name, describe_bytes(content[:32]) or f"it is no {kind}, or damaged: {error}", _SAVE) from error
     try:
-        return _describe_xgboost(document, name, "json" if is_json else "ubjson", content)
+        return _describe_xgboost(document, name, "json" if is_json(content) else "ubjson", content)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise refuse(name, f"it is damaged, or of no XGBoost that is known: {error!r}", _SAVE) from error
 
@@ -82,14 +87,16 @@ def read_xgboost(content: bytes, name: str) -> Booster:
 def _describe_xgboost(document: Any, name: str, format_name: str, content: bytes) -> Booster:
     learner = _find(document, name, *(["Model"] if _has(document, "Model") else []), "learner")  # of a snapshot
     _find(learner, name, "learner_model_param", "num_feature")
-    objective = str(_find(learner, name, "objective", "name"))
+    _find(learner, name, "objective", "name")
     booster = str(_find(learner, name, "gradient_booster", "name"))
     if booster not in ("gbtree", "dart"):
         raise refuse(name, f"its booster is {booster}, which has no trees", "Train with booster gbtree or dart.")
+    head = read_xgboost_head(learner)
+    objective = head.objective
     _check_objective(objective, _XGBOOST, name)
     model = _find(learner, name, "gradient_booster", *(["gbtree"] if booster == "dart" else []), "model")
     trees = _find(model, name, "trees")
-    _check_counts(learner["learner_model_param"], trees, name)
+    _check_counts(head, trees, name)
     if any(len(encoded.get("values", ())) for encoded in model.get("cats", {}).get("enc", ())):
         raise refuse(
             name,
@@ -131,15 +138,14 @@ def _check_objective(objective: str, known: Mapping[str, bool], name: str) -> No
         )
 
 
-def _check_counts(about: Mapping[str, Any], trees: Any, name: str) -> None:
-    num_features, num_targets = int(about["num_feature"]), int(about.get("num_target", 1))
+def _check_counts(head: Head, trees: Any, name: str) -> None:
     sizes = {int(tree["tree_param"].get("size_leaf_vector", 1)) for tree in trees}
-    if num_features < 1:
+    if head.num_features < 1:
         raise refuse(name, "it does not say how many features it takes", _SAVE)
     if not len(trees):
         raise refuse(name, "it has no trees", "Train it first.")
-    if num_targets > 1:
-        raise refuse(name, f"it predicts {num_targets} targets, and FIL knows one", "Train a forest for each.")
+    if head.num_targets > 1:
+        raise refuse(name, f"it predicts {head.num_targets} targets, and FIL knows one", "Train a forest for each.")
     if sizes - {0, 1}:
         raise refuse(
             name, "its leaves are vectors (multi_output_tree)", "Train with multi_strategy one_output_per_tree."
@@ -179,9 +185,9 @@ def read_lightgbm(content: bytes, name: str) -> Booster:
     if not end:
         raise refuse(name, f"it is cut off: the line {_END!r} is missing", _SAVE_TEXT)
     head, *trees = re.split(r"\n(?=Tree=)", text)
-    about = _fields(head)
+    about = read_fields(head)
     objective = _check_head(about, name)
-    fields = [_fields(tree) for tree in trees]
+    fields = [read_fields(tree) for tree in trees]
     sizes = about.get("tree_sizes", "").split()
     if not trees or (sizes and len(sizes) != len(trees)):
         raise refuse(name, f"it has {len(trees):,} trees, and says that it has {len(sizes):,}", _SAVE_TEXT)
@@ -200,17 +206,12 @@ def read_lightgbm(content: bytes, name: str) -> Booster:
     )
 
 
-def _fields(lines: str) -> dict[str, str]:
-    pairs = (line.strip().partition("=") for line in lines.splitlines())
-    return {key: value for key, mark, value in pairs if mark}
-
-
 def _check_head(about: Mapping[str, str], name: str) -> str:
     """Its objective, with that one's parameters."""
     for key in ("max_feature_idx", "num_class"):
         if not about.get(key, "").isdecimal():
             raise refuse(name, f"its line {key}= is missing, or no number", _SAVE_TEXT)
-    objective = about.get("objective", "").strip()
+    objective = read_lightgbm_head(about).objective
     if not objective:
         raise refuse(
             name,
