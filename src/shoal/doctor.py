@@ -21,7 +21,7 @@ from shoal.environment.engines import CONDAS, RATTLER, VENV
 from shoal.environment.stub import read_stub
 from shoal.environment.targets import EMBEDDED_RELEASE
 from shoal.errors import ShoalError
-from shoal.paths import check_bearable
+from shoal.paths import check_path_supported
 from shoal.server.checks import check_glibc, checks
 from shoal.server.launch import find_ports
 from shoal.server.runtime import STUB_VARIABLE, check_numpy, find_runtime
@@ -132,7 +132,7 @@ def _libraries() -> Iterator[Finding]:
 
 def _paths() -> Iterator[Finding]:
     for name, path in (("temporary folder", Path(tempfile.gettempdir())), ("Python's folder", Path(sys.prefix))):
-        yield from _passes(name, str(path), partial(check_bearable, path))
+        yield from _passes(name, str(path), partial(check_path_supported, path))
 
 
 def _ports() -> Iterator[Finding]:

@@ -24,7 +24,7 @@ def shipped_root() -> Path:
     return checkout if (checkout / "preprocess").is_dir() else package / "leaves"
 
 
-def check_bearable(path: Path) -> None:
+def check_path_supported(path: Path) -> None:
     """Check that Triton can bear ``path``: it pastes paths into a shell command unquoted.
 
     Raises:

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from shoal import cli
-from shoal.bench.lines import put
+from shoal.bench.advice.config_patch import put
 from shoal.bench.markdown import write_page
 from shoal.bench.run import write
 from shoal.composition.compose import compose

@@ -20,7 +20,7 @@ from shoal.project.scaffold.clone import draft_like
 from shoal.project.scaffold.names import class_name, parse_tensor
 from shoal.project.scaffold.skeletons import draft_component
 from shoal.repository.config import read_config
-from shoal.repository.model_folders import find_leaves
+from shoal.repository.model_folders import find_model_folders
 from tests.support.skeletons import check_made, check_style, files, new, run, run_test, write_leaf
 
 pytestmark = pytest.mark.usefixtures("styles")
@@ -240,7 +240,7 @@ def test_one_of_two_artifacts(here: Path) -> None:
 
 
 def test_every_leaf_of_shoals_own_can_be_copied(tmp_path: Path) -> None:
-    leaves = [leaf for leaf in find_leaves().values() if not leaf.is_ensemble]
+    leaves = [leaf for leaf in find_model_folders().values() if not leaf.is_ensemble]
     for leaf in leaves:
         name = f"my_{leaf.name}"
         draft_like(name, leaf.name, project=tmp_path).draft.write()

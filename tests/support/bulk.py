@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from shoal.bulk.endpoint import Model
+from shoal.bulk.endpoint import Endpoint
 from shoal.bulk.infer import Summary, infer_to_file, make_feed, make_format
 from shoal.composition.compose import compose
 from shoal.local import Pipeline, load
@@ -25,7 +25,7 @@ class Stopped(Exception):  # noqa: N818
     """What ends a run in the middle."""
 
 
-def run(model: Model, source: Path, output: Path, stop_after: int | None = None, **options: Any) -> Summary:
+def run(model: Endpoint, source: Path, output: Path, stop_after: int | None = None, **options: Any) -> Summary:
     """Score a file, as the command does; ``Stopped`` after some rows."""
 
     def on_rows(done: int, fraction: float | None) -> None:

@@ -15,7 +15,7 @@ from shoal.component.tensors import Array, Device
 from shoal.errors import ShoalError
 from shoal.repository.config import ModelConfig
 from shoal.repository.loading import component_class
-from shoal.repository.model_folders import find_leaves
+from shoal.repository.model_folders import find_model_folders
 from tests.support.once import ROOT
 
 PREPROCESS = ("checked_text", "tokenizer", "word_counts", "zscore")
@@ -33,7 +33,7 @@ def vocabulary() -> Path:
 
 @cache
 def leaf(name: str) -> ModelConfig:
-    return find_leaves()[name]
+    return find_model_folders()[name]
 
 
 @cache

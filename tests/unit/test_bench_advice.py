@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from shoal.bench.advice import advise
-from shoal.bench.case import Advice, Case
+from shoal.bench.advice.config_patch import put
+from shoal.bench.advice.evidence import Advice, Evidence
+from shoal.bench.advice.rules import advise
 from shoal.bench.figures import Cell, Figures
-from shoal.bench.lines import put
 from shoal.bench.measure import Settings
 from shoal.bench.run import Wanted, bench
 from shoal.bench.steps import StepFigures
@@ -109,8 +109,8 @@ def with_more(config: ModelConfig, lines: str) -> ModelConfig:
     return read_config(config.folder)
 
 
-def case(configs: Mapping[str, ModelConfig], cells: Mapping[Cell, Figures], **more: Any) -> Case:
-    return Case(cells, configs, 4, {"quick": 1, "slow": 2}, **more)
+def case(configs: Mapping[str, ModelConfig], cells: Mapping[Cell, Figures], **more: Any) -> Evidence:
+    return Evidence(cells, configs, 4, {"quick": 1, "slow": 2}, **more)
 
 
 def found(advice: list[Advice], kind: str, model: str = "") -> Advice:

@@ -14,7 +14,7 @@ from shoal.bench.figures import Cell, Measured
 from shoal.bench.measure import Settings
 from shoal.bench.record import make_case
 from shoal.bench.run import Wanted, bench, write
-from shoal.bench.sheets import remarks
+from shoal.bench.tables import remarks
 from shoal.bench.target import find_targets
 from shoal.errors import ArtifactError, SetupError
 from shoal.repository.loading import component_class

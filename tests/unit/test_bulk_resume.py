@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from shoal.bulk.endpoint import Model, local
+from shoal.bulk.endpoint import Endpoint, local
 from shoal.bulk.journal import Journal, open_journal, partial_path
 from shoal.bulk.scoring import WINDOW
 from shoal.cli import app
@@ -65,7 +65,7 @@ def test_what_was_answered_is_not_asked_again(source: Path, tmp_path: Path, scor
         return scorer(**inputs)
 
     model = local(scorer)
-    counting = Model(model.name, model.inputs, model.outputs, call, model.max_rows, 1)
+    counting = Endpoint(model.name, model.inputs, model.outputs, call, model.max_rows, 1)
     with pytest.raises(Stopped):
         run(counting, source, tmp_path / "out.csv", stop_after=4 * WINDOW)
     asked.clear()
@@ -145,7 +145,7 @@ def test_a_model_that_refuses_what_it_answered_before(source: Path, tmp_path: Pa
             raise InputError("The server has no model forest.")
         return scorer(**inputs)
 
-    losing = Model(model.name, model.inputs, model.outputs, call, model.max_rows, 1).rehearsed({})
+    losing = Endpoint(model.name, model.inputs, model.outputs, call, model.max_rows, 1).rehearsed({})
     with pytest.raises(ServerError, match="Model forest refuses what it answered before: The server has no model for"):
         run(losing, source, out)
     assert run(model, source, out).num_failed == 1
@@ -171,7 +171,7 @@ def test_an_input_that_changes_meanwhile(source: Path, tmp_path: Path, scorer: P
         return scorer(**inputs)
 
     with pytest.raises(ArtifactError, match=r"^in\.csv changed while it was read\. Run it again when nobody writes"):
-        run(Model(model.name, model.inputs, model.outputs, call, model.max_rows, 1), growing, out)
+        run(Endpoint(model.name, model.inputs, model.outputs, call, model.max_rows, 1), growing, out)
     assert not out.exists()
     run(model, growing, out)  # it has grown only: what was answered still stands
     assert len(out.read_bytes().splitlines()) == len(growing.read_bytes().splitlines())
@@ -187,7 +187,7 @@ def test_a_server_that_goes_away_keeps_what_it_answered(source: Path, tmp_path: 
         return scorer(**inputs)
 
     with pytest.raises(ServerError, match="Gone"):
-        run(Model(model.name, model.inputs, model.outputs, call, model.max_rows, 1), source, out)
+        run(Endpoint(model.name, model.inputs, model.outputs, call, model.max_rows, 1), source, out)
     with open_journal(out, {"model": "forest"}, is_fresh=False) as journal:
         assert journal.num_rows == 2 * WINDOW
     assert run(model, source, out).num_rows == 5 * WINDOW + 8

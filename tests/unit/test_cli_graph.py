@@ -21,7 +21,7 @@ from shoal.errors import ArtifactError, InputError, SetupError, ShoalError
 from shoal.repository.config import read_config, write_config
 from shoal.repository.graph import Graph
 from shoal.repository.hybrid import models_ensemble
-from shoal.repository.model_folders import ROOMS, find_leaves
+from shoal.repository.model_folders import CATEGORIES, find_model_folders
 from shoal.repository.placement import Plan, place
 from tests.support.graphs import Member, make_graph, ten_steps, write_ensemble
 from tests.support.once import ROOT
@@ -45,13 +45,13 @@ def shoal() -> Shoal:
 
 
 def ensemble_all() -> Graph:
-    leaves = find_leaves()
+    leaves = find_model_folders()
     return Graph.build(leaves["ensemble_all"], leaves)
 
 
 def write_placed(repository: Path, placement: str) -> Path:
     """The configurations that `shoal compose` would write, without the models."""
-    for name, config in find_leaves().items():
+    for name, config in find_model_folders().items():
         (repository / name).mkdir(parents=True)
         write_config(place(config, Plan(placement)), repository / name / "config.pbtxt", comment="A test's.")
     return repository
@@ -140,7 +140,7 @@ def test_repositories_without_an_ensemble(shoal: Shoal, tmp_path: Path) -> None:
 
 def test_a_leaf_finds_its_members_in_other_rooms(shoal: Shoal, tmp_path: Path) -> None:
     assert shoal("graph", ROOT / "ensembles") == draw(ensemble_all()).encode()
-    for room in ROOMS:
+    for room in CATEGORIES:
         shutil.copytree(ROOT / room, tmp_path / room)
     config = tmp_path / "models" / "cuml" / "config.pbtxt"
     config.write_text(config.read_text(encoding="utf-8").replace("KIND_CPU", "KIND_GPU"), encoding="utf-8")

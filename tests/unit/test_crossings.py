@@ -8,7 +8,7 @@ import pytest
 
 from shoal.errors import ArtifactError
 from shoal.repository.graph import Graph
-from shoal.repository.model_folders import find_leaves
+from shoal.repository.model_folders import find_model_folders
 from tests.support.graphs import Member, Type, make_graph, ten_steps
 
 
@@ -117,7 +117,7 @@ def test_steps_of_one_level_run_side_by_side(tmp_path: Path) -> None:
         5: ["fusion"],
         6: ["decide"],
     }
-    assert Graph.build(find_leaves()["cuml"], {}).levels() == [1]
+    assert Graph.build(find_model_folders()["cuml"], {}).levels() == [1]
 
 
 def test_a_circle_is_an_error_in_cores_words(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from shoal.draw.mermaid import draw
 from shoal.errors import ArtifactError
 from shoal.repository.config import Artifact, read_config, write_config
 from shoal.repository.graph import Graph
-from shoal.repository.model_folders import collect, find_leaves
+from shoal.repository.model_folders import collect, find_model_folders
 from tests.support.once import ROOT
 
 MODELS = {"preprocess", "bert-large", "cuml", "postprocess", "ensemble_all"}
@@ -32,7 +32,7 @@ def test_a_configuration_as_records() -> None:
 
 
 def test_written_configurations_read_the_same(tmp_path: Path) -> None:
-    for leaf in find_leaves().values():
+    for leaf in find_model_folders().values():
         write_config(leaf.message, tmp_path / "config.pbtxt", comment="é")
         again = read_config(tmp_path)
         assert (again.spec, again.steps, again.backend) == (leaf.spec, leaf.steps, leaf.backend)
@@ -53,7 +53,7 @@ def test_a_nameless_configuration_is_named_after_its_folder(tmp_path: Path) -> N
 
 def test_names_are_the_source_documents() -> None:
     """Models, tensors and the maps between them, as published."""
-    models = collect("ensemble_all", find_leaves())
+    models = collect("ensemble_all", find_model_folders())
     graph = Graph.build(models[-1], {model.name: model for model in models})
     tensors = {
         name: ([t.name for t in c.spec.inputs], [t.name for t in c.spec.outputs]) for name, c in graph.members.items()

@@ -254,8 +254,8 @@ def test_the_wheel_carries_the_leaf_folders(tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")
     code = (
-        "import shoal; from shoal.repository.model_folders import find_leaves, shipped_root;"
-        "print(shipped_root(), *sorted(find_leaves()))"
+        "import shoal; from shoal.repository.model_folders import find_model_folders, shipped_root;"
+        "print(shipped_root(), *sorted(find_model_folders()))"
     )
     listing = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path / "site", capture_output=True, text=True, check=True

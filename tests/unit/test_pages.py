@@ -7,7 +7,7 @@ from pathlib import Path
 
 from shoal.draw.mermaid import draw
 from shoal.repository.graph import Graph
-from shoal.repository.model_folders import find_leaves
+from shoal.repository.model_folders import find_model_folders
 from tests.support.once import ROOT
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -20,7 +20,7 @@ OTHER_PAGES = sorted((ROOT / "docs").glob("*.md"))
 
 
 def test_the_picture_is_the_ensemble() -> None:
-    leaves = find_leaves()
+    leaves = find_model_folders()
     (picture,) = [block for language, block in README if language == "mermaid"]
     assert picture == draw(Graph.build(leaves["ensemble_all"], leaves))
 

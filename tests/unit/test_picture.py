@@ -19,7 +19,7 @@ from shoal.draw.mermaid import draw, escape
 from shoal.draw.picture import compose_scene, png, svg
 from shoal.errors import ArtifactError
 from shoal.repository.graph import Graph
-from shoal.repository.model_folders import find_leaves
+from shoal.repository.model_folders import find_model_folders
 from tests.support.graphs import Member, make_graph, ten_steps
 
 HOSTILE = ['a"b', "x|y", "[x]", "{x}", "<b>&amp;</b>", "#quot;", "a;b", "`x`", "1. x", "--> y", "%%", "é漢字", "a\nb\0"]
@@ -164,7 +164,7 @@ def test_ten_steps_in_a_row_and_side_by_side(tmp_path: Path) -> None:
 
 
 def test_a_long_line_is_straight() -> None:
-    leaves = find_leaves()
+    leaves = find_model_folders()
     _, _, lines = parts(compose_scene(Graph.build(leaves["ensemble_all"], leaves)))
     (weight,) = [line for line in lines if len(line.points) > 8 or line.points[-1][1] - line.points[0][1] > 300]
     assert len({x for x, _ in weight.points[2:-3]}) == 1

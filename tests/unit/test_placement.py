@@ -11,7 +11,7 @@ from shoal.errors import ArtifactError, InputError, SetupError
 from shoal.machine import computes_bf16
 from shoal.paths import shipped_root
 from shoal.repository.config import read_config
-from shoal.repository.model_folders import collect, find_leaves
+from shoal.repository.model_folders import collect, find_model_folders
 from shoal.repository.placement import PYTHON_BASED_BACKENDS, Plan, place
 from shoal.server.runtime import BACKENDS
 from tests.support.once import ROOT
@@ -20,13 +20,13 @@ MODELS = {"preprocess", "bert-large", "cuml", "postprocess", "ensemble_all"}
 
 
 def test_collect_brings_members_before_ensembles() -> None:
-    names = [config.name for config in collect("ensemble_all", find_leaves())]
+    names = [config.name for config in collect("ensemble_all", find_model_folders())]
     assert set(names) == MODELS
     assert names[-1] == "ensemble_all"
     with pytest.raises(
         ArtifactError, match=r"There is no model nope\. Known: bert-large, blend, checked_text, cuml, ensemble"
     ):
-        collect("nope", find_leaves())
+        collect("nope", find_model_folders())
 
 
 def test_ensembles_in_a_circle_are_named(tmp_path: Path) -> None:
@@ -37,19 +37,19 @@ def test_ensembles_in_a_circle_are_named(tmp_path: Path) -> None:
             encoding="utf-8",
         )
     with pytest.raises(ArtifactError, match=r"circular dependency between ensembles: a -> b -> a\."):
-        collect("a", find_leaves([tmp_path]))
+        collect("a", find_model_folders([tmp_path]))
 
 
 def test_a_users_leaf_takes_the_place_of_ours(tmp_path: Path) -> None:
     mine = tmp_path / "models" / "mine"
     mine.mkdir(parents=True)
     (mine / "config.pbtxt").write_text('name: "cuml"\nbackend: "python"\n', encoding="utf-8")
-    assert find_leaves([tmp_path])["cuml"].backend == "python"
+    assert find_model_folders([tmp_path])["cuml"].backend == "python"
     assert shipped_root() == ROOT
 
 
 def test_targets_differ_in_the_lines_of_python_based_backends_only() -> None:
-    leaves = find_leaves()
+    leaves = find_model_folders()
     assert {p.name for p in BACKENDS.iterdir() if (p / "model.py").is_file()} == set(PYTHON_BASED_BACKENDS)
     for name in MODELS:
         embedded, native = (place(leaves[name], Plan(target=target)) for target in ("embedded", "26.06"))
@@ -83,7 +83,7 @@ def test_requests_are_padded_where_a_mask_tells(
 
 @pytest.mark.parametrize("gpus", [(0,), (0, 1), (3,), (0, 1, 2, 3)])
 def test_instances_are_pinned(gpus: tuple[int, ...]) -> None:
-    leaves = find_leaves()
+    leaves = find_model_folders()
     for placement, on_gpu in (("gpu", MODELS - {"ensemble_all"}), ("hybrid", {"bert-large", "cuml"})):
         for name in MODELS - {"ensemble_all"}:
             message = place(leaves[name], Plan(placement=placement, gpus=gpus))
@@ -115,7 +115,7 @@ def test_auto_is_the_fastest_dtype_that_can_be_had(
     monkeypatch: pytest.MonkeyPatch, plan: Plan, is_fast: bool, can_convert: bool, dtype: str
 ) -> None:
     monkeypatch.setattr("shoal.repository.placement.computes_bf16", lambda: is_fast)
-    assert plan.with_dtype(collect("bert-large", find_leaves()), lambda: can_convert).dtype == dtype
+    assert plan.with_dtype(collect("bert-large", find_model_folders()), lambda: can_convert).dtype == dtype
 
 
 @pytest.mark.parametrize(
@@ -131,14 +131,14 @@ def test_bf16_may_be_said_for_the_machine(monkeypatch: pytest.MonkeyPatch, said:
 
 
 def test_a_dtype_that_no_model_takes_is_refused() -> None:
-    forest = collect("cuml", find_leaves())
+    forest = collect("cuml", find_model_folders())
     with pytest.raises(InputError, match=r"No model runs in dtype bf16: only shoal's pytorch backend takes one"):
         Plan(dtype="bf16").with_dtype(forest, lambda: True)
     assert Plan(dtype="fp32").with_dtype(forest, lambda: True).dtype == "fp32"
 
 
 def test_dtype_is_the_encoders() -> None:
-    leaves = find_leaves()
+    leaves = find_model_folders()
     placed = {name: place(leaves[name], Plan(dtype="bf16")) for name in MODELS}
     assert {name for name, message in placed.items() if "dtype" in message.parameters} == {"bert-large"}
 

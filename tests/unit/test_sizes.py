@@ -15,7 +15,7 @@ from shoal.repository.config import ModelConfig, read_config
 from shoal.repository.graph import Graph
 from shoal.repository.hybrid import MODELS, models_ensemble
 from shoal.repository.manifest import launch_flags, read_manifest
-from shoal.repository.model_folders import collect, find_leaves
+from shoal.repository.model_folders import collect, find_model_folders
 from shoal.repository.placement import Plan
 from shoal.repository.sizes import MIB, Largest, find_sizes
 from shoal.server.runtime import container_command
@@ -26,7 +26,7 @@ IDS, FEATURES, SCORE, TEXTS = 512 * 256 * 8, 512 * 207 * 4, 512 * 4, 512 * 1000
 
 @pytest.fixture(scope="module")
 def graph() -> Graph:
-    models = collect("ensemble_all", find_leaves())
+    models = collect("ensemble_all", find_model_folders())
     return Graph.build(models[-1], {model.name: model for model in models})
 
 

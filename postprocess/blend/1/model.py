@@ -3,19 +3,19 @@ import os, sys
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from shoal.blocks import check_finite
-from shoal.component import Arrays, Component, Context, InputError, Settings, namespace
+from shoal.component import Arrays, Component, Context, InputError, Parameters, namespace
 
 
 class Blend(Component):
     """The weighted mean of tensors of one shape; of the probabilities of classes it is a soft vote."""
 
     def setup(self, context: Context) -> None:
-        settings, number = Settings(context.spec), max(2, len(context.spec.inputs))
-        *self.inputs, self.blend = settings.tensors(", ".join(["FP32[...]"] * number) + " -> FP32[...]")
-        weights = settings.numbers("weights") or [1.0] * number
+        parameters, number = Parameters(context.spec), max(2, len(context.spec.inputs))
+        *self.inputs, self.blend = parameters.tensors(", ".join(["FP32[...]"] * number) + " -> FP32[...]")
+        weights = parameters.numbers("weights") or [1.0] * number
         if len(weights) != number or min(weights) < 0 or not sum(weights):
             why = f"expected {number} weights, one an input, not all 0 and none below"
-            raise settings.refusal("weights", why, str([1] * number))
+            raise parameters.refusal("weights", why, str([1] * number))
         self.weights = [weight / sum(weights) for weight in weights]
 
     def check(self, inputs: Arrays) -> None:

@@ -3,14 +3,14 @@ import os, sys
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from shoal.blocks import check_finite
-from shoal.component import Arrays, Component, Context, Settings, namespace
+from shoal.component import Arrays, Component, Context, Parameters, namespace
 
 
 class L2Normalise(Component):
     """Embeddings of length 1; one of zeros stays as it is."""
 
     def setup(self, context: Context) -> None:
-        self.embedding, self.unit = Settings(context.spec).tensors("FP32[n] -> FP32[n]")
+        self.embedding, self.unit = Parameters(context.spec).tensors("FP32[n] -> FP32[n]")
 
     def run(self, batch: Arrays) -> Arrays:
         check_finite({self.embedding: batch[self.embedding]}, self.context.device)

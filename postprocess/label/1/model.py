@@ -5,18 +5,18 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import numpy as np
 
 from shoal.blocks import Choices
-from shoal.component import Arrays, Component, Context, Settings
+from shoal.component import Arrays, Component, Context, Parameters
 
 
 class Label(Component):
     """The class with the best score, by name."""
 
     def setup(self, context: Context) -> None:
-        settings = Settings(context.spec)
-        self.scores, self.label, self.score = settings.tensors("FP32[n] -> STRING[1], FP32[1]")
-        self.choose = Choices.read(settings, self.scores, num_best=1)
-        self.least = settings.number("least", -np.inf)
-        self.otherwise = settings.text("otherwise").encode()
+        parameters = Parameters(context.spec)
+        self.scores, self.label, self.score = parameters.tensors("FP32[n] -> STRING[1], FP32[1]")
+        self.choose = Choices.read(parameters, self.scores, num_best=1)
+        self.least = parameters.number("least", -np.inf)
+        self.otherwise = parameters.text("otherwise").encode()
 
     def run(self, batch: Arrays) -> Arrays:
         # Texts are the host's: what they depend on comes down at once, and counts as the label's own copy.

@@ -3,14 +3,14 @@ import os, sys
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from shoal.blocks import check_finite
-from shoal.component import Arrays, Component, Context, Settings, namespace
+from shoal.component import Arrays, Component, Context, Parameters, namespace
 
 
 class Softmax(Component):
     """Logits to probabilities, along the last dimension."""
 
     def setup(self, context: Context) -> None:
-        self.logits, self.probabilities = Settings(context.spec).tensors("FP32[...] -> FP32[...]")
+        self.logits, self.probabilities = Parameters(context.spec).tensors("FP32[...] -> FP32[...]")
 
     def run(self, batch: Arrays) -> Arrays:
         logits = batch[self.logits]

@@ -3,16 +3,16 @@ import os, sys
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from shoal.blocks import check_numbers
-from shoal.component import Arrays, Component, Context, Settings
+from shoal.component import Arrays, Component, Context, Parameters
 
 
 class Threshold(Component):
     """Which scores reach a threshold."""
 
     def setup(self, context: Context) -> None:
-        settings = Settings(context.spec)
-        self.score, self.above = settings.tensors("FP32[n] -> BOOL[n]")
-        self.threshold = settings.number("threshold", 0.5)
+        parameters = Parameters(context.spec)
+        self.score, self.above = parameters.tensors("FP32[n] -> BOOL[n]")
+        self.threshold = parameters.number("threshold", 0.5)
 
     def run(self, batch: Arrays) -> Arrays:
         score = batch[self.score]

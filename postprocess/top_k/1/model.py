@@ -3,19 +3,19 @@ import os, sys
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from shoal.blocks import Choices
-from shoal.component import Arrays, Component, Context, Settings
+from shoal.component import Arrays, Component, Context, Parameters
 
 
 class TopK(Component):
     """The classes with the best scores, by name, the best first."""
 
     def setup(self, context: Context) -> None:
-        settings = Settings(context.spec)
-        self.scores, self.labels, self.best = settings.tensors("FP32[n] -> STRING[k], FP32[k]")
-        num_best = settings.whole("k", settings.sizes.get("k", 0))
+        parameters = Parameters(context.spec)
+        self.scores, self.labels, self.best = parameters.tensors("FP32[n] -> STRING[k], FP32[k]")
+        num_best = parameters.whole("k", parameters.sizes.get("k", 0))
         if num_best:
-            settings.expect("k", num_best, "its parameter k is")
-        self.choose = Choices.read(settings, self.scores, num_best)
+            parameters.expect("k", num_best, "its parameter k is")
+        self.choose = Choices.read(parameters, self.scores, num_best)
 
     def run(self, batch: Arrays) -> Arrays:
         # Texts are the host's: what they depend on comes down at once, and counts as the labels' own copy.

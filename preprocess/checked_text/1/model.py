@@ -2,7 +2,7 @@ import os, sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from shoal.component import Arrays, Component, Context, Settings
+from shoal.component import Arrays, Component, Context, Parameters
 from shoal.text import check_texts
 
 
@@ -10,9 +10,9 @@ class CheckedText(Component):
     """The text itself, if it can be read."""
 
     def setup(self, context: Context) -> None:
-        settings = Settings(context.spec)
-        self.text, self.checked = settings.tensors("STRING[1] -> STRING[1]")
-        self.max_text_bytes = settings.whole("max_text_bytes", 65_536)
+        parameters = Parameters(context.spec)
+        self.text, self.checked = parameters.tensors("STRING[1] -> STRING[1]")
+        self.max_text_bytes = parameters.whole("max_text_bytes", 65_536)
 
     def check(self, inputs: Arrays) -> None:
         check_texts(inputs[self.text][:, 0], name=self.text, max_bytes=self.max_text_bytes)

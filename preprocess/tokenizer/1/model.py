@@ -2,7 +2,7 @@ import os, sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from shoal.component import Arrays, Component, Context, Settings
+from shoal.component import Arrays, Component, Context, Parameters
 from shoal.text import Texts, check_texts, make_encoder
 
 
@@ -10,10 +10,10 @@ class Tokenizer(Component):
     """Text to token ids and attention mask, as an encoder's own tokenizer has them."""
 
     def setup(self, context: Context) -> None:
-        settings = Settings(context.spec)
-        self.text, self.ids, self.mask = settings.tensors("STRING[1] -> INT64[t], INT64[t]")
-        self.max_text_bytes = settings.whole("max_text_bytes", 65_536)
-        self.encode = make_encoder(context, settings, edge=self.text)
+        parameters = Parameters(context.spec)
+        self.text, self.ids, self.mask = parameters.tensors("STRING[1] -> INT64[t], INT64[t]")
+        self.max_text_bytes = parameters.whole("max_text_bytes", 65_536)
+        self.encode = make_encoder(context, parameters, edge=self.text)
 
     def check(self, inputs: Arrays) -> None:
         check_texts(inputs[self.text][:, 0], name=self.text, max_bytes=self.max_text_bytes)

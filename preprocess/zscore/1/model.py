@@ -5,7 +5,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import numpy as np
 
 from shoal.blocks import normalise, read_zscore
-from shoal.component import SETUP, Arrays, Component, Context, InputError, Settings, mended_by
+from shoal.component import SETUP, Arrays, Component, Context, InputError, Parameters, fixed_by
 
 FIX = 'Write {"mean": [...], "std": [...]}: one finite number a column; a std of 1 where a column does not vary.'
 
@@ -14,12 +14,12 @@ class ZScore(Component):
     """Each column less its mean, by its standard deviation."""
 
     def setup(self, context: Context) -> None:
-        settings = Settings(context.spec)
-        self.x, self.z = settings.tensors("FP32[n] -> FP32[n]")
-        with mended_by(FIX):
+        parameters = Parameters(context.spec)
+        self.x, self.z = parameters.tensors("FP32[n] -> FP32[n]")
+        with fixed_by(FIX):
             lists = read_zscore(context.artifact("zscore.json"))
         self.num_columns = len(lists[0])
-        settings.expect("n", self.num_columns, "the columns of zscore.json are")
+        parameters.expect("n", self.num_columns, "the columns of zscore.json are")
         self.mean, self.std = (context.device.put(np.array(numbers), SETUP) for numbers in lists)
 
     def check(self, inputs: Arrays) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from shoal.bench.sheets import Record, Sheet, advice_lines, make_sheets, remarks
+from shoal.bench.tables import Record, Sheet, advice_lines, make_sheets, remarks
 
 
 def write_page(record: Record, pictures: Sequence[Path] = ()) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.bench.figures import Cell
-from shoal.bench.sheets import Record, shown_loads
+from shoal.bench.tables import Record, shown_loads
 from shoal.errors import needs
 
 # Of Okabe & Ito, "Color Universal Design" (2008): apart for every kind of colour vision.

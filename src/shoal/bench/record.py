@@ -8,8 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 import shoal
-from shoal.bench.advice import advise
-from shoal.bench.case import Case
+from shoal.bench.advice.evidence import Evidence
+from shoal.bench.advice.rules import advise
 from shoal.bench.compare import compare
 from shoal.bench.figures import Measured, rounded
 from shoal.bench.inputs import Inputs
@@ -56,14 +56,14 @@ def make_record(
     }
 
 
-def make_case(target: Target, measured: Sequence[Measured], machine: Mapping[str, Any]) -> Case:
+def make_case(target: Target, measured: Sequence[Measured], machine: Mapping[str, Any]) -> Evidence:
     """What advice on one repository is drawn from."""
     cells = {entry.cell: entry.median for entry in measured if entry.label == target.label}
     graph = target.graph
     levels = dict(zip((step.model for step in graph.steps), graph.levels(), strict=True))
     if len(levels) < len(graph.steps) or any(graph.members[name].is_ensemble for name in levels):
         levels = {}  # a model's figures are then not those of one step, nor a step's those of one model
-    return Case(cells, target.steps(), machine["cores"], levels, machine["flags"])
+    return Evidence(cells, target.steps(), machine["cores"], levels, machine["flags"])
 
 
 def _notes(measured: Iterable[Measured]) -> Iterable[str]:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.component.ledger import CONTROL
-from shoal.component.parameters import Settings
+from shoal.component.parameters import Parameters
 from shoal.component.tensors import Array, Arrays, Device, namespace
 from shoal.errors import ArtifactError, InputError
 
@@ -51,16 +51,16 @@ class Choices:
     num_best: int = 0
 
     @classmethod
-    def read(cls, settings: Settings, scores: str, num_best: int) -> Choices:
-        """With the parameter ``labels``. The size ``n`` of ``settings`` is the number of classes.
+    def read(cls, parameters: Parameters, scores: str, num_best: int) -> Choices:
+        """With the parameter ``labels``. The size ``n`` of ``parameters`` is the number of classes.
 
         Raises:
             ArtifactError: the labels, or the best, are not as many as the scores can bring.
         """
-        labels = tuple(settings.texts("labels"))
+        labels = tuple(parameters.texts("labels"))
         if labels:
-            settings.expect("n", len(labels), "its parameter labels has")
-        num_classes = len(labels) or settings.sizes.get("n", num_best)
+            parameters.expect("n", len(labels), "its parameter labels has")
+        num_classes = len(labels) or parameters.sizes.get("n", num_best)
         if num_best > num_classes:
             raise ArtifactError(
                 f"{scores} has {num_classes} scores a row; the best {num_best} are wanted.",

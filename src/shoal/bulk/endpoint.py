@@ -22,7 +22,7 @@ LOCAL_REQUESTS = 2  # at a time: one's text is read while the other's is in the 
 
 
 @dataclass(frozen=True)
-class Model:
+class Endpoint:
     """``call`` answers a request of at most ``max_rows`` rows; ``num_callers`` threads may call it at a time."""
 
     name: str
@@ -47,7 +47,7 @@ class Model:
                     f"Model {self.name} refuses what it answered before: {error.what}", error.fix
                 ) from None
 
-    def rehearsed(self, constants: Mapping[str, float], *, must_answer: bool = True) -> Model:
+    def rehearsed(self, constants: Mapping[str, float], *, must_answer: bool = True) -> Endpoint:
         """The model after a request for one text: what is wrong with the server, or with numbers given for every row,
         shows before the first.
 
@@ -95,7 +95,7 @@ class Model:
         return dict(zip(names, lower if len(set(lower)) == len(lower) else names, strict=True))
 
 
-def served(client: Client, name: str, *, max_rows: int | None = None, num_callers: int | None = None) -> Model:
+def served(client: Client, name: str, *, max_rows: int | None = None, num_callers: int | None = None) -> Endpoint:
     """A model on a server.
 
     Raises:
@@ -106,7 +106,7 @@ def served(client: Client, name: str, *, max_rows: int | None = None, num_caller
         limit = client.max_batch_size(name)
     except RestrictedError:  # the client divides what turns out to be too long
         limit = max_rows or SERVED_ROWS
-    return Model(
+    return Endpoint(
         name,
         client.inputs(name),
         client.outputs(name),
@@ -116,14 +116,14 @@ def served(client: Client, name: str, *, max_rows: int | None = None, num_caller
     )
 
 
-def local(pipeline: Pipeline, *, max_rows: int | None = None, num_callers: int | None = None) -> Model:
+def local(pipeline: Pipeline, *, max_rows: int | None = None, num_callers: int | None = None) -> Endpoint:
     """A pipeline in this process; of one with a remote half, more requests are on their way at a time.
 
     Raises:
         InputError: it does not batch.
     """
     spec = pipeline.graph.config.spec
-    return Model(
+    return Endpoint(
         spec.name,
         spec.inputs,
         spec.outputs,

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from shoal.bulk.endpoint import Model
+from shoal.bulk.endpoint import Endpoint
 from shoal.bulk.formats import Csv, Format, JsonLines, Layout
 from shoal.bulk.journal import Journal, open_journal, partial_path, written
 from shoal.bulk.scoring import WINDOW, Feed, Scored, score
@@ -37,7 +37,7 @@ class Summary:
 
 
 def make_feed(
-    model: Model,
+    model: Endpoint,
     table: Table[Row],
     *,
     text_column: str,
@@ -70,7 +70,7 @@ def make_feed(
     return Feed(columns, constants)
 
 
-def make_format(kind: str, table: Table[Row], model: Model, origin: Path | None = None) -> Format:
+def make_format(kind: str, table: Table[Row], model: Endpoint, origin: Path | None = None) -> Format:
     """The format of this kind (the ending of a file) for the answers of a model to a table's rows.
 
     ``origin`` is the file that the table is read from, if it is one.
@@ -93,7 +93,7 @@ def make_format(kind: str, table: Table[Row], model: Model, origin: Path | None 
 
 
 def infer_to_stream(
-    table: Table[Row], model: Model, feed: Feed, form: Format, stream: BinaryIO, on_rows: OnRows
+    table: Table[Row], model: Endpoint, feed: Feed, form: Format, stream: BinaryIO, on_rows: OnRows
 ) -> Summary:
     """Write the answers as they come, in order."""
     done = failed = 0
@@ -109,7 +109,7 @@ def infer_to_stream(
 
 def infer_to_file(
     table: Table[Row],
-    model: Model,
+    model: Endpoint,
     feed: Feed,
     form: Format,
     output: Path,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shoal.bulk.endpoint import Model
+from shoal.bulk.endpoint import Endpoint
 from shoal.component.spec import STRING, TensorSpec
 from shoal.component.tensors import Array
 from shoal.errors import ArtifactError, ServerError, SetupError, ShoalError
@@ -59,7 +59,7 @@ def _value(value: Any, spec: TensorSpec) -> Any:
         return value  # refused with the words that it gets everywhere
 
 
-def score(rows: Iterable[tuple[int, Row]], model: Model, feed: Feed) -> Iterator[list[Scored]]:
+def score(rows: Iterable[tuple[int, Row]], model: Endpoint, feed: Feed) -> Iterator[list[Scored]]:
     """Answer all rows, a window at a time, in order; several requests are on their way at any time.
 
     Raises:
@@ -85,7 +85,7 @@ class _Window(NamedTuple):
     requests: list[tuple[list[int], Future[list[Answer]]]]
 
     @classmethod
-    def begin(cls, rows: list[tuple[int, Row]], model: Model, feed: Feed, callers: ThreadPoolExecutor) -> _Window:
+    def begin(cls, rows: list[tuple[int, Row]], model: Endpoint, feed: Feed, callers: ThreadPoolExecutor) -> _Window:
         specs = {spec.name: spec for spec in model.inputs}
         inputs = {at: feed.inputs(row, specs) for at, (_, row) in enumerate(rows) if not isinstance(row, ArtifactError)}
         requests = []
@@ -118,7 +118,7 @@ def _length(inputs: Mapping[str, Any]) -> int:
     return sum(len(value) for value in inputs.values() if isinstance(value, str | bytes))
 
 
-def ask(model: Model, rows: Sequence[Mapping[str, Any]]) -> list[Answer]:
+def ask(model: Endpoint, rows: Sequence[Mapping[str, Any]]) -> list[Answer]:
     """Answer rows that give the same inputs in one request; where it is refused, in two of half the size each.
 
     So a bad row ends up alone and with its own error, and all others are answered.
@@ -145,7 +145,7 @@ def _column(values: list[Any]) -> list[Any] | Array:
     return array
 
 
-def _rows(model: Model, outputs: Mapping[str, Array], num_rows: int) -> list[Answer]:
+def _rows(model: Endpoint, outputs: Mapping[str, Array], num_rows: int) -> list[Answer]:
     columns = {model.columns[name]: _values(array) for name, array in outputs.items()}
     return [{name: values[row] for name, values in columns.items()} for row in range(num_rows)]
 

@@ -14,7 +14,7 @@ from shoal.errors import ArtifactError, InputError
 from shoal.paths import shipped_root
 from shoal.repository.config import CONFIG
 from shoal.repository.manifest import MANIFEST, read_manifest
-from shoal.repository.model_folders import ROOMS
+from shoal.repository.model_folders import CATEGORIES
 
 
 def read_repository(path: Path, target: Target | None = None) -> Repository:
@@ -30,7 +30,7 @@ def read_repository(path: Path, target: Target | None = None) -> Repository:
     if (path / CONFIG).exists() or _has_versions(path):
         return _read_one(path, target)
     root = path.parent if _is_room(path) else path
-    rooms = [root / room for room in ROOMS if _is_room(root / room)]
+    rooms = [root / room for room in CATEGORIES if _is_room(root / room)]
     if not rooms and not _model_folders(path):  # a project that has no other room yet
         rooms = [room for room in (path / "models",) if _model_folders(room)]
     if rooms:
@@ -52,7 +52,7 @@ def _read_one(path: Path, target: Target | None) -> Repository:
     is_leaf = _is_room(path.parent)
     model = read_model(path, is_leaf=is_leaf)
     root = path.parent.parent if is_leaf else path.parent
-    folders = [p for room in ROOMS for p in _model_folders(root / room)] if is_leaf else _model_folders(root)
+    folders = [p for room in CATEGORIES for p in _model_folders(root / room)] if is_leaf else _model_folders(root)
     beside = [read_model(folder, is_leaf=is_leaf) for folder in folders if folder != path]
     manifest = {} if is_leaf else _manifest(root)
     known = [*(_shipped() if is_leaf else ()), *beside, model]
@@ -61,14 +61,14 @@ def _read_one(path: Path, target: Target | None) -> Repository:
 
 def _shipped() -> list[Model]:
     """shoal's own leaves, which pipelines among leaf folders may call; others of the same name win."""
-    return [read_model(p, is_leaf=True) for room in ROOMS for p in _model_folders(shipped_root() / room)]
+    return [read_model(p, is_leaf=True) for room in CATEGORIES for p in _model_folders(shipped_root() / room)]
 
 
 def _is_room(folder: Path) -> bool:
     """Whether shoal composes repositories from what lies here; a repository may be called ``models`` as well."""
-    if folder.name not in ROOMS or (folder / MANIFEST).exists() or not _model_folders(folder):
+    if folder.name not in CATEGORIES or (folder / MANIFEST).exists() or not _model_folders(folder):
         return False
-    others = (folder.parent / room for room in ROOMS if room != folder.name)
+    others = (folder.parent / room for room in CATEGORIES if room != folder.name)
     return folder.name != "models" or any(_model_folders(other) for other in others)
 
 

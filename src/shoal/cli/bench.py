@@ -106,7 +106,7 @@ def _parse_numbers(text: str, option: str, example: str) -> tuple[int, ...]:
 
 
 def _print(record: dict[str, Any], *, is_report: bool) -> None:
-    from shoal.bench.sheets import advice_lines, make_sheets, remarks
+    from shoal.bench.tables import advice_lines, make_sheets, remarks
 
     for sheet in make_sheets(record):
         names = enumerate(sheet.columns)

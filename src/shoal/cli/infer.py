@@ -17,7 +17,7 @@ from shoal.errors import InputError, ServerError, SetupError
 from shoal.options import Json
 
 if TYPE_CHECKING:
-    from shoal.bulk.endpoint import Model
+    from shoal.bulk.endpoint import Endpoint
     from shoal.bulk.infer import Summary
     from shoal.tables import Table
     from shoal.tables.common import Row
@@ -101,7 +101,7 @@ def infer(
         raise typer.Exit(1)
 
 
-def _show(table: Table[Row], model: Model, feed: Any, text_column: str, *, as_json: bool) -> Summary:
+def _show(table: Table[Row], model: Endpoint, feed: Any, text_column: str, *, as_json: bool) -> Summary:
     """A table, or one JSON array: of few rows."""
     from shoal.bulk.formats import answered, dump_json
     from shoal.bulk.infer import Summary
@@ -161,7 +161,7 @@ def _open_table(texts: Sequence[str] | None, source: str | None, stream_kind: st
 @contextmanager
 def _open_model(
     name: str, where: str, repository: Path, url: str | None, protocol: str, timeout: float, **limits: int | None
-) -> Iterator[Model]:
+) -> Iterator[Endpoint]:
     from shoal.bulk.endpoint import SERVED_REQUESTS, local, served
     from shoal.client.client import Client
     from shoal.local import load

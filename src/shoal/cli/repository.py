@@ -85,12 +85,12 @@ def plan(
 ) -> None:
     """Show where the models run, and the memory it takes: pools, shared memory, launch flags."""
     from shoal.repository.graph import Graph
-    from shoal.repository.model_folders import collect, find_leaves
+    from shoal.repository.model_folders import collect, find_model_folders
     from shoal.repository.placement import Plan
     from shoal.repository.sizes import Largest, find_sizes
 
     chosen = Plan(placement, target, gpus=_parse_gpus(gpu), concurrency=concurrency)
-    models = collect(ensemble, find_leaves(leaves or ()))
+    models = collect(ensemble, find_model_folders(leaves or ()))
     drawn = Graph.build(models[-1], {model.name: model for model in models})
     sizes = find_sizes(drawn, chosen, Largest(rows or drawn.config.spec.max_batch_size, width, text_bytes))
     places = {model.name: list(chosen.gpus_of(model)) for model in models if not model.is_ensemble}

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from shoal.component.base import Component as Component
     from shoal.component.base import Context as Context
     from shoal.component.ledger import SETUP as SETUP
-    from shoal.component.parameters import Settings as Settings
-    from shoal.component.parameters import mended_by as mended_by
+    from shoal.component.parameters import Parameters as Parameters
+    from shoal.component.parameters import fixed_by as fixed_by
     from shoal.component.tensors import Array as Array
     from shoal.component.tensors import Arrays as Arrays
     from shoal.component.tensors import Device as Device

@@ -24,7 +24,7 @@ _MISSPELT = 0.8  # of difflib's ratio: above it a parameter's name is one that w
 _MOST = 2**31 - 1
 
 
-class Settings:
+class Parameters:
     """The declaration of one model, as a piece understands it.
 
     What does not fit is an ``ArtifactError`` that names the value, and stops the start.
@@ -169,7 +169,7 @@ def _show(tensor: TensorSpec) -> str:
 
 
 @contextmanager
-def mended_by(fix: str) -> Iterator[None]:
+def fixed_by(fix: str) -> Iterator[None]:
     """Around the reading of a piece's artifact: an error gives ``fix``, and not how to train again."""
     try:
         yield

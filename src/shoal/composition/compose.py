@@ -29,13 +29,13 @@ from shoal.composition.warmup import FOLDER, WarmUps, derive
 from shoal.composition.warmup import write as write_warm_up
 from shoal.environment.targets import EMBEDDED, FIRST_SIDE_BY_SIDE, parse_release
 from shoal.errors import ArtifactError, SetupError
-from shoal.paths import check_bearable, check_replaceable, exchange
+from shoal.paths import check_path_supported, check_replaceable, exchange
 from shoal.repository.config import ModelConfig, write_config
 from shoal.repository.ensemble_config import first_steps
 from shoal.repository.graph import Graph
 from shoal.repository.hybrid import MODELS, models_ensemble
 from shoal.repository.manifest import MANIFEST
-from shoal.repository.model_folders import collect, find_leaves
+from shoal.repository.model_folders import collect, find_model_folders
 from shoal.repository.placement import HYBRID, Plan, place
 from shoal.repository.sizes import find_sizes
 
@@ -72,8 +72,8 @@ def compose(
     """
     plan = plan or Plan()
     target, artifacts = Path(repository).resolve(), None if artifacts is None else Path(artifacts)
-    check_bearable(target)
-    models = collect(ensemble, find_leaves(leaves))
+    check_path_supported(target)
+    models = collect(ensemble, find_model_folders(leaves))
     graph = Graph.build(models[-1], {model.name: model for model in models})
     added = [(models_ensemble(graph), MODELS)] if plan.placement == HYBRID else []
     if parse_release(plan.target) < FIRST_SIDE_BY_SIDE:  # the client asks each of several models by itself

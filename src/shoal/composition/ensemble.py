@@ -16,7 +16,7 @@ from shoal.repository.config import CONFIG, ModelConfig, Step, as_config, read_c
 from shoal.repository.ensemble_config import find_lost, make_ensemble, without_parts
 from shoal.repository.find import find_graph
 from shoal.repository.graph import Graph
-from shoal.repository.model_folders import find_leaves
+from shoal.repository.model_folders import find_model_folders
 from shoal.repository.shapes import Declared
 
 LATEST = -1  # a step's model_version
@@ -42,7 +42,7 @@ class Ensemble:
         if max_batch_size is not None and max_batch_size < 0:
             raise InputError(f"max_batch_size is {max_batch_size}; it cannot be negative.", "0 means: no batches.")
         self.name = name
-        self._models: Mapping[str, ModelConfig] = find_leaves(leaves)
+        self._models: Mapping[str, ModelConfig] = find_model_folders(leaves)
         self._max_batch_size = max_batch_size
         self._tensors: dict[str, Tensor] = {}  # inputs and what steps give, by their names in the ensemble
         self._inputs: list[Tensor] = []

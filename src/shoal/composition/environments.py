@@ -15,7 +15,7 @@ from shoal.environment.inspection import inspect
 from shoal.environment.stub import STUB, read_stub
 from shoal.environment.targets import find_target
 from shoal.errors import InputError
-from shoal.paths import check_bearable
+from shoal.paths import check_path_supported
 from shoal.repository.config import ModelConfig
 
 ALL = ""  # the name under which an environment is given to every Python model
@@ -89,6 +89,6 @@ def find_environments(
             raise InputError(f"Model {name} was given a stub, and no environment.", f"Give it one: --env {name}=PATH")
     for placed in dict.fromkeys(wanted.values()):  # an archive is read through, which takes its time
         if placed.environment.is_dir():  # an archive is copied: its own path is nobody's business
-            check_bearable(placed.environment)
+            check_path_supported(placed.environment)
         check_fit(inspect(placed.environment), read_stub(placed.stub) if placed.stub else None, find_target(target))
     return wanted

@@ -40,7 +40,7 @@ from shoal.environment.stub_source import AUTO, GIVEN, StubOrder, check_choice, 
 from shoal.environment.targets import EMBEDDED, Target, find_target
 from shoal.environment.tools import run, without_secrets
 from shoal.errors import ArtifactError, InputError, SetupError, needs
-from shoal.paths import check_bearable, exchange
+from shoal.paths import check_path_supported, exchange
 from shoal.progress import OnProgress
 
 _OLDEST_PYTHON = (3, 11)  # that shoal's components run on
@@ -82,7 +82,7 @@ def build(request: Request, on_progress: OnProgress = lambda stage, done, total:
         ArtifactError: what was made does not fit.
     """
     target, out = find_target(request.target), request.out.resolve()
-    check_bearable(out)
+    check_path_supported(out)
     engines.check_engine(request.engine, target)
     wanted = read_wanted(request.source)
     python = request.python or wanted.python or _default_python(target)

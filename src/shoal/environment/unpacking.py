@@ -11,7 +11,7 @@ from pathlib import Path
 from shoal.environment.archive import FILE, FOLDER, SYMLINK, Entry, Guard, Limits, read_archive
 from shoal.environment.build_record import alone, aside_prefix
 from shoal.errors import ArtifactError, InputError, SetupError
-from shoal.paths import check_bearable
+from shoal.paths import check_path_supported
 from shoal.progress import OnProgress
 
 _ALWAYS = 0o755, 0o644  # what a server under another user needs of folders, and of files
@@ -37,7 +37,7 @@ def unpack(
         SetupError: the disk is full, or the folder cannot be written.
     """
     target = folder.absolute()
-    check_bearable(target)
+    check_path_supported(target)
     if target.exists() or target.is_symlink():
         raise InputError(f"{target} exists; it will not be replaced.", "Name another folder, or remove that one.")
     try:

@@ -7,7 +7,7 @@ import zlib
 
 from aiohttp import ClientError, web
 
-from shoal.gateway.gate import Gate
+from shoal.gateway.dispatcher import Dispatcher
 from shoal.gateway.limits import Hold, Limits
 from shoal.gateway.refusals import RefusedError, Why
 
@@ -16,20 +16,20 @@ _FEW = 2**16  # inflated bytes that are allowed at any ratio
 _inflating = asyncio.Semaphore(1)  # one core is enough for what comes deflated
 
 
-async def read_body(request: web.Request, gate: Gate, held: Hold) -> bytes:
+async def read_body(request: web.Request, dispatcher: Dispatcher, held: Hold) -> bytes:
     """All of it, inflated; ``held`` grows with what arrives.
 
     Raises:
         RefusedError: it is too large, too slow, or no such encoding, or there is no room for it.
         ConnectionError: the client has left.
     """
-    limits, encoding = gate.limits, request.headers.get("Content-Encoding", "identity").lower()
+    limits, encoding = dispatcher.limits, request.headers.get("Content-Encoding", "identity").lower()
     if encoding not in ("identity", "gzip", "deflate"):
         raise RefusedError(Why.ENCODING, f"Content-Encoding {encoding[:40]!r} is not known. Use gzip or deflate.")
     if (request.content_length or 0) > limits.request_bytes:
         raise too_large(limits)
-    body = await _receive(request, gate, held)
-    return body if encoding == "identity" else await _inflate(body, encoding, gate, held)
+    body = await _receive(request, dispatcher, held)
+    return body if encoding == "identity" else await _inflate(body, encoding, dispatcher, held)
 
 
 def too_large(limits: Limits) -> RefusedError:
@@ -39,15 +39,15 @@ def too_large(limits: Limits) -> RefusedError:
     )
 
 
-async def _receive(request: web.Request, gate: Gate, held: Hold) -> bytes:
-    limits, parts = gate.limits, list[bytes]()
+async def _receive(request: web.Request, dispatcher: Dispatcher, held: Hold) -> bytes:
+    limits, parts = dispatcher.limits, list[bytes]()
     start = asyncio.get_running_loop().time()
     try:
         async with asyncio.timeout_at(start + limits.body_seconds) as timer:
             while part := await request.content.readany():
                 if held.num_bytes + len(part) > limits.request_bytes:
                     raise too_large(limits)
-                gate.grow(held, len(part))
+                dispatcher.grow(held, len(part))
                 parts.append(part)
                 timer.reschedule(start + limits.body_seconds + held.num_bytes / (limits.body_kib * 2**10))
     except TimeoutError:
@@ -59,10 +59,10 @@ async def _receive(request: web.Request, gate: Gate, held: Hold) -> bytes:
     return b"".join(parts)
 
 
-async def _inflate(body: bytes, encoding: str, gate: Gate, held: Hold) -> bytes:
-    most = min(gate.limits.request_bytes, int(len(body) * gate.limits.max_inflation) + _FEW)
+async def _inflate(body: bytes, encoding: str, dispatcher: Dispatcher, held: Hold) -> bytes:
+    most = min(dispatcher.limits.request_bytes, int(len(body) * dispatcher.limits.max_inflation) + _FEW)
     async with _inflating:
-        gate.grow(held, most)  # for how much comes out only the end tells
+        dispatcher.grow(held, most)  # for how much comes out only the end tells
         content = await asyncio.to_thread(inflate, body, encoding, most)
         held.grow(len(content) - most - len(body))
     return content

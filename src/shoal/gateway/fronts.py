@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 from shoal.errors import ArtifactError, InputError
-from shoal.gateway.gate import Gate
+from shoal.gateway.dispatcher import Dispatcher
 from shoal.gateway.logs import log
 from shoal.gateway.refusals import RefusedError, Why
 from shoal.repository.config import ModelConfig
@@ -80,10 +80,10 @@ def words(refused: RefusedError) -> str:
     return f"{refused.message} Try again in {max(1, round(refused.retry_after))} s."
 
 
-def note(gate: Gate, refused: RefusedError) -> None:
+def note(dispatcher: Dispatcher, refused: RefusedError) -> None:
     """Count what a client did wrong; a line in ten seconds tells of each kind."""
     if refused.why not in _OURS:
-        gate.refusals[refused.why.value] += 1
+        dispatcher.refusals[refused.why.value] += 1
         log.warning("A request was refused (%s): %s", refused.why.value, refused.message[:200], extra={"most": 1})
 
 

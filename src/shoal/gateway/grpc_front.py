@@ -11,8 +11,8 @@ from urllib.parse import unquote
 import grpc  # type: ignore[import-untyped]
 
 from shoal.client.channels import channel_options
+from shoal.gateway.dispatcher import Dispatcher
 from shoal.gateway.fronts import EXTENSIONS, PRIVATE, absent, clean, closed, note, tell_failure
-from shoal.gateway.gate import Gate
 from shoal.gateway.grpc_messages import (
     StatusError,
     arrive,
@@ -42,14 +42,14 @@ _CLOSED = {
 class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Handles every method, by asking the server of the day."""
 
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
         self._channels: dict[str, Any] = {}
-        self._calls = Pool(MOST_CALLS, gate.limits.client_share)
+        self._calls = Pool(MOST_CALLS, dispatcher.limits.client_share)
         # a message is in memory before its size is known: so many at a time may arrive
-        most = max(4, gate.memory.most // gate.limits.request_bytes)
-        self._arriving = Pool(most, gate.limits.client_share)
-        self._opening = Pool(most, gate.limits.client_share)  # streams, whose first message may never come
+        most = max(4, dispatcher.memory.most // dispatcher.limits.request_bytes)
+        self._arriving = Pool(most, dispatcher.limits.client_share)
+        self._opening = Pool(most, dispatcher.limits.client_share)  # streams, whose first message may never come
         # as a stream of one message, for which one can wait within limits
         self._handlers: dict[str, Any] = {
             method: grpc.stream_unary_rpc_method_handler(partial(self._unary, answer))
@@ -75,7 +75,7 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         return grpc.stream_unary_rpc_method_handler(partial(self._unary, partial(self._refuse, details.method)))
 
     async def _unary(self, answer: Callable[[bytes, str, Any], Awaitable[bytes]], _: Any, context: Any) -> bytes:
-        limits, address = self._gate.limits, self._address(context)
+        limits, address = self._dispatcher.limits, self._address(context)
         seconds = limits.body_seconds + limits.request_bytes / (limits.body_kib * 2**10)
         is_free = self._calls.has(address)
         self._calls.take(address)
@@ -85,7 +85,7 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
             request = await arrive(self._arriving, address, context, seconds)
             return await answer(request or b"", address, context)
         except RefusedError as refused:
-            note(self._gate, refused)
+            note(self._dispatcher, refused)
             await refuse(context, refused)
         except StatusError as error:
             await context.abort(error.code, error.details)
@@ -95,7 +95,7 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def _address(self, context: Any) -> str:
         """The address of a call's client."""
-        peer, limits = _host(context.peer()), self._gate.limits
+        peer, limits = _host(context.peer()), self._dispatcher.limits
         if peer not in limits.trusted_proxies:
             return peer
         return limits.find_address(peer, [v for k, v in context.invocation_metadata() if k == "x-forwarded-for"])
@@ -106,13 +106,13 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         return _LIVE
 
     async def _answer_ready(self, *_: Any) -> bytes:
-        return b"" if self._gate.trouble() else _LIVE
+        return b"" if self._dispatcher.trouble() else _LIVE
 
     async def _answer_health(self, *_: Any) -> bytes:
-        return _NOT_SERVING if self._gate.trouble() else _SERVING
+        return _NOT_SERVING if self._dispatcher.trouble() else _SERVING
 
     async def _answer_model_ready(self, request: bytes, *_: Any) -> bytes:
-        is_unready = self._gate.is_unready(parse("ModelReadyRequest", request).name)
+        is_unready = self._dispatcher.is_unready(parse("ModelReadyRequest", request).name)
         return b"" if is_unready else await self._fetch("ModelReady", request)
 
     async def _answer_server_metadata(self, request: bytes, *_: Any) -> bytes:
@@ -128,8 +128,8 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     async def _answer_config(self, request: bytes, *_: Any) -> bytes:
         wanted = parse("ModelConfigRequest", request)
-        if not wanted.name and self._gate.default:
-            wanted.name = self._gate.default
+        if not wanted.name and self._dispatcher.default:
+            wanted.name = self._dispatcher.default
             request = wanted.SerializeToString()
         self._told(wanted.name)
         answer = parse("ModelConfigResponse", await self._fetch("ModelConfig", request))
@@ -141,12 +141,12 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         if name := parse("ModelStatisticsRequest", request).name:
             self._told(name)
         answer = parse("ModelStatisticsResponse", await self._fetch("ModelStatistics", request))
-        keep(answer.model_stats, self._gate.is_told)
+        keep(answer.model_stats, self._dispatcher.is_told)
         return bytes(answer.SerializeToString())
 
     async def _answer_index(self, request: bytes, *_: Any) -> bytes:
         answer = parse("RepositoryIndexResponse", await self._fetch("RepositoryIndex", request))
-        keep(answer.models, self._gate.is_exposed)
+        keep(answer.models, self._dispatcher.is_exposed)
         return bytes(answer.SerializeToString())
 
     async def _refuse(self, method: str, *_: Any) -> bytes:
@@ -156,7 +156,7 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         raise RefusedError(Why.METHOD, f"There is no method {method[:100]!r} here.")
 
     def _told(self, model: str) -> None:
-        if not self._gate.is_told(model):
+        if not self._dispatcher.is_told(model):
             raise absent(model)
 
     async def _fetch(self, method: str, request: bytes) -> bytes:
@@ -174,11 +174,11 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     async def _answer_infer(self, request: bytes, address: str, context: Any) -> bytes:
         model, request_id = await screen(request)
-        if not self._gate.is_exposed(model):
+        if not self._dispatcher.is_exposed(model):
             raise absent(model)
         metadata = kept(context.invocation_metadata())
-        held = self._gate.hold(address)
-        self._gate.grow(held, len(request))
+        held = self._dispatcher.hold(address)
+        self._dispatcher.grow(held, len(request))
         context.add_done_callback(lambda _: held.release())  # when its client has the answer
         # Triton 24.10 does not survive clients that leave: it answers in any case, and the request keeps its place
         answer = await self._ask(
@@ -207,7 +207,7 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
                 return error
 
         try:
-            answer = await self._gate.send(
+            answer = await self._dispatcher.send(
                 model, request, call, lambda answer: not isinstance(answer, bytes), is_waited_for
             )
         except RefusedError as refused:
@@ -227,10 +227,10 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         address = self._address(context)
 
         async def relay() -> None:
-            with self._gate.place(address):
-                first = await arrive(self._opening, address, context, self._gate.limits.head_seconds)
+            with self._dispatcher.place(address):
+                first = await arrive(self._opening, address, context, self._dispatcher.limits.head_seconds)
                 if first is not None:
-                    await Relay(self._gate, self.channel, address, context).run(first)
+                    await Relay(self._dispatcher, self.channel, address, context).run(first)
 
         # Triton 24.10 does not survive that a stream is left: the rest of it is read for nobody
         relaying = asyncio.ensure_future(relay())
@@ -238,7 +238,7 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         try:
             await asyncio.shield(relaying)
         except RefusedError as refused:
-            note(self._gate, refused)
+            note(self._dispatcher, refused)
             await refuse(context, refused)
         except StatusError as error:
             await context.abort(error.code, error.details)

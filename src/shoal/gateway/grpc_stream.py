@@ -10,8 +10,8 @@ from typing import Any
 
 import grpc  # type: ignore[import-untyped]
 
+from shoal.gateway.dispatcher import Dispatcher
 from shoal.gateway.fronts import absent, clean, note, tell_failure
-from shoal.gateway.gate import Gate
 from shoal.gateway.grpc_messages import (
     StatusError,
     clean_answer,
@@ -36,8 +36,8 @@ class Relay:
     message, which then takes no more memory and no more of the model's capacity.
     """
 
-    def __init__(self, gate: Gate, channel: Callable[[Any], Any], address: str, context: Any) -> None:
-        self._gate, self._channel, self._address, self._context = gate, channel, address, context
+    def __init__(self, dispatcher: Dispatcher, channel: Callable[[Any], Any], address: str, context: Any) -> None:
+        self._dispatcher, self._channel, self._address, self._context = dispatcher, channel, address, context
         self._unanswered: deque[tuple[str, int]] = deque()  # models, and bytes
         self._moved = asyncio.Event()
         self._writing = asyncio.Lock()
@@ -55,8 +55,8 @@ class Relay:
             StatusError: Triton has ended it with an error.
         """
         model, first_id = await self._judge(first)
-        with self._gate.hold(self._address, model) as self._held:
-            async with self._gate.stream(model, self._address, self._end) as (server, self._stream):
+        with self._dispatcher.hold(self._address, model) as self._held:
+            async with self._dispatcher.stream(model, self._address, self._end) as (server, self._stream):
                 self._call = self._channel(server).stream_stream(_METHOD)(
                     metadata=kept(self._context.invocation_metadata())
                 )
@@ -68,7 +68,7 @@ class Relay:
                     while self._unanswered:
                         self._settle(is_done=False)
         if code == grpc.StatusCode.CANCELLED or (code != grpc.StatusCode.OK and is_cut(code, details)):
-            self._gate.suspected.set()
+            self._dispatcher.suspected.set()
             tell_failure(model, first_id, lost(model).message)
             raise lost(model)
         if code != grpc.StatusCode.OK:
@@ -105,7 +105,7 @@ class Relay:
             self._has_left = True
             return
         try:
-            async with self._writing, asyncio.timeout(self._gate.limits.unread_seconds):
+            async with self._writing, asyncio.timeout(self._dispatcher.limits.unread_seconds):
                 await self._context.write(answer)
         except Exception:  # TimeoutError, and what gRPC raises of clients that leave, which it does not export
             self._has_left = True
@@ -129,17 +129,17 @@ class Relay:
         request_id = ""
         try:
             model, request_id = await self._judge(message)
-            self._gate.find(model)
-            most = self._gate.limits.request_bytes
+            self._dispatcher.find(model)
+            most = self._dispatcher.limits.request_bytes
             await self._wait(lambda: not self._unanswered or self._held.num_bytes + len(message) <= most)
-            self._gate.grow(self._held, len(message))
+            self._dispatcher.grow(self._held, len(message))
             try:
-                self._gate.enter(model, len(message))
+                self._dispatcher.enter(model, len(message))
             except RefusedError:
                 self._held.grow(-len(message))
                 raise
         except RefusedError as refused:
-            note(self._gate, refused)
+            note(self._dispatcher, refused)
             await self._write(refusal(refused, request_id))
             return
         self._unanswered.append((model, len(message)))
@@ -148,13 +148,13 @@ class Relay:
 
     async def _judge(self, message: bytes) -> tuple[str, str]:
         model, request_id = await screen(message)
-        if not self._gate.is_exposed(model):
+        if not self._dispatcher.is_exposed(model):
             raise absent(model)
         return model, request_id
 
     async def _next(self) -> bytes | None:
         reading = asyncio.ensure_future(self._context.read())
-        seconds = self._gate.limits.stream_seconds
+        seconds = self._dispatcher.limits.stream_seconds
         try:
             while not (await asyncio.wait({reading}, timeout=seconds))[0]:
                 if self._stream.is_answered and time.monotonic() - self._stream.moved >= seconds:
@@ -177,6 +177,6 @@ class Relay:
 
     def _settle(self, *, is_done: bool) -> None:
         model, num_bytes = self._unanswered.popleft()
-        self._gate.leave(model, num_bytes, is_done=is_done)
+        self._dispatcher.leave(model, num_bytes, is_done=is_done)
         self._held.grow(-num_bytes)
         self._moved.set()

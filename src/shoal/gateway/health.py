@@ -10,14 +10,14 @@ import aiohttp
 from aiohttp import web
 
 from shoal.gateway.canary import Canary
-from shoal.gateway.gate import Gate
+from shoal.gateway.dispatcher import Dispatcher
 
 
 class Health:
     """``/health/live``, ``/health/ready`` and ``/metrics``: Triton's metrics, and the service's own."""
 
-    def __init__(self, gate: Gate, canaries: dict[str, Canary]) -> None:
-        self._gate, self._canaries = gate, canaries
+    def __init__(self, dispatcher: Dispatcher, canaries: dict[str, Canary]) -> None:
+        self._dispatcher, self._canaries = dispatcher, canaries
         self.restarts: Counter[str] = Counter()  # by what went wrong
         self.app = web.Application(client_max_size=0)
         self.app.router.add_get("/health/live", self._answer_live)
@@ -28,8 +28,8 @@ class Health:
         return web.json_response({"live": True})
 
     async def _answer_ready(self, _: web.Request) -> web.Response:
-        trouble = self._gate.trouble()
-        models = {name: self._gate.trouble(name) or "ready" for name in sorted(self._gate.names)}
+        trouble = self._dispatcher.trouble()
+        models = {name: self._dispatcher.trouble(name) or "ready" for name in sorted(self._dispatcher.names)}
         body = {"ready": not trouble, "why": trouble, "models": models}
         return web.json_response(body, status=503 if trouble else 200)
 
@@ -37,7 +37,7 @@ class Health:
         return web.Response(text=await self._triton() + self._own(), content_type="text/plain", charset="utf-8")
 
     async def _triton(self) -> str:
-        upstream = self._gate.upstream
+        upstream = self._dispatcher.upstream
         if upstream is None:
             return ""
         try:
@@ -61,13 +61,13 @@ class Health:
         """The service's own metrics, as prometheus_client asks for them."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        gate = self._gate
-        yield GaugeMetricFamily("shoal_ready", "Whether requests are let in", value=not gate.trouble())
+        dispatcher = self._dispatcher
+        yield GaugeMetricFamily("shoal_ready", "Whether requests are let in", value=not dispatcher.trouble())
         ready = GaugeMetricFamily("shoal_model_ready", "Whether requests to a model are let in", labels=["model"])
         in_flight = GaugeMetricFamily("shoal_in_flight", "Requests under way", labels=["model"])
-        for name in gate.names:
-            ready.add_metric([name], not gate.trouble(name))
-            in_flight.add_metric([name], gate.in_flight(name))
+        for name in dispatcher.names:
+            ready.add_metric([name], not dispatcher.trouble(name))
+            in_flight.add_metric([name], dispatcher.in_flight(name))
         latency = GaugeMetricFamily("shoal_canary_seconds", "What the last canary of a model took", labels=["model"])
         for name, canary in self._canaries.items():
             latency.add_metric([name], canary.latency)
@@ -75,11 +75,13 @@ class Health:
         for kind, number in self.restarts.items():
             restarts.add_metric([kind], number)
         requests = CounterMetricFamily("shoal_requests", "Requests, by what came of them", labels=["model", "outcome"])
-        for key, number in gate.outcomes.items():
+        for key, number in dispatcher.outcomes.items():
             requests.add_metric(key, number)
         yield from (ready, in_flight, latency, restarts, requests)
         refusals = CounterMetricFamily("shoal_refusals", "Requests at fault, by what was wrong", labels=["kind"])
-        for kind, number in gate.refusals.items():
+        for kind, number in dispatcher.refusals.items():
             refusals.add_metric([kind], number)
         yield refusals
-        yield CounterMetricFamily("shoal_resent", "Requests sent once more, to the next server", value=gate.num_resent)
+        yield CounterMetricFamily(
+            "shoal_resent", "Requests sent once more, to the next server", value=dispatcher.num_resent
+        )

@@ -14,6 +14,7 @@ from aiohttp import web
 from yarl import URL
 
 from shoal.gateway.bodies import read_body
+from shoal.gateway.dispatcher import Dispatcher
 from shoal.gateway.fronts import (
     EXTENSIONS,
     HEADERS,
@@ -26,7 +27,6 @@ from shoal.gateway.fronts import (
     trim_config,
     words,
 )
-from shoal.gateway.gate import Gate
 from shoal.gateway.limits import Hold
 from shoal.gateway.refusals import LostError, RefusedError, Why, lost
 from shoal.gateway.screening import LARGE, ScreenError, check_json, screen_json, screen_nesting
@@ -61,8 +61,8 @@ _BROKEN = (aiohttp.ClientError, ConnectionError)
 class HttpFront:
     """An aiohttp application that asks the server of the day."""
 
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
         self._sessions: dict[str, aiohttp.ClientSession] = {}
         self.app = web.Application()
         self.app.router.add_route("*", "/{path:.*}", self._answer)
@@ -74,30 +74,32 @@ class HttpFront:
                 _check_method(request, wanted)
                 return await self._answer_of_all(path)
             if path == _NO_MODEL:
-                if not self._gate.default:
+                if not self._dispatcher.default:
                     raise absent("")
-                path = f"/v2/models/{self._gate.default}/config"
+                path = f"/v2/models/{self._dispatcher.default}/config"
             found = _MODEL.fullmatch(path)
             what = (found["what"] or "") if found else ""
             if found is None or what not in _ASKED:
                 raise _no_path(path)
             _check_method(request, _ASKED[what])
             model = found["model"]
-            if what == "ready" and self._gate.is_unready(model):
+            if what == "ready" and self._dispatcher.is_unready(model):
                 return web.Response(status=400)
-            is_known = self._gate.is_told if what in ("", "config", "stats") else self._gate.is_exposed
+            is_known = self._dispatcher.is_told if what in ("", "config", "stats") else self._dispatcher.is_exposed
             if not is_known(model):
                 raise absent(model)
             if _ASKED[what] == "GET":
                 document = await self._fetch("GET", path)
                 return web.json_response(trim_config(document) if what == "config" else document)
-            address = self._gate.limits.find_address(str(request.remote), request.headers.getall("X-Forwarded-For", ()))
-            with self._gate.hold(address, model) as held:
+            address = self._dispatcher.limits.find_address(
+                str(request.remote), request.headers.getall("X-Forwarded-For", ())
+            )
+            with self._dispatcher.hold(address, model) as held:
                 return await self._pass(request, model, what, address, held)
         except ConnectionError:  # the client has left, and hears nothing
             return web.Response(status=400)
         except RefusedError as refused:
-            note(self._gate, refused)
+            note(self._dispatcher, refused)
             response = web.json_response({"error": words(refused)}, status=_STATUS[refused.why])
             if refused.retry_after:
                 response.headers["Retry-After"] = str(max(1, round(refused.retry_after)))
@@ -112,17 +114,17 @@ class HttpFront:
             case "/v2/health/live":
                 return web.Response()
             case "/v2/health/ready":
-                return web.Response(status=400 if self._gate.trouble() else 200)
+                return web.Response(status=400 if self._dispatcher.trouble() else 200)
             case "/v2":
                 document = await self._fetch("GET", path)
                 document["extensions"] = [name for name in document["extensions"] if name in EXTENSIONS]
             case "/v2/models/stats":
                 document = await self._fetch("GET", path)
                 stats = document["model_stats"]
-                document["model_stats"] = [entry for entry in stats if self._gate.is_told(entry["name"])]
+                document["model_stats"] = [entry for entry in stats if self._dispatcher.is_told(entry["name"])]
             case _:
                 index = await self._fetch("POST", path)
-                document = [entry for entry in index if self._gate.is_exposed(entry["name"])]
+                document = [entry for entry in index if self._dispatcher.is_exposed(entry["name"])]
         return web.json_response(document)
 
     async def _fetch(self, method: str, path: str) -> Any:
@@ -136,7 +138,7 @@ class HttpFront:
             except _BROKEN as error:
                 raise LostError(str(error)) from None
 
-        status, content = await self._gate.send("", path.encode(), call, lambda reply: reply[0] >= 400)
+        status, content = await self._dispatcher.send("", path.encode(), call, lambda reply: reply[0] >= 400)
         if status >= 400:
             message = json.loads(_cleaned(content) or b'{"error": "Triton does not say"}')["error"]
             raise RefusedError(Why.ABSENT if status == 404 else Why.WRONG, message)
@@ -145,7 +147,7 @@ class HttpFront:
     # --- inference -----------------------------------------------------------------------------------------------
 
     async def _pass(self, request: web.Request, model: str, what: str, address: str, held: Hold) -> web.StreamResponse:
-        body = await read_body(request, self._gate, held)
+        body = await read_body(request, self._dispatcher, held)
         headers = {name: value for name in _REQUEST_HEADERS if (value := request.headers.get(name))}
         lengths = request.headers.getall(_HEAD_LENGTH, [])
         if len(body) > LARGE:
@@ -172,7 +174,7 @@ class HttpFront:
             return request.transport is not None and not request.transport.is_closing()
 
         try:
-            reply = await self._gate.send(model, body, call, lambda reply: reply.status >= 400, is_waited_for)
+            reply = await self._dispatcher.send(model, body, call, lambda reply: reply.status >= 400, is_waited_for)
         except RefusedError as refused:
             if refused.is_lost:
                 tell_failure(model, request_id, refused.message)
@@ -216,9 +218,9 @@ class HttpFront:
             task.cancel()
 
         try:
-            with self._gate.place(address):
+            with self._dispatcher.place(address):
                 async with (
-                    self._gate.stream(model, address, end) as (server, stream),
+                    self._dispatcher.stream(model, address, end) as (server, stream),
                     self._ask(server, "POST", request.rel_url.raw_path, headers, body) as reply,
                 ):
                     stream.note(is_answer=False)
@@ -236,7 +238,7 @@ class HttpFront:
                 await response.write_eof()
             return response
         except (*_BROKEN, LostError):
-            self._gate.suspected.set()
+            self._dispatcher.suspected.set()
         except asyncio.CancelledError:
             if not has_ended:
                 raise

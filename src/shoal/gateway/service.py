@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from shoal.errors import InputError
 from shoal.gateway.canary import make_canaries
+from shoal.gateway.dispatcher import Dispatcher
 from shoal.gateway.doors import listen
 from shoal.gateway.fronts import find_default, find_exposed
-from shoal.gateway.gate import Gate
 from shoal.gateway.grpc_front import GrpcFront, make_server
 from shoal.gateway.health import Health
 from shoal.gateway.http_front import HttpFront
@@ -77,7 +77,7 @@ class _Service:
             raise InputError(f"--expose {unknown[0]} names no model of {self._repository}.", "Name one that it holds.")
         exposed = find_exposed(configs, options.exposed)
         steps = {name for name, users in find_users(configs).items() if users & exposed}
-        gate = Gate(
+        dispatcher = Dispatcher(
             configs,
             exposed=exposed,
             told=exposed | steps,
@@ -88,19 +88,21 @@ class _Service:
         )
         log.info("Clients may ask %s.", ", ".join(sorted(exposed)))
         canaries = make_canaries(configs)
-        health, front, http = Health(gate, canaries), GrpcFront(gate), HttpFront(gate)
+        health, front, http = Health(dispatcher, canaries), GrpcFront(dispatcher), HttpFront(dispatcher)
 
         async def forget(server: Server) -> None:
             await asyncio.gather(front.forget(server), http.forget(server))
 
         servers = Servers(self._repository, runtime, options.load_seconds, canaries, forget)
-        supervisor = Supervisor(configs, options, servers=servers, gate=gate, canaries=canaries, health=health)
+        supervisor = Supervisor(
+            configs, options, servers=servers, dispatcher=dispatcher, canaries=canaries, health=health
+        )
         async with _open_doors(options, front, http, health) as at:
             try:
                 if await self._until_told(supervisor.start()):
                     on_ready(at)
                     await self._until_told(supervisor.run())
-                    log.info("Stopping: %d requests are under way.", gate.num_requests)
+                    log.info("Stopping: %d requests are under way.", dispatcher.num_requests)
                     if self._signals < 2:
                         self._told.clear()
                         await self._until_told(supervisor.drain())

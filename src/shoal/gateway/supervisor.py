@@ -11,7 +11,7 @@ from typing import Any
 
 from shoal.errors import ServerError, ShoalError
 from shoal.gateway.canary import Canary, Verdict, WrongError
-from shoal.gateway.gate import Gate
+from shoal.gateway.dispatcher import Dispatcher
 from shoal.gateway.health import Health
 from shoal.gateway.logs import log
 from shoal.gateway.models import count_processes, find_members, find_users, read_hang_seconds
@@ -42,12 +42,12 @@ class Supervisor:
         options: Options,
         *,
         servers: Servers,
-        gate: Gate,
+        dispatcher: Dispatcher,
         canaries: dict[str, Canary],
         health: Health,
     ) -> None:
         self._configs, self._options, self._servers = configs, options, servers
-        self._gate, self._canaries, self._health = gate, canaries, health
+        self._dispatcher, self._canaries, self._health = dispatcher, canaries, health
         self._users = find_users(self._configs)
         self._watched: dict[str, Any] = {
             "expected": count_processes(self._configs),
@@ -98,7 +98,7 @@ class Supervisor:
         self._watch, self._taken_over = Watch(server, **self._watched), time.monotonic()
         self._looking = asyncio.create_task(self._look(upstream))
         self._testing = [asyncio.create_task(self._test(upstream, each)) for each in self._canaries.values()]
-        await self._gate.open(upstream)
+        await self._dispatcher.open(upstream)
 
     # --- what is wrong -------------------------------------------------------------------------------------------
 
@@ -109,18 +109,18 @@ class Supervisor:
             canaries = self._canaries.items() if self._testing else ()
             waiting = {name: canary.sent for name, canary in canaries if canary.sent}
             try:
-                faults = self._watch.look(waiting, self._gate.answered)
+                faults = self._watch.look(waiting, self._dispatcher.answered)
             except OSError as error:  # no descriptor is left to look with
                 log.warning("The processes cannot be looked at: %s", error)
                 faults = []
             for fault in faults:
                 self._note(upstream, fault)
-            if self._gate.suspected.is_set() and not self._broken.is_set():
+            if self._dispatcher.suspected.is_set() and not self._broken.is_set():
                 suspected = suspected or time.monotonic()
                 if time.monotonic() - suspected > SETTLED_SECONDS:
-                    self._gate.suspected.clear()
+                    self._dispatcher.suspected.clear()
                     suspected = 0.0
-                    await self._gate.settle()
+                    await self._dispatcher.settle()
             start = time.monotonic()
             await asyncio.sleep(PERIOD)
             if (seconds := time.monotonic() - start - PERIOD) > STILL_SECONDS:
@@ -133,11 +133,11 @@ class Supervisor:
         async with open_stub(upstream.server) as stub:
             while True:
                 await asyncio.sleep(AGAIN_SECONDS if num_errors else canary.period)
-                if canary.model in self._gate.blocked:
+                if canary.model in self._dispatcher.blocked:
                     continue
                 try:
                     await canary.ask(stub)
-                    num_errors, self._gate.answered = 0, time.monotonic()
+                    num_errors, self._dispatcher.answered = 0, time.monotonic()
                 except WrongError as error:
                     assert self._watch is not None
                     if error.verdict is Verdict.BUSY or (
@@ -151,18 +151,18 @@ class Supervisor:
 
     def _note(self, upstream: Upstream, fault: Fault) -> None:
         """Let nobody ask a model that is not well, nor what is made with it."""
-        if upstream is not self._current or self._gate.blocked.get(fault.model) or self._is_down():
+        if upstream is not self._current or self._dispatcher.blocked.get(fault.model) or self._is_down():
             return
         log.error("%s", fault.what, extra={"model": fault.model, "kind": fault.kind})
         affected = self._users.get(fault.model, set()) | {fault.model} if fault.model else {*self._configs, ""}
-        self._gate.block(affected, fault.what)
+        self._dispatcher.block(affected, fault.what)
         if self._watch is not None and fault.model:
             self._watch.kill(fault.model)
         self._health.restarts[fault.kind] += 1
         self._broken.set()
 
     def _is_down(self) -> bool:
-        return "" in self._gate.blocked
+        return "" in self._dispatcher.blocked
 
     # --- what follows --------------------------------------------------------------------------------------------
 
@@ -191,7 +191,7 @@ class Supervisor:
                 break
         if self._looking is not None:
             self._looking.cancel()
-        self._gate.suspected.clear()
+        self._dispatcher.suspected.clear()
         self._broken.clear()
         await self._take_over(server)
         log.info("All models answer again, after %.1f s.", time.monotonic() - began)
@@ -209,7 +209,9 @@ class Supervisor:
         # a server that a request was sent to again may have died of what the one before it died of
         num = sum(not server.is_repeat for _, server in self._restarts)
         if (beyond := num - self._options.max_restarts) > 0:
-            self._gate.block({*self._configs, ""}, "its server ended too often, and is started again after a pause")
+            self._dispatcher.block(
+                {*self._configs, ""}, "its server ended too often, and is started again after a pause"
+            )
             pause = max(pause, min(MOST_RESTART_PAUSE, 2.0**beyond))
             log.error("The server ended %d times within ten minutes. The next one starts in %g s.", num, pause)
         await asyncio.sleep(pause)
@@ -229,7 +231,7 @@ class Supervisor:
         """End the old server first: there is no room for two, or the next one does not start beside it."""
         if old.server in self._servers:
             log.warning("The server is stopped before the next one starts.")
-            self._gate.block({*self._configs, ""}, "its server is started again")
+            self._dispatcher.block({*self._configs, ""}, "its server is started again")
             await self._servers.end(old.server, 0)
 
     def _retire(self, old: Upstream) -> None:
@@ -250,18 +252,18 @@ class Supervisor:
 
     async def drain(self) -> None:
         """Until everything under way is answered, or the grace is over."""
-        await self._gate.close("it is stopping")
+        await self._dispatcher.close("it is stopping")
         deadline = time.monotonic() + self._options.grace
-        while self._gate.num_requests and time.monotonic() < deadline:
+        while self._dispatcher.num_requests and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
         if self._current is not None:
             self._current.end_streams()
-        if self._gate.num_requests:
-            log.error("%d requests were not answered within %g s.", self._gate.num_requests, self._options.grace)
+        if self._dispatcher.num_requests:
+            log.error("%d requests were not answered within %g s.", self._dispatcher.num_requests, self._options.grace)
 
     async def stop(self, seconds: float = STOP_SECONDS) -> None:
         """End every server and all that watches it."""
-        await self._gate.close("it is stopping")
+        await self._dispatcher.close("it is stopping")
         self._cancel_tests()
         for task in (*self._retiring, *([self._looking] if self._looking else [])):
             task.cancel()

@@ -8,7 +8,7 @@ from pathlib import Path
 from shoal.client.client import Client
 from shoal.composition.compose import compose
 from shoal.encoders.encoder import SMALL_ENCODER
-from shoal.paths import check_bearable
+from shoal.paths import check_path_supported
 from shoal.progress import OnProgress
 from shoal.readability.corpus import find_corpus, read_passages
 from shoal.readability.train import PAGE, PRESETS, Preset, split, train
@@ -54,7 +54,7 @@ def run(
 
     The passages scored are shoal's own, and none of them was trained on.
     """
-    check_bearable(out.resolve())  # what would stop the server is better said before minutes of training
+    check_path_supported(out.resolve())  # what would stop the server is better said before minutes of training
     find_runtime()
     preset = preset or PRESETS["quick"]
     corpus = find_corpus(data)

@@ -9,7 +9,7 @@ from shoal.errors import ArtifactError, InputError
 from shoal.repository.config import CONFIG, ModelConfig, read_config
 from shoal.repository.graph import Graph
 from shoal.repository.manifest import read_manifest
-from shoal.repository.model_folders import ROOMS, find_leaves
+from shoal.repository.model_folders import CATEGORIES, find_model_folders
 
 
 def find_graph(folder: Path, model: str = "") -> Graph:
@@ -83,11 +83,11 @@ def find_top(calls: Mapping[str, Iterable[str] | None], where: str, composed_for
 def _load(folder: Path) -> Graph:
     config = read_config(folder)
     names = {step.model for step in config.steps}
-    if folder.parent.name not in ROOMS or all((folder.parent / name / CONFIG).is_file() for name in names):
+    if folder.parent.name not in CATEGORIES or all((folder.parent / name / CONFIG).is_file() for name in names):
         return Graph.load(folder)
     return Graph.build(config, _find_members(folder, names))
 
 
 def _find_members(folder: Path, names: set[str]) -> dict[str, ModelConfig]:
-    leaves = find_leaves([folder.parent.parent])
+    leaves = find_model_folders([folder.parent.parent])
     return {name: leaves[name] for name in sorted(names) if name in leaves}

@@ -9,14 +9,14 @@ from shoal.errors import ArtifactError
 from shoal.paths import shipped_root
 from shoal.repository.config import ModelConfig, read_config
 
-ROOMS = ("preprocess", "postprocess", "models", "ensembles")
+CATEGORIES = ("preprocess", "postprocess", "models", "ensembles")
 
 
-def find_leaves(roots: Iterable[Path | str] = ()) -> Mapping[str, ModelConfig]:
+def find_model_folders(roots: Iterable[Path | str] = ()) -> Mapping[str, ModelConfig]:
     """Every leaf by its model's name: shoal's own and those under ``roots``, which win."""
     leaves = {}
     for root in [shipped_root(), *map(Path, roots)]:
-        for room in ROOMS:
+        for room in CATEGORIES:
             for path in sorted(root.glob(f"{room}/*/config.pbtxt")):
                 config = read_config(path.parent)
                 leaves[config.name] = config

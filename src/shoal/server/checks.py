@@ -11,7 +11,7 @@ from pathlib import Path
 
 from shoal.errors import InputError, SetupError
 from shoal.machine import describe_machine
-from shoal.paths import check_bearable
+from shoal.paths import check_path_supported
 from shoal.repository.manifest import check_manifest, read_manifest
 from shoal.server.orphans import SHARED_MEMORY
 from shoal.server.runtime import SERVER_VARIABLE, Runtime, find_runtime
@@ -52,7 +52,7 @@ def check_repository(path: Path) -> None:
     Raises:
         InputError: it says what is wrong.
     """
-    check_bearable(path)
+    check_path_supported(path)
     if not any(path.glob("*/config.pbtxt")):
         raise InputError(
             f"{path} is no model repository: it holds no MODEL/config.pbtxt.",

@@ -21,7 +21,7 @@ from typing import Self
 
 from shoal.component.heartbeat import VARIABLE
 from shoal.errors import InputError, ServerError, SetupError
-from shoal.paths import check_bearable
+from shoal.paths import check_path_supported
 from shoal.processes import bound, processes
 from shoal.repository.manifest import launch_flags
 from shoal.server.checks import check_start
@@ -67,7 +67,7 @@ class Server:
             self.log = log or self._folder / "triton.log"
             self.beacons = self._folder / "beacons"  # where its components tell whether they are at work
             self._shared_memory = f"shoal_{os.getpid()}_{secrets.token_hex(4)}_"
-            check_bearable(self._folder)
+            check_path_supported(self._folder)
             runtime.write_backends(self._folder / "backends")
             (self._folder / "empty").mkdir()
             self.beacons.mkdir()

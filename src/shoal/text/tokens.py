@@ -13,7 +13,7 @@ from array_api_compat import device as device_of
 
 from shoal.component.artifact_files import describe_bytes, read_text, refusal
 from shoal.component.base import Context
-from shoal.component.parameters import Settings, mended_by
+from shoal.component.parameters import Parameters, fixed_by
 from shoal.component.tensors import Array, namespace
 from shoal.errors import ArtifactError
 from shoal.text.ragged import Ragged, Texts
@@ -63,7 +63,7 @@ class FastTokenizer:
         return pieces.pad(width, self._pad_id), xp.astype(columns < pieces.lengths[:, None], xp.int64)
 
 
-def make_encoder(context: Context, settings: Settings, edge: str) -> Encode:
+def make_encoder(context: Context, parameters: Parameters, edge: str) -> Encode:
     """What turns texts into ids and mask, INT64 ``[rows, width]`` each, on the component's device.
 
     It reads the parameters ``max_length`` and ``lowercase``, and that of the two artifacts which is there. The width
@@ -73,11 +73,11 @@ def make_encoder(context: Context, settings: Settings, edge: str) -> Encode:
     Raises:
         ArtifactError: a parameter or an artifact cannot be used, or there is none of the two, or both.
     """
-    is_fixed, device = "t" in settings.sizes, context.device
-    default = settings.sizes.get("t", MAX_LENGTH)
-    max_length = settings.whole("max_length", default, least=LENGTHS[0], most=LENGTHS[-1])
-    settings.expect("t", max_length, "its parameter max_length is")
-    tokenizer = _read(context, settings, max_length)
+    is_fixed, device = "t" in parameters.sizes, context.device
+    default = parameters.sizes.get("t", MAX_LENGTH)
+    max_length = parameters.whole("max_length", default, least=LENGTHS[0], most=LENGTHS[-1])
+    parameters.expect("t", max_length, "its parameter max_length is")
+    tokenizer = _read(context, parameters, max_length)
 
     def encode(texts: Texts) -> tuple[Array, Array]:
         pieces = tokenizer.pieces(texts)
@@ -87,28 +87,28 @@ def make_encoder(context: Context, settings: Settings, edge: str) -> Encode:
     return encode
 
 
-def _read(context: Context, settings: Settings, max_length: int) -> WordPiece | FastTokenizer:
-    with mended_by(_FIX):
+def _read(context: Context, parameters: Parameters, max_length: int) -> WordPiece | FastTokenizer:
+    with fixed_by(_FIX):
         vocabulary, whole = (context.optional_artifact(name) for name in (VOCABULARY, TOKENIZER))
     if vocabulary and whole:
         raise ArtifactError(f"Model {context.spec.name} has {VOCABULARY} and {TOKENIZER} in {context.folder}.", _FIX)
     if whole:
-        return _read_whole(whole, settings, max_length)
+        return _read_whole(whole, parameters, max_length)
     if vocabulary:
-        is_lowercase = settings.flag("lowercase", default=True)
-        with mended_by(_FIX):
+        is_lowercase = parameters.flag("lowercase", default=True)
+        with fixed_by(_FIX):
             return WordPiece(read_vocabulary(vocabulary), is_lowercase=is_lowercase, max_length=max_length)
     raise ArtifactError(
         f"Model {context.spec.name} misses its artifact {VOCABULARY} or {TOKENIZER} in {context.folder}.", _FIX
     )
 
 
-def _read_whole(path: Path, settings: Settings, max_length: int) -> FastTokenizer:
-    if settings.text("lowercase"):
-        raise settings.refusal("lowercase", f"{TOKENIZER} says itself how case is treated", "")
-    with mended_by(_FIX):
+def _read_whole(path: Path, parameters: Parameters, max_length: int) -> FastTokenizer:
+    if parameters.text("lowercase"):
+        raise parameters.refusal("lowercase", f"{TOKENIZER} says itself how case is treated", "")
+    with fixed_by(_FIX):
         tokenizer = FastTokenizer(path, max_length=max_length)
     if tokenizer.num_special >= max_length:
         why = f"{TOKENIZER} adds {tokenizer.num_special} special tokens to each text"
-        raise settings.refusal("max_length", why, str(tokenizer.num_special + 1))
+        raise parameters.refusal("max_length", why, str(tokenizer.num_special + 1))
     return tokenizer

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import ArtifactError, InputError, needs
+from shoal.project.draft import Draft
 from shoal.project.importing.imported import Imported
-from shoal.project.leaves import Draft
-from shoal.project.scaffold.names import check_name, find_project_leaves
+from shoal.project.scaffold.names import check_name, find_project_folders
 from shoal.repository.config import CONFIG, as_config, write_config
 
 _SCRATCH = "scratch"  # the argument of a draft that needs a folder while it lives
@@ -87,7 +87,7 @@ def add_model(
         SetupError: a library that reads it is not installed.
     """
     root = Path(project)
-    leaves = find_project_leaves(root)
+    leaves = find_project_folders(root)
     check_name(name, leaves)
     kind = _find_kind(source)
     draft = kind.load()

@@ -12,9 +12,9 @@ from typing import Any
 from shoal.component.spec import TensorSpec
 from shoal.composition.warmup import FOLDER
 from shoal.errors import InputError, ShoalError
-from shoal.project.leaves import Draft
+from shoal.project.draft import Draft
 from shoal.project.scaffold import text
-from shoal.project.scaffold.names import check_name, find_project_leaves
+from shoal.project.scaffold.names import check_name, find_project_folders
 from shoal.project.scaffold.sample_request import find_width
 from shoal.project.scaffold.skeletons import Skeleton, alone, check_room, gitignore, path_of_test, pipeline_files
 from shoal.project.scaffold.test_template import write_test
@@ -42,7 +42,7 @@ def draft_like(
         InputError: a name cannot be used; ``like`` has no such parameter, artifact or tensor; or a file is not there.
     """
     root = Path(project)
-    leaves = find_project_leaves(root)
+    leaves = find_project_folders(root)
     pipeline = alone(name)
     for each in (name, pipeline):
         check_name(each, leaves)

@@ -13,7 +13,7 @@ from shoal.errors import InputError
 from shoal.paths import shipped_root
 from shoal.repository.config import ModelConfig
 from shoal.repository.manifest import MANIFEST
-from shoal.repository.model_folders import find_leaves
+from shoal.repository.model_folders import find_model_folders
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 _TENSOR = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,47}")
@@ -26,7 +26,7 @@ _PAIRS = {
 }
 
 
-def find_project_leaves(project: Path) -> Mapping[str, ModelConfig]:
+def find_project_folders(project: Path) -> Mapping[str, ModelConfig]:
     """Every leaf by its model's name: shoal's own and the project's.
 
     Raises:
@@ -39,7 +39,7 @@ def find_project_leaves(project: Path) -> Mapping[str, ModelConfig]:
             f"{project} is a repository that shoal composed: the next `shoal compose` replaces it.",
             "Name the folder of your project, which holds its leaf folders: --project .",
         )
-    return find_leaves([project])
+    return find_model_folders([project])
 
 
 def check_name(name: str, leaves: Mapping[str, ModelConfig]) -> None:

@@ -12,10 +12,10 @@ from shoal.composition.accepted import check_accepted
 from shoal.composition.ensemble import Ensemble
 from shoal.composition.symbolic_tensor import Tensor
 from shoal.errors import InputError
-from shoal.project.leaves import Draft
+from shoal.project.draft import Draft
 from shoal.project.scaffold import text
 from shoal.project.scaffold.autowire import REQUEST, Ask, Join, Source
-from shoal.project.scaffold.names import check_name, find_project_leaves
+from shoal.project.scaffold.names import check_name, find_project_folders
 from shoal.project.scaffold.sample_request import find_width
 from shoal.project.scaffold.skeletons import Skeleton, draft_component, gitignore, path_of_test, pipeline_files
 from shoal.project.scaffold.test_template import write_test
@@ -47,7 +47,7 @@ def draft_pipeline(
         _refuse_maps(maps or {})
         return draft_component(f"{name[:53]}_preprocess", project=project, pipeline=name)
     root = Path(project)
-    leaves = find_project_leaves(root)
+    leaves = find_project_folders(root)
     check_name(name, leaves)
     models = _find_models(steps, leaves)
     sources = Join(models, maps or {}).answer(ask)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from shoal.component.spec import STRING, TensorSpec
 from shoal.errors import InputError
-from shoal.project.leaves import Draft
+from shoal.project.draft import Draft
 from shoal.project.scaffold import text
-from shoal.project.scaffold.names import check_distinct, check_name, class_name, find_project_leaves, python_name
+from shoal.project.scaffold.names import check_distinct, check_name, class_name, find_project_folders, python_name
 from shoal.repository.config import CONFIG
 from shoal.repository.sizes import Largest
 
@@ -58,7 +58,7 @@ def draft_component(
         InputError: a name or the room cannot be used, or two tensors have one name.
     """
     root = Path(project)
-    leaves = find_project_leaves(root)
+    leaves = find_project_folders(root)
     tested, pipeline = pipeline or name, pipeline or alone(name)
     for each in (name, pipeline):
         check_name(each, leaves)
@@ -91,7 +91,7 @@ def draft_model(name: str, num_features: int, *, project: Path | str = ".") -> S
         InputError: a name cannot be used, or there are no features.
     """
     root = Path(project)
-    leaves = find_project_leaves(root)
+    leaves = find_project_folders(root)
     pipeline, folder = alone(name), f"models/{name}"
     for each in (name, pipeline):
         check_name(each, leaves)

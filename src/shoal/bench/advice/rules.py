@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Set
 
-from shoal.bench.alone import advise_alone
-from shoal.bench.case import ALONE, IDLE, LARGE_SHARE, Advice, Case
+from shoal.bench.advice.config_patch import add_instances, allow_batching
+from shoal.bench.advice.evidence import ALONE, IDLE, LARGE_SHARE, Advice, Evidence
+from shoal.bench.advice.latency import advise_alone
 from shoal.bench.figures import Cell, Figures
-from shoal.bench.lines import add_instances, allow_batching
 from shoal.bench.steps import StepFigures
 from shoal.machine import BF16_FLAGS
 from shoal.repository.config import ModelConfig
@@ -19,20 +19,20 @@ FULL = 0.95  # of the best rate: what reaches it is as good
 COMPUTING = 0.2  # of its run on a core: a step that is there less waits for something else than the processor
 
 
-def advise(case: Case) -> list[Advice]:
+def advise(evidence: Evidence) -> list[Advice]:
     """The proposals, what helps first. The bottleneck is named in any case.
 
     It looks at the load with the best rate and at the single rows of the most callers, where requests meet, and at one
     caller alone for what lies outside the steps.
     """
     found: list[Advice] = []
-    for cell, figures in _crowded(case):
+    for cell, figures in _crowded(evidence):
         found += _bottleneck(cell, figures)
-        found += _waiting(case, cell, figures)
-        found += _processor(case, cell, figures)
-    found += _idle(case, {a.model for a in found if a.helps and a.kind in ("batching", "instances")})
-    found += _request_size(case)
-    found += advise_alone(case)
+        found += _waiting(evidence, cell, figures)
+        found += _processor(evidence, cell, figures)
+    found += _idle(evidence, {a.model for a in found if a.helps and a.kind in ("batching", "instances")})
+    found += _request_size(evidence)
+    found += advise_alone(evidence)
     chosen: dict[tuple[str, str], Advice] = {}
     for advice in sorted(found, key=lambda advice: not advice.helps):  # what helps under one load helps
         chosen.setdefault((advice.kind, advice.model), advice)
@@ -41,17 +41,17 @@ def advise(case: Case) -> list[Advice]:
     return [a for a in chosen.values() if not (a.kind == "instances" and a.model in batched)]
 
 
-def _crowded(case: Case) -> list[tuple[Cell, Figures]]:
+def _crowded(evidence: Evidence) -> list[tuple[Cell, Figures]]:
     """The loads under which requests meet: of single rows the one with the most callers, and the best of all."""
-    several = _several(case)
+    several = _several(evidence)
     best = max(several, key=lambda cell: several[cell].rows_per_s)
     crowd = max(several, key=lambda cell: (cell.batch == min(c.batch for c in several), cell.callers))
     return [(cell, several[cell]) for cell in dict.fromkeys((crowd, best)) if several[cell].steps]
 
 
-def _several(case: Case) -> dict[Cell, Figures]:
+def _several(evidence: Evidence) -> dict[Cell, Figures]:
     """The loads of several callers, else all."""
-    return {cell: figures for cell, figures in case.cells.items() if cell.callers > 1} or dict(case.cells)
+    return {cell: figures for cell, figures in evidence.cells.items() if cell.callers > 1} or dict(evidence.cells)
 
 
 def _bottleneck(cell: Cell, figures: Figures) -> Iterator[Advice]:
@@ -67,13 +67,13 @@ def _bottleneck(cell: Cell, figures: Figures) -> Iterator[Advice]:
     )
 
 
-def _waiting(case: Case, cell: Cell, figures: Figures) -> Iterator[Advice]:
+def _waiting(evidence: Evidence, cell: Cell, figures: Figures) -> Iterator[Advice]:
     """Steps that requests wait for."""
     for name, step in figures.steps.items():
-        config = case.configs[name]
+        config = evidence.configs[name]
         is_one_by_one = cell.callers > 1 and step.requests_per_execution <= ALONE
         has_room = _can_batch(config) and 2 * cell.batch <= config.spec.max_batch_size
-        if is_one_by_one and has_room and step.busy >= IDLE and _is_worth_batching(case, figures):
+        if is_one_by_one and has_room and step.busy >= IDLE and _is_worth_batching(evidence, figures):
             yield Advice(
                 "batching",
                 name,
@@ -84,28 +84,28 @@ def _waiting(case: Case, cell: Cell, figures: Figures) -> Iterator[Advice]:
                 allow_batching(),
             )
         elif step.busy >= BUSY:
-            yield from _instances(case, cell, figures, name, step)
+            yield from _instances(evidence, cell, figures, name, step)
 
 
 def _can_batch(config: ModelConfig) -> bool:
     return config.spec.max_batch_size > 1 and config.message.WhichOneof("scheduling_choice") is None
 
 
-def _is_worth_batching(case: Case, figures: Figures) -> bool:
+def _is_worth_batching(evidence: Evidence, figures: Figures) -> bool:
     """Where the cores are busy, joining requests helps only if rows of larger ones are cheaper, as far as is known."""
     if figures.cpu < SATURATED:
         return True
-    rates = _rates(case)
+    rates = _rates(evidence)
     larger = [rate for batch, rate in rates.items() if batch > 1]
     return not larger or 1 not in rates or max(larger) >= GAIN * rates[1]
 
 
-def _instances(case: Case, cell: Cell, figures: Figures, name: str, step: StepFigures) -> Iterator[Advice]:
+def _instances(evidence: Evidence, cell: Cell, figures: Figures, name: str, step: StepFigures) -> Iterator[Advice]:
     if step.cpu_ms is None and figures.cpu >= SATURATED:
         return  # it may be what takes the cores
-    number = case.configs[name].spec.num_instances
+    number = evidence.configs[name].spec.num_instances
     taken = _cores_of(step, number) / number
-    free = case.cores * (1 - figures.cpu)
+    free = evidence.cores * (1 - figures.cpu)
     more = min(number, int(free / taken)) if _computes(step) else number
     busy = f"With {cell} its {number} instance{' runs' if number == 1 else 's run'} {step.busy:.0%} of the time"
     if more < 1:
@@ -113,13 +113,17 @@ def _instances(case: Case, cell: Cell, figures: Figures, name: str, step: StepFi
             "instances",
             name,
             f"Another instance of {name} would not help.",
-            f"{busy}, taking {taken:.1f} cores each, and only {free:.1f} of {case.cores} are free.",
+            f"{busy}, taking {taken:.1f} cores each, and only {free:.1f} of {evidence.cores} are free.",
             helps=False,
         )
         return
-    words, lines = add_instances(case.configs[name], more)
-    each = "" if step.cpu_ms is None else f"; an instance takes {taken:.1f} of {case.cores} cores"
-    gpu = " On a GPU that is full already it will not help: look at its utilisation." if _is_on_gpu(case, name) else ""
+    words, lines = add_instances(evidence.configs[name], more)
+    each = "" if step.cpu_ms is None else f"; an instance takes {taken:.1f} of {evidence.cores} cores"
+    gpu = (
+        " On a GPU that is full already it will not help: look at its utilisation."
+        if _is_on_gpu(evidence, name)
+        else ""
+    )
     yield Advice(
         "instances",
         name,
@@ -144,11 +148,11 @@ def _computes(step: StepFigures) -> bool:
     return (step.cpu_ms or 0) * step.rows_per_execution >= COMPUTING * step.execution_ms
 
 
-def _is_on_gpu(case: Case, name: str) -> bool:
-    return any(group.kind == group.KIND_GPU for group in case.configs[name].message.instance_group)
+def _is_on_gpu(evidence: Evidence, name: str) -> bool:
+    return any(group.kind == group.KIND_GPU for group in evidence.configs[name].message.instance_group)
 
 
-def _processor(case: Case, cell: Cell, figures: Figures) -> Iterator[Advice]:
+def _processor(evidence: Evidence, cell: Cell, figures: Figures) -> Iterator[Advice]:
     """Cores that have nothing left."""
     if figures.cpu < SATURATED:
         return
@@ -157,7 +161,7 @@ def _processor(case: Case, cell: Cell, figures: Figures) -> Iterator[Advice]:
         "cpu",
         "",
         f"More instances of what computes would not help: {', '.join(computing) or 'no step'}.",
-        f"With {cell} the {case.cores} cores are busy {figures.cpu:.0%} of the time: the server takes"
+        f"With {cell} the {evidence.cores} cores are busy {figures.cpu:.0%} of the time: the server takes"
         f" {figures.server_cpu:.0%}, the client {figures.client_cpu:.0%}, other programs {figures.other_cpu:.0%}."
         + (" Measure again without those." if figures.cpu - figures.other_cpu < SATURATED else ""),
         helps=False,
@@ -166,7 +170,7 @@ def _processor(case: Case, cell: Cell, figures: Figures) -> Iterator[Advice]:
     if not known or not sum(known.values()):
         return
     name = max(known, key=known.__getitem__)
-    if _cores_of(figures.steps[name], case.configs[name].spec.num_instances) < LARGE_SHARE * case.cores:
+    if _cores_of(figures.steps[name], evidence.configs[name].spec.num_instances) < LARGE_SHARE * evidence.cores:
         return  # others have filled them
     yield Advice(
         "cost",
@@ -174,13 +178,13 @@ def _processor(case: Case, cell: Cell, figures: Figures) -> Iterator[Advice]:
         f"What would help is a cheaper {name}, such as a smaller model in its place: an option, since answers change.",
         f"A row takes {known[name]:.2f} ms of CPU there, {known[name] / sum(known.values()):.0%} of all steps'.",
     )
-    is_fp32 = case.configs[name].spec.parameters.get("dtype", "fp32") == "fp32"
-    if case.configs[name].backend == "pytorch" and is_fp32 and not _is_on_gpu(case, name):
-        yield _dtype(case, name)
+    is_fp32 = evidence.configs[name].spec.parameters.get("dtype", "fp32") == "fp32"
+    if evidence.configs[name].backend == "pytorch" and is_fp32 and not _is_on_gpu(evidence, name):
+        yield _dtype(evidence, name)
 
 
-def _dtype(case: Case, name: str) -> Advice:
-    if any(flag in case.flags.split() for flag in BF16_FLAGS):
+def _dtype(evidence: Evidence, name: str) -> Advice:
+    if any(flag in evidence.flags.split() for flag in BF16_FLAGS):
         what = (
             f"Try {name} in bf16: shoal compose ... --dtype bf16. An option, since answers change in the third digit."
         )
@@ -189,16 +193,16 @@ def _dtype(case: Case, name: str) -> Advice:
     return Advice("dtype", name, what, "This processor has no instructions for it.", helps=False)
 
 
-def _idle(case: Case, improved: Set[str]) -> Iterator[Advice]:
+def _idle(evidence: Evidence, improved: Set[str]) -> Iterator[Advice]:
     """Steps that hold nobody up, but for those of which another load tells otherwise; or none that does: then too
     little is asked."""
-    (cell, figures) = _crowded(case)[-1] if _crowded(case) else (None, None)
+    (cell, figures) = _crowded(evidence)[-1] if _crowded(evidence) else (None, None)
     if cell is None or figures is None:
         return
     busiest = max(step.busy for step in figures.steps.values())
     if busiest < BUSY and figures.cpu < SATURATED:
-        own = figures.client_cpu * case.cores
-        has_larger = any(other.batch > cell.batch for other in case.cells)  # which are no better
+        own = figures.client_cpu * evidence.cores
+        has_larger = any(other.batch > cell.batch for other in evidence.cells)  # which are no better
         is_client = own >= 0.8  # cores: one Python process cannot take many more than one
         yield Advice(
             "callers",
@@ -221,16 +225,16 @@ def _idle(case: Case, improved: Set[str]) -> Iterator[Advice]:
         )
 
 
-def _rates(case: Case) -> dict[int, float]:
+def _rates(evidence: Evidence) -> dict[int, float]:
     """The best rate at each batch size: of several callers, where any were, since one alone reaches less."""
     rates: dict[int, float] = {}
-    for cell, figures in sorted(_several(case).items()):
+    for cell, figures in sorted(_several(evidence).items()):
         rates[cell.batch] = max(rates.get(cell.batch, 0.0), figures.rows_per_s)
     return rates
 
 
-def _request_size(case: Case) -> Iterator[Advice]:
-    rates = _rates(case)
+def _request_size(evidence: Evidence) -> Iterator[Advice]:
+    rates = _rates(evidence)
     best = max(rates.values())
     enough = next(batch for batch in rates if rates[batch] >= FULL * best)
     if enough > 1 and 1 in rates and rates[enough] >= GAIN * rates[1]:

@@ -23,7 +23,7 @@ RESEND_SECONDS = 30.0  # that a request whose server died waits for the next one
 TOGETHER_SECONDS = 1.0  # in which all that a dead process had is heard of
 
 
-class Gate:
+class Dispatcher:
     """Lets requests in, and through to the server of the day.
 
     ``blocked`` tells of each model that cannot be asked why not. A request that is under way when its server or model

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal.errors import InputError
-from shoal.paths import check_bearable
+from shoal.paths import check_path_supported
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Draft:
         Raises:
             InputError: a file is there, or Triton cannot bear the folder's path.
         """
-        check_bearable(self.root.resolve())
+        check_path_supported(self.root.resolve())
         for name in self.files:
             if (self.root / name).exists():
                 raise InputError(

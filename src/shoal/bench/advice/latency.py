@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shoal.bench.case import ALONE, IDLE, LARGE_SHARE, Advice, Case
+from shoal.bench.advice.config_patch import drop_delay
+from shoal.bench.advice.evidence import ALONE, IDLE, LARGE_SHARE, Advice, Evidence
 from shoal.bench.figures import Cell, Figures
-from shoal.bench.lines import drop_delay
 
 
-def advise_alone(case: Case) -> Iterator[Advice]:
+def advise_alone(evidence: Evidence) -> Iterator[Advice]:
     """What one caller waits for beside the steps' own work."""
-    alone = case.cells.get(Cell(1, 1))
+    alone = evidence.cells.get(Cell(1, 1))
     if alone is None:
         return
     for name, step in alone.steps.items():
-        delay = case.configs[name].message.dynamic_batching.max_queue_delay_microseconds / 1000
+        delay = evidence.configs[name].message.dynamic_batching.max_queue_delay_microseconds / 1000
         if delay and step.requests_per_execution <= ALONE and step.queue_ms >= IDLE * delay:
             yield Advice(
                 "delay",
@@ -23,12 +23,12 @@ def advise_alone(case: Case) -> Iterator[Advice]:
                 f"Let {name} wait for nobody.",
                 f"One caller's request waits there {step.queue_ms:.1f} of {alone.p50_ms:.1f} ms for others that do not"
                 f" come: max_queue_delay is {delay:g} ms. Under load requests meet without it.",
-                drop_delay(case.configs[name]),
+                drop_delay(evidence.configs[name]),
             )
     if alone.server_ms is None:
         return
-    between = alone.server_ms - _longest_way(case, alone)
-    if between >= LARGE_SHARE * alone.p50_ms and case.levels:
+    between = alone.server_ms - _longest_way(evidence, alone)
+    if between >= LARGE_SHARE * alone.p50_ms and evidence.levels:
         yield Advice(
             "ensemble",
             "",
@@ -46,10 +46,10 @@ def advise_alone(case: Case) -> Iterator[Advice]:
         )
 
 
-def _longest_way(case: Case, figures: Figures) -> float:
+def _longest_way(evidence: Evidence, figures: Figures) -> float:
     """Milliseconds of the slowest step of each level, which no request can be faster than."""
     slowest: dict[int, float] = {}
     for name, step in figures.steps.items():
-        level = case.levels.get(name, 0)
+        level = evidence.levels.get(name, 0)
         slowest[level] = max(slowest.get(level, 0.0), step.total_ms)
     return sum(slowest.values())

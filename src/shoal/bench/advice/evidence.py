@@ -34,7 +34,7 @@ class Advice:
 
 
 @dataclass(frozen=True)
-class Case:
+class Evidence:
     """What advice is drawn from: the medians by load, and the models' configurations.
 
     ``levels`` are the steps' places in the ensemble (those of one level run side by side); there are none where a model
