@@ -21,6 +21,6 @@ shoal new component verdict --like label --set 'labels=["billing", "technical", 
 # One request from message to topic.
 python pipeline.py build
 shoal check build
-shoal compose triage build/repository --leaves build
+shoal compose triage build/repository --project build
 python train.py score messages.csv build/repository/triage
 shoal infer --local --repository build/repository "You charged me twice!" "no wifi since noon" "Are you open on Sunday?"

@@ -15,7 +15,7 @@ from pathlib import Path
 import shoal
 
 project = Path(sys.argv[1])
-triage = shoal.Ensemble("triage", leaves=[project])
+triage = shoal.Ensemble("triage", projects=[project])
 
 message = triage.step("checked_text", TEXT=triage.input("MESSAGE", "STRING", [1]))["CHECKED"]
 tokens = triage.step("tokens", TEXT=message)

@@ -1,4 +1,4 @@
-"""Train the encoder of this leaf and write its artifact, with all that belongs to it.
+"""Train the encoder of this model folder and write its artifact, with all that belongs to it.
 
     python models/bert-large/train.py build/large --encoder bert-large-uncased
 

@@ -1,4 +1,4 @@
-"""Train the forest of this leaf on the features of an existing bundle.
+"""Train the forest of this model folder on the features of an existing bundle.
 
     python models/cuml/train.py build/artifacts
 

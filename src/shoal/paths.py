@@ -18,10 +18,10 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # <fcntl.h>, <linux/fs.h>
 
 
 def shipped_root() -> Path:
-    """The folder of shoal's own leaf folders and environment files: the checkout, or data in an installed wheel."""
+    """The folder of shoal's own model folders and environment files: the checkout, or data in an installed wheel."""
     package = Path(shoal.__file__).parent
     checkout = package.parents[1]
-    return checkout if (checkout / "preprocess").is_dir() else package / "leaves"
+    return checkout if (checkout / "preprocess").is_dir() else package / "model_folders"
 
 
 def check_path_supported(path: Path) -> None:

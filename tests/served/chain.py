@@ -28,7 +28,7 @@ def copy(piece: str, name: str, root: Path, *, names: dict[str, str], **paramete
 
 
 def define(root: Path) -> Ensemble:
-    chain = Ensemble("chain", leaves=[root])
+    chain = Ensemble("chain", projects=[root])
     text, a, b = chain.input("TEXT", "STRING", [1]), chain.input("A", "FP32", [3]), chain.input("B", "FP32", [3])
     checked = chain.step("checked_text", TEXT=text)["CHECKED"]
     tokens = chain.step("tokenizer", TEXT=checked)
@@ -64,4 +64,4 @@ def compose_chain(root: Path) -> Path:
     (counts / "words.txt").write_text("the\ncat\nno\n.\n", encoding="utf-8")
     copy("label", "my_label", root, names={"SCORES": "VOTES"}, labels='["low", "mid", "high"]', least="0.75")
     define(root).write(root / "ensembles" / "chain")
-    return compose("chain", root / "repository", artifacts=root / "given", leaves=[root])
+    return compose("chain", root / "repository", artifacts=root / "given", projects=[root])

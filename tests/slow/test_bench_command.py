@@ -15,7 +15,7 @@ from shoal.bench.markdown import write_page
 from shoal.bench.run import write
 from shoal.composition.compose import compose
 from shoal.repository.placement import Plan
-from tests.support.bulk import LEAVES
+from tests.support.bulk import MODEL_FOLDERS
 from tests.unit.test_bench import check_record
 from tests.unit.test_bench_advice import BATCHING, run, write_repository
 
@@ -75,4 +75,4 @@ def test_following_the_advice_helps(tmp_path: Path, kind: str, seconds: str, mor
 @pytest.fixture(scope="module")
 def hybrid_forest(artifacts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("forests") / "hybrid"
-    return compose("forest", out, artifacts=artifacts, leaves=[LEAVES], plan=Plan(placement="hybrid", gpus=()))
+    return compose("forest", out, artifacts=artifacts, projects=[MODEL_FOLDERS], plan=Plan(placement="hybrid", gpus=()))

@@ -48,7 +48,7 @@ def test_onnx_runtime_serves_the_slot(leaves: Path, artifacts: Path, tmp_path: P
     for name in ("model.pt", "model.onnx"):
         export_encoder(encoder, own / name, ties={})
     torchscript = load(compose("ensemble_all", tmp_path / "torch", artifacts=own) / "ensemble_all")
-    repository = compose("ensemble_all", tmp_path / "onnx", artifacts=own, leaves=[leaves])
+    repository = compose("ensemble_all", tmp_path / "onnx", artifacts=own, projects=[leaves])
     expected = torchscript(excerpt=TEXTS)["BERT_SCORE"]
     np.testing.assert_allclose(
         load(repository / "ensemble_all")(excerpt=TEXTS)["BERT_SCORE"], expected, rtol=0, atol=1e-5
@@ -92,12 +92,12 @@ def test_an_encoder_for_another_vocabulary_is_neither_composed_nor_started(
     ties = {name: sha256(own / name) for name in ("vocab.txt", "preprocess.json")}
     save_onnx(own / "model.onnx", {"author": "us", METADATA: dump_ties(ties)})
     assert read_onnx(own / "model.onnx") == ties
-    repository = compose("ensemble_all", tmp_path / "made", artifacts=own, leaves=[leaves])
+    repository = compose("ensemble_all", tmp_path / "made", artifacts=own, projects=[leaves])
     assert load_component(read_config(repository / "bert-large")).context.spec.name == "bert-large"
 
     save_onnx(own / "model.onnx", {METADATA: dump_ties({"vocab.txt": "0" * 64})})
     with pytest.raises(ArtifactError, match=r"model\.onnx was made with another vocab\.txt than .*sha256 0000"):
-        compose("ensemble_all", tmp_path / "other", artifacts=own, leaves=[leaves])
+        compose("ensemble_all", tmp_path / "other", artifacts=own, projects=[leaves])
     shutil.copyfile(own / "model.onnx", repository / "bert-large" / "1" / "model.onnx")
     with pytest.raises(ArtifactError, match=r"model\.onnx was made with another vocab\.txt than "):
         load_component(read_config(repository / "bert-large"))
@@ -109,10 +109,10 @@ def test_auto_is_not_bf16_for_an_engine_that_runs_fp32(
     monkeypatch.setattr("shoal.repository.placement.computes_bf16", lambda: True)
     save_onnx(own / "model.onnx", {})
     assert read_onnx(own / "model.onnx") == {}
-    repository = compose("ensemble_all", tmp_path / "made", artifacts=own, leaves=[leaves])
+    repository = compose("ensemble_all", tmp_path / "made", artifacts=own, projects=[leaves])
     assert read_manifest(repository)["dtype"] == "fp32"
     with pytest.raises(InputError, match=r"No model runs in dtype bf16: only shoal's pytorch backend takes one"):
-        compose("ensemble_all", tmp_path / "other", artifacts=own, leaves=[leaves], plan=Plan(dtype="bf16"))
+        compose("ensemble_all", tmp_path / "other", artifacts=own, projects=[leaves], plan=Plan(dtype="bf16"))
 
 
 @pytest.mark.parametrize(

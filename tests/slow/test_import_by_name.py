@@ -29,7 +29,7 @@ def test_passages_to_embeddings_by_name(tmp_path: Path, passages: Corpus) -> Non
     assert check(tmp_path / "preprocess" / "minilm_tokens") == []
     assert read_config(tmp_path / "preprocess" / "minilm_tokens").spec.parameters["max_length"] == "256"
     pipeline(tmp_path, "minilm", "minilm_tokens", "embed")
-    repository = compose("embed", tmp_path / "repository", leaves=[tmp_path])
+    repository = compose("embed", tmp_path / "repository", projects=[tmp_path])
     texts = list(passages.texts[:24])
     place = _locate(SMALL_ENCODER, None)[0]
     tokenizer = AutoTokenizer.from_pretrained(place)

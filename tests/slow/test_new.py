@@ -52,18 +52,18 @@ def test_a_component(here: Path) -> None:
         assert f"--- {name}\n{(here / name).read_text(encoding='utf-8')}" in dry
     assert printed.endswith(
         "next: shoal check .\nnext: pytest tests/test_word_length.py\n"
-        "next: shoal compose word-length_alone build/word-length_alone --leaves .\n"
+        "next: shoal compose word-length_alone build/word-length_alone --project .\n"
         "next: shoal serve build/word-length_alone\n"
     )
     assert run("check", ".").stdout == "No mistakes found.\n"
-    assert run("compose", "word-length_alone", "build/repository", "--leaves", ".").exit_code == 0
+    assert run("compose", "word-length_alone", "build/repository", "--project", ".").exit_code == 0
     pipeline = shoal.load("build/repository/word-length_alone")
     assert pipeline(TEXT=["Füße", b"\xff"])["LENGTH"].tolist() == [[4], [1]]
     pipeline.close()
 
 
 def test_a_component_of_any_tensors(here: Path) -> None:
-    printed = new("component", "mine", *BOTH, "--room", "postprocess")
+    printed = new("component", "mine", *BOTH, "--category", "postprocess")
     leaf, pipeline = "postprocess/mine", "ensembles/mine_alone"
     wanted = {f"{leaf}/config.pbtxt", f"{leaf}/1/model.py", f"{pipeline}/config.pbtxt", f"{pipeline}/1/.gitkeep"}
     check_made(here, printed, {*wanted, "tests/test_mine.py", ".gitignore"}, "tests/test_mine.py")
@@ -79,7 +79,7 @@ def test_every_dtype_runs_here(tmp_path: Path, dtype: str) -> None:
     tensor = parse_tensor(f"X:{dtype}:1", "--input")
     made = draft_component("it", inputs=[tensor], outputs=[parse_tensor(f"Y:{dtype}:2", "--output")], project=tmp_path)
     made.draft.write()
-    repository = shoal.compose(made.pipeline, tmp_path / "build" / "r", leaves=[tmp_path])
+    repository = shoal.compose(made.pipeline, tmp_path / "build" / "r", projects=[tmp_path])
     pipeline = shoal.load(repository / made.pipeline)
     answer = pipeline(X=np.ones((3, 1), tensor.numpy_dtype) if dtype != "STRING" else ["a", "b", "c"])["Y"]
     pipeline.close()
@@ -116,7 +116,7 @@ def test_a_model(here: Path) -> None:
         assert done.returncode == 2
         assert message in " ".join(done.stderr.replace("│", " ").split())
     (here / "models/score/1/weights.json").write_text('{"weights": [1, 2], "bias": 0}', encoding="utf-8")
-    shoal.compose("score_alone", here / "r", leaves=[here], is_warmed_up=False)
+    shoal.compose("score_alone", here / "r", projects=[here], is_warmed_up=False)
     with pytest.raises(ShoalError, match=r"weights\.json has 2 weights for 4 features"):
         shoal.load(here / "r" / "score_alone")
 
@@ -136,7 +136,7 @@ def test_like_one_of_ones_own(here: Path) -> None:
     config.write_text(config.read_text(encoding="utf-8") + more, encoding="utf-8")
     printed = new(
         "component", "second", "--like", "first", "--set", 'limit=a "b"\\', "--input", "X:FP64:7",
-        "--output", "Y:FP32:-1,2", "--room", "postprocess",
+        "--output", "Y:FP32:-1,2", "--category", "postprocess",
     )  # fmt: skip
     assert "postprocess/second is a copy of preprocess/first.\n" in printed
     copy = read_config(here / "postprocess" / "second")
@@ -170,7 +170,7 @@ def test_further_inputs_where_they_are_alike(tmp_path: Path) -> None:
     assert [tensor.name for tensor in copy.spec.inputs] == ["FIRST", "SECOND", "THIRD", "FOURTH"]
     text = (copy.folder / "config.pbtxt").read_text(encoding="utf-8")
     assert "  # as FIRST\n" in text, "the comments stay"
-    repository = shoal.compose("vote_alone", tmp_path / "build" / "r", leaves=[tmp_path])
+    repository = shoal.compose("vote_alone", tmp_path / "build" / "r", projects=[tmp_path])
     pipeline = shoal.load(repository / "vote_alone")
     columns = {tensor.name: np.full((1, 1), i, np.float32) for i, tensor in enumerate(copy.spec.inputs)}
     np.testing.assert_array_equal(pipeline(**columns)["BLEND"], np.array([[26 / 12]], np.float32))
@@ -190,9 +190,9 @@ def test_artifacts_of_a_copy(here: Path) -> None:
     assert (here / "preprocess/copy/1/a.txt").read_text(encoding="utf-8") == "a"
     assert check(here) == []
     with pytest.raises(ShoalError, match=r"b\.txt"):
-        shoal.compose("copy_alone", here / "r", leaves=[here])
+        shoal.compose("copy_alone", here / "r", projects=[here])
     (here / "preprocess/copy/1/b.txt").touch()
-    shoal.compose("copy_alone", here / "r", leaves=[here])
+    shoal.compose("copy_alone", here / "r", projects=[here])
 
 
 PIECES = {
@@ -206,7 +206,7 @@ def test_a_configured_piece_answers_what_its_test_asks(tmp_path: Path, piece: st
     made = draft_like("mine", piece, settings=PIECES[piece], project=tmp_path)
     made.draft.write()
     asked = runpy.run_path(str(tmp_path / made.test))["REQUEST"]
-    repository = shoal.compose(made.pipeline, tmp_path / "build" / "r", leaves=[tmp_path])
+    repository = shoal.compose(made.pipeline, tmp_path / "build" / "r", projects=[tmp_path])
     pipeline = shoal.load(repository / made.pipeline)
     assert all(len(array) == 2 for array in pipeline(**asked).values())
     pipeline.close()
@@ -225,14 +225,14 @@ def test_one_of_two_artifacts(here: Path) -> None:
     wanted = "put vocab.txt or tokenizer.json into preprocess/tokens/1, as --artifact vocab.txt=PATH does."
     assert f"Before it is tested or served, {wanted}\n" in printed
     with pytest.raises(ShoalError, match=r"Model tokens lacks its artifact vocab\.txt or tokenizer\.json\. Put it"):
-        shoal.compose("tokens_alone", here / "r", leaves=[here])
+        shoal.compose("tokens_alone", here / "r", projects=[here])
     trained = here / "trained"
     trained.mkdir()
     (trained / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n", encoding="utf-8")
-    repository = shoal.compose("tokens_alone", here / "r", artifacts=trained, leaves=[here])
+    repository = shoal.compose("tokens_alone", here / "r", artifacts=trained, projects=[here])
     assert (repository / "tokens/1/vocab.txt").is_file()
     Tokenizer(WordLevel({"?": 0}, unk_token="?")).save(str(here / "preprocess/tokens/1/tokenizer.json"))
-    repository = shoal.compose("tokens_alone", here / "r", artifacts=trained, leaves=[here])
+    repository = shoal.compose("tokens_alone", here / "r", artifacts=trained, projects=[here])
     assert not (repository / "tokens/1/vocab.txt").exists(), "the leaf's own goes before"
     pipeline = shoal.load(repository / "tokens_alone")
     assert pipeline(TEXT=np.array([[b"?"]], np.object_))["attention_mask"].sum() == 1

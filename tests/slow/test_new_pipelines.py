@@ -105,7 +105,7 @@ def test_a_pipeline_of_shoals_own_models(here: Path) -> None:
     """Its artifacts are trained: the test takes them from where `shoal train` may have put them."""
     printed = new("pipeline", "features", "--step", "preprocess", "--step", "cuml")
     assert "It needs checkpoint.tl, preprocess.json, vocab.txt: in build/artifacts, or each in its" in printed
-    assert "next: shoal compose features build/features --artifacts build/artifacts --leaves .\n" in printed
+    assert "next: shoal compose features build/features --artifacts build/artifacts --project .\n" in printed
     assert check(here) == []
     text = (here / "tests" / "test_features.py").read_text(encoding="utf-8")
     assert 'ARTIFACTS = PROJECT / "build" / "artifacts"  # checkpoint.tl, preprocess.json, vocab.txt\n' in text

@@ -17,7 +17,7 @@ from shoal.composition.compose import compose
 from shoal.local import Pipeline, load
 from shoal.tables import scan_table
 
-LEAVES = Path(__file__).parent / "leaves"
+MODEL_FOLDERS = Path(__file__).parent / "model_folders"
 WORDS = ("the", "of", "and", "a", "to", "in", "is", "it", "was", "cat", "dog", "house", "because", "whale", "ship")
 
 
@@ -43,7 +43,9 @@ def run(model: Endpoint, source: Path, output: Path, stop_after: int | None = No
 @pytest.fixture(scope="session")
 def forest(tmp_path_factory: pytest.TempPathFactory, artifacts: Path) -> Path:
     """A repository that scores by the forest alone."""
-    return compose("forest", tmp_path_factory.mktemp("forest") / "repository", artifacts=artifacts, leaves=[LEAVES])
+    return compose(
+        "forest", tmp_path_factory.mktemp("forest") / "repository", artifacts=artifacts, projects=[MODEL_FOLDERS]
+    )
 
 
 @pytest.fixture(scope="session")

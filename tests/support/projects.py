@@ -74,4 +74,4 @@ def write_project(root: Path) -> None:
 
 
 def define(project: Path, name: str = "mine", **options: Any) -> shoal.Ensemble:
-    return shoal.Ensemble(name, leaves=[project], **options)
+    return shoal.Ensemble(name, projects=[project], **options)

@@ -131,7 +131,7 @@ def test_compose_puts_nothing_erroneous_in_place(artifacts: Path, tmp_path: Path
     text = (leaf / "config.pbtxt").read_text(encoding="utf-8")
     (leaf / "config.pbtxt").write_text(text.replace("max_batch_size: 512", "max_batch_size: 8"), encoding="utf-8")
     with pytest.raises(ArtifactError) as refused:
-        compose("ensemble_all", tmp_path / "r", artifacts=artifacts, leaves=[tmp_path / "leaves"])
+        compose("ensemble_all", tmp_path / "r", artifacts=artifacts, projects=[tmp_path / "leaves"])
     assert str(refused.value).startswith(f"{tmp_path}/r is not written, for ensemble_all/config.pbtxt:")
     assert "which only allows maximum batch size to be 8 [ensemble-batch-size]." in str(refused.value)
     assert not (tmp_path / "r").exists()

@@ -103,7 +103,7 @@ def test_a_leaf_may_hold_its_artifact_and_no_version_folder(artifacts: Path, tmp
     some = tmp_path / "some"
     shutil.copytree(artifacts, some)
     shutil.move(some / "checkpoint.tl", leaves / "models" / "cuml" / "1")
-    made = compose("ensemble_all", tmp_path / "repository", artifacts=some, leaves=[leaves])
+    made = compose("ensemble_all", tmp_path / "repository", artifacts=some, projects=[leaves])
     assert (made / "ensemble_all" / "1").is_dir()
     assert (made / "cuml" / "1" / "checkpoint.tl").is_file()
 

@@ -23,7 +23,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_first_pipeline_is_the_same_in_python(tmp_path: Path) -> None:
-    made = shoal.Ensemble("ensemble_all", leaves=[])
+    made = shoal.Ensemble("ensemble_all", projects=[])
     text = made.input("excerpt", "STRING", [1])
     weight = made.input("BERT_WEIGHT", "FP32", [1], optional=True)
     read = made.step(

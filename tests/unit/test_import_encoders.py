@@ -102,7 +102,7 @@ def test_in_this_process(name: str, project: Path, expected: dict[str, NDArray[A
 
 
 def pipeline(project: Path, encoder: str, tokenizer: str, name: str) -> None:
-    made = shoal.Ensemble(name, leaves=[project])
+    made = shoal.Ensemble(name, projects=[project])
     tokens = made.step(tokenizer, TEXT=made.input("TEXT", "STRING", [1]))
     out = made.step(encoder, INPUT__0=tokens["input_ids"], INPUT__1=tokens["attention_mask"])
     made.output("ANSWER", out["OUTPUT__0"])
@@ -122,7 +122,7 @@ def test_texts_to_classes(kind: str, published: Path, roberta: Path, tmp_path: P
     assert (tmp_path / "preprocess" / "tokens" / "1" / file).is_file()
     assert set(read_archive(tmp_path / "models" / "topic" / "1" / "model.pt")) == {file}
     pipeline(tmp_path, "topic", "tokens", "triage")
-    repository = compose("triage", tmp_path / "repository", leaves=[tmp_path])
+    repository = compose("triage", tmp_path / "repository", projects=[tmp_path])
     texts = ["some words", "other", "", "w1 w2 w3 W4, w5. " * 20]
     tokenizer = AutoTokenizer.from_pretrained(folder)
     given = tokenizer(texts, padding=True, truncation=True, max_length=16, return_tensors="np")
@@ -141,7 +141,7 @@ def test_another_vocabulary_is_refused(published: Path, tmp_path: Path) -> None:
     vocabulary = tmp_path / "preprocess" / "tokens" / "1" / "vocab.txt"
     vocabulary.write_text(vocabulary.read_text(encoding="utf-8") + "more\n", encoding="utf-8")
     with pytest.raises(ArtifactError, match=r"model\.pt was made with another vocab\.txt than "):
-        compose("triage", tmp_path / "repository", leaves=[tmp_path])
+        compose("triage", tmp_path / "repository", projects=[tmp_path])
 
 
 # --- what is derived ---------------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ def test_what_the_configuration_says(project: Path) -> None:
 
 @pytest.mark.parametrize("name", ["triage", "score", "mean"])
 def test_the_trunk_alone_is_bf16(name: str, project: Path, expected: dict[str, NDArray[Any]], tmp_path: Path) -> None:
-    repository = compose(name, tmp_path / "repository", leaves=[project], plan=Plan(dtype="bf16"), is_warmed_up=False)
+    repository = compose(name, tmp_path / "repository", projects=[project], plan=Plan(dtype="bf16"), is_warmed_up=False)
     loaded = load(repository / name)
     found = np.asarray(loaded(INPUT__0=IDS[:256], INPUT__1=MASK[:256])["OUTPUT__0"])
     loaded.close()

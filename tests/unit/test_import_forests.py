@@ -117,7 +117,7 @@ def project(tmp_path_factory: pytest.TempPathFactory, expected: dict[str, Array]
 
 @pytest.fixture(scope="module")
 def repository(project: Path) -> Path:
-    return shoal.compose("all_of_them", project / "repository", leaves=[project])
+    return shoal.compose("all_of_them", project / "repository", projects=[project])
 
 
 @pytest.mark.parametrize("name", SERVED)

@@ -30,13 +30,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("component taken", r"There is a model taken already, in preprocess/taken\. Take another name"),
         ("component free", r"There is a model free_alone already, in preprocess/free_alone\."),
         ("component dull", r"tests/test_dull\.py is there already; it will not be replaced"),
-        ("component it --room models", r"There is no --room 'models' for components\. Known: preprocess, post"),
+        ("component it --category models", r"There is no --category 'models' for components\. Known: preprocess, post"),
         ("component it --input X", r"--input 'X' is no NAME:DTYPE:DIMS\. For example: --input TEXT:STRING:1"),
         ("component it --input X:FLOAT:1", r"has a dtype that is none: FLOAT\. Known: BOOL, UINT8, .* STRING\."),
         ("component it --input X:FP32:0", r"--input 'X:FP32:0' has dimensions that are none: 0\. For example"),
         ("component it --output a/b:FP32:1", r"--output 'a/b:FP32:1' names a tensor 'a/b': up to 48 letters"),
         ("component it --input X:FP32:1 --output X:FP32:1", r"There are two tensors X\. Give each input and output a"),
-        ("component it --set a=1", r"--set a=1 is of a component that exists\. Name it: --like LEAF"),
+        ("component it --set a=1", r"--set a=1 is of a component that exists\. Name it: --like MODEL"),
         ("component it --artifact a=1", r"--artifact a=1 is of a component that exists\."),
         ("component it --like nope", r"There is no model nope to be like\. Known: .*preprocess, .*taken, "),
         ("component it --like ensemble_all", r"ensemble_all is a pipeline, which calls models by name\. Known"),
@@ -48,7 +48,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("component it --like preprocess --artifact vocab.txt=no", r"There is no file no for the artifact vocab"),
         ("component it --like taken --artifact a=b", r"taken has no artifact a\. It has none\."),
         ("component it --like taken --input Z:FP32:1", r"taken has no input Z\. It has: X\."),
-        ("component it --like taken --room models", r"There is no --room 'models' for components\."),
+        ("component it --like taken --category models", r"There is no --category 'models' for components\."),
         ("component it --project file", r"file is no folder\. Name the folder of your project"),
         ("component it --project composed", r"composed is a repository that shoal composed: the next"),
         ("component it --like top_k --set k=0", r"It would not start: Parameter k of model it is '0'; expected a"),
@@ -83,7 +83,7 @@ def test_a_second_skeleton_leaves_the_first_ones_files(here: Path) -> None:
     new("component", "one", "--project", "deep/project")
     printed = new("component", "two", "--project", "deep/project")
     assert "next: pytest deep/project/tests/test_two.py\n" in printed
-    assert "next: shoal compose two_alone deep/project/build/two_alone --leaves deep/project\n" in printed
+    assert "next: shoal compose two_alone deep/project/build/two_alone --project deep/project\n" in printed
     assert ".gitignore" not in printed
     assert (here / ".gitignore").read_text(encoding="utf-8") == "mine\n"
     with pytest.raises(InputError, match="Triton cannot bear the path"):

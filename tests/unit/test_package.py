@@ -225,7 +225,7 @@ def test_nothing_imports_the_first_application() -> None:
 
 
 def test_the_library_knows_no_pipeline_by_name() -> None:
-    """But in the leaf folders of the first one, and in its package."""
+    """But in the model folders of the first one, and in its package."""
     for path in tracked("src/shoal/**"):
         place = path.relative_to(ROOT / "src" / "shoal")
         if place.parts[0] != "readability" and path.suffix in (".py", ".txt", ".tmpl"):
@@ -235,7 +235,7 @@ def test_the_library_knows_no_pipeline_by_name() -> None:
             assert not found, (place, found)
 
 
-def test_the_wheel_carries_the_leaf_folders(tmp_path: Path) -> None:
+def test_the_wheel_carries_the_model_folders(tmp_path: Path) -> None:
     pytest.importorskip("hatchling", reason="the build backend is not installed here")
     subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path], cwd=ROOT, check=True)
     (wheel,) = tmp_path.glob("*.whl")
@@ -243,10 +243,10 @@ def test_the_wheel_carries_the_leaf_folders(tmp_path: Path) -> None:
         names = set(archive.namelist())
     assert {
         "shoal/py.typed",
-        "shoal/leaves/ensembles/ensemble_all/1/.gitkeep",
-        "shoal/leaves/env/environment-gpu.yml",
-        "shoal/leaves/env/requirements-embedded.txt",
-        "shoal/leaves/preprocess/readability/1/model.py",
+        "shoal/model_folders/ensembles/ensemble_all/1/.gitkeep",
+        "shoal/model_folders/env/environment-gpu.yml",
+        "shoal/model_folders/env/requirements-embedded.txt",
+        "shoal/model_folders/preprocess/readability/1/model.py",
         "shoal/text/device/exact_codepoints.json",
         "shoal/readability/assets/passages.jsonl",
         "shoal/server/backends/pytorch/model.py",
@@ -261,5 +261,5 @@ def test_the_wheel_carries_the_leaf_folders(tmp_path: Path) -> None:
         [sys.executable, "-c", code], cwd=tmp_path / "site", capture_output=True, text=True, check=True
     )
     root, *models = listing.stdout.split()
-    assert Path(root) == tmp_path / "site" / "shoal" / "leaves"
+    assert Path(root) == tmp_path / "site" / "shoal" / "model_folders"
     assert models == sorted(["bert-large", "cuml", "ensemble_all", "postprocess", "preprocess", *PIECES])

@@ -51,7 +51,7 @@ def test_a_component_that_does_not_run_here_is_no_obstacle(artifacts: Path, tmp_
     model = own / "preprocess" / "readability" / "1" / "model.py"
     text = model.read_text(encoding="utf-8")
     model.write_text(text.replace("def setup(", "def setup(self, context):\n        import nowhere\n\n    def late("))
-    repository = compose("ensemble_all", tmp_path / "repository", artifacts=artifacts, leaves=[own])
+    repository = compose("ensemble_all", tmp_path / "repository", artifacts=artifacts, projects=[own])
     reasons = read_manifest(repository)["not_warmed_up"]
     assert reasons["preprocess"] == "it does not run here: ModuleNotFoundError: No module named 'nowhere'"
     assert reasons["bert-large"] == "nothing is known to give it as INPUT__0, INPUT__1"

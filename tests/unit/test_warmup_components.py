@@ -73,7 +73,7 @@ def test_a_last_step_that_fails_is_not_asked_by_the_server(tmp_path: Path, caplo
 
 def test_reasons_name_no_place_that_is_gone(tmp_path: Path) -> None:
     leaf(tmp_path / "leaves" / "models", "own", REFUSES_ALL)
-    made = [compose("own", tmp_path / n, artifacts=tmp_path, leaves=[tmp_path / "leaves"]) for n in ("one", "two")]
+    made = [compose("own", tmp_path / n, artifacts=tmp_path, projects=[tmp_path / "leaves"]) for n in ("one", "two")]
     reason = "it does not run here: ArtifactError: own/1/table.bin is damaged."
     assert read_manifest(made[0])["not_warmed_up"] == {"own": reason}
     assert sha256(made[0] / MANIFEST) == sha256(made[1] / MANIFEST)
@@ -108,7 +108,7 @@ def test_a_leafs_own_warm_up_is_left_alone(tmp_path: Path) -> None:
     leaf(tmp_path / "leaves" / "models", "own", more=own + ' input_data_file: "x" } } }')
     (tmp_path / "leaves" / "models" / "own" / FOLDER).mkdir()
     (tmp_path / "leaves" / "models" / "own" / FOLDER / "x").write_bytes(np.float32(7).tobytes())
-    made = compose("own", tmp_path / "made", artifacts=tmp_path, leaves=[tmp_path / "leaves"])
+    made = compose("own", tmp_path / "made", artifacts=tmp_path, projects=[tmp_path / "leaves"])
     assert [entry.name for entry in read_config(made / "own").message.model_warmup] == ["mine"]
     assert (made / "own" / FOLDER / "x").read_bytes() == np.float32(7).tobytes()
     assert f"own/{FOLDER}/x" in json.loads((made / MANIFEST).read_text(encoding="utf-8"))["files"]

@@ -27,7 +27,7 @@ RULES = {rule.id: rule for family in FAMILIES for rule in family.RULES}
 
 
 def check(path: Path | str, *, target: str | None = None) -> list[Finding]:
-    """Find the mistakes in a model repository, in one model's folder, or in leaf folders.
+    """Find the mistakes in a model repository, in one model's folder, or in model folders.
 
     No server, no GPU and none of the models' libraries is needed; nothing in the repository is run. ``target`` is
     ``embedded`` or a release of NVIDIA's container such as ``26.06``; None takes it from the manifest of a composed

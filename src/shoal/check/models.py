@@ -49,7 +49,7 @@ class Model:
     folder: Path
     text: str = ""
     message: Any = None
-    is_leaf: bool = False
+    is_model_folder: bool = False
     unreadable: str = ""
     problem: tuple[str, int] | None = None
     broken_line: int = 0
@@ -67,8 +67,8 @@ class Model:
 
     @property
     def name(self) -> str:
-        """The name that others call it by: its folder's, or a leaf's own."""
-        return (self.message.name if self.is_leaf and self.message else "") or self.folder.name
+        """The name that others call it by: its folder's, or a model folder's own."""
+        return (self.message.name if self.is_model_folder and self.message else "") or self.folder.name
 
     @property
     def is_ensemble(self) -> bool:

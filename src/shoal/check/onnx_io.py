@@ -57,7 +57,7 @@ class _Tensor:
 def find(model: Model, repository: Repository) -> Findings:
     """Where an ONNX graph and its configuration differ."""
     del repository
-    if model.message is None or model.backend != BACKEND or model.is_leaf:
+    if model.message is None or model.backend != BACKEND or model.is_model_folder:
         return
     if importlib.util.find_spec("onnx") is None:
         return

@@ -1,4 +1,4 @@
-"""Reading a repository, one model's folder, or leaf folders; nothing here raises over what stands in one."""
+"""Reading a repository, one model's folder, or model folders; nothing here raises over what stands in one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shoal.repository.model_folders import CATEGORIES
 
 
 def read_repository(path: Path, target: Target | None = None) -> Repository:
-    """Read a repository, one model's folder, or leaf folders.
+    """Read a repository, one model's folder, or model folders.
 
     Raises:
         InputError: it is none of them.
@@ -29,14 +29,14 @@ def read_repository(path: Path, target: Target | None = None) -> Repository:
     path = path.resolve()
     if (path / CONFIG).exists() or _has_versions(path):
         return _read_one(path, target)
-    root = path.parent if _is_room(path) else path
-    rooms = [root / room for room in CATEGORIES if _is_room(root / room)]
-    if not rooms and not _model_folders(path):  # a project that has no other room yet
-        rooms = [room for room in (path / "models",) if _model_folders(room)]
-    if rooms:
-        leaves = [read_model(p, is_leaf=True) for room in rooms for p in _model_folders(room)]
-        asked = [leaf for leaf in leaves if path == root or leaf.folder.parent == path]
-        return Repository(path, tuple(asked), _by_name([*_shipped(), *leaves]), target)
+    root = path.parent if _is_category(path) else path
+    categories = [root / category for category in CATEGORIES if _is_category(root / category)]
+    if not categories and not _model_folders(path):  # a project that has no other category yet
+        categories = [category for category in (path / "models",) if _model_folders(category)]
+    if categories:
+        available = [read_model(p, is_model_folder=True) for category in categories for p in _model_folders(category)]
+        asked = [each for each in available if path == root or each.folder.parent == path]
+        return Repository(path, tuple(asked), _by_name([*_shipped(), *available]), target)
     models = [read_model(folder) for folder in entries(path) if folder.is_dir()]
     if not any(model.text or model.versions or model.path.exists() for model in models):
         raise InputError(
@@ -49,26 +49,31 @@ def read_repository(path: Path, target: Target | None = None) -> Repository:
 
 def _read_one(path: Path, target: Target | None) -> Repository:
     """One model, with what lies beside it."""
-    is_leaf = _is_room(path.parent)
-    model = read_model(path, is_leaf=is_leaf)
-    root = path.parent.parent if is_leaf else path.parent
-    folders = [p for room in CATEGORIES for p in _model_folders(root / room)] if is_leaf else _model_folders(root)
-    beside = [read_model(folder, is_leaf=is_leaf) for folder in folders if folder != path]
-    manifest = {} if is_leaf else _manifest(root)
-    known = [*(_shipped() if is_leaf else ()), *beside, model]
+    is_model_folder = _is_category(path.parent)
+    model = read_model(path, is_model_folder=is_model_folder)
+    root = path.parent.parent if is_model_folder else path.parent
+    places = [root / category for category in CATEGORIES] if is_model_folder else [root]
+    folders = [folder for place in places for folder in _model_folders(place)]
+    beside = [read_model(folder, is_model_folder=is_model_folder) for folder in folders if folder != path]
+    manifest = {} if is_model_folder else _manifest(root)
+    known = [*(_shipped() if is_model_folder else ()), *beside, model]
     return Repository(root, (model,), _by_name(known), target or _target(manifest), manifest)
 
 
 def _shipped() -> list[Model]:
-    """shoal's own leaves, which pipelines among leaf folders may call; others of the same name win."""
-    return [read_model(p, is_leaf=True) for room in CATEGORIES for p in _model_folders(shipped_root() / room)]
+    """shoal's own model folders, which other ones may call; others of the same name win."""
+    return [
+        read_model(p, is_model_folder=True)
+        for category in CATEGORIES
+        for p in _model_folders(shipped_root() / category)
+    ]
 
 
-def _is_room(folder: Path) -> bool:
+def _is_category(folder: Path) -> bool:
     """Whether shoal composes repositories from what lies here; a repository may be called ``models`` as well."""
     if folder.name not in CATEGORIES or (folder / MANIFEST).exists() or not _model_folders(folder):
         return False
-    others = (folder.parent / room for room in CATEGORIES if room != folder.name)
+    others = (folder.parent / category for category in CATEGORIES if category != folder.name)
     return folder.name != "models" or any(_model_folders(other) for other in others)
 
 
@@ -88,7 +93,7 @@ def _target(manifest: Mapping[str, Any]) -> Target | None:
         return None
 
 
-def read_model(folder: Path, *, is_leaf: bool = False) -> Model:
+def read_model(folder: Path, *, is_model_folder: bool = False) -> Model:
     """Read one model's folder."""
     from google.protobuf import text_format
     from tritonclient.grpc import model_config_pb2
@@ -96,12 +101,12 @@ def read_model(folder: Path, *, is_leaf: bool = False) -> Model:
     path = folder / CONFIG
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
-            return Model(folder, is_leaf=is_leaf, unreadable=f"it has {path.stat().st_size:,} bytes")
+            return Model(folder, is_model_folder=is_model_folder, unreadable=f"it has {path.stat().st_size:,} bytes")
         content = path.read_bytes()
     except FileNotFoundError:
-        return Model(folder, is_leaf=is_leaf)
+        return Model(folder, is_model_folder=is_model_folder)
     except OSError as error:
-        return Model(folder, is_leaf=is_leaf, unreadable=error.strerror or str(error))
+        return Model(folder, is_model_folder=is_model_folder, unreadable=error.strerror or str(error))
     text, broken_line = content.decode("utf-8", "replace"), _broken_line(content)
     message, problem, is_strict = None, None, False
     for is_strict in (True, False):
@@ -113,7 +118,7 @@ def read_model(folder: Path, *, is_leaf: bool = False) -> Model:
         except (text_format.ParseError, ValueError, RecursionError) as error:
             problem = _explain(error)
     return Model(
-        folder, text, message, is_leaf, problem=problem if message is None else None, broken_line=broken_line,
+        folder, text, message, is_model_folder, problem=problem if message is None else None, broken_line=broken_line,
         has_unknown_fields=message is not None and not is_strict,
     )  # fmt: skip
 

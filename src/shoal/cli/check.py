@@ -20,7 +20,7 @@ _COLOURS = {"error": "red", "warning": "yellow"}
 
 
 def check(
-    path: Annotated[Path | None, typer.Argument(help="A model repository, a model's folder, or leaf folders.")] = None,
+    path: Annotated[Path | None, typer.Argument(help="A model repository, a model's folder, or model folders.")] = None,
     target: Annotated[
         str | None, typer.Option(help="The server it is for: embedded, or a release of NVIDIA's container: 26.06.")
     ] = None,

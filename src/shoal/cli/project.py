@@ -34,8 +34,10 @@ def component(
     name: Name = None,
     inputs: Inputs = None,
     outputs: Outputs = None,
-    room: Annotated[str | None, typer.Option(help="preprocess or postprocess; else preprocess, or LEAF's own.")] = None,
-    like: Annotated[str | None, typer.Option(metavar="LEAF", help="Copy this one of shoal's or of yours.")] = None,
+    category: Annotated[
+        str | None, typer.Option(help="preprocess or postprocess; else preprocess, or as MODEL.")
+    ] = None,
+    like: Annotated[str | None, typer.Option(metavar="MODEL", help="Copy this one of shoal's or of yours.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="With --like: PARAMETER=VALUE.")] = None,
     artifacts: Annotated[list[str] | None, typer.Option("--artifact", help="With --like: FILE=PATH.")] = None,
     project: Project = Path(),
@@ -52,7 +54,7 @@ def component(
         made = draft_like(
             name,
             like,
-            room=room,
+            category=category,
             settings=parse_settings(settings or (), "--set"),
             artifacts={file: Path(path) for file, path in given.items()},
             inputs=_parse_tensors(inputs or (), "--input"),
@@ -62,9 +64,9 @@ def component(
     else:
         for option, values in (("--set", settings), ("--artifact", artifacts)):
             if values:
-                raise InputError(f"{option} {values[0]} is of a component that exists.", "Name it: --like LEAF")
+                raise InputError(f"{option} {values[0]} is of a component that exists.", "Name it: --like MODEL")
         takes, gives = _ask_tensors(inputs, "--input", INPUTS), _ask_tensors(outputs, "--output", OUTPUTS)
-        made = draft_component(name, inputs=takes, outputs=gives, room=room or "preprocess", project=project)
+        made = draft_component(name, inputs=takes, outputs=gives, category=category or "preprocess", project=project)
     _finish(made, project, is_dry=is_dry)
 
 
@@ -135,7 +137,7 @@ def add_model(
     project: Project = Path(),
     is_dry: DryRun = False,
 ) -> None:
-    """Make a leaf of your project of a model that you have: PyTorch, ONNX, forests, encoders.
+    """Make a model folder of your project of a model that you have: PyTorch, ONNX, forests, encoders.
 
     Its configuration is derived from the model; what a file does not say must be given.
     """
@@ -230,7 +232,7 @@ def _finish(made: Skeleton, project: Path, *, is_dry: bool) -> None:
     _print_next(
         ["shoal", "check", project],
         ["pytest", project / made.test],
-        ["shoal", "compose", made.pipeline, repository, *more, "--leaves", project],
+        ["shoal", "compose", made.pipeline, repository, *more, "--project", project],
         ["shoal", "serve", repository],
     )
 

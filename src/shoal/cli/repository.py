@@ -15,12 +15,12 @@ _DEFAULT = Path("build/artifacts")  # where `shoal train` writes
 
 
 def compose(
-    ensemble: Annotated[str, typer.Argument(help="The ensemble's name, as its leaf folder has it.")],
+    ensemble: Annotated[str, typer.Argument(help="The ensemble's name, as its model folder has it.")],
     repository: Annotated[Path, typer.Argument(help="The model repository to write.")],
     artifacts: Annotated[
         Path | None,
         typer.Option(
-            help="Files that the leaves do not bring, such as what `shoal train` wrote; build/artifacts if it is there."
+            help="Files that model folders do not bring, such as what `shoal train` wrote; build/artifacts if there."
         ),
     ] = None,
     placement: Placement = "cpu",
@@ -30,7 +30,9 @@ def compose(
     ] = "auto",
     gpu: Gpu = "",
     concurrency: Concurrency = 16,
-    leaves: Annotated[list[Path] | None, typer.Option(help="Folders with leaf folders of your own.")] = None,
+    projects: Annotated[
+        list[Path] | None, typer.Option("--project", help="A folder with models of your own; repeat it.")
+    ] = None,
     env: Annotated[
         list[str] | None,
         typer.Option(help="An execution environment for the Python models, or MODEL=PATH for one of them."),
@@ -38,7 +40,7 @@ def compose(
     stub: Annotated[list[str] | None, typer.Option(help="Its stub, if not built with it: PATH or MODEL=PATH.")] = None,
     warm_up: Annotated[bool, typer.Option(help="Give each model a request that it answers before it is ready.")] = True,
 ) -> None:
-    """Write a model repository: leaf folders, artifacts, placement, execution environments."""
+    """Write a model repository: model folders, artifacts, placement, execution environments."""
     from shoal.composition.compose import compose as compose_repository
     from shoal.repository.manifest import read_manifest
     from shoal.repository.placement import Plan
@@ -49,7 +51,7 @@ def compose(
         repository,
         artifacts=artifacts or (_DEFAULT if _DEFAULT.is_dir() else None),
         plan=plan,
-        leaves=leaves or (),
+        projects=projects or (),
         environments=_by_model(env),
         stubs=_by_model(stub),
         is_warmed_up=warm_up,
@@ -72,7 +74,7 @@ def _by_model(options: list[str] | None) -> dict[str, Path]:
 
 
 def plan(
-    ensemble: Annotated[str, typer.Argument(help="The ensemble's name, as its leaf folder has it.")],
+    ensemble: Annotated[str, typer.Argument(help="The ensemble's name, as its model folder has it.")],
     placement: Placement = "cpu",
     target: Target = "embedded",
     gpu: Gpu = "",
@@ -80,7 +82,9 @@ def plan(
     rows: Annotated[int, typer.Option(help="Of the largest request; 0 is max_batch_size.", min=0)] = 0,
     width: Annotated[int, typer.Option(help="Of a dimension that is -1, such as tokens.", min=1)] = 256,
     text_bytes: Annotated[int, typer.Option(help="Of the largest text.", min=1)] = 65_536,
-    leaves: Annotated[list[Path] | None, typer.Option(help="Folders with leaf folders of your own.")] = None,
+    projects: Annotated[
+        list[Path] | None, typer.Option("--project", help="A folder with models of your own; repeat it.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show where the models run, and the memory it takes: pools, shared memory, launch flags."""
@@ -90,7 +94,7 @@ def plan(
     from shoal.repository.sizes import Largest, find_sizes
 
     chosen = Plan(placement, target, gpus=_parse_gpus(gpu), concurrency=concurrency)
-    models = collect(ensemble, find_model_folders(leaves or ()))
+    models = collect(ensemble, find_model_folders(projects or ()))
     drawn = Graph.build(models[-1], {model.name: model for model in models})
     sizes = find_sizes(drawn, chosen, Largest(rows or drawn.config.spec.max_batch_size, width, text_bytes))
     places = {model.name: list(chosen.gpus_of(model)) for model in models if not model.is_ensemble}

@@ -18,12 +18,12 @@ def check_accepted(config: ModelConfig, models: Mapping[str, ModelConfig]) -> No
         InputError: Triton would refuse it.
     """
     with tempfile.TemporaryDirectory() as folder:
-        rooms = Path(folder) / "ensembles"  # as leaves, whose files come later
+        categories = Path(folder) / "ensembles"  # as model folders, whose files come later
         for each in [*(models[name] for name in sorted(_called(config, models))), config]:
-            (rooms / each.name).mkdir(parents=True)
-            write_config(each.message, rooms / each.name / CONFIG, comment="")
-        path = (rooms / config.name / CONFIG).resolve()
-        for finding in check(rooms / config.name):
+            (categories / each.name).mkdir(parents=True)
+            write_config(each.message, categories / each.name / CONFIG, comment="")
+        path = (categories / config.name / CONFIG).resolve()
+        for finding in check(categories / config.name):
             if finding.severity == Severity.ERROR and Path(finding.place.path).resolve() == path:
                 raise InputError(finding.what, finding.fix)
 

@@ -1,6 +1,6 @@
 """Artifacts before they are composed: each whole and of its kind, made with one another, as the training left them.
 
-Nothing here needs torch or Treelite. What a leaf of someone else's reads is checked as far as Triton's own backends
+Nothing here needs torch or Treelite. What a model of someone else's reads is checked as far as Triton's own backends
 read it; the rest is their component's business.
 """
 
@@ -48,15 +48,15 @@ def check_artifacts(models: Sequence[ModelConfig], artifacts: Path | None, *, is
 
 
 def _places(model: ModelConfig, artifacts: Path | None) -> list[Path]:
-    """Where a model's artifacts may stand: in its leaf's own version folder, else in the artifact folder.
+    """Where a model's artifacts may stand: in its model folder's own version folder, else in the artifact folder.
 
-    So a leaf that brings its ``model.pt`` keeps it beside another one's that was trained.
+    So a model folder that brings its ``model.pt`` keeps it beside another one's that was trained.
     """
     return [model.folder / "1", *([] if artifacts is None else [artifacts])]
 
 
 def find_artifacts(model: ModelConfig, artifacts: Path | None) -> Iterator[Path]:
-    """The path of each artifact of a model that is there: in its own leaf, else in the folder ``artifacts``."""
+    """The path of each artifact of a model that is there: in its own model folder, else in the folder ``artifacts``."""
     for artifact in model.artifacts:
         yield from artifact.find(_places(model, artifacts))
 

@@ -1,4 +1,4 @@
-"""Leaf folders + artifacts + plan -> model repository + manifest."""
+"""Model folders + artifacts + plan -> model repository + manifest."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def compose(
     *,
     artifacts: Path | str | None = None,
     plan: Plan | None = None,
-    leaves: Iterable[Path | str] = (),
+    projects: Iterable[Path | str] = (),
     environments: Mapping[str, Path] | None = None,
     stubs: Mapping[str, Path] | None = None,
     is_warmed_up: bool = True,
@@ -56,9 +56,9 @@ def compose(
     """Write the model repository that serves ``ensemble``; returns its absolute path.
 
     It is made aside and put in place in one step: an interruption leaves the old repository whole. The same inputs
-    give the same bytes. ``leaves`` are folders with leaf folders of your own, in the rooms that shoal uses.
+    give the same bytes. ``projects`` are folders with model folders of your own, in the categories that shoal uses.
     ``artifacts`` is a folder with files that models name in their parameter ``artifacts``, separated by spaces:
-    ``a.txt?`` may be missing, of ``a.txt|b.json`` one is wanted. Those in a leaf's own version folder go before.
+    ``a.txt?`` may be missing, of ``a.txt|b.json`` one is wanted. Those in the version folder go before.
     ``environments`` gives Python models by name (all of them: ``""``) an execution environment: an archive, a folder,
     or what `shoal env build` wrote; ``stubs`` a Python backend stub, where the environment does not bring it. With
     ``is_warmed_up`` each model gets a warm-up request, made by running the pipeline's components on one text.
@@ -67,13 +67,13 @@ def compose(
         InputError: Triton cannot bear the path, something that is no composed repository stands there, or no model
             takes the plan's dtype.
         ArtifactError: an artifact is missing, damaged or does not fit another; environment, stub and server do not
-            fit; a leaf of your own has a mistake that `check` finds.
+            fit; a model folder of your own has a mistake that `check` finds.
         SetupError: the disk is full, or the folder cannot be written.
     """
     plan = plan or Plan()
     target, artifacts = Path(repository).resolve(), None if artifacts is None else Path(artifacts)
     check_path_supported(target)
-    models = collect(ensemble, find_model_folders(leaves))
+    models = collect(ensemble, find_model_folders(projects))
     graph = Graph.build(models[-1], {model.name: model for model in models})
     added = [(models_ensemble(graph), MODELS)] if plan.placement == HYBRID else []
     if parse_release(plan.target) < FIRST_SIDE_BY_SIDE:  # the client asks each of several models by itself
@@ -163,9 +163,9 @@ def _write_files(model: ModelConfig, folder: Path, artifacts: Path | None) -> No
             shutil.copyfile(path, version / path.name)
 
 
-def _version_files(leaf: Path) -> Iterator[Path]:
-    """The files under a leaf's numbered folders, and its warm-up's: what Triton reads, without scripts and caches."""
-    for path in sorted(path for folder in ("[0-9]*", FOLDER) for path in leaf.glob(f"{folder}/**/*")):
+def _version_files(model: Path) -> Iterator[Path]:
+    """The files under the numbered folders, and the warm-up's: what Triton reads, without scripts and caches."""
+    for path in sorted(path for folder in ("[0-9]*", FOLDER) for path in model.glob(f"{folder}/**/*")):
         if path.is_file() and "__pycache__" not in path.parts:
             yield path
 

@@ -25,7 +25,7 @@ _PASS_ON = "Let a component pass it on, under another name."
 
 
 class Ensemble:
-    """An ensemble over models by name, shoal's own and those in the folders ``leaves``::
+    """An ensemble over models by name, shoal's own and those in the folders ``projects``::
 
         triage = Ensemble("triage")
         message = triage.input("MESSAGE", "STRING", [1])
@@ -38,11 +38,13 @@ class Ensemble:
     models'; 0 where none of them has batches. Two definitions are equal if they write the same configuration.
     """
 
-    def __init__(self, name: str, *, leaves: Iterable[Path | str] = (".",), max_batch_size: int | None = None) -> None:
+    def __init__(
+        self, name: str, *, projects: Iterable[Path | str] = (".",), max_batch_size: int | None = None
+    ) -> None:
         if max_batch_size is not None and max_batch_size < 0:
             raise InputError(f"max_batch_size is {max_batch_size}; it cannot be negative.", "0 means: no batches.")
         self.name = name
-        self._models: Mapping[str, ModelConfig] = find_model_folders(leaves)
+        self._models: Mapping[str, ModelConfig] = find_model_folders(projects)
         self._max_batch_size = max_batch_size
         self._tensors: dict[str, Tensor] = {}  # inputs and what steps give, by their names in the ensemble
         self._inputs: list[Tensor] = []
@@ -52,7 +54,7 @@ class Ensemble:
 
     @classmethod
     def read(cls, folder: Path | str) -> Self:
-        """The definition in a folder's ``config.pbtxt``; its models are found beside it, or in the rooms of leaves.
+        """The definition in a folder's ``config.pbtxt``; its models are found beside it, or in the other categories.
 
         Raises:
             ArtifactError: there is no such file, or a model is missing.
@@ -66,7 +68,7 @@ class Ensemble:
     @classmethod
     def _of(cls, graph: Graph) -> Self:
         spec, levels = graph.config.spec, graph.levels()
-        made = cls(spec.name, leaves=(), max_batch_size=spec.max_batch_size)
+        made = cls(spec.name, projects=(), max_batch_size=spec.max_batch_size)
         made._models, made._rest = graph.members, without_parts(graph.config.message)
         for tensor in spec.inputs:
             made.input(tensor.name, tensor.dtype, tensor.dims, optional=tensor.is_optional)
@@ -240,7 +242,7 @@ class Ensemble:
             known = ", ".join(sorted(self._models.keys() - {self.name}))
             raise InputError(
                 f"There is no model {model} for {self.name} to call.",
-                f"Known: {known}. Folders of others: leaves=[...]",
+                f"Known: {known}. Folders of others: projects=[...]",
             )
         return self._models[model]
 

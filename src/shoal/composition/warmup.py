@@ -153,7 +153,7 @@ def no_bytecode() -> Iterator[None]:
 
 
 def write(message: Any, folder: Path, inputs: Arrays) -> None:
-    """Add a warm-up request to a model's configuration, its data to the model's ``folder``; not beside a leaf's own."""
+    """Add a warm-up request to a configuration, its data to the model's ``folder``; not beside one that it has."""
     if message.model_warmup:
         return
     is_batched = message.max_batch_size > 0

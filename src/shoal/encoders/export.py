@@ -16,7 +16,7 @@ from shoal.encoders.encoder import Trunked, quiet_transformers
 from shoal.errors import ArtifactError, InputError, needs
 
 TOLERANCE = 1e-5  # between the encoder that was trained and the TorchScript that is served
-NAMES = (("INPUT__0", "INPUT__1"), ("OUTPUT__0",))  # of the leaf's tensors
+NAMES = (("INPUT__0", "INPUT__1"), ("OUTPUT__0",))  # of the model folder's tensors
 COMPARED_SHAPES = ((1, 8), (1, 9), (2, 16), (3, 40), (8, 64))
 _ARITHMETIC = {f"aten::{name}" for name in ("add", "sub", "mul", "div", "floor_divide")}
 

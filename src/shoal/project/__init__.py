@@ -1,1 +1,1 @@
-"""A project of a user's own: leaf folders made from models they have, and skeletons for what they write."""
+"""A project of a user's own: model folders made from models they have, and skeletons for what they write."""

@@ -1,4 +1,4 @@
-"""Which graph a path means: a model's folder, a leaf's, or a repository's."""
+"""Which graph a path means: a model's in a repository, a model folder's, or a repository's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def find_graph(folder: Path, model: str = "") -> Graph:
     """The graph of the model in ``folder``, or of a repository's ``model``.
 
     Without a name, a repository's is the ensemble that it was composed for, else the only ensemble that no other one
-    calls, else its only model. The members of a leaf lie in other rooms, and are found there.
+    calls, else its only model. The members of a model folder lie in other categories, and are found there.
 
     Raises:
         InputError: the repository has several such models, or none of that name.
@@ -89,5 +89,5 @@ def _load(folder: Path) -> Graph:
 
 
 def _find_members(folder: Path, names: set[str]) -> dict[str, ModelConfig]:
-    leaves = find_model_folders([folder.parent.parent])
-    return {name: leaves[name] for name in sorted(names) if name in leaves}
+    available = find_model_folders([folder.parent.parent])
+    return {name: available[name] for name in sorted(names) if name in available}

@@ -1,4 +1,4 @@
-"""Leaf folders: the models that shoal ships, and a user's own."""
+"""Model folders: the models that shoal ships, and a user's own."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ CATEGORIES = ("preprocess", "postprocess", "models", "ensembles")
 
 
 def find_model_folders(roots: Iterable[Path | str] = ()) -> Mapping[str, ModelConfig]:
-    """Every leaf by its model's name: shoal's own and those under ``roots``, which win."""
-    leaves = {}
+    """Every model folder by its model's name: shoal's own and those under ``roots``, which win."""
+    available = {}
     for root in [shipped_root(), *map(Path, roots)]:
-        for room in CATEGORIES:
-            for path in sorted(root.glob(f"{room}/*/config.pbtxt")):
+        for category in CATEGORIES:
+            for path in sorted(root.glob(f"{category}/*/config.pbtxt")):
                 config = read_config(path.parent)
-                leaves[config.name] = config
-    return leaves
+                available[config.name] = config
+    return available
 
 
-def collect(name: str, leaves: Mapping[str, ModelConfig]) -> list[ModelConfig]:
-    """The leaf called ``name`` and all that its steps call, members before ensembles.
+def collect(name: str, available: Mapping[str, ModelConfig]) -> list[ModelConfig]:
+    """The model folder called ``name`` and all that its steps call, members before ensembles.
 
     Raises:
-        ArtifactError: there is no such leaf, or an ensemble calls itself.
+        ArtifactError: there is no such model, or an ensemble calls itself.
     """
     found: dict[str, ModelConfig] = {}
 
@@ -35,12 +35,12 @@ def collect(name: str, leaves: Mapping[str, ModelConfig]) -> list[ModelConfig]:
         if wanted in callers:  # core's own rule, in core's words
             circle = " -> ".join([*callers, wanted])
             raise ArtifactError(f"circular dependency between ensembles: {circle}.", "Take one step out.")
-        if wanted not in leaves:
-            raise ArtifactError(f"There is no model {wanted}.", f"Known: {', '.join(sorted(leaves))}.")
-        for step in leaves[wanted].steps:
+        if wanted not in available:
+            raise ArtifactError(f"There is no model {wanted}.", f"Known: {', '.join(sorted(available))}.")
+        for step in available[wanted].steps:
             if step.model not in found:
                 visit(step.model, (*callers, wanted))
-        found[wanted] = leaves[wanted]
+        found[wanted] = available[wanted]
 
     visit(name)
     return list(found.values())

@@ -83,11 +83,11 @@ class Plan:
 
 
 def place(config: ModelConfig, plan: Plan) -> Any:
-    """The configuration message of one model under ``plan``; the leaf's own is left alone.
+    """The configuration message of one model under ``plan``; the model folder's own is left alone.
 
     Between two targets only lines of the python-based backends differ: ``runtime``, and ``allow_ragged_batch``, since
     shoal's backend pads requests of different widths to one batch, which the native one does not. Where no mask tells
-    padding from data an answer would depend on its neighbours: there the leaf's own value stays.
+    padding from data an answer would depend on its neighbours: there the model folder's own value stays.
     """
     message = type(config.message)()
     message.CopyFrom(config.message)

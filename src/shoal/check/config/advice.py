@@ -30,7 +30,7 @@ QUEUE = Rule(
     "Under overload requests wait for ever and memory grows; with a limit the surplus is told at once to come back"
     " (HTTP 503, gRPC UNAVAILABLE). An ensemble's steps are not meant: requests pile up before the slowest of them,"
     " while a limit on a quick one bounds nothing and costs time, since with it Triton prepares no batch while an"
-    " instance runs, and a request that comes too early waits for the next one, or half a second. Of a leaf folder"
+    " instance runs, and a request that comes too early waits for the next one, or half a second. Of a model folder"
     " nobody knows yet whether an ensemble will call it.",
     "server, docs/user_guide/model_configuration.md, Queue Policy; core, src/scheduler_utils.cc: SupportPrefetching.",
     "dynamic_batching { }",
@@ -82,7 +82,7 @@ def find(model: Model, repository: Repository) -> Findings:
                 f"{model.name} takes up to {message.max_batch_size} rows, and gets one request at a time.",
                 "Add dynamic_batching { default_queue_policy { max_queue_size: 256 } }",
             )
-    elif message.HasField("dynamic_batching") and not (model.is_leaf or _is_step(model, repository)):
+    elif message.HasField("dynamic_batching") and not (model.is_model_folder or _is_step(model, repository)):
         policies = [message.dynamic_batching.default_queue_policy]
         if not any(policy.max_queue_size for policy in policies):
             yield QUEUE.at(

@@ -135,7 +135,7 @@ _LIKE_A_VERSION = re.compile(r"0[0-9]+|[vV][0-9]+|latest")
 
 def find(model: Model, _: Repository) -> Findings:
     """What is wrong with a model's folder."""
-    if not model.is_leaf:
+    if not model.is_model_folder:
         yield from _name(model)
         if not model.path.exists() and not model.versions:
             yield STRAY.at(
@@ -233,7 +233,7 @@ def _pointers(folder: Path) -> Findings:
 def _expected(model: Model) -> tuple[str, ...]:
     """Any of these files; none where compose or an agent brings them, or the backend is not known."""
     message = model.message
-    is_brought = model.is_leaf and "artifacts" in model.parameters and not model.is_python
+    is_brought = model.is_model_folder and "artifacts" in model.parameters and not model.is_python
     if message is None or is_brought or _has_agents(model):
         return ()
     if message.cc_model_filenames:

@@ -170,7 +170,7 @@ def _sizes(model: Model, index: int, step: Any, member: Model) -> Findings:
             f"Give {member.name} a max_batch_size, without the row dimension in its dims.",
         )
     version, served = step.model_version, member.served_versions
-    is_told = bool(version) and (member.is_leaf or not member.versions)  # leaves have none; a model must have one
+    is_told = bool(version) and (member.is_model_folder or not member.versions)  # these have none
     if version != -1 and version not in served and not is_told:
         unset = "" if version else " (which it is where the step says nothing)"
         yield VERSION.at(

@@ -111,7 +111,7 @@ def find(model: Model, repository: Repository) -> Findings:
     if model_type == "xgboost_ubj" and target and target.release < _FIRST_UBJSON and not _is_in_python(model, target):
         what = f"xgboost_ubj is known to 24.10 and later; the target is {target.version}."
         yield MODEL_TYPE.at(_at(model, "model_type"), what, "Save the model as xgboost.json, model_type xgboost_json.")
-    if model.is_leaf:
+    if model.is_model_folder:
         return  # its file comes with compose
     for version in model.served_versions:
         yield from _find_file(model, model.folder / str(version), model_type, target)

@@ -108,7 +108,7 @@ _INDEX = re.compile(r"(?:(?!__).)*__([0-9]{1,6})")  # the first "__", as libtorc
 
 def find(model: Model, repository: Repository) -> Findings:
     """Where a model of the PyTorch backend and its configuration differ."""
-    if model.message is None or model.backend != BACKEND or model.is_leaf:
+    if model.message is None or model.backend != BACKEND or model.is_model_folder:
         return
     is_native = _is_native(model, repository.target)
     name = model.message.default_model_filename or FILE

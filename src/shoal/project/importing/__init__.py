@@ -1,1 +1,1 @@
-"""Models that a user has, of whatever library, become leaves: nothing of their configuration is guessed in silence."""
+"""Models of any library become model folders: nothing of their configuration is guessed in silence."""

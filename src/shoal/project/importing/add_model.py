@@ -1,4 +1,4 @@
-"""A model that someone has becomes a leaf of their project, with a configuration derived from the model itself."""
+"""A user's model becomes a model folder of their project, with a configuration derived from the model itself."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SCRATCH = "scratch"  # the argument of a draft that needs a folder while it liv
 
 @dataclass(frozen=True)
 class _Kind:
-    """A family of models, and the function that drafts a leaf of one."""
+    """A family of models, and the function that drafts a model folder of one."""
 
     what: str
     module: str
@@ -87,8 +87,8 @@ def add_model(
         SetupError: a library that reads it is not installed.
     """
     root = Path(project)
-    leaves = find_project_folders(root)
-    check_name(name, leaves)
+    available = find_project_folders(root)
+    check_name(name, available)
     kind = _find_kind(source)
     draft = kind.load()
     given = _check_options(kind, draft, {key: value for key, value in options.items() if value is not None})
@@ -99,7 +99,7 @@ def add_model(
             given[_SCRATCH] = scratch / "made"
         imported = draft(source, name, **given)
         for other in {Path(path).parts[1] for path in imported.beside}:
-            check_name(other, {**leaves, name: as_config(imported.message, root / "models" / name)})
+            check_name(other, {**available, name: as_config(imported.message, root / "models" / name)})
         for line in imported.said:
             tell(line)
         made = Draft(root)
@@ -150,7 +150,7 @@ def _check_options(kind: _Kind, draft: Callable[..., Imported], options: Mapping
 
 
 def _files(imported: Imported, name: str, repository: Path) -> Mapping[str, str | bytes | Path]:
-    """The leaf's files by their paths in the project, after they were checked as ``repository``.
+    """The model folder's files by their paths in the project, after they were checked as ``repository``.
 
     Raises:
         ArtifactError: Triton would refuse them.

@@ -26,7 +26,7 @@ from shoal.text.wordpiece import LENGTHS
 EMBEDDING, CLASSIFICATION, REGRESSION = KINDS = ("embedding", "classification", "regression")
 FORMATS = {"torchscript": ("pytorch", "model.pt"), "onnx": ("onnxruntime", "model.onnx")}
 VOCABULARY, TOKENIZER = "vocab.txt", "tokenizer.json"
-_LEAF = "tokenizer"  # shoal's own, which the tokenizer's leaf is a copy of
+_LEAF = "tokenizer"  # shoal's own, which the tokenizer's model folder is a copy of
 
 
 def draft_encoder(
@@ -43,7 +43,7 @@ def draft_encoder(
     max_batch_size: int = MAX_BATCH_SIZE,
     scratch: Path,
 ) -> Imported:
-    """A leaf that runs an encoder: token ids and mask, INT64 ``[-1]`` each, to FP32.
+    """A model folder that runs an encoder: token ids and mask, INT64 ``[-1]`` each, to FP32.
 
     ``head`` says what it gives. ``embedding``: ``[hidden_size]``, the last hidden states pooled (``pooling``: ``mean``
     of the tokens, or ``cls``, that of the first), of length 1 with ``normalise``; what is not given is read from the
@@ -51,7 +51,7 @@ def draft_encoder(
     checkpoint's own trained head gives, with its labels as the parameter ``labels``. ``regression``: ``[1]``, its
     score. A checkpoint without a trained head is refused.
 
-    ``format`` is ``torchscript`` or ``onnx``. ``tokenizer`` names a leaf that is written too, which makes its tokens
+    ``format`` is ``torchscript`` or ``onnx``. ``tokenizer`` names a second model, which makes its tokens
     from texts, at most ``max_length`` of each: as many as the encoder knows, unless it says less. A hub name without a
     ``revision`` takes the one that shoal pins, if it pins one.
 
@@ -256,7 +256,7 @@ def _find_length(encoder: _Encoder, wanted: int | None) -> int:
 def _copy_tokenizer(
     name: str, encoder: _Encoder, tokens: Path, max_length: int, scratch: Path
 ) -> Mapping[str, str | bytes | Path]:
-    """Shoal's own leaf, under this name and with this encoder's tokens, by its paths in a project."""
+    """Shoal's own model folder, under this name and with this encoder's tokens, by its paths in a project."""
     settings = {"max_length": str(max_length)}
     if encoder.vocabulary:
         settings["lowercase"] = "true" if encoder.is_lowercase else "false"

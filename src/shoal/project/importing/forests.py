@@ -1,4 +1,4 @@
-"""Forests become leaves for Triton's FIL backend: a Treelite checkpoint, and the configuration that fits it."""
+"""Forests become model folders for Triton's FIL backend: a Treelite checkpoint, and the configuration that fits it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def draft_forest(
     labels: Sequence[str] | None = None,
     max_batch_size: int = MAX_BATCH_SIZE,
 ) -> Imported:
-    """A leaf that serves a forest: ``input__0`` FP32 ``[features]`` -> ``output__0`` FP32 ``[1]`` or ``[classes]``.
+    """A model folder for a forest: ``input__0`` FP32 ``[features]`` -> ``output__0`` FP32 ``[1]`` or ``[classes]``.
 
     ``source`` is a file (XGBoost ``.json`` or ``.ubj``, LightGBM ``.txt``, Treelite ``.tl``, scikit-learn ``.skops``)
     or an object of one of these libraries. A regressor answers as its ``predict`` does, a classifier as its

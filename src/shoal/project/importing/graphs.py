@@ -44,7 +44,7 @@ class _Value:
 def draft_graph(
     source: Path | str, name: str, *, mask: str | None = None, max_batch_size: int | None = None
 ) -> Imported:
-    """A leaf for Triton's ``onnxruntime`` backend, from an ONNX file.
+    """A model folder for Triton's ``onnxruntime`` backend, from an ONNX file.
 
     A first dimension that is symbolic in all tensors counts rows: ``max_batch_size`` is 512 unless given. Where one is
     fixed, it is 0 and the dims are the whole shape. ``mask`` names the input that tells how long a row is; inputs that

@@ -1,4 +1,4 @@
-"""What an import makes of a model: a leaf's configuration, its files, and what was derived from where."""
+"""What an import makes of a model: a model folder's configuration, its files, and what was derived from where."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ MAX_BATCH_SIZE = 512  # of a model whose file bounds it in no way
 
 @dataclass(frozen=True)
 class Imported:
-    """A model that becomes a leaf.
+    """A model that becomes a model folder.
 
     ``message`` is its ModelConfig; ``files`` lie beside its ``config.pbtxt``, by their paths there (``1/model.onnx``),
     as bytes or as the path of a file to copy. ``said`` are lines for people: what was derived, and from what.
-    ``beside`` are the files of further leaves that belong to it, by their paths in the project
+    ``beside`` are the files of further model folders that belong to it, by their paths in the project
     (``preprocess/tokens/config.pbtxt``).
     """
 

@@ -43,10 +43,10 @@ def draft_torchscript(
     max_batch_size: int = MAX_BATCH_SIZE,
     scratch: Path,
 ) -> Imported:
-    """A leaf for Triton's ``pytorch`` backend, from a file of torch.jit.save or a torch.jit.ScriptModule.
+    """A model folder for Triton's ``pytorch`` backend, from a file of torch.jit.save or a torch.jit.ScriptModule.
 
     ``inputs`` says what the file does not: ``DTYPE:DIMS`` for each of forward's arguments, without the rows, in their
-    order (``INT64:-1``, ``FP32:3,224,224``; -1 is any size); or ``NAME:DTYPE:DIMS`` with their names, which the leaf's
+    order (``INT64:-1``, ``FP32:3,224,224``; -1 is any size); or ``NAME:DTYPE:DIMS`` with their names, which the model's
     inputs get then instead of INPUT__0, INPUT__1, ... The outputs are called OUTPUT__0, OUTPUT__1, ...; their dtypes
     and dims are those that forward gives on made-up rows. ``mask`` names the input that tells how long a row is.
     ``max_batch_size`` 0 is for a module that knows no rows.

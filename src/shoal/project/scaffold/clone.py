@@ -1,4 +1,4 @@
-"""A leaf like another one: its files under a new name, with other parameters, tensors and artifacts."""
+"""A model folder like another one: its files under a new name, with other parameters, tensors and artifacts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shoal.project.draft import Draft
 from shoal.project.scaffold import text
 from shoal.project.scaffold.names import check_name, find_project_folders
 from shoal.project.scaffold.sample_request import find_width
-from shoal.project.scaffold.skeletons import Skeleton, alone, check_room, gitignore, path_of_test, pipeline_files
+from shoal.project.scaffold.skeletons import Skeleton, alone, check_category, gitignore, path_of_test, pipeline_files
 from shoal.project.scaffold.test_template import write_test
 from shoal.repository.config import CONFIG, ModelConfig, as_config
 
@@ -25,33 +25,33 @@ def draft_like(
     name: str,
     like: str,
     *,
-    room: str | None = None,
+    category: str | None = None,
     settings: Mapping[str, str] | None = None,
     artifacts: Mapping[str, Path] | None = None,
     inputs: Sequence[TensorSpec] = (),
     outputs: Sequence[TensorSpec] = (),
     project: Path | str = ".",
 ) -> Skeleton:
-    """A copy of the leaf whose model is called ``like``: one of shoal's own, or of the project.
+    """A copy of the model folder whose model is called ``like``: one of shoal's own, or of the project.
 
     ``settings`` are parameters by name, ``artifacts`` files by their names in ``1/``. ``inputs`` and ``outputs`` are
-    declarations that take the place of those of the same names; where a leaf takes two or more inputs that are all
-    alike, as ``blend`` does, one of another name is a further input. Its room is that of ``like`` unless given.
+    declarations that take the place of those of the same names; where a model takes two or more inputs that are all
+    alike, as ``blend`` does, one of another name is a further input. Its category is that of ``like`` unless given.
 
     Raises:
         InputError: a name cannot be used; ``like`` has no such parameter, artifact or tensor; or a file is not there.
     """
     root = Path(project)
-    leaves = find_project_folders(root)
+    available = find_project_folders(root)
     pipeline = alone(name)
     for each in (name, pipeline):
-        check_name(each, leaves)
-    if room is not None:
-        check_room(room)
-    source = _find_leaf(like, leaves)
+        check_name(each, available)
+    if category is not None:
+        check_category(category)
+    source = _find_model(like, available)
     message, config_text = _edit(source, name, settings or {}, inputs, outputs)
     config = as_config(message, source.folder)
-    folder = f"{room or source.folder.parent.name}/{name}"
+    folder = f"{category or source.folder.parent.name}/{name}"
     files = _version_files(source.folder)
     given = _check_artifacts(source, artifacts or {})
     here = {*given, *(path.removeprefix("1/") for path in files)}
@@ -110,19 +110,19 @@ def _try(config: ModelConfig, files: Mapping[str, Path], place: str, *, is_whole
             return text.WIDTH, f"{type(error).__name__}: {error}"
 
 
-def _find_leaf(like: str, leaves: Mapping[str, ModelConfig]) -> ModelConfig:
-    known = sorted(name for name, leaf in leaves.items() if not leaf.is_ensemble)
-    if like not in leaves:
+def _find_model(like: str, available: Mapping[str, ModelConfig]) -> ModelConfig:
+    known = sorted(name for name, model in available.items() if not model.is_ensemble)
+    if like not in available:
         raise InputError(f"There is no model {like} to be like.", f"Known: {', '.join(known)}.")
-    if leaves[like].is_ensemble:
+    if available[like].is_ensemble:
         raise InputError(f"{like} is a pipeline, which calls models by name.", f"Known models: {', '.join(known)}.")
-    return leaves[like]
+    return available[like]
 
 
-def _version_files(leaf: Path) -> dict[str, Path]:
-    """The files under a leaf's numbered folders, and its warm-up's, by their paths in the leaf."""
-    found = (path for pattern in ("[0-9]*", FOLDER) for path in sorted(leaf.glob(f"{pattern}/**/*")))
-    files = {str(path.relative_to(leaf)): path for path in found if path.is_file() and "__pycache__" not in path.parts}
+def _version_files(model: Path) -> dict[str, Path]:
+    """The files under the numbered folders of a model folder, and of its warm-up, by their paths in it."""
+    found = (path for pattern in ("[0-9]*", FOLDER) for path in sorted(model.glob(f"{pattern}/**/*")))
+    files = {str(path.relative_to(model)): path for path in found if path.is_file() and "__pycache__" not in path.parts}
     if len(files) > 1:
         files.pop("1/.gitkeep", None)
     return files

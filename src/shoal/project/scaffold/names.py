@@ -27,7 +27,7 @@ _PAIRS = {
 
 
 def find_project_folders(project: Path) -> Mapping[str, ModelConfig]:
-    """Every leaf by its model's name: shoal's own and the project's.
+    """Every model folder by its model's name: shoal's own and the project's.
 
     Raises:
         InputError: ``project`` is a file, or a composed repository.
@@ -37,12 +37,12 @@ def find_project_folders(project: Path) -> Mapping[str, ModelConfig]:
     if (project / MANIFEST).exists():
         raise InputError(
             f"{project} is a repository that shoal composed: the next `shoal compose` replaces it.",
-            "Name the folder of your project, which holds its leaf folders: --project .",
+            "Name the folder of your project, which holds its model folders: --project .",
         )
     return find_model_folders([project])
 
 
-def check_name(name: str, leaves: Mapping[str, ModelConfig]) -> None:
+def check_name(name: str, available: Mapping[str, ModelConfig]) -> None:
     """Check that a new model may be called ``name``.
 
     Raises:
@@ -55,9 +55,9 @@ def check_name(name: str, leaves: Mapping[str, ModelConfig]) -> None:
             " are what Triton bears as a folder and pytest as a file.",
             f"For example: {near or 'word_count'}",
         )
-    if name not in leaves:
+    if name not in available:
         return
-    folder = leaves[name].folder
+    folder = available[name].folder
     if folder.resolve().is_relative_to(shipped_root().resolve()):
         raise InputError(
             f"{name} is a model of shoal's own: yours would take its place in every pipeline that calls it.",

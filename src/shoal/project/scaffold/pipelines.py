@@ -47,15 +47,15 @@ def draft_pipeline(
         _refuse_maps(maps or {})
         return draft_component(f"{name[:53]}_preprocess", project=project, pipeline=name)
     root = Path(project)
-    leaves = find_project_folders(root)
-    check_name(name, leaves)
-    models = _find_models(steps, leaves)
+    available = find_project_folders(root)
+    check_name(name, available)
+    models = _find_models(steps, available)
     sources = Join(models, maps or {}).answer(ask)
     definition, said = _define(name, models, sources, root)
     config = definition.config()
-    check_accepted(config, leaves)
+    check_accepted(config, available)
     spec = config.spec
-    members = {member.name: member for step in steps for member in collect(step, leaves) if not member.is_ensemble}
+    members = {member.name: member for step in steps for member in collect(step, available) if not member.is_ensemble}
     missing = sorted({file for member in members.values() for file in _missing(member)})
     test = write_test(
         name, name, spec.inputs, members.values(), is_batched=spec.is_batched, artifacts=missing,
@@ -85,14 +85,14 @@ def _refuse_maps(maps: Mapping[str, str]) -> None:
         raise InputError(f"--map {key} maps a step, and there is none.", "Name the models: --step MODEL --step MODEL")
 
 
-def _find_models(steps: Sequence[str], leaves: Mapping[str, ModelConfig]) -> list[ModelConfig]:
+def _find_models(steps: Sequence[str], available: Mapping[str, ModelConfig]) -> list[ModelConfig]:
     for step in steps:
-        if step not in leaves:
-            raise InputError(f"There is no model {step}.", f"Known: {', '.join(sorted(leaves))}.")
+        if step not in available:
+            raise InputError(f"There is no model {step}.", f"Known: {', '.join(sorted(available))}.")
     twice = find_repeated(steps)
     if twice:
         raise InputError(f"The model {twice} is two steps.", "Write such a pipeline in Python: shoal.Ensemble")
-    return [leaves[step] for step in steps]
+    return [available[step] for step in steps]
 
 
 def _find_widths(
@@ -120,7 +120,7 @@ def _define(
     name: str, models: Sequence[ModelConfig], sources: Mapping[str, Source], root: Path
 ) -> tuple[Ensemble, list[str]]:
     """The pipeline, and a line for each tensor of it."""
-    definition, said = Ensemble(name, leaves=[root]), []
+    definition, said = Ensemble(name, projects=[root]), []
     requested = _request(definition, models, sources)
     given: dict[Source, Tensor] = {}
     for model in models:

@@ -1,4 +1,4 @@
-"""Which request a leaf's component answers: tried in this process, so that its test asks for what it can do."""
+"""Which request a model folder's component answers: tried in this process, so that its test asks for what it can do."""
 
 from __future__ import annotations
 

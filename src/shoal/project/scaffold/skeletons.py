@@ -15,10 +15,10 @@ from shoal.project.scaffold.names import check_distinct, check_name, class_name,
 from shoal.repository.config import CONFIG
 from shoal.repository.sizes import Largest
 
-COMPONENT_ROOMS = ("preprocess", "postprocess")
+COMPONENT_CATEGORIES = ("preprocess", "postprocess")
 INPUTS = (TensorSpec("TEXT", STRING, (1,)),)
 OUTPUTS = (TensorSpec("LENGTH", "TYPE_FP32", (1,)),)
-MAX_BATCH_SIZE = 512  # as of shoal's own leaves, and less where rows are large
+MAX_BATCH_SIZE = 512  # as of shoal's own model folders, and less where rows are large
 _MAX_BYTES, _MAX_TEXT = 16 * 2**20, 64 * 2**20  # of a batch: what a container's /dev/shm holds; a text in, one out
 MAX_FEATURES = 10_000  # of a model that is fitted by least squares
 _COUNTS = ("TYPE_INT32", "TYPE_INT64", "TYPE_UINT32", "TYPE_UINT64", "TYPE_FP32", "TYPE_FP64")
@@ -30,7 +30,7 @@ class Skeleton:
     """New files, not written yet.
 
     ``pipeline`` is the ensemble that uses what is new, ``test`` its test's path in the project. ``said`` are lines for
-    the user; ``needs_artifacts``: the pipeline takes such as no leaf folder holds.
+    the user; ``needs_artifacts``: the pipeline takes such as no model folder holds.
     """
 
     draft: Draft
@@ -45,7 +45,7 @@ def draft_component(
     *,
     inputs: Sequence[TensorSpec] = INPUTS,
     outputs: Sequence[TensorSpec] = OUTPUTS,
-    room: str = "preprocess",
+    category: str = "preprocess",
     project: Path | str = ".",
     pipeline: str = "",
 ) -> Skeleton:
@@ -55,14 +55,14 @@ def draft_component(
     called ``NAME_alone``, and the test after the component; both after ``pipeline``, where that is given.
 
     Raises:
-        InputError: a name or the room cannot be used, or two tensors have one name.
+        InputError: a name or the category cannot be used, or two tensors have one name.
     """
     root = Path(project)
-    leaves = find_project_folders(root)
+    available = find_project_folders(root)
     tested, pipeline = pipeline or name, pipeline or alone(name)
     for each in (name, pipeline):
-        check_name(each, leaves)
-    check_room(room)
+        check_name(each, available)
+    check_category(category)
     check_distinct(inputs, outputs)
     values = {"class_name": class_name(name), "name": tested, "pipeline": pipeline}
     code = _write_code(inputs, outputs, values)
@@ -70,10 +70,10 @@ def draft_component(
     draft = Draft(root)
     draft.add(
         {
-            f"{room}/{name}/{CONFIG}": _write_config(
+            f"{category}/{name}/{CONFIG}": _write_config(
                 name, f"{_list(inputs)} in, {_list(outputs)} out.", inputs, outputs
             ),
-            f"{room}/{name}/1/model.py": code,
+            f"{category}/{name}/1/model.py": code,
             **pipeline_files(pipeline, text.write_alone(pipeline, name, _batch_size(inputs, outputs), inputs, outputs)),
             path_of_test(tested): text.fill("test_expected.py", **values, request=request, expected=expected),
             **gitignore(root),
@@ -91,10 +91,10 @@ def draft_model(name: str, num_features: int, *, project: Path | str = ".") -> S
         InputError: a name cannot be used, or there are no features.
     """
     root = Path(project)
-    leaves = find_project_folders(root)
+    available = find_project_folders(root)
     pipeline, folder = alone(name), f"models/{name}"
     for each in (name, pipeline):
-        check_name(each, leaves)
+        check_name(each, available)
     if not 1 <= num_features <= MAX_FEATURES:
         raise InputError(
             f"A linear model of {num_features:,} features cannot be fitted here.",
@@ -137,18 +137,19 @@ def path_of_test(name: str) -> str:
     return f"tests/test_{python_name(name)}.py"
 
 
-def check_room(room: str) -> None:
-    """Check that a component may stand in ``room``.
+def check_category(category: str) -> None:
+    """Check that a component may stand in ``category``.
 
     Raises:
         InputError: it may not.
     """
-    if room not in COMPONENT_ROOMS:
-        raise InputError(f"There is no --room {room!r} for components.", f"Known: {', '.join(COMPONENT_ROOMS)}.")
+    if category not in COMPONENT_CATEGORIES:
+        known = ", ".join(COMPONENT_CATEGORIES)
+        raise InputError(f"There is no --category {category!r} for components.", f"Known: {known}.")
 
 
 def pipeline_files(pipeline: str, config: str) -> dict[str, str | bytes | Path]:
-    """The files of an ensemble's leaf folder."""
+    """The files of an ensemble's model folder."""
     return {f"ensembles/{pipeline}/{CONFIG}": config, f"ensembles/{pipeline}/1/.gitkeep": ""}
 
 
@@ -157,7 +158,7 @@ def gitignore(root: Path) -> dict[str, str | bytes | Path]:
     return {} if (root / ".gitignore").exists() else {".gitignore": text.fill("gitignore")}
 
 
-# --- a leaf's configuration and code -------------------------------------------------------------------------------
+# --- configuration and code --------------------------------------------------------------------------------------
 
 
 def _write_config(

@@ -28,7 +28,7 @@ def write_test(
 ) -> str:
     """The test ``name`` of ``pipeline``, which takes ``inputs`` and runs ``models``.
 
-    ``widths`` are the sizes, by input, of dimensions that may have any. ``artifacts`` are those that no leaf folder
+    ``widths`` are the sizes, by input, of dimensions that may have any. ``artifacts`` are those that no model folder
     holds: the test takes them from ``build/artifacts``. What Python components answer must be the same to the last bit,
     what others do within 1e-5.
     """
