@@ -12,8 +12,7 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 from shoal.client.arrays import count_rows, read_arrays
-from shoal.client.calls import Answer, Call, Method, Parameter, check_outputs, join, split
-from shoal.client.description import Description
+from shoal.client.calls import Answer, Call, Description, Method, Parameter, check_outputs, join, split
 from shoal.client.failures import (
     CallError,
     Kind,

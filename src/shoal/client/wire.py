@@ -12,8 +12,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from shoal.client.calls import Answer, Call, Method, Parameter
-from shoal.client.description import Description
+from shoal.client.calls import Answer, Call, Description, Method, Parameter
 from shoal.client.failures import CallError, Kind, http_failure
 from shoal.component.tensors import Array
 
