@@ -59,7 +59,7 @@ def join_edges(graph: Graph) -> list[Joined]:
 
 
 def write_type(tensor: TensorSpec) -> str:
-    """Dtype and shape without the batch dimension: ``FP32 [207]``."""
+    """Dtype and shape without the batch dimension: ``FP32 [31]``."""
     return f"{tensor.dtype.removeprefix('TYPE_')} {list(tensor.dims)}"
 
 

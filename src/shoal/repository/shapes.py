@@ -33,5 +33,5 @@ def _fits(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
 
 
 def show(dims: tuple[int, ...]) -> str:
-    """A shape as core writes it: ``[-1,207]``."""
+    """A shape as core writes it: ``[-1,31]``."""
     return f"[{','.join(map(str, dims))}]"

@@ -39,8 +39,8 @@ FEATURES = Rule(
     "FIL compares them nowhere: it walks the rows with the forest's own width, so that every row but the first is read"
     " from the wrong place, and answers.",
     "fil_backend, src/model.h: predict passes the number of rows alone.",
-    'input [ { name: "input__0" data_type: TYPE_FP32 dims: [ 206 ] } ]  # the forest has 207',
-    'input [ { name: "input__0" data_type: TYPE_FP32 dims: [ 207 ] } ]',
+    'input [ { name: "input__0" data_type: TYPE_FP32 dims: [ 30 ] } ]  # the forest has 31',
+    'input [ { name: "input__0" data_type: TYPE_FP32 dims: [ 31 ] } ]',
 )
 MODEL_TYPE = Rule(
     "fil-model-type",
