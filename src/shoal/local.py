@@ -10,15 +10,15 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from shoal.client.arrays import to_arrays
+from shoal.client.arrays import to_arrays, too_many_rows
 from shoal.client.copies import Copies
 from shoal.client.failures import ModelRefusalError
 from shoal.component.base import Component, Context
 from shoal.component.spec import OTHER_REPOSITORY, REPOSITORY, STRING
 from shoal.component.tensors import Array, Arrays, Device
-from shoal.errors import ArtifactError, InputError, ShoalError
+from shoal.errors import ArtifactError, ShoalError
 from shoal.repository.config import ModelConfig, Step, read_config
-from shoal.repository.find import find_graph
+from shoal.repository.default_model import find_graph
 from shoal.repository.graph import Graph
 from shoal.repository.hybrid import MODELS, outsource
 from shoal.repository.loading import component_class
@@ -87,10 +87,7 @@ class Pipeline:
         tensors = to_arrays(spec.inputs, inputs, is_batched=spec.is_batched)
         num_rows = len(next(iter(tensors.values()))) if spec.is_batched else 0
         if num_rows > spec.max_batch_size:
-            raise InputError(
-                f"The request has {num_rows} rows; {spec.name} takes at most {spec.max_batch_size}.",
-                "Send them in several requests.",
-            )
+            raise too_many_rows(num_rows, spec.name, spec.max_batch_size)
         self._run(tensors)
         return {output.name: self._fetch(output.name, tensors[output.name]) for output in spec.outputs}
 

@@ -16,7 +16,7 @@ from shoal.gateway.logs import Flood, Plain
 from shoal.gateway.options import Options
 from shoal.gateway.refusals import RefusedError, Why
 from shoal.gateway.suspects import Suspects
-from shoal.repository.find import read_configs
+from shoal.repository.default_model import read_configs
 from tests.support.service import make_repository
 
 

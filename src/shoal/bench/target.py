@@ -17,8 +17,8 @@ from shoal.client.client import Client
 from shoal.errors import ArtifactError, InputError
 from shoal.local import Pipeline, load
 from shoal.repository.config import ModelConfig, read_config
+from shoal.repository.default_model import find_graph
 from shoal.repository.describe import describe
-from shoal.repository.find import find_graph
 from shoal.repository.graph import Graph
 from shoal.repository.manifest import read_manifest
 from shoal.repository.placement import HYBRID

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from shoal.bulk.endpoint import Endpoint
-from shoal.bulk.formats import Csv, Format, JsonLines, Layout
 from shoal.bulk.journal import Journal, open_journal, partial_path, written
+from shoal.bulk.output_formats import Csv, Format, JsonLines, Layout
 from shoal.bulk.scoring import WINDOW, Feed, Scored, score
 from shoal.errors import ArtifactError, InputError
 from shoal.tables import Table, shorten_all

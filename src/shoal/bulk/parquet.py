@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from shoal.bulk.formats import ERROR, JsonLines, Layout, Payloads, as_text, dump_json, writable
+from shoal.bulk.output_formats import ERROR, JsonLines, Layout, Payloads, as_text, dump_json, writable
 from shoal.bulk.scoring import Scored
 from shoal.component.spec import STRING, TensorSpec
 from shoal.errors import ArtifactError, needs

@@ -7,9 +7,7 @@ from pathlib import Path
 
 from shoal.check import environments, onnx_io, security
 from shoal.check.config import advice, fields, folders, labels, memory, placement, scheduling, sequences, tensors
-from shoal.check.ensembles import side_by_side, wiring
-from shoal.check.ensembles import steps as ensembles
-from shoal.check.ensembles import tensors as agreement
+from shoal.check.ensembles import members, shapes, side_by_side, wiring
 from shoal.check.findings import Finding
 from shoal.check.forests import contract as forest
 from shoal.check.models import Repository
@@ -20,7 +18,7 @@ from shoal.environment.targets import find_target
 
 # Each has RULES, and find(model, repository), which never raises over what stands in a repository.
 FAMILIES = (
-    fields, folders, tensors, scheduling, sequences, ensembles, side_by_side, wiring, agreement, labels, placement,
+    fields, folders, tensors, scheduling, sequences, wiring, side_by_side, members, shapes, labels, placement,
     memory, environments, code, names, forest, torchscript, onnx_io, security, advice,
 )  # fmt: skip
 RULES = {rule.id: rule for family in FAMILIES for rule in family.RULES}

@@ -34,7 +34,7 @@ def graph(
     """Draw an ensemble: steps and their devices, tensors with dtype and shape, host round trips in red."""
     from shoal.draw import picture
     from shoal.draw.mermaid import draw
-    from shoal.repository.find import find_graph
+    from shoal.repository.default_model import find_graph
 
     chosen = _choose_format(form, out)
     if chosen == "png" and out is None and sys.stdout.isatty():
@@ -66,8 +66,8 @@ def _choose_format(form: str, out: Path | None) -> str:
 def describe(folder: Folder, model: Model = "", as_json: Json = False) -> None:
     """Print an ensemble as tables: its steps, what each reads and writes, and each tensor's way."""
     from shoal.draw.boxes import legible
+    from shoal.repository.default_model import find_graph
     from shoal.repository.describe import describe as describe_graph
-    from shoal.repository.find import find_graph
 
     found = describe_graph(find_graph(folder, model))
     if as_json:

@@ -103,8 +103,8 @@ def infer(
 
 def _show(table: Table[Row], model: Endpoint, feed: Any, text_column: str, *, as_json: bool) -> Summary:
     """A table, or one JSON array: of few rows."""
-    from shoal.bulk.formats import answered, dump_json
     from shoal.bulk.infer import Summary
+    from shoal.bulk.output_formats import answered, dump_json
     from shoal.bulk.scoring import score
 
     rows: list[Any] = []

@@ -10,7 +10,8 @@ from typing import Any, Protocol, Self, TypeVar
 from shoal.client.calls import Answer, Call, Parameter
 from shoal.client.channels import ChannelPool
 from shoal.client.failures import CallError, Kind, connection_failure, explain
-from shoal.client.flow import Attempts, Flow, Flows
+from shoal.client.flow import Flow, Flows
+from shoal.client.retries import Attempts
 from shoal.client.settings import Settings, merge
 from shoal.client.wire import HEADER_LENGTH, HttpReply, from_grpc, from_http, to_grpc, to_http
 from shoal.component.spec import TensorSpec

@@ -75,6 +75,13 @@ def different_rows(rows: Mapping[str, int]) -> InputError:
     return InputError(f"The inputs have different numbers of rows: {listing}.", "Give one value of each per row.")
 
 
+def too_many_rows(num_rows: int, model: str, most: int) -> InputError:
+    """A request has more rows than the model takes at a time."""
+    return InputError(
+        f"The request has {num_rows} rows; {model} takes at most {most}.", "Send them in several requests."
+    )
+
+
 # --- one input ---------------------------------------------------------------------------------------------------
 
 

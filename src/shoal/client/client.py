@@ -10,7 +10,8 @@ from typing import Any, Self, TypeVar
 
 from shoal.client.calls import Answer, Call, Parameter
 from shoal.client.failures import CallError, explain
-from shoal.client.flow import Attempts, Flow, Flows
+from shoal.client.flow import Flow, Flows
+from shoal.client.retries import Attempts
 from shoal.client.settings import Settings, merge
 from shoal.client.transports import Grpc, Http, Transport
 from shoal.component.spec import TensorSpec

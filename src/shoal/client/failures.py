@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shoal.client.arrays import different_rows, missing_input, unknown_input
+from shoal.client.arrays import different_rows, missing_input, too_many_rows, unknown_input
 from shoal.client.calls import Call, dtype_name, unknown_output
 from shoal.component.spec import DTYPES
 from shoal.errors import InputError, ServerError, ShoalError
@@ -272,10 +272,8 @@ def _shape(found: re.Match[str], _: Call) -> InputError:
 
 
 def _too_many(found: re.Match[str], call: Call) -> InputError:
-    error = TooManyRowsError(
-        f"The request has {max(call.rows.values())} rows; {call.model} takes at most {found[1]}.",
-        "Send them in several requests.",
-    )
+    said = too_many_rows(max(call.rows.values()), call.model, int(found[1]))
+    error = TooManyRowsError(said.what, said.fix)
     error.limit = int(found[1])
     return error
 

@@ -6,31 +6,24 @@ of the first that failed; it returns what the caller wanted.
 
 from __future__ import annotations
 
-import random
-import time
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 from shoal.client.arrays import count_rows, read_arrays
 from shoal.client.calls import Answer, Call, Description, Method, Parameter, check_outputs, join, split
 from shoal.client.failures import (
-    CallError,
-    Kind,
     ModelRefusalError,
     RestrictedError,
-    Server,
     TooManyRowsError,
     UnknownModelError,
 )
-from shoal.client.settings import MAX_SECONDS, Settings, check_parameters, check_timeout
+from shoal.client.settings import check_parameters, check_timeout
 from shoal.component.tensors import Array
 from shoal.errors import InputError
-from shoal.repository.find import find_top
+from shoal.repository.default_model import find_top
 
 T = TypeVar("T")
 Flow: TypeAlias = Generator[list[Call], list[Any], T]
-
-FIRST_PAUSE, MAX_PAUSE = 0.1, 5.0  # seconds before a repetition; each is twice the one before
 
 
 class Flows:
@@ -144,36 +137,3 @@ def _read(
 ) -> tuple[tuple[str, ...], dict[str, Array]]:
     names = check_outputs(outputs or (), described.output_names)
     return names, read_arrays(described.inputs, values, is_batched=described.is_batched)
-
-
-class Attempts:
-    """The tries of one call: how long each may take, and whether there is another."""
-
-    def __init__(self, call: Call, settings: Settings) -> None:
-        self.seconds = settings.timeout if call.timeout is None else call.timeout
-        self._deadline = time.monotonic() + min(self.seconds, MAX_SECONDS)
-        self._retries = settings.retries
-        self._safe = {Kind.UNREACHABLE, Kind.BUSY} | ({Kind.CONNECTION_LOST} if settings.is_repeatable else set())
-        self._pauses = 0
-        self._settings = settings
-
-    @property
-    def server(self) -> Server:
-        """Where the call goes, for its errors."""
-        return Server(self._settings.url, self._settings.protocol, self.seconds)
-
-    @property
-    def left(self) -> float:
-        """Seconds until the time is up; never 0, which some libraries take for no limit."""
-        return max(1e-3, self._deadline - time.monotonic())
-
-    def pause(self, failure: CallError) -> float | None:
-        """Seconds to wait before the next try, about as many as the server asks for; None where there is none.
-
-        Random, or all that were turned away together would come back together.
-        """
-        if failure.kind not in self._safe or self._pauses >= self._retries:
-            return None
-        seconds = max(failure.after, min(MAX_PAUSE, FIRST_PAUSE * 2**self._pauses)) * random.uniform(0.5, 1)
-        self._pauses += 1
-        return seconds if seconds < self.left else None

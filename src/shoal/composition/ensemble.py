@@ -13,8 +13,8 @@ from shoal.composition.accepted import check_accepted
 from shoal.composition.symbolic_tensor import Outputs, Tensor, check_fits, describe, dims_in
 from shoal.errors import InputError
 from shoal.repository.config import CONFIG, ModelConfig, Step, as_config, read_config, write_config
+from shoal.repository.default_model import find_graph
 from shoal.repository.ensemble_config import find_lost, make_ensemble, without_parts
-from shoal.repository.find import find_graph
 from shoal.repository.graph import Graph
 from shoal.repository.model_folders import find_model_folders
 from shoal.repository.shapes import Declared

@@ -11,7 +11,7 @@ from shoal.gateway.dispatcher import Dispatcher
 from shoal.gateway.logs import log
 from shoal.gateway.refusals import RefusedError, Why
 from shoal.repository.config import ModelConfig
-from shoal.repository.find import find_top, read_calls
+from shoal.repository.default_model import find_top, read_calls
 
 PUBLIC_PARAMETER = "public"  # of a model that clients may ask, beside the ensembles
 # What clients may send along with a request, beside what says how it is written.

@@ -26,7 +26,7 @@ from shoal.gateway.options import Options
 from shoal.gateway.pidfile import hold_pid_file
 from shoal.gateway.servers import Servers
 from shoal.gateway.supervisor import Supervisor
-from shoal.repository.find import read_configs
+from shoal.repository.default_model import read_configs
 from shoal.repository.manifest import read_manifest
 from shoal.server.checks import check_start
 from shoal.server.launch import Server, find_ports

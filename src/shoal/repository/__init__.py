@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from shoal.repository.config import Step as Step
     from shoal.repository.config import read_config as read_config
     from shoal.repository.config import write_config as write_config
-    from shoal.repository.find import find_graph as find_graph
-    from shoal.repository.find import read_configs as read_configs
+    from shoal.repository.default_model import find_graph as find_graph
+    from shoal.repository.default_model import read_configs as read_configs
     from shoal.repository.graph import Graph as Graph
     from shoal.repository.manifest import check_manifest as check_manifest
     from shoal.repository.manifest import read_manifest as read_manifest

@@ -1,218 +1,295 @@
-"""An ensemble and the models it calls, by name: core's rules, in core's words."""
+"""An ensemble's own configuration: core's rules of how steps and tensors hang together, in core's words."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+import re
+from collections.abc import Iterable
 from typing import Any
 
-from shoal.check.findings import Findings, Rule, Severity
-from shoal.check.models import Model, Repository
+from shoal.check.findings import Finding, Findings, Place, Rule, Severity
+from shoal.check.models import ENSEMBLE, Model, Repository
 
-_SOURCE = "core, src/ensemble_scheduler/ensemble_utils.cc: {}"
-MISSING = Rule(
-    "member-missing",
+_SOURCE = "core, src/model_config_utils.cc: {}"
+BACKEND = Rule(
+    "ensemble-backend",
     Severity.ERROR,
-    "Each model that a step names is in the repository",
+    "An ensemble has platform ensemble, and no backend",
+    "Triton refuses it; with `backend` alone it looks for a library of that name.",
+    _SOURCE.format("ValidateModelConfig"),
+    'backend: "ensemble"',
+    'platform: "ensemble"',
+    is_core=True,
+)
+STEPS = Rule(
+    "ensemble-without-steps",
+    Severity.ERROR,
+    "An ensemble has steps, and what has steps is an ensemble",
+    "Triton refuses a platform ensemble without `ensemble_scheduling`, and steps in any other model.",
+    _SOURCE.format("ValidateModelConfig, ValidateEnsembleSchedulingConfig"),
+    'platform: "ensemble"\nensemble_scheduling { }',
+    'platform: "ensemble"\nensemble_scheduling { step [ ... ] }',
+    is_core=True,
+)
+CARRIES = Rule(
+    "ensemble-carries",
+    Severity.ERROR,
+    "An ensemble has no instances, no optimization and no warm-up of its own",
+    "Triton refuses it: an ensemble runs nowhere. These belong to its models.",
+    _SOURCE.format("ValidateEnsembleSchedulingConfig"),
+    'platform: "ensemble"\ninstance_group [ { kind: KIND_GPU } ]',
+    'platform: "ensemble"',
+    is_core=True,
+)
+STEP = Rule(
+    "step-incomplete",
+    Severity.ERROR,
+    "A step names its model, an input and an output",
     "Triton refuses the ensemble.",
-    "core, src/model_repository_manager: `contains models that are not available or ambiguous`.",
-    'step [ { model_name: "frist" ... } ]',
-    'step [ { model_name: "first" ... } ]',
+    _SOURCE.format("BuildEnsembleGraph"),
+    'step [ { model_name: "first" input_map { key: "X" value: "IN" } } ]',
+    'step [ { model_name: "first" input_map { ... } output_map { key: "Y" value: "OUT" } } ]',
     is_core=True,
 )
-VERSION = Rule(
-    "member-version",
+KEY_TWICE = Rule(
+    "map-key-twice",
     Severity.ERROR,
-    "A step's model_version is -1 for the latest, or one that is loaded",
-    "Triton refuses the ensemble. Left out, the version is 0. Of several versions only the latest is loaded, unless the"
-    " model's version_policy says otherwise.",
-    "core, src/model_repository_manager: `depends on ... whose required version ... is not loaded`.",
-    "model_version: 7  # first/ has 1/ only",
-    "model_version: 1",
-    is_core=True,
+    "A step maps each tensor of its model once",
+    "Of two entries with one key the last one holds, silently. Triton refuses what follows: an input that is not"
+    " mapped, a tensor that nobody reads.",
+    "protobuf's map fields.",
+    'input_map { key: "A" value: "left_y" }\ninput_map { key: "A" value: "right_y" }',
+    'input_map { key: "A" value: "left_y" }\ninput_map { key: "B" value: "right_y" }',
 )
-CIRCLE = Rule(
-    "ensemble-in-itself",
+TWICE = Rule(
+    "tensor-written-twice",
     Severity.ERROR,
-    "No ensemble calls itself, straight or through others",
-    "Triton refuses all of them.",
-    "core, src/model_repository_manager: `circular dependency between ensembles`.",
-    'name: "all" ... step [ { model_name: "all" ... } ]',
-    'name: "all" ... step [ { model_name: "first" ... } ]',
-    is_core=True,
-)
-BATCH = Rule(
-    "ensemble-batch-size",
-    Severity.ERROR,
-    "No model takes fewer rows than the ensemble lets in",
-    "Triton refuses the ensemble. Models with max_batch_size 0 are exempt.",
-    _SOURCE.format("ValidateEnsembleConfig"),
-    "max_batch_size: 16  # and first has 8",
-    "max_batch_size: 8",
+    "An ensemble tensor is written once",
+    "Triton refuses the ensemble: two steps would race for it.",
+    _SOURCE.format("BuildEnsembleGraph"),
+    'output_map { key: "Y" value: "y" }  # in two steps',
+    'output_map { key: "Y" value: "left_y" } ... output_map { key: "Y" value: "right_y" }',
     is_core=True,
 )
 INPUT = Rule(
-    "step-input-unknown",
+    "ensemble-input-unused",
     Severity.ERROR,
-    "A step maps only inputs that its model has",
-    "Triton refuses the ensemble. The key is the model's name of the tensor, the value the ensemble's.",
-    _SOURCE.format("ValidateTensorMapping"),
-    'input_map { key: "IN" value: "X" }  # the other way round',
-    'input_map { key: "X" value: "IN" }',
+    "A step reads each input of the ensemble",
+    "Triton refuses the ensemble. Often it is a name that is written differently in the step.",
+    _SOURCE.format("ValidateEnsembleSchedulingConfig"),
+    'input [ { name: "IN" ... } ] ... input_map { key: "X" value: "in" }',
+    'input [ { name: "IN" ... } ] ... input_map { key: "X" value: "IN" }',
     is_core=True,
 )
 OUTPUT = Rule(
-    "step-output-unknown",
+    "ensemble-output-unwritten",
     Severity.ERROR,
-    "A step maps only outputs that its model has",
-    "Triton refuses the ensemble. The key is the model's name of the tensor, the value the ensemble's.",
-    _SOURCE.format("ValidateTensorMapping"),
-    'output_map { key: "OUT" value: "Y" }  # the other way round',
+    "A chain of steps from the inputs writes each output",
+    "Triton refuses the ensemble: a tensor that nothing writes, or steps that wait for one another in a circle.",
+    _SOURCE.format("ValidateEnsembleSchedulingConfig"),
+    'output_map { key: "Y" value: "out" }  # the output is OUT',
     'output_map { key: "Y" value: "OUT" }',
     is_core=True,
 )
-OUTPUT_TWICE = Rule(
-    "step-output-twice",
+UNUSED = Rule(
+    "ensemble-tensor-unused",
     Severity.ERROR,
-    "A model that a step calls has each output once",
-    "Triton loads such a model alone, and refuses the ensemble.",
-    _SOURCE.format("ValidateTensorMapping"),
-    'first: output [ { name: "Y" ... }, { name: "Y" ... } ]',
-    'first: output [ { name: "Y" ... }, { name: "Z" ... } ]',
+    "A tensor that a step writes is read, or an output",
+    "Triton refuses the ensemble: map only those outputs of a model that are used.",
+    _SOURCE.format("ValidateEnsembleSchedulingConfig"),
+    'output_map { key: "Y" value: "nobody_reads_this" }',
+    "(leave the entry out)",
     is_core=True,
 )
-UNMAPPED = Rule(
-    "step-input-unmapped",
-    Severity.ERROR,
-    "A step maps every input of its model that is not optional",
-    "Triton refuses the ensemble.",
-    _SOURCE.format("ValidateTensorMapping"),
-    'input_map { key: "A" value: "left_y" }  # join also has B',
-    'input_map { key: "A" value: "left_y" }\ninput_map { key: "B" value: "right_y" }',
-    is_core=True,
-)
-UNBATCHED = Rule(
-    "member-without-batches",
+INSIDE = Rule(
+    "output-read-inside",
     Severity.WARNING,
-    "A model without batches inside an ensemble with them",
-    "Triton allows it; such a model gets each request alone, and the ensemble's rows as an ordinary first dimension,"
-    " so that the whole pipeline runs at its pace.",
-    _SOURCE.format("ValidateEnsembleConfig (models with max_batch_size 0 are exempt)"),
-    "all: max_batch_size: 8\nleft: max_batch_size: 0",
-    "all: max_batch_size: 8\nleft: max_batch_size: 8",
+    "An output that a step reads as well",
+    "Such an ensemble answers only requests for all of its outputs; one for the other outputs alone ends in"
+    " `unexpected deadlock, at least one output is not set`. Pass the tensor through its last reader instead.",
+    "Tried on Triton 24.10.",
+    'output [ { name: "first_y" ... }, { name: "OUT" ... } ]  # and a step reads first_y',
+    'output [ { name: "OUT" ... } ]',
 )
-RULES = (MISSING, VERSION, CIRCLE, BATCH, INPUT, OUTPUT, OUTPUT_TWICE, UNMAPPED, UNBATCHED)
+_MAP = re.compile(r"\bkey\s*:")
+RULES = (BACKEND, STEPS, CARRIES, STEP, KEY_TWICE, TWICE, INPUT, OUTPUT, UNUSED, INSIDE)
 
 
-def find(model: Model, repository: Repository) -> Findings:
-    """What core refuses of an ensemble and its models together."""
-    if model.message is None or not model.message.HasField("ensemble_scheduling"):
+def find(model: Model, _: Repository) -> Findings:
+    """What core refuses of an ensemble, whatever its models are."""
+    message = model.message
+    if message is None:
         return
-    steps = list(model.message.ensemble_scheduling.step)
-    circle = find_circle(model, repository.known)
-    if circle:
-        index = next((i for i, step in enumerate(steps) if step.model_name == circle[1]), 0)
-        yield CIRCLE.at(
-            model.at("ensemble_scheduling", "step", index, "model_name"),
-            f"circular dependency between ensembles: {' -> '.join(circle)}.",
-            "Take one step out.",
+    if message.backend == ENSEMBLE or (message.platform == ENSEMBLE and message.backend):
+        yield BACKEND.at(
+            model.at("backend"),
+            f"Ensemble model '{model.name}' must have platform type 'ensemble' and empty backend type; its backend is"
+            f" '{message.backend}'.",
+            'Write platform: "ensemble" and take backend out.',
         )
+    if message.HasField("ensemble_scheduling") and not model.is_misplatformed:
+        yield from _carries(model)
+        yield from _steps(model)
+    elif message.HasField("ensemble_scheduling"):
+        yield STEPS.at(
+            model.at("ensemble_scheduling"),
+            f"ensemble scheduling cannot be set for model '{model.name}' whose platform is not ensemble; it is"
+            f" '{message.platform}'.",
+            'Write platform: "ensemble".',
+        )
+    elif message.platform == ENSEMBLE:
+        yield STEPS.at(
+            model.at("platform"),
+            f"ensemble scheduling must be set for ensemble {model.name} whose platform is ensemble.",
+            "Add ensemble_scheduling { step [ ... ] }.",
+        )
+
+
+def _carries(model: Model) -> Findings:
+    named = {field.name for field, _ in model.message.ListFields()}
+    for field, what in (
+        ("instance_group", "instance group should not be specified"),
+        ("optimization", "optimization should not be specified"),
+        ("model_warmup", "model_warmup can not be specified"),
+    ):
+        if field in named:
+            what = f"{what} for ensemble '{model.name}'."
+            yield CARRIES.at(model.at(field), what, "Move it to the models that the steps name.")
+
+
+def _steps(model: Model) -> Findings:
+    steps = model.message.ensemble_scheduling.step
+    if not steps:
+        what = f"must specify 'step' for ensemble '{model.name}'."
+        yield STEPS.at(model.at("ensemble_scheduling"), what, "Add step [ { ... } ].")
         return
+    entries = sum(len(step.input_map) + len(step.output_map) for step in steps)
+    has_maps_twice = entries < len(_MAP.findall(model.text))  # protobuf has kept one of two
     for index, step in enumerate(steps):
-        member = repository.known.get(step.model_name)
-        if member is None:
-            yield from _missing(model, index, step.model_name, repository)
-        elif member.message is not None:
-            yield from _sizes(model, index, step, member)
-            yield from _names(model, index, step, member)
+        for field in ("model_name", "input_map", "output_map"):
+            if not getattr(step, field):
+                yield STEP.at(
+                    model.at("ensemble_scheduling", "step", index),
+                    f"must specify '{field}' in step {index} of ensemble '{model.name}'.",
+                    f"Add {field}.",
+                )
+        if has_maps_twice:
+            yield from _keys(model, index)
+    yield from _written(model, steps)
+    yield from _flow(model, steps)
 
 
-def find_circle(model: Model, known: Mapping[str, Model]) -> list[str]:
-    """The way from an ensemble back to itself; empty where there is none."""
-    ways, seen = [[model.name]], set()
-    while ways:
-        way = ways.pop()
-        current = known.get(way[-1])
-        for step in current.message.ensemble_scheduling.step if current and current.message is not None else ():
-            if step.model_name == model.name:
-                return [*way, model.name]
-            if step.model_name not in seen:
-                seen.add(step.model_name)
-                ways.append([*way, step.model_name])
-    return []
+def _keys(model: Model, index: int) -> Findings:
+    step = model.fields.find("ensemble_scheduling", "step", index)
+    for field in ("input_map", "output_map"):
+        last: dict[str, str] = {}
+        for entry in step.children.get(field, []):
+            key, value = (entry.children[part][0].value if part in entry.children else "" for part in ("key", "value"))
+            if key in last and last[key] != value:
+                yield KEY_TWICE.at(
+                    Place(model.path, entry.line),
+                    f"Step {index} of ensemble '{model.name}' maps {key} to '{last[key]}' and here to '{value}';"
+                    " only the last one holds.",
+                    "Take one out, or mend its key.",
+                )
+            last[key] = value
 
 
-def _missing(model: Model, index: int, name: str, repository: Repository) -> Findings:
-    if name:  # a step without a name is told so already
-        others = sorted(other for other in repository.known if other != model.name)
-        yield MISSING.at(
-            model.at("ensemble_scheduling", "step", index, "model_name"),
-            f"ensemble {model.name} contains models that are not available or ambiguous: {name}.",
-            f"The repository has: {', '.join(others[:20]) or 'no other model'}.",
-        )
+def _written(model: Model, steps: Iterable[Any]) -> Findings:
+    writers: dict[str, int] = {}
+    for index, step in enumerate(steps):
+        for key, tensor in sorted(step.output_map.items()):
+            if tensor in writers:
+                yield TWICE.at(
+                    model.at_entry("ensemble_scheduling", "step", index, "output_map", key=key),
+                    f"ensemble tensor '{tensor}' can appear in an output map only once for ensemble '{model.name}' step"
+                    f" {index}; step {writers[tensor]} writes it too.",
+                    "Give each its own name.",
+                )
+            writers.setdefault(tensor, index)
 
 
-def _sizes(model: Model, index: int, step: Any, member: Model) -> Findings:
-    ours, theirs = model.message.max_batch_size, member.message.max_batch_size
-    place = model.at("ensemble_scheduling", "step", index, "model_name")
-    is_known = not member.is_completed
-    if 0 < theirs < ours and is_known:
-        yield BATCH.at(
-            place,
-            f"ensemble {model.name} allows maximum batch size {ours}, but it contains model {member.name} which only"
-            f" allows maximum batch size to be {theirs}.",
-            f"Write max_batch_size: {theirs} in {model.name}, or raise that of {member.name}.",
-        )
-    if not theirs and ours and is_known and not member.is_ensemble:
-        yield UNBATCHED.at(
-            place,
-            f"Ensemble {model.name} takes batches of up to {ours} rows, and its model {member.name} has max_batch_size"
-            " 0: it gets each request alone.",
-            f"Give {member.name} a max_batch_size, without the row dimension in its dims.",
-        )
-    version, served = step.model_version, member.served_versions
-    is_told = bool(version) and (member.is_model_folder or not member.versions)  # these have none
-    if version != -1 and version not in served and not is_told:
-        unset = "" if version else " (which it is where the step says nothing)"
-        yield VERSION.at(
-            model.at("ensemble_scheduling", "step", index, "model_version"),
-            f"ensemble '{model.name}' depends on '{member.name}' whose required version {version}{unset} is not"
-            " loaded.",
-            f"Write model_version: -1 for the latest; Triton loads {list(served)} of {member.name}.",
-        )
-
-
-def _names(model: Model, index: int, step: Any, member: Model) -> Findings:
-    if member.is_completed:
-        return
-    inputs, outputs = ({t.name: t for t in tensors} for tensors in (member.inputs, member.outputs))
-    where = ("ensemble_scheduling", "step", index)
-    for key, tensor in sorted(step.input_map.items()):
-        if key not in inputs:
+def _flow(model: Model, steps: Iterable[Any]) -> Findings:
+    """Core's walk from the inputs: a tensor is ready when all that its step reads is."""
+    reads = {tensor for step in steps for tensor in step.input_map.values()}
+    made = {tensor: step for step in steps for tensor in step.output_map.values()}
+    ready = {tensor.name for tensor in model.message.input}
+    for index, tensor in enumerate(model.message.input):
+        if tensor.name not in reads and tensor.name not in made:
             yield INPUT.at(
-                model.at_entry(*where, "input_map", key=key),
-                f"in ensemble {model.name}, ensemble tensor {tensor} is mapping to non-existing input {key} in model"
-                f" {member.name}.",
-                f"Its inputs are: {', '.join(sorted(inputs)) or 'none'}.",
+                model.at("input", index, "name"),
+                f"ensemble input '{tensor.name}' for ensemble {model.name}' is not used.",
+                f"Map it in a step, or take it out; the steps read: {', '.join(sorted(reads)) or 'nothing'}.",
             )
-    for key, tensor in sorted(step.output_map.items()):
-        if key not in outputs:
-            yield OUTPUT.at(
-                model.at_entry(*where, "output_map", key=key),
-                f"in ensemble {model.name}, ensemble tensor {tensor} is mapped from non-existing output {key} in model"
-                f" {member.name}.",
-                f"Its outputs are: {', '.join(sorted(outputs)) or 'none'}.",
-            )
-        elif [spec.name for spec in member.outputs].count(key) > 1:
-            yield OUTPUT_TWICE.at(
-                model.at_entry(*where, "output_map", key=key),
-                f"in ensemble {model.name}, multiple outputs in model {member.name} are mapped to the same ensemble"
-                f" tensor {tensor}.",
-                f"Declare {key} once in {member.name}.",
-            )
-    for name, spec in inputs.items():
-        if name not in step.input_map and not spec.is_optional:
-            yield UNMAPPED.at(
-                model.at(*where),
-                f"in ensemble {model.name}, input {name} in model {member.name} is not mapped to any ensemble tensors.",
-                f'Add input_map {{ key: "{name}" value: "..." }}, or declare it optional: true in {member.name}.',
-            )
+    waiting, grown = [step for step in steps if step.input_map], True
+    while grown:
+        now = [step for step in waiting if set(step.input_map.values()) <= ready]
+        waiting = [step for step in waiting if not set(step.input_map.values()) <= ready]
+        ready |= {tensor for step in now for tensor in step.output_map.values()}
+        grown = bool(now)
+    found = [*_outputs(model, made, reads, ready), *_leftovers(model, made, reads, ready)]
+    yield from found or _circles(model, reads, ready)
+
+
+def _outputs(model: Model, made: dict[str, Any], reads: set[str], ready: set[str]) -> Findings:
+    for index, tensor in enumerate(model.message.output):
+        name, place = tensor.name, model.at("output", index, "name")
+        if name not in made and name not in reads:
+            what = f"ensemble output '{name}' for ensemble {model.name}' is not used."
+            known = ", ".join(sorted(made)) or "nothing"
+            yield OUTPUT.at(place, what, f"Let a step write it; the steps write: {known}.")
+        elif name not in ready:
+            source = _source(name, made, ready)
+            why = "" if source == name else f": at least one of its depending tensors, '{source}', is not connected"
+            what = f"output '{name}' for ensemble '{model.name}' is not written{why}."
+            fix = "Take one step out of the circle." if source in made else f"Let a step write '{source}'."
+            yield OUTPUT.at(place, what, fix)
+        elif name in reads and name in made:
+            what = f"Output '{name}' of ensemble '{model.name}' is also read by a step."
+            yield INSIDE.at(place, what, "Let the step that reads it pass it on, under another name.")
+
+
+def _source(name: str, made: dict[str, Any], ready: set[str]) -> str:
+    """The tensor that keeps ``name`` from being written, as core looks for it."""
+    seen: set[str] = set()
+    while True:
+        before = sorted(made[name].input_map.values()) if name in made else []
+        missing = [tensor for tensor in before if tensor not in ready and tensor not in seen]
+        if not missing:
+            return name
+        name = missing[0]
+        seen.add(name)
+
+
+def _leftovers(model: Model, made: dict[str, Any], reads: set[str], ready: set[str]) -> Findings:
+    """Tensors that nobody reads, and such that nobody writes; what waits for those is told where they stand."""
+    outputs, inputs = ({t.name for t in tensors} for tensors in (model.message.output, model.message.input))
+    for index, step in enumerate(model.message.ensemble_scheduling.step):
+        for key, name in sorted(step.output_map.items()):
+            if name not in outputs and name not in reads:
+                yield _unused(model, index, "output_map", key, name)
+        for key, name in sorted(step.input_map.items()):
+            if name not in ready and name not in made and name not in inputs:
+                close = difflib.get_close_matches(name, [*made, *inputs], 1)
+                yield _unused(model, index, "input_map", key, name, f"Write {close[0]}." if close else "")
+
+
+def _circles(model: Model, reads: set[str], ready: set[str]) -> Findings:
+    """Steps that wait for one another, and that no output waits for."""
+    for index, step in enumerate(model.message.ensemble_scheduling.step):
+        for key, name in sorted(step.output_map.items()):
+            if name in reads and name not in ready:
+                fix = "Take one step out of the circle."
+                yield _unused(model, index, "output_map", key, name, fix, "steps wait for one another in a circle")
+                return
+
+
+def _unused(model: Model, index: int, field: str, key: str, name: str, fix: str = "", why: str = "") -> Finding:
+    is_written = field == "output_map"
+    fixes = (f"Take {key} out of the output_map; what is not mapped is dropped.", "Let a step write it.")
+    return UNUSED.at(
+        model.at_entry("ensemble_scheduling", "step", index, field, key=key),
+        f"ensemble tensor '{name}' is unused in ensemble '{model.name}':"
+        f" {why or ('no step reads it' if is_written else 'no step writes it')}.",
+        fix or fixes[not is_written],
+    )

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from shoal.check.ensembles.wiring import find_circle
+from shoal.check.ensembles.members import find_circle
 from shoal.check.findings import Findings, Place, Rule, Severity
 from shoal.check.models import Model, Repository, is_decoupled
 from shoal.component.spec import TensorSpec

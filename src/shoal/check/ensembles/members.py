@@ -1,0 +1,218 @@
+"""An ensemble and the models it calls, by name: core's rules, in core's words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from shoal.check.findings import Findings, Rule, Severity
+from shoal.check.models import Model, Repository
+
+_SOURCE = "core, src/ensemble_scheduler/ensemble_utils.cc: {}"
+MISSING = Rule(
+    "member-missing",
+    Severity.ERROR,
+    "Each model that a step names is in the repository",
+    "Triton refuses the ensemble.",
+    "core, src/model_repository_manager: `contains models that are not available or ambiguous`.",
+    'step [ { model_name: "frist" ... } ]',
+    'step [ { model_name: "first" ... } ]',
+    is_core=True,
+)
+VERSION = Rule(
+    "member-version",
+    Severity.ERROR,
+    "A step's model_version is -1 for the latest, or one that is loaded",
+    "Triton refuses the ensemble. Left out, the version is 0. Of several versions only the latest is loaded, unless the"
+    " model's version_policy says otherwise.",
+    "core, src/model_repository_manager: `depends on ... whose required version ... is not loaded`.",
+    "model_version: 7  # first/ has 1/ only",
+    "model_version: 1",
+    is_core=True,
+)
+CIRCLE = Rule(
+    "ensemble-in-itself",
+    Severity.ERROR,
+    "No ensemble calls itself, straight or through others",
+    "Triton refuses all of them.",
+    "core, src/model_repository_manager: `circular dependency between ensembles`.",
+    'name: "all" ... step [ { model_name: "all" ... } ]',
+    'name: "all" ... step [ { model_name: "first" ... } ]',
+    is_core=True,
+)
+BATCH = Rule(
+    "ensemble-batch-size",
+    Severity.ERROR,
+    "No model takes fewer rows than the ensemble lets in",
+    "Triton refuses the ensemble. Models with max_batch_size 0 are exempt.",
+    _SOURCE.format("ValidateEnsembleConfig"),
+    "max_batch_size: 16  # and first has 8",
+    "max_batch_size: 8",
+    is_core=True,
+)
+INPUT = Rule(
+    "step-input-unknown",
+    Severity.ERROR,
+    "A step maps only inputs that its model has",
+    "Triton refuses the ensemble. The key is the model's name of the tensor, the value the ensemble's.",
+    _SOURCE.format("ValidateTensorMapping"),
+    'input_map { key: "IN" value: "X" }  # the other way round',
+    'input_map { key: "X" value: "IN" }',
+    is_core=True,
+)
+OUTPUT = Rule(
+    "step-output-unknown",
+    Severity.ERROR,
+    "A step maps only outputs that its model has",
+    "Triton refuses the ensemble. The key is the model's name of the tensor, the value the ensemble's.",
+    _SOURCE.format("ValidateTensorMapping"),
+    'output_map { key: "OUT" value: "Y" }  # the other way round',
+    'output_map { key: "Y" value: "OUT" }',
+    is_core=True,
+)
+OUTPUT_TWICE = Rule(
+    "step-output-twice",
+    Severity.ERROR,
+    "A model that a step calls has each output once",
+    "Triton loads such a model alone, and refuses the ensemble.",
+    _SOURCE.format("ValidateTensorMapping"),
+    'first: output [ { name: "Y" ... }, { name: "Y" ... } ]',
+    'first: output [ { name: "Y" ... }, { name: "Z" ... } ]',
+    is_core=True,
+)
+UNMAPPED = Rule(
+    "step-input-unmapped",
+    Severity.ERROR,
+    "A step maps every input of its model that is not optional",
+    "Triton refuses the ensemble.",
+    _SOURCE.format("ValidateTensorMapping"),
+    'input_map { key: "A" value: "left_y" }  # join also has B',
+    'input_map { key: "A" value: "left_y" }\ninput_map { key: "B" value: "right_y" }',
+    is_core=True,
+)
+UNBATCHED = Rule(
+    "member-without-batches",
+    Severity.WARNING,
+    "A model without batches inside an ensemble with them",
+    "Triton allows it; such a model gets each request alone, and the ensemble's rows as an ordinary first dimension,"
+    " so that the whole pipeline runs at its pace.",
+    _SOURCE.format("ValidateEnsembleConfig (models with max_batch_size 0 are exempt)"),
+    "all: max_batch_size: 8\nleft: max_batch_size: 0",
+    "all: max_batch_size: 8\nleft: max_batch_size: 8",
+)
+RULES = (MISSING, VERSION, CIRCLE, BATCH, INPUT, OUTPUT, OUTPUT_TWICE, UNMAPPED, UNBATCHED)
+
+
+def find(model: Model, repository: Repository) -> Findings:
+    """What core refuses of an ensemble and its models together."""
+    if model.message is None or not model.message.HasField("ensemble_scheduling"):
+        return
+    steps = list(model.message.ensemble_scheduling.step)
+    circle = find_circle(model, repository.known)
+    if circle:
+        index = next((i for i, step in enumerate(steps) if step.model_name == circle[1]), 0)
+        yield CIRCLE.at(
+            model.at("ensemble_scheduling", "step", index, "model_name"),
+            f"circular dependency between ensembles: {' -> '.join(circle)}.",
+            "Take one step out.",
+        )
+        return
+    for index, step in enumerate(steps):
+        member = repository.known.get(step.model_name)
+        if member is None:
+            yield from _missing(model, index, step.model_name, repository)
+        elif member.message is not None:
+            yield from _sizes(model, index, step, member)
+            yield from _names(model, index, step, member)
+
+
+def find_circle(model: Model, known: Mapping[str, Model]) -> list[str]:
+    """The way from an ensemble back to itself; empty where there is none."""
+    ways, seen = [[model.name]], set()
+    while ways:
+        way = ways.pop()
+        current = known.get(way[-1])
+        for step in current.message.ensemble_scheduling.step if current and current.message is not None else ():
+            if step.model_name == model.name:
+                return [*way, model.name]
+            if step.model_name not in seen:
+                seen.add(step.model_name)
+                ways.append([*way, step.model_name])
+    return []
+
+
+def _missing(model: Model, index: int, name: str, repository: Repository) -> Findings:
+    if name:  # a step without a name is told so already
+        others = sorted(other for other in repository.known if other != model.name)
+        yield MISSING.at(
+            model.at("ensemble_scheduling", "step", index, "model_name"),
+            f"ensemble {model.name} contains models that are not available or ambiguous: {name}.",
+            f"The repository has: {', '.join(others[:20]) or 'no other model'}.",
+        )
+
+
+def _sizes(model: Model, index: int, step: Any, member: Model) -> Findings:
+    ours, theirs = model.message.max_batch_size, member.message.max_batch_size
+    place = model.at("ensemble_scheduling", "step", index, "model_name")
+    is_known = not member.is_completed
+    if 0 < theirs < ours and is_known:
+        yield BATCH.at(
+            place,
+            f"ensemble {model.name} allows maximum batch size {ours}, but it contains model {member.name} which only"
+            f" allows maximum batch size to be {theirs}.",
+            f"Write max_batch_size: {theirs} in {model.name}, or raise that of {member.name}.",
+        )
+    if not theirs and ours and is_known and not member.is_ensemble:
+        yield UNBATCHED.at(
+            place,
+            f"Ensemble {model.name} takes batches of up to {ours} rows, and its model {member.name} has max_batch_size"
+            " 0: it gets each request alone.",
+            f"Give {member.name} a max_batch_size, without the row dimension in its dims.",
+        )
+    version, served = step.model_version, member.served_versions
+    is_told = bool(version) and (member.is_model_folder or not member.versions)  # these have none
+    if version != -1 and version not in served and not is_told:
+        unset = "" if version else " (which it is where the step says nothing)"
+        yield VERSION.at(
+            model.at("ensemble_scheduling", "step", index, "model_version"),
+            f"ensemble '{model.name}' depends on '{member.name}' whose required version {version}{unset} is not"
+            " loaded.",
+            f"Write model_version: -1 for the latest; Triton loads {list(served)} of {member.name}.",
+        )
+
+
+def _names(model: Model, index: int, step: Any, member: Model) -> Findings:
+    if member.is_completed:
+        return
+    inputs, outputs = ({t.name: t for t in tensors} for tensors in (member.inputs, member.outputs))
+    where = ("ensemble_scheduling", "step", index)
+    for key, tensor in sorted(step.input_map.items()):
+        if key not in inputs:
+            yield INPUT.at(
+                model.at_entry(*where, "input_map", key=key),
+                f"in ensemble {model.name}, ensemble tensor {tensor} is mapping to non-existing input {key} in model"
+                f" {member.name}.",
+                f"Its inputs are: {', '.join(sorted(inputs)) or 'none'}.",
+            )
+    for key, tensor in sorted(step.output_map.items()):
+        if key not in outputs:
+            yield OUTPUT.at(
+                model.at_entry(*where, "output_map", key=key),
+                f"in ensemble {model.name}, ensemble tensor {tensor} is mapped from non-existing output {key} in model"
+                f" {member.name}.",
+                f"Its outputs are: {', '.join(sorted(outputs)) or 'none'}.",
+            )
+        elif [spec.name for spec in member.outputs].count(key) > 1:
+            yield OUTPUT_TWICE.at(
+                model.at_entry(*where, "output_map", key=key),
+                f"in ensemble {model.name}, multiple outputs in model {member.name} are mapped to the same ensemble"
+                f" tensor {tensor}.",
+                f"Declare {key} once in {member.name}.",
+            )
+    for name, spec in inputs.items():
+        if name not in step.input_map and not spec.is_optional:
+            yield UNMAPPED.at(
+                model.at(*where),
+                f"in ensemble {model.name}, input {name} in model {member.name} is not mapped to any ensemble tensors.",
+                f'Add input_map {{ key: "{name}" value: "..." }}, or declare it optional: true in {member.name}.',
+            )
