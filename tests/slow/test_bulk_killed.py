@@ -45,7 +45,7 @@ def test_ctrl_c_says_how_to_go_on(forest: Path, tmp_path: Path) -> None:
         wait_until(lambda: partial_path(out).exists() and partial_path(out).stat().st_size > 20_000)
         running.send_signal(signal.SIGINT)
         _, errors = running.communicate(timeout=60)
-    assert running.returncode == 130
+    assert running.returncode == 130, errors
     said = f"Interrupted. What was answered is in {partial_path(out)}: the same command (without --fresh) goes on."
     assert said in errors
     assert "Traceback" not in errors

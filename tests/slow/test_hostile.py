@@ -232,7 +232,7 @@ def test_clients_that_do_not_wait(service: Service, scale: Scale, way: str) -> N
         with grpc.insecure_channel(service.grpc, [("grpc.use_local_subchannel_pool", 1)]) as channel:
             ask_it, request = stub(channel), message()
             for _ in range(number // 8):
-                seconds = chance.uniform(0.001, 0.04)
+                seconds = chance.uniform(0.0005, 0.01)
                 try:
                     if way == "deadline":
                         ask_it(request, timeout=seconds)

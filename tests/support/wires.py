@@ -33,7 +33,7 @@ HEADS = (
     "POST /v2",
 )  # fmt: skip
 BIG_SHAPE = re.compile(rb'"shape[^\]]*(\d{6}|\d[eE.])')
-SECRETS = re.compile(rb"Traceback|At:\n|\.py\(|/dev/shm|/work|/tmp|/home|/root|/usr|shoal_|site-packages")
+SECRETS = re.compile(rb"Traceback|At:\n|\.py\(|/dev/shm|/work|/tmp|/home|/root|/usr|shoal_\d|site-packages")
 
 
 class Attack(NamedTuple):
