@@ -35,6 +35,7 @@ from shoal.readability.forest import fit_bundle
 from shoal.readability.preprocess_config import Bundle
 from shoal.readability.reader import Reader
 from shoal.text.ragged import Texts
+from shoal.text.word_statistics import TokenCoder
 from shoal.text.wordpiece import WordPiece
 
 BATCHES = (1, 64, 512)
@@ -100,10 +101,11 @@ def main(num_turns: int = 30) -> None:
     bundle = fit_bundle(corpus.texts, vocabulary_sha256="0" * 64, is_lowercase=True, max_length=256)
     texts = [text.encode() for text in corpus.texts]
     wordpiece, features = WordPiece(encoder.vocabulary), Features(bundle, Device())
+    encode = TokenCoder(features.lexicon)
     read = Reader(encoder.vocabulary, bundle, Device())
     ways: Ways = {
         "features, plain Python": Plain(bundle),
-        "features": lambda batch: features(Texts.from_bytes(batch)),
+        "features": lambda batch: features(encode(Texts.from_bytes(batch))),
         "tokens, Hugging Face": lambda batch: hugging_face(wordpiece, batch),
         "tokens": lambda batch: wordpiece.encode(Texts.from_bytes(batch)),
         "tokens and features": lambda batch: read(Texts.from_bytes(batch)),

@@ -1,11 +1,11 @@
-"""Engines for the forest on the host, one thread each: scikit-learn, Treelite's GTIL, ONNX Runtime, nvForest.
+"""Engines for the forest on the host, one thread each: scikit-learn, Treelite's GTIL, nvForest.
 
     python benchmarks/forest.py [--seconds 0.5] [--rounds 7]
 
 The forest is the published recipe's, 100 trees of depth 16 on 207 features, grown on the CLEAR corpus where
 SHOAL_DATA_DIR names its folder, else on shoal's own passages (whose trees are small). Rows are features of real texts.
-Engines take turns at every batch size; those that are not installed are left out (ONNX Runtime: `shoal[serve]`,
-nvForest: `shoal[gpu]`). Exactness stands beside speed: the greatest difference to scikit-learn, which adds up in FP64.
+Engines take turns at every batch size; nvForest is left out where it is not installed (`shoal[gpu]`). Exactness stands
+beside speed: the greatest difference to scikit-learn, which adds up in FP64.
 It does not show several threads, GPUs or other forests. The result, with hardware and versions, goes to
 benchmarks/results/forest-DATE.json.
 """
@@ -30,7 +30,7 @@ from shoal.readability.corpus import find_corpus
 from shoal.readability.forest import export_forest, fit_bundle, forest_inputs, train_forest
 
 BATCHES = (1, 64, 512)
-LIBRARIES = ("numpy", "scikit-learn", "treelite", "onnxruntime", "onnx", "nvforest-cu13")
+LIBRARIES = ("numpy", "scikit-learn", "treelite", "nvforest-cu13")
 RESULTS = Path(__file__).parent / "results"
 
 Predict = Callable[[Any], Any]  # FP32 [rows, 207] to scores [rows]
@@ -46,8 +46,6 @@ def main(seconds: float = 0.5, rounds: int = 7, results: Path = RESULTS) -> None
         checkpoint = Path(folder) / "checkpoint.tl"
         export_forest(forest, rows, checkpoint, bundle_sha256="")
         engines = {"scikit-learn": forest.predict, "treelite": treelite_engine(checkpoint)}
-        if importlib.util.find_spec("onnxruntime") and importlib.util.find_spec("onnx"):
-            engines["onnxruntime"] = onnx_engine(checkpoint)
         if importlib.util.find_spec("nvforest"):
             engines["nvforest"] = nvforest_engine(checkpoint)
         with threadpool_limits(1):  # of the OpenMP that the engines have loaded
@@ -124,11 +122,9 @@ def to_markdown(result: dict[str, Any]) -> str:
 
 
 def treelite_engine(checkpoint: Path) -> Predict:
-    """As shoal's backend calls it where ONNX Runtime is not installed."""
-    import treelite
-
-    model = treelite.Model.deserialize(str(checkpoint))
-    return lambda rows: treelite.gtil.predict(model, rows, nthread=1).reshape(-1)
+    """As shoal's backend serves it."""
+    predict = load_forest(checkpoint)
+    return lambda rows: predict(rows).reshape(-1)
 
 
 def nvforest_engine(checkpoint: Path) -> Predict:
@@ -137,12 +133,6 @@ def nvforest_engine(checkpoint: Path) -> Predict:
 
     forest = nvforest.load_model(str(checkpoint), model_type="treelite_checkpoint", device="cpu", precision="single")
     return lambda rows: np.asarray(forest.predict(rows)).reshape(-1)
-
-
-def onnx_engine(checkpoint: Path) -> Predict:
-    """What shoal's backend serves where ONNX Runtime is installed."""
-    predict = load_forest(checkpoint)
-    return lambda rows: predict(rows).reshape(-1)
 
 
 if __name__ == "__main__":

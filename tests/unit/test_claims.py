@@ -24,6 +24,7 @@ from shoal.readability.preprocess_config import Bundle
 from shoal.readability.reader import DeviceReader, Reader, Reading
 from shoal.text.lexicon import BasicTokenizer
 from shoal.text.ragged import Texts, to_texts
+from shoal.text.word_statistics import TokenCoder
 from shoal.text.wordpiece import WordPiece, read_vocabulary
 from tests.conftest import Scale
 from tests.support import references
@@ -50,7 +51,8 @@ def test_features_equal_the_definitions(bundle: Bundle, texts: list[str], scale:
     listed = [*bundle.frequent, *bundle.rare]
     raw = np.array([references.raw_features(tokenize(text), bundle.stop_words, listed) for text in sample])
     expected = (raw - np.array(bundle.mean)) / np.array(bundle.std)
-    got = Features(bundle, Device())(Texts.from_bytes(text.encode() for text in sample))
+    features = Features(bundle, Device())
+    got = features(TokenCoder(features.lexicon)(Texts.from_bytes(text.encode() for text in sample)))
     difference = float((np.abs(got - expected) / np.maximum(1, np.abs(expected))).max())
     record("features = definitions", texts=len(sample), max_relative_diff=difference)
     assert difference <= 1e-6

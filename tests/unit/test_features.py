@@ -11,13 +11,9 @@ from hypothesis import strategies as st
 
 from shoal.blocks.zscores import normalise
 from shoal.component.tensors import Array, Device
-from shoal.readability.features import FEATURE_NAMES, Features
-from shoal.readability.preprocess_config import Bundle
-from shoal.text import word_cache as memo
+from shoal.readability.features import FEATURE_NAMES
 from shoal.text.lexicon import BasicTokenizer, Lexicon, is_word
-from shoal.text.ragged import Ragged, Texts, to_texts
-from shoal.text.word_cache import Memo
-from shoal.text.word_features import Tallies
+from shoal.text.ragged import Ragged, Texts
 from shoal.text.word_statistics import TokenCoder, count_features
 from tests.support.references import raw_features
 
@@ -64,27 +60,6 @@ def test_equal_to_the_definitions(texts: list[str]) -> None:
     clean = [text.encode(errors="replace").decode() for text in texts]
     expected = [raw_features(tokenize(text), STOP_WORDS, LISTED) for text in clean]
     np.testing.assert_allclose(count(texts), expected, rtol=1e-15, atol=0)
-
-
-@given(st.lists(st.lists(nasty_text, min_size=1, max_size=6), min_size=1, max_size=4))
-def test_words_add_up_to_what_tokens_do(batches: list[list[str]]) -> None:
-    lexicon = Lexicon.build(STOP_WORDS, (*LISTED, "—", "…"), Device())  # listed, and no words
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memo, "MOST_WORDS", 20)
-        kept = Memo(Tallies(lexicon))
-        for texts in batches:
-            batch = Texts.from_bytes([t.encode(errors="replace") for t in texts])
-            places, tallies = kept(batch)
-            assert np.array_equal(tallies.count(places), count_features(tallies.codes.of(places), lexicon))
-            assert np.array_equal(tallies.count(places), count_features(TokenCoder(lexicon)(batch), lexicon))
-
-
-def test_words_of_real_texts_add_up_to_what_tokens_do(bundle: Bundle, texts: list[str]) -> None:
-    batch, features = (
-        to_texts([*texts[:200], "a b . " * 9000, "x" * 70_000, " " * 70_000, "." * 70_000]),
-        Features(bundle, Device()),
-    )
-    assert np.array_equal(features(batch), features.of_codes(TokenCoder(features.lexicon)(batch)))
 
 
 @given(st.lists(nasty_text, min_size=1, max_size=6))

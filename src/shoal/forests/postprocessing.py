@@ -1,4 +1,4 @@
-"""From a forest's sums to the answers that Triton's FIL backend gives under the same settings.
+"""From a forest's values to the answers that Triton's FIL backend gives under the same settings.
 
 All of it is array code, for NumPy and CuPy alike.
 """
@@ -9,29 +9,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from shoal.component.spec import ModelSpec
 from shoal.component.tensors import Array, namespace
 from shoal.errors import ArtifactError
-
-# What turns sums into answers here; Treelite's own engine knows the rest of its postprocessors.
-POSTPROCESSORS = ("identity", "identity_multiclass", "sigmoid", "multiclass_ova", "softmax")
-
-
-def postprocess(sums: Array, name: str, *, alpha: float = 1.0) -> Array:
-    """``[rows, outputs]`` in the dtype of ``sums``, by one of ``POSTPROCESSORS``; ``alpha`` is the sigmoid's factor.
-
-    Formulas: Treelite, src/gtil/postprocessor.cc, where ``alpha`` is sigmoid_alpha.
-    """
-    xp = namespace(sums)
-    if name == "softmax":
-        powers = xp.exp(sums - xp.max(sums, axis=1, keepdims=True))
-        return powers / xp.sum(powers, axis=1, keepdims=True)
-    if name in ("sigmoid", "multiclass_ova"):
-        with np.errstate(over="ignore"):  # infinity gives 0, as it should
-            return 1 / (1 + xp.exp(-alpha * sums))
-    return sums
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,7 @@ from shoal.component.ledger import SETUP
 from shoal.component.tensors import Array, Device
 from shoal.readability.preprocess_config import NUM_LISTED, Bundle
 from shoal.text.lexicon import Lexicon
-from shoal.text.ragged import Ragged, Texts
-from shoal.text.word_cache import Memo
-from shoal.text.word_features import Tallies
+from shoal.text.ragged import Ragged
 from shoal.text.word_statistics import STATISTICS, count_features
 
 FEATURE_NAMES = (
@@ -22,23 +20,12 @@ FEATURE_NAMES = (
 
 
 class Features:
-    """Texts or codes to the forest's input, as one bundle says."""
+    """Token codes to the forest's input, as one bundle says."""
 
     def __init__(self, bundle: Bundle, device: Device) -> None:
-        listed = [*bundle.frequent, *bundle.rare]
-        self.lexicon = Lexicon.build(bundle.stop_words, listed, device)
-        self.tallies = Tallies(Lexicon.build(bundle.stop_words, listed, Device()))
-        self._memo = Memo(self.tallies)
+        self.lexicon = Lexicon.build(bundle.stop_words, [*bundle.frequent, *bundle.rare], device)
         self._mean, self._std = (device.put(np.array(v), SETUP) for v in (bundle.mean, bundle.std))
 
-    def __call__(self, texts: Texts) -> Array:
-        """FP32 ``[rows, 207]`` of texts on the host, there."""
-        return self.of_places(*self._memo(texts))
-
-    def of_places(self, places: Ragged, tallies: Tallies) -> Array:
-        """FP32 ``[rows, 207]`` of texts whose words have places in ``tallies``, on the host."""
-        return normalise(tallies.count(places), self._mean, self._std)
-
-    def of_codes(self, codes: Ragged) -> Array:
+    def __call__(self, codes: Ragged) -> Array:
         """FP32 ``[rows, 207]``, where the codes are."""
         return normalise(count_features(codes, self.lexicon), self._mean, self._std)

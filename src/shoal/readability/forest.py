@@ -154,7 +154,8 @@ def _rmse(forest: Any, features: Sequence[Array], targets: Array) -> Array:
 
 def forest_inputs(bundle: Bundle, texts: Sequence[str]) -> Array:
     """FP32 ``[len(texts), 207]``."""
-    return Features(bundle, Device())(to_texts(texts))
+    features = Features(bundle, Device())
+    return features(TokenCoder(features.lexicon)(to_texts(texts)))
 
 
 def export_forest(forest: Any, features: Array, path: Path, *, bundle_sha256: str) -> None:

@@ -15,9 +15,9 @@ from shoal.readability.preprocess_config import Bundle
 from shoal.text.device.device_tokens import Words
 from shoal.text.device.gpu_text import GpuText, TextEngine
 from shoal.text.device.host_fallback import Routing
+from shoal.text.lexicon import TokenCodes
 from shoal.text.ragged import Ragged, Texts, to_texts
-from shoal.text.word_cache import Memo, Places, Rows
-from shoal.text.word_features import Tallies
+from shoal.text.word_cache import WordCache, flatten
 from shoal.text.word_statistics import DeviceCoder
 from shoal.text.wordpiece import WIDTH_MULTIPLE, WordPiece, frame, round_up
 
@@ -45,18 +45,14 @@ class Reading(NamedTuple):
     features: Array
 
 
-class _Known:
-    """What is known of a word for both: its token ids, and what it adds to the features."""
+class _Finder:
+    """Token ids and codes of words: both are looked up at once."""
 
-    def __init__(self, pieces: Rows, tallies: Tallies) -> None:
-        self.pieces, self.tallies = pieces, tallies
+    def __init__(self, wordpiece: WordPiece, tokens: Sequence[str]) -> None:
+        self._wordpiece, self._codes = wordpiece, TokenCodes(tokens)
 
-    def add(self, words: list[str]) -> None:
-        self.pieces.add(words)
-        self.tallies.add(words)
-
-    def keep(self, places: Places) -> _Known:
-        return _Known(self.pieces.keep(places), self.tallies.keep(places))
+    def __call__(self, words: list[str]) -> list[tuple[list[int], list[int]]]:
+        return list(zip(self._wordpiece.find(words), self._codes(words), strict=True))
 
 
 class Reader:
@@ -64,25 +60,24 @@ class Reader:
 
     def __init__(self, vocabulary: Sequence[str], bundle: Bundle, device: Device) -> None:
         self._device, self._max_length = device, bundle.max_length
-        self._wordpiece = WordPiece(vocabulary, is_lowercase=bundle.is_lowercase, max_length=bundle.max_length)
+        wordpiece = WordPiece(vocabulary, is_lowercase=bundle.is_lowercase, max_length=bundle.max_length)
+        self._ids = wordpiece.ids
         self._features = Features(bundle, device)
-        self._memo = Memo(_Known(self._wordpiece.rows, self._features.tallies))
+        tokens = self._features.lexicon.tokens
+        self._words = WordCache(lambda: _Finder(wordpiece, tokens))
 
     def __call__(self, texts: Texts) -> Reading:
         """Read a batch of texts that lie on the host."""
-        if self._device.is_host:
-            places, known = self._memo(texts)
-            pieces = known.pieces.of(places)
-            ids, mask = frame(pieces, self._wordpiece.ids, self._width(self._steps(pieces)))
-            return Reading(ids, mask, self._features.of_places(places, known.tallies))
-        self._device.ledger.count(EXACT_ROWS, len(texts))
+        if not self._device.is_host:
+            self._device.ledger.count(EXACT_ROWS, len(texts))
         pieces, codes = self._look_up(texts)
         return self._finish(pieces, codes, self._steps(pieces))
 
     def _look_up(self, texts: Texts) -> tuple[Ragged, Ragged]:
         """Token ids and codes, on the host."""
-        places, known = self._memo(texts)
-        return known.pieces.of(places), known.tallies.codes.of(places)
+        found = self._words(texts)
+        pieces, codes = (flatten([[word[k] for word in row] for row in found]) for k in (0, 1))
+        return pieces, codes
 
     def _steps(self, pieces: Ragged) -> int:
         """The width that holds the longest row, in steps of 8, of pieces on the host."""
@@ -92,8 +87,8 @@ class Reader:
         return min(self._max_length, steps * WIDTH_MULTIPLE)
 
     def _finish(self, pieces: Ragged, codes: Ragged, steps: int) -> Reading:
-        ids, mask = frame(pieces.to(self._device, EXACT), self._wordpiece.ids, self._width(steps))
-        return Reading(ids, mask, self._features.of_codes(codes.to(self._device, EXACT)))
+        ids, mask = frame(pieces.to(self._device, EXACT), self._ids, self._width(steps))
+        return Reading(ids, mask, self._features(codes.to(self._device, EXACT)))
 
 
 class DeviceReader(Reader):

@@ -10,14 +10,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shoal.component.ledger import SETUP
 from shoal.component.tensors import Array, Device
-from shoal.text.word_cache import Places, Rows
 
 SENTENCE_ENDS = (".", "!", "?", "…")
 _ASCII_TOKEN = re.compile("[a-z0-9]+|[^a-z0-9 ]")
@@ -102,32 +99,3 @@ class TokenCodes:
                 return -1
             code = self.codes[token] = len(self.codes)
         return code
-
-
-class Codes(Rows):
-    """The codes of each word's tokens, for a ``Memo``.
-
-    Listed tokens get their row in the lexicon, other words the next numbers, each its own, other punctuation -1.
-    """
-
-    def __init__(self, tokens: Sequence[str]) -> None:
-        # An object of its own: a store that held its own method would wait for Python's collector, long after it was
-        # forgotten.
-        self._listed, self._tokens = tokens, TokenCodes(tokens)
-        super().__init__(self._tokens)
-
-    @property
-    def num_codes(self) -> int:
-        """One more than the greatest code."""
-        return len(self._tokens.codes)
-
-    def keep(self, places: Places) -> Self:
-        """A store of its own with only these places; tokens that stand at none of them are forgotten."""
-        counts, codes = self.take(places)
-        kept, known = type(self)(self._listed), len(self._listed)
-        tokens, numbers = list(self._tokens.codes), np.arange(self.num_codes)
-        own: NDArray[np.int64] = np.unique(codes[codes >= known])
-        numbers[own] = known + np.arange(len(own))
-        kept._tokens.codes.update(zip((tokens[code] for code in own.tolist()), numbers[own].tolist(), strict=True))
-        kept.extend(counts, np.where(codes < 0, -1, numbers[codes]))
-        return kept

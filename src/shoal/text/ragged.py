@@ -9,22 +9,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, pairwise
-from typing import NamedTuple, Self
+from typing import Self
 
 import numpy as np
 from array_api_compat import device as device_of
-from numpy.typing import NDArray
 
 from shoal.component.tensors import Array, Device, namespace
 from shoal.errors import InputError
-
-# ASCII's white space, among the bytes up to a space: the other control characters are dropped by BERT's normalizer, so
-# they separate nothing, although Python's split() takes some of them for white space.
-_SPACE, _LINE_FEED = 0x20, 0x0A
-_SEPARATES = np.isin(np.arange(_SPACE + 1), np.frombuffer(b"\t\n\r ", np.uint8))
-_KEY_BYTES = 16  # of a word, in two integers; one word in 1,500 of English prose is longer
-# What is left of 8 bytes that were read as one integer, for a word of 0, 1, ... 8 bytes.
-_MASKS = np.array([2 ** (8 * length) - 1 for length in range(9)], np.uint64)
 
 
 @dataclass(frozen=True)
@@ -95,92 +86,24 @@ class Texts(Ragged):
     def from_bytes(cls, texts: Iterable[bytes]) -> Texts:
         """Join texts to one blob on the host."""
         texts = list(texts)
-        return cls(np.frombuffer(b"".join(texts), np.uint8), _offsets(texts))
+        made = cls(np.frombuffer(b"".join(texts), np.uint8), _offsets(texts))
+        made.__dict__["rows"] = texts  # the cached property: what was just joined need not be cut again
+        return made
+
+    @cached_property
+    def rows(self) -> list[bytes]:
+        """Each text's bytes; only for a blob on the host."""
+        blob, ends = self.values.tobytes(), self.offsets.tolist()
+        return [blob[start:stop] for start, stop in pairwise(ends)]
 
     @cached_property
     def strings(self) -> list[str]:
         """The texts decoded; only for a blob on the host."""
-        return [row.decode() for row in self._rows()]
-
-    @cached_property
-    def cut(self) -> Cut:
-        """The texts cut at white space, once for everybody who asks; only for a blob on the host."""
-        return Cut.of(self._rows())
+        return [row.decode() for row in self.rows]
 
     def select(self, rows: Iterable[int]) -> Texts:
         """Some of the texts; only for a blob on the host."""
-        texts = self._rows()
-        return Texts.from_bytes(texts[row] for row in rows)
-
-    def _rows(self) -> list[bytes]:
-        blob, ends = self.values.tobytes(), self.offsets.tolist()
-        return [blob[start:stop] for start, stop in pairwise(ends)]
-
-
-@dataclass(frozen=True)
-class Cut:
-    """Texts on the host, cut at ASCII's white space: word i is the ``lengths[i]`` bytes from ``blob[begins[i]]``.
-
-    BERT treats what stands between white space by itself, wherever it is cut; other white space stays within a word.
-    Between two separators is an empty word, and each row has at least one word. ``begins`` and ``lengths`` are INT64
-    ``[words]``, and row i has words ``offsets[i]`` to ``offsets[i + 1]``.
-    """
-
-    blob: bytes
-    begins: NDArray[np.int64]
-    lengths: NDArray[np.int64]
-    offsets: NDArray[np.int64]
-
-    @classmethod
-    def of(cls, rows: Sequence[bytes]) -> Cut:
-        """Cut UTF-8 texts."""
-        # A separator after each row, and after the last as many bytes as are read for the key of an empty word there.
-        blob = b" ".join(rows) + b" " * (_KEY_BYTES + bool(rows))
-        values = np.frombuffer(blob, np.uint8)[: len(blob) - _KEY_BYTES]
-        ends = (values <= _SPACE).nonzero()[0]
-        found = values.take(ends)
-        if not ((found == _SPACE) | (found == _LINE_FEED)).all():
-            ends = ends[_SEPARATES.take(found)]
-        begins = np.empty(len(ends), np.int64)
-        begins[:1] = 0
-        np.add(ends[:-1], 1, out=begins[1:])
-        offsets = np.zeros(len(rows) + 1, np.int64)
-        row_ends = (np.fromiter(map(len, rows), np.int64, len(rows)) + 1).cumsum() - 1
-        offsets[1:] = ends.searchsorted(row_ends) + 1
-        return cls(blob, begins, ends - begins, offsets)
-
-    def words(self, indices: NDArray[np.intp]) -> list[bytes]:
-        """Some of the words."""
-        begins = self.begins[indices]
-        ends = begins + self.lengths[indices]
-        return [self.blob[start:stop] for start, stop in zip(begins.tolist(), ends.tolist(), strict=True)]
-
-    def keys(self) -> Keys:
-        """Every word as two integers."""
-        # Eight bytes from wherever a word begins, as one integer.
-        eight: NDArray[np.uint64] = np.ndarray((len(self.blob) - 7,), "<u8", self.blob, strides=(1,))
-        first = eight[self.begins]
-        first &= _MASKS.take(self.lengths, mode="clip")
-        second = np.zeros(len(first), np.uint64)
-        longer = (self.lengths > 8).nonzero()[0]
-        second[longer] = eight[self.begins[longer] + 8] & _MASKS.take(self.lengths[longer] - 8, mode="clip")
-        return Keys(first, second, self.lengths <= _KEY_BYTES)
-
-
-class Keys(NamedTuple):
-    """The first 16 bytes of words, filled up with NUL: UINT64 ``[words]`` each.
-
-    ``are_whole`` says which words have no more bytes, BOOL ``[words]``. Such words are equal if their keys are, but for
-    NUL at their ends, which BERT's normalizer drops.
-    """
-
-    first: NDArray[np.uint64]
-    second: NDArray[np.uint64]
-    are_whole: NDArray[np.bool_]
-
-    def take(self, indices: NDArray[np.intp]) -> Keys:
-        """Some of the keys."""
-        return Keys(self.first[indices], self.second[indices], self.are_whole[indices])
+        return Texts.from_bytes(self.rows[row] for row in rows)
 
 
 def to_texts(strings: Iterable[str]) -> Texts:

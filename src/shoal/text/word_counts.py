@@ -1,23 +1,18 @@
 """How often the words of any list stand in texts, with or without the seven statistics of ``features``.
 
-On the host what is known of words is added up (``Tallies``). For a GPU the host turns texts into codes, which go up as
-one copy, and array code counts them there.
+The host turns texts into codes, which go up as one copy where the component is on a GPU, and array code counts them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from reprlib import repr as shorten
-
-import numpy as np
 
 from shoal.component.artifact_files import find_repeated, read_text, refusal
 from shoal.component.tensors import Array, Device, namespace
 from shoal.text.lexicon import BasicTokenizer, Lexicon
 from shoal.text.ragged import Texts
-from shoal.text.word_cache import Memo
-from shoal.text.word_features import Tallies
 from shoal.text.word_statistics import NUM_STATISTICS, TokenCoder, count_tokens
 
 VALUES = ("count", "share", "presence")
@@ -59,16 +54,13 @@ class WordCounts:
         edge: str,
     ) -> None:
         self._value, self._has_statistics = value, has_statistics
-        lexicon = Lexicon.build(stop_words, words, Device())
-        if device.is_host:
-            self._count = _on_host(lexicon)
-        else:
-            self._count = _on_device(lexicon, Lexicon.build(stop_words, words, device), device, edge)
+        self._encode = TokenCoder(Lexicon.build(stop_words, words, Device()))
+        self._lexicon, self._device, self._edge = Lexicon.build(stop_words, words, device), device, edge
         self.num_columns = len(words) + (NUM_STATISTICS if has_statistics else 0)
 
     def __call__(self, texts: Texts) -> Array:
         """FP32 ``[rows, columns]`` of texts on the host; statistics come first, all 0 in a text without a word."""
-        statistics, counts = self._count(texts)
+        statistics, counts = count_tokens(self._encode(texts).to(self._device, self._edge), self._lexicon)
         xp, words = namespace(counts), statistics[:, :1]
         if self._value == "share":
             counts = counts / xp.maximum(words, 1.0) * (words > 0)
@@ -79,23 +71,3 @@ class WordCounts:
             return values
         first = xp.where(words > 0, statistics, xp.zeros_like(statistics))
         return xp.concat([xp.astype(first, xp.float32), values], axis=1)
-
-
-_Count = Callable[[Texts], tuple[Array, Array]]
-
-
-def _on_host(lexicon: Lexicon) -> _Count:
-    memo = Memo(Tallies(lexicon))
-
-    def count(texts: Texts) -> tuple[Array, Array]:
-        places, tallies = memo(texts)
-        statistics = np.empty((len(places), NUM_STATISTICS))
-        counts = tallies.tally(places, statistics)
-        return statistics, counts
-
-    return count
-
-
-def _on_device(lexicon: Lexicon, there: Lexicon, device: Device, edge: str) -> _Count:
-    encode = TokenCoder(lexicon)
-    return lambda texts: count_tokens(encode(texts).to(device, edge), there)

@@ -3,8 +3,7 @@
 Of basic tokens and words see ``lexicon``. A *sentence* ends at a maximal run of ``. ! ? …`` tokens; text after the last
 run, if it holds a word, is one more.
 
-The host turns texts into codes (``TokenCoder``); everything after is array code, written once for every device. Where
-texts and answers are both on the host, ``Tallies`` counts the same from words instead of tokens.
+The host turns texts into codes (``TokenCoder``); everything after is array code, written once for every device.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from array_api_compat import device as device_of
 
 from shoal.component.tensors import Array, Device, namespace
 from shoal.text.device.device_tokens import CodePoints, WordList, Words
-from shoal.text.lexicon import Codes, Lexicon
+from shoal.text.lexicon import Lexicon, TokenCodes
 from shoal.text.ragged import Ragged, Texts
-from shoal.text.word_cache import Memo
+from shoal.text.word_cache import WordCache, flatten
 
 STATISTICS = (
     "words",
@@ -32,15 +31,14 @@ _MOST_CODES = 2**40  # more than a batch, or what is kept of earlier ones, can h
 
 
 class TokenCoder:
-    """Texts to token codes, on the host, as in ``Codes``."""
+    """Texts to token codes, on the host, as in ``TokenCodes``."""
 
     def __init__(self, lexicon: Lexicon) -> None:
-        self._memo = Memo(Codes(lexicon.tokens))
+        self._words = WordCache(lambda: TokenCodes(lexicon.tokens))
 
     def __call__(self, texts: Texts) -> Ragged:
-        """INT64 codes, a row a text."""
-        places, codes = self._memo(texts)
-        return codes.of(places)
+        """INT64 codes, one row per text."""
+        return flatten(self._words(texts))
 
 
 class DeviceCoder:

@@ -15,7 +15,7 @@ from shoal.component.artifact_files import MAKE_AGAIN, describe_bytes, find_repe
 from shoal.component.tensors import Array, namespace
 from shoal.errors import ArtifactError
 from shoal.text.ragged import Ragged, Texts
-from shoal.text.word_cache import Memo, Rows
+from shoal.text.word_cache import WordCache, flatten
 
 CLS, SEP, PAD, UNK, MASK = SPECIAL_TOKENS = ("[CLS]", "[SEP]", "[PAD]", "[UNK]", "[MASK]")
 MAX_WORD_CHARS = 100  # BERT's max_input_chars_per_word: longer words are [UNK]
@@ -116,8 +116,7 @@ class WordPiece:
         self._tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
         self.ids = SpecialIds(vocab[CLS], vocab[SEP], vocab[PAD])
         self.max_length = max_length
-        self.rows = Rows(self._find)  # token ids of words, for a memo
-        self._memo = Memo(self.rows)
+        self._words = WordCache(lambda: self.find)
 
     def encode(self, texts: Texts) -> tuple[Array, Array]:
         """Token ids and attention mask of ``texts``: INT64 ``[len(texts), width]`` each.
@@ -129,8 +128,7 @@ class WordPiece:
 
     def pieces(self, texts: Texts) -> Ragged:
         """The token ids of each text, without those that frame a row, in full length."""
-        places, rows = self._memo(texts)
-        return rows.of(places)
+        return flatten(self._words(texts))
 
     def width(self, pieces: Ragged) -> int:
         """What ``encode`` makes of these pieces, which lie on the host."""
@@ -141,5 +139,6 @@ class WordPiece:
         """Ids and mask of pieces, wherever they lie: INT64 ``[rows, width]`` each."""
         return frame(pieces, self.ids, width)
 
-    def _find(self, words: list[str]) -> list[list[int]]:
+    def find(self, words: list[str]) -> list[list[int]]:
+        """The token ids of each of some words."""
         return [e.ids for e in self._tokenizer.encode_batch_fast(words, add_special_tokens=False)]

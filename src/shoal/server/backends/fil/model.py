@@ -20,7 +20,7 @@ class Forest(Component):
 
     It answers as FIL does under the parameters ``output_class`` (or ``is_classifier``), ``predict_proba`` and
     ``threshold``; what is about FIL's speed alone is passed over. On a GPU nvForest computes the forest, on the host
-    ONNX Runtime or Treelite's own GTIL engine.
+    Treelite's own engine, GTIL.
     """
 
     def setup(self, context: Context) -> None:
