@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Tuple  # noqa: UP035  # torch.jit.script reads these
+from typing import Dict, Optional, Tuple  # noqa: UP035  # torch.jit.script reads these
 
 import torch
 from torch import Tensor, nn
@@ -35,51 +35,11 @@ class Optioned(Encoder):
         return hidden if bias is None else hidden + bias
 
 
-class Gather(nn.Module):
-    def forward(self, values: Tensor, index: Tensor) -> Tensor:
-        return torch.gather(values.to(torch.float32), 1, index.view(-1, 1))
-
-
 class AsDict(Encoder):
     def forward(  # type: ignore[override]
         self, ids: Tensor, mask: Tensor
     ) -> Dict[str, Tensor]:  # noqa: UP006
         return {"score": self.table(ids).sum(1) + mask.sum()}
-
-
-class Cast(Encoder):
-    """Its ids are cast before they are an index: any type will do."""
-
-    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        ids = ids.to(torch.int64)
-        if mask.sum() > 0:
-            ids = ids + 1
-        hidden: Tensor = self.table(ids).sum(1)
-        return hidden
-
-
-class Maybe(Encoder):
-    """Its ids are an index only where the mask says so."""
-
-    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        hidden = mask.to(torch.float32)
-        if bool(mask.sum() > 0):
-            hidden = self.table(ids).sum(1)
-        return hidden
-
-
-class Deep(nn.Module):
-    """The index is four modules down, and its name changes on the way."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.ModuleList([Encoder(), Encoder()])
-
-    def forward(self, first: Tensor, second: Tensor) -> Tensor:
-        scores: List[Tensor] = []  # noqa: UP006
-        for module in self.inner:
-            scores.append(module(second.reshape(-1, 2), first))
-        return torch.stack(scores).sum(0)
 
 
 class Placed(Encoder):
@@ -145,11 +105,7 @@ KINDS: dict[str, type[nn.Module]] = {
     "encoder": Encoder,
     "pair": Pair,
     "optional": Optioned,
-    "gather": Gather,
     "dict": AsDict,
-    "cast": Cast,
-    "maybe": Maybe,
-    "deep": Deep,
     "from dict": FromDict,
     "placed": Placed,
     "on host": OnHost,
@@ -158,11 +114,11 @@ KINDS: dict[str, type[nn.Module]] = {
     "listed": Listed,
     "buffered": Buffered,
 }
-TRACEABLE = ("encoder", "pair", "optional", "gather", "cast", "deep")
+TRACEABLE = ("encoder", "pair", "optional")
 
 
 def make(kind: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """A module, and what it may be traced with."""
     torch.manual_seed(0)
     ids = torch.tensor([[1, 2], [3, 0]])
-    return KINDS[kind]().eval(), (ids, ids[:, 0] % 2 if kind == "gather" else torch.ones_like(ids))
+    return KINDS[kind]().eval(), (ids, torch.ones_like(ids))

@@ -7,13 +7,6 @@ from tests.support.planted import MODEL, Plant
 CODE = "first/1/model.py"
 RETURN = "        return responses\n"
 START = "    def execute(self, requests):\n"
-LOOP = """        responses = []
-        for request in requests:
-            x = pb_utils.get_input_tensor_by_name(request, "X").as_numpy()
-            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("Y", x * np.float32(2))]))
-        return responses
-"""
-IN_TRY = "        try:\n" + "".join(f"    {line}\n" for line in LOOP.splitlines())
 COMPLETE = """    @staticmethod
     def auto_complete_config(auto_complete_model_config):
         return auto_complete_model_config
@@ -133,22 +126,6 @@ PLANTS = (
         "def finalize",
         {CODE: ("def finalize(self):", "def finalize(self, args):")},
         {CODE: (RETURN, RETURN + "\n    def finalize(self):\n        print(1)\n")},
-    ),
-    Plant(
-        "an exception that is only logged",
-        "execute-returns-none",
-        CODE,
-        "def execute",
-        {CODE: (LOOP, IN_TRY + "        except Exception as error:\n            print(error)\n")},
-        {CODE: (START, START)},
-    ),
-    Plant("a return forgotten", "execute-returns-none", CODE, "def execute", {CODE: (RETURN, "")}),
-    Plant(
-        "a bare return",
-        "execute-returns-none",
-        CODE,
-        "return None",
-        {CODE: (START, START + "        if len(requests) > 1:\n            return None\n")},
     ),
     Plant(
         "a decoupled model that returns its responses",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 from tests.support.planted import ENSEMBLE, Edit, Plant, config
 
 ALL = "all/config.pbtxt"
@@ -15,12 +13,6 @@ def ensemble(old: str, new: str) -> dict[str, Edit]:
 
 _FIRST_STEP = ENSEMBLE[ENSEMBLE.index("    {\n") : ENSEMBLE.index('    {\n      model_name: "left"')]
 BESIDE = ENSEMBLE.replace(_FIRST_STEP, "").replace("first_y", "IN")
-
-
-def labelled(*labels: str) -> str:
-    return f"parameters {{ key: 'labels' value {{ string_value: '{json.dumps(labels)}' }} }}\n"
-
-
 SCHEDULING = ENSEMBLE[ENSEMBLE.index("ensemble_scheduling") :]
 
 CIRCLE = """  step [
@@ -124,13 +116,6 @@ PLANTS = (
         core="must specify 'output_map'",
     ),
     Plant(
-        "a key twice",
-        "map-key-twice",
-        ALL,
-        'key: "A" value: "right_y"',
-        ensemble('key: "B"', 'key: "A"'),
-    ),
-    Plant(
         "a tensor written twice",
         "tensor-written-twice",
         ALL,
@@ -217,13 +202,5 @@ PLANTS = (
         'model_name: "left"',
         {"left/config.pbtxt": config("left")},
         target="embedded",
-    ),
-    Plant(
-        "labels in another order",
-        "labels-in-another-order",
-        ALL,
-        'model_name: "right"',
-        {"right/config.pbtxt": config("right") + labelled("spam", "ham")},
-        {f"{name}/config.pbtxt": config(name) + labelled("ham", "spam") for name in ("first", "right")},
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.planted import Plant, config
+from tests.support.planted import Plant
 
 FIRST = "first/config.pbtxt"
 REFUSED = "failed to read text proto"
@@ -83,7 +83,6 @@ PLANTS = (
         "${path}",
         {FIRST: ("dynamic", 'parameters { key: "p" value { string_value: "${path}" } }\ndynamic')},
     ),
-    Plant("Latin-1", "config-encoding", FIRST, "", {FIRST: config("first").encode() + b"# mod\xe8le\n"}),
     Plant(
         "a configuration that is a folder",
         "config-unreadable",

@@ -39,7 +39,6 @@ PLANTS = (
         {FIRST: ("dynamic", "version_policy: { specific { versions: [ 7 ] } }\ndynamic")},
         core="at least one version must be available",
     ),
-    Plant("an empty version", "version-folder-empty", "all/1", "", {"all/1/.gitkeep": None, "all/1/": ""}),
     Plant("a version called v2", "version-folder-ignored", "first/v2", "", {"first/v2/model.py": MODEL}),
     Plant("a version put aside", "version-folder-misread", "first/2.bak", "", {"first/2.bak/model.py": MODEL}),
     Plant(
@@ -66,13 +65,6 @@ PLANTS = (
         core="failed to open text file for read",
     ),
     Plant(
-        "a note of Git LFS",
-        "git-lfs-pointer",
-        "first/1/weights.bin",
-        "",
-        {"first/1/weights.bin": "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"},
-    ),
-    Plant(
         "a folder of documents",
         "not-a-model",
         "docs",
@@ -81,5 +73,4 @@ PLANTS = (
         core="Poll failed|no backend|must specify",
         model="docs",
     ),
-    Plant("no configuration", "config-missing", "alone", "", {"alone/1/model.py": MODEL}, core=""),
 )

@@ -156,8 +156,13 @@ FAULTS: list[tuple[str, Make, str, str]] = [
         "cannot be added: ",
         "Save it again",
     ),
-    ("half of a JSON", holds("model.json", b'{"learner": {"objective": '), "it is no JSON, or damaged: ", "save_model"),
-    ("no JSON", holds("model.json", b"hello"), "it is no JSON or UBJSON, or damaged: ", "save_model"),
+    (
+        "half of a JSON",
+        holds("model.json", b'{"learner": {"objective": '),
+        "it is not JSON, or damaged: ",
+        "save_model",
+    ),
+    ("no JSON", holds("model.json", b"hello"), "it is not JSON or UBJSON, or damaged: ", "save_model"),
     ("a PNG", holds("model.ubj", b"\x89PNG\r\n\x1a\n"), "it is a PNG image", "save_model"),
     ("empty", holds("model.ubj", b""), "it is empty", "Save it again"),
     ("LightGBM's own objective", lightgbmed(without("objective=")), "it names no objective: ", "Train with one of"),
@@ -188,10 +193,10 @@ FAULTS: list[tuple[str, Make, str, str]] = [
         "save_model",
     ),
     ("a line lost", lightgbmed(without("threshold=")), "need threshold", "Save it again"),
-    ("another text", holds("model.txt", b"[CLS]\n[SEP]\n"), "it is no text of LightGBM", "save_model"),
+    ("another text", holds("model.txt", b"[CLS]\n[SEP]\n"), "it is not a LightGBM text model", "save_model"),
     ("half a checkpoint", checkpoint(share=0.5), "it is cut off, or damaged: a field of", "Save it again"),
-    ("Treelite's targets", checkpoint(TWO), "it predicts 2 targets, and FIL knows one", "Train a forest for each"),
-    ("another Treelite", holds("model.tl", b"\3\0\0\0" + bytes(80)), "it is of no Treelite 4", "Save it again"),
+    ("Treelite's targets", checkpoint(TWO), "it predicts 2 targets, and FIL supports one", "Train a forest for each"),
+    ("another Treelite", holds("model.tl", b"\3\0\0\0" + bytes(80)), "it is not of Treelite 4", "Save it again"),
     (
         "texts as categories",
         lambda folder: histogram(NAMES[THREE]),
@@ -213,13 +218,13 @@ FAULTS: list[tuple[str, Make, str, str]] = [
     (
         "one class",
         lambda folder: ensemble.RandomForestClassifier(3).fit(ROWS, BINARY * 0),
-        "it knows one class alone, 0",
+        "it has only one class, 0",
         "",
     ),
     (
         "a forest that lies",
         lambda folder: Liar(3, random_state=0).fit(ROWS, SCORES),
-        "scikit-learn's Liar cannot be added: its checkpoint says [",
+        "scikit-learn's Liar cannot be added: its checkpoint answers [",
         "Allowed: 1e-05.",
     ),
     (
@@ -233,7 +238,7 @@ FAULTS: list[tuple[str, Make, str, str]] = [
     (
         "another missing value",
         lambda folder: xgboost.XGBRegressor(n_estimators=3, missing=-999.0).fit(ROWS, SCORES),
-        "it takes -999 for a missing value",
+        "it treats -999 as a missing value",
         "missing=nan",
     ),
     (
@@ -251,13 +256,13 @@ FAULTS: list[tuple[str, Make, str, str]] = [
     (
         "skops of another",
         dumped({"a": functools.partial(os.getpid)}, skops.io.dump, "model.skops"),
-        "it holds ",
+        "it contains types ",
         "load it",
     ),
-    ("no skops", holds("model.skops", b"PK\3\4" + bytes(90)), "it is no skops file, or damaged: ", "skops.io.dump"),
+    ("no skops", holds("model.skops", b"PK\3\4" + bytes(90)), "it is not a skops file, or damaged: ", "skops.io.dump"),
 ]
 MISTAKES: list[tuple[str, Make, dict[str, Any], str, str]] = [
-    ("another width", xgboosted(), {"num_features": 5}, "takes 6 features, not 5.", "Ask for 6 or for none"),
+    ("another width", xgboosted(), {"num_features": 5}, "takes 6 features, not 5.", "Give 6, leave the number out"),
     (
         "two names for three",
         checkpoint(),
@@ -280,7 +285,7 @@ MISTAKES: list[tuple[str, Make, dict[str, Any], str, str]] = [
         "model.tl is a pickle",
         "shoal.add_model(",
     ),
-    ("an old format", holds("model.model", b"binf"), {}, "model.model is no ", ""),
+    ("an old format", holds("model.model", b"binf"), {}, "model.model is not a model ", ""),
     ("nothing", lambda folder: folder / "model.tl", {}, "There is no file ", "Name the "),
     (
         "untrained",
@@ -293,8 +298,14 @@ MISTAKES: list[tuple[str, Make, dict[str, Any], str, str]] = [
         "a pipeline",
         lambda folder: make_pipeline(StandardScaler(), SMALL),
         {},
-        "Pipeline is no forest",
-        "give the last step",
+        "Pipeline is not a forest",
+        "give its last step",
     ),
-    ("no trees", lambda folder: SVC().fit(ROWS, BINARY), {}, "scikit-learn's SVC is no forest", "Known: RandomForest"),
+    (
+        "no trees",
+        lambda folder: SVC().fit(ROWS, BINARY),
+        {},
+        "scikit-learn's SVC is not a forest",
+        "Known: RandomForest",
+    ),
 ]

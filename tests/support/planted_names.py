@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.planted import MODEL, Plant, config
+from tests.support.planted import MODEL, Plant
 
 FIRST, CODE = "first/config.pbtxt", "first/1/model.py"
 START = "    def execute(self, requests):\n"
@@ -76,18 +76,6 @@ PLANTS = (
         '"OUT"',
         {CODE: ('"Y"', '"OUT"')},
         {CODE: COMPONENT},
-    ),
-    Plant(
-        "an input for nothing",
-        "input-never-read",
-        FIRST,
-        '"EXTRA"',
-        {FIRST: ("optional: true ", "")},
-        {
-            FIRST: config("first", ("X", "EXTRA")).replace(
-                '"EXTRA" data_type: TYPE_FP32', '"EXTRA" optional: true data_type: TYPE_FP32'
-            )
-        },
     ),
     Plant(
         "an output that never comes",

@@ -157,14 +157,6 @@ PLANTS = (
         core="Response Cache does not currently support",
     ),
     Plant(
-        "a cache over many answers",
-        "cache-over-uncacheable",
-        "all/config.pbtxt",
-        "response_cache",
-        {"all/config.pbtxt": ("ensemble_scheduling", "response_cache { enable: true }\nensemble_scheduling")},
-        {**first("instance_group", DECOUPLED), "first/1/model.py": SENDS},
-    ),
-    Plant(
         "nothing that runs it",
         "no-backend",
         FIRST,
@@ -237,35 +229,12 @@ PLANTS = (
         core="specifies multiple CONTROL_SEQUENCE_START",
     ),
     Plant(
-        "batching of single rows",
-        "batching-without-batches",
-        FIRST,
-        "dynamic_batching",
-        first("size: 8", "size: 1"),
-        {"all/config.pbtxt": ("size: 8", "size: 1")},
-    ),
-    Plant("batches without batching", "no-dynamic-batching", FIRST, "max_batch_size", first(BATCHING, "")),
-    Plant(
         "a queue without end",
         "queue-without-limit",
         "alone/config.pbtxt",
         "dynamic_batching",
         {"alone/config.pbtxt": (QUEUE, "")},
         {"alone/config.pbtxt": config("alone"), "alone/1/model.py": MODEL},
-    ),
-    Plant(
-        "rows end to end",
-        "ragged-without-borders",
-        "flat/config.pbtxt",
-        "allow_ragged_batch",
-        {"flat/config.pbtxt": ("batch_input", "# batch_input")},
-        {
-            "flat/config.pbtxt": 'backend: "openvino"\nmax_batch_size: 8\n'
-            'input { name: "X" data_type: TYPE_FP32 dims: [ -1 ] allow_ragged_batch: true }\n'
-            'output { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] }\n'
-            'batch_input { kind: BATCH_ELEMENT_COUNT target_name: "N" data_type: TYPE_FP32 source_input: "X" }\n',
-            "flat/1/model.xml": "",
-        },
     ),
     Plant("a place left open", "kind-left-open", FIRST, "", first("instance_group [ { kind: KIND_CPU } ]", "")),
     Plant("a place left to Triton", "kind-left-open", FIRST, "instance_group", first("KIND_CPU", "KIND_AUTO")),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.planted import BATCHING, MODEL, Plant, config
+from tests.support.planted import MODEL, Plant
 from tests.support.planted_ensembles import ALL, ensemble
 
 DECOUPLED = "model_transaction_policy { decoupled: true }\ninstance_group"
@@ -169,17 +169,5 @@ PLANTS = (
             ALL: ('model_name: "left"', 'model_name: "inner"'),
         },
         core="originated from different decoupled models",
-    ),
-    Plant(
-        "a model without batches",
-        "member-without-batches",
-        ALL,
-        "left",
-        {
-            "left/config.pbtxt": config("left")
-            .replace("max_batch_size: 8\n", "")
-            .replace("[ 4 ]", "[ -1, 4 ]")
-            .replace(BATCHING, ""),
-        },
     ),
 )

@@ -8,7 +8,6 @@ import warnings
 import zipfile
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,7 +21,6 @@ from shoal.check.forests.files import FILES, UnreadableError, read_trees
 from shoal.check.repositories import read_repository
 from shoal.check.torchscript import signature as torchscript
 from shoal.check.torchscript.archive import ForeignError, Script, arguments, find_method
-from shoal.check.torchscript.index_use import IndexFlow
 from shoal.environment.targets import find_target
 from tests.support import planted_environments, planted_forest, planted_torchscript
 from tests.support.planted import Plant
@@ -139,31 +137,6 @@ def test_forward_is_what_torch_says_it_is(kind: str, is_traced: bool, tmp_path: 
     assert [kind == "Tensor" for _, kind, _ in arguments(forward)] == [t == "Tensor" for _, t, _ in expected]
 
 
-@pytest.mark.parametrize(("kind", "is_traced"), [s for s in saved() if s[0] not in ("from dict", "on gpu")])
-def test_an_index_is_one_exactly_where_torch_refuses_another_type(kind: str, is_traced: bool, tmp_path: Path) -> None:
-    import torch
-
-    from tests.support import modules
-
-    content = planted_torchscript.archive(kind, is_traced=is_traced)
-    script = open_script(content, tmp_path)
-    owner = script.find_class(script.main)
-    assert owner is not None
-    found = {use.argument for use in IndexFlow(script).find(owner, script.main)}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        module = torch.jit.load(io.BytesIO(content))
-    examples = modules.make(kind)[1]
-    refused = set()
-    for number in range(len(examples)):
-        given = [e.to(torch.int16) if number == index else e for index, e in enumerate(examples)]
-        try:
-            module(*given)
-        except (RuntimeError, torch.jit.Error):
-            refused.add(number)
-    assert found == (refused if kind != "maybe" else set())
-
-
 BOUND = (("placed", True), ("listed", True), ("on host", False), ("on gpu", False), ("held", False))
 
 
@@ -183,7 +156,6 @@ CLEAN: dict[str, dict[str, Any]] = {
     "arguments' names in any order": {"inputs": (("mask", "TYPE_INT64"), ("ids", "TYPE_INT64"))},
     "names of one's own": {"inputs": (("tokens", "TYPE_INT64"), ("kept", "TYPE_INT64"))},
     "indices in any order": {"inputs": (("INPUT__1", "TYPE_INT64"), ("INPUT__0", "TYPE_INT64"))},
-    "ids of 32 bits": {"inputs": (("INPUT__0", "TYPE_INT32"), ("INPUT__1", "TYPE_UINT8"))},
     "names of one's own in Python": {
         "inputs": (("a", "TYPE_INT64"), ("b", "TYPE_INT64")),
         "more": 'runtime: "model.py"',
@@ -201,15 +173,6 @@ def test_weights_beside_a_class_are_right_for_nvidias_python_runtime(tmp_path: P
     edits = {**planted_torchscript.good(planted_torchscript.weights), "net/1/model.py": "import torch"}
     root = Plant("", "", "", "", {}, edits).write(tmp_path / "r", is_bad=False)
     assert look(torchscript, root) == []
-
-
-@pytest.mark.parametrize(("dtype", "is_found"), [("TYPE_INT32", False), ("TYPE_INT64", False), ("TYPE_INT8", True)])
-def test_a_cast_and_a_branch_end_the_trail(dtype: str, is_found: bool, tmp_path: Path) -> None:
-    for kind, is_certain in (("encoder", True), ("deep", True), ("cast", False), ("maybe", False)):
-        names = (("INPUT__0", dtype), ("INPUT__1", dtype))
-        edits = planted_torchscript.good(partial(planted_torchscript.archive, kind), inputs=names)
-        root = Plant("", "", "", "", {}, edits).write(tmp_path / kind, is_bad=False)
-        assert bool(look(torchscript, root)) == (is_found and is_certain), kind
 
 
 def test_a_label_or_a_chance_is_as_wide_as_fil_writes_it(tmp_path: Path) -> None:

@@ -14,12 +14,10 @@ from tests.support.sources import check_source, execute, find
 @pytest.mark.parametrize(
     "text",
     [
-        execute("self.fail()", before="Response = pb_utils.InferenceResponse")
-        + "\n    def fail(self):\n        raise ValueError\n",
         execute("pass", head="@wrapped\n    def execute(self, requests):"),
         execute("return []").replace("class TritonPythonModel:", "class TritonPythonModel(Base):"),
     ],
-    ids=["a method that always raises", "an unknown decorator", "an unknown base"],
+    ids=["an unknown decorator", "an unknown base"],
 )
 def test_what_cannot_be_known_of_an_execute_is_left_alone(text: str, tmp_path: Path) -> None:
     assert check_source(tmp_path, text) == []
@@ -87,7 +85,7 @@ def test_a_method_takes_what_triton_gives(method: str, is_callable: bool, tmp_pa
         (MODEL.replace("\n", "\r\n"), []),
         ("# -*- coding: latin-1 -*-\nNAME = 'tr\xe8s'\n".encode("latin-1") + MODEL.encode(), []),
         (MODEL + "PATTERN = '\\d'\n", []),  # a warning, no error
-        (MODEL + "if __name__ == '__main__':\n    import os\n    os.system('true')\n", []),
+        (MODEL + "if __name__ == '__main__':\n    import nltk\n    nltk.download('punkt')\n", []),
         (MODEL + "x = " + "(" * 150 + ")" * 150 + "\n", []),
         (MODEL + "x = " + "-" * 90_000 + "1\n", []),
         (MODEL + "x = " + "+".join(["1"] * 50_000) + "\n", []),
@@ -180,32 +178,30 @@ def test_names_that_may_be_right_are_left_alone(text: str, tmp_path: Path) -> No
     assert check_source(tmp_path, text) == []
 
 
-EXTRA = (
-    'input { name: "EXTRA" data_type: TYPE_FP32 dims: [ 4 ] }\noutput { name: "Z" data_type: TYPE_FP32 dims: [ 4 ] }\n'
-)
+EXTRA = 'output { name: "Z" data_type: TYPE_FP32 dims: [ 4 ] }\n'
 
 
 @pytest.mark.parametrize(
     ("text", "rules"),
     [
-        (MODEL, {"input-never-read", "output-never-written"}),
-        (MODEL.replace('request, "X"', "request, self.name"), {"output-never-written"}),
-        (MODEL.replace("            x", "            more.read(request)\n            x"), {"output-never-written"}),
-        (MODEL.replace("[pb_utils.Tensor", "more.tensors() + [pb_utils.Tensor"), {"input-never-read"}),
-        (MODEL.replace('Tensor("Y"', "Tensor(self.name"), {"input-never-read"}),
+        (MODEL, ["output-never-written"]),
+        (MODEL.replace("[pb_utils.Tensor", "more.tensors() + [pb_utils.Tensor"), []),
+        (MODEL.replace('Tensor("Y"', "Tensor(self.name"), []),
         (
             MODEL.replace(
                 "            responses",
                 '            tensors = [pb_utils.Tensor("Z", x)]\n'
                 '            tensors.append(pb_utils.Tensor("Y", x))\n            responses',
             ).replace('[pb_utils.Tensor("Y", x * np.float32(2))]', "tensors"),
-            {"input-never-read"},
+            [],
         ),
-        (MODEL.replace("class", "@staticmethod\ndef auto_complete_config(config): return config\n\n\nclass"), set()),
+        (MODEL.replace("class", "@staticmethod\ndef auto_complete_config(config): return config\n\n\nclass"), []),
     ],
 )
-def test_what_is_never_used_is_said_only_where_all_uses_are_seen(text: str, rules: set[str], tmp_path: Path) -> None:
-    assert set(check_source(tmp_path, text, EXTRA)) == rules
+def test_what_is_never_written_is_said_only_where_all_uses_are_seen(
+    text: str, rules: list[str], tmp_path: Path
+) -> None:
+    assert check_source(tmp_path, text, EXTRA) == rules
 
 
 @pytest.mark.parametrize(
@@ -243,7 +239,7 @@ def test_what_a_sequence_batcher_adds_is_declared(tmp_path: Path) -> None:
     )
     plain = "\n".join(line for line in config("m").split("\n") if "dynamic_batching" not in line)
     (tmp_path / "m" / "config.pbtxt").write_text(plain + sequence, encoding="utf-8")
-    assert {finding.rule.id for finding in find(tmp_path)} == {"input-never-read", "output-never-written"}
+    assert [finding.rule.id for finding in find(tmp_path)] == ["output-never-written"]
 
 
 def test_only_versions_that_are_served_count(tmp_path: Path) -> None:
@@ -271,21 +267,11 @@ def test_the_path_of_an_environment(tmp_path: Path) -> None:
     assert check_source(tmp_path / "b", MODEL, parameter % "/opt/my env") == ["unsafe-name"]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # TorchScript's own
-def test_files_that_are_no_pickles(tmp_path: Path) -> None:
-    import torch
-
-    folder = tmp_path / "m" / "1"
+def test_of_links_only_those_to_nowhere_are_found(tmp_path: Path) -> None:
     assert check_source(tmp_path, MODEL) == []
-    torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), folder / "model.pt")
-    (folder / "data.bin").write_bytes(b"\x80\x02 not a checkpoint")
-    (folder / "cut.pth").write_bytes(b"PK\x03\x04")
-    (folder / "folder.pt").mkdir()
-    (folder / "circle.pt").symlink_to("circle.pt")
+    (tmp_path / "m" / "1" / "folder.pt").mkdir()
+    (tmp_path / "m" / "1" / "circle.pt").symlink_to("circle.pt")
     (tmp_path / "m" / "env").mkdir()
     (tmp_path / "m" / "env" / "pyvenv.cfg").touch()
-    (tmp_path / "m" / "env" / "python3").symlink_to("/usr/bin/env")
+    (tmp_path / "m" / "env" / "python3").symlink_to("/usr/bin/env")  # an environment is made of links
     assert [(f.rule.id, f.place.path.name) for f in find(tmp_path)] == [("dangling-link", "circle.pt")]
-    torch.save(torch.nn.Linear(2, 2).state_dict(), folder / "new.pt")
-    torch.save({}, folder / "old.pt", _use_new_zipfile_serialization=False)
-    assert [f.place.path.name for f in find(tmp_path) if f.rule.id == "pickle"] == ["new.pt", "old.pt"]

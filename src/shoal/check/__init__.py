@@ -1,4 +1,4 @@
-"""A repository's mistakes, found before Triton loads it: its own rules in its own words, and those it lacks."""
+"""Static checks of model repositories: Triton's own rules in its own words, and further ones."""
 
 from typing import TYPE_CHECKING
 

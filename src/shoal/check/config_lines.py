@@ -1,7 +1,7 @@
-"""Where each field of a text-format protobuf stands.
+"""Line numbers of the fields of a text-format protobuf.
 
 The message itself is read by protobuf, which keeps no positions; this walks the same tokens, with protobuf's own
-tokenizer, and keeps nothing but them.
+tokenizer, and keeps only the positions.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Node:
         self.children.setdefault(name, []).append(node)
 
     def find(self, *path: str | int) -> Node:
-        """The field at ``path``, names and indices in turn; the nearest one around it where there is none.
+        """Find the field at ``path``, names and indices in turn; the nearest enclosing one if it does not exist.
 
         An index counts the occurrences of the name before it; a name alone means the first.
         """
@@ -54,7 +54,7 @@ def locate(text: str) -> Node:
     from google.protobuf.text_format import ParseError, Tokenizer
 
     root = Node(1)
-    with suppress(ParseError), warnings.catch_warnings():  # the parser proper says what is wrong, and where
+    with suppress(ParseError), warnings.catch_warnings():  # the real parser reports what is wrong, and where
         warnings.simplefilter("ignore", DeprecationWarning)
         _read_fields(Tokenizer(text.split("\n")), root, "", 0)
     return root
@@ -111,4 +111,4 @@ def _read_one(tokens: Any, node: Node, name: str, line: int, depth: int) -> None
 
 
 def _line(tokens: Any) -> int:
-    return int(tokens._line) + 1  # the tokenizer has no public word for it
+    return int(tokens._line) + 1  # the tokenizer has no public attribute for it

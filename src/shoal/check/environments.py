@@ -67,7 +67,7 @@ OUTSIDE = Rule(
     "An execution environment should lie in its model's folder",
     "It does not travel with the repository: copied, or mounted at another path, the model fails to load. From a bucket"
     " Triton fetches the model's folder only.",
-    "python_backend's README, Creating Custom Execution Environments: notes 4 and 5.",
+    "server issue 5933; python_backend's README, Creating Custom Execution Environments: notes 4 and 5.",
     _BAD.format("/opt/envs/custom_env.tar.gz"),
     _GOOD,
 )
@@ -114,16 +114,16 @@ NOT_EXECUTABLE = Rule(
 )
 RULES = (MISSING, RELATIVE, DOLLAR, OUTSIDE, MISFIT, IGNORED, MISPLACED, NOT_EXECUTABLE)
 
-# Backends of C++: a Python one of the same name is asked for by `runtime`, or found where the library is missing.
+# C++ backends; `runtime` selects a Python one of the same name, which is also used if the library is missing.
 _NATIVE = {"onnxruntime", "tensorrt", "tensorflow", "openvino", "dali", "tensorrtllm", "pytorch", "fil"}
 _WHOLE_BYTES = 24 * 2**20  # an archive up to this size is read whole, which takes a second at most
-_MOST_RATIO = 20  # bytes unpacked for each one packed: environments have 2 to 5, and a bomb would take minutes
-_PEEK_BYTES = 96 * 2**20  # of what a larger one unpacks to
+_MOST_RATIO = 20  # unpacked bytes per packed byte: environments have 2 to 5; limits decompression bombs
+_PEEK_BYTES = 96 * 2**20  # unpacked bytes read of a larger archive
 _ANY_RELEASE = (99, 12)
 
 
 def find(model: Model, repository: Repository) -> Findings:
-    """What is wrong with a model's environment and its stub."""
+    """Find mistakes in a model's environment and its stub."""
     if model.message is None:
         return
     runs_python = _runs_python(model, repository)
@@ -138,7 +138,7 @@ def find(model: Model, repository: Repository) -> Findings:
 
 
 def _runs_python(model: Model, repository: Repository) -> bool:
-    """Whether a stub runs it; so a backend that is not known is taken to be one of Python."""
+    """Whether a stub runs it; an unknown backend is assumed to be a Python one."""
     if model.is_ensemble or model.message.runtime.endswith(".py") or model.backend not in _NATIVE:
         return not model.is_ensemble
     return model.backend in PYTHON_BASED_BACKENDS and repository.target is not None and repository.target.is_embedded
@@ -157,7 +157,7 @@ def _find_stubs(model: Model, *, runs_python: bool) -> Findings:
         what = "an ensemble" if model.is_ensemble else f"the backend {model.backend}"
         yield MISPLACED.at(Place(path), f"No stub runs {what}.", fix)
     elif not path.stat().st_mode & 0o111:
-        yield NOT_EXECUTABLE.at(Place(path), "Nobody may execute it.", f"chmod +x {model.folder.name}/{STUB}")
+        yield NOT_EXECUTABLE.at(Place(path), "It is not executable.", f"chmod +x {model.folder.name}/{STUB}")
 
 
 def _is_file(path: Path) -> bool:
@@ -181,7 +181,7 @@ def _find_environment(model: Model, value: str, place: Place, repository: Reposi
         return
     path = Path(os.path.normpath(f"{model.folder}{rest}" if is_in_model else value))
     is_inside = path.is_relative_to(model.folder)
-    if not (is_in_model and is_inside) and not repository.manifest:  # compose's are where someone chose to put them
+    if not (is_in_model and is_inside) and not repository.manifest:  # compose places them by the user's choice
         what = "is bound to this path" if is_inside else "lies outside of the model's folder"
         name = str(path.relative_to(model.folder)) if is_inside else path.name
         yield OUTSIDE.at(place, f"{value} {what}.", f"Put it into the model's folder, and write {VARIABLE}/{name}")
@@ -192,7 +192,7 @@ def _find_environment(model: Model, value: str, place: Place, repository: Reposi
         exists = False
     if exists:
         yield from _find_misfits(model, path, place, repository.target)
-    elif is_here:  # a container's own paths are not to be seen from here
+    elif is_here:  # a container's own paths are not visible here
         yield MISSING.at(
             place, f"{path} is not there.", f"Put the environment there, or write {VARIABLE}/ and its file's name."
         )
@@ -210,7 +210,7 @@ def _find_misfits(model: Model, path: Path, place: Place, target: Target | None)
         yield MISFIT.at(Place(stub_path), error.what, error.fix)
         return
     except (SetupError, OSError):
-        return  # the libraries that read binaries are of shoal's extra `env`
+        return  # the libraries that read binaries belong to shoal's extra `env`
     try:
         environment = _read(path)
     except ArtifactError as error:
@@ -226,7 +226,7 @@ def _find_misfits(model: Model, path: Path, place: Place, target: Target | None)
 
 def _compare(environment: Environment, stub: Stub | None, target: Target | None) -> Iterator[Misfit]:
     if stub and any(name.startswith("libstdc++.so") for name in environment.own_libraries):
-        environment = replace(environment, own_glibcxx=stub.glibcxx)  # what it gives was not read
+        environment = replace(environment, own_glibcxx=stub.glibcxx)  # what it provides was not read
     if target:
         yield from find_misfits(environment, stub, target)
         return
@@ -234,13 +234,13 @@ def _compare(environment: Environment, stub: Stub | None, target: Target | None)
     if stub and re.fullmatch(r"\d\d\.\d\d", stub.release):
         release = (int(stub.release[:2]), int(stub.release[3:]))
     machine = stub.machine if stub else "x86_64"
-    whatever = Target(EMBEDDED, release, "", machine, environment.python_minor, (), ())  # one that bears anything
+    whatever = Target(EMBEDDED, release, "", machine, environment.python_minor, (), ())  # one without limits of its own
     for misfit in find_misfits(environment, stub, whatever):
         yield Misfit(misfit.what, misfit.fix.replace(f"--target {EMBEDDED}", "--target RELEASE"))
 
 
 def _read(path: Path) -> Environment | None:
-    """What is in an environment, as far as can be told within a second: of a folder and a large archive, its names."""
+    """Read an environment as far as a second allows: of a folder and of a large archive, its names."""
     if path.is_dir():
         return _peek_folder(path)
     if not path.is_file():
@@ -255,7 +255,7 @@ def _read_archive(path: Path, device: int, inode: int, size: int, mtime: int) ->
     del device, inode, mtime
     if size <= _WHOLE_BYTES:
         return inspect(path, Limits(ratio=_MOST_RATIO), reads_binaries=False)
-    # What does not stand at its beginning is taken to be right.
+    # What is not at its beginning is assumed to be right.
     environment = Environment(path, ARCHIVE, numpy="1", has_interpreter=True, has_activate=True)
     num_bytes = 0
     for entry in read_archive(path):
@@ -284,7 +284,7 @@ def _peek_folder(folder: Path) -> Environment:
 
 
 def _note(environment: Environment, path: str) -> None:
-    """What the name of a file or folder in an environment tells of it."""
+    """Read what the name of a file or folder in an environment says about it."""
     path = path.removeprefix("./").rstrip("/")
     with suppress(ValueError):
         folder, name = path.rsplit("/", 1)

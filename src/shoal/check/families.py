@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from shoal.check import environments, onnx_io, security
-from shoal.check.config import advice, fields, folders, labels, memory, placement, scheduling, sequences, tensors
+from shoal.check.config import advice, fields, folders, memory, placement, scheduling, sequences, tensors
 from shoal.check.ensembles import members, shapes, side_by_side, wiring
 from shoal.check.findings import Finding
 from shoal.check.forests import contract as forest
@@ -16,9 +16,9 @@ from shoal.check.repositories import read_repository
 from shoal.check.torchscript import signature as torchscript
 from shoal.environment.targets import find_target
 
-# Each has RULES, and find(model, repository), which never raises over what stands in a repository.
+# Each has RULES, and find(model, repository), which never raises because of a repository's contents.
 FAMILIES = (
-    fields, folders, tensors, scheduling, sequences, wiring, side_by_side, members, shapes, labels, placement,
+    fields, folders, tensors, scheduling, sequences, wiring, side_by_side, members, shapes, placement,
     memory, environments, code, names, forest, torchscript, onnx_io, security, advice,
 )  # fmt: skip
 RULES = {rule.id: rule for family in FAMILIES for rule in family.RULES}
@@ -29,10 +29,10 @@ def check(path: Path | str, *, target: str | None = None) -> list[Finding]:
 
     No server, no GPU and none of the models' libraries is needed; nothing in the repository is run. ``target`` is
     ``embedded`` or a release of NVIDIA's container such as ``26.06``; None takes it from the manifest of a composed
-    repository, and leaves out what depends on the server where there is none.
+    repository, or without one skips the rules that depend on the server.
 
     Raises:
-        InputError: there is no such target, or ``path`` is nothing to check.
+        InputError: the target is unknown, or ``path`` holds nothing to check.
     """
     repository = read_repository(Path(path), find_target(target) if target else None)
     return sorted(_find(repository), key=lambda f: (f.severity, str(f.place.path), f.place.line, f.rule.id, f.what))

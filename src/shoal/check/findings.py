@@ -1,4 +1,4 @@
-"""What a check reports: rules, and the places where a repository breaks them."""
+"""Results of a check: rules, and the places where a repository breaks them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Severity(StrEnum):
 
 
 class Place:
-    """A line of a file, counted from 1; 0 where the whole file or folder is meant.
+    """A line of a file, counted from 1; 0 for the whole file or folder.
 
     A line may be given as a function: finding it takes as long as reading the file, and most places are never shown.
     """
@@ -29,7 +29,7 @@ class Place:
 
     @cached_property
     def line(self) -> int:
-        """Its number."""
+        """Line number, computed on first use."""
         return self._line if isinstance(self._line, int) else self._line()
 
     def __eq__(self, other: object) -> bool:
@@ -47,7 +47,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Finding:
-    """One place that breaks one rule: ``what`` stands there and was expected, and the ``fix``."""
+    """One place that breaks one rule: ``what`` was found and expected, and the ``fix``."""
 
     rule: Rule
     place: Place
@@ -56,11 +56,11 @@ class Finding:
 
     @property
     def severity(self) -> Severity:
-        """The rule's."""
+        """Severity of the rule."""
         return self.rule.severity
 
     def as_dict(self) -> dict[str, Any]:
-        """The same for machines, with the whole path."""
+        """The finding as JSON values, with the whole path."""
         return {
             "rule": self.rule.id,
             "severity": str(self.severity),
@@ -73,10 +73,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class Rule:
-    """What must hold, and why.
+    """A condition that must hold, and why.
 
     ``id`` never changes its meaning. ``source`` is where it comes from: a line of Triton's source, its documentation,
-    or a thread. ``bad`` and ``good`` are the same few lines of a repository, broken and mended. ``is_core`` rules are
+    or a thread. ``bad`` and ``good`` are the same few lines of a repository, broken and fixed. ``is_core`` rules are
     Triton's own: it refuses to load what breaks them, in the words of the finding.
     """
 

@@ -1,4 +1,4 @@
-"""The models of a repository, as far as they can be read; nothing here raises over what stands in one."""
+"""The models of a repository, as far as they can be read; nothing here raises because of their contents."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PLATFORMS = {
     "tensorflow_graphdef": "tensorflow",
     "tensorflow_savedmodel": "tensorflow",
 }
-# Backends that read tensors from the model's own file, and such that never do; others may, where some is left out.
+# Backends that read tensors from the model's file, and those that never do; others may if some are not declared.
 _COMPLETE_ALL = ("onnxruntime", "openvino", "tensorflow", "tensorrt")
 _COMPLETE_NOTHING = ("fil", "python", "pytorch")
 _VERSION = r"0(?![0-9])|[1-9][0-9]{0,17}"  # core reads the digits that a name begins with, and no leading zero
@@ -57,12 +57,12 @@ class Model:
 
     @cached_property
     def fields(self) -> Node:
-        """Where its fields stand. Read when something is to be shown: it takes as long as reading the message."""
+        """Lines of its fields. Read only when something is shown: it takes as long as reading the message."""
         return locate(self.text)
 
     @property
     def path(self) -> Path:
-        """Its configuration."""
+        """Path of its configuration."""
         return self.folder / CONFIG
 
     @property
@@ -79,12 +79,12 @@ class Model:
 
     @property
     def is_misplatformed(self) -> bool:
-        """Whether it has steps without being an ensemble; one whose backend is wrong is told so."""
+        """Whether it has steps without being an ensemble; one whose backend is wrong gets a finding."""
         return ENSEMBLE not in (self.message.platform, self.message.backend)
 
     @property
     def backend(self) -> str:
-        """What runs it: as it says, or as core concludes from the platform and the files."""
+        """The backend: as declared, or as core concludes from the platform and the files."""
         message = self.message
         if message is not None and (message.backend or message.platform):
             return str(message.backend or PLATFORMS.get(message.platform, ""))
@@ -112,7 +112,7 @@ class Model:
 
     @cached_property
     def served_versions(self) -> tuple[int, ...]:
-        """Those that Triton loads, as the version policy says: the latest where it says nothing."""
+        """Versions that Triton loads by the version policy; by default the latest."""
         policy = self.message.version_policy if self.message is not None else None
         if policy is not None and policy.HasField("all"):
             return self.versions
@@ -133,7 +133,7 @@ class Model:
 
     @cached_property
     def parameters(self) -> Mapping[str, str]:
-        """Those of its configuration."""
+        """Parameters of its configuration."""
         return {k: v.string_value for k, v in self.message.parameters.items()} if self.message is not None else {}
 
     @cached_property
@@ -152,7 +152,7 @@ class Model:
 
     @cached_property
     def config(self) -> ModelConfig | None:
-        """The same as the rest of shoal reads it."""
+        """The configuration as used in the rest of shoal."""
         return as_config(self.message, self.folder) if self.message is not None else None
 
     @cached_property
@@ -167,11 +167,11 @@ class Model:
         return tuple(found)
 
     def at(self, *path: str | int) -> Place:
-        """Where a field of its configuration stands."""
+        """The place of a field of its configuration."""
         return Place(self.path, lambda: self.fields.find(*path).line)
 
     def at_entry(self, *path: str | int, key: str) -> Place:
-        """Where the entry ``key`` of a map field stands; ``path`` ends with that field's name."""
+        """The place of the entry ``key`` of a map field; ``path`` ends with that field's name."""
 
         def line() -> int:
             around = self.fields.find(*path[:-1]) if len(path) > 1 else self.fields
@@ -182,9 +182,9 @@ class Model:
 
 @dataclass(frozen=True)
 class Repository:
-    """What is checked: ``models`` are those to report on, ``known`` all that they may call.
+    """The models to check: ``models`` are those to report on, ``known`` all that they may call.
 
-    ``target`` is the server it is for, None where nobody said.
+    ``target`` is the server it is for, None where it is unknown.
     """
 
     root: Path
@@ -203,7 +203,7 @@ def _tensor(entry: Any) -> TensorSpec:
 
 
 def entries(folder: Path) -> list[Path]:
-    """What lies in ``folder``, by name; nothing where it cannot be read."""
+    """List ``folder`` by name; nothing where it cannot be read."""
     try:
         return sorted(folder.iterdir())
     except OSError:

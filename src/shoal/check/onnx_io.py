@@ -15,7 +15,7 @@ from shoal.component.artifact_files import describe_bytes
 
 BACKEND = "onnxruntime"
 FILE = "model.onnx"
-_MAX_BYTES = 256 * 2**20  # of the graph; weights may lie in files beside it, which are not read
+_MAX_BYTES = 256 * 2**20  # of the graph; weights may be in separate files, which are not read
 
 TENSORS = Rule(
     "onnx-tensors",
@@ -55,7 +55,7 @@ class _Tensor:
 
 
 def find(model: Model, repository: Repository) -> Findings:
-    """Where an ONNX graph and its configuration differ."""
+    """Find differences between an ONNX graph and its configuration."""
     del repository
     if model.message is None or model.backend != BACKEND or model.is_model_folder:
         return
@@ -74,13 +74,13 @@ def find(model: Model, repository: Repository) -> Findings:
             with path.open("rb") as file:
                 begins = file.read(32)
             why = describe_bytes(begins) or ("it is empty" if not begins else "it is cut off, or something else")
-            yield UNREADABLE.at(Place(path), f"It is no ONNX model: {why}.", "Export or copy it again.")
+            yield UNREADABLE.at(Place(path), f"It is not an ONNX model: {why}.", "Export or copy it again.")
             continue
         yield from _compare(model, graph)
 
 
 def _read(path: Path) -> Any:
-    """The graph of a file; None where it holds none."""
+    """Read the graph of a file; None if it has none."""
     from google.protobuf.message import DecodeError
 
     onnx: Any = importlib.import_module("onnx")  # not among shoal's own extras
@@ -129,7 +129,7 @@ def _compare_all(model: Model, kind: str, tensors: dict[str, _Tensor], names: Se
 def _misfit(
     shape: tuple[int, ...] | None, dims: tuple[int, ...], *, is_batched: bool, is_ragged: bool
 ) -> tuple[str, str] | None:
-    """Why onnxruntime_backend would refuse dims for a tensor of the graph, and what to do."""
+    """Return why onnxruntime_backend would refuse dims for a tensor of the graph, and what to do."""
     if not shape or is_ragged:  # a scalar, or of no known shape
         return None
     shown = list(shape)

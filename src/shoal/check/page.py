@@ -1,4 +1,4 @@
-"""The rules as a page: ``python -m shoal.check.page > docs/rules.md``."""
+"""Page of all rules: ``python -m shoal.check.page > docs/rules.md``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _HEAD = """# What `shoal check` looks for
 
 Each rule has a name that never changes its meaning. An **error** keeps a model from loading, or makes it answer
 wrongly; a **warning** costs time, memory or safety. Rules marked *core* are Triton's own: it refuses what breaks them,
-and the finding says so in Triton's words, with the file, the line and the mend that its log lacks.
+and the finding says so in Triton's words, with the file, the line and the fix that its log lacks.
 `shoal check --explain RULE` prints an entry of this page.
 
 This page is made from the rules: `python -m shoal.check.page > docs/rules.md`.
@@ -21,22 +21,22 @@ This page is made from the rules: `python -m shoal.check.page > docs/rules.md`.
 
 
 def explain_rules(name: str) -> str:
-    """What a rule is about, or ``all``, as Markdown.
+    """Describe a rule, or ``all``, as Markdown.
 
     Raises:
-        InputError: there is no such rule.
+        InputError: the rule is unknown.
     """
     if name == "all":
         return page()
     if name not in RULES:
         close = difflib.get_close_matches(name, RULES, 3, 0.4)
         hint = f"Do you mean {' or '.join(close)}?" if close else "shoal check --explain all shows them."
-        raise InputError(f"There is no rule {name!r}.", hint)
+        raise InputError(f"Unknown rule {name!r}.", hint)
     return _entry(RULES[name], 1)
 
 
 def page() -> str:
-    """Every rule, by family."""
+    """Write the page, every rule by family."""
     parts = [_HEAD]
     for family in FAMILIES:
         title = (family.__doc__ or "").strip().split("\n")[0].rstrip(".")

@@ -1,4 +1,4 @@
-"""Reading a repository, one model's folder, or model folders; nothing here raises over what stands in one."""
+"""Read a repository, one model's folder, or model folders; nothing here raises because of their contents."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def read_repository(path: Path, target: Target | None = None) -> Repository:
         InputError: it is none of them.
     """
     if not path.is_dir():
-        what = "is no folder" if path.exists() else "does not exist"
+        what = "is not a folder" if path.exists() else "does not exist"
         raise InputError(f"{path} {what}.", "Name a model repository, or a model's folder.")
     path = path.resolve()
     if (path / CONFIG).exists() or _has_versions(path):
@@ -48,7 +48,7 @@ def read_repository(path: Path, target: Target | None = None) -> Repository:
 
 
 def _read_one(path: Path, target: Target | None) -> Repository:
-    """One model, with what lies beside it."""
+    """Read one model together with the models next to it."""
     is_model_folder = _is_category(path.parent)
     model = read_model(path, is_model_folder=is_model_folder)
     root = path.parent.parent if is_model_folder else path.parent
@@ -61,7 +61,7 @@ def _read_one(path: Path, target: Target | None) -> Repository:
 
 
 def _shipped() -> list[Model]:
-    """shoal's own model folders, which other ones may call; others of the same name win."""
+    """Read shoal's own model folders, which others may call; a project's folder of the same name takes precedence."""
     return [
         read_model(p, is_model_folder=True)
         for category in CATEGORIES
@@ -70,7 +70,7 @@ def _shipped() -> list[Model]:
 
 
 def _is_category(folder: Path) -> bool:
-    """Whether shoal composes repositories from what lies here; a repository may be called ``models`` as well."""
+    """Whether shoal composes repositories from this folder; a repository may be called ``models`` as well."""
     if folder.name not in CATEGORIES or (folder / MANIFEST).exists() or not _model_folders(folder):
         return False
     others = (folder.parent / category for category in CATEGORIES if category != folder.name)
@@ -78,7 +78,7 @@ def _is_category(folder: Path) -> bool:
 
 
 def _manifest(root: Path) -> Mapping[str, Any]:
-    """What ``compose`` wrote of a repository; nothing of anyone else's file of that name."""
+    """Read the manifest that ``compose`` wrote; empty for another file of that name."""
     try:
         manifest = read_manifest(root)
     except (ArtifactError, OSError):
@@ -112,7 +112,7 @@ def read_model(folder: Path, *, is_model_folder: bool = False) -> Model:
     for is_strict in (True, False):
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # of escapes that are none: a rule tells
+                warnings.simplefilter("ignore", DeprecationWarning)  # invalid escapes: a rule reports them
                 message = text_format.Parse(text, model_config_pb2.ModelConfig(), allow_unknown_field=not is_strict)
             break
         except (text_format.ParseError, ValueError, RecursionError) as error:
@@ -132,7 +132,7 @@ def _broken_line(content: bytes) -> int:
 
 
 def _explain(error: Exception) -> tuple[str, int]:
-    """What protobuf says, and the line; it writes ``LINE:COLUMN : text``."""
+    """Split protobuf's message ``LINE:COLUMN : text`` into text and line."""
     found = re.match(r"(\d+):(\d+) : (.*)", str(error), re.DOTALL)
     if found:
         # It repeats the line itself, between quotes.
@@ -141,7 +141,7 @@ def _explain(error: Exception) -> tuple[str, int]:
 
 
 def _has_versions(folder: Path) -> bool:
-    """Whether ``folder`` is a model's: it holds a numbered folder that is no model itself."""
+    """Whether ``folder`` is a model's: it holds a numbered folder that is not itself a model."""
     return any(p.is_dir() and p.name.isdecimal() and not (p / CONFIG).exists() for p in entries(folder))
 
 

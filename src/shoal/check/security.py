@@ -1,11 +1,10 @@
-"""What makes a repository unsafe to serve or to carry: names, links, pickles, and code that runs at import."""
+"""Unsafe parts of a repository: names, links, and downloads at import."""
 
 from __future__ import annotations
 
 import errno
 import os
 import re
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,31 +46,16 @@ DANGLING = Rule(
     "model/1/weights.pt -> ../../../runs/7/weights.pt  # on a machine without runs/",
     "model/1/weights.pt  # the file itself",
 )
-PICKLE = Rule(
-    "pickle",
-    Severity.WARNING,
-    "A file that runs code when it is loaded",
-    "A pickle can run any command as the server's user; whoever can replace the file owns the server. Its classes must"
-    " also be importable, in the versions that wrote it.",
-    "docs.python.org/3/library/pickle: never unpickle data that could have been tampered with.",
-    'joblib.load("1/vectorizer.joblib"), or torch.load of a checkpoint that torch.save wrote',
-    "safetensors, ONNX, TorchScript, Treelite's own format, or JSON",
-)
-RULES = (NAME, LINK, DANGLING, PICKLE, *imports.RULES)
+RULES = (NAME, LINK, DANGLING, *imports.RULES)
 
 MAX_FILES = 20_000  # in one model's folder; more than that are a data set, or an environment
 _MAX_LINKS = 40  # that lead to each other, as Linux has it
 _LOCK = ".#"  # Emacs's, of a file that is being edited: a link to nowhere
-_TAIL = 4 * 2**20  # of a zip: room for the directory of 50,000 tensors
 _UNSAFE = re.compile(r"[^A-Za-z0-9_./+@:,=%^-]")
-_PICKLES = (".pkl", ".pickle", ".joblib")
-_CHECKPOINTS = (".pt", ".pth", ".bin", ".ckpt")
-# What torch.save wrote before it wrote zips: the pickle of its magic number.
-_LEGACY = re.compile(rb"\x80[\x02-\x05](\x95.{8})?\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19\.", re.DOTALL)
 
 
 def find(model: Model, repository: Repository) -> Findings:
-    """What is unsafe about a model."""
+    """Find what is unsafe about a model."""
     runs_python = model.is_python or (model.message is not None and model.message.runtime == "model.py")
     if runs_python:
         yield from _check_names(model)
@@ -79,9 +63,6 @@ def find(model: Model, repository: Repository) -> Findings:
     for path, is_link in _files(model.folder):
         if is_link and not path.name.startswith(_LOCK):
             yield from _check_link(path, repository.root, is_container=is_container)
-        kind = _pickle_kind(path)
-        if kind:
-            yield PICKLE.at(Place(path), f"It is {kind}: to load it is to run what it says.", "Keep data, not objects.")
     yield from imports.find(model)
 
 
@@ -105,10 +86,7 @@ def _check_names(model: Model) -> Findings:
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, bool]]:
-    """The files of a model, and whether each is a link; what may not be read is left out.
-
-    So is an environment: it is made of links, and of others' files.
-    """
+    """Yield the files of a model, and whether each is a link; skip unreadable ones and environments."""
     waiting, count = [folder], 0
     while waiting:
         try:
@@ -169,29 +147,3 @@ def _is_absolute(path: Path) -> bool:
             return True
         path = path.parent / target
     return False
-
-
-def _pickle_kind(path: Path) -> str:
-    """What makes a file a pickle; empty where it is none. Reads its ends alone."""
-    if path.suffix.lower() in _PICKLES:
-        return "a pickle"
-    if path.suffix.lower() not in _CHECKPOINTS:
-        return ""
-    try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            return ""
-        with path.open("rb") as file:
-            start = file.read(64)
-            if _LEGACY.match(start):
-                return "a checkpoint of torch.save, which is a pickle"
-            if not start.startswith(b"PK\x03\x04"):
-                return ""
-            file.seek(max(0, status.st_size - _TAIL))
-            tail = file.read(_TAIL)
-    except OSError:
-        return ""
-    # TorchScript holds its code beside the data, and torch loads it without unpickling objects.
-    directory = tail[tail.find(b"PK\x01\x02") :]
-    is_saved = b"/data.pkl" in directory and b"/code/" not in directory
-    return "a checkpoint of torch.save, which is a pickle" if is_saved else ""

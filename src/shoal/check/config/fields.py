@@ -73,16 +73,6 @@ LEFTOVER_TEXT = Rule(
     'parameters { key: "engine_dir" value { string_value: "${engine_dir}" } }',
     'parameters { key: "engine_dir" value { string_value: "/engines/1" } }',
 )
-ENCODING = Rule(
-    "config-encoding",
-    Severity.WARNING,
-    "A configuration is UTF-8",
-    "Triton's own parser takes any bytes; a Python model that gets its configuration, a client that asks for it and"
-    " most editors do not.",
-    "protobuf: a string is UTF-8; tried on Triton 24.10, which loads such a configuration.",
-    'name: "mod\\xe8le"  # in Latin-1',
-    'name: "modele"',
-)
 UNREADABLE = Rule(
     "config-unreadable",
     Severity.ERROR,
@@ -93,7 +83,7 @@ UNREADABLE = Rule(
     "first/config.pbtxt/note.txt",
     "first/config.pbtxt",
 )
-RULES = (SYNTAX, UNKNOWN, MISSPELT, TOO_NEW, LEFTOVER, LEFTOVER_TEXT, ENCODING, UNREADABLE)
+RULES = (SYNTAX, UNKNOWN, MISSPELT, TOO_NEW, LEFTOVER, LEFTOVER_TEXT, UNREADABLE)
 
 # By message and field: the release whose schema first has it.
 _FIRST = {("", "model_metrics"): (24, 11), ("ensemble_scheduling", "max_inflight_requests"): (25, 11)}
@@ -103,19 +93,16 @@ _QUOTES = ("'", '"')
 _PART = re.compile(r""""(?:\\.|[^"\\])*(?:"|$)|'(?:\\.|[^'\\])*(?:'|$)|#.*|[^"'#]+""")
 _BAD_ESCAPE = re.compile(r"(?:[^\\]|^)(?:\\\\)*(\\[^abfnrtv?\\'\"0-7xXuU])")
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
-_CLOSE = 0.8  # of difflib's ratio; above it, a name is one that was mistyped
+_CLOSE = 0.8  # of difflib's ratio; above it, a name counts as misspelt
 
 
 def find(model: Model, repository: Repository) -> Findings:
-    """What is wrong with the text of ``config.pbtxt``."""
+    """Find mistakes in the text of ``config.pbtxt``."""
     parts = list(_parts(model.text))
     leftovers = list(_leftovers(model, parts))
     yield from leftovers
     if model.message is not None and not model.broken_line:
         yield from _stricter(model, parts)
-    if model.broken_line:
-        what = f"{CONFIG} of {model.name} is not UTF-8."
-        yield ENCODING.at(Place(model.path, model.broken_line), what, "Write it as UTF-8.")
     if model.unreadable:
         what = f"{CONFIG} of {model.name} cannot be read: {model.unreadable}."
         yield UNREADABLE.at(Place(model.path), what, "Make it a text file that the server's user may read.")
@@ -142,7 +129,7 @@ def _leftovers(model: Model, parts: Parts) -> Findings:
 
 
 def _stricter(model: Model, parts: Parts) -> Findings:
-    """What Python's protobuf reads and Triton's, which is C++'s, does not."""
+    """Find text that Python's protobuf accepts and the C++ parser in Triton rejects."""
     for number, part in parts:
         is_quoted = part[0] in _QUOTES
         found = _BAD_ESCAPE.search(part) if is_quoted else _NOT_ASCII.search(part)
@@ -153,7 +140,7 @@ def _stricter(model: Model, parts: Parts) -> Findings:
 
 
 def _parts(text: str) -> Iterator[tuple[int, str]]:
-    """What stands in each line between quotes, with them, and outside of quotes; without comments."""
+    """Split each line, without comments, into quoted strings (with their quotes) and the rest."""
     for number, line in enumerate(text.split("\n"), start=1):
         for found in _PART.finditer(line):
             if not found[0].startswith("#"):
@@ -175,7 +162,7 @@ def _advise(what: str, text: str) -> str:
         known = _enum_values(enum[1])
         close = difflib.get_close_matches(enum[2], known, 1, 0.5)
         return f"Write {close[0]}." if close else f"Known: {', '.join(known)}."
-    return "Mend that line; the fields are those of Triton's ModelConfig."
+    return "Fix that line; the fields are those of Triton's ModelConfig."
 
 
 def _enum_values(name: str) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from contextlib import suppress
 from pathlib import Path
 
 from shoal.check.findings import Findings, Place, Rule, Severity
@@ -30,15 +29,6 @@ NO_VERSION = Rule(
     "all/config.pbtxt",
     "all/config.pbtxt\nall/1/.gitkeep",
     is_core=True,
-)
-EMPTY = Rule(
-    "version-folder-empty",
-    Severity.WARNING,
-    "git does not keep an empty folder",
-    "Triton takes an ensemble's empty `1/`; a clone of the repository does not have it any more, and is refused.",
-    "git keeps files only; server, docs/user_guide/ensemble_models.md.",
-    "all/1/",
-    "all/1/.gitkeep",
 )
 IGNORED = Rule(
     "version-folder-ignored",
@@ -89,15 +79,6 @@ LABELS = Rule(
     "first/labels.txt",
     is_core=True,
 )
-POINTER = Rule(
-    "git-lfs-pointer",
-    Severity.ERROR,
-    "A model's file is the file, not Git LFS's note of it",
-    "A clone without Git LFS holds 130 bytes of text in the place of each model, and the backend cannot read them.",
-    "Git LFS, docs/spec.md: a pointer begins with `version https://git-lfs.github.com/spec/v1`.",
-    "resnet/1/model.onnx: version https://git-lfs.github.com/spec/v1 ...",
-    "git lfs pull",
-)
 STRAY = Rule(
     "not-a-model",
     Severity.ERROR,
@@ -109,19 +90,9 @@ STRAY = Rule(
     "docs/index.md\nrepository/first/config.pbtxt",
     is_core=True,
 )
-NO_CONFIG = Rule(
-    "config-missing",
-    Severity.WARNING,
-    "A model has a configuration",
-    "Triton guesses one from the file's name where it can: no batching, no limits, and for a Python model tensors only"
-    " if `auto_complete_config` declares them.",
-    "server, docs/user_guide/model_configuration.md, Auto-Generated Model Configuration.",
-    "first/1/model.py",
-    "first/config.pbtxt\nfirst/1/model.py",
-)
-RULES = (NAME, NO_VERSION, EMPTY, IGNORED, MISREAD, POLICY, FILE, LABELS, POINTER, STRAY, NO_CONFIG)
+RULES = (NAME, NO_VERSION, IGNORED, MISREAD, POLICY, FILE, LABELS, STRAY)
 
-# What a backend opens in a version folder, where default_model_filename does not say otherwise; any of several.
+# Files that a backend opens in a version folder, any of several, unless default_model_filename is set.
 _FILES = {
     "python": ("model.py",),
     "pytorch": ("model.pt", "model.pt2", "model.py"),
@@ -129,12 +100,11 @@ _FILES = {
     "tensorrt": ("model.plan",),
     "openvino": ("model.xml",),
 }
-_POINTER = b"version https://git-lfs.github.com/spec/v1"
 _LIKE_A_VERSION = re.compile(r"0[0-9]+|[vV][0-9]+|latest")
 
 
 def find(model: Model, _: Repository) -> Findings:
-    """What is wrong with a model's folder."""
+    """Find mistakes in a model's folder."""
     if not model.is_model_folder:
         yield from _name(model)
         if not model.path.exists() and not model.versions:
@@ -144,8 +114,6 @@ def find(model: Model, _: Repository) -> Findings:
                 "Move it out of the repository.",
             )
             return
-        if not model.path.exists():
-            yield NO_CONFIG.at(Place(model.folder), f"{model.name} has no {CONFIG}.", f"Write {model.name}/{CONFIG}.")
         yield from _versions(model)
         yield from _labels(model)
     yield from _files(model)
@@ -209,9 +177,6 @@ def _files(model: Model) -> Findings:
     for version in model.versions:
         folder = model.folder / str(version)
         names = {path.name for path in entries(folder)}
-        if model.is_ensemble and not names:
-            yield EMPTY.at(Place(folder), f"{model.name}/{version}/ is empty.", f"touch {folder}/.gitkeep")
-        yield from _pointers(folder)
         expected = _expected(model) if version in model.served_versions else ()
         if expected and not any((folder / name).exists() for name in expected):
             yield FILE.at(
@@ -222,16 +187,8 @@ def _files(model: Model) -> Findings:
             )
 
 
-def _pointers(folder: Path) -> Findings:
-    for path in entries(folder):
-        with suppress(OSError):  # another user's
-            if path.is_file() and path.stat().st_size < 1024 and path.read_bytes().startswith(_POINTER):
-                what = f"{path.name} is Git LFS's pointer to a file, not the file."
-                yield POINTER.at(Place(path), what, "git lfs pull")
-
-
 def _expected(model: Model) -> tuple[str, ...]:
-    """Any of these files; none where compose or an agent brings them, or the backend is not known."""
+    """Return the alternative file names; none if compose or an agent provides them, or the backend is not known."""
     message = model.message
     is_brought = model.is_model_folder and "artifacts" in model.parameters and not model.is_python
     if message is None or is_brought or _has_agents(model):

@@ -39,13 +39,13 @@ SHARED = Rule(
 RULES = (POOL, SHARED)
 
 DOCKER_MIB = 64  # docker's default for /dev/shm
-TEXT_BYTES = 1024  # of a text, where no model says how long one may be
+TEXT_BYTES = 1024  # per text, where no model limits its length
 _GUESS = f"a dimension of -1 taken for {Largest(1).width}"
 _POOL_FLAG = re.compile(r"--cuda-memory-pool-byte-size=\d+:(\d+)")
 
 
 class Share(NamedTuple):
-    """One tensor's bytes, and how many times over."""
+    """Bytes of one tensor, and how many copies of it there are."""
 
     name: str
     num_bytes: int
@@ -88,12 +88,12 @@ def _largest(graph: Graph, edge: Edge) -> int:
 
 
 def _edges(graph: Graph) -> list[Edge]:
-    """Those whose size can be told: one dimension at most is open, and none of texts."""
+    """Edges of known size: one dimension at most is open, and none of texts."""
     return [edge for edge in graph.edges() if edge.tensor.dims.count(-1) <= (0 if edge.tensor.dtype == STRING else 1)]
 
 
 def _pool(graph: Graph) -> list[Share]:
-    """What steps on a GPU write; a tensor that two steps read is one."""
+    """Tensors that steps on a GPU write; a tensor that two steps read counts once."""
     written = {}
     for edge in _edges(graph):
         if edge.source is not None and _on_gpu(graph, edge.source) and edge.tensor.dtype != STRING:
@@ -102,7 +102,7 @@ def _pool(graph: Graph) -> list[Share]:
 
 
 def _shared(graph: Graph) -> list[Share]:
-    """What Python models get and give on the host."""
+    """Tensors that Python models receive and return on the host."""
     shares, edges = [], _edges(graph)
     for index, step in enumerate(graph.steps):
         member = graph.members[step.model]
@@ -146,5 +146,5 @@ def _show(shares: list[Share]) -> str:
 
 
 def _round(num_bytes: int) -> int:
-    """To whole steps of Triton's own default."""
+    """Round up to whole multiples of Triton's own default."""
     return -(-num_bytes // (CUDA_POOL_MIB * MIB)) * CUDA_POOL_MIB * MIB

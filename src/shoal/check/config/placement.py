@@ -1,4 +1,4 @@
-"""Where an ensemble's tensors lie: what Triton does without a word, and what it costs."""
+"""Placement of an ensemble's tensors: copies that Triton makes silently, and their cost."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ RULES = (COPIES, ROUND, HOP)
 
 
 def find(model: Model, repository: Repository) -> Findings:
-    """Which of an ensemble's tensors cross between devices."""
+    """Find the tensors of an ensemble that cross between devices."""
     graph = build_graph(model, repository)
     if graph is None:
         return
@@ -53,7 +53,7 @@ def find(model: Model, repository: Repository) -> Findings:
 
 
 def build_graph(model: Model, repository: Repository) -> Graph | None:
-    """The ensemble's graph, where it has one that holds together."""
+    """The ensemble's graph, where it is valid."""
     if model.message is None or not model.message.HasField("ensemble_scheduling") or model.is_misplatformed:
         return None
     try:
@@ -61,7 +61,7 @@ def build_graph(model: Model, repository: Repository) -> Graph | None:
         members = {name: repository.known[name].config for name in sorted(wanted)}
         assert model.config is not None
         return Graph.build(model.config, {name: member for name, member in members.items() if member is not None})
-    except ShoalError:  # other rules tell what is wrong
+    except ShoalError:  # other rules report it
         return None
 
 
@@ -102,7 +102,7 @@ def _gpus(config: ModelConfig) -> set[int]:
 
 
 def _place(model: Model, graph: Graph, edge: Edge) -> Place:
-    """Where the reading step maps the tensor."""
+    """The place where the reading step maps the tensor."""
     assert edge.target is not None
     keys = [key for key, name in graph.steps[edge.target].inputs.items() if name == edge.name]
     return model.at_entry("ensemble_scheduling", "step", edge.target, "input_map", key=keys[0])

@@ -78,15 +78,6 @@ CACHE = Rule(
     "model_transaction_policy { decoupled: true }",
     is_core=True,
 )
-CACHE_MEMBER = Rule(
-    "cache-over-uncacheable",
-    Severity.ERROR,
-    "An ensemble with a response cache holds no decoupled or sequence model",
-    "The cache would keep one of several answers. Triton does not find it when it loads the ensemble.",
-    "server, docs/user_guide/response_cache.md: composing models must support caching.",
-    "response_cache { enable: true }  # in an ensemble with a decoupled step",
-    "response_cache { enable: false }",
-)
 BACKEND = Rule(
     "no-backend",
     Severity.ERROR,
@@ -125,15 +116,14 @@ RULES = (
     INSTANCE_GPUS,
     PROFILE,
     CACHE,
-    CACHE_MEMBER,
     BACKEND,
     PLATFORM,
     METRICS,
 )
 
 
-def find(model: Model, repository: Repository) -> Findings:
-    """What core refuses of a model's scheduling."""
+def find(model: Model, _: Repository) -> Findings:
+    """Find scheduling settings that core refuses."""
     if not model.path.exists() and model.versions and not _is_guessed(model):
         yield BACKEND.at(
             Place(model.folder),
@@ -151,7 +141,7 @@ def find(model: Model, repository: Repository) -> Findings:
         )
     yield from _batcher(model)
     yield from _instances(model)
-    yield from _cache(model, repository)
+    yield from _cache(model)
     yield from _backend(model)
     yield from _metrics(model)
 
@@ -233,30 +223,16 @@ def _instances(model: Model) -> Findings:
             )
 
 
-def _is_uncacheable(model: Model) -> bool:
-    return is_decoupled(model) or (model.message is not None and model.message.HasField("sequence_batching"))
-
-
-def _cache(model: Model, repository: Repository) -> Findings:
+def _cache(model: Model) -> Findings:
     if not model.message.response_cache.enable:
         return
-    place = model.at("response_cache")
-    if _is_uncacheable(model):
+    if is_decoupled(model) or model.message.HasField("sequence_batching"):
         how = "'decoupled' transaction policy" if is_decoupled(model) else "sequence batching scheduler"
         yield CACHE.at(
-            place,
+            model.at("response_cache"),
             f"Response Cache does not currently support model {model.name} with {how}.",
             "Take response_cache out.",
         )
-    for step in model.message.ensemble_scheduling.step:
-        member = repository.known.get(step.model_name)
-        if member and (_is_uncacheable(member) or is_decoupled(member, repository.known)):
-            yield CACHE_MEMBER.at(
-                place,
-                f"{model.name} keeps its answers in the response cache, and its step {member.name} is decoupled or"
-                " keeps a sequence's state.",
-                "Take response_cache out.",
-            )
 
 
 def _backend(model: Model) -> Findings:

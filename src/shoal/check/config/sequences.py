@@ -26,7 +26,7 @@ _CORRELATION_TYPES = {5: "UINT64", 9: "INT64", 4: "UINT32", 8: "INT32", 13: "STR
 
 
 def find(model: Model, _: Repository) -> Findings:
-    """What core refuses of a model's sequences."""
+    """Find sequence settings that core refuses."""
     if model.message is None or not model.message.HasField("sequence_batching"):
         return
     seen, kinds = set(), set()

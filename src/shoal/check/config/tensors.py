@@ -96,7 +96,7 @@ RULES = (NAME, DTYPE, DIMS, RESHAPE, FORMAT, TENSORRT_ONLY, TWICE, BATCH_TENSOR)
 
 
 def find(model: Model, _: Repository) -> Findings:
-    """What core refuses of a model's tensors."""
+    """Find tensor declarations that core refuses."""
     if model.message is None:
         return
     for kind in ("input", "output"):

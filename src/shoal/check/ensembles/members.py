@@ -90,21 +90,11 @@ UNMAPPED = Rule(
     'input_map { key: "A" value: "left_y" }\ninput_map { key: "B" value: "right_y" }',
     is_core=True,
 )
-UNBATCHED = Rule(
-    "member-without-batches",
-    Severity.WARNING,
-    "A model without batches inside an ensemble with them",
-    "Triton allows it; such a model gets each request alone, and the ensemble's rows as an ordinary first dimension,"
-    " so that the whole pipeline runs at its pace.",
-    _SOURCE.format("ValidateEnsembleConfig (models with max_batch_size 0 are exempt)"),
-    "all: max_batch_size: 8\nleft: max_batch_size: 0",
-    "all: max_batch_size: 8\nleft: max_batch_size: 8",
-)
-RULES = (MISSING, VERSION, CIRCLE, BATCH, INPUT, OUTPUT, OUTPUT_TWICE, UNMAPPED, UNBATCHED)
+RULES = (MISSING, VERSION, CIRCLE, BATCH, INPUT, OUTPUT, OUTPUT_TWICE, UNMAPPED)
 
 
 def find(model: Model, repository: Repository) -> Findings:
-    """What core refuses of an ensemble and its models together."""
+    """Find what core refuses about an ensemble and its models together."""
     if model.message is None or not model.message.HasField("ensemble_scheduling"):
         return
     steps = list(model.message.ensemble_scheduling.step)
@@ -127,7 +117,7 @@ def find(model: Model, repository: Repository) -> Findings:
 
 
 def find_circle(model: Model, known: Mapping[str, Model]) -> list[str]:
-    """The way from an ensemble back to itself; empty where there is none."""
+    """Find a cycle of calls from an ensemble back to itself; empty where there is none."""
     ways, seen = [[model.name]], set()
     while ways:
         way = ways.pop()
@@ -142,7 +132,7 @@ def find_circle(model: Model, known: Mapping[str, Model]) -> list[str]:
 
 
 def _missing(model: Model, index: int, name: str, repository: Repository) -> Findings:
-    if name:  # a step without a name is told so already
+    if name:  # a step without a name is reported already
         others = sorted(other for other in repository.known if other != model.name)
         yield MISSING.at(
             model.at("ensemble_scheduling", "step", index, "model_name"),
@@ -153,24 +143,15 @@ def _missing(model: Model, index: int, name: str, repository: Repository) -> Fin
 
 def _sizes(model: Model, index: int, step: Any, member: Model) -> Findings:
     ours, theirs = model.message.max_batch_size, member.message.max_batch_size
-    place = model.at("ensemble_scheduling", "step", index, "model_name")
-    is_known = not member.is_completed
-    if 0 < theirs < ours and is_known:
+    if 0 < theirs < ours and not member.is_completed:
         yield BATCH.at(
-            place,
+            model.at("ensemble_scheduling", "step", index, "model_name"),
             f"ensemble {model.name} allows maximum batch size {ours}, but it contains model {member.name} which only"
             f" allows maximum batch size to be {theirs}.",
             f"Write max_batch_size: {theirs} in {model.name}, or raise that of {member.name}.",
         )
-    if not theirs and ours and is_known and not member.is_ensemble:
-        yield UNBATCHED.at(
-            place,
-            f"Ensemble {model.name} takes batches of up to {ours} rows, and its model {member.name} has max_batch_size"
-            " 0: it gets each request alone.",
-            f"Give {member.name} a max_batch_size, without the row dimension in its dims.",
-        )
     version, served = step.model_version, member.served_versions
-    is_told = bool(version) and (member.is_model_folder or not member.versions)  # these have none
+    is_told = bool(version) and (member.is_model_folder or not member.versions)  # no versions to compare
     if version != -1 and version not in served and not is_told:
         unset = "" if version else " (which it is where the step says nothing)"
         yield VERSION.at(

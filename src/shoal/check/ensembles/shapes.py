@@ -1,4 +1,4 @@
-"""What the models of an ensemble say of the tensors between them: core's rules, in core's words."""
+"""Data types and shapes of the tensors between an ensemble's models: core's rules, in core's words."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ RULES = (DTYPE, SHAPE, DECOUPLED)
 
 
 def find(model: Model, repository: Repository) -> Findings:
-    """What core refuses of the tensors between an ensemble's models."""
+    """Find mismatches of the tensors between an ensemble's models."""
     if model.message is None or find_circle(model, repository.known):
         return
     told: dict[str, Declared] = {}
@@ -72,7 +72,7 @@ def _own(model: Model) -> Iterator[tuple[str, TensorSpec]]:
 
 
 def _meanings(model: Model, index: int, step: Any, member: Model, told: dict[str, Declared]) -> Findings:
-    """Core takes the first that speaks of a tensor for right: the ensemble itself, then the steps in their order."""
+    """Compare declarations as core does: the first one of a tensor counts, the ensemble's, then those of its steps."""
     is_batched = member.message.max_batch_size > 0
     is_open = member.is_completed and not is_batched  # the server may let it take batches
     for field, mapping, tensors in (
@@ -112,7 +112,7 @@ def _compare(model: Model, name: str, first: Declared, here: Declared, place: Pl
 
 
 def _decoupled(model: Model, steps: list[Any], known: Mapping[str, Model]) -> Findings:
-    """Core's labels: what a decoupled step writes gets a new one, what another writes that of what it reads."""
+    """Find mixed responses as core does: a decoupled step gives its outputs a new label, others pass theirs on."""
     labels: dict[str, int] = {tensor.name: 0 for tensor in model.inputs}
     waiting, number = list(enumerate(steps)), 0
     while True:

@@ -1,4 +1,4 @@
-"""Steps that an ensemble runs at once: what Triton did not bear for long."""
+"""Steps that an ensemble runs in parallel: faults of Triton before 26.05."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ RULES = (FIRST, LIMIT)
 
 
 def find(model: Model, repository: Repository) -> Findings:
-    """What may refuse a request that a step beside it runs, where the target is known and too old."""
+    """Find steps that may refuse a request that a parallel step runs, where the target is known and too old."""
     target = repository.target
     if model.message is not None and target is not None and target.release < FIRST_SIDE_BY_SIDE:
         yield from _first(model, target)
@@ -80,9 +80,9 @@ def _limits(model: Model, repository: Repository, target: Target) -> Findings:
 
 
 def _find_earlier(steps: Sequence[Any]) -> list[set[int]]:
-    """Of each step those that it waits for, straight or through others."""
+    """Map each step to those that it waits for, directly or through others."""
     writers = {tensor: index for index, step in enumerate(steps) for tensor in step.output_map.values()}
     before = [{writers[tensor] for tensor in step.input_map.values() if tensor in writers} for step in steps]
-    for _ in steps:  # as many as the longest way has
+    for _ in steps:  # the longest path has as many edges at most
         before = [found.union(*(before[index] for index in found)) for found in before]
     return before

@@ -1,13 +1,12 @@
-"""An ensemble's own configuration: core's rules of how steps and tensors hang together, in core's words."""
+"""An ensemble's own configuration: core's rules for connecting steps and tensors, in core's words."""
 
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterable
 from typing import Any
 
-from shoal.check.findings import Finding, Findings, Place, Rule, Severity
+from shoal.check.findings import Finding, Findings, Rule, Severity
 from shoal.check.models import ENSEMBLE, Model, Repository
 
 _SOURCE = "core, src/model_config_utils.cc: {}"
@@ -50,16 +49,6 @@ STEP = Rule(
     'step [ { model_name: "first" input_map { key: "X" value: "IN" } } ]',
     'step [ { model_name: "first" input_map { ... } output_map { key: "Y" value: "OUT" } } ]',
     is_core=True,
-)
-KEY_TWICE = Rule(
-    "map-key-twice",
-    Severity.ERROR,
-    "A step maps each tensor of its model once",
-    "Of two entries with one key the last one holds, silently. Triton refuses what follows: an input that is not"
-    " mapped, a tensor that nobody reads.",
-    "protobuf's map fields.",
-    'input_map { key: "A" value: "left_y" }\ninput_map { key: "A" value: "right_y" }',
-    'input_map { key: "A" value: "left_y" }\ninput_map { key: "B" value: "right_y" }',
 )
 TWICE = Rule(
     "tensor-written-twice",
@@ -107,16 +96,15 @@ INSIDE = Rule(
     "An output that a step reads as well",
     "Such an ensemble answers only requests for all of its outputs; one for the other outputs alone ends in"
     " `unexpected deadlock, at least one output is not set`. Pass the tensor through its last reader instead.",
-    "Tried on Triton 24.10.",
+    "server issue 7482; tried on Triton 24.10.",
     'output [ { name: "first_y" ... }, { name: "OUT" ... } ]  # and a step reads first_y',
     'output [ { name: "OUT" ... } ]',
 )
-_MAP = re.compile(r"\bkey\s*:")
-RULES = (BACKEND, STEPS, CARRIES, STEP, KEY_TWICE, TWICE, INPUT, OUTPUT, UNUSED, INSIDE)
+RULES = (BACKEND, STEPS, CARRIES, STEP, TWICE, INPUT, OUTPUT, UNUSED, INSIDE)
 
 
 def find(model: Model, _: Repository) -> Findings:
-    """What core refuses of an ensemble, whatever its models are."""
+    """Find what core refuses about an ensemble, whatever its models are."""
     message = model.message
     if message is None:
         return
@@ -163,8 +151,6 @@ def _steps(model: Model) -> Findings:
         what = f"must specify 'step' for ensemble '{model.name}'."
         yield STEPS.at(model.at("ensemble_scheduling"), what, "Add step [ { ... } ].")
         return
-    entries = sum(len(step.input_map) + len(step.output_map) for step in steps)
-    has_maps_twice = entries < len(_MAP.findall(model.text))  # protobuf has kept one of two
     for index, step in enumerate(steps):
         for field in ("model_name", "input_map", "output_map"):
             if not getattr(step, field):
@@ -173,26 +159,8 @@ def _steps(model: Model) -> Findings:
                     f"must specify '{field}' in step {index} of ensemble '{model.name}'.",
                     f"Add {field}.",
                 )
-        if has_maps_twice:
-            yield from _keys(model, index)
     yield from _written(model, steps)
     yield from _flow(model, steps)
-
-
-def _keys(model: Model, index: int) -> Findings:
-    step = model.fields.find("ensemble_scheduling", "step", index)
-    for field in ("input_map", "output_map"):
-        last: dict[str, str] = {}
-        for entry in step.children.get(field, []):
-            key, value = (entry.children[part][0].value if part in entry.children else "" for part in ("key", "value"))
-            if key in last and last[key] != value:
-                yield KEY_TWICE.at(
-                    Place(model.path, entry.line),
-                    f"Step {index} of ensemble '{model.name}' maps {key} to '{last[key]}' and here to '{value}';"
-                    " only the last one holds.",
-                    "Take one out, or mend its key.",
-                )
-            last[key] = value
 
 
 def _written(model: Model, steps: Iterable[Any]) -> Findings:
@@ -210,7 +178,7 @@ def _written(model: Model, steps: Iterable[Any]) -> Findings:
 
 
 def _flow(model: Model, steps: Iterable[Any]) -> Findings:
-    """Core's walk from the inputs: a tensor is ready when all that its step reads is."""
+    """Propagate readiness from the inputs, as core does: a tensor is ready when all that its step reads is."""
     reads = {tensor for step in steps for tensor in step.input_map.values()}
     made = {tensor: step for step in steps for tensor in step.output_map.values()}
     ready = {tensor.name for tensor in model.message.input}
@@ -250,7 +218,7 @@ def _outputs(model: Model, made: dict[str, Any], reads: set[str], ready: set[str
 
 
 def _source(name: str, made: dict[str, Any], ready: set[str]) -> str:
-    """The tensor that keeps ``name`` from being written, as core looks for it."""
+    """Find the tensor that keeps ``name`` from being written, as core does."""
     seen: set[str] = set()
     while True:
         before = sorted(made[name].input_map.values()) if name in made else []
@@ -262,7 +230,7 @@ def _source(name: str, made: dict[str, Any], ready: set[str]) -> str:
 
 
 def _leftovers(model: Model, made: dict[str, Any], reads: set[str], ready: set[str]) -> Findings:
-    """Tensors that nobody reads, and such that nobody writes; what waits for those is told where they stand."""
+    """Find tensors that are never read or never written; the latter are reported at the step that reads them."""
     outputs, inputs = ({t.name for t in tensors} for tensors in (model.message.output, model.message.input))
     for index, step in enumerate(model.message.ensemble_scheduling.step):
         for key, name in sorted(step.output_map.items()):
@@ -275,7 +243,7 @@ def _leftovers(model: Model, made: dict[str, Any], reads: set[str], ready: set[s
 
 
 def _circles(model: Model, reads: set[str], ready: set[str]) -> Findings:
-    """Steps that wait for one another, and that no output waits for."""
+    """Find steps that wait for one another, and that no output depends on."""
     for index, step in enumerate(model.message.ensemble_scheduling.step):
         for key, name in sorted(step.output_map.items()):
             if name in reads and name not in ready:

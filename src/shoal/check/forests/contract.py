@@ -1,4 +1,4 @@
-"""The contract of Triton's FIL backend: hardly any of it is checked when a model loads, and it answers all the same."""
+"""The contract of Triton's FIL backend: hardly any of it is checked at load, and a breach gives wrong answers."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ UNREADABLE = Rule(
 RULES = (TENSORS, FEATURES, MODEL_TYPE, TASK, VERSION, UNREADABLE)
 
 _FIRST_UBJSON = (24, 10)
-_FIRST_CLASSIFIER = (25, 9)  # where is_classifier takes the place of output_class, which is still understood
+_FIRST_CLASSIFIER = (25, 9)  # is_classifier replaces output_class, which is still accepted
 # By the first release: the versions that its Treelite reads, from and up to. docs/model_support.md of fil_backend.
 _READABLE = {
     (22, 7): (((2, 4), (2, 5)),),
@@ -98,7 +98,7 @@ _BACKEND_IN_PYTHON = (((4, 0), (5, 0)),)  # shoal's own, in place of FIL: shoal.
 
 
 def find(model: Model, repository: Repository) -> Findings:
-    """Where a forest's configuration breaks FIL's contract, or does not fit its file."""
+    """Find settings of a forest that break FIL's contract, or do not fit its file."""
     if model.message is None or model.backend != BACKEND:
         return
     target = repository.target
@@ -106,13 +106,13 @@ def find(model: Model, repository: Repository) -> Findings:
     yield from _find_settings(model, target)
     model_type = model.parameters.get("model_type", "xgboost")
     if model_type not in FILES:
-        yield MODEL_TYPE.at(_at(model, "model_type"), f"There is no model_type {model_type}.", _known())
+        yield MODEL_TYPE.at(_at(model, "model_type"), f"Unknown model_type {model_type}.", _known())
         return
     if model_type == "xgboost_ubj" and target and target.release < _FIRST_UBJSON and not _is_in_python(model, target):
         what = f"xgboost_ubj is known to 24.10 and later; the target is {target.version}."
         yield MODEL_TYPE.at(_at(model, "model_type"), what, "Save the model as xgboost.json, model_type xgboost_json.")
     if model.is_model_folder:
-        return  # its file comes with compose
+        return  # compose adds its file
     for version in model.served_versions:
         yield from _find_file(model, model.folder / str(version), model_type, target)
 
@@ -149,7 +149,7 @@ def _find_tensors(model: Model) -> Findings:
 
 
 def _find_settings(model: Model, target: Target | None) -> Findings:
-    """Settings that FIL refuses to load with; shoal's own backend can do without any."""
+    """Find settings that FIL refuses to load with; shoal's own backend requires none."""
     given = model.parameters
     for name in ("output_class", "is_classifier", "predict_proba", "xgboost_allow_unknown_field"):
         if given.get(name, "true") not in ("true", "false"):
@@ -260,7 +260,7 @@ def _find_task(model: Model, path: Path, trees: Trees, target: Target | None) ->
 
 
 def _widths(trees: Trees, target: Target | None, *, is_class: bool, gives_chances: bool) -> Iterator[int]:
-    """The values of a row of answers that could be right."""
+    """Yield the possible output widths for these settings."""
     if trees.task == REGRESSOR or (trees.task in (BINARY, MULTICLASS) and is_class and not gives_chances):
         yield 1
     elif trees.task == MULTICLASS and trees.num_classes:

@@ -1,6 +1,6 @@
-"""What a file of trees says of itself, in each format that Triton's FIL backend reads; no library of theirs is needed.
+"""Headers of forest files, in each format that Triton's FIL backend reads, without the libraries that wrote them.
 
-Whatever is not there, or too large to look for, is None: nothing is concluded from it.
+Values that are absent, or beyond the bytes read, are None: nothing is concluded from them.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def read_trees(path: Path, model_type: str) -> Trees:
     if model_type == "xgboost_json":
         return _read_json(path, head, tail, size)
     if model_type == "xgboost_ubj" and not head.startswith(b"{"):
-        raise UnreadableError("it is no UBJSON")
+        raise UnreadableError("it is not UBJSON")
     if model_type == "lightgbm":
         return _read_text(head)
     return Trees()
@@ -79,7 +79,7 @@ def _read_checkpoint(path: Path, head: bytes, size: int) -> Trees:
         raise UnreadableError(f"it has {len(head)} bytes, and a checkpoint begins with a version of 12")
     major, minor, patch = struct.unpack_from("<3i", head)
     if not (0 < major < 100 and 0 <= minor < 1000 and 0 <= patch < 1000):
-        raise UnreadableError("it is no Treelite checkpoint: it does not begin with a version")
+        raise UnreadableError("it is not a Treelite checkpoint: it does not begin with a version")
     version = (major, minor, patch)
     if major != _READER:
         return Trees(version=version)
@@ -100,17 +100,17 @@ def _read_checkpoint(path: Path, head: bytes, size: int) -> Trees:
 def _read_json(path: Path, head: bytes, tail: bytes, size: int) -> Trees:
     if not head.lstrip().startswith(b"{") or head.startswith((b"{L", b"{i", b"{U", b"{l")):
         is_ubjson = head.startswith(b"{")
-        raise UnreadableError("it is UBJSON, which is model_type xgboost_ubj" if is_ubjson else "it is no JSON")
-    if size > _MAX_BYTES:  # XGBoost writes what is asked for here behind the trees
+        raise UnreadableError("it is UBJSON, which is model_type xgboost_ubj" if is_ubjson else "it is not JSON")
+    if size > _MAX_BYTES:  # XGBoost writes this parameter after the trees
         found = re.search(rb'"learner_model_param"\s*:\s*\{[^{}]*"num_feature"\s*:\s*"?(\d{1,9})', tail)
         return Trees(int(found[1])) if found else Trees()
     try:
         learner = json.loads(path.read_bytes())["learner"]
         num_features = int(learner["learner_model_param"]["num_feature"])
     except json.JSONDecodeError as error:
-        raise UnreadableError(f"it is no JSON, or cut off: {error.msg} at character {error.pos:,}") from None
+        raise UnreadableError(f"it is not JSON, or cut off: {error.msg} at character {error.pos:,}") from None
     except (ValueError, RecursionError, LookupError, TypeError) as error:
-        raise UnreadableError("it is JSON, and no model of XGBoost") from error
+        raise UnreadableError("it is JSON, but not an XGBoost model") from error
     try:
         about = read_xgboost_head(learner)
     except (LookupError, TypeError, ValueError):
@@ -120,7 +120,7 @@ def _read_json(path: Path, head: bytes, tail: bytes, size: int) -> Trees:
 
 def _read_text(head: bytes) -> Trees:
     if not head.startswith(b"tree"):
-        raise UnreadableError("it is no text of LightGBM: it does not begin with 'tree'")
+        raise UnreadableError("it is not a LightGBM text model: it does not begin with 'tree'")
     try:
         about = read_lightgbm_head(read_fields(head.decode("utf-8", "replace").partition("\nTree=")[0]))
     except (LookupError, ValueError):
@@ -129,7 +129,7 @@ def _read_text(head: bytes) -> Trees:
 
 
 def _task(objective: str) -> int | None:
-    """The task of an XGBoost or LightGBM objective, where its name tells."""
+    """The task of an XGBoost or LightGBM objective, where its name shows it."""
     if objective in ("multi:softmax", "multi:softprob", "multiclass"):
         return MULTICLASS
     if objective in ("binary:logistic", "binary"):

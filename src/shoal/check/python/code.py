@@ -1,4 +1,4 @@
-"""The shape of a ``model.py``: can the Python backend import it, and call what stands in it?"""
+"""The shape of a ``model.py``: can the Python backend import it, and call its methods?"""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from shoal.check.findings import Findings, Place, Rule, Severity
 from shoal.check.models import Model, Repository
-from shoal.check.python import answers
 from shoal.check.python import pitfalls as habits
 from shoal.check.python.source import (
     Function,
@@ -64,10 +63,21 @@ FINALIZE = Rule(
     "def finalize(self, args):\n    self.pool.shutdown()",
     "def finalize(self):\n    self.pool.shutdown()",
 )
-RULES = (SYNTAX, NO_CLASS, SIGNATURE, FINALIZE, *answers.RULES, *habits.RULES)
+RETURNS = Rule(
+    "decoupled-returns",
+    Severity.ERROR,
+    "An execute of a decoupled model that returns its responses",
+    "A decoupled model sends what it has through response senders. The list that its execute returns, an empty one too,"
+    " fails the requests, with `is using the decoupled mode and the execute function must return None`.",
+    "python_backend, src/pb_stub.cc: ProcessReturnedResponses; tensorrtllm_backend issue 488.",
+    "model_transaction_policy { decoupled: true }\n\nreturn responses",
+    "model_transaction_policy { decoupled: true }\n\n"
+    "sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)\nreturn None",
+)
+RULES = (SYNTAX, NO_CLASS, SIGNATURE, FINALIZE, RETURNS, *habits.RULES)
 
 CLASS = "TritonPythonModel"
-# How many arguments Triton gives each; how one writes it.
+# The number of arguments that Triton passes, and the right signature.
 _CALLS = {
     "__init__": (0, "__init__(self)"),
     "initialize": (1, "initialize(self, args)"),
@@ -80,11 +90,11 @@ _KEEPS_SIGNATURE = frozenset({"no_grad", "inference_mode", "override", "annotate
 
 
 def find(model: Model, repository: Repository) -> Findings:
-    """What is wrong with the code of a Python model."""
+    """Find mistakes in the code of a Python model."""
     del repository
     for path, text in served_sources(model):
         yield from _check_syntax(Place(path), text)
-    is_decoupled = model.message.model_transaction_policy.decoupled if model.message is not None else None
+    is_decoupled = model.message is not None and model.message.model_transaction_policy.decoupled
 
     def look(source: Source) -> Findings:
         owner = _find_class(source)
@@ -100,7 +110,7 @@ def find(model: Model, repository: Repository) -> Findings:
 def _check_syntax(place: Place, text: str) -> Findings:
     found = parse(text)
     if isinstance(found, ast.Module) and "�" in text:
-        try:  # read as well as could be: it may be in an encoding that it declares, or in none
+        try:  # decoded with replacements: the file may declare another encoding, or be invalid
             ast.parse(place.path.read_bytes())
         except SyntaxError as error:
             found = error
@@ -111,12 +121,12 @@ def _check_syntax(place: Place, text: str) -> Findings:
         yield SYNTAX.at(
             Place(place.path, found.lineno or 0),
             f"Python cannot parse it: {found.msg}{f'; the line is: {shown}' if shown else ''}.",
-            "Mend that line; `python -m py_compile model.py` shows the next one.",
+            "Fix that line; `python -m py_compile model.py` shows the next one.",
         )
 
 
 def _bindings(source: Source) -> Iterator[ast.AST]:
-    """What binds the model class at the module's own level."""
+    """Find the statements that bind the model class at module level."""
     for node in walk_within(source.tree):
         is_definition = isinstance(node, Function | ast.ClassDef) and node.name == CLASS
         is_assigned = isinstance(node, ast.Name) and node.id == CLASS and isinstance(node.ctx, ast.Store)
@@ -187,7 +197,7 @@ def _methods(source: Source, owner: ast.ClassDef) -> tuple[dict[str, Function], 
     return found, is_all and "execute" not in unclear
 
 
-def _check_methods(source: Source, owner: ast.ClassDef, *, is_decoupled: bool | None) -> Findings:
+def _check_methods(source: Source, owner: ast.ClassDef, *, is_decoupled: bool) -> Findings:
     methods, is_all = _methods(source, owner)
     for name, (given, form) in _CALLS.items():
         method = methods.get(name)
@@ -206,8 +216,30 @@ def _check_methods(source: Source, owner: ast.ClassDef, *, is_decoupled: bool | 
     elif any(isinstance(node, ast.Yield | ast.YieldFrom) for node in walk_within(execute)):
         what = "It yields, which gives Triton a generator in place of a list: every request fails."
         yield SIGNATURE.at(source.at(execute), what, "Return a list, or send each part through a response sender.")
-    elif _is_plain(source, execute) and is_decoupled is not None:
-        yield from answers.look(source, execute, is_decoupled=is_decoupled)
+    elif is_decoupled and _is_plain(source, execute) and "set_model_transaction_policy" not in source.words:
+        yield from _check_returns(source, execute)
+
+
+def _check_returns(source: Source, execute: Function) -> Findings:
+    """Lists that a decoupled model returns, where its configuration alone says that it is one."""
+    within = list(walk_within(execute))
+    texts = {node.value for node in source.nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    if any("decoupled" in word for word in (*source.words, *texts)):
+        return  # it may check which mode it is in
+    bound: dict[str, list[ast.AST]] = {}
+    for node in within:
+        for name in (inner for inner in ast.iter_child_nodes(node) if isinstance(inner, ast.Name)):
+            if isinstance(name.ctx, ast.Store | ast.Del):
+                bound.setdefault(name.id, []).append(node)
+    for node in within:
+        value = node.value if isinstance(node, ast.Return) else None
+        if isinstance(value, ast.Name):
+            values = [getattr(by, "value", None) for by in bound.get(value.id, [None])]
+        else:
+            values = [value]
+        if all(isinstance(value, ast.List | ast.ListComp) for value in values):
+            what = "It returns a list, which a decoupled model must not."
+            yield RETURNS.at(source.at(node), what, "Send each response through its request's sender; return None.")
 
 
 def _is_plain(source: Source, method: Function) -> bool:

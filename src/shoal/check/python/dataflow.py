@@ -1,11 +1,10 @@
-"""Which tensors a ``model.py`` reads and writes, by their literal names; what is not certain counts for nothing."""
+"""Tensors that a ``model.py`` reads and writes, by their literal names; what is not certain is left out."""
 
 from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
 
-from shoal.check.python.escape import Requests
 from shoal.check.python.guards import Guards
 from shoal.check.python.literals import Literals
 from shoal.check.python.source import PB, Function, Source, argument, walk_within
@@ -20,7 +19,7 @@ _TESTS = ast.Compare | ast.BoolOp | ast.UnaryOp | ast.If | ast.IfExp | ast.While
 class Use:
     """Tensors named at ``node``; ``is_certain`` where the model fails, or answers wrongly, if they do not exist.
 
-    What a test goes before is not certain: one ``model.py`` may serve several configurations, and ask which it has.
+    A use behind a test is not certain: one ``model.py`` may serve several configurations, and test which it has.
     """
 
     node: ast.AST
@@ -54,7 +53,7 @@ class Scope:
             self.values.setdefault(target.id, []).append(value)
 
     def _given(self, calls: list[ast.Call]) -> set[str]:
-        """The names that go into ``calls``, also by way of a list."""
+        """The names that go into ``calls``, directly or through a list."""
         found = {node.id for call in calls for node in ast.walk(call) if isinstance(node, ast.Name)}
         for name in list(found):
             for value in self.values.get(name, []):
@@ -64,7 +63,7 @@ class Scope:
 
 
 class Flow:
-    """What one source reads and writes; ``is_reading_open`` and ``is_writing_open``: or more than that."""
+    """Tensors that one source reads and writes; ``is_writing_open``: it may write more than that."""
 
     def __init__(self, source: Source) -> None:
         self._source, self._literals, self._guards = source, Literals(source), Guards(source)
@@ -75,11 +74,10 @@ class Flow:
         self.output_configs: list[Use] = []
         component = self._component()
         if component is not None:
-            self.is_reading_open = self.is_writing_open = False
+            self.is_writing_open = False
             self._follow_component(component)
             return
         words = source.words
-        self.is_reading_open = "inputs" in words or self._is_reader_handed_on() or Requests(source).are_handed_on
         self.is_writing_open = bool(words & {"output_tensors", "get_output_tensor_by_name", "inputs"})
         for call in source.calls:
             self._follow(call, source.name(call.func))
@@ -94,8 +92,6 @@ class Flow:
             if names is not None:
                 is_certain = self._fails_on_none(call) and self._guards.is_free(call, names, minds_try=True)
                 lists.get(name, self.reads).append(Use(call, names, is_certain))
-            elif name == _READ:
-                self.is_reading_open = True
         elif name in _TENSORS:
             names = self._literals.texts(argument(call, 0, "name"))
             if names is None:
@@ -119,7 +115,7 @@ class Flow:
     # Reading
 
     def _fails_on_none(self, call: ast.Call) -> bool:
-        """Whether the code breaks where ``call`` returns None: it takes something of it, and never asks."""
+        """Whether the code breaks where ``call`` returns None: it uses the value and never tests it."""
         parent = self._source.parents[call]
         if isinstance(parent, ast.Attribute | ast.Subscript):
             return True
@@ -135,19 +131,10 @@ class Flow:
             scope.breaks[name] = not is_asked and any(isinstance(use, ast.Attribute | ast.Subscript) for use in uses)
         return scope.breaks[name]
 
-    def _is_reader_handed_on(self) -> bool:
-        """Whether the function that reads inputs goes elsewhere by another name."""
-        for node in self._source.nodes:
-            if isinstance(node, ast.Attribute) and self._source.name(node) == _READ:
-                parent = self._source.parents[node]
-                if not (isinstance(parent, ast.Call) and parent.func is node):
-                    return True
-        return False
-
     # Writing
 
     def _flow_of(self, call: ast.Call) -> bool | None:
-        """Whether a tensor is an output, rather than an input of a request to another model; None: who knows."""
+        """Whether a tensor is an output, rather than an input of a request to another model; None: unknown."""
         node: ast.AST = call
         carrier = ""
         while node in self._source.parents and not isinstance(node, ast.stmt):
@@ -179,7 +166,7 @@ class Flow:
         if isinstance(node, ast.Name):
             if node.id not in scope.known:
                 values = scope.values.get(node.id, [])
-                scope.known[node.id] = False  # of one that is made of itself
+                scope.known[node.id] = False  # for one that refers to itself
                 scope.known[node.id] = bool(values) and all(self._is_known(v, scope, depth + 1) for v in values)
             return scope.known[node.id]
         return isinstance(node, ast.Call) and self._source.name(node.func) in _TENSORS
@@ -187,7 +174,7 @@ class Flow:
     # Components of shoal
 
     def _component(self) -> ast.ClassDef | None:
-        """The class whose ``for_triton()`` is the model, if it stands here."""
+        """The class whose ``for_triton()`` is the model, if it is defined here."""
         for node in self._source.tree.body:
             if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
                 owner, _, method = self._source.name(node.value.func).rpartition(".")
@@ -204,7 +191,7 @@ class Flow:
         if "run" not in methods or any(
             self._source.name(base).rpartition(".")[2] != "Component" for base in owner.bases
         ):
-            self.is_reading_open = self.is_writing_open = True
+            self.is_writing_open = True
         for node in walk_within(methods["run"]) if "run" in methods else ():
             if isinstance(node, ast.Return):
                 self._follow_answer(node, methods["run"])
@@ -226,8 +213,8 @@ class Flow:
                 key = argument(around, 0, "key")
             names = self._literals.texts(key)
             if names is None:
-                self.is_reading_open = True
-            elif isinstance(parent, ast.Subscript):
+                continue
+            if isinstance(parent, ast.Subscript):
                 subscripts.append(Use(parent, names, is_certain=True))
             else:
                 asked |= names

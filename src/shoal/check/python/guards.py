@@ -1,4 +1,4 @@
-"""Is a place in a ``model.py`` reached whatever the configuration is, or only where something was asked before?"""
+"""Reachability of places in a ``model.py``: in every configuration, or only after a test of the settings."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import NamedTuple
 
 from shoal.check.python.source import Function, Source, walk_within
 
-# Whom Triton calls, and whom a component of shoal is called by.
+# Entry points: methods that Triton or a component of shoal calls.
 _CALLED = frozenset({"execute", "initialize", "finalize", "auto_complete_config", "is_ready", "run", "check", "load"})
 _LEAVES = ast.Return | ast.Raise | ast.Continue | ast.Break
-_MAX_VALUES = 20  # of one name that are looked at
+_MAX_VALUES = 20  # examined per name
 _NO_SETTINGS = frozenset({"self", "cls", "request", "requests"})
 
 
 class _Exit(NamedTuple):
-    """A test that is left by where it holds: whether it looks at settings, and the texts in it."""
+    """An early exit (``if ...: return``, ``raise``, ...): whether its test reads settings, and the texts in it."""
 
     line: int
     is_about_settings: bool
@@ -25,7 +25,7 @@ class _Exit(NamedTuple):
 
 
 class Guards:
-    """What stands before each place of one source."""
+    """Conditions that guard each place of one source."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -33,10 +33,14 @@ class Guards:
         self._values: dict[ast.AST, dict[str, list[ast.expr]]] = {}
 
     def is_free(self, node: ast.AST, names: frozenset[str], *, minds_try: bool) -> bool:
-        """Whether each run comes to ``node``, which is about the tensors ``names``; ``minds_try``: and breaks there."""
+        """Whether each run reaches ``node``, which uses the tensors ``names``; ``minds_try``: and may fail there."""
         return self._is_free(node, names, minds_try, set())
 
     def _is_free(self, node: ast.AST, names: frozenset[str], minds_try: bool, seen: set[str]) -> bool:
+        # Climb the syntax tree to the function: any branch around the node, or early exit before it, is a guard.
+        # Then the same for each use of the function, until an entry point is reached.
+        # Climb from the node to its function past conditions and early exits, then on from the function's callers
+        # until a method that Triton calls: one unconditional path is enough.
         function = self._source.function_of(node)
         child = node
         while child is not function:
@@ -54,12 +58,12 @@ class Guards:
         name = function.name
         if name in seen or (name.startswith("__") and name.endswith("__")):
             return name not in seen
-        seen.add(name)  # what has been gone through once without success need not be again
+        seen.add(name)  # each function is followed once: also ends recursion
         return any(self._is_free(use, names, minds_try, seen) for use in self._loads.get(name, []))
 
     @cached_property
     def _loads(self) -> dict[str, list[ast.AST]]:
-        """By name, where anything is called or handed on."""
+        """Every read of a name or attribute, by name: calls and references."""
         found: dict[str, list[ast.AST]] = {}
         for node in self._source.nodes:
             if isinstance(getattr(node, "ctx", None), ast.Load) and isinstance(node, ast.Name | ast.Attribute):
@@ -67,7 +71,7 @@ class Guards:
         return found
 
     def _exits_in(self, around: ast.AST) -> list[_Exit]:
-        """The tests among the statements of ``around`` behind which it goes on only where they fail."""
+        """Early exits among the statements of ``around``: what follows runs only where their tests fail."""
         if around not in self._exits:
             ways = [node for node in ast.iter_child_nodes(around) if isinstance(node, ast.If)]
             found = self._exits[around] = []
@@ -76,7 +80,7 @@ class Guards:
         return self._exits[around]
 
     def _read(self, test: ast.AST, function: Function | ast.Module, depth: int = 0) -> tuple[bool, frozenset[str]]:
-        """Whether a test looks at settings, which say what tensors there are; and the texts in it."""
+        """Whether a test reads settings, which determine the tensors; and the texts in it."""
         texts: frozenset[str] = frozenset()
         if _is_about_answers(test):
             return False, texts
@@ -119,7 +123,7 @@ def _parameters(function: Function | ast.Module) -> frozenset[str]:
 
 
 def _is_condition(parent: ast.AST, child: ast.AST, *, minds_try: bool) -> bool:
-    """Whether ``parent`` can run and leave its part ``child`` out."""
+    """Whether ``parent`` can run without running its part ``child``."""
     match parent:
         case ast.If() | ast.IfExp() | ast.While():
             return child is not parent.test and not _is_constant(parent.test) and not _is_about_answers(parent.test)
@@ -137,7 +141,7 @@ def _is_constant(test: ast.expr) -> bool:
 
 
 def _is_about_answers(test: ast.AST) -> bool:
-    """Whether a test asks how to answer, and not what: the tensors of a decoupled model are the same."""
+    """Whether a test only selects decoupled mode, which does not change the tensors."""
     names = [getattr(node, "attr", getattr(node, "id", "")) for node in ast.walk(test)]
     return any(re.search("decoupled", name) for name in names) and not any(
         isinstance(node, ast.BoolOp) for node in ast.walk(test)

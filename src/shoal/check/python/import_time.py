@@ -1,4 +1,4 @@
-"""What runs while a ``model.py`` is imported."""
+"""Code that runs while a ``model.py`` is imported."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def at_import(source: Source) -> Iterator[tuple[ast.Call, str]]:
 
 
 def _run(node: ast.AST) -> Iterator[ast.AST]:
-    """What runs when ``node`` does: bodies of classes, but not those of functions."""
+    """Walk what runs when ``node`` does: bodies of classes, but not those of functions."""
     stack = [node]
     while stack:
         current = stack.pop()

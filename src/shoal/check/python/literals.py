@@ -1,4 +1,4 @@
-"""Which texts can a name in a ``model.py`` stand for? As far as that can be read off without running it."""
+"""Strings that a name in a ``model.py`` can have, as far as that is known without running it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 
 from shoal.check.python.source import Function, Source
 
-_MAX_DEPTH = 8  # of names that stand for names
+_MAX_DEPTH = 8  # of names bound to other names
 _CHANGES = frozenset({"append", "extend", "insert", "remove", "pop", "clear", "add", "update"})  # of a list or a set
 
 

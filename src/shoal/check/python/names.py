@@ -1,4 +1,4 @@
-"""The tensors that a ``model.py`` reads and writes, beside those that its configuration declares."""
+"""The tensors that a ``model.py`` reads and writes, compared with those that its configuration declares."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shoal.check.python.source import Source, examine
 
 READS = Rule(
     "reads-unknown-input",
-    Severity.ERROR,
+    Severity.WARNING,
     "A model.py that reads an input which the configuration does not declare",
     "get_input_tensor_by_name returns None for it, and every request fails with `'NoneType' object has no attribute"
     " 'as_numpy'`.",
@@ -23,22 +23,13 @@ READS = Rule(
 )
 WRITES = Rule(
     "writes-unknown-output",
-    Severity.ERROR,
+    Severity.WARNING,
     "A model.py that writes an output which the configuration does not declare",
     "Triton drops it without a word: a client that names no outputs gets status 200 and an answer that lacks it, also"
     " through an ensemble.",
     "python_backend, src/pb_stub.cc: PruneOutputTensors; tried on Triton 24.10.",
     'output [ { name: "SCORE" data_type: TYPE_FP32 dims: [ 1 ] } ]\n\npb_utils.Tensor("score", scores)',
     'output [ { name: "SCORE" data_type: TYPE_FP32 dims: [ 1 ] } ]\n\npb_utils.Tensor("SCORE", scores)',
-)
-NEVER_READ = Rule(
-    "input-never-read",
-    Severity.WARNING,
-    "A declared input that the model.py never reads",
-    "Every client has to send it, and every request carries it to the model, for nothing.",
-    "A request that lacks an input is refused, unless the configuration says `optional: true`.",
-    'input [ { name: "A" ... }, { name: "B" ... } ]  # and model.py reads A alone',
-    'input [ { name: "A" ... } ]',
 )
 NEVER_WRITTEN = Rule(
     "output-never-written",
@@ -61,11 +52,11 @@ CONFIG = Rule(
     'pb_utils.get_output_config_by_name(model_config, "SCORE")["data_type"]',
     is_core=True,
 )
-RULES = (READS, WRITES, NEVER_READ, NEVER_WRITTEN, CONFIG)
+RULES = (READS, WRITES, NEVER_WRITTEN, CONFIG)
 
 
 def find(model: Model, repository: Repository) -> Findings:
-    """What a Python model reads and writes beside what it declares."""
+    """Compare what a Python model reads and writes with what it declares."""
     del repository
     if model.message is not None and not model.is_completed:
         yield from examine(model, lambda source: _look(source, model))
@@ -77,31 +68,16 @@ def _look(source: Source, model: Model) -> Findings:
     inputs = [*(t.name for t in model.inputs), *(c.name for c in states.control_input)]
     inputs += [*(s.input_name for s in states.state), *(n for b in model.message.batch_input for n in b.target_name)]
     outputs = [*(t.name for t in model.outputs), *(s.output_name for s in states.state)]
-    # A name that one of them has wrong is most likely the one that the other seems not to use.
-    unknown = list(
-        _check(source, READS, flow.reads, inputs, "It reads the input {}, which {} does not declare.", model)
-    )
-    yield from unknown
-    if not unknown and not flow.is_reading_open:
-        yield from _check_read(source, flow, model)
+    what = "It reads the input {}, which {} does not declare."
+    yield from _check(source, READS, flow.reads, inputs, what, model)
     what = "It writes the output {}, which {} does not declare."
+    # A name that one of them has wrong is most likely the one that the other seems not to use.
     unknown = list(_check(source, WRITES, flow.writes, outputs, what, model))
     yield from unknown
     if not unknown and not flow.is_writing_open:
         yield from _check_written(source, flow, model)
     for uses, known in ((flow.input_configs, inputs), (flow.output_configs, outputs)):
         yield from _check(source, CONFIG, uses, known, "It asks for {}, which {} does not declare.", model)
-
-
-def _check_read(source: Source, flow: Flow, model: Model) -> Findings:
-    read = {name for use in flow.reads for name in use.names}
-    for index, tensor in enumerate(model.inputs):
-        if read and tensor.name not in read and not tensor.is_optional:
-            yield NEVER_READ.at(
-                model.at("input", index, "name"),
-                f"{source.path.relative_to(model.folder)} never reads the input {tensor.name}.",
-                "Read it, leave it out here, or let it be `optional: true`.",
-            )
 
 
 def _check_written(source: Source, flow: Flow, model: Model) -> Findings:

@@ -1,4 +1,4 @@
-"""What a ``model.py`` does that works in a shell and not in Triton: capsules without their stream, text in ASCII."""
+"""Code that works in a shell and not in Triton: capsules without their stream, text in ASCII."""
 
 from __future__ import annotations
 

@@ -29,11 +29,11 @@ class Source:
     names: Mapping[str, str] = field(default_factory=dict)
 
     def at(self, node: ast.AST) -> Place:
-        """Where ``node`` stands."""
+        """The place of ``node``."""
         return Place(self.path, getattr(node, "lineno", 0))
 
     def name(self, node: ast.AST) -> str:
-        """The full dotted name that ``node`` stands for, through the imports; empty where it is none."""
+        """Resolve ``node`` to a full dotted name through the imports; empty where it is not a name."""
         parts: list[str] = []
         while isinstance(node, ast.Attribute):
             parts.append(node.attr)
@@ -44,12 +44,12 @@ class Source:
 
     @cached_property
     def nodes(self) -> tuple[ast.AST, ...]:
-        """All of its tree."""
+        """All nodes of its tree."""
         return tuple(ast.walk(self.tree))
 
     @cached_property
     def parents(self) -> Mapping[ast.AST, ast.AST]:
-        """What stands around each."""
+        """The parent of each node."""
         return {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
 
     def function_of(self, node: ast.AST) -> Function | ast.Module:
@@ -95,7 +95,7 @@ def served_sources(model: Model) -> tuple[tuple[Path, str], ...]:
 
 
 def read_sources(model: Model) -> Iterator[Source]:
-    """Those that parse."""
+    """Yield the sources that parse."""
     for path, text in served_sources(model):
         source = _read(path, text)
         if source is not None:
@@ -109,7 +109,7 @@ def _read(path: Path, text: str) -> Source | None:
 
 
 def examine(model: Model, look: Callable[[Source], Findings]) -> Findings:
-    """What ``look`` finds in each source; what is nested too deep to follow is left out."""
+    """Collect what ``look`` finds in each source; what is nested too deep to follow is left out."""
     for source in read_sources(model):
         found: list[Finding] = []
         try:
@@ -121,12 +121,12 @@ def examine(model: Model, look: Callable[[Source], Findings]) -> Findings:
 
 @lru_cache(maxsize=4)  # each family asks for the same ones
 def parse(text: str) -> ast.Module | SyntaxError | None:
-    """The tree of ``text``, without what only a script runs; why there is none; None where that cannot be told."""
+    """Parse ``text``, without what only a script runs; the error where that fails; None where neither is certain."""
     if len(text) > MAX_SOURCE_BYTES:
         return None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what they say of a model.py is not about this process
+            warnings.simplefilter("ignore")  # warnings about a model.py do not concern this process
             tree = ast.parse(text.removeprefix("\ufeff"))
     except SyntaxError as error:
         return None if _may_be_newer(error) else error

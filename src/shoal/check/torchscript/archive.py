@@ -1,4 +1,4 @@
-"""The code in a TorchScript archive, read as text: nothing of it is run, and no weight is read."""
+"""The code in a TorchScript archive, read as text: no code is run, and no weight is read."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, Valu
 
 
 class ForeignError(ValueError):
-    """A file that is no TorchScript archive; its text completes a sentence about it."""
+    """A file that is not a TorchScript archive; its text completes a sentence about it."""
 
 
 class Script:
     """A TorchScript archive.
 
     Raises:
-        ForeignError: it is none.
+        ForeignError: the file is not a TorchScript archive.
     """
 
     def __init__(self, path: Path) -> None:
@@ -64,7 +64,7 @@ class Script:
 
     @cached_property
     def main(self) -> str:
-        """The qualified name of the module that is called; empty where it cannot be told."""
+        """The qualified name of the module that is called; empty where it is unknown."""
         try:
             for opcode, argument, _ in pickletools.genops(self._read(self._data, 2**16)):
                 if opcode.name == "GLOBAL":
@@ -76,13 +76,12 @@ class Script:
 
     def find_class(self, name: str) -> ast.ClassDef | None:
         """The class of a qualified name."""
-        found = self._find(name)
-        return found if isinstance(found, ast.ClassDef) else None
-
-    def find_function(self, name: str) -> ast.FunctionDef | None:
-        """The function of a qualified name that is no method."""
-        found = self._find(name)
-        return found if isinstance(found, ast.FunctionDef) else None
+        module, _, last = name.rpartition(".")
+        if module.split(".")[0] != _ROOT:
+            return None
+        tree = self._parse(f"{self._root}/code/{module.replace('.', '/')}.py")
+        classes = (statement for statement in (tree.body if tree else ()) if isinstance(statement, ast.ClassDef))
+        return next((found for found in classes if found.name == last), None)
 
     def devices(self) -> Iterator[tuple[str, int, str]]:
         """Each place where the code names a device: its file in the archive, the line, and the text there.
@@ -97,16 +96,6 @@ class Script:
                 tree = self._parse(name) if _NAMES_DEVICE.search(text) else None
                 for line in sorted(set(_device_lines(tree))) if tree else ():
                     yield name.partition("/")[2], line, text.decode().splitlines()[line - 1].strip()
-
-    def _find(self, name: str) -> ast.stmt | None:
-        module, _, last = name.rpartition(".")
-        if module.split(".")[0] != _ROOT:
-            return None
-        tree = self._parse(f"{self._root}/code/{module.replace('.', '/')}.py")
-        for statement in tree.body if tree else ():
-            if isinstance(statement, ast.ClassDef | ast.FunctionDef) and statement.name == last:
-                return statement
-        return None
 
     def _parse(self, name: str) -> ast.Module | None:
         if name not in self._modules and len(self._modules) < _MAX_FILES:
@@ -144,19 +133,6 @@ def find_method(owner: ast.ClassDef, name: str) -> ast.FunctionDef | None:
     return next((s for s in owner.body if isinstance(s, ast.FunctionDef) and s.name == name), None)
 
 
-def attributes(owner: ast.ClassDef) -> dict[str, str]:
-    """What a class says of its attributes: name -> type, as it is written."""
-    found = {}
-    for statement in owner.body:
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-            found[statement.target.id] = ast.unparse(statement.annotation)
-        elif isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Subscript):
-            key = statement.targets[0].slice  # __annotations__["0"] = ...
-            if isinstance(key, ast.Constant):
-                found[str(key.value)] = ast.unparse(statement.value)
-    return found
-
-
 def arguments(function: ast.FunctionDef) -> Iterator[tuple[str, str, bool]]:
     """The arguments behind self: name, type as it is written, and whether there is a default."""
     given = [*function.args.posonlyargs, *function.args.args]
@@ -167,7 +143,7 @@ def arguments(function: ast.FunctionDef) -> Iterator[tuple[str, str, bool]]:
 
 
 def returned(function: ast.FunctionDef) -> tuple[str, int | None]:
-    """What a function gives, as it is written, and how many values that is where it is tensors or a tuple."""
+    """The return type of a function as written, and its number of values where it is tensors or a tuple."""
     kind = function.returns
     if isinstance(kind, ast.Subscript) and ast.unparse(kind.value) == "Tuple":
         return "Tuple", len(kind.slice.elts) if isinstance(kind.slice, ast.Tuple) else 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 from shoal.check.findings import Findings, Place, Rule, Severity
 from shoal.check.models import Model, Repository
 from shoal.check.torchscript.archive import ForeignError, Script, arguments, find_method, returned
-from shoal.check.torchscript.index_use import IndexFlow
 from shoal.environment.targets import Target
 
 BACKEND = "pytorch"
@@ -50,17 +48,6 @@ NAMES = Rule(
     'input [ { name: "INPUT__1" ... }, { name: "INPUT__2" ... } ]',
     'input [ { name: "INPUT__0" ... }, { name: "INPUT__1" ... } ]',
 )
-INTEGERS = Rule(
-    "torchscript-integers",
-    Severity.WARNING,
-    "What is used as an index is declared with an integer type that the operator takes",
-    "torch.embedding takes INT32 and INT64, one_hot and take INT64 alone, gather and scatter INT64 alone before torch"
-    " 2.8; nothing takes INT8, INT16 or UINT8. The model loads, and each request fails: `Expected tensor for argument"
-    " #1 'indices' to have one of the following scalar types: Long, Int`.",
-    "pytorch pull request 173886 for gather and scatter; the others tried with torch 2.13.",
-    'input [ { name: "INPUT__0" data_type: TYPE_INT16 dims: [ -1 ] } ]  # ids of an embedding',
-    'input [ { name: "INPUT__0" data_type: TYPE_INT64 dims: [ -1 ] } ]',
-)
 OUTPUTS = Rule(
     "torchscript-outputs",
     Severity.ERROR,
@@ -76,14 +63,14 @@ _DEVICES_WHY = (
     "torch.jit.trace writes x.device down as the device of the example, and loading the file elsewhere does not change"
     " it: what is made there meets what lies here, `Expected all tensors to be on the same device`."
 )
-_DEVICES_SOURCE = "tried with torch 2.13 (map_location moves weights and constant tensors, not devices in the code)"
+_DEVICES_SOURCE = "{}; tried with torch 2.13 (map_location moves weights and constant tensors, not devices in the code)"
 _SCRIPTED = "positions = torch.arange(x.shape[1], device=x.device)  # in a module for torch.jit.script"
 DEVICE = Rule(
     "torchscript-device",
     Severity.ERROR,
     "The code of a model names no other device than the one its instances run on",
     f"The model loads, and each request fails. {_DEVICES_WHY}",
-    _DEVICES_SOURCE,
+    _DEVICES_SOURCE.format("server issues 2024, 4449 and 5370"),
     f"{_TRACED}\ninstance_group [ {{ kind: KIND_GPU }} ]",
     _SCRIPTED,
 )
@@ -92,22 +79,17 @@ BOUND = Rule(
     Severity.WARNING,
     "The code of a model names no device",
     f"It runs on that device alone. {_DEVICES_WHY} Models with KIND_MODEL, which place their tensors themselves, may.",
-    _DEVICES_SOURCE,
+    _DEVICES_SOURCE.format("server issue 2701"),
     _TRACED,
     _SCRIPTED,
 )
-RULES = (FOREIGN, INPUTS, NAMES, INTEGERS, OUTPUTS, DEVICE, BOUND)
+RULES = (FOREIGN, INPUTS, NAMES, OUTPUTS, DEVICE, BOUND)
 
-_SMALL = {"TYPE_INT8", "TYPE_INT16", "TYPE_UINT8", "TYPE_UINT16", "TYPE_UINT32", "TYPE_UINT64"}
-_NO_INDEX = _SMALL | {"TYPE_BOOL", "TYPE_FP16", "TYPE_FP32", "TYPE_FP64", "TYPE_BF16"}
-_LONG_ALONE = {"one_hot", "take", "take_along_dim"}
-_LONG_ONCE = {"gather", "scatter", "scatter_", "scatter_add", "scatter_add_"}  # before torch 2.8
-_FIRST_TORCH_2_8 = (25, 5)  # the container of that release, from whose sources the native backend is built
 _INDEX = re.compile(r"(?:(?!__).)*__([0-9]{1,6})")  # the first "__", as libtorch.cc looks for it
 
 
 def find(model: Model, repository: Repository) -> Findings:
-    """Where a model of the PyTorch backend and its configuration differ."""
+    """Find differences between a model of the PyTorch backend and its configuration."""
     if model.message is None or model.backend != BACKEND or model.is_model_folder:
         return
     is_native = _is_native(model, repository.target)
@@ -132,7 +114,7 @@ def _find_file(model: Model, path: Path, repository: Repository, *, is_native: b
             return  # what a version folder lacks is said elsewhere
         script = Script(path)
     except ForeignError as error:
-        yield FOREIGN.at(Place(path), f"It is no TorchScript archive: {error}.", "Save it with torch.jit.save.")
+        yield FOREIGN.at(Place(path), f"It is not a TorchScript archive: {error}.", "Save it with torch.jit.save.")
         return
     except OSError as error:
         yield FOREIGN.at(Place(path), f"It cannot be read: {error.strerror}.", "Let the server's user read it.")
@@ -149,8 +131,6 @@ def _find_file(model: Model, path: Path, repository: Repository, *, is_native: b
             yield from _find_inputs(model, taken, is_native=is_native)
             yield from _find_order(model, [name for name, _, _ in taken], is_native=is_native)
         yield from _find_outputs(model, *returned(forward), repository=repository, is_native=is_native)
-        if not is_dict and len(taken) == len(model.inputs):
-            yield from _find_integers(model, script, repository.target, is_native=is_native)
 
 
 def _find_devices(model: Model, path: Path, script: Script) -> Findings:
@@ -170,7 +150,7 @@ def _find_devices(model: Model, path: Path, script: Script) -> Findings:
 
 
 def _is_elsewhere(text: str, groups: Any) -> bool:
-    """Whether code names a device that instances do not run on, as far as it can be told."""
+    """Whether code names a device that instances do not run on, as far as the code shows it."""
     named = re.search(r"""torch\.(?:device\(["'])?(cpu|cuda)(?::([0-9]+))?""", text)
     if not named:
         return False
@@ -198,7 +178,7 @@ def _find_inputs(model: Model, taken: list[tuple[str, str, bool]], *, is_native:
 
 
 def _num_others(model: Model) -> int:
-    """Inputs that the server itself gives."""
+    """Number of inputs that the server itself supplies."""
     message = model.message
     num = len(message.batch_input)
     if message.HasField("sequence_batching"):
@@ -207,7 +187,7 @@ def _num_others(model: Model) -> int:
 
 
 def _find_names(model: Model, *, is_native: bool) -> Findings:
-    """Indices in names that leave a gap, or say another order than the list."""
+    """Find indices in names that leave a gap, or contradict the order of the list."""
     for kind, tensors in (("input", model.inputs), ("output", model.outputs)):
         found = [_INDEX.fullmatch(tensor.name) for tensor in tensors]
         indices = [int(match[1]) for match in found if match]
@@ -229,7 +209,7 @@ def _with_index(name: str, index: int) -> str:
 
 
 def _find_order(model: Model, taken: list[str], *, is_native: bool) -> Findings:
-    """Names of arguments that stand in other places than the arguments, where the places are what counts."""
+    """Find inputs named after arguments at other positions, where arguments are matched by position."""
     names = [tensor.name for tensor in model.inputs]
     is_by_name = is_native and set(names) <= set(taken)
     is_by_index = is_native and all(_INDEX.fullmatch(name) for name in names)
@@ -251,7 +231,7 @@ def _find_outputs(model: Model, kind: str, num: int | None, *, repository: Repos
         return
     place, num_declared = model.at("output"), len(model.outputs)
     if kind.startswith("Dict[") or (kind == "List[Tensor]" and is_native):
-        what = f"forward gives a {kind}, and no tensor or tuple of tensors."
+        what = f"forward gives a {kind}, not a tensor or a tuple of tensors."
         yield OUTPUTS.at(place, what, "Return a tuple; in transformers, with torchscript=True or return_dict=False.")
         return
     if num is None:
@@ -265,35 +245,3 @@ def _find_outputs(model: Model, kind: str, num: int | None, *, repository: Repos
     elif num_declared < num and repository.manifest and not is_native:
         what = f"Declared outputs: {num_declared}; forward gives {num}, and shoal's backend wants each declared."
         yield OUTPUTS.at(place, what, f"Declare {num}.")
-
-
-def _find_integers(model: Model, script: Script, target: Target | None, *, is_native: bool) -> Findings:
-    order = list(range(len(model.inputs)))
-    owner = script.find_class(script.main)
-    forward = find_method(owner, "forward") if owner else None
-    if owner is None or forward is None:
-        return
-    taken = [name for name, _, _ in arguments(forward)]
-    names = [tensor.name for tensor in model.inputs]
-    found = [_INDEX.fullmatch(name) for name in names]
-    if is_native and sorted(names) == sorted(taken):
-        order = [names.index(name) for name in taken]
-    elif all(found):
-        indices = [int(match[1]) for match in found if match]
-        if sorted(indices) != order:
-            return  # said already
-        order = [indices.index(position) for position in order]
-    is_old = is_native and (target is None or target.release < _FIRST_TORCH_2_8)
-    for argument, operator in sorted(set(IndexFlow(script).find(owner, script.main))):
-        tensor = model.inputs[order[argument]]
-        known = list(_types(operator, is_old=is_old))
-        if tensor.dtype in _NO_INDEX or (tensor.dtype == "TYPE_INT32" and "TYPE_INT32" not in known):
-            what = f"{tensor.name} is declared {tensor.dtype}; it reaches torch.{operator}, which takes"
-            place = model.at("input", order[argument], "data_type")
-            yield INTEGERS.at(place, f"{what} {' and '.join(known)}.", "Declare it TYPE_INT64, or cast it in forward.")
-
-
-def _types(operator: str, *, is_old: bool) -> Iterator[str]:
-    if operator not in _LONG_ALONE and not (operator in _LONG_ONCE and is_old):
-        yield "TYPE_INT32"
-    yield "TYPE_INT64"
