@@ -105,7 +105,7 @@ def main(num_turns: int = 30) -> None:
     read = Reader(encoder.vocabulary, bundle, Device())
     ways: Ways = {
         "features, plain Python": Plain(bundle),
-        "features": lambda batch: features(encode(Texts.from_bytes(batch))),
+        "features": lambda batch: features.of_rows(encode(Texts.from_bytes(batch))),
         "tokens, Hugging Face": lambda batch: hugging_face(wordpiece, batch),
         "tokens": lambda batch: wordpiece.encode(Texts.from_bytes(batch)),
         "tokens and features": lambda batch: read(Texts.from_bytes(batch)),

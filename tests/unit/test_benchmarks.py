@@ -33,7 +33,7 @@ def test_features_in_plain_python_are_shoals(load: Any, passages: Corpus) -> Non
     texts = [*passages.texts, "", "!? …", "No end", "One. Two... THREE?! naïve café 漢字 e\u0301"]
     found = load("recipe").PlainFeatures(json.loads(bundle.dumps()))(texts)
     features = Features(bundle, Device())
-    expected = features(TokenCoder(features.lexicon)(to_texts(texts)))
+    expected = features.of_rows(TokenCoder(features.lexicon)(to_texts(texts)))
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
 

@@ -52,7 +52,7 @@ def test_features_equal_the_definitions(bundle: Bundle, texts: list[str], scale:
     raw = np.array([references.raw_features(tokenize(text), bundle.stop_words, listed) for text in sample])
     expected = (raw - np.array(bundle.mean)) / np.array(bundle.std)
     features = Features(bundle, Device())
-    got = features(TokenCoder(features.lexicon)(Texts.from_bytes(text.encode() for text in sample)))
+    got = features.of_rows(TokenCoder(features.lexicon)(Texts.from_bytes(text.encode() for text in sample)))
     difference = float((np.abs(got - expected) / np.maximum(1, np.abs(expected))).max())
     record("features = definitions", texts=len(sample), max_relative_diff=difference)
     assert difference <= 1e-6

@@ -14,7 +14,7 @@ from shoal.component.tensors import Array, Device
 from shoal.readability.features import FEATURE_NAMES
 from shoal.text.lexicon import BasicTokenizer, Lexicon, is_word
 from shoal.text.ragged import Ragged, Texts
-from shoal.text.word_statistics import TokenCoder, count_features
+from shoal.text.word_statistics import TokenCoder, TokenCounter, count_features, count_tokens, make_features
 from tests.support.references import raw_features
 
 STOP_WORDS, LISTED = ("the", "a"), ("dog", "cat", "the")
@@ -27,7 +27,8 @@ nasty_text = st.lists(snippets | st.text(max_size=4), max_size=25).map("".join)
 
 
 def count(texts: list[str]) -> Array:
-    return count_features(TokenCoder(LEXICON)(Texts.from_bytes([t.encode(errors="replace") for t in texts])), LEXICON)
+    rows = TokenCoder(LEXICON)(Texts.from_bytes([t.encode(errors="replace") for t in texts]))
+    return make_features(*TokenCounter(LEXICON)(rows))
 
 
 @pytest.mark.parametrize(
@@ -63,8 +64,18 @@ def test_equal_to_the_definitions(texts: list[str]) -> None:
 
 
 @given(st.lists(nasty_text, min_size=1, max_size=6))
+def test_array_code_counts_the_same(texts: list[str]) -> None:
+    """In NumPy, and in torch as on a device; also where listed tokens are no words."""
+    lexicon = Lexicon.build(STOP_WORDS, (*LISTED, "—", "…"), Device())
+    rows = TokenCoder(lexicon)(Texts.from_bytes([t.encode(errors="replace") for t in texts]))
+    expected = TokenCounter(lexicon)(rows)
+    for one, other in zip(expected, count_tokens(Ragged.from_rows(rows), lexicon), strict=True):
+        assert np.array_equal(one, other)
+
+
+@given(st.lists(nasty_text, min_size=1, max_size=6))
 def test_torch_arrays_give_the_same(texts: list[str]) -> None:
-    codes = TokenCoder(LEXICON)(Texts.from_bytes([t.encode(errors="replace") for t in texts]))
+    codes = Ragged.from_rows(TokenCoder(LEXICON)(Texts.from_bytes([t.encode(errors="replace") for t in texts])))
     columns: dict[str, Any] = {
         n: torch.asarray(getattr(LEXICON, n)) for n in ("is_word", "is_stop", "is_end", "column")
     }

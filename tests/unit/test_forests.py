@@ -46,7 +46,8 @@ def ask(model: Any, rows: NDArray[Any], tmp_path: Path) -> NDArray[Any]:
 def test_regressors(forest: Any, tmp_path: Path) -> None:
     model = treelite.sklearn.import_model(forest.fit(ROWS, TARGETS))
     found = ask(model, ROWS, tmp_path)
-    assert (found.shape, found.dtype) == ((400, 1), np.float32)
+    assert found.shape == (400, 1)
+    assert found.dtype == np.float32
     np.testing.assert_allclose(found[:, 0], forest.predict(ROWS), rtol=0, atol=1e-5)
     assert ask(model, ROWS[:0], tmp_path).shape == (0, 1)
 

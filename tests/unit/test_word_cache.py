@@ -61,7 +61,7 @@ def test_codes_tell_words_apart_whatever_came_before(bundle: Bundle, before: lis
     coder = TokenCoder(Lexicon.build(bundle.stop_words, [*bundle.frequent, *bundle.rare], Device()))
     coder(to_texts(before))
     tokenize, seen = BasicTokenizer(), dict[int, str]()
-    for text, codes in zip(texts, rows(coder(to_texts(texts))), strict=True):
+    for text, codes in zip(texts, coder(to_texts(texts)), strict=True):
         for token, code in zip(tokenize(text), codes, strict=True):
             assert code == -1 or seen.setdefault(code, token) == token
     assert len(set(seen.values())) == len(seen)
@@ -74,7 +74,7 @@ def numbering() -> Find[list[int]]:
 
 
 def look_up(cache: WordCache[list[int]], texts: Sequence[Sequence[str]]) -> list[list[int]]:
-    return rows(flatten(cache(to_texts(map(" ".join, texts)))))
+    return flatten(cache(to_texts(map(" ".join, texts))))
 
 
 def test_rows_without_words() -> None:
@@ -122,7 +122,7 @@ def test_codes_tell_words_apart_where_words_are_forgotten(bundle: Bundle, batche
         cache = WordCache(lambda: TokenCodes(tokens))
         for texts in batches:
             seen: dict[int, str] = {}
-            for text, row in zip(texts, rows(flatten(cache(to_texts(texts)))), strict=True):
+            for text, row in zip(texts, flatten(cache(to_texts(texts))), strict=True):
                 for token, code in zip(tokenize(text), row, strict=True):
                     assert (code == -1 and not is_word(token)) or seen.setdefault(code, token) == token
                     assert token not in tokens or tokens[code] == token

@@ -15,7 +15,7 @@ from shoal.readability.reader import Reading, _merge
 from shoal.text.device.device_tokens import CodePoints, Words, code_points, count_begun, hash_factors
 from shoal.text.device.host_fallback import Routing
 from shoal.text.lexicon import BasicTokenizer, Lexicon, is_word
-from shoal.text.ragged import Texts, to_texts
+from shoal.text.ragged import Ragged, Texts, to_texts
 from shoal.text.word_statistics import DeviceCoder, TokenCoder, count_features
 from shoal.text.wordpiece import SpecialIds, frame, round_up
 from tests.support.pretend import PretendGpu
@@ -72,7 +72,7 @@ def test_long_words_are_found(device: Device, text: str, expected: bool) -> None
 @given(texts=CLEAN)
 def test_codes_on_a_device_give_the_features_of_the_hosts(device: Device, texts: list[str]) -> None:
     host = Lexicon.build(STOP_WORDS, LISTED, Device())
-    expected = count_features(TokenCoder(host)(to_texts(texts)), host)
+    expected = count_features(Ragged.from_rows(TokenCoder(host)(to_texts(texts))), host)
 
     there_lexicon = Lexicon.build(STOP_WORDS, LISTED, device)
     clean = to_texts(" ".join(BasicTokenizer()(text)) for text in texts)

@@ -1,4 +1,4 @@
-"""Forests: Treelite checkpoints read, checked and computed."""
+"""Tree ensembles: reading, checking and running Treelite checkpoints."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Files of XGBoost and LightGBM, read without either library: what a model says of itself before its trees."""
+"""Header readers for XGBoost and LightGBM model files, without either library."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shoal.forests.ubjson import read_ubjson
 
 
 class Head(NamedTuple):
-    """``objective`` is the name that the library has for it; ``num_classes`` is 1 where a row gets one score."""
+    """Header of a model; ``objective`` is the library's own name, ``num_classes`` is 1 if a row gets one score."""
 
     objective: str
     num_features: int
@@ -20,7 +20,7 @@ class Head(NamedTuple):
 
 
 def is_json(content: bytes) -> bool:
-    """Whether an XGBoost model is in JSON, not in UBJSON, which begins with the same brace."""
+    """Whether an XGBoost model is in JSON; UBJSON begins with the same brace."""
     return re.match(rb'\s*\{\s*"', content) is not None
 
 
@@ -37,7 +37,7 @@ def read_xgboost_head(learner: Mapping[str, Any]) -> Head:
     """Read the ``learner`` of a parsed model.
 
     Raises:
-        LookupError, TypeError, ValueError: it does not say how many features it takes, or something is no number.
+        LookupError, TypeError, ValueError: the number of features is missing, or a value is not a number.
     """
     about = learner["learner_model_param"]
     return Head(
@@ -49,16 +49,16 @@ def read_xgboost_head(learner: Mapping[str, Any]) -> Head:
 
 
 def read_fields(lines: str) -> dict[str, str]:
-    """Read lines ``key=value`` of LightGBM's text: its head's, or one tree's."""
+    """Parse ``key=value`` lines of LightGBM's text format: those of the header, or of one tree."""
     pairs = (line.strip().partition("=") for line in lines.splitlines())
     return {key: value for key, mark, value in pairs if mark}
 
 
 def read_lightgbm_head(fields: Mapping[str, str]) -> Head:
-    """Read the head of a model in LightGBM's text; its objective comes with that one's parameters.
+    """Read the header of a model in LightGBM's text format; the objective includes its parameters.
 
     Raises:
-        LookupError, ValueError: it does not say how many features it takes, or something is no number.
+        LookupError, ValueError: the number of features is missing, or a value is not a number.
     """
     num_features, num_classes = int(fields["max_feature_idx"]) + 1, int(fields.get("num_class", "1"))
     return Head(fields.get("objective", "").strip(), num_features, num_classes)

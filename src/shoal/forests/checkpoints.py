@@ -1,4 +1,4 @@
-"""Treelite checkpoints, read whole without Treelite, which ends the process over a damaged one.
+"""Validating reader for Treelite checkpoints, without Treelite, which aborts the process on a damaged one.
 
 The format: Treelite's documentation, "Treelite Serialization Format v4".
 """
@@ -33,7 +33,7 @@ _POSTPROCESSORS = (
 
 
 class Task(IntEnum):
-    """What a forest was trained for: Treelite's TaskType."""
+    """Task that a forest was trained for: Treelite's TaskType."""
 
     BINARY = 0
     REGRESSION = 1
@@ -44,10 +44,10 @@ class Task(IntEnum):
 
 @dataclass(frozen=True)
 class Forest:
-    """What a Treelite checkpoint says of itself.
+    """Header of a Treelite checkpoint.
 
-    ``num_classes`` are the most of any target: 1 where a row gets one score, or the chance of the second of two
-    classes. ``postprocessor`` is Treelite's name for what turns a row's sums into its answer.
+    ``num_classes`` is the maximum over targets: 1 if a row gets one score, or the probability of the second of two
+    classes. ``postprocessor`` is Treelite's name of the function from a row's sums to its answer.
     """
 
     num_features: int
@@ -60,15 +60,15 @@ class Forest:
 
     @property
     def is_classifier(self) -> bool:
-        """Whether it was trained to tell classes."""
+        """Whether it was trained for classification."""
         return self.task in (Task.BINARY, Task.MULTICLASS)
 
     def check(self, spec: ModelSpec, path: Path, *, is_ours: bool) -> None:
-        """Check that the forest at ``path`` takes what a model declares; with ``is_ours``, where shoal's own backend
-        serves it, that it gives it too, under the model's settings.
+        """Check the forest at ``path`` against a model's declared inputs; with ``is_ours`` (shoal's own backend serves
+        it) also against its outputs, under the model's settings.
 
         Raises:
-            ArtifactError: it does not, or a setting is none.
+            ArtifactError: they do not fit, or a setting is invalid.
         """
         settings = Settings.read(spec) if is_ours else Settings()
         num_outputs = self.num_targets * self.num_classes
@@ -83,7 +83,7 @@ class Forest:
         raise ArtifactError(
             f"{path} takes {self.num_features} features and gives {gives}; the config of {spec.name} declares"
             f" {', '.join([*tensors, *settings.given])}.",
-            f"Mend the dims{right} or the settings, or export a forest that fits. {MAKE_AGAIN}",
+            f"Fix the dims{right} or the settings, or export a forest that fits. {MAKE_AGAIN}",
         )
 
 
@@ -91,7 +91,7 @@ def read_forest(path: Path) -> Forest:
     """Read a whole Treelite checkpoint and check that every walk through its trees ends at a finite leaf.
 
     Raises:
-        ArtifactError: it is no such file, or damaged.
+        ArtifactError: it is not such a file, or is damaged.
     """
     begins = check_file(path, _FOREST)
     try:
@@ -101,13 +101,13 @@ def read_forest(path: Path) -> Forest:
 
 
 class _Fields:
-    """The fields of a checkpoint, one behind the other; a ``ValueError`` where they do not fit the file."""
+    """Cursor over the fields of a checkpoint; raises ``ValueError`` when they do not fit the file."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self._at = data, 0
 
     def take(self, dtype: npt.DTypeLike, count: int) -> _Array:
-        """The next ``count`` numbers."""
+        """Read the next ``count`` numbers."""
         size = np.dtype(dtype).itemsize * count
         if size > len(self._data) - self._at:
             raise ValueError(f"it is cut off, or damaged: a field of {size:,} bytes begins at byte {self._at:,}")
@@ -115,34 +115,34 @@ class _Fields:
         return np.frombuffer(self._data, dtype, count, self._at - size) if count else np.empty(0, dtype)
 
     def scalar(self, dtype: npt.DTypeLike, known: Iterable[int] | None = None) -> int:
-        """The next number, one of ``known``."""
+        """Read the next number, which must be one of ``known`` if given."""
         value = int(self.take(dtype, 1)[0])
         if known is not None and value not in known:
-            raise ValueError(f"it is damaged: {value} before byte {self._at:,} means nothing")
+            raise ValueError(f"it is damaged: {value} before byte {self._at:,} is not a known value")
         return value
 
     def array(self, dtype: npt.DTypeLike, *lengths: int) -> _Array:
-        """The next array, of one of these lengths if any are given."""
+        """Read the next array, whose length must be one of ``lengths`` if any are given."""
         return self.take(dtype, self.scalar("<u8", lengths or None))
 
     def text(self) -> bytes:
-        """The next string."""
+        """Read the next string."""
         return bytes(self.array("u1"))
 
     def check(self, is_met: bool | np.bool_, what: str) -> None:
-        """What was read last must meet a condition."""
+        """Refuse the field that was read last unless the condition is met; ``what`` names the fault."""
         if not is_met:
             raise ValueError(f"it is damaged: {what} before byte {self._at:,}")
 
     def end(self) -> None:
-        """No byte may be left."""
+        """Check that no byte is left."""
         self.check(self._at == len(self._data), f"{len(self._data) - self._at:,} bytes too many")
 
 
 def _read_forest(fields: _Fields) -> Forest:
     version = fields.take("<i4", 3)
     if version[0] != _MAJOR or version.min() < 0 or version.max() > _LAST_VERSION:
-        raise ValueError(f"it is of no Treelite {_MAJOR}")
+        raise ValueError(f"it is not of Treelite {_MAJOR}")
     number = fields.scalar("u1", _FLOATS)
     fields.scalar("u1", (number,))  # thresholds and leaves are of one type
     num_trees, num_features, task = fields.scalar("<u8"), fields.scalar("<i4"), fields.scalar("u1", range(5))
@@ -152,14 +152,14 @@ def _read_forest(fields: _Fields) -> Forest:
     most = int(classes.max())
     fields.check(min(num_trees, num_features, int(classes.min())) > 0, "no trees, features or classes")
     fields.check(shape[0] in (1, num_targets) and shape[1] in (1, most), "an unknown shape of leaves")
-    for size, width in ((num_targets, shape[0]), (most, shape[1])):  # which target and which class a tree is for
+    for size, width in ((num_targets, shape[0]), (most, shape[1])):  # target and class of each tree
         index = fields.array("<i4", num_trees)
         lowest = -1 if shape.prod() > 1 and width == size else 0  # -1: for all of them, one leaf value each
-        fields.check(index.min() >= lowest and index.max() < size, "a tree for a target or class that is none")
+        fields.check(index.min() >= lowest and index.max() < size, "a tree for an unknown target or class")
     postprocessor = fields.text()
     fields.check(postprocessor in _POSTPROCESSORS, "an unknown postprocessor")
-    fields.check(np.isfinite(fields.take("<f4", 2)).all(), "a parameter that is no finite number")
-    fields.check(np.isfinite(fields.array("<f8", num_targets * most)).all(), "a base score that is no finite number")
+    fields.check(np.isfinite(fields.take("<f4", 2)).all(), "a parameter that is not finite")
+    fields.check(np.isfinite(fields.array("<f8", num_targets * most)).all(), "a base score that is not finite")
     ties = parse_ties(fields.text())
     fields.scalar("<i4", (0,))  # fields of later versions
     for _ in range(num_trees):
@@ -172,23 +172,25 @@ def _read_tree(fields: _Fields, number: np.dtype[Any], num_features: int, leaf_s
     num_nodes, has_categories = fields.scalar("<i4", range(1, 2**31)), fields.scalar("u1", range(2))
     kind, left, right, split = (fields.array(dtype, num_nodes) for dtype in ("i1", "<i4", "<i4", "<i4"))
     is_leaf, is_numerical = kind == _LEAF, kind == _NUMERICAL
+    # Node 0, the root, has no parent and no node has two, so a walk from the root never meets a node twice: it ends,
+    # and only at a leaf. No graph search is needed.
     children = np.concatenate([left[~is_leaf], right[~is_leaf]])
     fields.check(kind.min() >= 0 and kind.max() <= _CATEGORICAL, "an unknown kind of node")
     fields.check(has_categories == (kind == _CATEGORICAL).any(), "categories")
     fields.check((left[is_leaf] == -1).all() and (right[is_leaf] == -1).all(), "a leaf with children")
-    fields.check(((children > 0) & (children < num_nodes)).all(), "a child that is none")
-    fields.check(len(np.unique(children)) == len(children), "a node with two parents")  # so a walk never turns back
-    fields.check(((split[~is_leaf] >= 0) & (split[~is_leaf] < num_features)).all(), "a feature that is none")
-    fields.check((fields.array("u1", num_nodes) <= 1).all(), "where a missing value goes")
+    fields.check(((children > 0) & (children < num_nodes)).all(), "a child out of range")
+    fields.check(len(np.unique(children)) == len(children), "a node with two parents")
+    fields.check(((split[~is_leaf] >= 0) & (split[~is_leaf] < num_features)).all(), "a feature out of range")
+    fields.check((fields.array("u1", num_nodes) <= 1).all(), "the branch for a missing value")
     values, thresholds, comparison = (fields.array(dtype, num_nodes) for dtype in (number, number, "i1"))
-    fields.check(not np.isnan(thresholds[is_numerical]).any(), "a threshold that is no number")
+    fields.check(not np.isnan(thresholds[is_numerical]).any(), "a threshold that is NaN")
     known = (comparison[is_numerical] > 0) & (comparison[is_numerical] <= _NUM_COMPARISONS)
     fields.check(known.all(), "an unknown comparison")
-    fields.check((fields.array("u1", num_nodes) <= 1).all(), "where a category goes")
+    fields.check((fields.array("u1", num_nodes) <= 1).all(), "the branch for a category")
     vectors, sizes = _read_slices(fields, number, num_nodes)
     fields.check(np.isin(sizes[is_leaf], (leaf_size, 0 if leaf_size == 1 else leaf_size)).all(), "a leaf's size")
     for leaves in (vectors, values[is_leaf & (sizes == 0)]):
-        fields.check((np.abs(leaves) <= GREATEST).all(), "a leaf that is no finite number")
+        fields.check((np.abs(leaves) <= GREATEST).all(), "a leaf that is not finite")
     _read_slices(fields, "<u4", num_nodes)
     for dtype in ("<u8", "<f8", "<f8"):  # counts, Hessians and gains of training, each with whether it is known
         fields.array(dtype, 0, num_nodes)
@@ -197,7 +199,7 @@ def _read_tree(fields: _Fields, number: np.dtype[Any], num_features: int, leaf_s
 
 
 def _read_slices(fields: _Fields, dtype: npt.DTypeLike, num_nodes: int) -> tuple[_Array, _Array]:
-    """The values of all nodes, and how many each node has."""
+    """Read the nodes' lists of values; return all values, and the length of each node's list."""
     values, begins, ends = fields.array(dtype), fields.array("<u8", num_nodes), fields.array("<u8", num_nodes)
-    fields.check(((begins <= ends) & (ends <= len(values))).all(), "a list that ends beyond its end")
+    fields.check(((begins <= ends) & (ends <= len(values))).all(), "a list that ends beyond the values")
     return values, ends - begins

@@ -1,6 +1,6 @@
-"""From a forest's values to the answers that Triton's FIL backend gives under the same settings.
+"""Postprocessing of a forest's values, equal to that of Triton's FIL backend under the same settings.
 
-All of it is array code, for NumPy and CuPy alike.
+Array code, for NumPy and CuPy.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from shoal.errors import ArtifactError
 
 @dataclass(frozen=True)
 class Settings:
-    """The parameters of a ``fil`` model that decide what it answers.
+    """Parameters of a ``fil`` model that decide the form of its answers.
 
-    ``gives_class``: the number of the class (``output_class``, or ``is_classifier`` as it is called from 25.09 on), for
-    two classes by ``threshold``. ``gives_chances``: the chances of the classes instead (``predict_proba``).
+    ``gives_class``: the number of the class (``output_class``, called ``is_classifier`` from 25.09 on), for two classes
+    by ``threshold``. ``gives_chances``: the probabilities of the classes instead (``predict_proba``).
     """
 
     gives_class: bool = False
@@ -29,10 +29,10 @@ class Settings:
 
     @classmethod
     def read(cls, spec: ModelSpec) -> Settings:
-        """The settings of a model.
+        """Read the settings of a model.
 
         Raises:
-            ArtifactError: one is neither true nor false, or the threshold is no number.
+            ArtifactError: a setting is neither true nor false, or the threshold is not a number.
         """
         texts = spec.parameters
         names = [name for name in ("output_class", "is_classifier", "predict_proba") if name in texts]
@@ -55,21 +55,21 @@ class Settings:
         )
 
     def widths(self, num_outputs: int, *, is_classifier: bool) -> Collection[int]:
-        """The values of a row of answers that may be declared, for a forest that gives ``num_outputs`` a row.
+        """Return the output widths that may be declared, for a forest with ``num_outputs`` values per row.
 
-        None for a regressor under a classifier's settings: FIL believes them, and answers 0 and 1.
+        Empty for a regressor under a classifier's settings: FIL would apply them, and answer 0 and 1.
         """
         if not is_classifier:
             return () if self.gives_class or self.gives_chances else (num_outputs,)
         if self.gives_chances:
-            return (num_outputs,) if num_outputs > 1 else (2, 1)  # 1: from 25.09 on, the second class's alone
+            return (num_outputs,) if num_outputs > 1 else (2, 1)  # 1: from 25.09 on, only the second class's
         return (1,) if self.gives_class else (num_outputs,)
 
     def answer(self, values: Array, width: int) -> Array:
-        """FP32 ``[rows, width]`` from the forest's values, FP32 ``[rows, outputs]``.
+        """Compute answers, FP32 ``[rows, width]``, from the forest's values, FP32 ``[rows, outputs]``.
 
-        Source: fil_backend, src/tl_model.h, src/cpu_forest_model.h and src/detail/postprocess_cpu.cc. Of two equally
-        likely classes it is the first.
+        Source: fil_backend, src/tl_model.h, src/cpu_forest_model.h and src/detail/postprocess_cpu.cc. Of equally
+        likely classes the first wins.
         """
         xp = namespace(values)
         if self.gives_chances:

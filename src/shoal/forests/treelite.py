@@ -1,4 +1,4 @@
-"""A Treelite forest on the host, computed by Treelite's own engine; and thresholds that single precision can hold."""
+"""Treelite forests on the host, run by Treelite's own engine; and rounding of thresholds to single precision."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from shoal.errors import needs
 Predict: TypeAlias = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 
 _DOWN, _UP = -np.inf, np.inf
-# By Treelite's Operator (<, <=, >, >=), the side to which a threshold may be rounded without parting rows differently.
+# By Treelite's Operator (<, <=, >, >=): the direction in which rounding a threshold keeps every row on its side.
 _SIDES: Mapping[int, float] = {2: _UP, 3: _DOWN, 4: _DOWN, 5: _UP}
 
 
 def load_forest(path: Path) -> Predict:
-    """What a forest says of features FP32 ``[rows, features]``: FP32 ``[rows, outputs]``; on one thread.
+    """Load a forest as a function from features, FP32 ``[rows, features]``, to FP32 ``[rows, outputs]``; one thread.
 
-    A regressor gives one score, a classifier the chances of its classes; one of two classes may give the second's alone
-    (``Forest.num_classes`` of `shoal.forests.checkpoints` tells).
+    A regressor gives one score, a classifier the probabilities of its classes; with two classes possibly only the
+    second's (see ``Forest.num_classes`` of `shoal.forests.checkpoints`).
 
     Raises:
         SetupError: Treelite is not installed.
@@ -33,10 +33,10 @@ def load_forest(path: Path) -> Predict:
     model = treelite.Model.deserialize(str(path))
     header = model.get_header_accessor()
     # Every target has as many values as the one with the most classes.
-    num_outputs = int(header.get_field("num_target")[0]) * int(header.get_field("num_class").max())
+    num_outputs = int(header.get_field("num_target")[0]) * int(max(header.get_field("num_class")))
 
     def predict(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-        # At the sizes of a request threads cost more than they bring.
+        # At the size of a request threads cost more than they save.
         values = treelite.gtil.predict(model, rows, nthread=1)
         return np.asarray(values.reshape(len(rows), num_outputs), np.float32)
 
@@ -44,10 +44,10 @@ def load_forest(path: Path) -> Predict:
 
 
 def round_forest(model: Any) -> bool:
-    """Round every threshold of a Treelite model to single precision; whether that changed any.
+    """Round every threshold of a Treelite model to single precision; return whether that changed any.
 
-    Rows are FP32 and end in the same leaves as before. An engine that computes in single precision, as nvForest does on
-    a GPU, would else round to the nearest and send some of them the other way.
+    Rows are FP32 and end in the same leaves as before. An engine that computes in single precision, such as nvForest on
+    a GPU, would otherwise round to the nearest value and send some of them the other way.
     """
     is_changed = False
     for index in range(model.num_tree):
@@ -62,14 +62,14 @@ def round_forest(model: Any) -> bool:
 
 
 def round_thresholds(thresholds: NDArray[Any], comparisons: NDArray[Any]) -> NDArray[np.float32]:
-    """Thresholds in single precision that part single-precision numbers as ``thresholds`` do.
+    """Round thresholds to single precision so that every comparison with an FP32 number keeps its result.
 
-    ``x <= t`` and ``x > t`` hold for the same numbers with the greatest one not above ``t``, ``x < t`` and ``x >= t``
-    with the least one not below it.
+    ``x <= t`` and ``x > t`` are unchanged if ``t`` is rounded down to FP32, ``x < t`` and ``x >= t`` if it is rounded
+    up.
     """
     sides = np.array([_SIDES.get(code, _DOWN) for code in range(int(comparisons.max()) + 1)])
     side = sides[comparisons]
-    with np.errstate(over="ignore"):  # infinity is a number beyond single precision
+    with np.errstate(over="ignore"):  # a number beyond single precision becomes infinity
         rounded = thresholds.astype(np.float32)
         beyond = np.where(side == _DOWN, rounded > thresholds, rounded < thresholds)
         return np.where(beyond, np.nextafter(rounded, side.astype(np.float32)), rounded)

@@ -1,6 +1,6 @@
-"""Universal Binary JSON, as far as XGBoost writes it.
+"""Reader for Universal Binary JSON, the subset that XGBoost writes.
 
-The format: ubjson.org, draft 12. Of the optimised containers XGBoost uses arrays with a count, and a type or none:
+The format: ubjson.org, draft 12. Of the optimised containers XGBoost uses arrays with a count, with or without a type:
 xgboost, src/common/json.cc: UBJWriter.
 """
 
@@ -19,10 +19,10 @@ _CONSTANTS: Mapping[str, Any] = {"Z": None, "T": True, "F": False}
 
 
 def read_ubjson(data: bytes) -> Any:
-    """The value that ``data`` holds; arrays of numbers of one type are NumPy's.
+    """Parse ``data``; typed arrays of numbers become NumPy arrays.
 
     Raises:
-        ValueError: it is cut off, or no such JSON.
+        ValueError: it is cut off, or is not valid UBJSON.
     """
     reader = _Reader(data)
     try:

@@ -1,4 +1,4 @@
-"""The first application: how hard a passage is to read, from corpus and training to served scores."""
+"""Readability application: scores how hard a passage is to read, from corpus and training to serving."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Checks of what training writes, before it is composed: each file of its kind, and made with the others."""
+"""Checks of an artifact folder before it is composed: each file is valid, and the files belong together."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def check_artifacts(ours: Mapping[str, Path], encoders: Iterable[Path]) -> None:
     """Check the files of shoal's own model folders, by name, and the TorchScript encoders beside them.
 
     Raises:
-        ArtifactError: one is damaged, or does not fit another; it says what stands there.
+        ArtifactError: a file is damaged, or does not fit another.
     """
     for name, path in ours.items():
         if name in _READERS:
@@ -36,7 +36,7 @@ def check_artifacts(ours: Mapping[str, Path], encoders: Iterable[Path]) -> None:
 
 
 def _check_sizes(encoder: Path, bundle: Bundle, ours: Mapping[str, Path]) -> None:
-    """Check that an encoder, if it is of the BERT family, knows as many positions and tokens as the texts may hold."""
+    """Check that a BERT-family encoder has enough positions for ``max_length`` and tokens for the vocabulary."""
     rows = {name.rpartition(".")[2]: size[0] for name, size in read_sizes(encoder).items() if size}
     most = rows.get("position_embeddings", bundle.max_length)
     if bundle.max_length > most:

@@ -1,4 +1,4 @@
-"""Texts in batches: drawn for training, sorted by length for prediction."""
+"""Batches of texts: drawn at random for training, sorted by length for prediction."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from shoal.readability.folds import Rows
 from shoal.text.ragged import to_texts
 from shoal.text.wordpiece import WordPiece
 
-WIDTH_MULTIPLE = 32  # few widths: every new shape is compiled anew, which costs more than the padding
+WIDTH_MULTIPLE = 32  # few widths: every new shape is compiled again, which costs more than the padding
 WINDOW = 8  # batches within which texts are sorted by length
-PREDICTED = 32  # texts of a batch that is only predicted
+PREDICTED = 32  # texts per batch of prediction
 
 OnStep = Callable[[int, int], None]  # steps done, steps in all
 Scores = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def count_batches(num_rows: int, batch_size: int) -> int:
-    """Batches in one epoch."""
+    """Return the number of batches in one epoch."""
     return math.ceil(num_rows / batch_size)
 
 
 def draw_batches(corpus: Corpus, batch_size: int, *, seed: int, epoch: int) -> list[Rows]:
-    """Rows of every batch of an epoch: each epoch in a new order, texts of like length together."""
+    """Draw the batches of an epoch, as row numbers: a new order per epoch, texts of similar length together."""
     num_batches = count_batches(len(corpus), batch_size)
     generator = np.random.default_rng([seed, epoch])
     order = generator.permutation(len(corpus))
@@ -56,7 +56,7 @@ def predict(
     autocast: Any = None,
     on_step: OnStep = lambda done, total: None,
 ) -> Scores:
-    """Scores FP64 ``[len(texts), number of heads]``, in order; rows of like length share a batch."""
+    """Return scores FP64 ``[len(texts), number of heads]``, in order; rows of similar length share a batch."""
     device = next(model.parameters()).device
     order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
     batches = [order[start : start + PREDICTED] for start in range(0, len(order), PREDICTED)]

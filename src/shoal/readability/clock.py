@@ -1,4 +1,4 @@
-"""What a training costs: seconds by stage, and memory; over interruptions too."""
+"""Clock for the seconds of each training stage and peak memory, kept across interruptions."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from shoal.progress import OnProgress
 from shoal.readability.batches import OnStep
 from shoal.readability.work import write_whole
 
-KEPT_EVERY = 10.0  # seconds that an interruption may lose of the account
+KEPT_EVERY = 10.0  # seconds between writes; an interruption loses at most these
 
 
 @dataclass
 class Clock:
-    """Seconds per stage, kept in ``path``, and word of each stage to who shows progress.
+    """Seconds per stage, saved in ``path``; each stage is also reported to ``on_progress``.
 
-    A stage that was finished or begun before an interruption keeps the seconds it took then.
+    Seconds spent on a stage before an interruption are kept and added to.
     """
 
     on_progress: OnProgress
@@ -37,12 +37,12 @@ class Clock:
 
     @property
     def peak_gib(self) -> float:
-        """The most memory that this process, or one that was interrupted, had in use."""
+        """Peak memory of this process, or of an interrupted one of the same training, in GiB."""
         return max(self._peak_before, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[OnStep]:
-        """Around a stage; what it yields is told the steps."""
+        """Measure the stage run inside the context; the yielded function reports its steps."""
         start, before = time.perf_counter(), self.seconds.get(name, 0.0)
 
         def account() -> None:

@@ -1,4 +1,4 @@
-"""The first pipeline, from training to scores."""
+"""Commands of the readability application: train, evaluate, quickstart."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def train(
         bool, typer.Option("--gradient-checkpointing", help="Compute activations twice instead of keeping them.")
     ] = False,
     dtype: Annotated[str, typer.Option(help="The encoder's arithmetic: auto, fp32 or bf16.")] = "auto",
-    fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew, whatever was begun or finished there.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start over, whatever was begun or finished there.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Train encoder and forest, and write the artifact folder with a report; the same command again goes on."""
+    """Train encoder and forest, and write the artifact folder with a report; run it again to resume."""
     _wait_passively()
     with needs("train"):
         from shoal.readability.corpus import find_corpus
@@ -49,9 +49,9 @@ def train(
         from shoal.readability.train import train as train_pipeline
 
     if preset not in PRESETS:
-        raise InputError(f"There is no preset {preset!r}.", f"Known: {', '.join(PRESETS)}.")
+        raise InputError(f"Unknown --preset {preset!r}.", f"Known: {', '.join(PRESETS)}.")
     if dtype not in DTYPES:
-        raise InputError(f"There is no --dtype {dtype!r}.", f"Known: {', '.join(DTYPES)}.")
+        raise InputError(f"Unknown --dtype {dtype!r}.", f"Known: {', '.join(DTYPES)}.")
     chosen = PRESETS[preset]
     given: dict[str, Any] = {
         "max_epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate, "dropout": dropout,
@@ -93,7 +93,7 @@ def evaluate(
     ] = "refuse",
     as_json: Json = False,
 ) -> None:
-    """Score labelled texts with trained artifacts, and say how well."""
+    """Score labelled texts with trained artifacts, and report RMSE and correlations."""
     _wait_passively()
     with needs("train"):
         from shoal.readability.corpus import find_corpus
@@ -109,7 +109,7 @@ def evaluate(
         return
     _print_evaluation(result["predictions"], title=f"{result['corpus']['num_texts']:,} texts of {corpus.name}")
     if result["num_seen"]:
-        said = "were trained on: this is no measurement of new texts" if seen == "include" else "more were left out"
+        said = "were trained on: this does not measure new texts" if seen == "include" else "more were left out"
         OUT.print(f"{result['num_seen']:,} {'of them ' if seen == 'include' else ''}{said}.")
 
 
@@ -141,18 +141,18 @@ def _say_how_to_go_on(out: Path) -> Iterator[None]:
         from shoal.readability.work import work_folder
 
         kept = work_folder(out.resolve())
-        said = f"What was saved is in {kept}: the same command goes on." if kept.exists() else "Nothing was saved."
+        said = f"Saved in {kept}: run the same command again to resume." if kept.exists() else "Nothing was saved."
         ERR.print(f"Interrupted. {plain(said)}", soft_wrap=True)
         raise typer.Exit(130) from None
 
 
 def _wait_passively() -> None:
-    """Before torch is imported: with OpenMP's active waiting one busy neighbour makes training many times slower."""
+    """Set OpenMP to passive waiting before torch is imported: with active waiting a busy neighbour slows training."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def _print_evaluation(predictions: Sequence[dict[str, Any]], title: str) -> None:
-    """RMSE with its 95 % interval, and correlations, a line a prediction."""
+    """Print RMSE with its 95 % interval, and correlations, one line per prediction."""
     names = ("RMSE", "95 % interval", "Pearson", "Spearman")
     table = Table("prediction", *(Column(name, justify="right") for name in names), title=title)
     for entry in predictions:
@@ -175,7 +175,7 @@ def _interval(bounds: Sequence[float] | None) -> str:
 
 
 def _print_rmse(rmse: dict[str, float], is_demonstration: bool) -> None:
-    """Print how far training is off on texts that it has not seen."""
+    """Print the RMSE of each model on texts not seen in training."""
     OUT.print(
         "RMSE on unseen texts: " + ", ".join(f"{name} {value:.3f}" for name, value in rmse.items()),
         soft_wrap=True,

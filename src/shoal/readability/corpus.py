@@ -1,4 +1,4 @@
-"""Labelled texts to train on."""
+"""Training corpora: labelled texts, found and read from files."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from shoal.tables import open_table, shorten, shorten_all
 ASSETS = Path(__file__).parent / "assets"
 KAGGLE_FILE = "train.csv"  # of the CommonLit Readability Prize
 DATA_DIR = "SHOAL_DATA_DIR"
-CLEAR = Path("clear")  # in the place of a file: download the CLEAR corpus
-# The shipped passages know grades only. This line puts them on the corpus's scale, where teachers' ratings run from
+CLEAR = Path("clear")  # in place of a file: download the CLEAR corpus
+# The shipped passages have only grades. This line maps them to the corpus's scale, where teachers' ratings range from
 # about 1.5 (easy) to -2.5 (hard).
 EASIEST_GRADE, EASIEST_SCORE, SCORE_PER_GRADE = 3, 1.5, -0.4
-# Columns of texts and of targets, and what a file that has both is called; without a name of its own, by its file's.
+# Columns of texts and of targets, and the name of a corpus that has both; empty: the file's name.
 LAYOUTS = (("Excerpt", "BT_easiness", "CLEAR corpus"), ("excerpt", "target", "CommonLit"), ("text", "target", ""))
-# What the CLEAR corpus gives beside its texts: published formulas of readability, and Lit or Info.
+# Columns that the CLEAR corpus has beside its texts: published readability formulas, and the genre, Lit or Info.
 FORMULAS = (
     "Flesch-Reading-Ease",
     "Flesch-Kincaid-Grade-Level",
@@ -51,9 +51,9 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 class Corpus:
     """Texts and their targets, FP64 ``[len(texts)]``; in the CLEAR corpus, higher is easier to read.
 
-    ``sha256`` is that of texts and targets, whatever file they came from. ``is_demonstration`` marks data too small
-    for its scores to mean anything. ``formulas`` are published formulas' values by the formula's name, FP64
-    ``[len(texts)]`` each, and ``genres`` is a genre a text; both are empty where the file has none.
+    ``sha256`` is the hash of texts and targets, independent of the file. ``is_demonstration`` marks data too small for
+    its scores to mean anything. ``formulas`` are published formulas' values by the formula's name, FP64
+    ``[len(texts)]`` each, and ``genres`` has one genre per text; both are empty if the file has none.
     """
 
     name: str
@@ -68,27 +68,27 @@ class Corpus:
 
     @property
     def sha256(self) -> str:
-        """A hash over every text and target, in order."""
+        """Hash of every text and target, in order."""
         lines = (json.dumps([text, target]) for text, target in zip(self.texts, self.targets.tolist(), strict=True))
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
     @property
     def num_words(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """INT64 ``[len(texts)]``: words between white space."""
+        """Number of whitespace-separated words of each text: INT64 ``[len(texts)]``."""
         return np.array([len(text.split()) for text in self.texts], np.int64)
 
     @cached_property
     def groups(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """INT64 ``[len(texts)]``: the same number where texts are the same but for case and white space.
+        """Duplicate group of each text, INT64 ``[len(texts)]``: equal if texts differ only in case and whitespace.
 
-        The first text's is 0, and each new text's is the next. Rows of one group must not straddle what is trained on
-        and what is held out.
+        Groups are numbered from 0 in order of appearance. A split must not divide a group between training rows and
+        held-out rows.
         """
         numbers: dict[str, int] = {}
         return np.array([numbers.setdefault(_normalise(text), len(numbers)) for text in self.texts], np.int64)
 
     def take(self, rows: Sequence[int] | np.ndarray[Any, Any]) -> Corpus:
-        """The rows with these numbers, in their order."""
+        """Return the rows with these numbers, in the given order."""
         index = np.asarray(rows, np.int64)
         return Corpus(
             self.name,
@@ -101,9 +101,9 @@ class Corpus:
 
 
 def fingerprint(text: str) -> str:
-    """What a text is recognised by later: 16 hex digits, the same for texts that share a group.
+    """Return a text's fingerprint: 16 hex digits, the same for texts that share a group.
 
-    The first of the SHA-256 of the text in UTF-8, after NFKC, case folding and each white space run to one space.
+    They are the first of the SHA-256 of the UTF-8 text, after NFKC, case folding and collapsing whitespace.
     """
     return hashlib.sha256(_normalise(text).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
@@ -112,7 +112,7 @@ def _normalise(text: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
-# --- where a corpus comes from -----------------------------------------------------------------------------------
+# --- finding a corpus --------------------------------------------------------------------------------------------
 
 
 def find_corpus(
@@ -124,14 +124,14 @@ def find_corpus(
     may_be_constant: bool = False,
     on_progress: OnProgress = lambda stage, done, total: None,
 ) -> Corpus:
-    """The file at ``path``; else what the folder that SHOAL_DATA_DIR names holds; else shoal's own passages.
+    """Read the corpus at ``path``; else the one in the folder SHOAL_DATA_DIR; else shoal's own passages.
 
-    The folder holds the CLEAR corpus, or Kaggle's ``train.csv``. ``clear`` in place of a path, and ``download`` in
-    place of the passages, are the CLEAR corpus, downloaded once. The rest is as in ``read_corpus``.
+    The folder contains the CLEAR corpus, or Kaggle's ``train.csv``. ``clear`` in place of a path, and ``download`` in
+    place of the passages, select the CLEAR corpus, downloaded once. The rest is as in ``read_corpus``.
 
     Raises:
-        ArtifactError: ``path`` or the folder is named and holds no corpus, or one that is damaged.
-        InputError: a column is named, and no file.
+        ArtifactError: ``path`` or the folder is given, but has no corpus, or a damaged one.
+        InputError: a column is named, but no file.
         SetupError: a library is not installed, or the corpus cannot be downloaded.
     """
     if path is None and os.environ.get(DATA_DIR):
@@ -158,7 +158,7 @@ def _find_in(folder: Path) -> Path:
 
 
 def read_passages() -> Corpus:
-    """The hundred passages that come with shoal, graded 3-12; a demonstration."""
+    """Read the hundred passages shipped with shoal, graded 3-12; a demonstration."""
     rows = [json.loads(line) for line in (ASSETS / "passages.jsonl").read_text(encoding="utf-8").splitlines()]
     grades = np.array([row["grade"] for row in rows], np.float64)
     targets = EASIEST_SCORE + SCORE_PER_GRADE * (grades - EASIEST_GRADE)
@@ -166,13 +166,13 @@ def read_passages() -> Corpus:
 
 
 def sample_texts() -> tuple[str, tuple[str, ...]]:
-    """The name and the texts of the corpus that ``find_corpus`` finds, to ask with."""
+    """Return the name and the texts of the corpus that ``find_corpus`` finds, for use as requests."""
     corpus = find_corpus()
     return corpus.name, corpus.texts
 
 
 def read_stop_words() -> tuple[str, ...]:
-    """shoal's own English stop words; ``assets/README.md`` has their recipe."""
+    """Read shoal's own English stop words; ``assets/README.md`` describes how they were chosen."""
     return tuple((ASSETS / "stop_words.txt").read_text(encoding="utf-8").split())
 
 
@@ -182,12 +182,12 @@ def read_stop_words() -> tuple[str, ...]:
 def read_corpus(
     path: Path, *, text_column: str | None = None, target_column: str | None = None, may_be_constant: bool = False
 ) -> Corpus:
-    """The texts and targets of a CSV, JSON Lines, Parquet or Excel file, as ``shoal.tables`` reads it.
+    """Read the texts and targets of a CSV, JSON Lines, Parquet or Excel file, through ``shoal.tables``.
 
     Columns that are not named are found: ``Excerpt`` and ``BT_easiness`` (the CLEAR corpus: Crossley et al., "A
     large-scaled corpus for assessing text readability", Behavior Research Methods, 2022), ``excerpt`` and ``target``
     (Kaggle's CommonLit Readability Prize), or ``text`` and ``target``. Columns named as in ``FORMULAS`` and ``GENRE``
-    are taken along; one with a value that is missing or, among formulas, no finite number, is left out.
+    are read as well; a column with a missing value or, among formulas, a value that is not finite, is left out.
 
     Raises:
         ArtifactError: no such columns, no rows, a row without a text or a finite target, or targets that are all the
@@ -225,7 +225,7 @@ def read_corpus(
 def _find_columns(
     columns: Sequence[str], path: Path, text_column: str | None, target_column: str | None
 ) -> tuple[str, str, str]:
-    """The corpus's name and its two columns."""
+    """Return the corpus's name, its text column and its target column."""
     for named in (text_column, target_column):
         if named is not None and named not in columns:
             raise ArtifactError(
@@ -251,7 +251,7 @@ def _find_columns(
 
 
 def _hint(columns: Sequence[str]) -> str:
-    """Of a file with one column whose name looks like several."""
+    """Return advice for a file whose single column name contains another separator; empty otherwise."""
     found = [mark for mark in ";\t|" if len(columns) == 1 and mark in columns[0]]
     return f"It seems to be separated by {found[0]!r}: save it with commas." if found else ""
 
@@ -260,13 +260,13 @@ def _read_text(value: object, where: str) -> str:
     if value is None or (isinstance(value, str) and not value.strip()):
         raise ArtifactError(f"{where}: the text is missing: {shorten(value)}.", "Fill it in, or take the row out.")
     if not isinstance(value, str):
-        raise ArtifactError(f"{where}: {shorten(value)} is no text.", "Name another column, or mend the row.")
+        raise ArtifactError(f"{where}: {shorten(value)} is not a text.", "Name another column, or fix the row.")
     try:
         value.encode()
     except UnicodeEncodeError as error:
         raise ArtifactError(
             f"{where}: {shorten(value)} has the lone surrogate {value[error.start]!r} at character {error.start + 1}.",
-            "Write the text anew, or take the row out.",
+            "Write the text again, or take the row out.",
         ) from None
     return value
 
@@ -276,14 +276,14 @@ def _read_target(value: object, where: str) -> float:
         raise ArtifactError(f"{where}: the target is missing: {shorten(value)}.", "Fill it in, or take the row out.")
     number = _to_number(value)
     if number is None or not math.isfinite(number):
-        what = "is no number" if number is None else "is not finite"
+        what = "is not a number" if number is None else "is not finite"
         what += " (decimals take a point)" if isinstance(value, str) and "," in value else ""
-        raise ArtifactError(f"{where}: the target {shorten(value)} {what}.", "Mend it, or take the row out.")
+        raise ArtifactError(f"{where}: the target {shorten(value)} {what}.", "Fix it, or take the row out.")
     return number
 
 
 def _to_number(value: object) -> float | None:
-    """None where ``value`` is neither a number nor, since CSV has nothing else, a string that says one."""
+    """Convert a number, or a string that contains one as in CSV, to float; None for any other value."""
     if isinstance(value, bool) or not isinstance(value, Real | Decimal | str):
         return None
     if isinstance(value, str) and "_" in value:  # Python's own way to write a million
@@ -295,7 +295,7 @@ def _to_number(value: object) -> float | None:
 
 
 def _read_formulas(columns: Mapping[str, Iterable[Any]]) -> dict[str, Floats]:
-    """The columns of which every value is a finite number."""
+    """Return the columns in which every value is a finite number."""
     read = {name: [_to_number(value) for value in values] for name, values in columns.items()}
     return {
         name: np.array(values, np.float64)

@@ -1,6 +1,6 @@
-"""Cross-validation: every row is predicted by models that have seen neither it nor any text like it.
+"""Cross-validation: every row is predicted by models that were trained neither on it nor on a duplicate of it.
 
-Word lists, z-scores, head and stopping come from each fold's training rows alone.
+Word lists, z-scores, head and stopping are chosen from each fold's training rows alone.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ Stage = Callable[[str], AbstractContextManager[OnStep]]
 
 @dataclass(frozen=True)
 class TextPath:
-    """How a text becomes inputs, whatever rows are trained on."""
+    """Text preprocessing that does not depend on the training rows: vocabulary and tokenizer."""
 
     vocabulary_sha256: str
     is_lowercase: bool
     tokenizer: WordPiece
 
     def fit_bundle(self, corpus: Corpus) -> Bundle:
-        """Word lists and z-scores of these texts."""
+        """Fit word lists and z-scores to these texts."""
         return forest.fit_bundle(
             corpus.texts,
             vocabulary_sha256=self.vocabulary_sha256,
@@ -60,11 +60,11 @@ class TextPath:
 
 @dataclass(frozen=True)
 class CrossValidation:
-    """Out-of-fold predictions, and what the folds found out for the final models.
+    """Out-of-fold predictions, and the settings that the folds chose for the final models.
 
-    ``head`` and ``share``, of the planned steps, are what the folds' inner splits chose: the head with the lowest RMSE
-    on average, and the median of the best steps. ``importances`` are means over the folds, by feature name. ``rows``
-    are the rows of the corpus that ``evaluation`` is about.
+    ``head`` and ``share`` are chosen on the folds' inner splits: the head with the lowest mean RMSE, and the median of
+    the best steps as a share of the planned ones. ``importances`` are means over the folds, by feature name. ``rows``
+    are the rows of the corpus that ``evaluation`` covers.
     """
 
     evaluation: Evaluation
@@ -79,7 +79,7 @@ class CrossValidation:
 
 @dataclass
 class CrossValidator:
-    """Trains and predicts, fold by fold; finished stages are read from ``work``."""
+    """Cross-validation run: trains and predicts fold by fold; finished stages are read from ``work``."""
 
     corpus: Corpus
     text_path: TextPath
@@ -91,7 +91,7 @@ class CrossValidator:
     stage: Stage
 
     def run(self, num_folds: int) -> CrossValidation:
-        """All folds."""
+        """Run all folds, first the forests, then the encoders."""
         folds = make_folds(self.corpus, num_folds, seed=self.seed)
         trees, encoders = [], []
         for number, (known, unseen) in enumerate(folds, 1):
@@ -168,7 +168,7 @@ class CrossValidator:
 def evaluate_rows(
     corpus: Corpus, folds: Rows, *, encoder: Scores, tree: Scores, mean: Scores, formulas: dict[str, Scores]
 ) -> Evaluation:
-    """The predictions for the rows of ``corpus``, ready to be compared."""
+    """Collect the predictions for the rows of ``corpus`` in an ``Evaluation``, with the cross-fitted blend."""
     blend = cross_fitted_blend(encoder, tree, corpus.targets, folds)
     models = dict(zip(OURS, (encoder, tree, blend), strict=True))
     kinds = {**dict.fromkeys(models, MODEL), **dict.fromkeys(formulas, FORMULA), MEAN: BASELINE}
@@ -183,7 +183,7 @@ def evaluate_rows(
 
 
 def _choose_head(histories: list[list[dict[str, Any]]]) -> str:
-    """The head whose best inner RMSE is the lowest, on average over the folds."""
+    """Return the head whose best inner RMSE, averaged over the folds, is the lowest."""
     best = {
         head: np.mean([min(entry["inner_rmse"][head] for entry in history) for history in histories])
         for head in POOLINGS
@@ -192,7 +192,7 @@ def _choose_head(histories: list[list[dict[str, Any]]]) -> str:
 
 
 def _mean_by_name(folds: list[dict[str, float]]) -> dict[str, float]:
-    """Means over the folds; a word that a fold does not list counts 0 there."""
+    """Average importances over the folds; a word that a fold does not list counts 0 there."""
     sums: dict[str, float] = defaultdict(float)
     for fold in folds:
         for name, value in fold.items():
@@ -201,5 +201,5 @@ def _mean_by_name(folds: list[dict[str, float]]) -> dict[str, float]:
 
 
 def sort_importances(importances: Mapping[str, float]) -> dict[str, float]:
-    """The greatest first, ties in alphabetical order."""
+    """Sort importances, the greatest first, ties in alphabetical order."""
     return dict(sorted(importances.items(), key=lambda item: (-item[1], item[0])))

@@ -1,4 +1,4 @@
-"""The CLEAR corpus from where its authors keep it."""
+"""Download of the CLEAR corpus from its authors' repository."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shoal.progress import OnProgress
 CLEAR_FILE = "CLEAR_corpus_final.xlsx"
 CLEAR_URL = "https://github.com/scrosseye/CLEAR-Corpus/raw/main/CLEAR_corpus_final.xlsx"
 CLEAR_SHA256 = "e87a19a29c12a441e0c4f11a4e49897ff24ac7dff240ee7397283a050a902cc7"
-TIMEOUTS = (10.0, 30.0)  # seconds to connect, and between two answers
+TIMEOUTS = (10.0, 30.0)  # seconds to connect, and between two reads
 STAGE = "download the CLEAR corpus"
 _CHUNK = 1 << 16  # bytes
 _BY_HAND = "Download it by hand from {url}, and name the file with --data FILE."
@@ -26,15 +26,15 @@ def download_clear(
     folder: Path | None = None,
     on_progress: OnProgress = lambda stage, done, total: None,
 ) -> Path:
-    """The CLEAR corpus's file, downloaded to ``folder`` (else this user's cache) if it is not there already.
+    """Return the CLEAR corpus's file, downloaded to ``folder`` (else this user's cache) if it is not there already.
 
     Crossley, Heintz, Choi, Batchelor, Karimi, Malatinszky, "A large-scaled corpus for assessing text readability",
-    Behavior Research Methods, 2022. Licence: CC BY-NC-SA 4.0, so not for commercial use; shoal has no part of it.
+    Behavior Research Methods, 2022. Licence: CC BY-NC-SA 4.0, so not for commercial use; shoal contains no part of it.
 
-    A file with the checksum ``sha256`` is used as it is, without a network. Progress is in bytes.
+    An existing file with the checksum ``sha256`` is used without network access. Progress is in bytes.
 
     Raises:
-        ArtifactError: what came has another checksum; it is not kept.
+        ArtifactError: the downloaded file has another checksum; it is deleted.
         SetupError: the host cannot be reached or refuses, the folder cannot be written, or pooch is not installed.
     """
     with needs("train"):
@@ -54,15 +54,15 @@ def download_clear(
         on_progress(STAGE, 0, 1)
         fetch(source, file, mirror)
         found = pooch.file_hash(file)
-        if found != sha256:  # said here, before pooch says it in words of its own; it deletes the file
+        if found != sha256:  # raised here, before pooch deletes the file and raises an error of its own
             path.unlink(missing_ok=True)
             raise ArtifactError(
                 f"{CLEAR_FILE} from {urlsplit(url).hostname} has the SHA-256 {found}, not {sha256}.",
-                "If it was published anew, download it by hand, look at it, and name the file with --data FILE.",
+                "If it was published again, download it by hand, look at it, and name the file with --data FILE.",
             )
         on_progress(STAGE, 1, 1)
 
-    pooch.get_logger().setLevel(logging.WARNING)  # it tells of every file
+    pooch.get_logger().setLevel(logging.WARNING)  # it logs every file
     by_hand = _BY_HAND.format(url=url)
     try:
         pooch.retrieve(url, known_hash=sha256, fname=path.name, path=path.parent, downloader=fetch_checked)
@@ -77,7 +77,7 @@ def download_clear(
 
 
 class _Bar:
-    """What pooch calls as bytes come, in its words."""
+    """Progress bar with the interface that pooch expects, forwarding to ``on_progress``."""
 
     def __init__(self, on_progress: OnProgress) -> None:
         self.total = 0  # bytes, which pooch sets; 0 where the server does not say
@@ -97,7 +97,7 @@ class _Bar:
 
 
 def _reason(error: BaseException) -> str:
-    """One line: what the server answered, else the first cause under the layers of libraries."""
+    """Describe a failure in one line: the server's status, else the innermost cause."""
     response = getattr(error, "response", None)
     if response is not None:
         return f"HTTP {response.status_code} {response.reason}".strip()

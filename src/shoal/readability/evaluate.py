@@ -1,4 +1,4 @@
-"""Scoring labelled texts with the models of an artifact folder, as they will be served."""
+"""Evaluation of an artifact folder on labelled texts, with the models as they will be served."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from shoal.readability.train import TRAINED_ON
 ENSEMBLE = "ensemble_all"
 OUTPUTS = {ENCODER: "BERT_SCORE", FOREST: "FOREST_SCORE", BLEND: "SCORE"}
 BATCH_SIZE = 32
-MIN_RESAMPLED = 10  # texts; an interval from fewer would say more than it knows
+MIN_RESAMPLED = 10  # texts; an interval from fewer would be meaningless
 SEEN = ("refuse", "skip", "include")  # what to do with texts that the models were trained on
 
 
@@ -33,14 +33,14 @@ def evaluate(
     seen: str = "refuse",
     on_progress: OnProgress = lambda stage, done, total: None,
 ) -> dict[str, Any]:
-    """How well the artifacts' models score ``corpus``: RMSE and correlations with their intervals, by genre and length.
+    """Evaluate the artifacts' models on ``corpus``: RMSE and correlations with intervals, by genre and length.
 
-    The pipeline is composed and run in this process, so that the scores are those a server would give. Texts that the
-    models were trained on, whatever their case and spacing, are refused, skipped or included, as ``seen`` says.
+    The pipeline is composed and run in this process, so that the scores equal a server's. Texts that the models were
+    trained on, compared without case and spacing, are refused, skipped or included, according to ``seen``.
 
     Raises:
-        InputError: texts were trained on, or none is left.
-        ArtifactError: ``artifacts`` is no artifact folder of shoal's, or one of its files was changed.
+        InputError: the models were trained on some of the texts, or no text is left.
+        ArtifactError: ``artifacts`` is not an artifact folder of shoal, or one of its files was changed.
     """
     artifacts = Path(artifacts)
     report = _read_report(artifacts)
@@ -73,7 +73,7 @@ def evaluate(
 
 
 def _summarise(evaluation: Evaluation) -> list[dict[str, Any]]:
-    """Without intervals where there are too few texts to resample."""
+    """Summarise the evaluation; intervals are None if there are too few texts to resample."""
     predictions = summarise(evaluation)
     if len(evaluation.targets) < MIN_RESAMPLED:
         for entry in predictions:
@@ -87,7 +87,7 @@ def _read_report(artifacts: Path) -> dict[str, Any]:
         files, _ = report["files"], report["target_mean"]
     except (OSError, ValueError, KeyError, TypeError):
         raise ArtifactError(
-            f"{artifacts} is no artifact folder of this shoal: it holds no {REPORT} that says what was trained on.",
+            f"{artifacts} is not an artifact folder of this shoal: it holds no {REPORT} that says what was trained on.",
             "Type: shoal train --out FOLDER",
         ) from None
     for name in find_changed(artifacts, files):
@@ -98,7 +98,7 @@ def _read_report(artifacts: Path) -> dict[str, Any]:
 
 
 def _sort_out(artifacts: Path, corpus: Corpus, seen: str) -> tuple[Corpus, int]:
-    """The rows to score, and how many of the corpus the models were trained on."""
+    """Return the rows to score, and the number of texts that the models were trained on."""
     if seen not in SEEN:
         raise InputError(f"seen is {seen!r}.", f"Say one of {', '.join(SEEN)}.")
     trained = set((artifacts / TRAINED_ON).read_text(encoding="utf-8").split())
@@ -118,7 +118,7 @@ def _sort_out(artifacts: Path, corpus: Corpus, seen: str) -> tuple[Corpus, int]:
 
 
 def _score(pipeline: Pipeline, corpus: Corpus, on_progress: OnProgress) -> dict[str, np.ndarray[Any, Any]]:
-    """Texts of like length share a batch, since a batch is padded to its longest."""
+    """Score texts in batches of similar length, since a batch is padded to its longest text."""
     order = np.argsort([len(text) for text in corpus.texts], kind="stable")
     scores = {name: np.zeros(len(corpus)) for name in OUTPUTS}
     on_progress("score", 0, len(corpus))

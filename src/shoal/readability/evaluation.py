@@ -1,7 +1,7 @@
-"""How far predictions are from the targets, how sure that is, and what they are compared to.
+"""Evaluation metrics: RMSE and correlations with bootstrap intervals, baselines, and the blend's weight.
 
-Every interval is a percentile bootstrap's (Efron & Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 13),
-95 % wide, over texts. It says how the figure would move with other texts of the same kind, not with another training.
+Every interval is a 95 % percentile bootstrap (Efron & Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 13)
+over texts: the variation with other texts of the same kind, not with another training run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NUM_RESAMPLES = 2000
 QUANTILES = (0.025, 0.975)
 MAX_GENRES, OTHER_GENRES = 15, "(all other genres)"  # so that a table stays a table
 _CHUNK = 256  # resamples at a time: 10 MB of counts for 4,724 texts
-EVEN = 0.5  # the weight where nothing speaks for either model
+EVEN = 0.5  # default weight, when the data prefer neither model
 
 FP64 = NDArray[np.float64]
 INT64 = NDArray[np.int64]
@@ -31,15 +31,15 @@ INT64 = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Predictions for texts that no model saw in training, and what they are compared to.
+    """Predictions for texts that no model saw in training, with their targets, folds and groups.
 
     ``targets`` and each of ``predictions`` are FP64 ``[n]``; ``folds`` INT64 ``[n]`` names the fold whose models made
     the prediction (all 0 for one held-out set); ``num_words`` INT64 ``[n]``; ``genres`` has a name per text or none.
-    ``kinds`` says of each prediction whether it is a "model", a "formula" or a "baseline". The order of
-    ``predictions`` is kept; one of them is "blend".
+    ``kinds`` gives each prediction's kind: "model", "formula" or "baseline". The order of ``predictions`` is kept; one
+    of them is "blend".
 
     Raises:
-        InputError: a length, a kind or a value that does not fit.
+        InputError: a length, a kind or a value does not fit.
     """
 
     targets: FP64
@@ -52,12 +52,12 @@ class Evaluation:
     def __post_init__(self) -> None:
         num_texts = len(self.targets)
         if not num_texts:
-            raise InputError("An evaluation of no texts says nothing.", "Give it held-out texts.")
+            raise InputError("The evaluation has no texts.", "Give it held-out texts.")
         values = {"targets": self.targets, **self.predictions}
         sized = {**values, "folds": self.folds, "num_words": self.num_words, "genres": self.genres or self.folds}
         for name, column in sized.items():
             if len(column) != num_texts:
-                raise InputError(f"{name} has {len(column)} rows; there are {num_texts} targets.", "Give one a text.")
+                raise InputError(f"{name} has {len(column)} rows; there are {num_texts} targets.", "Give one per text.")
             if name in values:
                 _check_finite(name, np.asarray(column))
         if BLEND not in self.predictions:
@@ -67,20 +67,20 @@ class Evaluation:
                 raise InputError(f"{name} is of kind {self.kinds.get(name)}.", "Name it model, formula or baseline.")
 
     def named(self, kind: str) -> list[str]:
-        """The predictions of one kind, in order."""
+        """Return the names of the predictions of one kind, in order."""
         return [name for name in self.predictions if self.kinds[name] == kind]
 
 
 def _check_finite(name: str, values: FP64) -> None:
     if num_odd := np.count_nonzero(~np.isfinite(values)):
-        raise InputError(f"{name} holds {num_odd} values that are no numbers.", "Leave out their texts.")
+        raise InputError(f"{name} holds {num_odd} values that are not finite.", "Leave out their texts.")
 
 
 @dataclass(frozen=True)
 class Intervals:
-    """Of one prediction: low and high of its RMSE, its Pearson correlation, and the blend's RMSE less its own.
+    """Intervals of one prediction: its RMSE, its Pearson correlation, and the blend's RMSE minus its own.
 
-    ``pearson`` is None where there is no correlation, ``difference`` is None for the blend itself.
+    ``pearson`` is None if there is no correlation, ``difference`` is None for the blend itself.
     """
 
     rmse: tuple[float, float]
@@ -89,12 +89,12 @@ class Intervals:
 
 
 def rmse(predictions: FP64, targets: FP64) -> float:
-    """The root of the mean squared error."""
+    """Return the root of the mean squared error."""
     return float(np.sqrt(np.mean((predictions - targets) ** 2)))
 
 
 def pearson(predictions: FP64, targets: FP64) -> float | None:
-    """Pearson's correlation, or None where either side is constant."""
+    """Return Pearson's correlation, or None if either side is constant."""
     if is_constant(predictions) or is_constant(targets):
         return None
     x, y = predictions - predictions.mean(), targets - targets.mean()
@@ -102,7 +102,7 @@ def pearson(predictions: FP64, targets: FP64) -> float | None:
 
 
 def spearman(predictions: FP64, targets: FP64) -> float | None:
-    """Spearman's rank correlation, ties at their mean rank, or None where either side is constant."""
+    """Return Spearman's rank correlation, ties at their mean rank, or None if either side is constant."""
     if pearson(predictions, targets) is None:
         return None
     with needs("train"):
@@ -111,15 +111,15 @@ def spearman(predictions: FP64, targets: FP64) -> float | None:
 
 
 def is_constant(values: FP64) -> bool:
-    """Whether ``values`` differ by rounding only."""
+    """Whether ``values`` differ only by rounding."""
     return float(np.ptp(values)) <= 1e-12 * max(1.0, float(np.abs(values).max()))
 
 
 def _has_correlation(evaluation: Evaluation, name: str) -> bool:
-    """Whether a correlation says something about ``name``.
+    """Whether a correlation of prediction ``name`` is meaningful.
 
-    A mean of training rows is lower where the fold's own targets are high: over all folds it correlates with them,
-    negatively, and knows nothing.
+    The mean of the training rows is lower when the fold's own targets are high: over all folds it correlates with them
+    negatively, without any skill.
     """
     values = evaluation.predictions[name]
     by_fold = (values[evaluation.folds == fold] for fold in np.unique(evaluation.folds))
@@ -128,7 +128,7 @@ def _has_correlation(evaluation: Evaluation, name: str) -> bool:
 
 
 def resample_counts(num_texts: int, num_resamples: int, seed: int) -> Iterator[FP64]:
-    """How often each text is in each resample, FP64 ``[up to 256, num_texts]`` at a time; rows sum to ``num_texts``."""
+    """Yield each text's count in each resample, FP64 ``[up to 256, num_texts]`` each; rows sum to ``num_texts``."""
     random = np.random.default_rng(seed)
     for start in range(0, num_resamples, _CHUNK):
         size = min(_CHUNK, num_resamples - start)
@@ -137,17 +137,19 @@ def resample_counts(num_texts: int, num_resamples: int, seed: int) -> Iterator[F
 
 
 def bootstrap(evaluation: Evaluation, *, num_resamples: int = NUM_RESAMPLES, seed: int = 0) -> dict[str, Intervals]:
-    """95 % intervals of every prediction, all on the same resamples, so that differences are paired."""
+    """Compute 95 % intervals of every prediction, all on the same resamples, so that differences are paired."""
+    # RMSE and Pearson are functions of sums over texts (e², x, x², xy, y, y²), so one matrix product with the counts
+    # of each resample gives them for all predictions, without drawing the texts themselves.
     names, num_texts, width = list(evaluation.predictions), len(evaluation.targets), len(evaluation.predictions)
     stacked = np.column_stack([evaluation.predictions[name] for name in names])
     errors = (stacked - evaluation.targets[:, None]) ** 2
     targets = (evaluation.targets - evaluation.targets.mean())[:, None]
-    centred = stacked - stacked.mean(axis=0)  # or the squares would drown the variance
+    centred = stacked - stacked.mean(axis=0)  # else rounding of the squares would exceed the variance
     columns = np.hstack([errors, centred, centred**2, centred * targets, targets, targets**2])
     sums = np.vstack([counts @ columns for counts in resample_counts(num_texts, num_resamples, seed)])
     mse, x, xx, xy, y, yy = np.split(sums / num_texts, [width, 2 * width, 3 * width, 4 * width, 4 * width + 1], axis=1)
     rmses = np.sqrt(mse)
-    with np.errstate(divide="ignore", invalid="ignore"):  # a resample of one text over and over
+    with np.errstate(divide="ignore", invalid="ignore"):  # a resample may repeat a single text
         pearsons = (xy - x * y) / np.sqrt((xx - x**2) * (yy - y**2))
     of_blend = rmses[:, names.index(BLEND)]
     return {
@@ -166,18 +168,18 @@ def _interval(values: FP64) -> tuple[float, float]:
 
 
 def _rounded(value: Any) -> Any:
-    """Every number in ``value`` to four decimals; pairs are lists, as in JSON."""
+    """Round every number in ``value`` to four decimals; tuples become lists, as in JSON."""
     if isinstance(value, list | tuple):
         return [_rounded(part) for part in value]
     return round(value, 4) if isinstance(value, float) else value
 
 
 def summarise(evaluation: Evaluation, *, num_resamples: int = NUM_RESAMPLES, seed: int = 0) -> list[dict[str, Any]]:
-    """One record a prediction, in order, ready for JSON, to four decimals.
+    """Return one record per prediction, in order, ready for JSON, to four decimals.
 
     Keys: ``name``, ``kind``, ``rmse``, ``rmse_interval``, ``pearson``, ``pearson_interval``, ``spearman``,
-    ``rmse_by_fold`` (folds ascending), and ``difference`` with ``difference_interval``: the blend's RMSE less this one,
-    so that a negative number speaks for the blend. What does not exist is None.
+    ``rmse_by_fold`` (folds ascending), and ``difference`` with ``difference_interval``: the blend's RMSE minus this
+    one; negative if the blend is better. Undefined values are None.
     """
     intervals = bootstrap(evaluation, num_resamples=num_resamples, seed=seed)
     targets, folds = evaluation.targets, [evaluation.folds == fold for fold in np.unique(evaluation.folds)]
@@ -203,7 +205,7 @@ def summarise(evaluation: Evaluation, *, num_resamples: int = NUM_RESAMPLES, see
 
 
 def length_groups(evaluation: Evaluation) -> dict[str, INT64]:
-    """Row numbers by fifth of length, shortest first, named by their words; fewer groups where lengths are equal."""
+    """Group row numbers by fifth of length, shortest first, named by word counts; fewer groups if lengths are equal."""
     edges = np.quantile(evaluation.num_words, (0.2, 0.4, 0.6, 0.8))
     fifths = np.searchsorted(edges, evaluation.num_words)  # texts of one length share a group
     groups = {}
@@ -215,7 +217,7 @@ def length_groups(evaluation: Evaluation) -> dict[str, INT64]:
 
 
 def genre_groups(evaluation: Evaluation) -> dict[str, INT64]:
-    """Row numbers by genre, most texts first; genres after the fifteenth are one group; empty without genres."""
+    """Group row numbers by genre, most texts first; genres after the fifteenth are one group; empty without genres."""
     if not evaluation.genres:
         return {}
     genres = np.asarray(evaluation.genres)
@@ -228,10 +230,10 @@ def genre_groups(evaluation: Evaluation) -> dict[str, INT64]:
 
 
 def by_group(evaluation: Evaluation) -> dict[str, list[dict[str, Any]]]:
-    """RMSE and mean residual of every model by ``genre`` and by ``length``, to four decimals, ready for JSON.
+    """Compute RMSE and mean residual of every model by ``genre`` and by ``length``, to four decimals, ready for JSON.
 
-    Each record has ``group``, ``num_texts`` and ``models``: name -> ``rmse`` and ``mean_residual``, target less
-    prediction; positive where the texts are easier than the model thinks.
+    Each record has ``group``, ``num_texts`` and ``models``: name -> ``rmse`` and ``mean_residual``, target minus
+    prediction; positive if the texts are easier than predicted.
     """
 
     def describe(group: str, rows: INT64) -> dict[str, Any]:
@@ -249,13 +251,13 @@ def by_group(evaluation: Evaluation) -> dict[str, list[dict[str, Any]]]:
 def linear_baselines(
     columns: Mapping[str, FP64], targets: FP64, folds: Sequence[tuple[INT64, INT64]]
 ) -> dict[str, FP64]:
-    """Out-of-fold predictions of a least-squares line on each of ``columns``, and of one on all of them.
+    """Predict out-of-fold with a least-squares line on each of ``columns``, and with one on all of them.
 
     ``columns`` and ``targets`` are FP64 ``[n]``, ``folds`` pairs of row numbers ``(train, test)``. Everything is fitted
     on the training rows; rows in no test fold stay NaN.
 
     Raises:
-        InputError: a column holds a value that is no number.
+        InputError: a column contains a value that is not finite.
     """
     for name, column in columns.items():
         _check_finite(name, column)
@@ -266,7 +268,7 @@ def linear_baselines(
     for train, test in folds:
         for name, inputs in chosen.items():
             mean, std = inputs[train].mean(axis=0), inputs[train].std(axis=0)
-            # Standardised, since formulas differ a hundredfold in size and many are nearly the same line.
+            # Standardised, since formulas differ a hundredfold in scale and many are nearly collinear.
             scaled = (inputs - mean) / np.where(std == 0, 1.0, std)
             weights = np.linalg.lstsq(scaled[train], targets[train] - targets[train].mean(), rcond=None)[0]
             predictions[name][test] = targets[train].mean() + scaled[test] @ weights
@@ -274,10 +276,10 @@ def linear_baselines(
 
 
 def blend_weight(encoder: FP64, forest: FP64, targets: FP64) -> float:
-    """The weight w for which ``w * encoder + (1 - w) * forest`` has the least RMSE, within 0 and 1, to two decimals.
+    """Return the weight w that minimises the RMSE of ``w * encoder + (1 - w) * forest``, in 0 to 1, to two decimals.
 
-    With e, f and t for the three, d(RMSE)/dw = 0 where w = sum((t - f)(e - f)) / sum((e - f)^2). It is 0.5 for two
-    predictions that are the same.
+    With e, f and t for the three, d(RMSE)/dw = 0 at w = sum((t - f)(e - f)) / sum((e - f)^2). It is 0.5 if both
+    predictions are the same.
     """
     apart = encoder - forest
     if not apart.any():
@@ -287,9 +289,9 @@ def blend_weight(encoder: FP64, forest: FP64, targets: FP64) -> float:
 
 
 def cross_fitted_blend(encoder: FP64, forest: FP64, targets: FP64, folds: INT64) -> FP64:
-    """The blend of each row, FP64 ``[n]``, with the weight that fits the rows of all *other* folds best.
+    """Blend each row, FP64 ``[n]``, with the weight that is best on the rows of all *other* folds.
 
-    A weight that had seen a row's own target would flatter the blend. One fold alone has no others: there it is 0.5.
+    A weight fitted to a row's own target would make the blend look better than it is. With a single fold it is 0.5.
     """
     combined: FP64 = blend(EVEN, encoder, forest)
     for fold in np.unique(folds):

@@ -1,8 +1,8 @@
-"""Training the encoder.
+"""Training of the encoder.
 
-The loss is the root of the mean squared error of a batch; AdamW, linear warm-up and decay, the weights of the best
-evaluation on the inner split. Every step depends on the seed and its number alone, so that a training that goes on from
-a checkpoint is the one that was interrupted.
+The loss is the RMSE of a batch; AdamW, linear warm-up and decay, early stopping at the best evaluation on the inner
+split. Every step depends only on the seed and its number, so a training resumed from a checkpoint gives the same
+result as one without interruption.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ SMALLEST = 1e-12  # RMSE: at 0 its gradient has no bound
 
 @dataclass(frozen=True)
 class EncoderSettings:
-    """How an encoder is trained.
+    """Hyperparameters of encoder training.
 
-    ``max_epochs`` may be a fraction; ``max_steps`` bounds them, if it is given. The inner split is scored
-    ``evaluations`` times an epoch; when ``patience`` of them in a row bring nothing better, training stops. A batch of
-    ``batch_size`` texts goes through in ``accumulation`` parts, and with ``gradient_checkpointing`` activations are
-    computed twice: both save memory and give the same gradient. ``dtype`` is fp32, bf16, or auto: BF16 on a GPU
-    and on a CPU that is fast at it.
+    ``max_epochs`` may be a fraction; ``max_steps`` limits it, if given. The inner split is scored ``evaluations`` times
+    per epoch; after ``patience`` evaluations in a row without improvement, training stops. A batch of ``batch_size``
+    texts is processed in ``accumulation`` parts, and with ``gradient_checkpointing`` activations are computed twice:
+    both save memory and give the same gradient. ``dtype`` is fp32, bf16, or auto: BF16 on a GPU or CPU that is fast at
+    it.
     """
 
     max_epochs: float = 1.0
@@ -55,14 +55,14 @@ class EncoderSettings:
     dtype: str = "auto"
 
     def count_steps(self, num_rows: int) -> int:
-        """Optimizer steps for this many rows."""
+        """Return the number of optimizer steps for this many rows."""
         num_steps = max(1, round(self.max_epochs * count_batches(num_rows, self.batch_size)))
         return min(num_steps, self.max_steps or num_steps)
 
 
 @dataclass
 class Progress:
-    """Where a training stands, beside its weights. RMSEs are of the inner split; no ``best_step`` without one."""
+    """Progress of a training, without its weights. RMSEs are of the inner split; no ``best_step`` without one."""
 
     step: int = 0
     best_step: int = 0
@@ -82,12 +82,12 @@ def has_fast_bf16(device: torch.device) -> bool:
 
 
 def find_device() -> torch.device:
-    """A GPU where torch sees one, else the CPU."""
+    """Return the GPU if torch finds one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 class Training:
-    """One encoder under training: candidates, optimizer, progress."""
+    """Training of one encoder: candidate heads, optimizer, progress."""
 
     def __init__(self, candidates: Candidates, tokenizer: WordPiece, settings: EncoderSettings, *, seed: int) -> None:
         self.device = find_device()
@@ -98,7 +98,7 @@ class Training:
             trunk: Any = candidates.trunk  # transformers renamed it in 5.23
             enable = getattr(trunk, "activation_checkpointing_enable", None) or trunk.gradient_checkpointing_enable
             enable({"use_reentrant": False})
-            trunk.config.use_cache = False  # nothing reads it here, and both together are warned of
+            trunk.config.use_cache = False  # not used here; transformers warns about the combination
         self.optimizer = torch.optim.AdamW(
             candidates.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
         )
@@ -117,8 +117,8 @@ class Training:
     ) -> Encoder:
         """Train on ``known``, choose head and step on ``inner``, and return the encoder.
 
-        Without ``inner`` the head is ``progress.head`` and the step the last: ``stop_at`` where it is given, of a
-        schedule of ``num_steps``.
+        Without ``inner`` the head is ``progress.head`` and the step is the last: ``stop_at`` if given, of a schedule of
+        ``num_steps``.
         """
         self.candidates.start_at(float(known.targets.mean()))
         if checkpoint:
@@ -142,7 +142,7 @@ class Training:
         return self.candidates.pick(progress.head).eval()
 
     def _draw(self, known: Corpus) -> Iterator[Rows]:
-        """Rows of one batch after another, from the step where the training stands."""
+        """Yield the rows of each batch, from the current step on, without end."""
         num_batches = count_batches(len(known), self.settings.batch_size)
         epoch, number = divmod(self.progress.step, num_batches)
         while True:
@@ -183,8 +183,8 @@ class Training:
     def accumulate(self, batch: Corpus) -> float:
         """Add the gradient of the heads' RMSEs over ``batch``, summed; return their mean squared error.
 
-        The gradient of a root is that of the mean square, divided by twice the root. In several parts the root is known
-        only after all of them, so that they go through once more, without gradients, before.
+        The gradient of a root is that of the mean square divided by twice the root. With several parts the root is
+        known only after all of them, so a first pass computes it without gradients.
         """
         rows = np.array_split(np.arange(len(batch)), min(self.settings.accumulation, len(batch)))
         parts = [batch.take(part) for part in rows]
@@ -200,7 +200,7 @@ class Training:
         return float(means.mean())
 
     def _squares(self, part: Corpus, number: int) -> Tensor:
-        """Sum of squared errors, FP32 ``[2]``, one a head."""
+        """Return the sum of squared errors, FP32 ``[2]``, one per head."""
         ids, mask = encode(self.tokenizer, part.texts)
         targets = torch.from_numpy(part.targets).float().unsqueeze(1).to(self.device)
         torch.manual_seed(hash((self.seed, self.progress.step, number)))  # dropout's, if there is any
@@ -266,6 +266,6 @@ def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _rate(step: int, num_steps: int, warm_up: float) -> float:
-    """Share of the learning rate at a step."""
+    """Return the share of the learning rate at a step: linear warm-up, then linear decay."""
     rising = max(1, round(warm_up * num_steps))
     return min((step + 1) / rising, (num_steps - step) / max(1, num_steps - rising))

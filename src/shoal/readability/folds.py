@@ -1,4 +1,4 @@
-"""Rows divided so that texts that are the same never stand on both sides."""
+"""Grouped splits: duplicate texts never cross a split."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ INNER_SHARE, MAX_INNER = 0.1, 300  # of the rows to train on; more rows would on
 
 
 def make_folds(corpus: Corpus, num_folds: int, *, seed: int) -> list[tuple[Rows, Rows]]:
-    """Rows to train on and rows to predict, a pair a fold; every row is predicted once.
+    """Return each fold's rows to train on and rows to predict; every row is predicted once.
 
     These are the folds of scikit-learn's ``KFold(num_folds, shuffle=True, random_state=seed)``: its permutation of the
-    rows, cut into parts. A text that repeats another is left out of the permutation and follows that one, so that with
-    few of them only rows at the cuts are in another fold than scikit-learn's.
+    rows, cut into parts. A duplicate is left out of the permutation and placed with the first copy of its text, so with
+    few duplicates only rows at the cuts are in another fold than scikit-learn's.
 
     Raises:
         InputError: there are too few different texts.
@@ -36,9 +36,9 @@ def make_folds(corpus: Corpus, num_folds: int, *, seed: int) -> list[tuple[Rows,
 
 
 def hold_out(corpus: Corpus, num_rows: int, *, seed: int) -> tuple[Rows, Rows]:
-    """Rows to keep and at most ``num_rows`` others, drawn with ``seed``, in the order of the draw.
+    """Split off at most ``num_rows`` rows, drawn with ``seed``; return kept and held-out rows, in drawn order.
 
-    Rows with the same text stay together; one text at least is on each side.
+    Rows with the same text are kept together; each side has at least one text.
     """
     groups = corpus.groups
     sizes = np.bincount(groups)
@@ -56,6 +56,6 @@ def hold_out(corpus: Corpus, num_rows: int, *, seed: int) -> tuple[Rows, Rows]:
 
 
 def split_inner(corpus: Corpus, *, seed: int) -> tuple[Corpus, Corpus]:
-    """Texts to train on and the inner split, which chooses the head and when to stop."""
+    """Split off the inner split, which chooses the head and when to stop; return training texts and inner split."""
     kept, inner = hold_out(corpus, min(MAX_INNER, max(1, round(INNER_SHARE * len(corpus)))), seed=seed)
     return corpus.take(np.sort(kept)), corpus.take(np.sort(inner))

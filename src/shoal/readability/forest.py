@@ -1,4 +1,4 @@
-"""The bundle of word lists and normaliser, and the forest on its features."""
+"""Fitting of the preprocessing bundle, and training, importances and export of the forest on its features."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shoal.readability.features import Features
 from shoal.readability.preprocess_config import NUM_LISTED, Bundle
 from shoal.text.lexicon import BasicTokenizer, Lexicon, is_word
 from shoal.text.ragged import to_texts
-from shoal.text.word_statistics import TokenCoder, count_features
+from shoal.text.word_statistics import TokenCoder, TokenCounter, make_features
 
 NUM_TREES, MAX_DEPTH = 100, 16  # the published recipe's
 STATISTICS = (  # the first columns; the rest are shares of single words
@@ -37,7 +37,7 @@ TOLERANCE = 1e-5  # between the forest that was trained and the checkpoint that 
 
 
 def list_words(texts: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The 100 most and the 100 least frequent words of ``texts``, ties in alphabetical order.
+    """Return the 100 most and the 100 least frequent words of ``texts``, ties in alphabetical order.
 
     Raises:
         InputError: there are fewer than 200 different words.
@@ -55,11 +55,11 @@ def list_words(texts: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def fit_bundle(texts: Sequence[str], *, vocabulary_sha256: str, is_lowercase: bool, max_length: int) -> Bundle:
-    """Word lists and z-scores from ``texts`` alone."""
+    """Fit a bundle's word lists and z-scores to ``texts``."""
     frequent, rare = list_words(texts)
     stop_words = read_stop_words()
     lexicon = Lexicon.build(stop_words, [*frequent, *rare], Device())
-    raw = count_features(TokenCoder(lexicon)(to_texts(texts)), lexicon)
+    raw = make_features(*TokenCounter(lexicon)(TokenCoder(lexicon)(to_texts(texts))))
     std = raw.std(axis=0)
     return Bundle(
         vocabulary_sha256=vocabulary_sha256,
@@ -86,23 +86,23 @@ def has_cuml() -> bool:
 
 
 def describe(num_trees: int = NUM_TREES) -> str:
-    """The forest in words, with the library that grows it here."""
+    """Describe the forest in words, with the library that trains it on this machine."""
     return f"random forest, {num_trees} trees of depth {MAX_DEPTH}, by {'cuML' if has_cuml() else 'scikit-learn'}"
 
 
 def train_forest(bundle: Bundle, texts: Sequence[str], targets: Array, *, seed: int, num_trees: int = NUM_TREES) -> Any:
-    """A ``RandomForestRegressor`` on the features of ``texts``: cuML's where it and a GPU are, else scikit-learn's."""
+    """Train a ``RandomForestRegressor`` on the features of ``texts``: cuML's if ``has_cuml()``, else scikit-learn's."""
     if has_cuml():
         return _train_on_gpu(forest_inputs(bundle, texts), targets, seed=seed, num_trees=num_trees)
     with needs("train"):
         from sklearn.ensemble import RandomForestRegressor
     forest = RandomForestRegressor(num_trees, max_depth=MAX_DEPTH, random_state=seed, n_jobs=-1)
     forest.fit(forest_inputs(bundle, texts), targets)
-    return forest.set_params(n_jobs=1)  # threads would add up the trees in an order of their own
+    return forest.set_params(n_jobs=1)  # threads would sum the trees in varying order
 
 
 def _train_on_gpu(features: Array, targets: Array, *, seed: int, num_trees: int) -> Any:
-    """One stream, so that the same seed gives the same trees. cuML's own depth has no limit."""
+    """Train cuML's forest on one stream, so that the same seed gives the same trees, and with a limited depth."""
     from cuml.ensemble import RandomForestRegressor
 
     forest = RandomForestRegressor(
@@ -112,7 +112,7 @@ def _train_on_gpu(features: Array, targets: Array, *, seed: int, num_trees: int)
 
 
 def name_features(bundle: Bundle) -> tuple[str, ...]:
-    """What each of the 207 columns is, in their order."""
+    """Return a description of each of the 207 columns, in order."""
     shares = (f"share of “{word}”" for word in (*bundle.frequent, *bundle.rare))
     return (*STATISTICS, *shares)
 
@@ -120,10 +120,10 @@ def name_features(bundle: Bundle) -> tuple[str, ...]:
 def weigh_features(
     forest: Any, features: Array, targets: Array, *, seed: int, on_step: OnStep = lambda done, total: None
 ) -> Array:
-    """How much the RMSE on these rows grows when a column is shuffled, FP64 ``[207]``: permutation importance.
+    """Compute permutation importance: the growth of the RMSE on these rows when a column is shuffled, FP64 ``[207]``.
 
-    Breiman, "Random Forests", Machine Learning 45 (2001), section 10. On rows that the forest has not seen it says what
-    a column is worth for new texts, and it is the same for every engine.
+    Breiman, "Random Forests", Machine Learning 45 (2001), section 10. On rows not seen in training it measures a
+    column's value for new texts, and it does not depend on the engine.
     """
     generator = np.random.default_rng(seed)
     num_columns = features.shape[1]
@@ -147,15 +147,15 @@ def _shuffle(features: Array, column: int, generator: np.random.Generator) -> Ar
 
 
 def _rmse(forest: Any, features: Sequence[Array], targets: Array) -> Array:
-    """Of each of these matrices of one shape, in one call of the forest, of which each costs milliseconds."""
+    """Return the RMSE on each of these matrices of one shape, in one call, since each call costs milliseconds."""
     predictions = forest.predict(np.concatenate(features)).reshape(len(features), -1)
     return np.sqrt(np.mean((predictions - targets) ** 2, axis=1))
 
 
 def forest_inputs(bundle: Bundle, texts: Sequence[str]) -> Array:
-    """FP32 ``[len(texts), 207]``."""
+    """Compute the forest's inputs for texts: FP32 ``[len(texts), 207]``."""
     features = Features(bundle, Device())
-    return features(TokenCoder(features.lexicon)(to_texts(texts)))
+    return features.of_rows(TokenCoder(features.lexicon)(to_texts(texts)))
 
 
 def export_forest(forest: Any, features: Array, path: Path, *, bundle_sha256: str) -> None:

@@ -1,4 +1,4 @@
-"""``report.html``: the report as one page for people, which loads nothing from anywhere."""
+"""``report.html``: the report as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _ASSETS = Path(__file__).parent / "assets"
 
 
 def write_page(path: Path, report: Mapping[str, Any], evaluation: Evaluation) -> None:
-    """Write the page of ``report``; ``evaluation`` holds the predictions that its figures were computed from.
+    """Write the page of ``report``; ``evaluation`` has the predictions that its figures were computed from.
 
-    The same report gives the same bytes. The page has no script, and no text of the corpus.
+    The same report gives the same bytes. The page contains no script and no text of the corpus.
 
     Raises:
         SetupError: jinja2 or matplotlib is not installed.
@@ -46,7 +46,7 @@ def write_page(path: Path, report: Mapping[str, Any], evaluation: Evaluation) ->
 
 
 def _draw(report: Mapping[str, Any], evaluation: Evaluation) -> dict[str, str]:
-    """The page's pictures by name, each a data URI; those without numbers are left out."""
+    """Draw the page's pictures, by name, each a data URI; those without data are left out."""
     with plots.drawing():
         pictures = {
             "errors": plots.plot_errors(report["evaluation"]["predictions"]),
@@ -62,7 +62,7 @@ def _draw(report: Mapping[str, Any], evaluation: Evaluation) -> dict[str, str]:
 
 
 def summarise_in_words(predictions: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What ``summarise`` found, in two plain sentences: how good the blend is, and whether it beats either model."""
+    """Put the results of ``summarise`` into two sentences: the blend's RMSE, and a comparison with the best model."""
     rows = {row["name"]: row for row in predictions}
     blend = rows[BLEND]
     parts = [f"The blend's RMSE is {fixed(blend['rmse'], 2)} (95 % interval {span(blend['rmse_interval'], 2)})"]
@@ -79,7 +79,7 @@ def summarise_in_words(predictions: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _compare(other: Mapping[str, Any]) -> str:
-    """The blend against the best model in it."""
+    """Compare the blend with the best model in it, in a sentence."""
     low, high = other["difference_interval"]
     name = f"the {other['name']} alone"
     by = f"(difference {fixed(other['difference'])}, interval {span((low, high))})"
@@ -91,19 +91,19 @@ def _compare(other: Mapping[str, Any]) -> str:
 
 
 def fixed(value: float | None, decimals: int = 3) -> str:
-    """``value`` with this many decimals and a true minus sign; a dash for None."""
+    """Format ``value`` with this many decimals and a true minus sign; a dash for None."""
     if value is None:
         return "–"
-    return f"{round(value, decimals) + 0.0:.{decimals}f}".replace("-", "−")  # + 0.0 takes the sign off zero
+    return f"{round(value, decimals) + 0.0:.{decimals}f}".replace("-", "−")  # + 0.0 removes the sign of -0.0
 
 
 def span(pair: Sequence[float] | None, decimals: int = 3) -> str:
-    """An interval in words; a dash for None."""
+    """Format an interval; a dash for None."""
     return "–" if pair is None else f"{fixed(pair[0], decimals)} to {fixed(pair[1], decimals)}"
 
 
 def seconds(value: float) -> str:
-    """Seconds as people say them: ``42 s``, ``3 min 20 s``, ``2 h 5 min``."""
+    """Format seconds as ``42 s``, ``3 min 20 s`` or ``2 h 5 min``."""
     if value < 60:
         return f"{value:.1f} s" if value < 10 else f"{value:.0f} s"
     minutes, rest = divmod(round(value), 60)

@@ -1,4 +1,4 @@
-"""The report's pictures, each an image as a ``data:`` URI that is the same, byte for byte, for the same numbers."""
+"""Plots of the report, each an image as a ``data:`` URI; the same numbers give the same bytes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _STYLE = {
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """Draw in the report's style, whatever matplotlibrc the reader has; the style before comes back after.
+    """Apply the report's style, independent of any matplotlibrc, inside the context.
 
     Raises:
         SetupError: matplotlib is not installed.
@@ -73,7 +73,7 @@ def drawing() -> Iterator[None]:
 
 
 def _figure(height: float, columns: int = 1, **options: Any) -> tuple[Figure, list[Axes]]:
-    """A figure of its own, unknown to pyplot, and its axes side by side."""
+    """Create a figure outside pyplot, and its axes side by side."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(WIDTH, height), layout="compressed", facecolor="white")
@@ -103,7 +103,7 @@ def _label(text: object, width: int = 34) -> str:
 
 
 def plot_predictions(evaluation: Evaluation) -> str:
-    """Predicted against actual of every model, side by side: points for few texts, else a density."""
+    """Plot predicted against actual values of every model, side by side: points for few texts, else a density."""
     names = evaluation.named(MODEL)
     drawn = [evaluation.targets, *(evaluation.predictions[name] for name in names)]
     low, high = min(x.min() for x in drawn), max(x.max() for x in drawn)
@@ -140,7 +140,7 @@ def _density(axis: Axes, targets: FP64, values: FP64, limits: tuple[float, float
 
 
 def plot_residuals(evaluation: Evaluation) -> str:
-    """The blend's residuals by fifth of length and, where genres are known, by genre."""
+    """Plot the blend's residuals by fifth of length and, if genres are known, by genre."""
     residuals = evaluation.targets - evaluation.predictions[BLEND]
     groupings = {"by length": length_groups(evaluation), "by genre": genre_groups(evaluation)}
     groupings = {title: groups for title, groups in groupings.items() if groups}
@@ -168,7 +168,7 @@ def plot_residuals(evaluation: Evaluation) -> str:
 
 
 def plot_errors(predictions: Sequence[Mapping[str, Any]]) -> str:
-    """RMSE of every prediction with its interval, best on top; ``predictions`` as ``summarise`` gives them."""
+    """Plot the RMSE of every prediction with its interval, best on top; ``predictions`` comes from ``summarise``."""
     rows = sorted(predictions, key=lambda row: row["rmse"])
     figure, (axis,) = _figure(1.2 + 0.27 * len(rows))
     for kind, colour in COLOURS.items():
@@ -200,7 +200,7 @@ def plot_errors(predictions: Sequence[Mapping[str, Any]]) -> str:
 
 
 def plot_importances(importances: Mapping[str, float]) -> str:
-    """The twenty features whose shuffling hurts the forest most."""
+    """Plot the twenty features with the greatest permutation importance."""
     top = sorted(importances.items(), key=lambda item: -item[1])[:MAX_IMPORTANCES]
     figure, (axis,) = _figure(0.9 + 0.22 * len(top))
     axis.barh(range(len(top)), [value for _, value in top], color=COLOURS[MODEL], height=0.7)
@@ -212,7 +212,7 @@ def plot_importances(importances: Mapping[str, float]) -> str:
 
 
 def plot_weights(evaluation: Evaluation, bert_weight: float) -> str:
-    """RMSE of ``w * encoder + (1 - w) * forest`` for every w, with the chosen one marked."""
+    """Plot the RMSE of ``w * encoder + (1 - w) * forest`` for every w, with the chosen one marked."""
     encoder, forest = (evaluation.predictions[name] for name in (ENCODER, FOREST))
 
     def error(weight: float) -> float:
@@ -235,9 +235,9 @@ def plot_weights(evaluation: Evaluation, bert_weight: float) -> str:
 
 
 def plot_histories(histories: Sequence[Sequence[Mapping[str, Any]]], chosen: Sequence[Mapping[str, Any]] = ()) -> str:
-    """The encoder's RMSE while it trained, a line per fold: on its training rows, and on its inner split.
+    """Plot the encoder's RMSE during training, one line per fold: on its training rows, and on its inner split.
 
-    The inner split's is that of the head that the fold chose; a dot marks the step that was kept.
+    The inner split's RMSE is that of the head that the fold chose; a dot marks the step that was kept.
     """
     figure, (train, inner) = _figure(3.0, 2, sharex=True, sharey=True)
     for index, history in enumerate(histories):

@@ -1,6 +1,6 @@
-"""``preprocess.json``: everything that turns a text into model inputs, as one artifact.
+"""``preprocess.json``: all settings for converting a text to model inputs, as one artifact.
 
-The file's sha256 ties a forest to the bundle it was trained with: its columns mean nothing under another one.
+The file's SHA-256 ties a forest to the bundle it was trained with; with another one its columns are meaningless.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class Bundle:
     """Word lists, normaliser and tokenizer settings.
 
     ``frequent`` and ``rare`` are the 100 most and least frequent words of the training corpus, in the order of their
-    columns; ``mean`` and ``std`` are the training set's, one of each for every feature (a zero ``std`` is stored as 1).
+    columns; ``mean`` and ``std`` are the training set's, one of each per feature (a zero ``std`` is stored as 1).
 
     Raises:
-        ArtifactError: a field is not what it must be; it is named.
+        ArtifactError: a field is invalid; the error names it.
     """
 
     vocabulary_sha256: str
@@ -58,7 +58,7 @@ class Bundle:
             raise ArtifactError(f"preprocess.json: {fault}.", MAKE_AGAIN)
 
     def dumps(self) -> str:
-        """The file's text: the same bundle gives the same bytes."""
+        """Return the file's text; the same bundle gives the same bytes."""
         return json.dumps(asdict(self), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
     @classmethod
@@ -66,7 +66,7 @@ class Bundle:
         """Read ``preprocess.json``.
 
         Raises:
-            ArtifactError: it is not such a file, or a field is not what it must be.
+            ArtifactError: it is not such a file, or a field is invalid.
         """
         entries = read_object(path, _KIND, [field.name for field in fields(cls)])
         entries = {name: tuple(value) if isinstance(value, list) else value for name, value in entries.items()}
@@ -78,7 +78,7 @@ class Bundle:
         """Check that ``path`` is the vocabulary this bundle was made with.
 
         Raises:
-            ArtifactError: it is another one.
+            ArtifactError: it is another vocabulary.
         """
         check_file(path, "vocabulary")
         if (found := sha256(path)) != self.vocabulary_sha256:
@@ -90,7 +90,7 @@ class Bundle:
 
 
 def _find_faults(values: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong with a bundle's fields, whatever types they came in; later ones hold if earlier ones did."""
+    """Yield the faults of a bundle's fields, of any type; use only the first: later checks rely on earlier ones."""
     if type(values["format"]) is not int or values["format"] != FORMAT:
         yield f"it has format {shorten(values['format'])}; this shoal reads {FORMAT}"
     digest, is_lowercase, length = (values[name] for name in ("vocabulary_sha256", "is_lowercase", "max_length"))
@@ -110,7 +110,7 @@ def _find_faults(values: Mapping[str, Any]) -> Iterator[str]:
         if std <= 0:
             yield f"std of column {column} is {std:g}, expected a number above 0"
         elif (LENGTHS[-1] + abs(mean)) / std > GREATEST:
-            yield f"mean {mean:g} and std {std:g} of column {column} give z-scores that are no FP32 numbers"
+            yield f"mean {mean:g} and std {std:g} of column {column} give z-scores that FP32 cannot hold"
 
 
 def _find_odd_words(name: str, words: Any, size: int | None) -> Iterator[str]:
@@ -125,7 +125,7 @@ def _find_odd_words(name: str, words: Any, size: int | None) -> Iterator[str]:
 
 
 def _is_word(word: Any) -> bool:
-    """Whether it is one word, of characters that UTF-8 has."""
+    """Whether ``word`` is a string without whitespace that UTF-8 can encode."""
     return isinstance(word, str) and word.split() == [word] and word.encode(errors="ignore").decode() == word
 
 
@@ -139,10 +139,10 @@ def _find_odd_numbers(name: str, numbers: Any) -> Iterator[str]:
 
 
 def read_weight(path: Path) -> float:
-    """The default weight that ``postprocess.json`` holds, between 0 and 1.
+    """Read the default weight, between 0 and 1, from ``postprocess.json``.
 
     Raises:
-        ArtifactError: it is not such a file, or the weight is no such number.
+        ArtifactError: it is not such a file, or the weight is not such a number.
     """
     weight = read_object(path, _SETTING, ["bert_weight"])["bert_weight"]
     if not is_number(weight) or not 0 <= weight <= 1:

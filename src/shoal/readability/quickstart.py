@@ -1,4 +1,4 @@
-"""From nothing to a table of scores: train, compose, serve, score, stop."""
+"""Quickstart: train, compose, serve, score passages, stop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NUM_SCORED = 8
 
 @dataclass(frozen=True)
 class Score:
-    """One passage and what the ensemble says of it; higher is easier to read."""
+    """Passage with the ensemble's scores; higher is easier to read."""
 
     text: str
     bert: float
@@ -32,7 +32,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Result:
-    """What a quickstart leaves."""
+    """Scores and output paths of a quickstart."""
 
     scores: tuple[Score, ...]
     artifacts: Path
@@ -52,9 +52,9 @@ def run(
 ) -> Result:
     """Train on ``data`` (else the corpus of SHOAL_DATA_DIR, else shoal's own passages), serve, score a few passages.
 
-    The passages scored are shoal's own, and none of them was trained on.
+    The scored passages are shoal's own, and were not trained on.
     """
-    check_path_supported(out.resolve())  # what would stop the server is better said before minutes of training
+    check_path_supported(out.resolve())  # report what would stop the server before minutes of training
     find_runtime()
     preset = preset or PRESETS["quick"]
     corpus = find_corpus(data)
@@ -78,7 +78,7 @@ def run(
 
 
 def _spread(texts: tuple[str, ...], targets: list[float]) -> list[str]:
-    """A few texts from the easiest to the hardest."""
+    """Select a few texts, evenly spaced from the easiest to the hardest."""
     order = sorted(range(len(texts)), key=lambda i: -targets[i])
     step = (len(order) - 1) / (NUM_SCORED - 1)
     return [texts[order[round(k * step)]] for k in range(NUM_SCORED)]

@@ -1,4 +1,4 @@
-"""Texts to token ids, attention mask and features, on either device, from one upload of the text."""
+"""Conversion of texts to token ids, attention mask and features, on host or GPU, with one upload of the text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shoal.text.word_cache import WordCache, flatten
 from shoal.text.word_statistics import DeviceCoder
 from shoal.text.wordpiece import WIDTH_MULTIPLE, WordPiece, frame, round_up
 
-MAX_WIDTH = 255 * WIDTH_MULTIPLE  # the width in steps travels as a byte
+MAX_WIDTH = 255 * WIDTH_MULTIPLE  # the width in steps is copied as one byte
 _SAMPLES = (
     "A cat sat on the mat. " * 9,
     "",
@@ -35,9 +35,9 @@ _SAMPLES = (
 
 
 class Reading(NamedTuple):
-    """What a batch of texts is to the models: ids and mask INT64 ``[rows, width]``, features FP32 ``[rows, 207]``.
+    """Model inputs of a batch of texts: ids and mask INT64 ``[rows, width]``, features FP32 ``[rows, 207]``.
 
-    ``width`` is that of the longest row, a multiple of 8 unless the bundle's ``max_length`` is smaller.
+    ``width`` fits the longest row, a multiple of 8 unless the bundle's ``max_length`` is smaller.
     """
 
     ids: Array
@@ -46,7 +46,7 @@ class Reading(NamedTuple):
 
 
 class _Finder:
-    """Token ids and codes of words: both are looked up at once."""
+    """Lookup of words' token ids and codes together."""
 
     def __init__(self, wordpiece: WordPiece, tokens: Sequence[str]) -> None:
         self._wordpiece, self._codes = wordpiece, TokenCodes(tokens)
@@ -56,7 +56,7 @@ class _Finder:
 
 
 class Reader:
-    """Reads texts on the host, with Hugging Face's tokenizer: the exact path. What it gives lies on the device."""
+    """Host reader with Hugging Face's tokenizer, the exact path; its results are on the device."""
 
     def __init__(self, vocabulary: Sequence[str], bundle: Bundle, device: Device) -> None:
         self._device, self._max_length = device, bundle.max_length
@@ -67,20 +67,22 @@ class Reader:
         self._words = WordCache(lambda: _Finder(wordpiece, tokens))
 
     def __call__(self, texts: Texts) -> Reading:
-        """Read a batch of texts that lie on the host."""
-        if not self._device.is_host:
-            self._device.ledger.count(EXACT_ROWS, len(texts))
+        """Read a batch of texts that are on the host."""
         pieces, codes = self._look_up(texts)
-        return self._finish(pieces, codes, self._steps(pieces))
+        if self._device.is_host:
+            ids, mask = frame(pieces, self._ids, self._width(self._steps(pieces)))
+            return Reading(ids, mask, self._features.of_rows(codes))
+        self._device.ledger.count(EXACT_ROWS, len(texts))
+        return self._finish(pieces, Ragged.from_rows(codes), self._steps(pieces))
 
-    def _look_up(self, texts: Texts) -> tuple[Ragged, Ragged]:
-        """Token ids and codes, on the host."""
+    def _look_up(self, texts: Texts) -> tuple[Ragged, list[list[int]]]:
+        """Return token ids and codes, on the host."""
         found = self._words(texts)
         pieces, codes = (flatten([[word[k] for word in row] for row in found]) for k in (0, 1))
-        return pieces, codes
+        return Ragged.from_rows(pieces), codes
 
     def _steps(self, pieces: Ragged) -> int:
-        """The width that holds the longest row, in steps of 8, of pieces on the host."""
+        """Return the width for the longest row, in steps of 8, of pieces on the host."""
         return int(round_up(np.minimum(pieces.lengths, self._max_length - 2).max()))
 
     def _width(self, steps: int) -> int:
@@ -88,11 +90,11 @@ class Reader:
 
     def _finish(self, pieces: Ragged, codes: Ragged, steps: int) -> Reading:
         ids, mask = frame(pieces.to(self._device, EXACT), self._ids, self._width(steps))
-        return Reading(ids, mask, self._features(codes.to(self._device, EXACT)))
+        return Reading(ids, mask, self._features.of_codes(codes.to(self._device, EXACT)))
 
 
 class DeviceReader(Reader):
-    """Reads texts on a device; rows that its tokenizer would get wrong are read on the host and put in their places.
+    """Device reader; rows that the device's tokenizer would get wrong are read on the host and merged in.
 
     ``edge`` names the upload of the texts in the ledger.
     """
@@ -113,7 +115,7 @@ class DeviceReader(Reader):
         self._rehearse(Reader(vocabulary, bundle, Device()))
 
     def _rehearse(self, host: Reader) -> None:
-        """Read a few texts both ways: kernels are compiled before the first request, and a fault stops the start."""
+        """Read sample texts on both devices: it compiles kernels before the first request and detects wrong results."""
         for texts in (_SAMPLES, _SAMPLES[-1:]):
             here, there = (read(to_texts(texts)) for read in (host, self))
             for name, expected, array in zip(Reading._fields, here, there, strict=True):
@@ -125,7 +127,7 @@ class DeviceReader(Reader):
                     )
 
     def __call__(self, texts: Texts) -> Reading:
-        """Read a batch of texts that lie on the host."""
+        """Read a batch of texts that are on the host."""
         here = texts.to(self._device, self._edge)
         clean = self._engine.normalise(here)
         pieces = self._engine.pieces(clean)
@@ -139,13 +141,13 @@ class DeviceReader(Reader):
         self._device.ledger.count(EXACT_ROWS, rows.size)
         exact_pieces, exact_codes = self._look_up(texts.select(rows))
         steps = max(steps, self._steps(exact_pieces))
-        exact = self._finish(exact_pieces, exact_codes, steps)
+        exact = self._finish(exact_pieces, Ragged.from_rows(exact_codes), steps)
         return _merge(self._finish(pieces, codes, steps), exact, is_exact)
 
     def _decide(self, pieces: Ragged, is_exact: Array) -> tuple[np.ndarray[tuple[int], np.dtype[np.intp]], int]:
-        """What the host must know: which rows are its own, and the width of the others in steps of 8.
+        """Return the rows to read on the host, and the width of the other rows in steps of 8.
 
-        One copy, of a byte a row and one more.
+        One copy to the host, of one byte per row and one more.
         """
         xp = namespace(is_exact)
         lengths = xp.minimum(pieces.lengths, self._max_length - 2)
@@ -156,7 +158,8 @@ class DeviceReader(Reader):
 
 
 def _merge(fast: Reading, exact: Reading, is_exact: Array) -> Reading:
-    """The rows of both in the order of the batch."""
+    """Merge the device's and the host's rows in the order of the batch."""
+    # Gather from both stacked: row i comes from the k-th exact row behind the fast ones if it is the k-th exact row.
     xp, num_rows = namespace(is_exact), fast.ids.shape[0]
     counted = xp.cumulative_sum(xp.astype(is_exact, xp.int64))
     own = xp.cumulative_sum(xp.ones_like(counted)) - 1
@@ -166,9 +169,10 @@ def _merge(fast: Reading, exact: Reading, is_exact: Array) -> Reading:
 
 
 def make_reader(vocabulary: Sequence[str], bundle: Bundle, device: Device, edge: str) -> Reader:
-    """The reader for a device.
+    """Create the reader for a device.
 
-    On a GPU an encoder that keeps case is read on the host: the device's normalizer was compared for lower case alone.
+    For an encoder that keeps case a GPU's texts are read on the host: the device's normalizer was only verified for
+    lower case.
     """
     if device.is_host or not bundle.is_lowercase:
         return Reader(vocabulary, bundle, device)

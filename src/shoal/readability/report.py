@@ -1,4 +1,4 @@
-"""``report.json``: what was trained, on what, how, and how well."""
+"""``report.json``: corpus, models, settings, evaluation and environment of a training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shoal.readability.fit import Training
 
 REPORT = "report.json"
 LIBRARIES = ("cuml-cu12", "cuml-cu13", "numpy", "scikit-learn", "tokenizers", "torch", "transformers", "treelite")
-_HELD_OUT = ("num_rows", "num_held_out")  # of a preset; without a meaning where there are folds
+_HELD_OUT = ("num_rows", "num_held_out")  # preset fields that are unused with folds
 
 
 def describe(
@@ -30,7 +30,7 @@ def describe(
     preset: dict[str, Any],
     seed: int,
 ) -> dict[str, Any]:
-    """The report but for the seconds, the memory and the files; what JSON can hold."""
+    """Build the report, ready for JSON, except for seconds, memory and files."""
     evaluation = found.evaluation
     name = Path(pretrained.name).name if Path(pretrained.name).is_dir() else pretrained.name  # no path of this machine
     predictions = summarise(evaluation, seed=seed)

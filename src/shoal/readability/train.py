@@ -41,10 +41,10 @@ UNSEEN = "unseen.csv"  # targets and predictions of the texts that the models pr
 
 @dataclass(frozen=True)
 class Preset:
-    """How much to train.
+    """Preset for the amount of training.
 
     With ``num_folds`` all rows are cross-validated, and the final models trained on all of them. Without, ``num_rows``
-    texts are trained on and ``num_held_out`` more are scored for the report; smaller corpora keep a fifth back.
+    texts are trained on and ``num_held_out`` more are scored for the report; smaller corpora hold out a fifth.
     """
 
     num_folds: int = 0
@@ -75,9 +75,9 @@ def train(
 ) -> dict[str, Any]:
     """Train encoder and forest, write the artifact folder ``out``, return its report.
 
-    Every artifact is loaded again and compared with what was trained before the folder appears under its name. A
-    training that was interrupted goes on where it stood when it is called again with the same arguments, and a finished
-    one is not done again, unless ``is_fresh``; the state is saved about every ``save_every`` seconds beside ``out``.
+    Every artifact is loaded again and compared with the trained model before the folder appears under its name. Called
+    again with the same arguments, an interrupted training resumes and a finished one is not repeated, unless
+    ``is_fresh``; the state is saved about every ``save_every`` seconds beside ``out``.
 
     Raises:
         InputError: the corpus is too small, the encoder unknown, or ``out`` holds something else, such as a training
@@ -102,19 +102,19 @@ def train(
         return finished
     with open_work(out, settings, is_fresh=is_fresh, save_every=save_every) as work:
         if work.is_resumed:
-            on_progress("go on with the training that was interrupted", 1, 1)
+            on_progress("resume the interrupted training", 1, 1)
         return _Run(corpus, out, pretrained, revision, preset, seed, settings, work, on_progress).run()
 
 
 def _find_finished(out: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
-    """The report of what stands at ``out``, if it is whole and was trained with these settings; None at a new place.
+    """Return the report at ``out`` if its files are intact and its settings are these, else None.
 
     Raises:
         InputError: a training with other settings was finished there.
     """
     begun = work_folder(out) / SETTINGS
     if begun.is_file() and not describe_changes(json.loads(begun.read_text(encoding="utf-8")), settings):
-        return None  # it was to be replaced, and that was interrupted
+        return None  # its replacement was interrupted
     if not (out / REPORT).is_file():
         return None
     report: dict[str, Any] = json.loads((out / REPORT).read_text(encoding="utf-8"))
@@ -127,7 +127,7 @@ def _find_finished(out: Path, settings: dict[str, Any]) -> dict[str, Any] | None
 
 
 def _check_divisible(corpus: Corpus, preset: Preset, seed: int) -> None:
-    """Before anything is loaded: there are enough different texts."""
+    """Check, before anything is loaded, that there are enough different texts."""
     if preset.num_folds:
         make_folds(corpus, preset.num_folds, seed=seed)
     else:
@@ -135,10 +135,10 @@ def _check_divisible(corpus: Corpus, preset: Preset, seed: int) -> None:
 
 
 def split(corpus: Corpus, preset: Preset, seed: int) -> tuple[Rows, Rows]:
-    """Rows to train on and rows held out, drawn with ``seed``; texts that are the same stay together.
+    """Return rows to train on and rows held out, drawn with ``seed``; duplicate texts are on one side.
 
     Raises:
-        InputError: fewer than ten texts.
+        InputError: there are fewer than ten different texts.
     """
     num_different = len(np.unique(corpus.groups))
     if num_different < 10:
@@ -149,7 +149,7 @@ def split(corpus: Corpus, preset: Preset, seed: int) -> tuple[Rows, Rows]:
 
 @dataclass
 class _Run:
-    """One training, from the corpus to the artifact folder; ``aside`` is where that is made."""
+    """Training run, from the corpus to the artifact folder, which is built in ``aside``."""
 
     corpus: Corpus
     out: Path
@@ -185,7 +185,7 @@ class _Run:
         return self._write_report(known, found, training)
 
     def _load(self) -> encoders.Pretrained:
-        """The encoder as it was published, again."""
+        """Load the published encoder again."""
         name, dropout = self.pretrained.name, self.preset.encoder.dropout
         return encoders.load_encoder(name, seed=self.seed, revision=self.revision, dropout=dropout)
 
@@ -224,7 +224,7 @@ class _Run:
     def _train_encoder(
         self, text_path: TextPath, known: Corpus, found: CrossValidation | None
     ) -> tuple[encoders.Encoder, Training]:
-        """On all rows: the head and the share of the steps that the folds found, else all steps of the first head."""
+        """Train on ``known``: with the folds' head and share of the steps, else the first head and all steps."""
         settings = self.preset.encoder
         num_steps = settings.count_steps(len(known))
         training = Training(self.pretrained.candidates, text_path.tokenizer, settings, seed=self.seed)
@@ -241,7 +241,7 @@ class _Run:
         self, text_path: TextPath, rows: tuple[Rows, Rows], encoder: encoders.Encoder, trees: Any, bundle: Bundle,
         on_step: OnStep,
     ) -> CrossValidation:  # fmt: skip
-        """What the held-out rows say, in the form of a cross-validation with one fold."""
+        """Evaluate on the held-out rows, in the form of a cross-validation with one fold."""
         known, unseen = rows
         held_out = self.corpus.take(unseen)
         inputs = forest.forest_inputs(bundle, held_out.texts)

@@ -1,7 +1,7 @@
-"""The folder of a training that is under way: what is finished, and where the rest stands.
+"""Work folder of an unfinished training: results of finished stages, and the encoder's checkpoint.
 
-It lies beside the artifact folder and goes when that is written. A training that was interrupted, at whatever moment,
-goes on from it: results of finished stages are read, and the encoder under training from its last checkpoint.
+It is beside the artifact folder and is removed when that is written. A training interrupted at any moment resumes from
+it: results of finished stages are read, and the encoder continues from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from shoal.paths import lock
 
 SETTINGS = "settings.json"
 HASHES = {"corpus": "texts or targets", "weights": "weights of the encoder"}  # settings that are hashes
-SAVE_EVERY = 60.0  # seconds of training that an interruption may cost
+SAVE_EVERY = 60.0  # seconds of training that an interruption may lose
 MAX_SAVING = 0.05  # share of the time that may go into saving, for encoders of gigabytes
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a small file so that it is there whole or not at all.
+    """Write a small file atomically: it exists whole or not at all.
 
     Raises:
         SetupError: it cannot be written.
@@ -43,12 +43,12 @@ def write_whole(path: Path, content: str | bytes) -> None:
         aside.unlink(missing_ok=True)
         raise SetupError(
             f"The training cannot be saved in {path.parent}: {error.strerror}.",
-            "Make room, and give the command again.",
+            "Make room, and run the same command again.",
         ) from None
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Settings within settings as ``outer.inner``."""
+    """Flatten nested settings to ``outer.inner`` names."""
     for name, value in settings.items():
         if isinstance(value, Mapping):
             yield from flatten(value, f"{prefix}{name}.")
@@ -57,7 +57,7 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
 
 
 def describe_changes(begun: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """How flattened settings differ, in words; empty where they do not."""
+    """Describe how flattened settings differ; empty if they do not."""
     changes = []
     for name, value in wanted.items():
         if begun.get(name) == value:
@@ -71,7 +71,7 @@ def describe_changes(begun: Mapping[str, Any], wanted: Mapping[str, Any]) -> str
 
 @dataclass(frozen=True)
 class Result:
-    """What a stage made: arrays, and whatever else JSON can hold."""
+    """Result of a stage: arrays, and facts that are stored as JSON."""
 
     arrays: Arrays
     facts: dict[str, Any] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class Result:
 
 @dataclass
 class Checkpoint:
-    """The state of one encoder under training, in one file that is replaced whole."""
+    """Checkpoint of one encoder under training, in one file that is replaced atomically."""
 
     path: Path
     save_every: float = SAVE_EVERY
@@ -87,13 +87,13 @@ class Checkpoint:
     _cost: float = 0.0
 
     def load(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """Tensors by name and the rest, as they were saved; None at the start."""
+        """Return the saved tensors by name, and the facts; None if nothing was saved."""
         if not self.path.is_file():
             return None
         from safetensors import safe_open
 
         with safe_open(self.path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is not a mapping)
             return tensors, json.loads(file.metadata()["facts"])
 
     def is_due(self) -> bool:
@@ -102,10 +102,10 @@ class Checkpoint:
         return time.perf_counter() - self._saved_at >= wanted
 
     def save(self, tensors: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-        """Replace what was saved.
+        """Replace the saved state.
 
         Raises:
-            SetupError: there is no room for it; what was saved before is still there.
+            SetupError: it cannot be written, such as on a full disk; the previous state is kept.
         """
         from safetensors import SafetensorError
         from safetensors.torch import save_file
@@ -121,18 +121,18 @@ class Checkpoint:
             size = sum(tensor.nbytes for tensor in whole.values()) / 2**30
             raise SetupError(
                 f"The training cannot be saved in {self.path.parent}: {error}.",
-                f"It takes twice {size:.1f} GiB there. Make room, and give the same command again.",
+                f"It takes twice {size:.1f} GiB there. Make room, and run the same command again.",
             ) from None
         self._saved_at = time.perf_counter()
         self._cost = self._saved_at - start
 
     def remove(self) -> None:
-        """The stage is finished; its result is kept elsewhere."""
+        """Delete the checkpoint; the stage is finished and its result is stored elsewhere."""
         self.path.unlink(missing_ok=True)
 
 
 class Work:
-    """What is finished of one training, by stage."""
+    """Store for the finished stages of one training."""
 
     def __init__(self, folder: Path, save_every: float) -> None:
         self.folder, self._save_every = folder, save_every
@@ -143,7 +143,7 @@ class Work:
         return any(path.suffix in (".npz", ".safetensors") for path in self.folder.iterdir())
 
     def once(self, stage: str, make: Callable[[], Result]) -> Result:
-        """The stage's result: read where it is finished, else made and kept."""
+        """Return the stage's result: read if the stage is finished, else computed and stored."""
         path = self.folder / f"{stage}.npz"
         if path.is_file():
             with np.load(path, allow_pickle=False) as file:
@@ -157,25 +157,25 @@ class Work:
         return result
 
     def checkpoint(self, stage: str) -> Checkpoint:
-        """Where the encoder of this stage saves its state."""
+        """Return the checkpoint of this stage's encoder."""
         return Checkpoint(self.folder / f"{stage}.safetensors", self._save_every)
 
 
 def work_folder(out: Path) -> Path:
-    """Where the training of the artifact folder ``out`` keeps its state."""
+    """Return the work folder of a training of the artifact folder ``out``."""
     return out.with_name(f".{out.name}.training")
 
 
 @contextmanager
 def open_work(out: Path, settings: Mapping[str, Any], *, is_fresh: bool, save_every: float) -> Iterator[Work]:
-    """The work folder of the artifact folder ``out``: a new one, or that of an interrupted training.
+    """Open and lock the work folder of the artifact folder ``out``: a new one, or that of an interrupted training.
 
-    ``settings`` are flat. The folder is removed at the end, and after an error that came before anything was worth
-    keeping.
+    ``settings`` are flat. The folder is removed at the end, and after an error before any stage or checkpoint was
+    saved.
 
     Raises:
         InputError: a training with other settings is unfinished there.
-        SetupError: another process is at it.
+        SetupError: another process is using it.
     """
     folder = work_folder(out)
     try:
@@ -207,7 +207,7 @@ def _empty(folder: Path) -> None:
 
 
 def _settle(work: Work, out: Path, settings: Mapping[str, Any]) -> None:
-    """Write the settings down, or check that they are those of the training that was interrupted."""
+    """Save the settings, or check that they equal those of the interrupted training."""
     path = work.folder / SETTINGS
     work.is_resumed = path.is_file() and work.holds_something()
     if not work.is_resumed:
@@ -218,5 +218,5 @@ def _settle(work: Work, out: Path, settings: Mapping[str, Any]) -> None:
     if changes := describe_changes(begun, settings):
         raise InputError(
             f"A training of {out} was interrupted that had other settings: {changes}.",
-            f"Give the same command again to finish it, or --fresh to begin anew; or remove {work.folder}.",
+            f"Run the same command again to finish it, or add --fresh to start over; or remove {work.folder}.",
         )

@@ -1,4 +1,4 @@
-"""Texts as arrays: words, tokens and counts of them, on the host and on a GPU."""
+"""Text processing on arrays: tokenization and word counts, on the host and on a GPU."""
 
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,7 @@
-"""Basic tokens, and what is known of them.
+"""Basic tokenizer, and a lexicon of per-token attributes.
 
-A *basic token* is what BERT's normalizer and pre-tokenizer give: lower-cased, accents stripped, punctuation split off.
-A *word* is a basic token that holds a letter or a digit (Unicode L* or Nd); any other basic token is punctuation.
+A *basic token* is a token of BERT's normalizer and pre-tokenizer: lower-cased, accents stripped, punctuation split off.
+A *word* is a basic token with a letter or a digit (Unicode L* or Nd); any other basic token is punctuation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ASCII_TOKEN = re.compile("[a-z0-9]+|[^a-z0-9 ]")
 
 
 def is_word(token: str) -> bool:
-    """Whether a basic token holds a letter or a digit."""
+    """Whether a basic token contains a letter or a digit."""
     return any(c.isalpha() or c.isdecimal() for c in token)
 
 
@@ -35,16 +35,16 @@ class BasicTokenizer:
         self._split = pre_tokenizers.BertPreTokenizer().pre_tokenize_str
 
     def __call__(self, text: str) -> list[str]:
-        """The basic tokens of ``text``, in order."""
+        """Split ``text`` into its basic tokens, in order."""
         return [token for token, _ in self._split(self._normalize(text))]
 
 
 @dataclass(frozen=True)
 class Lexicon:
-    """What is known of each token code, as columns of a table.
+    """Attribute table of token codes, one column per attribute.
 
-    Codes 0 .. n-1 are the listed tokens. Two rows follow them: n stands for every other word, n + 1 for every other
-    punctuation token. ``column`` is the share's column (0 .. 199), or 200 for tokens in neither list.
+    Codes 0 .. n-1 are the listed tokens. Two rows follow them: n for every other word, n + 1 for every other
+    punctuation token. ``column`` is the feature column of a token's share, ``num_listed`` for tokens without one.
     """
 
     tokens: tuple[str, ...]
@@ -56,12 +56,12 @@ class Lexicon:
 
     @property
     def num_known(self) -> int:
-        """The number of listed tokens."""
+        """Number of listed tokens."""
         return len(self.tokens)
 
     @classmethod
     def build(cls, stop_words: Sequence[str], listed: Sequence[str], device: Device) -> Lexicon:
-        """``listed`` holds the words whose shares are features, in the order of their columns."""
+        """Build the lexicon; ``listed`` are the words whose shares are features, in the order of their columns."""
         tokens = tuple(dict.fromkeys([*SENTENCE_ENDS, *stop_words, *listed]))
         columns, stops = {word: k for k, word in enumerate(listed)}, set(stop_words)
         put = partial(device.put, edge=SETUP)
@@ -76,18 +76,18 @@ class Lexicon:
 
 
 class TokenCodes:
-    """The code of each token of words: its place among the listed, or the next number for a word of its own, or -1."""
+    """Token-to-code map: a listed token's index; a new number for each unlisted word; -1 for other punctuation."""
 
     def __init__(self, listed: Sequence[str]) -> None:
         self.codes = {token: code for code, token in enumerate(listed)}
         self._tokenize = BasicTokenizer()
 
     def __call__(self, words: list[str]) -> list[list[int]]:
-        """The codes of each word's tokens."""
+        """Return the codes of each word's tokens."""
         return [[self._code(token) for token in self.split(word)] for word in words]
 
     def split(self, word: str) -> list[str]:
-        """Basic tokens; of printable ASCII by what BERT's rules come to there, which takes a tenth of the time."""
+        """Split into basic tokens; printable ASCII by an equivalent regular expression, in a tenth of the time."""
         if word.isascii() and word.isprintable():
             return _ASCII_TOKEN.findall(word.lower())
         return self._tokenize(word)

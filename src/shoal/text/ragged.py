@@ -1,6 +1,6 @@
-"""Rows of different lengths as one flat array and offsets; texts are such rows of bytes.
+"""Ragged arrays: rows of different lengths as flat values and offsets; a batch of texts is a ragged array of bytes.
 
-One text batch is one blob that crosses to a device once and is shared by the tokenizer and the features.
+A text batch is uploaded to a device once, as one blob, and shared by the tokenizer and the features.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from shoal.errors import InputError
 
 @dataclass(frozen=True)
 class Ragged:
-    """``values[offsets[i]:offsets[i + 1]]`` is row i.
+    """Ragged array; row i is ``values[offsets[i]:offsets[i + 1]]``.
 
-    ``values`` is one-dimensional; ``offsets`` is INT64 ``[rows + 1]``, ascending from 0 to ``len(values)``. Both lie on
+    ``values`` is one-dimensional; ``offsets`` is INT64 ``[rows + 1]``, ascending from 0 to ``len(values)``. Both are on
     the same device.
     """
 
@@ -39,7 +39,7 @@ class Ragged:
         return int(self.offsets.shape[0]) - 1
 
     def to(self, device: Device, edge: str) -> Self:
-        """The same rows on ``device``; from the host, offsets and values go up as one copy."""
+        """Return the same rows on ``device``; from the host, offsets and values are uploaded in one copy."""
         if device.is_host or not isinstance(self.values, np.ndarray):
             return type(self)(device.put(self.values, edge), device.put(self.offsets, edge))
         xp, size = device.xp, self.offsets.nbytes
@@ -49,12 +49,12 @@ class Ragged:
 
     @property
     def lengths(self) -> Array:
-        """INT64 ``[rows]``."""
+        """Length of each row: INT64 ``[rows]``."""
         return self.offsets[1:] - self.offsets[:-1]
 
     @cached_property
     def row_ids(self) -> Array:
-        """INT64 ``[len(values)]``: the row that each value belongs to."""
+        """Row index of each value: INT64 ``[len(values)]``."""
         if isinstance(self.offsets, np.ndarray):
             return np.repeat(np.arange(len(self)), self.lengths)
         xp = namespace(self.offsets)
@@ -62,13 +62,14 @@ class Ragged:
         return xp.searchsorted(self.offsets[1:], places, side="right")  # repeat() by counts would wait for the device
 
     def sum(self, values: Array) -> Array:
-        """Sums over the rows of ``values``, which has an element for each of this one's: INT64 ``[rows]``."""
+        """Sum ``values``, one per value of this array, over each row: INT64 ``[rows]``."""
         xp = namespace(values)
+        # A row's sum is the difference of two prefix sums: no loop over rows, and no shape depends on a value.
         total = _from_zero(xp.cumulative_sum(xp.astype(values, xp.int64)))
         return xp.take(total, self.offsets[1:]) - xp.take(total, self.offsets[:-1])
 
     def pad(self, width: int, fill: int) -> Array:
-        """``[rows, width]``: each row cut or filled up with ``fill``."""
+        """Return ``[rows, width]``: each row cut, or padded with ``fill``."""
         xp = namespace(self.values)
         columns = xp.arange(width, dtype=self.offsets.dtype, device=device_of(self.values))
         if self.values.shape[0] == 0:
@@ -84,7 +85,7 @@ class Texts(Ragged):
 
     @classmethod
     def from_bytes(cls, texts: Iterable[bytes]) -> Texts:
-        """Join texts to one blob on the host."""
+        """Join texts into one blob on the host."""
         texts = list(texts)
         made = cls(np.frombuffer(b"".join(texts), np.uint8), _offsets(texts))
         made.__dict__["rows"] = texts  # the cached property: what was just joined need not be cut again
@@ -92,27 +93,27 @@ class Texts(Ragged):
 
     @cached_property
     def rows(self) -> list[bytes]:
-        """Each text's bytes; only for a blob on the host."""
+        """Bytes of each text; only for a blob on the host."""
         blob, ends = self.values.tobytes(), self.offsets.tolist()
         return [blob[start:stop] for start, stop in pairwise(ends)]
 
     @cached_property
     def strings(self) -> list[str]:
-        """The texts decoded; only for a blob on the host."""
+        """Decoded texts; only for a blob on the host."""
         return [row.decode() for row in self.rows]
 
     def select(self, rows: Iterable[int]) -> Texts:
-        """Some of the texts; only for a blob on the host."""
+        """Return the texts with these row numbers; only for a blob on the host."""
         return Texts.from_bytes(self.rows[row] for row in rows)
 
 
 def to_texts(strings: Iterable[str]) -> Texts:
-    """A batch of strings on the host."""
+    """Encode strings as a batch of texts on the host."""
     return Texts.from_bytes(string.encode() for string in strings)
 
 
 def _from_zero(totals: Array) -> Array:
-    """Running totals with a 0 before them."""
+    """Prepend a 0 to running totals."""
     xp = namespace(totals)
     return xp.concat([xp.zeros(1, dtype=totals.dtype, device=device_of(totals)), totals])
 
@@ -127,7 +128,7 @@ def check_texts(texts: Iterable[bytes], *, name: str, max_bytes: int) -> None:
     """Check that each text is UTF-8 and not too long.
 
     Raises:
-        InputError: it names the tensor, the row, and what stands there.
+        InputError: a text is not; the error names the tensor, the row and the fault.
     """
     for row, text in enumerate(texts):
         if len(text) > max_bytes:

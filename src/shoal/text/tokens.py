@@ -1,6 +1,6 @@
-"""Texts to token ids by an encoder's own file: BERT's ``vocab.txt``, or any ``tokenizer.json`` of Hugging Face's.
+"""Tokenizers built from an encoder's own file: BERT's ``vocab.txt``, or any ``tokenizer.json`` of Hugging Face.
 
-Texts are read on the host; for a GPU the ids go up as one copy, and are framed and padded there.
+Texts are tokenized on the host; for a GPU the ids are uploaded in one copy, then framed and padded there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Encode: TypeAlias = Callable[[Texts], tuple[Array, Array]]
 
 
 class FastTokenizer:
-    """A tokenizer as its ``tokenizer.json`` has it, but for truncation and padding: here rows are padded behind."""
+    """Hugging Face tokenizer of a ``tokenizer.json``, except that rows are truncated and right-padded here."""
 
     def __init__(self, path: Path, *, max_length: int) -> None:
         from tokenizers import Tokenizer
@@ -37,7 +37,7 @@ class FastTokenizer:
         text = read_text(path, _KIND)
         try:
             self._tokenizer = Tokenizer.from_str(text)
-        except Exception as error:  # the library has no class of its own for what it cannot read
+        except Exception as error:  # the library has no exception class for unreadable files
             raise refusal(path, _KIND, describe_bytes(text[:32].encode()) or str(error)) from error
         known = (self._tokenizer.token_to_id(token) for token in _PADDING)
         padding = self._tokenizer.padding or {"pad_id": next((token for token in known if token is not None), 0)}
@@ -48,30 +48,30 @@ class FastTokenizer:
             self._tokenizer.enable_truncation(max_length)
 
     def pieces(self, texts: Texts) -> Ragged:
-        """The token ids of each text, with special tokens, cut at ``max_length``: INT64, a row a text, on the host."""
+        """Return token ids with special tokens, cut at ``max_length``: INT64, one row per text, on the host."""
         return Ragged.from_rows([row.ids for row in self._tokenizer.encode_batch_fast(texts.strings)])
 
     def width(self, pieces: Ragged) -> int:
-        """That of the longest row, in steps of 8 and ``max_length`` at most."""
+        """Return the padded width: the longest row's length rounded up to a multiple of 8, at most ``max_length``."""
         steps = -(-int(pieces.lengths.max()) // WIDTH_MULTIPLE)
         return min(self._max_length, max(1, steps) * WIDTH_MULTIPLE)
 
     def frame(self, pieces: Ragged, width: int) -> tuple[Array, Array]:
-        """Ids and mask, INT64 ``[rows, width]`` each, where the pieces lie."""
+        """Return ids and mask, INT64 ``[rows, width]`` each, on the device of the pieces."""
         xp = namespace(pieces.values)
         columns = xp.arange(width, dtype=xp.int64, device=device_of(pieces.values))
         return pieces.pad(width, self._pad_id), xp.astype(columns < pieces.lengths[:, None], xp.int64)
 
 
 def make_encoder(context: Context, parameters: Parameters, edge: str) -> Encode:
-    """What turns texts into ids and mask, INT64 ``[rows, width]`` each, on the component's device.
+    """Return a function from texts to ids and mask, INT64 ``[rows, width]`` each, on the component's device.
 
-    It reads the parameters ``max_length`` and ``lowercase``, and that of the two artifacts which is there. The width
-    is that of the longest row, in steps of 8 and ``max_length`` at most; always that where the size ``t`` is declared.
-    ``edge`` names the upload to a GPU.
+    It reads the parameters ``max_length`` and ``lowercase``, and the one of the two artifacts that exists. The width
+    is the longest row's length rounded up to a multiple of 8, at most ``max_length``; always ``max_length`` if the
+    size ``t`` is declared. ``edge`` names the upload to a GPU.
 
     Raises:
-        ArtifactError: a parameter or an artifact cannot be used, or there is none of the two, or both.
+        ArtifactError: a parameter or an artifact cannot be used, or neither artifact exists, or both do.
     """
     is_fixed, device = "t" in parameters.sizes, context.device
     default = parameters.sizes.get("t", MAX_LENGTH)

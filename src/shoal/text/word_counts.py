@@ -1,6 +1,6 @@
-"""How often the words of any list stand in texts, with or without the seven statistics of ``features``.
+"""Counts of listed words in texts, with or without the seven statistics of ``word_statistics``.
 
-The host turns texts into codes, which go up as one copy where the component is on a GPU, and array code counts them.
+The host turns texts into codes. For a GPU they are uploaded in one copy and counted there.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from reprlib import repr as shorten
 from shoal.component.artifact_files import find_repeated, read_text, refusal
 from shoal.component.tensors import Array, Device, namespace
 from shoal.text.lexicon import BasicTokenizer, Lexicon
-from shoal.text.ragged import Texts
-from shoal.text.word_statistics import NUM_STATISTICS, TokenCoder, count_tokens
+from shoal.text.ragged import Ragged, Texts
+from shoal.text.word_statistics import NUM_STATISTICS, TokenCoder, TokenCounter, count_tokens
 
 VALUES = ("count", "share", "presence")
 _KIND = "list of words"
 
 
 def read_words(path: Path) -> tuple[str, ...]:
-    """The words of a text file, one a line.
+    """Read the words of a text file, one per line.
 
     Raises:
-        ArtifactError: it is no such file, or a word stands there twice, or could never be found in a text: texts are
-            read as basic tokens, in lower case and without accents.
+        ArtifactError: it is not such a file, a word is repeated, or a word can never occur in a text: texts are read
+            as basic tokens, in lower case and without accents.
     """
     words, tokenize = read_text(path, _KIND).removesuffix("\n").split("\n"), BasicTokenizer()
     for number, word in enumerate(words, 1):
@@ -38,9 +38,9 @@ def read_words(path: Path) -> tuple[str, ...]:
 
 
 class WordCounts:
-    """Texts to the counts of listed words, as one of ``VALUES`` has them; ``edge`` names the upload to a GPU.
+    """Counter of listed words in texts; ``value`` is one of ``VALUES``, and ``edge`` names the upload to a GPU.
 
-    A *share* is that of the text's words, 0 where it has none; *presence* is 1 or 0.
+    A *share* is the count divided by the text's number of words, 0 if it has none; *presence* is 1 or 0.
     """
 
     def __init__(
@@ -54,13 +54,19 @@ class WordCounts:
         edge: str,
     ) -> None:
         self._value, self._has_statistics = value, has_statistics
-        self._encode = TokenCoder(Lexicon.build(stop_words, words, Device()))
-        self._lexicon, self._device, self._edge = Lexicon.build(stop_words, words, device), device, edge
+        here = Lexicon.build(stop_words, words, Device())
+        self._encode, self._count = TokenCoder(here), TokenCounter(here)
+        self._there = None if device.is_host else Lexicon.build(stop_words, words, device)
+        self._device, self._edge = device, edge
         self.num_columns = len(words) + (NUM_STATISTICS if has_statistics else 0)
 
     def __call__(self, texts: Texts) -> Array:
-        """FP32 ``[rows, columns]`` of texts on the host; statistics come first, all 0 in a text without a word."""
-        statistics, counts = count_tokens(self._encode(texts).to(self._device, self._edge), self._lexicon)
+        """Return FP32 ``[rows, columns]`` for texts on the host; statistics first, all 0 in a text without a word."""
+        rows = self._encode(texts)
+        if self._there is None:
+            statistics, counts = self._count(rows)
+        else:
+            statistics, counts = count_tokens(Ragged.from_rows(rows).to(self._device, self._edge), self._there)
         xp, words = namespace(counts), statistics[:, :1]
         if self._value == "share":
             counts = counts / xp.maximum(words, 1.0) * (words > 0)

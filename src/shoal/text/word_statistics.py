@@ -1,12 +1,16 @@
-"""Statistics of texts, and how often listed words stand in them.
+"""Text statistics and counts of listed words.
 
-Of basic tokens and words see ``lexicon``. A *sentence* ends at a maximal run of ``. ! ? …`` tokens; text after the last
-run, if it holds a word, is one more.
+Basic tokens and words are defined in ``lexicon``. A *sentence* ends at a maximal run of ``. ! ? …`` tokens; text after
+the last run, if it contains a word, is one more.
 
-The host turns texts into codes (``TokenCoder``); everything after is array code, written once for every device.
+The host turns texts into codes (``TokenCoder``). On the host plain Python counts them (``TokenCounter``): a request has
+too few for array code to pay off. On a device array code does (``count_tokens``).
 """
 
 from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 from array_api_compat import device as device_of
@@ -27,25 +31,25 @@ STATISTICS = (
     "stop_words_per_sentence",
 )
 NUM_STATISTICS = len(STATISTICS)
-_MOST_CODES = 2**40  # more than a batch, or what is kept of earlier ones, can have
+_MOST_CODES = 2**40  # more than a batch, or the cache of earlier ones, can have
 
 
 class TokenCoder:
-    """Texts to token codes, on the host, as in ``TokenCodes``."""
+    """Host encoder from texts to token codes (see ``TokenCodes``), cached by word."""
 
     def __init__(self, lexicon: Lexicon) -> None:
         self._words = WordCache(lambda: TokenCodes(lexicon.tokens))
 
-    def __call__(self, texts: Texts) -> Ragged:
-        """INT64 codes, one row per text."""
+    def __call__(self, texts: Texts) -> list[list[int]]:
+        """Return the codes of each text."""
         return flatten(self._words(texts))
 
 
 class DeviceCoder:
-    """What ``TokenCoder`` gives, by array code, for tokens on a device.
+    """Device counterpart of ``TokenCoder``, in array code.
 
-    A word's own code is the rank of its hash, so two words of a batch may share one, with a probability of about 2^-57
-    a pair.
+    The code of an unlisted word comes from the rank of its hash, so two words of a batch may share a code, with a
+    probability of about 2^-57 per pair.
     """
 
     def __init__(self, lexicon: Lexicon, device: Device) -> None:
@@ -54,7 +58,7 @@ class DeviceCoder:
         self._word_characters = CodePoints.words(device)
 
     def __call__(self, words: Words) -> Ragged:
-        """INT64 codes, a row a text."""
+        """Return INT64 codes, one row per text."""
         hashes = self._word_list.hashes(words)
         xp, listed = namespace(hashes), self._word_list.find(hashes)
         own = self._num_known + _rank(hashes)
@@ -63,25 +67,77 @@ class DeviceCoder:
 
 
 def _rank(values: Array) -> Array:
-    """The place of each value among the different ones, in order: INT64, from 0."""
+    """Return the dense rank of each value, from 0: INT64."""
     xp = namespace(values)
+    # In sorted order the rank grows by 1 wherever a value differs from the one before; then undo the sort.
     order = xp.argsort(values)
     rank = xp.cumulative_sum(xp.astype(_differs(xp.take(values, order)), xp.int64)) - 1
     return xp.take(rank, xp.argsort(order))
 
 
-def count_features(codes: Ragged, lexicon: Lexicon) -> Array:
-    """The raw features, FP64 ``[rows, 7 + lists]``; all 0 in a row without a word."""
-    statistics, counts = count_tokens(codes, lexicon)
+def make_features(statistics: Array, counts: Array) -> Array:
+    """Return the raw features, FP64 ``[rows, 7 + lists]``, of statistics and counts; all 0 in a row without a word."""
     xp, words = namespace(counts), statistics[:, :1]
     raw = xp.concat([statistics, counts / xp.maximum(words, 1.0)], axis=1)
     return xp.where(words > 0, raw, xp.zeros_like(raw))
 
 
-def count_tokens(codes: Ragged, lexicon: Lexicon) -> tuple[Array, Array]:
-    """The seven statistics, FP64 ``[rows, 7]``, and how often each listed token stands in each row.
+def count_features(codes: Ragged, lexicon: Lexicon) -> Array:
+    """Return the raw features of codes, on the codes' device."""
+    return make_features(*count_tokens(codes, lexicon))
 
-    The latter is INT64 ``[rows, lists]``. In a row without a word both still count what is no word.
+
+class TokenCounter:
+    """Host counterpart of ``count_tokens`` in plain Python; ``lexicon`` is on the host."""
+
+    def __init__(self, lexicon: Lexicon) -> None:
+        self._num_known, self._num_listed = lexicon.num_known, lexicon.num_listed
+        self._is_word, self._is_stop = lexicon.is_word.tolist(), lexicon.is_stop.tolist()
+        self._column = lexicon.column.tolist()
+        self._ends = frozenset(np.flatnonzero(lexicon.is_end).tolist())
+
+    def __call__(self, rows: Sequence[Sequence[int]]) -> tuple[Array, Array]:
+        """Count the codes of each row, as ``count_tokens`` does."""
+        statistics = np.empty((len(rows), NUM_STATISTICS))
+        counts = np.zeros((len(rows), self._num_listed + 1), np.int64)  # the last: tokens in no list
+        for row, codes in enumerate(rows):
+            words = distinct = stops = 0
+            numbers = Counter(codes)
+            for code, number in numbers.items():
+                if code >= self._num_known:
+                    words += number
+                    distinct += 1
+                elif code >= 0:
+                    counts[row, self._column[code]] = number
+                    if self._is_word[code]:
+                        words += number
+                        distinct += 1
+                        stops += number * self._is_stop[code]
+            sentences = self._count_sentences(codes) if self._ends & numbers.keys() else min(words, 1)
+            per_sentence = max(sentences, 1)
+            statistics[row] = (
+                words, distinct, len(codes) - words, sentences, words / per_sentence, stops, stops / per_sentence
+            )  # fmt: skip
+        return statistics, counts[:, :-1]
+
+    def _count_sentences(self, codes: Sequence[int]) -> int:
+        """Count the runs of sentence ends, and one more if a word follows the last run."""
+        ends, num_known, is_word = self._ends, self._num_known, self._is_word
+        num_runs, was_end, is_open = 0, False, False
+        for code in codes:
+            if code in ends:
+                num_runs += not was_end
+                was_end, is_open = True, False
+            else:
+                was_end = False
+                is_open = is_open or code >= num_known or (code >= 0 and is_word[code])
+        return num_runs + is_open
+
+
+def count_tokens(codes: Ragged, lexicon: Lexicon) -> tuple[Array, Array]:
+    """Return the seven statistics, FP64 ``[rows, 7]``, and each row's counts of listed tokens, INT64 ``[rows, lists]``.
+
+    In a row without a word both still count punctuation.
     """
     xp = namespace(codes.values)
     num_known, num_rows = lexicon.num_known, len(codes)
@@ -111,36 +167,37 @@ def count_tokens(codes: Ragged, lexicon: Lexicon) -> tuple[Array, Array]:
 
 
 def count_keys(keys: Array, num_keys: int) -> Array:
-    """How often each of 0 .. ``num_keys`` - 1 stands in ``keys``: INT64 ``[num_keys]``."""
+    """Count the occurrences of each of 0 .. ``num_keys`` - 1 in ``keys``: INT64 ``[num_keys]``."""
     if isinstance(keys, np.ndarray):
         return np.bincount(keys, minlength=num_keys)
-    # On a GPU bincount would wait to learn the greatest key.
+    # On a GPU bincount would wait for the device to read the greatest key. In sorted keys each key is one run.
     xp = namespace(keys)
     ends = xp.searchsorted(xp.sort(keys), xp.arange(num_keys, dtype=keys.dtype, device=device_of(keys)), side="right")
     return xp.concat([ends[:1], ends[1:] - ends[:-1]])
 
 
 def _run_starts(is_end: Array, rows: Array) -> Array:
-    """Where a run of sentence ends begins: the token before is none, or belongs to another row."""
+    """Mark the first token of each run of sentence ends: the token before is not one, or is in another row."""
     xp = namespace(is_end)
     goes_on = is_end[:-1] & (rows[1:] == rows[:-1])
     return is_end & ~xp.concat([xp.zeros_like(is_end[:1]), goes_on])
 
 
 def _has_open_end(is_word: Array, is_end: Array, codes: Ragged) -> Array:
-    """1 for each row with a word after its last sentence end, else 0: FP64 ``[rows]``."""
+    """Return 1 for each row with a word after its last sentence end, else 0: FP64 ``[rows]``."""
     xp = namespace(is_word)
     seen = xp.cumulative_sum(xp.astype(is_end, xp.int64))
-    # Sentence ends up to the end of each row: where a word has seen as many, none follows it.
+    # Sentence ends up to the end of each row: if as many precede a word, none follows it.
     total = xp.cumulative_sum(codes.sum(is_end))
     return xp.astype(codes.sum(is_word & (seen == xp.take(total, codes.row_ids))) > 0, xp.float64)
 
 
 def _distinct(codes: Ragged, is_word: Array, rows: Array) -> Array:
-    """How many different words each row has: FP64 ``[rows]``."""
+    """Count the distinct words of each row: FP64 ``[rows]``."""
     xp = namespace(is_word)
     if is_word.shape[0] == 0:
         return xp.zeros(len(codes), dtype=xp.float64, device=device_of(codes.offsets))
+    # One sort of (row, word) keys puts equal words of a row side by side; each first occurrence differs from its left.
     words = xp.where(is_word, codes.values + 1, xp.zeros_like(codes.values[:1]))
     keys = xp.sort(rows * _MOST_CODES + words)  # sorted by row, so that sums over rows hold
     has_others = codes.sum(~is_word) > 0  # they share one code, 0

@@ -1,4 +1,4 @@
-"""Token ids and attention mask, equal to Hugging Face's ``BertTokenizer``."""
+"""WordPiece tokenizer whose ids and attention mask equal those of Hugging Face's ``BertTokenizer``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WIDTH_MULTIPLE = 8  # widths in steps: at most 32 shapes up to 256 tokens, each 
 
 @dataclass(frozen=True)
 class SpecialIds:
-    """Ids of the tokens that frame a row."""
+    """Ids of the special tokens that frame and pad a row."""
 
     cls: int
     sep: int
@@ -33,10 +33,10 @@ class SpecialIds:
 
 
 def read_vocabulary(path: Path) -> list[str]:
-    """The tokens of a ``vocab.txt``, in the order of their ids.
+    """Read the tokens of a ``vocab.txt``, in the order of their ids.
 
     Raises:
-        ArtifactError: it is no such file, a special token is missing, a line is blank, or a token stands there twice.
+        ArtifactError: it is not such a file, a special token is missing, a line is blank, or a token is repeated.
     """
     text = read_text(path, "vocabulary")
     if what := describe_bytes(text[:32].encode()):
@@ -57,7 +57,7 @@ def read_vocabulary(path: Path) -> list[str]:
 
 
 def round_up(longest: Any) -> Any:
-    """The width, in steps of 8, that holds ``longest`` pieces and the two tokens around them; ints or arrays."""
+    """Return the width, in steps of 8, for ``longest`` pieces, ``[CLS]`` and ``[SEP]``; takes ints or arrays."""
     return -(-(longest + 2) // WIDTH_MULTIPLE)
 
 
@@ -83,7 +83,7 @@ def _frame_here(pieces: Ragged, ids: SpecialIds, width: int) -> tuple[Array, Arr
     """``frame`` on the host, where arrays may be written in place."""
     columns, last = np.arange(width), np.minimum(pieces.lengths, width - 2) + 1
     is_token = columns <= last[:, None]
-    # The first column, and those behind a row's last piece, read what they must not; that is written over.
+    # The first column and the columns after a row's last piece read values of other rows; they are overwritten below.
     padded = np.concatenate([pieces.values, [ids.pad]])
     framed = padded.take((pieces.offsets[:-1, None] - 1) + columns, mode="clip")
     framed[~is_token] = ids.pad
@@ -127,18 +127,18 @@ class WordPiece:
         return self.frame(pieces, self.width(pieces))
 
     def pieces(self, texts: Texts) -> Ragged:
-        """The token ids of each text, without those that frame a row, in full length."""
-        return flatten(self._words(texts))
+        """Return the token ids of each text, without special tokens and not truncated."""
+        return Ragged.from_rows(flatten(self._words(texts)))
 
     def width(self, pieces: Ragged) -> int:
-        """What ``encode`` makes of these pieces, which lie on the host."""
+        """Return the padded width that ``encode`` uses for these pieces, which are on the host."""
         steps = round_up(min(int(pieces.lengths.max()), self.max_length - 2))
         return min(self.max_length, int(steps) * WIDTH_MULTIPLE)
 
     def frame(self, pieces: Ragged, width: int) -> tuple[Array, Array]:
-        """Ids and mask of pieces, wherever they lie: INT64 ``[rows, width]`` each."""
+        """Return ids and mask of pieces, on their device: INT64 ``[rows, width]`` each."""
         return frame(pieces, self.ids, width)
 
     def find(self, words: list[str]) -> list[list[int]]:
-        """The token ids of each of some words."""
+        """Return the token ids of each word."""
         return [e.ids for e in self._tokenizer.encode_batch_fast(words, add_special_tokens=False)]

@@ -1,7 +1,7 @@
-"""The tokens of normalised texts, by array code alone: where each stands, whether it is a word, which one it is.
+"""Token analysis of normalised texts in pure array code: positions, word or punctuation, and identity by hash.
 
-A normalised text is UTF-8 whose tokens have spaces between them. What runs here on a GPU runs in the tests on NumPy and
-torch. But for their number, nothing here waits for the device: no shape depends on a value there, no value is read.
+A normalised text is UTF-8 whose tokens have spaces between them. The same code runs on a GPU and, in the tests, on
+NumPy and torch. Except for the number of tokens nothing here synchronises with the device: no shape depends on a value.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SPACE = 0x20
 
 
 def count_begun(texts: Texts) -> Array:
-    """How many tokens have begun up to and including each byte of normalised texts: INT64 ``[bytes]``."""
+    """Count the tokens that have begun up to and including each byte of normalised texts: INT64 ``[bytes]``."""
     xp, inside, rows = namespace(texts.values), texts.values > _SPACE, texts.row_ids
     goes_on = inside[:-1] & (rows[1:] == rows[:-1])
     begins = inside & ~xp.concat([xp.zeros_like(inside[:1]), goes_on])
@@ -31,7 +31,7 @@ def count_begun(texts: Texts) -> Array:
 
 
 def hash_factors(device: Device) -> Array:
-    """Random odd factors for ``Words.hashes``, the same in every process: INT64 ``[100]``."""
+    """Return random odd factors for ``Words.hashes``, the same in every process: INT64 ``[100]``."""
     return device.put(np.random.default_rng(1).integers(-(2**62), 2**62, MAX_WORD_CHARS) * 2 + 1, SETUP)
 
 
@@ -43,27 +43,27 @@ class CodePoints:
 
     @classmethod
     def words(cls, device: Device) -> CodePoints:
-        """Those that make a token a word: letters (L*) and decimal digits (Nd)."""
+        """Return the set that makes a token a word: letters (L*) and decimal digits (Nd)."""
         characters = map(chr, range(sys.maxunicode + 1))
         table = np.fromiter((c.isalpha() or c.isdecimal() for c in characters), np.bool_, sys.maxunicode + 1)
         return cls(device.put(table, SETUP))
 
     @classmethod
     def ranges(cls, ranges: Sequence[tuple[int, int]], device: Device) -> CodePoints:
-        """Those in ``ranges``, first and last included."""
+        """Return the set of code points in ``ranges``, first and last included."""
         table = np.zeros(sys.maxunicode + 1, np.bool_)
         for first, last in ranges:
             table[first : last + 1] = True
         return cls(device.put(table, SETUP))
 
     def find(self, texts: Texts) -> Array:
-        """BOOL ``[len(texts.values)]``: true at the first byte of each character that is in the set."""
+        """Mark the first byte of each character in the set: BOOL ``[len(texts.values)]``."""
         xp = namespace(texts.values)
         return xp.take(self.table, code_points(texts.values)) & ((texts.values & 0xC0) != 0x80)
 
 
 def code_points(values: Array) -> Array:
-    """The code point that begins at each byte of valid UTF-8, INT64; at a continuation byte it means nothing.
+    """Decode the code point that begins at each byte of valid UTF-8, INT64; undefined at continuation bytes.
 
     RFC 3629: a lead byte below 0x80 is the code point; 0xC0, 0xE0 and 0xF0 lead two, three and four bytes, of which the
     following carry six bits each.
@@ -81,7 +81,7 @@ def code_points(values: Array) -> Array:
 
 @dataclass(frozen=True)
 class Words:
-    """The tokens of a batch of normalised texts, ``num_tokens`` of them in all, which the host must know."""
+    """Tokens of a batch of normalised texts; ``num_tokens`` is their number, which the host needs for array shapes."""
 
     texts: Texts
     begun: Array  # INT64 [bytes]: how many tokens have begun up to and including each byte
@@ -89,7 +89,7 @@ class Words:
 
     @classmethod
     def find(cls, texts: Texts, device: Device) -> Words:
-        """The tokens of ``texts``. Their number comes down from the device, 8 bytes."""
+        """Find the tokens of ``texts``; their number, 8 bytes, is copied to the host."""
         begun = count_begun(texts)
         return cls(texts, begun, int(device.fetch(begun[-1:], CONTROL)[0]) if begun.shape[0] else 0)
 
@@ -99,21 +99,21 @@ class Words:
 
     @property
     def offsets(self) -> Array:
-        """INT64 ``[rows + 1]``: where each row begins among the tokens."""
+        """Index of each row's first token: INT64 ``[rows + 1]``."""
         xp = namespace(self.begun)
         begun = xp.concat([xp.zeros_like(self.texts.offsets[:1]), self.begun])
         return xp.take(begun, self.texts.offsets)
 
     @cached_property
     def _starts(self) -> Array:
-        """INT64 ``[num_tokens]``: the first byte of each token."""
+        """Index of each token's first byte: INT64 ``[num_tokens]``."""
         xp = namespace(self.begun)
         ordinals = xp.arange(1, self.num_tokens + 1, dtype=xp.int64, device=device_of(self.begun))
         return xp.searchsorted(self.begun, ordinals, side="left")
 
     @cached_property
     def _places(self) -> Array:
-        """INT64 ``[bytes]``: the place of each byte in its token."""
+        """Position of each byte in its token: INT64 ``[bytes]``."""
         xp, number = namespace(self.begun), self.begun
         all_places = xp.arange(number.shape[0], dtype=xp.int64, device=device_of(number))
         if self.num_tokens == 0:
@@ -121,14 +121,14 @@ class Words:
         return all_places - xp.take(self._starts, xp.maximum(number - 1, 0))
 
     def _sum(self, values: Array) -> Array:
-        """Sums over the bytes of each token: INT64 ``[num_tokens]``, wrapping around at 64 bits."""
+        """Sum ``values`` over the bytes of each token: INT64 ``[num_tokens]``, wrapping around at 64 bits."""
         xp = namespace(values)
         end = xp.full((1,), values.shape[0], dtype=xp.int64, device=device_of(values))
         spans = Ragged(values, xp.concat([self._starts, end]))
         return spans.sum(xp.where(self._is_inside, xp.astype(values, xp.int64), xp.zeros_like(spans.offsets[:1])))
 
     def hashes(self, factors: Array) -> Array:
-        """A 64-bit hash of each token of at most 100 bytes, INT64 ``[num_tokens]``.
+        """Hash each token of at most 100 bytes to 64 bits: INT64 ``[num_tokens]``.
 
         Multilinear over the bytes (Lemire and Kaser, 2014): with random odd ``factors``, two given words agree with a
         probability of at most 2^-57.
@@ -138,20 +138,20 @@ class Words:
         return self._sum((xp.astype(values, xp.int64) + 1) * xp.take(factors, place))
 
     def are_words(self, word_characters: CodePoints) -> Array:
-        """Whether each token holds a letter or a digit: BOOL ``[num_tokens]``."""
+        """Whether each token contains a letter or a digit: BOOL ``[num_tokens]``."""
         return self._sum(word_characters.find(self.texts)) > 0
 
     @property
     def has_long(self) -> Array:
-        """BOOL ``[rows]``: whether a row has a token of more than 100 bytes."""
+        """Whether each row has a token of more than 100 bytes: BOOL ``[rows]``."""
         return self.texts.sum(self._is_inside & (self._places >= MAX_WORD_CHARS)) > 0
 
 
 class WordList:
-    """Finds listed tokens by their hash; a word of a text is taken for a listed one with a probability of 2^-57 a pair.
+    """Hash lookup of listed tokens; a word is mistaken for a listed one with a probability of 2^-57 per pair.
 
-    Not by libcudf's ``tokenize_with_vocabulary``: its kernel for long rows (26.10) loses or adds tokens at the edges of
-    some rows.
+    libcudf's ``tokenize_with_vocabulary`` is not used: its kernel for long rows (26.10) loses or adds tokens at the
+    edges of some rows.
     """
 
     def __init__(self, tokens: Sequence[str], device: Device) -> None:
@@ -163,12 +163,13 @@ class WordList:
         self._sorted = xp.take(hashes, self._places)
 
     def hashes(self, words: Words) -> Array:
-        """INT64 ``[num_tokens]``."""
+        """Hash the tokens of ``words`` with this list's factors: INT64 ``[num_tokens]``."""
         return words.hashes(self._factors)
 
     def find(self, hashes: Array) -> Array:
-        """The place of each token in the list, INT64 ``[num_tokens]``; -1 for tokens that are not listed."""
+        """Return the index of each token in the list, INT64 ``[num_tokens]``; -1 for tokens that are not listed."""
         xp = namespace(hashes)
+        # Binary search in the sorted hashes, then compare: a fixed number of steps, without probing or branches.
         nearest = xp.minimum(xp.searchsorted(self._sorted, hashes, side="left"), self._sorted.shape[0] - 1)
         is_listed = xp.take(self._sorted, nearest) == hashes
         return xp.where(is_listed, xp.take(self._places, nearest), xp.full_like(hashes[:1], -1))

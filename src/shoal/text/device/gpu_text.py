@@ -1,6 +1,6 @@
-"""BERT's normalizer and WordPiece on a GPU, over pylibcudf; the only place that calls it.
+"""BERT's normalizer and WordPiece on a GPU, over pylibcudf; the only module that calls it.
 
-Nothing is copied between pylibcudf's columns and CuPy's arrays: both see the same memory, on the default stream.
+pylibcudf's columns and CuPy's arrays share memory, on the default stream; nothing is copied between them.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from shoal.text.ragged import Ragged, Texts, to_texts
 
 
 class TextEngine(Protocol):
-    """What makes tokens of texts on a device, by rules of its own: ``routing.py`` knows where they differ."""
+    """Device tokenizer; ``host_fallback.py`` finds the rows that its rules would get wrong."""
 
     def normalise(self, texts: Texts) -> Texts:
-        """Lower-cased, without accents; tokens and punctuation stand between spaces."""
+        """Lower-case texts, strip accents, and put spaces around tokens and punctuation."""
 
     def pieces(self, clean: Texts) -> Ragged:
-        """Token ids of normalised texts, in full length: INT64, a row a text."""
+        """Return the token ids of normalised texts, not truncated: INT64, one row per text."""
 
 
-# The host reads and sets sizes inside libcudf's calls: so many copies of at most 8 bytes down and up, counted in its
+# The host reads and sets sizes inside libcudf's calls: this many copies of at most 8 bytes down and up, counted in its
 # source (26.10) and not yet by a profiler.
 _SIZES = {"normalise": (3, 1), "pieces": (4, 1)}
-# libcudf's wordpiece_tokenize writes past its own buffer when a batch is next to nothing but spaces (26.10); with this
-# row in front none is.
+# libcudf's wordpiece_tokenize writes past its own buffer if a batch is almost only spaces (26.10); this row, put in
+# front, prevents that.
 _SENTINEL = b"aaaa"
 
 
 class GpuText:
     """pylibcudf's text functions with one vocabulary.
 
-    Lower-casing only: libcudf keeps accents where it keeps case, as Hugging Face's does, but nobody compared them.
+    Lower-casing only: libcudf keeps accents where it keeps case, as Hugging Face does, but this was never compared.
     """
 
     def __init__(self, vocabulary: Sequence[str], device: Device) -> None:
@@ -90,14 +90,14 @@ class GpuText:
         return Ragged(self._integers(view.child()), self._integers(view.offsets()))
 
     def _integers(self, column: Any) -> Array:
-        """An INT32 or INT64 column as INT64."""
+        """Convert an INT32 or INT64 column to an INT64 array."""
         from pylibcudf import TypeId
 
         name = "int64" if column.type().id() == TypeId.INT64 else "int32"
         return self._device.xp.astype(self._array(column.data(), name)[: column.size()], self._device.xp.int64)
 
     def _array(self, memory: Any, dtype: str) -> Array:
-        """The array over a column's memory."""
+        """Return an array over a column's memory, without a copy."""
         xp = self._device.xp
         if memory is None or memory.size == 0:
             return xp.zeros(0, dtype=getattr(xp, dtype))

@@ -1,8 +1,8 @@
-"""Which rows the GPU's tokenizer would get wrong: they take the exact path, Hugging Face's on the host.
+"""Fallback for rows that the GPU's tokenizer would get wrong: they take the exact path, Hugging Face's on the host.
 
-libcudf's normalizer and WordPiece give Hugging Face's tokens, but not always for three kinds of text: one that names a
-special token such as ``[SEP]``, one with a word of more than 100 bytes, and one with a code point that their Unicode
-tables treat differently (``exact_codepoints.json``).
+libcudf's normalizer and WordPiece may differ from Hugging Face's for three kinds of text: with a special token such as
+``[SEP]``, with a word of more than 100 bytes, or with a code point that their Unicode tables treat differently
+(``exact_codepoints.json``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CODE_POINTS = Path(__file__).with_name("exact_codepoints.json")
 
 
 def read_code_points() -> list[tuple[int, int]]:
-    """The ranges of code points, first and last included, whose rows take the exact path."""
+    """Read the ranges of code points, first and last included, whose rows take the exact path."""
     ranges: list[tuple[int, int]] = [
         (first, last) for first, last in json.loads(CODE_POINTS.read_text(encoding="utf-8"))["ranges"]
     ]
@@ -27,13 +27,13 @@ def read_code_points() -> list[tuple[int, int]]:
 
 
 class Routing:
-    """Finds the rows of a batch that take the exact path, by array code that waits for nothing."""
+    """Finder of the rows that take the exact path, in array code that never waits for the device."""
 
     def __init__(self, device: Device) -> None:
         self._differing = CodePoints.ranges(read_code_points(), device)
 
     def find(self, texts: Texts, words: Words) -> Array:
-        """BOOL ``[rows]`` for raw ``texts`` and the tokens of their normalised form."""
+        """Mark the rows that take the exact path, BOOL ``[rows]``; ``words`` are the tokens of the normalised texts."""
         has_special = texts.sum(_begin_special(texts)) > 0
         has_differing = texts.sum(self._differing.find(texts)) > 0
         return has_special | has_differing | words.has_long
