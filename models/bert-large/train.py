@@ -1,11 +1,11 @@
-"""Train the encoder of this model folder and write its artifact, with all that belongs to it.
+"""Train the encoder of this model folder and write its artifact, with the files that belong to it.
 
     python models/bert-large/train.py build/large --encoder bert-large-uncased
 
 It cross-validates on the corpus that --data or SHOAL_DATA_DIR names, trains on all of it, and writes `model.pt`
 (TorchScript, traced with a padded example, compared with the trained model before it is kept), `vocab.txt`,
 `tokenizer_config.json` and the report; and, since a pipeline's artifacts are tied to one another, the forest's too.
-Interrupted, the same command goes on. Then: cp build/large/model.pt REPOSITORY/bert-large/1/
+If interrupted, run the same command again to resume. Then: cp build/large/model.pt REPOSITORY/bert-large/1/
 """
 
 import os

@@ -2,10 +2,10 @@
 
     python models/cuml/train.py build/artifacts
 
-It reads `preprocess.json` of the artifact folder, trains on the corpus that SHOAL_DATA_DIR names (else on shoal's own
-passages), all of it, and replaces `checkpoint.tl`, tied to that bundle, when it has been compared with the trained
-forest. What the folder said of the old forest and of the blend goes, and the weight is the plain average again: nothing
-has been measured of the new one. Then: cp build/artifacts/checkpoint.tl REPOSITORY/cuml/1/
+It reads `preprocess.json` of the artifact folder, trains on all of the corpus that SHOAL_DATA_DIR names (else on
+shoal's own passages), compares the checkpoint with the trained forest, and replaces `checkpoint.tl`, tied to that
+bundle. Figures about the old forest and the blend are removed, and the weight is reset to the plain average: the new
+forest has not been measured. Then: cp build/artifacts/checkpoint.tl REPOSITORY/cuml/1/
 """
 
 import json

@@ -31,15 +31,15 @@ _IMPORT = re.compile(r"^    from (\S+) import (\w+) as \2$", re.MULTILINE)
 
 
 def read_homes(file: str) -> dict[str, str]:
-    """The names that a package hands out, each with the module that it comes from; ``file`` is its ``__init__.py``."""
+    """Read a package's public names and their home modules from ``file``, its ``__init__.py``."""
     return {name: home for home, name in _IMPORT.findall(Path(file).read_text(encoding="utf-8"))}
 
 
 def face(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a package whose names are imported on first use.
 
-    It hands out what ``file``, its ``__init__.py``, imports for type checkers as ``from HOME import NAME as NAME``: so
-    `import shoal` is light, and beside a model.py only what that imports exists.
+    They are those that ``file``, the ``__init__.py``, imports for type checkers: ``from HOME import NAME as NAME``.
+    This keeps `import shoal` light; the copy beside a model.py contains only the modules that it imports.
     """
     homes = read_homes(file)
 

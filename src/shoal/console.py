@@ -1,4 +1,4 @@
-"""What the command line prints with: a console for answers, one for the rest, tables, progress."""
+"""Console output of the command line: standard output and error, tables, progress."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MIN_TEXT_WIDTH = 20  # of a text in a table, on however narrow a terminal
 
 
 def plain(text: str) -> str:
-    """``text`` with nothing in it taken for markup."""
+    """Escape Rich markup in ``text``."""
     from rich.markup import escape
 
     return escape(text)
@@ -32,7 +32,7 @@ def plain(text: str) -> str:
 
 @contextmanager
 def show_progress() -> Iterator[Any]:
-    """A bar per stage on a terminal; elsewhere a line per stage, and one a minute in a long one."""
+    """Show progress: a bar per stage on a terminal; elsewhere a line per stage, and one per minute in a long one."""
     if not ERR.is_terminal:
         yield _Lines().show
         return
@@ -50,7 +50,7 @@ def show_progress() -> Iterator[Any]:
             if stage not in tasks:
                 tasks[stage] = progress.add_task(stage)
             current = progress.tasks[tasks[stage]]
-            # The end of a stage says 1 of 1; a bar that has counted steps stays at its own total.
+            # A stage ends by reporting 1 of 1; a bar that has counted steps keeps its own total.
             if (done, total) == (1, 1) and (current.total or 0) > 1 and current.finished:
                 return
             progress.update(tasks[stage], completed=done, total=total)
@@ -76,7 +76,7 @@ class _Lines:
 
 @contextmanager
 def show_rows() -> Iterator[Any]:
-    """For work on rows: a bar with rate and time left on a terminal; elsewhere a line a minute that says the same."""
+    """Show progress in rows: a bar with rate and time left on a terminal; elsewhere the same as a line per minute."""
     if not ERR.is_terminal:
         yield _RowLines().show
         return
@@ -100,7 +100,7 @@ def show_rows() -> Iterator[Any]:
 
 @dataclass
 class _Pace:
-    """Rows a second since the first report: what an earlier run has done counts for nothing."""
+    """Rows per second since the first report, without the rows of an earlier run."""
 
     began: float = 0.0
     before: int = 0
@@ -115,7 +115,7 @@ class _Pace:
 class _RowLines:
     def __init__(self) -> None:
         self._pace, self._printed_at = _Pace(), time.monotonic()
-        self._first: float | None = None  # of the input, which an earlier run had answered
+        self._first: float | None = None  # of the input, answered by an earlier run
 
     def show(self, done: int, fraction: float | None) -> None:
         rate, now = self._pace.rate(done), time.monotonic()
@@ -131,7 +131,7 @@ class _RowLines:
 
 
 def print_table(names: Sequence[str], rows: Iterable[tuple[Any, Sequence[Any]]], title: str = "") -> None:
-    """A line a text, cut to what the values leave of the width."""
+    """Print one line per text, truncated to the width that the values leave."""
     table = Table("text", *(Column(name, justify="right") for name in names), title=title or None)
     room = max(MIN_TEXT_WIDTH, OUT.width - sum(len(name) + 3 for name in names) - 4)
     for text, values in rows:
@@ -140,7 +140,7 @@ def print_table(names: Sequence[str], rows: Iterable[tuple[Any, Sequence[Any]]],
 
 
 def print_answers(names: Sequence[str], rows: Sequence[tuple[Any, dict[str, Any] | str]]) -> None:
-    """A line a text, with its answers; below, in red, the errors of those that have none."""
+    """Print one line per text with its answers; below, in red, the errors of failed texts."""
     print_table(names, ((text, [_found(answer, name) for name in names]) for text, answer in rows))
     for number, (_, answer) in enumerate(rows, start=1):
         if isinstance(answer, str):
@@ -163,7 +163,7 @@ def _short_text(text: Any, room: int) -> Text:
 
 
 def print_copies(copies: Copies) -> None:
-    """What was copied between host and device, a line an edge, and what each model has run."""
+    """Print host-device copies, one line per edge, and the event counts of each model."""
     table = Table("model", "edge", "direction", *(Column(name, justify="right") for name in ("copies", "bytes", "ms")))
     for copy in copies:
         traffic = copy.traffic
@@ -176,7 +176,7 @@ def print_copies(copies: Copies) -> None:
 
 
 def print_json(value: Any) -> None:
-    """For machines, on standard output."""
+    """Print JSON on standard output; lone surrogates are escaped."""
     text = json.dumps(value, indent=1, ensure_ascii=False)
     is_writable = not any("\ud800" <= character <= "\udfff" for character in text)
     typer.echo(text if is_writable else json.dumps(value, indent=1))

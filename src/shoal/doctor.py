@@ -1,4 +1,4 @@
-"""Is this machine fit to serve? Each check names what it found and how to mend it."""
+"""Checks of whether this machine can serve; each reports what it found and how to fix it."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from shoal.server.launch import find_ports
 from shoal.server.runtime import STUB_VARIABLE, check_numpy, find_runtime
 
 OK, WARNING, FAULT = "ok", "warning", "fault"
-SHARED_MEMORY_MIB = 256  # containers get 64, which one batch of 512 rows of 256 tokens outgrows
+SHARED_MEMORY_MIB = 256  # containers get 64 by default, too little for one batch of 512 rows of 256 tokens
 DISK_GIB = 2
 PORTS = (8000, 8001, 8002)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found; ``fix`` is empty where nothing is to be done."""
+    """Result of one check; ``fix`` is empty if there is nothing to do."""
 
     check: str
     level: str
@@ -43,7 +43,7 @@ class Finding:
 
 
 def examine(repository: Path | None = None) -> list[Finding]:
-    """Every check, in the order in which a start would meet them; of ``repository`` too, if there is one."""
+    """Run all checks, in the order of a server's start, and those of ``repository`` if given."""
     found = [finding for check in _CHECKS for finding in check()]
     if repository is not None:
         for name, check in checks(repository.resolve()):
@@ -64,7 +64,7 @@ def _glibc() -> Iterator[Finding]:
 
 
 def _numpy() -> Iterator[Finding]:
-    if os.environ.get(STUB_VARIABLE):  # whether that stub bears this NumPy is said of the stub
+    if os.environ.get(STUB_VARIABLE):  # the check of the stub covers NumPy
         yield Finding("NumPy", OK, np.__version__)
         return
     yield from _passes("NumPy", np.__version__, lambda: check_numpy(np.__version__))
@@ -81,7 +81,7 @@ def _server() -> Iterator[Finding]:
 
 
 def _stub(path: Path) -> Iterator[Finding]:
-    if importlib.util.find_spec("elftools") is None:  # without which nothing is read from it
+    if importlib.util.find_spec("elftools") is None:  # required to read it
         yield Finding("stub", OK, f"{path} (not read: pip install 'shoal[env]')")
         return
     try:

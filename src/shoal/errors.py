@@ -1,4 +1,4 @@
-"""What can go wrong, in few classes.
+"""Exception hierarchy.
 
 ShoalError
 ├── InputError      a value that a caller gave cannot be used
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 
 class ShoalError(Exception):
-    """What happened, with the value; then the way out.
+    """Base class of all errors: what happened, with the value, then what to do.
 
     ``what`` is one sentence that names the value; ``fix`` is what to do or type. In a served component, messages of
     ArtifactError and SetupError stay in the server's log, since they name its paths; all others reach clients.
@@ -40,7 +40,7 @@ class ServerError(ShoalError):
     """Triton did not start, went away, or refused the request."""
 
 
-# The libraries of each extra in pyproject.toml, by the name they are imported under.
+# The libraries of each extra in pyproject.toml, by import name.
 _EXTRAS = {
     "draw": ("matplotlib",),
     "env": ("conda_pack", "elftools", "packaging", "rattler", "yaml"),
@@ -64,7 +64,7 @@ _EXTRAS = {
 
 @contextmanager
 def needs(extra: str) -> Iterator[None]:
-    """Around an import from one of shoal's extras: where the library is missing, the error is the command to type."""
+    """Guard an import from one of shoal's extras: a missing library becomes an error with the command to install it."""
     try:
         yield
     except ModuleNotFoundError as error:

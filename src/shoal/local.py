@@ -1,4 +1,4 @@
-"""A repository in this process, with Triton's semantics: the same components, the same graph, no server."""
+"""Run a repository in this process, with Triton's semantics: the same components and graph, without a server."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from shoal.repository.loading import component_class
 from shoal.repository.manifest import check_manifest, read_manifest
 from shoal.server.runtime import BACKENDS
 
-MAX_BRANCHES = 32  # steps of all callers that may run side by side
+MAX_BRANCHES = 32  # steps of all callers that may run concurrently
 
 
 class Remote(Protocol):
-    """Who runs single models elsewhere; ``shoal.Client`` is one."""
+    """Runs single models elsewhere; ``shoal.Client`` is one."""
 
     def infer(
         self,
@@ -40,7 +40,7 @@ class Remote(Protocol):
         parameters: Mapping[str, Any] | None = None,
         **named: Any,
     ) -> Arrays:
-        """Outputs of one request; ``parameters`` go beside its tensors."""
+        """Return the outputs of one request; ``parameters`` are sent beside its tensors."""
 
 
 class Pipeline:
@@ -48,9 +48,8 @@ class Pipeline:
 
         scores = shoal.load("build/repository/my_ensemble")(TEXT=["A text."])["SCORE"]
 
-    With ``remote``, only Python components run here and the other models there: the client's half of a pipeline. Where
-    a repository of placement ``hybrid`` has ``ensemble_models``, these are one request. Calls may come from several
-    threads.
+    With ``remote``, only Python components run here and the other models there: the client's half of a pipeline. If a
+    repository of placement ``hybrid`` has ``ensemble_models``, these are one request. Threads may share a pipeline.
     """
 
     def __init__(self, graph: Graph, models: Mapping[str, Model], held: ExitStack | None = None) -> None:
@@ -60,17 +59,17 @@ class Pipeline:
         self._pool = self._held.enter_context(ThreadPoolExecutor(MAX_BRANCHES, thread_name_prefix="shoal-branch"))
 
     def copies(self) -> Copies:
-        """What the components have copied between host and device so far, and how many batches they ran::
+        """Read the components' host-device copies so far, and the number of batches they ran::
 
         before = pipeline.copies()
         pipeline(TEXT=["A text."])
-        (pipeline.copies() - before).check(pipeline.graph)  # an error if it is beyond the budget
+        (pipeline.copies() - before).check(pipeline.graph)  # raises beyond the budget
         """
         return Copies.read({name: model.device.ledger for name, model in self._models.items()})
 
     @property
     def graph(self) -> Graph:
-        """The steps, as they are called."""
+        """Graph of the steps."""
         return self._graph
 
     def close(self) -> None:
@@ -78,7 +77,7 @@ class Pipeline:
         self._held.close()
 
     def __call__(self, **inputs: Any) -> dict[str, Array]:
-        """Run one request: lists or arrays in, by input name; every output, ``[rows, *dims]``.
+        """Run one request: lists or arrays in, by input name; returns every output, ``[rows, *dims]``.
 
         Raises:
             InputError: an input is not what the model declares, or there are more rows than ``max_batch_size``.
@@ -92,26 +91,26 @@ class Pipeline:
         return {output.name: self._fetch(output.name, tensors[output.name]) for output in spec.outputs}
 
     def _fetch(self, tensor: str, array: Array) -> Array:
-        """An answer in the host's memory."""
+        """Copy an output of the graph to host memory."""
         index = self._graph.producer(tensor)
         step = self._graph.steps[index or 0]
         names = [name for name, written in step.outputs.items() if written == tensor]
         return self._models[step.model].device.fetch(array, *names)
 
     def _run(self, tensors: dict[str, Array]) -> None:
-        """Run each step as soon as its inputs are there, independent ones side by side."""
+        """Run each step as soon as its inputs are there, independent ones concurrently."""
         waiting = list(self._graph.steps)
         running: dict[Future[Arrays], Step] = {}
         while waiting or running:
             due = [step for step in waiting if self._is_due(step, tensors)]
             waiting = [step for step in waiting if step not in due]
-            if len(due) == 1 and not running:  # nothing beside it: no other thread is needed
+            if len(due) == 1 and not running:  # nothing to overlap with: run it in this thread
                 _keep(due[0], self._call(due[0], tensors), tensors)
                 continue
             running |= {self._pool.submit(self._call, step, tensors): step for step in due}
             if not running:
                 stuck = ", ".join(step.model for step in waiting)
-                raise ArtifactError(f"Steps {stuck} of {self._graph.config.name} wait for tensors that nobody writes.")
+                raise ArtifactError(f"Steps {stuck} of {self._graph.config.name} wait for tensors that no step writes.")
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 _keep(running.pop(future), future.result(), tensors)
 
@@ -129,7 +128,7 @@ def _keep(step: Step, outputs: Arrays, tensors: dict[str, Array]) -> None:
 
 
 def _check_same(graph: Graph, remote: Remote, identity: str | None) -> None:
-    """Ask for next to nothing over there: components refuse what is for another repository, in an ensemble too."""
+    """Send a dummy request with the repository's identity: components of another repository refuse it."""
     if identity and any(member.backend == "python" for member in graph.members.values()):
         spec = graph.config.spec
         shapes = {t: tuple(max(1, size) for size in t.dims) for t in spec.inputs if not t.is_optional}
@@ -140,16 +139,16 @@ def _check_same(graph: Graph, remote: Remote, identity: str | None) -> None:
         }
         try:
             remote.infer(spec.name, nothing, parameters={REPOSITORY: identity})
-        except ModelRefusalError as error:  # one that cannot bear nothing has looked at the repository before
+        except ModelRefusalError as error:  # other refusals of the dummy values come after the identity check
             if str(error).startswith(OTHER_REPOSITORY):
                 raise
 
 
 def load(path: Path | str, *, remote: Remote | None = None) -> Pipeline:
-    """Load a model, an ensemble with its members mostly, to be called in this process.
+    """Load a model, usually an ensemble with its members, to be called in this process.
 
-    ``path`` is its folder, or a repository: then it is the ensemble that the repository was composed for, else its only
-    one. With ``remote``, a ``Client``, only Python components run here and the other models there.
+    ``path`` is its folder, or a repository: then the ensemble that it was composed for is loaded, else its only one.
+    With ``remote``, a ``Client``, only Python components run here and the other models there.
 
     Raises:
         ArtifactError: a model, an artifact or a backend is missing.
@@ -168,7 +167,7 @@ def load(path: Path | str, *, remote: Remote | None = None) -> Pipeline:
 
 
 class Model(NamedTuple):
-    """One member, and the device its outputs are on."""
+    """One member of the graph, and the device of its outputs."""
 
     call: Callable[[Arrays], Arrays]
     device: Device
@@ -194,7 +193,7 @@ def _load_model(config: ModelConfig, remote: Remote | None, held: ExitStack) -> 
 
 
 def load_component(config: ModelConfig) -> Component:
-    """Start the component behind a model: its own ``1/model.py``, or the python-based backend it names.
+    """Start the component of a model: its own ``1/model.py``, or the python-based backend it names.
 
     Raises:
         ArtifactError: there is neither.
@@ -212,7 +211,7 @@ def load_component(config: ModelConfig) -> Component:
 
 
 def _device(config: ModelConfig, library: str) -> Device:
-    """Where the configuration places a model's first instance."""
+    """Return the device that the configuration gives a model's first instance."""
     group = next(iter(config.message.instance_group), None)
     if group is None or group.kind != group.KIND_GPU:
         return Device()
@@ -220,7 +219,7 @@ def _device(config: ModelConfig, library: str) -> Device:
 
 
 def _latest_version(config: ModelConfig) -> Path:
-    """The folder that Triton would load: the highest number."""
+    """Return the version folder that Triton would load: the one with the highest number."""
     numbers = [int(path.name) for path in config.folder.iterdir() if path.is_dir() and path.name.isdecimal()]
     if not numbers:
         raise ArtifactError(f"Model {config.name} has no version folder.", f"Make {config.folder}/1.")

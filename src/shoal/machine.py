@@ -1,4 +1,4 @@
-"""What a figure was measured on."""
+"""Description of this machine: processor, memory, GPUs, container limits, library versions."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from typing import Any
 
 from shoal.errors import SetupError
 
-# What decides how fast an encoder's arithmetic is on a CPU: tiles and dot products in BF16 and INT8, vector width.
+# Instruction sets that decide an encoder's speed on a CPU: BF16 and INT8 tiles and dot products, vector width.
 FLAGS = ("amx_bf16", "amx_int8", "avx512_bf16", "avx512_vnni", "avx512f", "avx2", "avx_vnni", "bf16")
 BF16 = "SHOAL_BF16"  # an environment variable
-BF16_FLAGS = ("amx_bf16", "avx512_bf16", "bf16")  # those that compute in BF16
+BF16_FLAGS = ("amx_bf16", "avx512_bf16", "bf16")  # with BF16 arithmetic
 _CPUS, _MEMORY = Path("/proc/cpuinfo"), Path("/proc/meminfo")
 _GPUS = Path("/proc/driver/nvidia/gpus")
 _CGROUP, _CGROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
 def describe_machine() -> dict[str, Any]:
-    """``cpu``, the processor's name, and ``cores``, those that this process may use; what else decides figures.
+    """Describe the machine: ``cpu``, the processor's name, ``cores`` that this process may use, and more.
 
-    A container's quota of processor time counts as so many cores, rounded up. ``physical_cores`` counts those without
-    their second threads, ``flags`` are the instructions among ``FLAGS``, ``memory_gib`` is what the machine has,
-    ``python`` this interpreter's version; ``gpu``, where there is a GPU, names the first one.
+    A container's CPU quota counts as cores, rounded up. ``physical_cores`` excludes hyper-threads, ``flags`` are the
+    instruction sets among ``FLAGS``, ``memory_gib`` is the machine's memory, ``python`` this interpreter's version;
+    ``gpu``, on a machine with a GPU, names the first one.
     """
     entries = [_fields(block) for block in _read(_CPUS).split("\n\n") if block.strip()]
     allowed = os.sched_getaffinity(0)
@@ -48,12 +48,12 @@ def describe_machine() -> dict[str, Any]:
 
 
 def usable_cores() -> float:
-    """Cores whose time this process may take: those it is bound to, or the quotas of its control groups, if less."""
+    """Return the cores that this process may use: its CPU affinity, or its control groups' quotas if less."""
     return min([float(len(os.sched_getaffinity(0))), *_quotas()])
 
 
 def available_memory() -> int:
-    """Bytes that programs could take without swapping, by Linux's estimate, and within this container's limit."""
+    """Return the bytes available without swapping, by Linux's estimate, within this container's limit."""
     free = int(_fields(_read(_MEMORY)).get("MemAvailable", "0 kB").split()[0]) * 1024
     for group, is_old in _groups("memory"):
         names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if is_old else ("memory.max", "memory.current")
@@ -64,7 +64,7 @@ def available_memory() -> int:
 
 
 def _quotas() -> Iterator[float]:
-    """Cores that this process's control groups are given."""
+    """CPU quotas of this process's control groups, in cores."""
     for group, is_old in _groups("cpu"):
         limits = _read(group / "cpu.max").split()
         if is_old:
@@ -74,12 +74,12 @@ def _quotas() -> Iterator[float]:
 
 
 def _groups(controller: str) -> Iterator[tuple[Path, bool]]:
-    """The folders of this process's control groups and those above them, each with whether it is of version 1."""
+    """Folders of this process's control groups and their parents, each with whether it is cgroup version 1."""
     for line in _read(_CGROUP).splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
-        # a container may be shown the host's path, which does not exist in it: its own group is then the top
+        # a container may see the host's path, which does not exist in it: its own group is then the root
         top = _CGROUPS / controller if controllers else _CGROUPS
         place = Path(path.lstrip("/"))
         for group in (top / place, *(top / parent for parent in place.parents)):
@@ -87,7 +87,7 @@ def _groups(controller: str) -> Iterator[tuple[Path, bool]]:
 
 
 def library_versions(*names: str) -> dict[str, str]:
-    """The versions of those of the distributions that are installed."""
+    """Return the versions of the named distributions that are installed."""
     found = {name: _version(name) for name in names}
     return {name: number for name, number in found.items() if number}
 

@@ -1,4 +1,4 @@
-"""Paths: where shoal's own files lie, which ones Triton can bear, and how one folder takes another's place."""
+"""Path helpers: shipped files, paths that Triton supports, folder locks and atomic replacement."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # <fcntl.h>, <linux/fs.h>
 
 
 def shipped_root() -> Path:
-    """The folder of shoal's own model folders and environment files: the checkout, or data in an installed wheel."""
+    """Return the root of shoal's own model folders and environment files: the checkout, or data in the wheel."""
     package = Path(shoal.__file__).parent
     checkout = package.parents[1]
     return checkout if (checkout / "preprocess").is_dir() else package / "model_folders"
 
 
 def check_path_supported(path: Path) -> None:
-    """Check that Triton can bear ``path``: it pastes paths into a shell command unquoted.
+    """Check that Triton supports ``path``: it pastes paths into a shell command unquoted.
 
     Raises:
-        InputError: it names the characters.
+        InputError: it does not; the message names the characters.
     """
     odd = sorted(set(re.findall(r"[^A-Za-z0-9_./+@:,=-]", str(path))))
     if odd:
         raise InputError(
-            f"Triton cannot bear the path {str(path)!r}: it holds {', '.join(map(repr, odd))}.",
+            f"Triton does not support the path {str(path)!r}: it holds {', '.join(map(repr, odd))}.",
             "Use a folder whose path has only letters, digits and _ . - + @ : , =",
         )
 
 
 def check_replaceable(target: Path, mark: str) -> None:
-    """Check that nothing of anyone else's stands at ``target``.
+    """Check that ``target`` is absent, empty, or holds only files that shoal wrote.
 
     A folder that shoal made holds the JSON file ``mark``, which names shoal's version and every other file.
 
     Raises:
-        InputError: something else is there; it is named.
+        InputError: it holds something else; the message names it.
     """
     if target.is_mount():
         raise InputError(f"{target} is a mount point and cannot be replaced.", "Name a folder in it.")
@@ -69,10 +69,10 @@ def check_replaceable(target: Path, mark: str) -> None:
 
 @contextmanager
 def lock(folder: Path, what: str, fix: str) -> Iterator[None]:
-    """No other process holds ``folder`` meanwhile; the kernel lets go of it when this one ends.
+    """Lock ``folder`` against other processes; the kernel releases the lock when this process ends.
 
     Raises:
-        SetupError: another does; it says ``what`` and ``fix``.
+        SetupError: another process holds it; the message is ``what`` and ``fix``.
     """
     at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -86,14 +86,14 @@ def lock(folder: Path, what: str, fix: str) -> Iterator[None]:
 
 
 def exchange(made: Path, target: Path) -> None:
-    """Put folder ``made`` at ``target`` in one step; what stood there, if anything, stands at ``made`` afterwards."""
+    """Atomically swap folder ``made`` with ``target``; the old ``target``, if any, is at ``made`` afterwards."""
     if not target.exists():
         made.rename(target)
         return
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.renameat2(_AT_FDCWD, os.fsencode(made), _AT_FDCWD, os.fsencode(target), _RENAME_EXCHANGE) == 0:
         return
-    # A file system without the exchange (NFS, for one): two renames, and a moment between them.
+    # File systems without RENAME_EXCHANGE, such as NFS: two renames, not atomic.
     old = made.with_name(f".old-{made.name.lstrip('.')}")
     target.rename(old)
     try:

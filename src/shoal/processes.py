@@ -1,4 +1,4 @@
-"""Processes: those that end when their parent does, however it ends, and what Linux tells of any."""
+"""Child processes that end with their parent, and process information from ``/proc``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 _PROC = Path("/proc")
 _TICKS, _PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
-# Fields of stat behind the name: proc_pid_stat(5), whose count begins with 1 and with two fields before these.
+# Indices of the fields of stat behind the name; in proc_pid_stat(5) they are numbered from 3.
 _STATE, _PARENT, _SESSION, _USER, _SYSTEM, _RESIDENT, _EXIT = 0, 1, 3, 11, 12, 21, 49
 
 _LAUNCH = """
@@ -24,14 +24,14 @@ except OSError as error: sys.exit(f"error: {sys.argv[2]}: {error.strerror}")
 
 
 def bound(command: Sequence[str | Path]) -> list[str]:
-    """``command``, such that it gets SIGTERM when the *thread* that starts it is gone."""
-    # -I: nothing of the current folder, or of the user, is taken for one of Python's modules
+    """Wrap ``command`` so that it gets SIGTERM when the *thread* that started it ends (PR_SET_PDEATHSIG)."""
+    # -I: neither the current folder nor the user's packages can shadow a module
     return [sys.executable, "-I", "-S", "-c", _LAUNCH, str(os.getpid()), *map(str, command)]
 
 
 @dataclass(frozen=True)
 class Process:
-    """What ``/proc`` says of a process now: ``state`` is Linux's letter, ``seconds`` its time on a processor."""
+    """Snapshot of a process from ``/proc``: ``state`` is Linux's letter, ``seconds`` its processor time."""
 
     pid: int
     parent: int
@@ -39,16 +39,16 @@ class Process:
     state: str
     seconds: float
     resident_bytes: int
-    exit_code: int = 0  # as waitpid gives it, once it has ended and while nobody has asked
+    exit_code: int = 0  # as waitpid gives it, for a zombie
 
     @property
     def is_ended(self) -> bool:
-        """Whether only its exit code is left of it."""
+        """Whether it is a zombie or dead."""
         return self.state in "ZX"
 
     @property
     def ending(self) -> str:
-        """How it ended, as far as that is known."""
+        """Signal or exit code that it ended with; empty while it runs."""
         if not self.is_ended:
             return ""
         if os.WIFSIGNALED(self.exit_code):
@@ -56,16 +56,16 @@ class Process:
         return f"with exit code {os.WEXITSTATUS(self.exit_code)}"
 
     def arguments(self) -> list[str]:
-        """Its command line; empty once it has ended."""
+        """Read its command line; empty once it has ended."""
         return _read(self.pid, "cmdline").split("\0")[:-1]
 
     def variables(self) -> dict[str, str]:
-        """The environment that it was started with; empty where it may not be read."""
+        """Read the environment that it was started with; empty without permission."""
         return dict(line.split("=", 1) for line in _read(self.pid, "environ").split("\0") if "=" in line)
 
 
 def find_process(pid: int) -> Process | None:
-    """The process with this id, if there is one."""
+    """Return the process with this id, if there is one."""
     fields = _read(pid, "stat").rpartition(")")[2].split()
     if not fields:
         return None
@@ -81,7 +81,7 @@ def find_process(pid: int) -> Process | None:
 
 
 def processes() -> Iterator[Process]:
-    """Every process."""
+    """Iterate over all processes."""
     for path in _PROC.iterdir():
         process = find_process(int(path.name)) if path.name.isdigit() else None
         if process is not None:

@@ -1,4 +1,4 @@
-"""How long work tells whoever waits for it how far it is."""
+"""Type of progress callbacks."""
 
 from collections.abc import Callable
 

@@ -83,7 +83,7 @@ def test_what_the_server_says_of_a_model(ask: Any) -> None:
 def test_parameters_go_along(ask: Any) -> None:
     ask.infer("ensemble_all", excerpt=["A cat."], parameters={"a": "x", "b": 1, "c": True, "d": 0.5})
     for parameters, message in [
-        ({"priority": 1}, "The parameter priority is Triton's own"),
+        ({"priority": 1}, "The parameter priority is reserved by Triton"),
         ({"a": None}, "The parameter a is None"),
         ({"a": 2**63}, "The parameter a is 9223372036854775808"),
     ]:
@@ -120,14 +120,14 @@ def test_addresses_may_name_their_protocol(server: Server) -> None:
         ("127.0.0.1:8001", {"concurrency": 0}, "concurrency is 0; it must be a whole number, 1 or more."),
         ("127.0.0.1:8001", {"retries": -1}, "retries is -1; it must be a whole number, 0 or more."),
         ("127.0.0.1:8001", {"retries": 1.5}, "retries is 1.5;"),
-        ("127.0.0.1:8001", {"protocol": "smoke"}, "There is no protocol 'smoke'. Known: grpc, http."),
+        ("127.0.0.1:8001", {"protocol": "smoke"}, "Unknown protocol 'smoke'. Known: grpc, http."),
         ("http://127.0.0.1:8000", {}, "http://127.0.0.1:8000 names the protocol http; this client speaks grpc"),
         ("https://a.example:443", {"protocol": "http"}, "https://a.example:443 names the protocol https; this client"),
-        ("127.0.0.1", {}, "'127.0.0.1' is no HOST:PORT. Triton's port for grpc is 8001: 127.0.0.1:8001"),
-        ("", {"protocol": "http"}, "'' is no HOST:PORT. Triton's port for http is 8000"),
-        ("::1:8001", {}, "'::1:8001' is no HOST:PORT"),
-        ("a:65536", {}, "'a:65536' is no HOST:PORT"),
-        ("a:8000/v2", {"protocol": "http"}, "'a:8000/v2' is no HOST:PORT"),
+        ("127.0.0.1", {}, "'127.0.0.1' is not HOST:PORT. Triton's port for grpc is 8001: 127.0.0.1:8001"),
+        ("", {"protocol": "http"}, "'' is not HOST:PORT. Triton's port for http is 8000"),
+        ("::1:8001", {}, "'::1:8001' is not HOST:PORT"),
+        ("a:65536", {}, "'a:65536' is not HOST:PORT"),
+        ("a:8000/v2", {"protocol": "http"}, "'a:8000/v2' is not HOST:PORT"),
     ],
 )
 def test_values_that_cannot_be_used_are_named(url: str, options: dict[str, Any], message: str) -> None:

@@ -186,7 +186,7 @@ def test_servers_that_say_nothing_or_little_by_little(way: str) -> None:
 def test_the_other_protocols_port(server: Server, way: str) -> None:
     url, other = (server.http_url, "http") if way.startswith("grpc") else (server.grpc_url, "grpc")
     said = failure(way, url)
-    assert said.startswith(f"What answers at {url} is no Triton that speaks {way.split('-')[0]} (")
+    assert said.startswith(f"The server at {url} is not a Triton that speaks {way.split('-')[0]} (")
     assert said.endswith(f"; for its {other} port: protocol='{other}'")
 
 
@@ -211,7 +211,7 @@ def test_no_triton(way: str, answer: bytes) -> None:
 
     with answering(behave) as url:
         said = failure(way, url, timeout=5)
-    assert said.startswith(f"What answers at {url} is no Triton that speaks {way.split('-')[0]} (")
+    assert said.startswith(f"The server at {url} is not a Triton that speaks {way.split('-')[0]} (")
 
 
 # --- Triton's own trouble ----------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ def test_the_command(forest: Path, hybrid_forest: Path, tmp_path: Path, monkeypa
         "Latency of one caller",
         "Throughput by rows",
         "Steps of hybrid",
-        "arrive by themselves",
+        "in an open loop",
         "The step to look",
     ):
         assert words in printed

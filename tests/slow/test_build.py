@@ -151,9 +151,9 @@ def test_what_shoal_did_not_make_is_not_replaced(environment_yml: Path, tmp_path
     (tmp_path / "env" / "thesis.tex").touch()
     with pytest.raises(InputError, match=r"holds thesis\.tex, which shoal did not put there"):
         build(request(environment_yml, tmp_path))
-    with pytest.raises(InputError, match=r"Triton cannot bear the path"):
+    with pytest.raises(InputError, match=r"Triton does not support the path"):
         build(Request(environment_yml, tmp_path / "my env"))
-    with pytest.raises(InputError, match=r"There is no engine 'magic'\. Known: rattler, conda"):
+    with pytest.raises(InputError, match=r"Unknown engine 'magic'\. Known: rattler, conda"):
         build(Request(environment_yml, tmp_path / "other", engine="magic"))
     with pytest.raises(InputError, match=r"26\.06 runs in a container without it\. Use --engine rattler"):
         build(Request(NUMPY_1, tmp_path / "other", engine="venv", target="26.06"))
@@ -166,7 +166,7 @@ def test_what_shoal_did_not_make_is_not_replaced(environment_yml: Path, tmp_path
     [
         (("nosuch",), "Installing by rattler failed: error: .*No candidates were found for nosuch"),
         (("numpy >=9",), "Installing by rattler failed: error: .*numpy >=9"),
-        (("numpy = = 1",), "'numpy = = 1' is no package specification"),
+        (("numpy = = 1",), "'numpy = = 1' is not a package specification"),
     ],
 )
 def test_what_cannot_be_solved_is_said(channel: str, tmp_path: Path, specs: tuple[str, ...], words: str) -> None:
@@ -248,9 +248,9 @@ def test_existing_environments(packed: Built, venvs: Venvs, tmp_path: Path) -> N
     (site / "mine-1.dist-info" / "direct_url.json").write_text(json.dumps(origin), encoding="utf-8")
     with pytest.raises(ArtifactError, match="In there, mine is an editable install of file:///home/me/mine"):
         build(Request(folder, tmp_path / "editable"))
-    with pytest.raises(InputError, match="is a venv, whose Python lies outside of it"):
+    with pytest.raises(InputError, match="is a venv, whose Python is outside of it"):
         pack(venvs("3.11").environment, tmp_path / "x.tar.gz", tmp_path / "log")
-    with pytest.raises(InputError, match="is no conda environment"):
+    with pytest.raises(InputError, match="is not a conda environment"):
         pack(tmp_path, tmp_path / "x.tar.gz", tmp_path / "log")
 
 

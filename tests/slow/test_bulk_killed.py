@@ -46,7 +46,7 @@ def test_ctrl_c_says_how_to_go_on(forest: Path, tmp_path: Path) -> None:
         running.send_signal(signal.SIGINT)
         _, errors = running.communicate(timeout=60)
     assert running.returncode == 130, errors
-    said = f"Interrupted. What was answered is in {partial_path(out)}: the same command (without --fresh) goes on."
+    said = f"Interrupted. Finished rows are in {partial_path(out)}: run the same command (without --fresh) to resume."
     assert said in errors
     assert "Traceback" not in errors
     assert not out.exists()

@@ -40,7 +40,7 @@ def test_a_server_that_goes_away_in_the_middle(protocol: str, forest: Path, tmp_
         killer.join()
     assert isinstance(run.exception, ServerError), run.output
     assert url in str(run.exception)
-    said = f"What was answered is in {partial_path(out)}: the same command (without --fresh) goes on."
+    said = f"Finished rows are in {partial_path(out)}: run the same command (without --fresh) to resume."
     assert said in run.stderr.replace("\n", "")
     assert not out.exists()
     with serve(forest, http_port=http, grpc_port=grpc):

@@ -92,4 +92,4 @@ def test_the_script_is_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "verify" in done.stderr
     refused = subprocess.run([*command, "--target", "next"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert refused.returncode == 1
-    assert "error: There is no target 'next'." in refused.stderr
+    assert "error: Unknown target 'next'." in refused.stderr

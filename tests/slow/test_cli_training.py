@@ -62,6 +62,6 @@ def test_a_cross_validation_of_a_file_of_ones_own(
         shoal("evaluate", tmp_path / "artifacts", *columns)
     printed = shoal("evaluate", tmp_path / "artifacts", *columns, "--seen", "include")
     assert "100 texts of my.jsonl" in printed
-    assert "100 of them were trained on: this is no measurement of new texts." in printed
+    assert "100 of them were trained on: this does not measure new texts." in printed
     result = json.loads(shoal("evaluate", tmp_path / "artifacts", *columns, "--seen", "include", "--json"))
     assert {entry["name"] for entry in result["predictions"]} >= {"encoder", "forest", "blend"}

@@ -119,8 +119,8 @@ def test_auto_is_not_bf16_for_an_engine_that_runs_fp32(
     ("content", "why"),
     [
         (b"", "it is empty"),
-        (b"not a model", "it is no message of protobuf"),
-        (b"\xff" * 12, "it is no message of protobuf"),
+        (b"not a model", "it is not a protobuf message"),
+        (b"\xff" * 12, "it is not a protobuf message"),
         (b"\x3a\x7fgraph", "it is cut off"),
         (b"\x08", "it is cut off"),
         (b"\x72\x13\x0a\x0ashoal.json\x12\x05[1,2]", "its ties to other files are damaged"),

@@ -70,7 +70,7 @@ def test_new_texts(artifacts: Path) -> None:
 
 def test_folders_that_are_none(artifacts: Path, passages: Corpus, tmp_path: Path) -> None:
     with pytest.raises(
-        ArtifactError, match=r"is no artifact folder of this shoal: it holds no report\.json that says what"
+        ArtifactError, match=r"is not an artifact folder of this shoal: it holds no report\.json that says what"
     ):
         evaluate(tmp_path, passages)
     copy = tmp_path / "copy"

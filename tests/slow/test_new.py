@@ -102,7 +102,7 @@ def test_a_model(here: Path) -> None:
     leaf = {f"models/score/{name}" for name in ("config.pbtxt", "1/model.py", "1/weights.json", "train.py")}
     wanted = {*leaf, "ensembles/score_alone/config.pbtxt", "ensembles/score_alone/1/.gitkeep", "tests/test_score.py"}
     check_made(here, printed, {*wanted, ".gitignore"}, "tests/test_score.py")
-    assert "Until models/score/train.py has fitted it, score gives the mean of its features.\n" in printed
+    assert "Until models/score/train.py has fitted it, score returns the mean of its features.\n" in printed
     (here / "data.csv").write_text("a,b,c,d,target\n" + "1,0,0,0,3\n0,1,0,0,4\n" * 9 + "0,0,0,0,1\n", encoding="utf-8")
     train = [sys.executable, "models/score/train.py"]
     assert (

@@ -94,9 +94,9 @@ def test_an_output_of_the_inputs_own_name_is_read(here: Path) -> None:
 def test_steps_that_begin_side_by_side_are_told(here: Path) -> None:
     write_leaf(here, "left", "X FP32 1", "L FP32 1")
     write_leaf(here, "right", "X FP32 1", "R FP32 1")
-    assert "side by side" not in new("pipeline", "chain", "--step", "left", "--step", "right")
+    assert "in parallel" not in new("pipeline", "chain", "--step", "left", "--step", "right")
     printed = new("pipeline", "both", "--step", "left", "--step", "right", "--map", "right.X=X")
-    assert "left and right read the request side by side; before 26.05 Triton does not bear" in printed
+    assert "left and right read the request in parallel; before 26.05, Triton may stop answering" in printed
     assert [finding.rule.id for finding in check(here, target="26.04")] == ["several-first-steps"]
     assert check(here, target="26.05") == []
 
@@ -137,7 +137,7 @@ def test_a_model_is_added_and_joined(here: Path) -> None:
     assert check(here) == []
     result = run("add-model", "tagger.pt", "second", "--head", "embedding")
     assert isinstance(result.exception, InputError)
-    assert "For a TorchScript model there is no option head. It takes: inputs, mask" in str(result.exception)
+    assert "Unknown option for a TorchScript model: head. It takes: inputs, mask" in str(result.exception)
 
 
 def test_the_test_of_a_pipeline_of_trained_models(here: Path, artifacts: Path) -> None:
@@ -182,12 +182,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
 def test_questions_on_a_terminal(here: Path, asked: Callable[..., str]) -> None:
     printed = asked("component", "mine", "X:FP32", "X:FP32:4 Z:FP32:4", "")
     assert "What is the component called: " in printed
-    assert "Error: --input 'X:FP32' is no NAME:DTYPE:DIMS. For example:" in printed
+    assert "Error: --input 'X:FP32' is not NAME:DTYPE:DIMS. For example:" in printed
     assert "What does it give, as NAME:DTYPE:DIMS, blanks between outputs [LENGTH:FP32:1]: " in printed
     spec = read_config(here / "preprocess" / "mine").spec
     assert [t.name for t in (*spec.inputs, *spec.outputs)] == ["X", "Z", "LENGTH"]
     printed = asked("model score", "many", "4")
-    assert "Error: 'many' is no whole number." in printed
+    assert "Error: 'many' is not a whole number." in printed
     assert read_config(here / "models" / "score").spec.inputs[0].dims == (4,)
 
 

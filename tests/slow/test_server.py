@@ -138,9 +138,9 @@ def test_an_ensemble_that_does_not_fit_is_named(repository: Path, tmp_path: Path
 
 
 def test_faults_are_found_before_the_start(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match="Triton cannot bear the path"):
+    with pytest.raises(InputError, match="Triton does not support the path"):
         serve(tmp_path / "with blank")
-    with pytest.raises(InputError, match="is no model repository"):
+    with pytest.raises(InputError, match="is not a model repository"):
         serve(tmp_path)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -156,11 +156,11 @@ def test_faults_are_found_before_the_start(repository: Path, tmp_path: Path, mon
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.pbtxt").touch()
     (tmp_path / ".git").mkdir()
-    with pytest.raises(InputError, match=r"holds folders that are no models: \.git"):
+    with pytest.raises(InputError, match=r"holds folders that are not models: \.git"):
         check_repository(tmp_path)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "white space"))
     (tmp_path / "white space").mkdir()
-    with pytest.raises(InputError, match="cannot bear"):
+    with pytest.raises(InputError, match="does not support"):
         serve(repository)
     assert not list((tmp_path / "white space").iterdir())
 
@@ -188,7 +188,7 @@ def test_a_server_with_other_restrictions(tmp_path: Path, monkeypatch: pytest.Mo
                         assert client.default_model() == "chain"
                         assert client.max_batch_size("other") == 4
                         continue
-                    with pytest.raises(ServerError, match="keeps the configuration of second to its administrators"):
+                    with pytest.raises(ServerError, match="restricts the configuration of second to administrators"):
                         client.max_batch_size("second")
 
 

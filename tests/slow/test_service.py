@@ -225,7 +225,7 @@ def test_logs_are_json_lines_with_tritons_among_them(home: Path) -> None:
         (["--host", "192.0.2.1", "--open"], "cannot be used"),
         (["--host", "0.0.0.0"], "Give --open as well"),
         (["--expose", "nobody"], "--expose nobody names no model"),
-        (["--trusted-proxy", "me"], "--trusted-proxy 'me' is no IP address"),
+        (["--trusted-proxy", "me"], "--trusted-proxy 'me' is not an IP address"),
         (["--client-share", "2"], "--client-share 2 is out of range"),
         (["--pid-file", "/nowhere/pid"], "The pid file /nowhere/pid cannot be written"),
     ],
@@ -254,6 +254,6 @@ def test_pid_file(home: Path) -> None:
         assert service.stop() == 0
     assert not pid_file.exists()
     pid_file.write_text("not a pid\n", encoding="utf-8")
-    with pytest.raises(shoal.InputError, match="is no pid file"), hold_pid_file(pid_file):
+    with pytest.raises(shoal.InputError, match="is not a pid file"), hold_pid_file(pid_file):
         pass
     assert pid_file.read_text(encoding="utf-8") == "not a pid\n"

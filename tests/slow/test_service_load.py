@@ -152,7 +152,7 @@ def test_models_that_cannot_come(home: Path) -> None:
             assert client.infer("chain", X=[[3.0]])["Z"][0, 0] == 12
     with pytest.raises(ServerError, match="is gone"):
         server.models.load("first")
-    with pytest.raises(InputError, match=r"There is no model control 'poll'\. Known: none, explicit"):
+    with pytest.raises(InputError, match=r"Unknown model control 'poll'\. Known: none, explicit"):
         shoal.serve(home / "repository", model_control="poll")
     code.write_text(whole, encoding="utf-8")
     with shoal.serve(home / "repository") as server, pytest.raises(InputError) as error:

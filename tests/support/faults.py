@@ -127,7 +127,7 @@ BUNDLE: list[tuple[str, Fault, str]] = [
     ("nested too deep", holds('{"a":' + "[" * 100_000), "maximum recursion depth exceeded"),
     ("one name twice", holds('{"std": 1, "std": 2}'), "it holds 'std' twice"),
     ("not UTF-8", holds(b'{"a": "\xff"}'), "it is not UTF-8: byte 0xff at 7"),
-    ("NaN", among("mean", float("nan")), "it holds NaN, which is no number of JSON's"),
+    ("NaN", among("mean", float("nan")), "it holds NaN, which is not a JSON number"),
     ("1e999", lambda p: p.write_text(p.read_text().replace('"mean": [', '"mean": [1e999,')), "mean has 208 entries"),
     ("another format", edit(format=2), "it has format 2; this shoal reads 1"),
     ("more", edit(surprise=1), "it holds 'surprise', which this shoal does not know"),
@@ -138,7 +138,7 @@ BUNDLE: list[tuple[str, Fault, str]] = [
     ("a word as number", among("mean", "0"), "mean holds '0', expected finite numbers"),
     ("a huge number", among("mean", 10**400), "expected finite numbers"),
     ("no deviation", among("std", 0.0), "std of column 206 is 0, expected a number above 0"),
-    ("a tiny deviation", among("std", 1e-300), "of column 206 give z-scores that are no FP32 numbers"),
+    ("a tiny deviation", among("std", 1e-300), "of column 206 give z-scores that FP32 cannot hold"),
     ("99 words", edit(rare=["a"] * 99), "rare has 99 entries, expected 100"),
     ("a number as word", among("rare", 7), "rare holds 7, expected words"),
     ("two words", among("rare", "a b"), "rare holds 'a b', expected words"),
@@ -155,7 +155,7 @@ BUNDLE: list[tuple[str, Fault, str]] = [
 WEIGHT: list[tuple[str, Fault, str]] = [
     ("above 1", holds('{"bert_weight": 1.5}'), "bert_weight is 1.5, expected a number from 0 to 1"),
     ("below 0", holds('{"bert_weight": -0.1}'), "bert_weight is -0.1, expected a number from 0 to 1"),
-    ("NaN", holds('{"bert_weight": NaN}'), "it holds NaN, which is no number of JSON's"),
+    ("NaN", holds('{"bert_weight": NaN}'), "it holds NaN, which is not a JSON number"),
     ("infinite", holds('{"bert_weight": 1e999}'), "bert_weight is inf, expected a number from 0 to 1"),
     ("text", holds('{"bert_weight": "0.5"}'), "bert_weight is '0.5', expected a number from 0 to 1"),
     ("true", holds('{"bert_weight": true}'), "bert_weight is True, expected a number from 0 to 1"),
@@ -177,7 +177,7 @@ VOCABULARY: list[tuple[str, Fault, str]] = [
 FOREST: list[tuple[str, Fault, str]] = [
     ("half", cut(0.5), "checkpoint.tl is not a Treelite checkpoint: it is cut off, or damaged: a field of"),
     ("more", lambda p: p.write_bytes(p.read_bytes() + b"\0"), "it is damaged: 1 bytes too many before byte"),
-    ("another version", lambda p: p.write_bytes(b"\3" + p.read_bytes()[1:]), "it is of no Treelite 4"),
+    ("another version", lambda p: p.write_bytes(b"\3" + p.read_bytes()[1:]), "it is not of Treelite 4"),
     (
         "a classifier",
         forest(RandomForestClassifier, 207),

@@ -110,7 +110,7 @@ def test_what_a_report_says_of_its_files(artifacts: Path, tmp_path: Path) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["artifacts"]
     (folder / "report.json").unlink()
     compose("ensemble_all", tmp_path / "target", artifacts=folder)
-    for text, message in (("{", "is not a training report: Expecting"), ('{"files": [1]}', "its files are no texts")):
+    for text, message in (("{", "is not a training report: Expecting"), ('{"files": [1]}', "its files are not texts")):
         (folder / "report.json").write_text(text, encoding="utf-8")
         refuse(lambda: compose("ensemble_all", tmp_path / "target", artifacts=folder), message, "report.json")
 

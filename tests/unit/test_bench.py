@@ -82,7 +82,7 @@ def test_texts_of_any_number_and_inputs_that_may_all_be_left_out(tmp_path: Path)
     path = table(tmp_path / "a.csv", "TEXT\na\nb\n")
     any_number = replace(SPEC, inputs=(replace(TEXT, dims=(-1,)),))
     assert read_inputs(any_number, path).take(0, 2)["TEXT"].tolist() == [[b"a"], [b"b"]]
-    with pytest.raises(InputError, match=r"a\.csv has a column of none of m's inputs: 'WEIGHT'"):
+    with pytest.raises(InputError, match=r"a\.csv has no column for any of m's inputs: 'WEIGHT'"):
         read_inputs(replace(SPEC, inputs=(WEIGHT,)), path)
 
 
@@ -150,10 +150,10 @@ def test_who_does_not_win_where() -> None:
         *(repeated("hybrid", one, 99, 108), repeated("hybrid", many, 750, 810)),
     ]
     assert compare(measured) == [
-        "cpu and hybrid are not told apart at 1 row, 1 caller: 10.0 ms against hybrid's 9.7.",
+        "cpu and hybrid do not differ measurably at 1 row, 1 caller: 10.0 ms against hybrid's 9.7.",
         "gpu does not win at 1 row, 1 caller: 19.8 ms against hybrid's 9.7, 2.0 times slower.",
         "cpu does not win at 32 rows, 2 callers: 205.0 rows/s against gpu's 850.0, 4.1 times less.",
-        "hybrid and gpu are not told apart at 32 rows, 2 callers: 780.0 rows/s against gpu's 850.0.",
+        "hybrid and gpu do not differ measurably at 32 rows, 2 callers: 780.0 rows/s against gpu's 850.0.",
     ]
     assert compare(measured[:2]) == []
 
@@ -206,16 +206,16 @@ def check_record(record: Mapping[str, Any]) -> None:
     ("arguments", "message"),
     [
         (["/nowhere"], r"There is no repository /nowhere\. Make one"),
-        (["{forest}", "--batches", "1,few"], r"--batches '1,few' is no list of whole numbers above 0\. For example"),
-        (["{forest}", "--callers", "0"], "--callers '0' is no list of whole numbers above 0"),
-        (["{forest}", "--batches", "1024"], r"forest in .* takes 1 to 512 rows a request, not 1024\. Give sizes"),
-        (["{forest}", "--protocol", "ftp"], r"There is no --protocol 'ftp'\. Known: grpc, http\."),
-        (["{forest}", "--load", "7"], "--load 7 is no share of a rate"),
+        (["{forest}", "--batches", "1,few"], r"--batches '1,few' is not a list of whole numbers above 0\. For example"),
+        (["{forest}", "--callers", "0"], "--callers '0' is not a list of whole numbers above 0"),
+        (["{forest}", "--batches", "1024"], r"forest in .* takes 1 to 512 rows per request, not 1024\. Give sizes"),
+        (["{forest}", "--protocol", "ftp"], r"Unknown --protocol 'ftp'\. Known: grpc, http\."),
+        (["{forest}", "--load", "7"], "--load 7 is not a share of a rate"),
         (["{forest}", "--model", "nope"], "There is no model nope"),
         (["{forest}", "--inputs", "/nowhere.csv"], r"There is no nowhere\.csv in /"),
         (["{forest}", "--inputs", "{other}/rows.csv"], r"rows\.csv has no column 'excerpt'; it has 'X'"),
         (["{forest}", "{forest}"], "A repository is named twice"),
-        (["{forest}", "{other}"], "both in .* takes other inputs than forest in"),
+        (["{forest}", "{other}"], "both in .* takes different inputs from forest in"),
         (["{other}"], "both needs 'X'; shoal's own texts fill one text input alone"),
         (["{forest}", "--perf-analyzer", "/nowhere"], "There is no /nowhere"),
     ],

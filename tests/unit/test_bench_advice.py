@@ -178,7 +178,7 @@ def test_what_helps_under_one_load_is_not_said_to_be_useless_under_another(confi
     advice = advise(case(configs, {Cell(1, 8): LOAD, Cell(2, 8): lazy, Cell(4, 8): LOAD}))
     assert found(advice, "instances", "slow").helps
     assert found(advice, "idle").what == "More instances of quick would not help."
-    assert found(advice, "callers").what == "Ask more at a time: more callers."  # larger requests were no better
+    assert found(advice, "callers").what == "Increase the load: use more callers."  # larger requests were no better
 
 
 def test_cores_that_are_full_end_the_matter(configs: dict[str, ModelConfig]) -> None:
@@ -186,7 +186,7 @@ def test_cores_that_are_full_end_the_matter(configs: dict[str, ModelConfig]) -> 
     steps = {"quick": QUICK, "slow": replace(STEP, cpu_ms=30.0)}
     cells = {Cell(1, 8): replace(LOAD, server_cpu=0.85, steps=steps)}
     advice = advise(case(configs, cells))
-    assert found(advice, "cpu").what == "More instances of what computes would not help: quick, slow."
+    assert found(advice, "cpu").what == "More instances of CPU-bound steps would not help: quick, slow."
     assert not found(advice, "cpu").helps
     assert not found(advice, "instances", "slow").helps
     assert "4 cores are busy 95% of the time: the server takes 85%, the client 10%" in found(advice, "cpu").why
@@ -239,7 +239,7 @@ def test_what_one_caller_waits_for(configs: dict[str, ModelConfig]) -> None:
 def test_the_size_of_requests(configs: dict[str, ModelConfig]) -> None:
     cells = {Cell(n, 2): replace(LOAD, rows_per_s=rate) for n, rate in ((1, 50.0), (8, 195.0), (32, 200.0))}
     advice = advise(case(configs, cells))
-    assert found(advice, "rows").what == "Send 8 rows a request where you have them."
+    assert found(advice, "rows").what == "Send 8 rows per request where possible."
     assert found(advice, "more rows").what == "Requests of more than 8 rows would not help the rate."
     alone = {Cell(1, 1): replace(LOAD, rows_per_s=50.0)}  # fewer callers: no rate to compare with
     kinds = {entry.kind for entry in advise(case(configs, alone | {Cell(8, 2): LOAD}))}

@@ -91,5 +91,5 @@ def test_a_model_that_is_no_component(tmp_path: Path, text: str, reason: str) ->
     path = tmp_path / "tokenizer" / "1" / "model.py"
     path.parent.mkdir(parents=True)
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(ArtifactError, match=f"^tokenizer/1/model.py is no shoal component{reason}"):
+    with pytest.raises(ArtifactError, match=f"^tokenizer/1/model.py is not a shoal component{reason}"):
         component_class(path)

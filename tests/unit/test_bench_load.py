@@ -153,9 +153,9 @@ def test_an_error_ends_the_load() -> None:
 
 
 def test_a_load_of_nothing_is_refused() -> None:
-    with pytest.raises(InputError, match="A load with callers 0 is none"):
+    with pytest.raises(InputError, match="The callers of a load cannot be 0"):
         closed_loop(sleep, callers=0, seconds=1)
-    with pytest.raises(InputError, match="A load with rate 0 is none"):
+    with pytest.raises(InputError, match="The rate of a load cannot be 0"):
         open_loop(sleep, rate=0, seconds=1, seed=0, most_callers=1)
 
 

@@ -208,13 +208,13 @@ def test_texts_given_with_the_command(infer: Infer) -> None:
         ("a.csv", "text,score\na,1\n", (), "a.csv has a column 'score', where an answer would go. Rename that column."),
         ("a.csv", "text\na\n", ("--set", "W=1"), "There is no input W. Inputs: excerpt."),
         ("a.csv", "text\na\n", ("--column", "excerpt=text"), "The input excerpt is given twice."),
-        ("a.csv", "text\na\n", ("--column", "W"), "--column 'W' is no NAME=COLUMN."),
-        ("a.csv", "text\na\n", ("--placement", "moon"), "There is no --placement 'moon'. Known: server, client."),
-        ("a.csv", "text\na\n", ("--format", "xml"), "There is no --format 'xml'. Known: table, csv, jsonl."),
+        ("a.csv", "text\na\n", ("--column", "W"), "--column 'W' is not NAME=COLUMN."),
+        ("a.csv", "text\na\n", ("--placement", "moon"), "Unknown --placement 'moon'. Known: server, client."),
+        ("a.csv", "text\na\n", ("--format", "xml"), "Unknown --format 'xml'. Known: table, csv, jsonl."),
         ("a.csv", "text\na\n", ("--placement", "client"), "--local and --placement client exclude each other."),
-        ("a.csv", "text\na\n", ("--batch-size", "513"), "Model forest takes at most 512 rows a request, not 513."),
-        ("a.pdf", "%PDF", (), "a.pdf is none of .csv, .jsonl, .parquet, .xlsx, .txt."),
-        ("a.parquet", "text\na\n", (), "a.parquet is no Parquet file. Give the file the ending of what it is."),
+        ("a.csv", "text\na\n", ("--batch-size", "513"), "Model forest takes at most 512 rows per request, not 513."),
+        ("a.pdf", "%PDF", (), "a.pdf is not one of .csv, .jsonl, .parquet, .xlsx, .txt."),
+        ("a.parquet", "text\na\n", (), "a.parquet is not a Parquet file. Give the file the ending of what it is."),
         ("a.jsonl", "text\na\n", (), "a.jsonl, line 1 is not JSON: "),
     ],
 )
@@ -228,7 +228,7 @@ def test_refused_before_the_first_row(
 
 def test_outputs_that_are_refused(tmp_path: Path, infer: Infer) -> None:
     source = write_texts(tmp_path / "in.csv", 3)
-    assert "out.txt is none of .csv, .jsonl, .parquet" in fault(infer("-i", source, "-o", tmp_path / "out.txt"))
+    assert "out.txt is not one of .csv, .jsonl, .parquet" in fault(infer("-i", source, "-o", tmp_path / "out.txt"))
     assert f"{source} is the input." in fault(infer("-i", source, "-o", source, "--fresh"))
     (tmp_path / "out.csv").write_text("mine", encoding="utf-8")
     assert "out.csv exists; it will not be replaced." in fault(infer("-i", source, "-o", tmp_path / "out.csv"))
@@ -258,9 +258,7 @@ def test_rows_that_hold_what_the_output_has_no_place_for(kind: str, tmp_path: Pa
     assert [bool(row.get("score")) for row in rows] == [True, False, False, False, kind != ".csv", True]
     errors = [row.get("error") or "" for row in rows]
     assert errors[1] == "Row 2 has a column 'score' (5), " + (
-        "which the first row has not; CSV cannot hold it, .jsonl can."
-        if kind == ".csv"
-        else "where an answer would go."
+        "which the first row lacks; CSV cannot hold it, .jsonl can." if kind == ".csv" else "where an answer would go."
     )
     assert errors[2].startswith("Row 3 has a column 'error' ('mine'), ")
     assert errors[3].startswith("Row 4 has a column 'score' (5), ")

@@ -77,7 +77,7 @@ def test_a_journal_of_something_else_is_not_gone_on_with(source: Path, tmp_path:
     model, out = local(scorer), tmp_path / "out.csv"
     with pytest.raises(Stopped):
         run(model, source, out, stop_after=2 * WINDOW, settings={"batch_size": 32})
-    with pytest.raises(InputError, match=r"out\.csv\.partial was begun with another batch size: 32, now 64\. Begin an"):
+    with pytest.raises(InputError, match=r"out\.csv\.partial was begun with another batch size: 32, now 64\. Start"):
         run(model, source, out, settings={"batch_size": 64})
     other = write_texts(tmp_path / "other.csv", 5 * WINDOW)
     text = other.read_text(encoding="utf-8")
@@ -92,7 +92,7 @@ def test_a_journal_of_something_else_is_not_gone_on_with(source: Path, tmp_path:
     assert len(out.read_bytes().splitlines()) == 5 * WINDOW + 1
     for content in (b"mine\n", b"{}\n", b"[1]\nrest", b"mine"):
         partial_path(out).write_bytes(content)
-        with pytest.raises(InputError, match=r"out\.csv\.partial is none of shoal's\. Move it away"):
+        with pytest.raises(InputError, match=r"out\.csv\.partial was not written by shoal infer\. Move it away"):
             run(model, source, out, is_fresh=True)
         assert partial_path(out).read_bytes() == content
 
@@ -170,7 +170,7 @@ def test_an_input_that_changes_meanwhile(source: Path, tmp_path: Path, scorer: P
             file.write(b"more,A text.\n")
         return scorer(**inputs)
 
-    with pytest.raises(ArtifactError, match=r"^in\.csv changed while it was read\. Run it again when nobody writes"):
+    with pytest.raises(ArtifactError, match=r"^in\.csv changed while it was read\. Run it again when nothing writes"):
         run(Endpoint(model.name, model.inputs, model.outputs, call, model.max_rows, 1), growing, out)
     assert not out.exists()
     run(model, growing, out)  # it has grown only: what was answered still stands

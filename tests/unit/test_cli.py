@@ -25,9 +25,9 @@ def test_help_names_every_command(shoal: Shoal) -> None:
 
 @pytest.mark.usefixtures("trained_for_a_moment")
 def test_training_options_that_are_none(shoal: Shoal, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"There is no preset 'huge'\. Known: quick, full\."):
+    with pytest.raises(InputError, match=r"Unknown --preset 'huge'\. Known: quick, full\."):
         shoal("train", "--preset", "huge")
-    with pytest.raises(InputError, match=r"There is no --dtype 'fp8'\. Known: auto, fp32, bf16\."):
+    with pytest.raises(InputError, match=r"Unknown --dtype 'fp8'\. Known: auto, fp32, bf16\."):
         shoal("train", "--dtype", "fp8")
     with pytest.raises(InputError, match="There is no file for column 'passage'"):
         shoal("train", "--text-column", "passage", "--out", tmp_path / "artifacts")
@@ -43,7 +43,7 @@ def test_an_interruption_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, tmp_
     assert "Interrupted. Nothing was saved." in result.stderr
     (tmp_path / ".out.training").mkdir()
     result = CliRunner().invoke(cli.app, ["train", "--out", str(tmp_path / "out")])
-    assert f"What was saved is in {tmp_path / '.out.training'}: the same command goes on." in result.stderr
+    assert f"Saved in {tmp_path / '.out.training'}: run the same command again to resume." in result.stderr
 
 
 def test_graph(shoal: Shoal, repository: Path) -> None:
@@ -53,13 +53,13 @@ def test_graph(shoal: Shoal, repository: Path) -> None:
 
 
 def test_quickstart_refuses_a_path_before_it_trains(shoal: Shoal, tmp_path: Path) -> None:
-    with pytest.raises(ShoalError, match="Triton cannot bear the path"):
+    with pytest.raises(ShoalError, match="Triton does not support the path"):
         shoal("quickstart", "--out", tmp_path / "a b")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_unknown_presets_are_named(shoal: Shoal) -> None:
-    with pytest.raises(ShoalError, match=r"There is no preset 'huge'\. Known: quick"):
+    with pytest.raises(ShoalError, match=r"Unknown --preset 'huge'\. Known: quick"):
         shoal("train", "--preset", "huge")
 
 
@@ -104,6 +104,6 @@ def test_errors_are_two_lines_and_exit_1() -> None:
     assert run.returncode == 1
     assert run.stdout == ""
     assert run.stderr.splitlines()[-2:] == [
-        "error: /nowhere is no model repository: it holds no MODEL/config.pbtxt.",
+        "error: /nowhere is not a model repository: it holds no MODEL/config.pbtxt.",
         "  Make one: shoal compose ENSEMBLE REPOSITORY --artifacts DIR",
     ]

@@ -46,7 +46,7 @@ def test_an_error_is_said_with_place_rule_and_mend(here: Path) -> None:
         "r/first/config.pbtxt:4: error: model input 'X' dimension must be integer >= 1, or -1 to indicate a"
         " variable-size dimension for first; it is 0. (tensor-dims)\n    Write -1 for any size.\n"
     ) in result.stdout
-    assert result.stdout.endswith("2 errors, 0 warnings. shoal check --explain RULE says more of one.\n")
+    assert result.stdout.endswith("2 errors, 0 warnings. shoal check --explain RULE describes one.\n")
 
 
 def test_warnings_fail_only_when_asked_to(here: Path) -> None:
@@ -76,9 +76,9 @@ def test_json(here: Path) -> None:
     [
         (["nowhere"], "nowhere does not exist. Name a model repository"),
         (["empty"], "holds no model: no folder in it has a config.pbtxt or a version folder."),
-        (["file"], "file is no folder."),
-        (["r", "--target", "1.1"], "There is no target '1.1'. Known: embedded, or a release from 23.01 on: 26.06."),
-        (["--explain", "tensor-dim"], "There is no rule 'tensor-dim'. Do you mean tensor-dims"),
+        (["file"], "file is not a folder."),
+        (["r", "--target", "1.1"], "Unknown target '1.1'. Known: embedded, or a release from 23.01 on: 26.06."),
+        (["--explain", "tensor-dim"], "Unknown rule 'tensor-dim'. Do you mean tensor-dims"),
         ([], "Name a repository, or --explain RULE."),
     ],
 )
@@ -132,7 +132,7 @@ def test_compose_puts_nothing_erroneous_in_place(artifacts: Path, tmp_path: Path
     (leaf / "config.pbtxt").write_text(text.replace("max_batch_size: 512", "max_batch_size: 8"), encoding="utf-8")
     with pytest.raises(ArtifactError) as refused:
         compose("ensemble_all", tmp_path / "r", artifacts=artifacts, projects=[tmp_path / "leaves"])
-    assert str(refused.value).startswith(f"{tmp_path}/r is not written, for ensemble_all/config.pbtxt:")
+    assert str(refused.value).startswith(f"{tmp_path}/r is not written, since ensemble_all/config.pbtxt:")
     assert "which only allows maximum batch size to be 8 [ensemble-batch-size]." in str(refused.value)
     assert not (tmp_path / "r").exists()
 

@@ -73,9 +73,9 @@ def test_each_format(shoal: Shoal, tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_written(shoal: Shoal, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="There is no format 'gif'"):
+    with pytest.raises(InputError, match="Unknown format 'gif'"):
         shoal("graph", LEAF, "--format", "gif")
-    with pytest.raises(InputError, match=r"does not show in its name\. End it in \.svg, \.png or \.mmd"):
+    with pytest.raises(InputError, match=r"cannot be derived from its name\. End it in \.svg, \.png or \.mmd"):
         shoal("graph", LEAF, "--out", tmp_path / "picture")
     with pytest.raises(SetupError, match=r"nowhere/picture\.svg cannot be written: No such file or directory"):
         shoal("graph", LEAF, "--out", tmp_path / "nowhere" / "picture.svg")
@@ -89,7 +89,7 @@ def test_a_png_is_not_for_a_terminal() -> None:
     os.close(ours)
     os.close(theirs)
     assert done.returncode == 1
-    assert done.stderr == "error: A PNG is no text for a terminal.\n  Name a file: --out ensemble.png\n"
+    assert done.stderr == "error: A PNG cannot be printed on a terminal.\n  Name a file: --out ensemble.png\n"
 
 
 def test_a_png_needs_matplotlib(shoal: Shoal, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,13 +146,13 @@ def test_a_leaf_finds_its_members_in_other_rooms(shoal: Shoal, tmp_path: Path) -
     config.write_text(config.read_text(encoding="utf-8").replace("KIND_CPU", "KIND_GPU"), encoding="utf-8")
     assert b'"cuml<br/>fil \xc2\xb7 GPU"' in shoal("graph", tmp_path / "ensembles" / "ensemble_all")  # one's own wins
     shutil.copytree(LEAF, tmp_path / "repository" / "ensemble_all")
-    with pytest.raises(ArtifactError, match="bert-large is no model folder"):
+    with pytest.raises(ArtifactError, match="bert-large is not a model folder"):
         shoal("graph", tmp_path / "repository" / "ensemble_all")
 
 
 def test_describe_fits_eighty_columns(shoal: Shoal, tmp_path: Path) -> None:
     printed = shoal("describe", LEAF).decode()
-    assert printed.startswith("ensemble_all: 4 steps, up to 512 rows a request\n")
+    assert printed.startswith("ensemble_all: 4 steps, up to 512 rows per request\n")
     rows = [line.split() for line in printed.splitlines()]
     assert max(map(len, printed.splitlines())) <= 80
     assert ["2", "bert-large", "pytorch", "CPU", "1", "512", "dynamic"] in rows

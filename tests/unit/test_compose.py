@@ -128,7 +128,7 @@ def test_a_forest_of_another_bundle_is_refused(artifacts: Path, tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["with blank", "semi;colon", "dollar$", "quote'", "café"])
 def test_paths_that_triton_cannot_bear(artifacts: Path, tmp_path: Path, name: str) -> None:
-    with pytest.raises(InputError, match="Triton cannot bear the path"):
+    with pytest.raises(InputError, match="Triton does not support the path"):
         compose("ensemble_all", tmp_path / name, artifacts=artifacts)
 
 
@@ -153,10 +153,10 @@ def small_disk(mount_disk: Callable[[str], Path]) -> Path:
 def test_a_full_or_locked_disk_leaves_what_was_there(artifacts: Path, small_disk: Path) -> None:
     target = compose("ensemble_all", small_disk / "repository", artifacts=artifacts)
     before = files(target)
-    with pytest.raises(SetupError, match=r"repository cannot be written: No space left on device\. What stood there"):
+    with pytest.raises(SetupError, match=r"repository cannot be written: No space left on device\. What was there"):
         compose("ensemble_all", target, artifacts=artifacts)
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
-    with pytest.raises(SetupError, match=r"repository cannot be written: Read-only file system\. What stood there"):
+    with pytest.raises(SetupError, match=r"repository cannot be written: Read-only file system\. What was there"):
         compose("ensemble_all", target, artifacts=artifacts)
     with pytest.raises(SetupError, match=r"other/one cannot be written: Read-only file system \(.*/other\)\. What"):
         compose("ensemble_all", small_disk / "other" / "one", artifacts=artifacts)

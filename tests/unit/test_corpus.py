@@ -116,23 +116,23 @@ def test_one_column_cannot_be_both(tmp_path: Path) -> None:
 # --- rows --------------------------------------------------------------------------------------------------------
 
 TEXT, TARGET = "row 4, column 'text': ", "row 4, column 'target': "
-FILL, MEND = " Fill it in, or take the row out.", " Mend it, or take the row out."
+FILL, MEND = " Fill it in, or take the row out.", " Fix it, or take the row out."
 LONG = "many words " * 1000
 BAD_ROWS = [
     (".xlsx", None, 1, TEXT + "the text is missing: None." + FILL),
     (".csv", " \t\n", 1, TEXT + "the text is missing: ' \\t\\n'." + FILL),
-    (".xlsx", 7, 1, TEXT + "7 is no text. Name another column, or mend the row."),
-    (".jsonl", ["a"], 1, TEXT + "['a'] is no text. Name another column, or mend the row."),
+    (".xlsx", 7, 1, TEXT + "7 is not a text. Name another column, or fix the row."),
+    (".jsonl", ["a"], 1, TEXT + "['a'] is not a text. Name another column, or fix the row."),
     (".jsonl", "\ud800" + LONG, 1, TEXT + "'\\ud800many words ... words many words ' has the lone surrogate "
-     "'\\ud800' at character 1. Write the text anew, or take the row out."),
+     "'\\ud800' at character 1. Write the text again, or take the row out."),
     (".xlsx", "a", None, TARGET + "the target is missing: None." + FILL),
     (".csv", "a", "", TARGET + "the target is missing: ''." + FILL),
-    (".csv", "a", LONG, TARGET + "the target 'many words many w... words many words ' is no number." + MEND),
-    (".csv", "a", "1,5", TARGET + "the target '1,5' is no number (decimals take a point)." + MEND),
-    (".csv", "a", "1_000", TARGET + "the target '1_000' is no number." + MEND),
-    (".xlsx", "a", True, TARGET + "the target True is no number." + MEND),
-    (".jsonl", "a", [1], TARGET + "the target [1] is no number." + MEND),
-    (".jsonl", "a", 10**400, TARGET + f"the target 1{'0' * 17}...{'0' * 19} is no number." + MEND),
+    (".csv", "a", LONG, TARGET + "the target 'many words many w... words many words ' is not a number." + MEND),
+    (".csv", "a", "1,5", TARGET + "the target '1,5' is not a number (decimals take a point)." + MEND),
+    (".csv", "a", "1_000", TARGET + "the target '1_000' is not a number." + MEND),
+    (".xlsx", "a", True, TARGET + "the target True is not a number." + MEND),
+    (".jsonl", "a", [1], TARGET + "the target [1] is not a number." + MEND),
+    (".jsonl", "a", 10**400, TARGET + f"the target 1{'0' * 17}...{'0' * 19} is not a number." + MEND),
     (".csv", "a", "nan", TARGET + "the target 'nan' is not finite." + MEND),
     (".jsonl", "a", float("nan"), TARGET + "the target nan is not finite." + MEND),
     (".parquet", "a", -float("inf"), TARGET + "the target -inf is not finite." + MEND),
@@ -272,7 +272,7 @@ def test_the_download_stands_in_for_a_file(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     assert find_corpus(Path("clear")).name == find_corpus(download=True).name == "CLEAR corpus"
     (tmp_path / "clear").write_text("mine", encoding="utf-8")
-    with pytest.raises(ArtifactError, match=r"^clear is none of \.csv, "):
+    with pytest.raises(ArtifactError, match=r"^clear is not one of \.csv, "):
         find_corpus(Path("clear"))
 
 

@@ -146,7 +146,7 @@ def test_another_file_is_not_kept(was_there: bool, origin: _Server, tmp_path: Pa
         download_clear(url=origin.url("whole"), sha256=wanted, folder=tmp_path)
     assert str(caught.value) == (
         f"{CLEAR_FILE} from 127.0.0.1 has the SHA-256 {SUM}, not {wanted}. "
-        "If it was published anew, download it by hand, look at it, and name the file with --data FILE."
+        "If it was published again, download it by hand, look at it, and name the file with --data FILE."
     )
     assert list(tmp_path.iterdir()) == []
 

@@ -85,17 +85,17 @@ ESCAPES: dict[str, tuple[str, str, Callable[[Path], bytes]]] = {
     "through a deep link": ("d/l/m/f", "through d/l, which", lambda out: link("d/l", ".") + item("d/l/m/f")),
     "through a link, a folder": ("l/d", "through l,", lambda out: link("l", ".") + item("l/d", type=DIR)),
     "through a file": ("f/g", "through f, which is a file", lambda out: item("f") + item("f/g")),
-    "file over a link": ("l", "comes twice", lambda out: link("l", "x") + item("l")),
-    "folder over a link": ("l", "comes twice", lambda out: link("l", "x") + item("l", type=DIR)),
-    "link over a folder": ("d", "comes twice", lambda out: item("d/f") + link("d", "..")),
+    "file over a link": ("l", "appears twice", lambda out: link("l", "x") + item("l")),
+    "folder over a link": ("l", "appears twice", lambda out: link("l", "x") + item("l", type=DIR)),
+    "link over a folder": ("d", "appears twice", lambda out: item("d/f") + link("d", "..")),
     "hard link out": ("h", "hard link to ../canary", lambda out: link("h", "../canary", HARD)),
-    "hard link absolute": ("h", "which is no file before it", lambda out: link("h", f"{out}/canary", HARD)),
-    "hard link to a later file": ("h", "no file before", lambda out: link("h", "f", HARD) + item("f")),
-    "hard link to nothing": ("h", "no file before", lambda out: link("h", "nope", HARD)),
-    "hard link to itself": ("h", "no file before", lambda out: link("h", "h", HARD)),
-    "hard link to a link": ("h", "no file before", lambda out: link("l", "x") + link("h", "l", HARD)),
-    "hard link to a folder": ("h", "no file before", lambda out: item("d", type=DIR) + link("h", "d", HARD)),
-    "hard link through a link": ("h", "no file", lambda out: link("l", ".") + item("f") + link("h", "l/f", HARD)),
+    "hard link absolute": ("h", "which is not a file before it", lambda out: link("h", f"{out}/canary", HARD)),
+    "hard link to a later file": ("h", "not a file before", lambda out: link("h", "f", HARD) + item("f")),
+    "hard link to nothing": ("h", "not a file before", lambda out: link("h", "nope", HARD)),
+    "hard link to itself": ("h", "not a file before", lambda out: link("h", "h", HARD)),
+    "hard link to a link": ("h", "not a file before", lambda out: link("l", "x") + link("h", "l", HARD)),
+    "hard link to a folder": ("h", "not a file before", lambda out: item("d", type=DIR) + link("h", "d", HARD)),
+    "hard link through a link": ("h", "not a file", lambda out: link("l", ".") + item("f") + link("h", "l/f", HARD)),
     "character device": ("n", "a character device", lambda out: item("n", type=NODE, devmajor=1)),
     "block device": ("n", "a block device", lambda out: item("n", type=tarfile.BLKTYPE, devmajor=8)),
     "named pipe": ("n", "a named pipe", lambda out: item("n", type=tarfile.FIFOTYPE)),
@@ -114,15 +114,15 @@ ESCAPES: dict[str, tuple[str, str, Callable[[Path], bytes]]] = {
     "zero byte in a link": ("l", "", lambda out: pax(linkpath="a\0b") + link("l", "x")),
     "long link": ("l", "", lambda out: link("l", "a/" * 2048 + "a")),
     "time that is no number": ("t", "", lambda out: pax(mtime="nan") + item("t")),
-    "time beyond all clocks": ("t", "", lambda out: pax(mtime="1e20") + item("t")),
-    "link twice": ("l", "comes twice", lambda out: link("l", "x") + link("l", "x")),
-    "file, then hard link": ("f", "comes twice", lambda out: item("f") + link("./f", "f", HARD)),
-    "hard link, then file": ("h", "comes twice", lambda out: item("f") + link("h", "f", HARD) + item("h")),
-    "file, then folder": ("f", "comes twice", lambda out: item("f") + item("f", type=DIR)),
-    "folder, then file": ("d", "comes twice", lambda out: item("d", type=DIR) + item("d")),
-    "folder of a file, then file": ("d", "comes twice", lambda out: item("d/f") + item("d")),
-    "dot as a file": (".", "stands for the folder itself", lambda out: item(".")),
-    "no name": ("", "stands for the folder itself", lambda out: item("")),
+    "time out of range": ("t", "", lambda out: pax(mtime="1e20") + item("t")),
+    "link twice": ("l", "appears twice", lambda out: link("l", "x") + link("l", "x")),
+    "file, then hard link": ("f", "appears twice", lambda out: item("f") + link("./f", "f", HARD)),
+    "hard link, then file": ("h", "appears twice", lambda out: item("f") + link("h", "f", HARD) + item("h")),
+    "file, then folder": ("f", "appears twice", lambda out: item("f") + item("f", type=DIR)),
+    "folder, then file": ("d", "appears twice", lambda out: item("d", type=DIR) + item("d")),
+    "folder of a file, then file": ("d", "appears twice", lambda out: item("d/f") + item("d")),
+    "dot as a file": (".", "names the folder itself", lambda out: item(".")),
+    "no name": ("", "names the folder itself", lambda out: item("")),
 }  # fmt: skip
 
 
@@ -274,7 +274,7 @@ def test_what_stands_there_is_kept_and_what_cannot_be_written_is_named(tmp_path:
     for name in ("empty", "dangling", "env.tar.gz"):
         with pytest.raises(InputError, match=f"{name} exists; it will not be replaced"):
             unpack(archive, tmp_path / name)
-    with pytest.raises(InputError, match="Triton cannot bear the path"):
+    with pytest.raises(InputError, match="Triton does not support the path"):
         unpack(archive, tmp_path / "with blank")
     for parent in (archive, Path("/proc")):
         with pytest.raises(SetupError, match=f"cannot be unpacked into {parent}/env: "):

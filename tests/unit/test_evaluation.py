@@ -77,7 +77,7 @@ def test_an_evaluation_that_cannot_be() -> None:
         replace(good, folds=good.folds[:5])
     with pytest.raises(InputError, match="genres has 1 rows"):
         replace(good, genres=("news",))
-    with pytest.raises(InputError, match="blend holds 6 values that are no numbers"):
+    with pytest.raises(InputError, match="blend holds 6 values that are not finite"):
         replace(good, predictions={**good.predictions, "blend": np.full(6, np.nan)})
     with pytest.raises(InputError, match=r"There is no prediction named blend\. There are: encoder\."):
         replace(good, predictions={"encoder": good.targets})
@@ -257,7 +257,7 @@ def test_lines_for_some_rows_and_some_columns() -> None:
     assert np.isnan(found["large"][train]).all()
     assert np.isfinite(found["large"][test]).all()
     assert linear_baselines({}, targets, [(train, test)]) == {}
-    with pytest.raises(InputError, match="odd holds 1 values that are no numbers"):
+    with pytest.raises(InputError, match="odd holds 1 values that are not finite"):
         linear_baselines({"odd": np.where(np.arange(50) == 3, np.inf, 1.0)}, targets, [(train, test)])
 
 

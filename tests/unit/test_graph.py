@@ -42,7 +42,7 @@ def test_faults_name_file_and_line(tmp_path: Path) -> None:
     (tmp_path / "config.pbtxt").write_text('name: "x"\nmax_batch: 3\n', encoding="utf-8")
     with pytest.raises(ArtifactError, match=r"config\.pbtxt:2:1 : .*max_batch"):
         read_config(tmp_path)
-    with pytest.raises(ArtifactError, match="is no model folder"):
+    with pytest.raises(ArtifactError, match="is not a model folder"):
         read_config(tmp_path / "nowhere")
 
 

@@ -130,17 +130,17 @@ def test_a_text_that_is_not_utf_8(project: Path) -> None:
         (
             "net.onnx",
             {"head": "embedding"},
-            r"For an ONNX model there is no option head\. It takes: mask, max_batch_size\.",
+            r"Unknown option for an ONNX model: head\. It takes: mask, max_batch_size\.",
         ),
         (
             "tagger.pt",
             {"pooling": "cls"},
-            r"For a TorchScript model there is no option pooling\. It takes: inputs, mask",
+            r"Unknown option for a TorchScript model: pooling\. It takes: inputs, mask",
         ),
         ("absent.onnx", {}, r"There is no file .*absent\.onnx\."),
-        ("forest.pkl", {}, r"forest\.pkl is no model that can be added: known files end in .* A pickle runs code"),
-        ("weights.pth", {}, r"weights\.pth is no model that can be added: .* Save it with torch\.jit\.save"),
-        ("model.h5", {}, r"model\.h5 is no model that can be added: .* Convert it to ONNX"),
+        ("forest.pkl", {}, r"forest\.pkl is not a model that can be added\. Known suffixes: .* A pickle runs code"),
+        ("weights.pth", {}, r"weights\.pth is not a model that can be added\. .* Save it with torch\.jit\.save"),
+        ("model.h5", {}, r"model\.h5 is not a model that can be added\. .* Convert it to ONNX"),
     ],
 )
 def test_sources_and_options_that_cannot_be(
@@ -152,10 +152,10 @@ def test_sources_and_options_that_cannot_be(
 
 def test_objects_that_are_no_models(tmp_path: Path, sources: Path) -> None:
     with pytest.raises(
-        InputError, match=r"A list is no model that can be added\. Give a file, an encoder's name, or an"
+        InputError, match=r"A list is not a model that can be added\. Give a file, an encoder's name, or an"
     ):
         add_model([], "m", project=tmp_path)
-    with pytest.raises(InputError, match=r"A ModelProto is not taken as an object\. Save it: onnx\.save"):
+    with pytest.raises(InputError, match=r"A ModelProto cannot be added as an object\. Save it: onnx\.save"):
         add_model(onnx.load(str(sources / "net.onnx")), "m", project=tmp_path)
 
 
@@ -169,7 +169,7 @@ def test_nothing_is_written_over_and_nothing_on_trial(sources: Path, tmp_path: P
     add(tmp_path, source, "net")
     with pytest.raises(InputError, match=r"There is a model net already"):
         add_model(source, "net", project=tmp_path)
-    with pytest.raises(InputError, match=r"'my net' cannot be a model's name"):
+    with pytest.raises(InputError, match=r"'my net' is not a valid model name"):
         add_model(source, "my net", project=tmp_path)
 
 
@@ -180,6 +180,6 @@ def test_what_check_refuses_is_not_written(sources: Path, tmp_path: Path, monkey
         return message
 
     monkeypatch.setattr("shoal.project.importing.graphs.make_config", misname)
-    with pytest.raises(ArtifactError, match=r"models/net is not written, for net/config\.pbtxt:.* \[onnx-tensors\]"):
+    with pytest.raises(ArtifactError, match=r"models/net is not written, since net/config\.pbtxt:.* \[onnx-tensors\]"):
         add_model(sources / "net.onnx", "net", project=tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -38,24 +38,22 @@ def write_sentences(folder: Path, kinds: list[str], **pooling: Any) -> None:
 def test_pooling_as_its_own_files_say(published: Path, tmp_path: Path) -> None:
     folder = tmp_path / "sentences"
     shutil.copytree(published / "triage", folder)
-    with pytest.raises(
-        InputError, match=r"become one embedding is not said: it has no modules\.json .* --pooling mean"
-    ):
+    with pytest.raises(InputError, match=r"The pooling of .* is not given: it has no modules\.json .* --pooling mean"):
         add_model(folder, "m", project=tmp_path, head="embedding")
     write_sentences(folder, ["Transformer", "Pooling"], pooling_mode_cls_token=True, pooling_mode_mean_tokens=False)
     (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 20}', encoding="utf-8")
     config, said = add(tmp_path, folder, "m", head="embedding", tokenizer="t")
     assert "last hidden state of [CLS]" in config.spec.parameters["content"]
     assert "not normalised: as its files for sentence-transformers say" in said
-    assert said[-1].endswith("at most 20 of a text")
+    assert said[-1].endswith("at most 20 per text")
     write_sentences(folder, ["Transformer", "Pooling", "Dense"], pooling_mode_mean_tokens=True)
-    with pytest.raises(InputError, match=r"is not said: its modules\.json lists Transformer, Pooling, Dense\."):
+    with pytest.raises(InputError, match=r"is not given: its modules\.json lists Transformer, Pooling, Dense\."):
         add_model(folder, "n", project=tmp_path, head="embedding")
     write_sentences(folder, ["Transformer", "Pooling"], pooling_mode_max_tokens=True)
-    with pytest.raises(InputError, match=r"is not said: its pooling is pooling_mode_max_tokens, which is not known\."):
+    with pytest.raises(InputError, match=r"is not given: its pooling is pooling_mode_max_tokens, which is not known\."):
         add_model(folder, "n", project=tmp_path, head="embedding")
     _, said = add(tmp_path, folder, "n", head="embedding", pooling="mean")
-    assert "not normalised: for nothing says otherwise" in said
+    assert "not normalised: the default" in said
 
 
 # --- what cannot be ----------------------------------------------------------------------------------------------
@@ -67,30 +65,30 @@ def test_pooling_as_its_own_files_say(published: Path, tmp_path: Path) -> None:
         (
             "triage",
             {},
-            r"What the encoder shall give is not said\. Say --head embedding, --head classification, --head",
+            r"The encoder's head is not given\. Add --head embedding, --head classification, --head",
         ),
-        ("triage", {"head": "tokens"}, r"There is no head 'tokens'\. Known: embedding, classification, regression\."),
-        ("triage", {"head": "embedding", "pooling": "max"}, r"There is no pooling 'max'\. Known: mean, cls\."),
+        ("triage", {"head": "tokens"}, r"Unknown head 'tokens'\. Known: embedding, classification, regression\."),
+        ("triage", {"head": "embedding", "pooling": "max"}, r"Unknown pooling 'max'\. Known: mean, cls\."),
         (
             "triage",
             {"head": "classification", "format": "gguf"},
-            r"There is no format 'gguf'\. Known: torchscript, onnx",
+            r"Unknown format 'gguf'\. Known: torchscript, onnx",
         ),
         ("triage", {"head": "classification", "pooling": "cls"}, r"pooling is for embeddings; a classification head"),
         ("triage", {"head": "regression", "normalise": True}, r"normalise is for embeddings; a regression head"),
-        ("triage", {"head": "regression"}, r"The head of .* gives 3 numbers, and no score\. Say --head classification"),
-        ("score", {"head": "classification"}, r"The head of .* gives a score, and no classes\. Say --head regression"),
-        ("triage", {"head": "classification", "max_length": 9}, r"max_length is the tokenizer's, and there is none\."),
+        ("triage", {"head": "regression"}, r"The head of .* gives 3 numbers, not a score\. Use --head classification"),
+        ("score", {"head": "classification"}, r"The head of .* gives a score, not classes\. Use --head regression"),
+        ("triage", {"head": "classification", "max_length": 9}, r"max_length is for a tokenizer, and none is given\."),
         (
             "triage",
             {"head": "classification", "max_length": 65, "tokenizer": "t"},
-            r"max_length is 65; .*triage knows 3 to 64 tokens",
+            r"max_length is 65; .*triage takes 3 to 64 tokens",
         ),
         ("triage", {"head": "classification", "max_batch_size": 0}, r"max_batch_size is 0; an encoder takes rows"),
         (
             "triage",
             {"head": "classification", "mask": "x"},
-            r"For an encoder there is no option mask\. It takes: head, ",
+            r"Unknown option for an encoder: mask\. It takes: head, ",
         ),
         ("triage", {"head": "classification", "tokenizer": "m"}, r"There is a model m already"),
     ],
@@ -120,7 +118,7 @@ def test_weights_that_are_missing(published: Path, tmp_path: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     weights = {key: value for key, value in weights.items() if "layer.1." not in key}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(InputError, match=r"is no encoder that can be served: its checkpoint lacks .* and \d+ more\."):
+    with pytest.raises(InputError, match=r"is not an encoder .*: its checkpoint lacks .* and \d+ more\."):
         add_model(folder, "m", project=tmp_path, head="embedding", pooling="mean")
 
 

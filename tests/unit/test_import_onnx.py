@@ -47,13 +47,13 @@ def test_a_fixed_batch_is_no_batch(tmp_path: Path) -> None:
         add_model(tmp_path / "fixed.onnx", "other", project=tmp_path, max_batch_size=8)
     config, said = add(tmp_path, save_net(tmp_path / "open.onnx"), "alone", max_batch_size=0)
     assert declared(config) == ["x FP32 [-1, 5]", "y FP32 [-1, 3]"]
-    assert "no batches, max_batch_size 0, as you say" in said
+    assert "no batches, max_batch_size 0, as given" in said
 
 
 @pytest.mark.parametrize(
     ("shapes", "why"),
     [
-        ((["rows"], ["rows", 1]), "a has no dimension but one"),
+        ((["rows"], ["rows", 1]), "a has only one dimension"),
         ((["rows", 1], ["tokens", 1]), "the first dimension of a is rows, and that of b is tokens"),
     ],
 )
@@ -70,22 +70,22 @@ def test_what_counts_no_rows(shapes: tuple[list[Any], list[Any]], why: str, tmp_
 def test_what_tells_how_long_a_row_is(tmp_path: Path) -> None:
     config, said = add(tmp_path, save_tokens(tmp_path / "bert.onnx"), "bert")
     assert config.spec.parameters["attention_mask"] == "attention_mask"
-    assert said[-1].startswith("the inputs are BERT's, so attention_mask tells how long a row is")
+    assert said[-1].startswith("the inputs are BERT's, so attention_mask gives row lengths")
     other = save_tokens(tmp_path / "other.onnx", names=("tokens", "padding"))
     config, _ = add(tmp_path, other, "unnamed")
     assert "attention_mask" not in config.spec.parameters
     config, said = add(tmp_path, other, "named", mask="padding")
     assert config.spec.parameters["attention_mask"] == "padding"
-    assert said[-1] == "padding tells how long a row is, as you say: parameter attention_mask"
+    assert said[-1] == "padding gives row lengths, as given: parameter attention_mask"
     deaf = save_tokens(tmp_path / "deaf.onnx", is_masked=False)
     config, said = add(tmp_path, deaf, "deaf")
     assert "attention_mask" not in config.spec.parameters
-    assert said[-1] == "rows of like length are not run together: columns where attention_mask is 0 change the answer"
-    with pytest.raises(InputError, match=r"attention_mask does not tell how long a row is: columns where attention_ma"):
+    assert said[-1] == "no length bucketing: columns where attention_mask is 0 change the answer"
+    with pytest.raises(InputError, match=r"attention_mask does not give row lengths: columns where attention_ma"):
         add_model(deaf, "deafer", project=tmp_path, mask="attention_mask")
     with pytest.raises(ArtifactError, match=r"no required input mask of one dimension"):
         add_model(other, "misnamed", project=tmp_path, mask="mask")
-    with pytest.raises(InputError, match=r"Model alone has no batches: no input tells how long a row is"):
+    with pytest.raises(InputError, match=r"Model alone has no batches: no input gives row lengths"):
         add_model(other, "alone", project=tmp_path, mask="padding", max_batch_size=0)
 
 
@@ -97,7 +97,7 @@ def test_an_open_output_leaves_rows_as_they_are(tmp_path: Path) -> None:
     )  # fmt: skip
     config, said = add(tmp_path, path, "tags")
     assert "attention_mask" not in config.spec.parameters
-    assert said[-1] == "rows of like length are not run together: an output has a dimension of -1"
+    assert said[-1] == "no length bucketing: an output has a dimension of -1"
 
 
 def test_weights_in_other_files_come_along(tmp_path: Path) -> None:
@@ -175,17 +175,17 @@ def save_foreign(path: Path) -> Path:
             r"Input x of .* is BFLOAT16, which clients cannot take",
         ),
         (lambda p: save_value(p, FLOAT, []), r"Input x of .* is a scalar, and Triton's tensors have a dimension\."),
-        (save_sequence, r"Output y of .* is a sequence_type, and no tensor\. .* options=\{'zipmap': False\}\."),
+        (save_sequence, r"Output y of .* is a sequence_type, not a tensor\. .* options=\{'zipmap': False\}\."),
         (save_shapeless, r"Output y of .* has no known number of dimensions\."),
         (save_ensemble_of_rows, r"The rows of .* cannot be batched: a row's answer depends on the rows beside it\."),
-        (save_reshaped, r"The rows of .* cannot be batched: .*; or say --max-batch-size 0"),
+        (save_reshaped, r"The rows of .* cannot be batched: .*; or use --max-batch-size 0"),
         (save_foreign, r"ONNX Runtime .* refuses .*m\.onnx: "),
         (
             lambda p: p.write_bytes(b"<html></html>"),
-            r"m\.onnx is no ONNX model: it is a web page or XML\. Export or copy",
+            r"m\.onnx is not an ONNX model: it is a web page or XML\. Export or copy",
         ),
-        (lambda p: p.write_bytes(b""), r"m\.onnx is no ONNX model: it is empty\."),
-        (lambda p: p.write_bytes(save_net(p).read_bytes()[:-40]), r"m\.onnx is no ONNX model: it is cut off"),
+        (lambda p: p.write_bytes(b""), r"m\.onnx is not an ONNX model: it is empty\."),
+        (lambda p: p.write_bytes(save_net(p).read_bytes()[:-40]), r"m\.onnx is not an ONNX model: it is cut off"),
     ],
 )
 def test_graphs_that_cannot_be(save: Any, message: str, tmp_path: Path) -> None:

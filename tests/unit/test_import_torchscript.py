@@ -22,7 +22,7 @@ def test_what_forward_gives_is_seen(tmp_path: Path) -> None:
     assert declared(config) == [*takes, "OUTPUT__0 FP32 [3]", "OUTPUT__1 FP32 [-1]"]
     assert (config.backend, config.spec.max_batch_size) == ("pytorch", 512)
     assert said == [
-        "TorchScript, from tagger.pt: forward(ids, mask)", "inputs as you say: INPUT__0 for ids, INPUT__1 for mask",
+        "TorchScript, from tagger.pt: forward(ids, mask)", "inputs as given: INPUT__0 for ids, INPUT__1 for mask",
         "outputs from forward run on 2 and 3 rows, 8 and 13 wide where a size is open",
     ]  # fmt: skip
     config, _ = add(tmp_path, tagger, "other_order", inputs=["mask:INT64:-1", "ids:INT64:-1"])
@@ -38,7 +38,7 @@ def test_what_forward_gives_is_seen(tmp_path: Path) -> None:
     [
         (
             None,
-            r"what forward\(ids, mask\) takes do not stand in a TorchScript file\. .* --input INT64:-1 --input INT64",
+            r"A TorchScript file does not .* inputs of forward\(ids, mask\)\. .* --input INT64:-1 --input INT64",
         ),
         (["INT64:-1"], r"forward\(ids, mask\) takes 2 tensors; 1 are given\. For example: --input INT64:-1 --input"),
         (["INT64:-1", "INT64"], r"The input 'INT64' is not DTYPE:DIMS or NAME:DTYPE:DIMS\. For example INT64:-1"),
@@ -115,16 +115,16 @@ class Optioned(nn.Module):
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        (AsDict(), r"forward gives a dict, and no tensor\. Wrap the module in one whose forward takes tensors"),
-        (AsList(), r"forward gives a list, and no tensor\."),
-        (Nested(), r"Output 1 of forward is a tuple, and no tensor\."),
-        (Numbered(), r"Output 1 of forward is a int, and no tensor\."),
+        (AsDict(), r"forward returns a dict, not a tensor\. Wrap the module in one whose forward takes tensors"),
+        (AsList(), r"forward returns a list, not a tensor\."),
+        (Nested(), r"Output 1 of forward is a tuple, not a tensor\."),
+        (Numbered(), r"Output 1 of forward is a int, not a tensor\."),
         (Half(), r"Output 0 of forward is torch\.bfloat16, which clients cannot take\. Cast it: \.float\(\)"),
         (Summed(), r"cannot be batched: output 0 has shape \[4\] for 2 rows, expected \[2, \.\.\.\]\."),
         (Crossed(), r"cannot be batched: dimension 1 of output 0 follows the number of rows\. .* --max-batch-size 0"),
         (Centred(), r"cannot be batched: a row's answer depends on the rows beside it\."),
         (Failing(), r"m\.pt cannot be tried: it fails on INPUT__0 \[2, 4\]: "),
-        (Optioned(), r"is called as forward\(x: Tensor, y: Optional\[Tensor\]\), which is not tensors alone\."),
+        (Optioned(), r"is called as forward\(x: Tensor, y: Optional\[Tensor\]\), which takes more than tensors\."),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
 )
@@ -137,14 +137,14 @@ def test_modules_that_cannot_be(module: nn.Module, message: str, tmp_path: Path)
 def test_what_torch_save_wrote(tmp_path: Path) -> None:
     torch.save(Column().state_dict(), tmp_path / "weights.pt")
     with pytest.raises(
-        ArtifactError, match=r"weights\.pt is no TorchScript archive: it holds weights and no code: torc"
+        ArtifactError, match=r"weights\.pt is not a TorchScript archive: it holds weights and no code: torc"
     ):
         add_model(tmp_path / "weights.pt", "m", project=tmp_path, inputs=["FP32:5"])
     whole = script(Column(), tmp_path / "cut.pt")
     whole.write_bytes(whole.read_bytes()[:-300])
-    with pytest.raises(ArtifactError, match=r"cut\.pt is no TorchScript archive: it is cut off or damaged"):
+    with pytest.raises(ArtifactError, match=r"cut\.pt is not a TorchScript archive: it is cut off or damaged"):
         add_model(whole, "m", project=tmp_path, inputs=["FP32:5"])
-    with pytest.raises(InputError, match=r"A Column is no TorchScript module\. Make it one: torch\.jit\.trace"):
+    with pytest.raises(InputError, match=r"A Column is not a TorchScript module\. Convert it: torch\.jit\.trace"):
         add_model(Column(), "m", project=tmp_path, inputs=["FP32:5"])
 
 

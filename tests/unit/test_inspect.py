@@ -53,9 +53,9 @@ def cut(num_bytes: int) -> bytes:
 
 # What is no whole archive, or too large: what the error says, the bytes, the limits.
 DAMAGED: dict[str, tuple[str, Callable[[], bytes], Limits | None]] = {
-    "empty": ("no gzip file", lambda: b"", None),
-    "text": ("no gzip file", lambda: b"bin/python3.11\n", None),
-    "plain tar": ("no gzip file", lambda: PYTHON + END, None),
+    "empty": ("not a gzip file", lambda: b"", None),
+    "text": ("not a gzip file", lambda: b"bin/python3.11\n", None),
+    "plain tar": ("not a gzip file", lambda: PYTHON + END, None),
     "zip": ("a zip file", zipped, None),
     "xz": ("a xz file", lambda: lzma.compress(PYTHON + END), None),
     "bzip2": ("a bzip2 file", lambda: bz2.compress(PYTHON + END), None),

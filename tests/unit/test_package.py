@@ -96,6 +96,15 @@ def test_model_folders_import_faces_alone() -> None:
         assert used <= {"shoal", "shoal.component", "shoal.text", "shoal.blocks", "shoal.readability"}, path
 
 
+def test_docstrings_open_with_a_verb_or_a_noun() -> None:
+    """The first line says what a thing is or does, by a noun or a verb; a bare clause makes readers search for both."""
+    for path in tracked("src/shoal/**/*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                first = (ast.get_docstring(node) or "").partition("\n")[0]
+                assert not re.match(r"(What|Which|How|Of|Whose|That)\b", first), (path, first)
+
+
 def test_errors_say_what_and_how() -> None:
     assert str(ShoalError("It rains.", "Take a coat.")) == "It rains. Take a coat."
     assert str(ShoalError("It rains.")) == "It rains."
@@ -131,11 +140,10 @@ def test_only_tensors_knows_tritons_module() -> None:
 # Calls that read a device array's values, in NumPy, CuPy or torch. `get` is theirs without arguments.
 READS = {"asnumpy", "cpu", "get", "item", "numpy", "to_numpy", "to_pylist", "tobytes", "tolist"}
 # Where they are meant: files that know the host alone, and arrays that are there whatever the device.
-HOST_FILES = {"treelite.py", "fusing.py", "word_cache.py", "word_features.py", "tensors.py"}
+HOST_FILES = {"treelite.py", "fusing.py", "tensors.py"}
 HOST_ONLY = {
-    # texts that were never sent up, and what is known of their words
-    ("ragged.py", "_rows", "tobytes"), ("ragged.py", "_rows", "tolist"), ("ragged.py", "words", "tolist"),
-    ("lexicon.py", "keep", "tolist"),
+    # texts that were never sent up, and the columns of a lexicon for the host
+    ("ragged.py", "rows", "tobytes"), ("ragged.py", "rows", "tolist"), ("word_statistics.py", "__init__", "tolist"),
 }  # fmt: skip
 
 

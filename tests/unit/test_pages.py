@@ -13,7 +13,12 @@ from tests.support.once import ROOT
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-README = BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+# The README and the page after it, in the order in which a newcomer types their blocks.
+README = [
+    block
+    for page in (ROOT / "README.md", ROOT / "docs" / "index.md")
+    for block in BLOCK.findall(page.read_text(encoding="utf-8"))
+]
 
 
 OTHER_PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -28,7 +33,7 @@ def test_the_picture_is_the_ensemble() -> None:
 def test_other_pages_hold_no_block_that_nobody_runs() -> None:
     for page in OTHER_PAGES:
         # The examples of the rules are planted by tests of their own; test_tutorial.py runs the tutorial.
-        if page.stem not in ("environments", "inference", "placement", "rules", "training", "tutorial"):
+        if page.stem not in ("environments", "index", "inference", "placement", "rules", "training", "tutorial"):
             assert not BLOCK.findall(page.read_text(encoding="utf-8")), page
 
 

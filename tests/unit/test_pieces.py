@@ -205,14 +205,14 @@ def test_a_gpus_arrays_give_the_same(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "values", "message"),
     [
-        ("threshold", [[[1.0], [NAN]]], "SCORE[1] holds NaN, which is no number. Look at what the model before it"),
-        ("label", [[[1.0, NAN]]], "SCORES[0] holds NaN, which is no number."),
-        ("top_k", [[[1.0, 2.0], [NAN, 1.0]]], "SCORES[1] holds NaN, which is no number."),
+        ("threshold", [[[1.0], [NAN]]], "SCORE[1] holds NaN, which is not a number. Look at what the model before it"),
+        ("label", [[[1.0, NAN]]], "SCORES[0] holds NaN, which is not a number."),
+        ("top_k", [[[1.0, 2.0], [NAN, 1.0]]], "SCORES[1] holds NaN, which is not a number."),
         ("softmax", [[[1.0, NAN]]], "LOGITS[0] holds NaN or infinity; it must be finite."),
         ("softmax", [[[1.0, INF]]], "LOGITS[0] holds NaN or infinity; it must be finite."),
         ("softmax", [[[-INF, -INF]]], "LOGITS[0] holds NaN or infinity; it must be finite."),
         ("blend", [[[1.0], [2.0]], [[1.0], [INF]]], "SECOND[1] holds NaN or infinity; it must be finite."),
-        ("blend", [[[1.0, 2.0]], [[1.0]]], "What is blended has different shapes: FIRST [1, 2], SECOND [1, 1]."),
+        ("blend", [[[1.0, 2.0]], [[1.0]]], "The tensors to blend have different shapes: FIRST [1, 2], SECOND [1, 1]."),
         ("l2_normalise", [[[INF, 0.0]]], "EMBEDDING[0] holds NaN or infinity; it must be finite."),
         ("zscore", [[[1.0, 2.0, 3.0]]], "X has 3 columns, and zscore.json 2. Send as many."),
         ("label", [[[]]], "SCORES has 0 columns for the best 1. Send one score for each class."),

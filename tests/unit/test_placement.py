@@ -146,9 +146,9 @@ def test_dtype_is_the_encoders() -> None:
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ({"placement": "moon"}, "There is no placement 'moon'. Known: cpu, hybrid, gpu"),
-        ({"dtype": "fp8"}, "There is no dtype 'fp8'. Known: auto, fp32, bf16, fp16"),
-        ({"target": "latest"}, "There is no target 'latest'. Known: embedded, or a release"),
+        ({"placement": "moon"}, "Unknown placement 'moon'. Known: cpu, hybrid, gpu"),
+        ({"dtype": "fp8"}, "Unknown dtype 'fp8'. Known: auto, fp32, bf16, fp16"),
+        ({"target": "latest"}, "Unknown target 'latest'. Known: embedded, or a release"),
         ({"target": "26.06", "dtype": "bf16"}, "The native backends of 26.06"),
         ({"placement": "gpu", "gpus": ()}, "Placement gpu needs a GPU. Name one, --gpu 0"),
         ({"placement": "cpu", "gpus": (0,)}, "Placement cpu uses no GPU. Leave --gpu out"),

@@ -89,7 +89,7 @@ def test_a_finished_stub_is_taken_as_it_is(tmp_path: Path) -> None:
     finished = next(installed.glob("python_backend_stubs/3.12/*"))
     assert provide_stub(order(tmp_path, str(finished)), tmp_path / "stub", tmp_path / "log") == "given"
     assert (tmp_path / "stub").read_bytes() == finished.read_bytes()
-    with pytest.raises(InputError, match=r"There is no stub 'latest'\. Known: auto, wheel, compile, none"):
+    with pytest.raises(InputError, match=r"Unknown stub 'latest'\. Known: auto, wheel, compile, none"):
         provide_stub(order(tmp_path, "latest"), tmp_path / "other", tmp_path / "log")
     with pytest.raises(ArtifactError, match="is not a whole ELF file"):
         provide_stub(order(tmp_path, __file__), tmp_path / "other", tmp_path / "log")

@@ -21,7 +21,7 @@ def test_the_runtime_is_found_by_path(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setenv("SHOAL_TRITONSERVER", str(packaged.binary))
     assert find_runtime() == packaged
     monkeypatch.setenv("SHOAL_TRITONSERVER", str(tmp_path / "nowhere"))
-    with pytest.raises(SetupError, match=r"SHOAL_TRITONSERVER names .*nowhere, which is no file"):
+    with pytest.raises(SetupError, match=r"SHOAL_TRITONSERVER names .*nowhere, which is not a file"):
         find_runtime()
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "tritonserver").touch()
@@ -39,7 +39,7 @@ def test_a_stub_of_ones_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     monkeypatch.setattr("numpy.__version__", "2.5.2")
     assert find_runtime() == dataclasses.replace(packaged, stub=own)
     monkeypatch.setenv("SHOAL_STUB", str(tmp_path / "nowhere"))
-    with pytest.raises(SetupError, match=r"SHOAL_STUB names .*nowhere, which is no file"):
+    with pytest.raises(SetupError, match=r"SHOAL_STUB names .*nowhere, which is not a file"):
         find_runtime()
 
 

@@ -73,7 +73,7 @@ def test_json_lines(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_bytes(b'[1]\n{"a": "\xff", "b": 1}\nno\n{"a": 1, "a": 2}\n')
     rows = scan(path)
-    assert rows[0] == (1, 'x.jsonl, line 1 is no JSON object: [1]. Write it as {"column": value}.')
+    assert rows[0] == (1, 'x.jsonl, line 1 is not a JSON object: [1]. Write it as {"column": value}.')
     assert rows[1] == (2, {"a": NotUtf8(b"\xff"), "b": 1})
     assert rows[2][1].startswith("x.jsonl, line 3 is not JSON: Expecting value")
     assert rows[3][1] == "x.jsonl, line 4 has more than one column 'a'. Give each its own name."
@@ -115,7 +115,7 @@ def test_a_file_that_changes_meanwhile(tmp_path: Path, change: str) -> None:
             (tmp_path / "y").replace(path)
         else:
             os.utime(path, ns=(0, 0))
-        with pytest.raises(ArtifactError, match=r"^x\.csv changed while it was read\. Run it again when nobody writes"):
+        with pytest.raises(ArtifactError, match=r"^x\.csv changed while it was read\. Run it again when nothing"):
             list(table.rows)
 
 

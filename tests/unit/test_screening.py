@@ -27,7 +27,7 @@ def request(**fields: Any) -> dict[str, Any]:
         ({"shape": [-1, -2]}, 0, "Give dimensions of 0 or more"),
         ({"shape": [1, 1000]}, 0, "and fewer values"),
         ({"shape": [1, 2.5]}, 0, r"Expected `int`, got `float` - at `\$.inputs\[0\].shape\[1\]`"),
-        ({"parameters": {"binary_data_size": 8}}, 4, "4 bytes follow the JSON; its inputs speak of 8"),
+        ({"parameters": {"binary_data_size": 8}}, 4, "4 bytes follow the JSON; its inputs declare 8"),
         ({"parameters": {"binary_data_size": 4}}, 4, "has shape .* of FP32, and 4 bytes"),
         ({"parameters": {"binary_data_size": -4}}, 0, "has binary_data_size -4"),
         ({"datatype": "BYTES", "shape": [3], "parameters": {"binary_data_size": 8}}, 8, "and 8 bytes"),

@@ -148,9 +148,9 @@ def test_a_component_between_two_models_cannot_be_hybrid(tmp_path: Path) -> None
         tmp_path / "e",
         f'name: "e" platform: "ensemble" max_batch_size: 4 {outer} ensemble_scheduling {{ {steps} }}',
     )
-    with pytest.raises(InputError, match=r"The component between stands between two models: last needs it\."):
+    with pytest.raises(InputError, match=r"The component between is between two models: last needs it\."):
         models_ensemble(Graph.build(ensemble, members))
-    with pytest.raises(InputError, match="first is no ensemble"):
+    with pytest.raises(InputError, match="first is not an ensemble"):
         models_ensemble(Graph.build(members["first"], {}))
 
 

@@ -147,8 +147,8 @@ def test_a_long_parquet_file_is_read_in_batches(tmp_path: Path) -> None:
 
 
 BROKEN = {
-    "x.tsv": (b"", "x.tsv is none of .csv, .jsonl, .parquet, .xlsx, .txt. Save it as one of these."),
-    "none": (b"", "none is none of .csv, .jsonl, .parquet, .xlsx, .txt. Save it as one of these."),
+    "x.tsv": (b"", "x.tsv is not one of .csv, .jsonl, .parquet, .xlsx, .txt. Save it as one of these."),
+    "none": (b"", "none is not one of .csv, .jsonl, .parquet, .xlsx, .txt. Save it as one of these."),
     "a.csv": (b"", "a.csv is empty. Name a file with a header and rows."),
     "b.csv": (b"\na,b\n", "b.csv has no header: its first row is blank. Name its columns in the first row."),
     "c.csv": (b"a,b,a\n", "c.csv has more than one column 'a'. Give each its own name."),
@@ -168,16 +168,16 @@ BROKEN = {
         b'{"a": 1}\n\n{"a": 1,}\n',
         "b.jsonl, line 3 is not JSON: ",  # the parser's words differ between versions of Python
     ),
-    "c.jsonl": (b'{"a": 1}\n[1, 2]\n', "c.jsonl, line 2 is no JSON object: [1, 2]. Write it as {\"column\": value}."),
+    "c.jsonl": (b'{"a": 1}\n[1, 2]\n', 'c.jsonl, line 2 is not a JSON object: [1, 2]. Write it as {"column": value}.'),
     "d.jsonl": (b'{"a": 1, "a": 2}\n', "d.jsonl, line 1 has more than one column 'a'. Give each its own name."),
     "e.jsonl": (b'{"a": "\xff"}\n', "e.jsonl, line 1 is not UTF-8: it has the byte 0xff. Save the file as UTF-8."),
     "f.jsonl": (b'{"a": ' + b"[" * 200_000 + b"\n", "f.jsonl, line 1 is not JSON: maximum recursion depth exceeded"),
     "g.jsonl": (b'{"a": ' + b"1" * 5000 + b"}\n", "g.jsonl, line 1 is not JSON: Exceeds the limit (4300 digits)"),
-    "h.jsonl": (b"x\n", "h.jsonl, line 1 is not JSON: Expecting value at character 1. Write one JSON object a line."),
-    "a.parquet": (b"", "a.parquet is no Parquet file. Give the file the ending of what it is."),
-    "b.parquet": (b"a,b\n1,2\n", "b.parquet is no Parquet file. Give the file the ending of what it is."),
-    "a.xlsx": (b"", "a.xlsx is no Excel workbook. Give the file the ending of what it is."),
-    "b.xlsx": (b"a,b\n1,2\n", "b.xlsx is no Excel workbook. Give the file the ending of what it is."),
+    "h.jsonl": (b"x\n", "h.jsonl, line 1 is not JSON: Expecting value at character 1. Write one JSON object per line."),
+    "a.parquet": (b"", "a.parquet is not a Parquet file. Give the file the ending of what it is."),
+    "b.parquet": (b"a,b\n1,2\n", "b.parquet is not a Parquet file. Give the file the ending of what it is."),
+    "a.xlsx": (b"", "a.xlsx is not an Excel workbook. Give the file the ending of what it is."),
+    "b.xlsx": (b"a,b\n1,2\n", "b.xlsx is not an Excel workbook. Give the file the ending of what it is."),
 }  # fmt: skip
 
 
@@ -209,7 +209,7 @@ def test_sheets_without_a_table(tmp_path: Path) -> None:
         assert str(caught.value) == message
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("word/document.xml", "<w/>")
-    with pytest.raises(ArtifactError, match=r"^x\.xlsx is no Excel workbook\."):
+    with pytest.raises(ArtifactError, match=r"^x\.xlsx is not an Excel workbook\."):
         read(path)
 
 

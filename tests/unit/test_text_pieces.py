@@ -239,7 +239,7 @@ def test_a_gpu_gets_one_upload_a_batch(name: str, tmp_path: Path) -> None:
     ("lines", "message"),
     [
         (["dog", "Don't"], "is not a list of words: line 2 is \"Don't\", which texts hold as ['don', \"'\", 't']."),
-        (["café"], "line 1 is 'café', which texts hold as ['cafe']. Write a word a line, one basic token each"),
+        (["café"], "line 1 is 'café', which texts hold as ['cafe']. Write one word per line, one basic token each"),
         (["two words"], "line 1 is 'two words', which texts hold as ['two', 'words']."),
         (["dog", "", "cat"], "line 2 is blank."),
         (["dog", "cat", "dog"], "it holds 'dog' twice."),
@@ -254,7 +254,7 @@ def test_words_that_no_text_can_hold(lines: list[str], message: str, tmp_path: P
 
 
 def test_settings_of_counts(tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match=r"misses its artifact words\.txt in .*\. Write a word a line"):
+    with pytest.raises(ArtifactError, match=r"misses its artifact words\.txt in .*\. Write one word per line"):
         start("word_counts", tmp_path)
     with pytest.raises(ArtifactError, match=r"value of .* is 'shares'; expected count or share or presence\."):
         counter(tmp_path, value="shares")

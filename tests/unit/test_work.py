@@ -58,7 +58,7 @@ def test_other_settings_are_refused_unless_told(tmp_path: Path) -> None:
     leave_behind(out)
     message = (
         r"A training of .*out was interrupted that had other settings: other texts or targets; seed 0, now 1;"
-        r" num_folds 5, now 3\. Give the same command again"
+        r" num_folds 5, now 3\. Run the same command again"
     )
     with (
         pytest.raises(InputError, match=message),

@@ -7,14 +7,14 @@ from shoal.component import Arrays, Component, Context, InputError, Parameters, 
 
 
 class Blend(Component):
-    """The weighted mean of tensors of one shape; of the probabilities of classes it is a soft vote."""
+    """Weighted mean of tensors of one shape; a soft vote if they are class probabilities."""
 
     def setup(self, context: Context) -> None:
         parameters, number = Parameters(context.spec), max(2, len(context.spec.inputs))
         *self.inputs, self.blend = parameters.tensors(", ".join(["FP32[...]"] * number) + " -> FP32[...]")
         weights = parameters.numbers("weights") or [1.0] * number
         if len(weights) != number or min(weights) < 0 or not sum(weights):
-            why = f"expected {number} weights, one an input, not all 0 and none below"
+            why = f"expected {number} weights, one per input, none negative and not all 0"
             raise parameters.refusal("weights", why, str([1] * number))
         self.weights = [weight / sum(weights) for weight in weights]
 
@@ -22,7 +22,7 @@ class Blend(Component):
         shapes = {name: list(inputs[name].shape) for name in self.inputs}
         if len({*map(str, shapes.values())}) > 1:
             listing = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
-            raise InputError(f"What is blended has different shapes: {listing}.", "Send tensors of one shape.")
+            raise InputError(f"The tensors to blend have different shapes: {listing}.", "Send tensors of one shape.")
 
     def run(self, batch: Arrays) -> Arrays:
         arrays = {name: batch[name] for name in self.inputs}

@@ -7,7 +7,7 @@ from shoal.component import Arrays, Component, Context, Parameters, namespace
 
 
 class L2Normalise(Component):
-    """Embeddings of length 1; one of zeros stays as it is."""
+    """Scale embeddings to Euclidean length 1; an embedding of zeros is unchanged."""
 
     def setup(self, context: Context) -> None:
         self.embedding, self.unit = Parameters(context.spec).tensors("FP32[n] -> FP32[n]")
@@ -15,7 +15,7 @@ class L2Normalise(Component):
     def run(self, batch: Arrays) -> Arrays:
         check_finite({self.embedding: batch[self.embedding]}, self.context.device)
         xp = namespace(batch[self.embedding])
-        embedding = xp.astype(batch[self.embedding], xp.float64)  # where no FP32 number's square is too great
+        embedding = xp.astype(batch[self.embedding], xp.float64)  # in FP64 the square of any FP32 number is finite
         length = xp.sqrt(xp.sum(embedding * embedding, axis=-1, keepdims=True))
         unit = embedding / xp.where(length > 0, length, xp.ones_like(length))
         return {self.unit: xp.astype(unit, xp.float32)}

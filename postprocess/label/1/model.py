@@ -9,7 +9,7 @@ from shoal.component import Arrays, Component, Context, Parameters
 
 
 class Label(Component):
-    """The class with the best score, by name."""
+    """Return the label of the class with the best score, and that score."""
 
     def setup(self, context: Context) -> None:
         parameters = Parameters(context.spec)
@@ -19,7 +19,7 @@ class Label(Component):
         self.otherwise = parameters.text("otherwise").encode()
 
     def run(self, batch: Arrays) -> Arrays:
-        # Texts are the host's: what they depend on comes down at once, and counts as the label's own copy.
+        # Strings exist only on the host: the scores are copied there once, recorded at the label's edge.
         labels, best = self.choose(self.context.device.fetch(batch[self.scores], self.label))
         labels[best < self.least] = self.otherwise
         return {self.label: labels, self.score: best}

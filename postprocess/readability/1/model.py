@@ -8,7 +8,7 @@ from shoal.readability import read_weight
 
 
 class Blend(Component):
-    """The encoder's and the forest's scores, weighted."""
+    """Blend the encoder's and the forest's scores by weight."""
 
     def setup(self, context: Context) -> None:
         settings = context.optional_artifact("postprocess.json")

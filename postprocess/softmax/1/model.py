@@ -7,7 +7,7 @@ from shoal.component import Arrays, Component, Context, Parameters, namespace
 
 
 class Softmax(Component):
-    """Logits to probabilities, along the last dimension."""
+    """Convert logits to probabilities along the last dimension."""
 
     def setup(self, context: Context) -> None:
         self.logits, self.probabilities = Parameters(context.spec).tensors("FP32[...] -> FP32[...]")
@@ -16,7 +16,7 @@ class Softmax(Component):
         logits = batch[self.logits]
         xp = namespace(logits)
         greatest = xp.max(logits, axis=-1, keepdims=True)
-        # It is NaN where one logit is. One of minus infinity has no probability, which is well.
+        # The maximum is NaN if any logit is. A logit of minus infinity is valid: its probability is 0.
         check_finite({self.logits: greatest}, self.context.device)
         powers = xp.exp(xp.astype(logits, xp.float64) - xp.astype(greatest, xp.float64))
         return {self.probabilities: xp.astype(powers / xp.sum(powers, axis=-1, keepdims=True), xp.float32)}

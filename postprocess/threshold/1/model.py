@@ -7,7 +7,7 @@ from shoal.component import Arrays, Component, Context, Parameters
 
 
 class Threshold(Component):
-    """Which scores reach a threshold."""
+    """Compare scores with a threshold; true where a score reaches it."""
 
     def setup(self, context: Context) -> None:
         parameters = Parameters(context.spec)

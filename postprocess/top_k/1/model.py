@@ -7,7 +7,7 @@ from shoal.component import Arrays, Component, Context, Parameters
 
 
 class TopK(Component):
-    """The classes with the best scores, by name, the best first."""
+    """Return labels and scores of the best classes, the best first."""
 
     def setup(self, context: Context) -> None:
         parameters = Parameters(context.spec)
@@ -18,7 +18,7 @@ class TopK(Component):
         self.choose = Choices.read(parameters, self.scores, num_best)
 
     def run(self, batch: Arrays) -> Arrays:
-        # Texts are the host's: what they depend on comes down at once, and counts as the labels' own copy.
+        # Strings exist only on the host: the scores are copied there once, recorded at the labels' edge.
         labels, best = self.choose(self.context.device.fetch(batch[self.scores], self.labels))
         return {self.labels: labels, self.best: best}
 

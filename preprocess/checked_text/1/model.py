@@ -7,7 +7,7 @@ from shoal.text import check_texts
 
 
 class CheckedText(Component):
-    """The text itself, if it can be read."""
+    """Pass texts through unchanged if they are valid UTF-8 and not too long."""
 
     def setup(self, context: Context) -> None:
         parameters = Parameters(context.spec)

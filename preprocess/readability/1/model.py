@@ -8,7 +8,7 @@ from shoal.text import Texts, check_texts, read_vocabulary
 
 
 class Readability(Component):
-    """Text to token ids, attention mask and features."""
+    """Convert texts to token ids, attention mask and features."""
 
     def setup(self, context: Context) -> None:
         bundle = Bundle.load(context.artifact("preprocess.json"))

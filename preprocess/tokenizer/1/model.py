@@ -7,7 +7,7 @@ from shoal.text import Texts, check_texts, make_encoder
 
 
 class Tokenizer(Component):
-    """Text to token ids and attention mask, as an encoder's own tokenizer has them."""
+    """Tokenize texts to token ids and attention mask, with the encoder's own tokenizer."""
 
     def setup(self, context: Context) -> None:
         parameters = Parameters(context.spec)

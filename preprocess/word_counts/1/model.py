@@ -5,11 +5,11 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from shoal.component import Arrays, Component, Context, Parameters, fixed_by
 from shoal.text import VALUES, Texts, WordCounts, check_texts, read_words
 
-FIX = "Write a word a line, one basic token each: in lower case, without accents; signs are words of their own."
+FIX = "Write one word per line, one basic token each: in lower case, without accents; signs are words of their own."
 
 
 class Counts(Component):
-    """Text to the counts of listed words."""
+    """Count listed words in texts."""
 
     def setup(self, context: Context) -> None:
         parameters = Parameters(context.spec)

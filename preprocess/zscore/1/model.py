@@ -7,11 +7,11 @@ import numpy as np
 from shoal.blocks import normalise, read_zscore
 from shoal.component import SETUP, Arrays, Component, Context, InputError, Parameters, fixed_by
 
-FIX = 'Write {"mean": [...], "std": [...]}: one finite number a column; a std of 1 where a column does not vary.'
+FIX = 'Write {"mean": [...], "std": [...]}: one finite number per column; a std of 1 for a column that does not vary.'
 
 
 class ZScore(Component):
-    """Each column less its mean, by its standard deviation."""
+    """Standardise each column: subtract its mean and divide by its standard deviation."""
 
     def setup(self, context: Context) -> None:
         parameters = Parameters(context.spec)

@@ -1,4 +1,4 @@
-"""Which of several repositories wins where, and by how much: and which does not."""
+"""Comparison of several repositories: the winner under each load, and its margin."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 
 from shoal.bench.figures import Cell, Measured
 
-_EQUAL = 1.05  # closer rates are no difference, however little the repeats varied
+_EQUAL = 1.05  # rates within this ratio count as equal, even if the repeats varied less
 
 
 def compare(measured: Sequence[Measured]) -> list[str]:
-    """A sentence for each repository that does not win under a load: latency with one caller, rate under all others.
+    """Write a sentence for each repository that does not win under a load: latency with one caller, else the rate.
 
-    Where the repeats of two overlap, they are not told apart.
+    Two repositories whose repeats overlap count as equal.
     """
     cells = list(dict.fromkeys(entry.cell for entry in measured))
     labels = list(dict.fromkeys(entry.label for entry in measured))
@@ -33,7 +33,7 @@ def _of(cell: Cell, entries: Sequence[Measured]) -> Iterator[str]:
         shown = f"{mine:.1f} {unit} against {best.label}'s {other:.1f}"
         ratio = max(mine, other) / max(min(mine, other), 1e-9)
         if ratio < _EQUAL or _overlap(entry.spread(figure), best.spread(figure)):
-            yield f"{entry.label} and {best.label} are not told apart at {cell}: {shown}."
+            yield f"{entry.label} and {best.label} do not differ measurably at {cell}: {shown}."
         else:
             worse = "slower" if is_latency else "less"
             yield f"{entry.label} does not win at {cell}: {shown}, {ratio:.1f} times {worse}."

@@ -1,4 +1,4 @@
-"""What a load came to: one time, and over its repeats."""
+"""Results of one load: of a single run, and over its repeats."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shoal.bench.steps import StepFigures
 
 
 class Cell(NamedTuple):
-    """A closed loop: ``callers`` at a time, each with requests of ``batch`` rows."""
+    """Parameters of a closed loop: ``callers`` in parallel, each with requests of ``batch`` rows."""
 
     batch: int
     callers: int
@@ -23,7 +23,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Figures:
-    """One load on one pipeline.
+    """Results of one load on one pipeline.
 
     ``server_cpu``, ``client_cpu`` and ``other_cpu`` are shares of all cores' time: of the server with its stubs, of
     this process, and of whatever else ran meanwhile. ``server_ms`` is what Triton counts for a request of the whole
@@ -46,13 +46,13 @@ class Figures:
 
     @property
     def cpu(self) -> float:
-        """The share of all cores' time that was taken, by whomever."""
+        """Share of all cores' time that was used, by any process."""
         return self.server_cpu + self.client_cpu + self.other_cpu
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One load on one pipeline, repeated."""
+    """Results of one load on one pipeline, with repeats."""
 
     label: str
     cell: Cell
@@ -60,16 +60,16 @@ class Measured:
 
     @property
     def median(self) -> Figures:
-        """Each figure's median, by itself."""
+        """Median of each figure, taken separately."""
         return medians(self.repeats)
 
     def spread(self, figure: str) -> tuple[float, float]:
-        """The least and the greatest of the repeats."""
+        """Return the minimum and the maximum over the repeats."""
         values = [getattr(figures, figure) for figures in self.repeats]
         return min(values), max(values)
 
     def as_dict(self) -> dict[str, Any]:
-        """For the record."""
+        """Return the JSON form for the record."""
         spreads = {name: self.spread(name) for name in ("rows_per_s", "p50_ms", "p90_ms", "p99_ms")}
         return {
             "repository": self.label,
@@ -81,7 +81,7 @@ class Measured:
 
 
 def medians(repeats: Sequence[Figures]) -> Figures:
-    """Each figure's median over the repeats, those of steps too."""
+    """Return the median of each figure over the repeats, including those of the steps."""
     numbers = {f.name: _median(getattr(r, f.name) for r in repeats) for f in fields(Figures) if f.name != "steps"}
     steps = {
         name: StepFigures(**{f.name: _median(getattr(r.steps[name], f.name) for r in repeats) for f in fields(step)})  # type: ignore[arg-type]
@@ -97,7 +97,7 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 
 def rounded(value: Any) -> Any:
-    """Floats to four significant digits or three decimals, whatever is more: records are read by people, too."""
+    """Round floats to three decimals, or below 1 to four significant digits, to keep records readable."""
     if isinstance(value, Mapping):
         return {key: rounded(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
@@ -110,7 +110,7 @@ def rounded(value: Any) -> Any:
 def choose_cells(
     limit: int, batches: Sequence[int], callers: Sequence[int] = (), *, many: int = 16, few: int = 2
 ) -> list[Cell]:
-    """The loads to measure: one caller at batch 1 first, which is the latency.
+    """Choose the loads to measure; the first is one caller at batch 1, the latency.
 
     Without ``callers``, ``many`` at batch 1 and ``few`` at larger batches; batches above ``limit`` are left out.
     """

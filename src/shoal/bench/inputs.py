@@ -1,4 +1,4 @@
-"""Rows to ask with: real ones, of a file or of a corpus."""
+"""Rows to send in requests: real ones, from a file or a corpus."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from shoal.component.tensors import Array
 from shoal.errors import ArtifactError, InputError
 from shoal.tables import open_table, shorten_all
 
-MAX_ROWS = 4096  # of a file: more would say no more
+MAX_ROWS = 4096  # read from a file; more would not change the results
 
-Texts = Callable[[], tuple[str, Sequence[str]]]  # the name of a corpus, and what is in it
+Texts = Callable[[], tuple[str, Sequence[str]]]  # the name of a corpus, and its texts
 
 
 @dataclass(frozen=True)
@@ -32,22 +32,22 @@ class Inputs:
 
     @property
     def num_rows(self) -> int:
-        """How many different rows there are."""
+        """Number of different rows."""
         return len(next(iter(self.arrays.values())))
 
     @property
     def text_bytes(self) -> dict[str, float]:
-        """The mean bytes of a row's texts, by input."""
+        """Mean bytes of text per row, by input."""
         texts = {name: array for name, array in self.arrays.items() if array.dtype == np.object_}
         return {name: sum(map(len, array.ravel().tolist())) / len(array) for name, array in texts.items()}
 
     def take(self, start: int, number: int) -> dict[str, Array]:
-        """``number`` rows from ``start`` on, around and around; of a model that does not batch, one row's tensors."""
+        """Return ``number`` rows from ``start``, cyclically; for a model without batching, the tensors of one row."""
         rows = (start + np.arange(number)) % self.num_rows
         return {name: array[rows] if self.is_batched else array[rows[0]] for name, array in self.arrays.items()}
 
     def rows(self) -> list[dict[str, Any]]:
-        """Each row as JSON holds it, flat, by input."""
+        """Return each row as flat lists of JSON values, by input."""
         flat = {name: array.reshape(self.num_rows, -1).tolist() for name, array in self.arrays.items()}
         return [{name: list(map(_plain, values[row])) for name, values in flat.items()} for row in range(self.num_rows)]
 
@@ -57,7 +57,7 @@ def _plain(value: Any) -> Any:
 
 
 def read_inputs(spec: ModelSpec, rows: Path | Texts, text_column: str = "text") -> Inputs:
-    """The rows of a file, whose columns are named like the inputs; or texts, in a random order that is always the same.
+    """Read rows from a file whose columns are named like the inputs, or take texts in a fixed random order.
 
     A text input that has no column of its name is filled from ``text_column``.
 
@@ -107,8 +107,8 @@ def _find_columns(spec: ModelSpec, known: tuple[str, ...], text_column: str, nam
         columns[tensor.name] = text_column
     if not columns:
         raise InputError(
-            f"{name} has a column of none of {spec.name}'s inputs: {shorten_all(t.name for t in spec.inputs)}.",
-            "All are optional, but one must be there: name a column like it.",
+            f"{name} has no column for any of {spec.name}'s inputs: {shorten_all(t.name for t in spec.inputs)}.",
+            "All are optional, but one is needed: name a column like it.",
         )
     return columns
 
@@ -122,7 +122,7 @@ def _no_column(tensor: TensorSpec, known: tuple[str, ...], name: str) -> Artifac
 
 
 def _make(spec: ModelSpec, source: str, values: Mapping[str, Any]) -> Inputs:
-    lists = {tensor.name for tensor in spec.inputs if tensor.dims == (-1,)}  # of any length: a value a row is one of 1
+    lists = {tensor.name for tensor in spec.inputs if tensor.dims == (-1,)}  # of any length: a scalar is a list of one
     given = {name: [_as_vector(v) for v in rows] if name in lists else rows for name, rows in values.items()}
     return Inputs(source, to_arrays(spec.inputs, given, is_batched=True), spec.is_batched)
 

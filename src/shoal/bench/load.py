@@ -1,4 +1,4 @@
-"""Load on anything that answers: callers that wait for their answers, or arrivals that wait for nobody."""
+"""Load generators: a closed loop (callers wait for their answers) and an open loop (scheduled arrivals)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from shoal.errors import InputError
 
-Send = Callable[[int], int]  # performs the i-th request; how many rows it had
+Send = Callable[[int], int]  # performs the i-th request; returns its number of rows
 
 
 class _Request(NamedTuple):
-    """Seconds on the clock, and rows."""
+    """Start and end of a request in clock seconds, and its rows."""
 
     start: float
     end: float
@@ -29,22 +29,22 @@ class _Request(NamedTuple):
 
 @dataclass(frozen=True)
 class Load:
-    """What a load came to: rows a second, and the seconds of each counted request."""
+    """Result of a load: rows per second, and the seconds of each counted request."""
 
     rows_per_second: float
     latencies: NDArray[np.float64]
 
     def percentile(self, q: float) -> float:
-        """Seconds within which ``q`` percent of the requests were answered."""
+        """Return the latency in seconds at percentile ``q``."""
         return float(np.percentile(self.latencies, q))
 
 
 class _Window:
-    """The counted time of a closed loop, from one answer to another.
+    """Measurement window of a closed loop, from one answer to another.
 
-    It opens after every caller has had an answer: the first requests meet an empty server. A request that lies partly
-    in it counts with that part of its rows, or few long requests, or answers that come in bursts, would leave the rate
-    to chance. Callers go on until all that were under way at its end are answered: these take as long as others.
+    It opens after every caller has had an answer, since the first requests meet an empty server. A request that crosses
+    an edge counts with that share of its rows; otherwise few long requests, or answers in bursts, would make the rate
+    random. Callers continue until all requests in flight at its end are answered, so that these see the same load.
     """
 
     def __init__(self, callers: int, seconds: float, warm_seconds: float) -> None:
@@ -57,16 +57,16 @@ class _Window:
 
     @property
     def is_open(self) -> bool:
-        """Whether it has opened; it may have closed since."""
+        """Whether the window has opened; it may have closed since."""
         return self._opening < math.inf
 
     @property
     def is_closed(self) -> bool:
-        """Whether it has closed."""
+        """Whether the window has closed."""
         return self._closing < math.inf
 
     def answer(self, caller: int, start: float, rows: int) -> bool:
-        """Note that a request that this caller sent at ``start`` is answered; whether the caller may stop."""
+        """Record the answer to a request that this caller sent at ``start``; return whether all callers may stop."""
         with self._lock:
             now = time.perf_counter()
             if self.is_open:
@@ -85,7 +85,7 @@ class _Window:
             return self.is_closed and not self._owed
 
     def load(self) -> Load:
-        """What was counted, once it is closed."""
+        """Return the counted load, once the window is closed."""
         opening, closing = self._opening, self._closing
         rows = sum(
             r.rows * (min(r.end, closing) - max(r.start, opening)) / (r.end - r.start)
@@ -105,13 +105,13 @@ def closed_loop(
     on_open: Callable[[], None] = lambda: None,
     on_close: Callable[[], None] = lambda: None,
 ) -> Load:
-    """``callers`` threads that each send the next request when their last is answered.
+    """Run ``callers`` threads that each send the next request when their last is answered.
 
     Counting begins at the first answer after ``warm_seconds`` have passed and every caller has had an answer. It ends
-    at the first answer after ``seconds`` more with which at least two a caller were answered, so requests that are
-    longer make it longer. One that lies partly in that time counts with that part of its rows; latencies are those of
-    the requests answered in it. ``on_open`` and ``on_close`` are called in this thread when counting begins and ends;
-    callers go on meanwhile, and after it until what was under way is answered.
+    at the first answer after ``seconds`` more by which at least two requests per caller were answered, so longer
+    requests extend it. A request that lies partly in that time counts with that share of its rows; latencies are those
+    of the requests answered in it. ``on_open`` and ``on_close`` are called in this thread when counting begins and
+    ends; callers continue meanwhile, and afterwards until the requests in flight are answered.
 
     Raises:
         InputError: there is no caller or no time.
@@ -128,7 +128,7 @@ def closed_loop(
                 rows = send(next(numbers))
                 if window.answer(caller, start, rows):
                     stop.set()
-        finally:  # after an error nobody waits for these in vain
+        finally:  # after an error, watch() must not block on these
             window.opened.set()
             window.closed.set()
 
@@ -145,11 +145,11 @@ def closed_loop(
 
 
 def open_loop(send: Send, *, rate: float, seconds: float, seed: int | None, most_callers: int) -> Load:
-    """Requests that arrive at random, ``rate`` a second (a Poisson process), whether or not the last is answered.
+    """Send requests at random times, ``rate`` per second (a Poisson process), whether or not the last is answered.
 
-    Without a ``seed`` they arrive evenly spaced, as perf_analyzer's do by default. A latency is measured from the
-    scheduled arrival: a request that waits for one of ``most_callers`` callers waits as its user would. The same
-    ``seed`` gives the same arrivals. All that arrive within ``seconds`` count.
+    Without a ``seed`` they arrive evenly spaced, as perf_analyzer's do by default. Latency is measured from the
+    scheduled arrival, so it includes the wait for one of the ``most_callers`` callers. The same ``seed`` gives the same
+    arrivals. All that arrive within ``seconds`` count.
 
     Raises:
         InputError: there is no caller, no time, or no rate.
@@ -175,7 +175,7 @@ def open_loop(send: Send, *, rate: float, seconds: float, seed: int | None, most
 
 
 def _arrivals(rate: float, seconds: float, seed: int | None) -> list[float]:
-    """Seconds from the beginning; at least one arrival."""
+    """Draw arrival times in seconds from the beginning; at least one."""
     if seed is None:
         return [number / rate for number in range(max(1, int(rate * seconds)))]
     draw = np.random.default_rng(seed)
@@ -187,7 +187,7 @@ def _arrivals(rate: float, seconds: float, seed: int | None) -> list[float]:
 def _run(
     call: Callable[[int], None], callers: int, stop: threading.Event, meanwhile: Callable[[], None] = lambda: None
 ) -> None:
-    """Have so many callers, each told its number, until all are done; the first one's error stops the others."""
+    """Run callers, numbered from 0, until all are done; the first error stops the others."""
     with ThreadPoolExecutor(callers, thread_name_prefix="shoal-load") as pool:
 
         def guarded(caller: int) -> None:
@@ -202,7 +202,7 @@ def _run(
             meanwhile()
             for future in done:
                 future.result()
-        except BaseException:  # an interruption, too
+        except BaseException:  # KeyboardInterrupt too
             stop.set()
             raise
 
@@ -210,4 +210,4 @@ def _run(
 def _check(**given: float) -> None:
     for name, value in given.items():
         if not value > 0:
-            raise InputError(f"A load with {name.replace('_', ' ')} {value:g} is none.", "Give more than 0.")
+            raise InputError(f"The {name.replace('_', ' ')} of a load cannot be {value:g}.", "Give more than 0.")

@@ -1,4 +1,4 @@
-"""A record as a page."""
+"""Markdown page of a record."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shoal.bench.tables import Record, Sheet, advice_lines, make_sheets, remarks
 
 
 def write_page(record: Record, pictures: Sequence[Path] = ()) -> str:
-    """Markdown: what was measured, tables, pictures beside the page, and the advice on each repository."""
+    """Write the page: conditions, tables, links to the pictures beside it, and the advice on each repository."""
     names = ", ".join(entry["label"] for entry in record["repositories"])
     parts = [f"# {record['repositories'][0]['model']}: {names}", "\n".join(_what(record))]
     parts += map(_table, make_sheets(record))
@@ -26,10 +26,10 @@ def _what(record: Record) -> Iterator[str]:
     gpu = f", {machine['num_gpus']} x {machine['gpu']}" if "gpu" in machine else ""
     yield f"- {record['date']}, {machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB{gpu}"
     yield f"- {machine['flags'] or 'no flags of note'}; Python {machine['python']}, {versions}"
-    times = f"{settings['seconds']:g} s a load after {settings['warm_seconds']:g} s of warm-up"
+    times = f"{settings['seconds']:g} s per load after {settings['warm_seconds']:g} s of warm-up"
     yield (
         f"- closed loop over {settings['protocol']}, {times}, {settings['repeats']} repeats in turn;"
-        " medians, and the least and greatest of the repeats"
+        " medians, and the minimum and maximum of the repeats"
     )
     for sentence in remarks(record):
         yield f"- {sentence}"

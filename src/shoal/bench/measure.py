@@ -1,4 +1,4 @@
-"""Measuring pipelines on servers of their own: every load once, then all of them again."""
+"""Measurement of pipelines, each on its own server, with interleaved repeats."""
 
 from __future__ import annotations
 
@@ -21,17 +21,16 @@ from shoal.machine import usable_cores
 from shoal.progress import OnProgress
 from shoal.server.launch import KEEP_LOG, Server, serve
 
-MOST_CALLERS = 64  # of an open loop: one that needs more is beyond what the server bears
+MOST_CALLERS = 64  # of an open loop: if it needs more, the server is overloaded
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How a measurement is done: seconds of each load, after ``warm_seconds``.
+    """Settings of a measurement: ``seconds`` per load, after ``warm_seconds``.
 
-    ``seed`` is that of random arrivals, whose repeats take the numbers after it; None lets requests arrive evenly
-    spaced.
+    ``seed`` is for random arrivals; repeats use the numbers after it. None means evenly spaced arrivals.
     """
 
     protocol: str = "grpc"
@@ -43,7 +42,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class _Reading:
-    """What a server, and all else, has done until an instant."""
+    """Snapshot of the server's counters and of CPU usage."""
 
     counters: Mapping[str, Counters]
     usage: Usage
@@ -52,7 +51,7 @@ class _Reading:
 
 
 class Running:
-    """A target on its server, ready to be asked."""
+    """A target with its running server and clients."""
 
     def __init__(self, target: Target, inputs: Inputs, settings: Settings, held: ExitStack) -> None:
         self.target, self._settings = target, settings
@@ -62,11 +61,11 @@ class Running:
         self._steps = target.steps()
 
     def warm(self, batch: int) -> None:
-        """Have the models see this size once: some compile, and memory pools grow."""
+        """Send one request of this size: some models compile, and memory pools grow."""
         self.sender.send(0, batch)
 
     def load(self, cell: Cell) -> Figures:
-        """What the pipeline does under a closed loop."""
+        """Measure the pipeline under a closed loop."""
         seconds, warm = self._settings.seconds, self._settings.warm_seconds
         self.sender.connect(cell.callers)
         readings: list[_Reading] = []
@@ -81,8 +80,7 @@ class Running:
         return self._summarise(load, *readings)
 
     def arrive(self, rate: float, repeat: int) -> Figures:
-        """What it does with requests of one row that arrive by themselves, ``rate`` a second; at random, each
-        ``repeat`` has arrivals of its own."""
+        """Measure an open loop of single-row requests, ``rate`` per second; random arrivals differ by ``repeat``."""
         settings = self._settings
         self.sender.connect(MOST_CALLERS)
         before = self._read()
@@ -108,7 +106,7 @@ class Running:
         top = spent[self.target.name]
         cores, own = usable_cores(), used.server + used.client
         available = seconds * cores
-        spare = seconds * (len(os.sched_getaffinity(0)) - cores)  # beyond a quota: who takes that takes nothing from us
+        spare = seconds * (len(os.sched_getaffinity(0)) - cores)  # beyond the quota: others may use these freely
         return Figures(
             rows_per_s=load.rows_per_second,
             requests=len(load.latencies),
@@ -124,7 +122,7 @@ class Running:
             steps={
                 name: summarise_step(spent[name], seconds, config.spec.num_instances, used.models.get(name))
                 for name, config in self._steps.items()
-                if spent[name].requests  # not those that run in the client
+                if spent[name].requests  # excludes steps that run in the client
             },
         )
 
@@ -133,7 +131,7 @@ class Running:
 def start(
     targets: Sequence[Target], inputs: Inputs, settings: Settings, on_progress: OnProgress
 ) -> Iterator[list[Running]]:
-    """Every target on a server of its own; they are idle but for the one that is measured."""
+    """Start each target on its own server; all but the one being measured are idle."""
     with ExitStack() as held:
         running = []
         for number, target in enumerate(targets):
@@ -150,10 +148,10 @@ def measure(
     on_progress: OnProgress,
     check: Callable[[Running, Cell, Figures], None] | None = None,
 ) -> list[Measured]:
-    """Every load on every target, ``repeats`` times: all of them once, then all of them again.
+    """Measure every load on every target, ``repeats`` times, interleaved: all of them once, then all of them again.
 
-    So a machine that gets slower, or a neighbour that works for a while, touches all alike. Who begins takes turns.
-    ``check`` is told each figure as it is measured.
+    A machine that gets slower, or a temporary neighbour, thus affects all targets alike. The first target rotates.
+    ``check`` is called with each result as it is measured.
     """
     batches = sorted({cell.batch for cell in cells})
     for number, batch in enumerate(batches):
@@ -189,7 +187,7 @@ def _order(running: Sequence[Running]) -> Callable[[Any], tuple[int, Cell]]:
 def measure_arrivals(
     running: Sequence[Running], measured: Sequence[Measured], share: float, repeats: int, on_progress: OnProgress
 ) -> list[dict[str, Any]]:
-    """Random arrivals at ``share`` of each target's best rate of single rows: percentiles, and how far p99 is off."""
+    """Measure an open loop at ``share`` of each target's best single-row rate: percentiles, and p99 over p50."""
     rates = {one.target.label: share * _best_single(measured, one.target.label) for one in running}
     found: dict[str, list[Figures]] = defaultdict(list)
     total = repeats * len(running)
@@ -204,7 +202,7 @@ def measure_arrivals(
 
 
 def _best_single(measured: Sequence[Measured], label: str) -> float:
-    """Rows a second at batch 1."""
+    """Return the best rate at batch 1, in rows per second."""
     return max(entry.median.rows_per_s for entry in measured if entry.label == label and entry.cell.batch == 1)
 
 

@@ -1,4 +1,4 @@
-"""NVIDIA's load generator, to check our own by.
+"""Wrapper of perf_analyzer, NVIDIA's load generator, as a cross-check of our own.
 
 It is in the wheels of tritonclient up to 2.60, and needs libb64 and libcudart on LD_LIBRARY_PATH.
 """
@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 from shoal.errors import InputError, SetupError
 from shoal.server.launch import Server
 
-_WINDOWS = 3  # it gives the mean of these
+_WINDOWS = 3  # perf_analyzer averages over these
 _PERCENTILE = r"p{} latency: ([\d.]+) usec"
 
 
 class Analyzed(NamedTuple):
-    """What it found."""
+    """Figures that perf_analyzer reported."""
 
     rows_per_s: float
     p50_ms: float
@@ -29,10 +29,10 @@ class Analyzed(NamedTuple):
 
 
 class PerfAnalyzer:
-    """The program at ``binary``.
+    """The perf_analyzer program at ``binary``.
 
     Raises:
-        InputError: there is none.
+        InputError: the file does not exist.
         SetupError: it does not start.
     """
 
@@ -63,13 +63,13 @@ class PerfAnalyzer:
         seconds: float,
         protocol: str = "grpc",
     ) -> Analyzed:
-        """A closed loop of ``callers`` requests of ``batch`` rows for about ``seconds``, after a warm-up of its own.
+        """Run a closed loop of ``callers`` with ``batch`` rows per request for about ``seconds``, after a warm-up.
 
-        ``rows`` are values by input, as JSON holds them. It asks for the models' configurations, which takes the
-        server's key.
+        ``rows`` are JSON values by input. perf_analyzer reads the models' configurations, which requires the server's
+        admin key.
 
         Raises:
-            SetupError: it gave no figure.
+            SetupError: it reported no figures.
         """
         url = server.grpc_url if protocol == "grpc" else server.http_url
         header = "triton-grpc-protocol-admin-key" if protocol == "grpc" else "admin-key"
@@ -93,10 +93,10 @@ class PerfAnalyzer:
 
 
 def read_output(printed: str, errors: str = "") -> Analyzed:
-    """The figures in what perf_analyzer printed: rows a second, and milliseconds.
+    """Parse the output of perf_analyzer: rows per second, and milliseconds.
 
     Raises:
-        SetupError: there are none.
+        SetupError: it has no figures.
     """
     rate = re.search(r"throughput: ([\d.]+) infer/sec", printed)
     times = [re.search(_PERCENTILE.format(q), printed) for q in (50, 99)]

@@ -1,4 +1,4 @@
-"""A record as pictures: throughput against the size of requests, and what a request spends in each step."""
+"""Plots of a record: throughput by request size, and the time of a request per step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shoal.bench.figures import Cell
 from shoal.bench.tables import Record, shown_loads
 from shoal.errors import needs
 
-# Of Okabe & Ito, "Color Universal Design" (2008): apart for every kind of colour vision.
+# Okabe & Ito, "Color Universal Design" (2008): distinguishable with every kind of colour vision.
 _LINES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#767676")
 _MARKERS = ("o", "s", "D", "^", "v")
 _PARTS = {
@@ -42,7 +42,7 @@ def _save(figure: Any, path: Path) -> Path:
 
 
 def _throughput(record: Record) -> Any:
-    """The best rate of each size, a line a repository, from the least to the greatest of the repeats."""
+    """Plot the best rate by request size, one line per repository, with the range of the repeats."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(_WIDTH, 4), layout="compressed", facecolor="white")
@@ -59,7 +59,7 @@ def _throughput(record: Record) -> Any:
     axis.set_xticks(batches, [str(batch) for batch in batches])
     axis.minorticks_off()
     axis.set_ylim(bottom=0)
-    axis.set(xlabel="rows a request", ylabel="rows/s (median, least to greatest of the repeats)")
+    axis.set(xlabel="rows per request", ylabel="rows/s (median, range of the repeats)")
     axis.grid(axis="y", color="#E6E6E6", linewidth=0.6)
     axis.legend(frameon=False)
     return figure
@@ -76,7 +76,7 @@ def _best_by_batch(record: Record, label: str) -> dict[int, Mapping[str, Any]]:
 
 
 def _steps(record: Record) -> Any:
-    """A row of axes a repository, one for each load worth a look; a bar a step."""
+    """Plot one row of axes per repository, one axis per shown load, one bar per step."""
     from matplotlib.figure import Figure
 
     shown = {entry["label"]: shown_loads(record, entry["label"]) for entry in record["repositories"]}
@@ -111,4 +111,4 @@ def _draw_bars(axis: Any, load: Mapping[str, Any]) -> None:
         axis.barh([len(names) - 1], [local], color=_PARTS["infer_ms"][1], height=0.7)
     axis.set_yticks(range(len(names)), names)
     axis.invert_yaxis()
-    axis.set_xlabel("ms a request (mean)")
+    axis.set_xlabel("ms per request (mean)")

@@ -1,4 +1,4 @@
-"""What a run is kept as: JSON with every repeat's figures, and what they were measured on."""
+"""Record of a run: JSON with the figures of every repeat, the machine and the versions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shoal.machine import describe_machine, library_versions
 from shoal.repository.manifest import launch_flags
 
 LIBRARIES = ("numpy", "torch", "tokenizers", "treelite", "tritonclient", "nvidia-pytriton")
-NEIGHBOURS = 0.1  # of all cores' time: other programs that take more make figures worth little
+NEIGHBOURS = 0.1  # of all cores' time: other programs that use more make the figures unreliable
 
 
 def make_record(
@@ -32,7 +32,7 @@ def make_record(
     arrivals: Sequence[Mapping[str, Any]] = (),
     analyzed: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Everything that a reader of the figures must know, as JSON holds it."""
+    """Build the record: figures, machine, versions, settings and advice, as JSON values."""
     machine = describe_machine()
     return {
         "date": time.strftime("%Y-%m-%d"),
@@ -57,17 +57,17 @@ def make_record(
 
 
 def make_case(target: Target, measured: Sequence[Measured], machine: Mapping[str, Any]) -> Evidence:
-    """What advice on one repository is drawn from."""
+    """Collect the evidence for advice on one repository."""
     cells = {entry.cell: entry.median for entry in measured if entry.label == target.label}
     graph = target.graph
     levels = dict(zip((step.model for step in graph.steps), graph.levels(), strict=True))
     if len(levels) < len(graph.steps) or any(graph.members[name].is_ensemble for name in levels):
-        levels = {}  # a model's figures are then not those of one step, nor a step's those of one model
+        levels = {}  # models and steps do not correspond one to one
     return Evidence(cells, target.steps(), machine["cores"], levels, machine["flags"])
 
 
 def _notes(measured: Iterable[Measured]) -> Iterable[str]:
-    """What makes figures worth less than they look."""
+    """Yield warnings about disturbed measurements."""
     disturbed = [(entry, entry.median.other_cpu) for entry in measured if entry.median.other_cpu > NEIGHBOURS]
     if disturbed:
         most = max(share for _, share in disturbed)

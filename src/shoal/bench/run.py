@@ -1,4 +1,4 @@
-"""A whole benchmark, from repositories to the record and its files."""
+"""Benchmark runs, from repositories to the record and its files."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to measure; without ``batches``, those of ``usual`` that the pipeline takes, and ``callers`` by size.
+    """Loads to measure; without ``batches``, those of ``usual`` that the pipeline takes.
 
-    ``share`` of the best rate of single rows is offered by arrivals of their own, unless it is None.
+    Without ``callers``, their number depends on the batch size. ``share`` of the best single-row rate is also measured
+    as an open loop, unless it is None.
     """
 
     settings: Settings = field(default_factory=Settings)
@@ -51,9 +52,9 @@ def bench(
     text_column: str = "text",
     on_progress: OnProgress = lambda stage, done, total: None,
 ) -> dict[str, Any]:
-    """Measure the pipeline of each repository, in turns, each on a server of its own; returns the record.
+    """Measure the pipeline of each repository, interleaved, each on its own server; return the record.
 
-    ``rows`` is a file, or brings the name and the texts of a corpus.
+    ``rows`` is a file, or a function that returns the name and the texts of a corpus.
 
     Raises:
         InputError: repositories do not belong together, or a size or the rows cannot be used.
@@ -78,32 +79,32 @@ def bench(
 
 
 def find_cells(targets: Sequence[Target], wanted: Wanted) -> list[Cell]:
-    """The loads to measure, which every target can take.
+    """Choose the loads to measure, all within the limits of every target.
 
     Raises:
-        InputError: one of the sizes wanted is more than a target takes.
+        InputError: a batch size given exceeds the limit of a target.
     """
     smallest = min(targets, key=lambda target: target.graph.config.spec.max_batch_size)
     limit = max(1, smallest.graph.config.spec.max_batch_size)
     beyond = [batch for batch in wanted.batches if not 1 <= batch <= limit]
     if beyond:
         raise InputError(
-            f"{smallest.name} in {smallest.repository} takes 1 to {limit} rows a request, not {beyond[0]}.",
+            f"{smallest.name} in {smallest.repository} takes 1 to {limit} rows per request, not {beyond[0]}.",
             f"Give sizes it takes: --batches 1,{limit}" if limit > 1 else "Leave --batches out.",
         )
     cells = choose_cells(limit, wanted.batches or wanted.usual, wanted.callers)
     if wanted.share is not None and not any(cell.batch == 1 and cell.callers > 1 for cell in cells):
-        cells.insert(1, MANY)  # one caller alone does not reach the best rate, of which arrivals get a share
+        cells.insert(1, MANY)  # the open loop needs the best rate, which one caller alone does not reach
     return cells
 
 
 def _on_host(targets: Sequence[Target]) -> Target:
-    """Whose first steps are the likeliest to run in this process."""
+    """Return the target whose first steps most likely run in this process: one not placed on the GPU."""
     return min(targets, key=lambda target: target.plan["placement"] == "gpu")
 
 
 class _Analyzer:
-    """perf_analyzer's figures beside ours, each taken right after it."""
+    """Runs perf_analyzer right after each of our own measurements, and collects both."""
 
     def __init__(self, program: PerfAnalyzer, inputs: Inputs, settings: Settings) -> None:
         self._program, self._inputs, self._settings = program, inputs, settings
@@ -111,7 +112,7 @@ class _Analyzer:
         self._failed: dict[tuple[str, Cell], str] = {}
 
     def check(self, running: Running, cell: Cell, figures: Figures) -> None:
-        """Have perf_analyzer measure what was measured; it cannot do the client's part of ``hybrid``."""
+        """Repeat a measurement with perf_analyzer; it cannot run the client's steps of ``hybrid``."""
         place = running.target.label, cell
         if running.target.is_hybrid or place in self._failed:
             return
@@ -120,13 +121,13 @@ class _Analyzer:
                 running.server, running.target.name, self._inputs.rows(), batch=cell.batch, callers=cell.callers,
                 seconds=self._settings.seconds, protocol=self._settings.protocol,
             )  # fmt: skip
-        except SetupError as error:  # our own figures are good without
+        except SetupError as error:  # our own figures remain valid
             self._failed[place] = str(error)
             return
         self._pairs[place].append((figures, found))
 
     def as_dict(self) -> dict[str, Any]:
-        """For the record: medians, ours over theirs; and the loads with which perf_analyzer failed."""
+        """Return the record as JSON: medians of both, their ratio, and the loads where perf_analyzer failed."""
         loads = []
         complete = {place: pairs for place, pairs in self._pairs.items() if place not in self._failed}
         for (label, cell), pairs in complete.items():
@@ -144,10 +145,10 @@ class _Analyzer:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, into which files can be written.
+    """Create a folder and check that it is writable.
 
     Raises:
-        SetupError: it cannot be made, or nothing be written there.
+        SetupError: it cannot be created, or is not writable.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -162,16 +163,15 @@ def _unwritable(folder: Path, error: OSError) -> SetupError:
 
 
 def _free_stem(folder: Path, date: str) -> Path:
-    """``bench-DATE``, or with a number after it, such that no run of the same day is written over."""
+    """Return ``bench-DATE``, with a number appended if needed to keep earlier runs of the same day."""
     stems = (folder / f"bench-{date}{f'-{number}' if number > 1 else ''}" for number in count(1))
     return next(stem for stem in stems if not any(stem.with_suffix(end).exists() for end in (".json", ".md")))
 
 
 def write(record: dict[str, Any], folder: Path) -> tuple[list[Path], str]:
-    """Write ``bench-DATE.json``, ``bench-DATE.md`` and, where matplotlib is, two pictures; a second run of a day
-    ``bench-DATE-2``, and so on.
+    """Write ``bench-DATE.json``, ``bench-DATE.md`` and, if matplotlib is installed, two pictures.
 
-    Returns the files, and what is missing for the pictures.
+    A second run of the same day is ``bench-DATE-2``, and so on. Returns the files, and why there are no pictures.
 
     Raises:
         SetupError: the folder cannot be written.

@@ -1,4 +1,4 @@
-"""What each step of a pipeline took while it was under load, from Triton's own statistics."""
+"""Per-step timings of a pipeline under load, from Triton's statistics."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _NS_PER_MS = 1e6
 
 @dataclass(frozen=True)
 class Counters:
-    """Triton's counters of one model; the difference of two readings is what happened between them.
+    """Triton's counters of one model; subtract two readings for the time between them.
 
-    Nanoseconds are summed over requests, each of which is charged with all of its batch's time; ``busy_ns`` alone is
-    summed over executions.
+    Nanoseconds are summed over requests, each charged with the whole time of its batch; only ``busy_ns`` is summed over
+    executions.
     """
 
     requests: int = 0
@@ -40,10 +40,10 @@ class Counters:
 
 @dataclass(frozen=True)
 class StepFigures:
-    """One step under one load.
+    """Figures of one step under one load.
 
-    ``queue_ms`` to ``output_ms`` are means of a request. ``busy`` is the share of the time in which its instances ran,
-    ``execution_ms`` how long each run took. ``cpu_ms`` is the CPU time a row, None for a model without a stub.
+    ``queue_ms`` to ``output_ms`` are means per request. ``busy`` is the share of time in which its instances ran,
+    ``execution_ms`` the mean of an execution. ``cpu_ms`` is the CPU time per row, None for a model without a stub.
     """
 
     requests_per_execution: float
@@ -58,15 +58,15 @@ class StepFigures:
 
     @property
     def total_ms(self) -> float:
-        """Of a request, waiting included."""
+        """Mean milliseconds of a request in this step, including the queue."""
         return self.queue_ms + self.input_ms + self.infer_ms + self.output_ms
 
 
 def read_counters(server: Server) -> dict[str, Counters]:
-    """The counters of every model of a server, all its versions together.
+    """Read the counters of every model of a server, summed over versions.
 
     Raises:
-        ServerError: it does not answer.
+        ServerError: the server does not answer.
     """
     import grpc  # type: ignore[import-untyped]
     from tritonclient.grpc import service_pb2 as pb
@@ -102,7 +102,7 @@ def _counters(entry: Any) -> Counters:
 
 
 def summarise_step(spent: Counters, seconds: float, instances: int, cpu_seconds: float | None) -> StepFigures:
-    """The figures of a step whose counters grew by ``spent`` within ``seconds``."""
+    """Compute the figures of a step whose counters grew by ``spent`` within ``seconds``."""
     executions, scale = max(1, spent.executions), 1 / max(1, spent.requests) / _NS_PER_MS
     return StepFigures(
         requests_per_execution=spent.requests / executions,
@@ -118,5 +118,5 @@ def summarise_step(spent: Counters, seconds: float, instances: int, cpu_seconds:
 
 
 def difference(after: Mapping[str, Counters], before: Mapping[str, Counters]) -> dict[str, Counters]:
-    """What each model has done between two readings."""
+    """Subtract two readings of the counters, model by model."""
     return {name: counters - before.get(name, Counters()) for name, counters in after.items()}

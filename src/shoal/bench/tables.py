@@ -1,4 +1,4 @@
-"""A record as tables, which a terminal and a page show alike."""
+"""Tables of a record, for both the terminal and the page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table: ``texts`` is the number of its first columns that are no numbers."""
+    """A table; the first ``texts`` columns hold text, the others numbers."""
 
     title: str
     columns: tuple[str, ...]
@@ -22,7 +22,7 @@ class Sheet:
 
 
 def make_sheets(record: Record) -> list[Sheet]:
-    """Repositories, latency, throughput, random arrivals, the steps, and the comparison with perf_analyzer."""
+    """Make all tables: repositories, latency, throughput, random arrivals, steps, and the perf_analyzer comparison."""
     sheets = [_repositories(record), _latency(record), _throughput(record)]
     if record["arrivals"]:
         sheets.append(_arrivals(record))
@@ -33,7 +33,7 @@ def make_sheets(record: Record) -> list[Sheet]:
 
 
 def remarks(record: Record) -> list[str]:
-    """What stands beside the tables: the rows, who does not win where, what disturbed."""
+    """Return the sentences beside the tables: the rows, the comparison, and warnings."""
     hybrid = [entry["label"] for entry in record["repositories"] if entry["placement"] == "hybrid"]
     left_out = [f"perf_analyzer cannot do the client's part of {name}." for name in hybrid if record["perf_analyzer"]]
     failed = record["perf_analyzer"].get("failed", []) if record["perf_analyzer"] else []
@@ -54,9 +54,9 @@ def _inputs(record: Record) -> Iterator[str]:
     )
     tokens = ", ".join(f"{name} {number:.1f}" for name, number in inputs["tokens_a_row"].items())
     if tokens:
-        yield f"Values other than 0 a row (tokens, where it is a mask or ids): {tokens}."
+        yield f"Non-zero values per row (tokens, in a mask or in ids): {tokens}."
     else:
-        yield f"Tokens a row are not known: {inputs['no_tokens_because']}."
+        yield f"Tokens per row are not known: {inputs['no_tokens_because']}."
 
 
 def _repositories(record: Record) -> Sheet:
@@ -71,7 +71,7 @@ def _latency(record: Record) -> Sheet:
     for load in record["loads"]:
         if (load["batch"], load["callers"]) == (1, 1):
             middle = load["median"]
-            slowest = max(figures["max_ms"] for figures in load["repeats"])  # a stall is rare: its median is none
+            slowest = max(figures["max_ms"] for figures in load["repeats"])  # a stall is rare: the median would hide it
             figures = [middle["p50_ms"], middle["p90_ms"], middle["p99_ms"], slowest, *load["min_max"]["p50_ms"]]
             rows.append((load["repository"], *map(_ms, figures), _rate(middle["rows_per_s"])))
     return Sheet("Latency of one caller with one row", columns, tuple(rows))
@@ -88,7 +88,7 @@ def _throughput(record: Record) -> Sheet:
         numbers = (str(load["batch"]), str(load["callers"]))
         rows.append((load["repository"], *numbers, *map(_rate, rates), *map(_ms, times), *map(_share, shares)))
     return Sheet(
-        "Throughput by rows a request; of the cores, what server, client and others took", columns, tuple(rows)
+        "Throughput by rows per request, with the CPU shares of server, client and others", columns, tuple(rows)
     )
 
 
@@ -103,11 +103,11 @@ def _arrivals(record: Record) -> Sheet:
         )
         for a in record["arrivals"]
     )
-    return Sheet("Single rows that arrive by themselves", columns, tuple(rows))
+    return Sheet("Single rows in an open loop", columns, tuple(rows))
 
 
 def shown_loads(record: Record, label: str) -> list[Mapping[str, Any]]:
-    """The loads whose steps are worth a look: one caller alone, single rows of the most callers, and the best rate."""
+    """Choose the loads whose steps are shown: one caller alone, single rows from the most callers, the best rate."""
     loads = [load for load in record["loads"] if load["repository"] == label]
     single = [load for load in loads if load["batch"] == 1]
     chosen = (
@@ -126,7 +126,7 @@ def _steps(record: Record) -> Iterator[Sheet]:
             cell = Cell(load["batch"], load["callers"])
             local = load["median"]["local_ms"]
             here = (("in the client", "-", "-", _ms(local), *["-"] * 5),) if local is not None else ()
-            yield Sheet(f"Steps of {entry['label']}, ms a request: {cell}", columns, (*here, *rows))
+            yield Sheet(f"Steps of {entry['label']}, ms per request: {cell}", columns, (*here, *rows))
 
 
 def _step_row(name: str, step: Mapping[str, Any]) -> tuple[str, ...]:
@@ -168,6 +168,6 @@ def _share(value: float) -> str:
 
 
 def advice_lines(advice: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Each proposal as a sentence with its reason, and the lines to write; what would not help comes last."""
+    """Yield each proposal as a sentence with its reason, and the config lines; unhelpful ones come last."""
     for entry in advice:
         yield f"{entry['what']} {entry['why']}", entry["lines"]

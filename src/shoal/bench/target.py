@@ -1,4 +1,4 @@
-"""What is measured: a repository's pipeline on a server of its own, and how it is asked."""
+"""Measured pipelines: their repository, and the clients that send them requests."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from shoal.repository.placement import HYBRID
 from shoal.server.launch import Server
 
 TIMEOUT = 600.0  # seconds of one request: hundreds of texts on a CPU take minutes
-PLAN = ("placement", "dtype", "target")  # of the manifest: what repositories of one pipeline differ in
+PLAN = ("placement", "dtype", "target")  # manifest fields in which repositories of one pipeline differ
 
 
 @dataclass(frozen=True)
 class Target:
-    """A pipeline in a repository, under the name that tables give it."""
+    """A pipeline in a repository, with its label in tables."""
 
     label: str
     repository: Path
@@ -39,7 +39,7 @@ class Target:
 
     @property
     def name(self) -> str:
-        """The model that requests are sent to."""
+        """Name of the model that requests are sent to."""
         return self.graph.config.name
 
     @property
@@ -49,16 +49,16 @@ class Target:
 
     @property
     def models(self) -> dict[str, ModelConfig]:
-        """Every model of the repository, by name."""
+        """All models of the repository, by name."""
         configs = (read_config(path.parent) for path in sorted(self.repository.glob("*/config.pbtxt")))
         return {config.name: config for config in configs}
 
     def steps(self) -> dict[str, ModelConfig]:
-        """The models that compute for this pipeline, those of nested ensembles too, in the order of the steps."""
+        """Return the non-ensemble models of this pipeline and its nested ensembles, in the order of the steps."""
         return _leaves(self.graph.config, self.models)
 
     def describe(self) -> dict[str, Any]:
-        """For the record."""
+        """Return the JSON form for the record."""
         described = describe(self.graph)
         return {
             "label": self.label,
@@ -84,20 +84,20 @@ def _leaves(config: ModelConfig, models: Mapping[str, ModelConfig]) -> dict[str,
 
 
 def find_targets(places: Sequence[Path], model: str = "") -> list[Target]:
-    """The pipelines of these repositories (or model folders), all of which take the same inputs.
+    """Find the pipelines of these repositories (or model folders), which must all take the same inputs.
 
-    Each is called by its placement, or, where two have the same, by what tells them apart.
+    Each is labelled by its placement, or by another property if two have the same.
 
     Raises:
         InputError: they take different inputs, one is named twice, or has no such model.
-        ArtifactError: one is no repository.
+        ArtifactError: one is not a repository.
     """
     targets = [_find(place, model) for place in places]
     first = targets[0]
     for other in targets[1:]:
         if other.graph.config.spec.inputs != first.graph.config.spec.inputs:
             raise InputError(
-                f"{other.name} in {other.repository} takes other inputs than {first.name} in {first.repository}.",
+                f"{other.name} in {other.repository} takes different inputs from {first.name} in {first.repository}.",
                 "Compare repositories of one pipeline, or name it: --model NAME",
             )
     if len({target.repository for target in targets}) < len(targets):
@@ -130,10 +130,9 @@ def _find(place: Path, model: str) -> Target:
 
 
 class Clock:
-    """Adds up the seconds that calls take, whichever threads they run in; those under way count as far as they are.
+    """Sums the seconds of calls over all threads; running calls count up to now. A context manager around each call."""
 
-    Use it as a context around each call.
-    """
+    # A start subtracts the clock and an end adds it; read() adds the clock once for each running call.
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -151,15 +150,15 @@ class Clock:
             self._ended += 1
 
     def read(self) -> tuple[float, int]:
-        """Seconds of all calls so far, and how many have ended."""
+        """Return the seconds of all calls so far, and the number of ended calls."""
         with self._lock:
             return self._seconds + self._running * time.perf_counter(), self._ended
 
 
 class Pool:
-    """Clients of one server, each used by one caller at a time: none waits for another's connection.
+    """Pool of clients of one server, each used by one caller at a time.
 
-    No request is repeated: what the server turns away ends the measurement, instead of looking slow.
+    Requests are not retried: a rejection ends the measurement instead of appearing as latency.
     """
 
     def __init__(self, url: str, protocol: str) -> None:
@@ -169,9 +168,7 @@ class Pool:
         self.clocks: defaultdict[str, Clock] = defaultdict(Clock)  # of its requests, by model
 
     def connect(self, number: int, models: Collection[str]) -> None:
-        """Have ``number`` clients for each of ``models``, which are connected and know it: under load that would take
-        the load's time.
-        """
+        """Open ``number`` clients per model, with its description cached, so that this does not happen under load."""
         while len(self._made) < number * len(models):
             client = self._make()
             for model in models:
@@ -185,7 +182,7 @@ class Pool:
         return client
 
     def infer(self, model: str, inputs: Mapping[str, Any] | None = None, /, **options: Any) -> Answer:
-        """Ask with a client that nobody uses."""
+        """Send a request with an idle client."""
         try:
             client = self._idle.pop()  # the last one used: its connection is warm
         except IndexError:
@@ -203,9 +200,9 @@ class Pool:
 
 
 class Sender:
-    """Asks a target on its server for rows, as a user of its placement would.
+    """Sends requests to a target on its server, as a client of its placement does.
 
-    In ``hybrid`` the Python components run here, in the caller's thread.
+    In ``hybrid`` the Python components run in the caller's thread.
     """
 
     def __init__(self, target: Target, server: Server, inputs: Inputs, protocol: str, held: ExitStack) -> None:
@@ -221,12 +218,12 @@ class Sender:
         self._before = (0.0, 0)
 
     def connect(self, callers: int) -> None:
-        """Make ready for so many callers."""
+        """Open the connections for this many callers."""
         levels = self._remote_levels() if self._pipeline else [[self._target.name]]
         self._pool.connect(callers, [model for level in levels for model in level])
 
     def send(self, number: int, rows: int) -> int:
-        """Perform the ``number``-th request of ``rows`` rows; returns ``rows``."""
+        """Send the ``number``-th request of ``rows`` rows; return ``rows``."""
         tensors = self._inputs.take(number * rows, rows)
         if self._pipeline is None:
             self._pool.infer(self._target.name, tensors)
@@ -236,11 +233,10 @@ class Sender:
         return rows
 
     def take_local_ms(self) -> float | None:
-        """The mean milliseconds of a request since the last call in which it did not wait for the server; None but in
-        ``hybrid``.
+        """Return the mean ms per request spent in the client's steps since the last call; None except in ``hybrid``.
 
-        It is the difference of two sums: a step beside others runs in a thread that does not know its request. Of
-        models that are asked side by side the one that takes longest counts.
+        It is the total time minus the time spent waiting for the server, since parallel steps run in threads that do
+        not know their request. Of models called in parallel, the slowest counts.
         """
         if self._pipeline is None:
             return None
@@ -252,7 +248,7 @@ class Sender:
         return 1000 * max(here, 0.0) / number if number else None
 
     def _remote_levels(self) -> list[list[str]]:
-        """The models that a pipeline of ``hybrid`` asks of the server; those in one list side by side."""
+        """Return the models that a ``hybrid`` pipeline calls on the server; those in one list run in parallel."""
         assert self._pipeline is not None
         graph = self._pipeline.graph
         found: dict[int, list[str]] = {}

@@ -1,4 +1,4 @@
-"""How many tokens a row is: without them, rows a second say nothing of an encoder."""
+"""Tokens per row, which put the rows per second of an encoder into context."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _TOKENS = ("TYPE_INT32", "TYPE_INT64")
 
 
 def count_tokens(graph: Graph, inputs: Inputs) -> dict[str, float]:
-    """The mean number of values other than 0 a row in each of the pipeline's inner tensors of integers that are as long
-    as the text: of an attention mask, the tokens; of token ids, those that are no padding.
+    """Return the mean number of non-zero values per row in each inner integer tensor of variable length.
 
-    The steps that write such tensors, and those before them, run in this process; no other does.
+    For an attention mask these are the tokens, for token ids those that are not padding. Only the steps that write such
+    tensors, and those before them, run in this process.
 
     Raises:
-        ShoalError: one of them cannot.
+        ShoalError: one of these steps cannot run.
     """
     wanted = _find(graph)
     counts: dict[str, int] = defaultdict(int)
@@ -44,7 +44,7 @@ def count_tokens(graph: Graph, inputs: Inputs) -> dict[str, float]:
 
 
 def try_to_count(graph: Graph, inputs: Inputs) -> dict[str, Any]:
-    """``per_row``, as ``count_tokens`` gives it, or ``reason`` why there is none."""
+    """Return ``per_row`` from ``count_tokens``, or the ``reason`` why it is not available."""
     try:
         per_row = count_tokens(graph, inputs)
     except ShoalError as error:
@@ -53,7 +53,7 @@ def try_to_count(graph: Graph, inputs: Inputs) -> dict[str, Any]:
 
 
 def _run(graph: Graph, pipelines: dict[int, Pipeline], tensors: Arrays) -> None:
-    """Run the steps in an order in which each finds its inputs, and keep what they write."""
+    """Run the steps in topological order, and add their outputs to ``tensors``."""
     levels = graph.levels()
     for index in sorted(pipelines, key=levels.__getitem__):
         step = graph.steps[index]
@@ -62,13 +62,13 @@ def _run(graph: Graph, pipelines: dict[int, Pipeline], tensors: Arrays) -> None:
 
 
 def _find(graph: Graph) -> list[str]:
-    """Inner tensors of integers with a size that is the row's own."""
+    """Find the inner integer tensors with a dimension of variable size."""
     inner = [edge for edge in graph.edges() if edge.source is not None and edge.target is not None]
     return list(dict.fromkeys(edge.name for edge in inner if edge.tensor.dtype in _TOKENS and -1 in edge.tensor.dims))
 
 
 def _needed(graph: Graph, tensors: list[str]) -> set[int]:
-    """The steps that write these tensors, and all before them."""
+    """Return the steps that write these tensors, and all steps upstream of them."""
     found: set[int] = set()
     left = list(tensors)
     while left:

@@ -1,4 +1,4 @@
-"""The processor's time that a server takes, in all and model by model, as Linux counts it."""
+"""CPU time of a server, in total and per model, from /proc."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from shoal.environment.stub import served_model
 from shoal.processes import processes
 
 _PROC = Path("/proc")
-_TICKS = os.sysconf("SC_CLK_TCK")  # a second
-_BUSY = (1, 2, 3, 6, 7, 8)  # of a core: user, nice, system, irq, softirq, steal
+_TICKS = os.sysconf("SC_CLK_TCK")  # per second
+_BUSY = (1, 2, 3, 6, 7, 8)  # fields of a core in /proc/stat: user, nice, system, irq, softirq, steal
 
 
 @dataclass(frozen=True)
 class Usage:
-    """CPU seconds so far: of the server with its stubs, of this process, of all that ran on this process's cores, and
-    of each model that has stubs.
+    """CPU seconds so far: of the server with its stubs, of this process, of all use of this process's cores, and of
+    each model with stubs.
 
-    The difference of two is what was spent between them.
+    Subtract two for the time spent between them.
     """
 
     server: float
@@ -35,7 +35,7 @@ class Usage:
 
 
 def read_usage(server: int) -> Usage:
-    """The CPU seconds of the server with this process id, which leads its session, and of this process."""
+    """Read the CPU seconds of the server with this process id (a session leader), and of this process."""
     total, models = 0.0, defaultdict[str, float](float)
     for process in processes():
         if process.session == server:
@@ -47,7 +47,7 @@ def read_usage(server: int) -> Usage:
 
 
 def _read_cores() -> float:
-    """Seconds in which the cores that this process may use did something, or were lent to another machine."""
+    """Return the busy seconds of the cores that this process may use, including time stolen by the hypervisor."""
     mine = {f"cpu{core}" for core in os.sched_getaffinity(0)}
     lines = (line.split() for line in (_PROC / "stat").read_text(encoding="utf-8").splitlines())
     return sum(sum(int(fields[at]) for at in _BUSY) for fields in lines if fields[0] in mine) / _TICKS

@@ -1,4 +1,4 @@
-"""Pieces of components to configure: labels, scores, z-scores."""
+"""Building blocks of configurable components: labels, scores, z-scores."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Scores of classes: fit to be compared, and the best of them by name."""
+"""Class scores: checks for NaN and infinity, and the best classes by label."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _LOOK = "Look at what the model before it gives for this row."
 
 
 def check_numbers(arrays: Arrays, device: Device) -> None:
-    """Check that no value is NaN, which loses and wins no comparison.
+    """Check that no value is NaN, for which every comparison is false.
 
-    ``arrays`` are FP32 ``[rows, ...]`` by name, with the same rows. From a GPU a byte comes down for each row of each.
+    ``arrays`` are FP32 ``[rows, ...]`` by name, with the same rows. From a GPU one byte per row and array is copied.
 
     Raises:
-        InputError: it names the first row that holds one.
+        InputError: a value is NaN; the error names the first such row.
     """
-    _check(arrays, device, lambda array: ~namespace(array).isnan(array), "NaN, which is no number")
+    _check(arrays, device, lambda array: ~namespace(array).isnan(array), "NaN, which is not a number")
 
 
 def check_finite(arrays: Arrays, device: Device) -> None:
-    """As ``check_numbers``, and no value may be infinite."""
+    """Check that every value is finite, as ``check_numbers`` does for NaN alone."""
     _check(arrays, device, lambda array: namespace(array).isfinite(array), "NaN or infinity; it must be finite")
 
 
@@ -41,7 +41,7 @@ def _check(arrays: Arrays, device: Device, is_fit: Callable[[Array], Array], wha
 
 @dataclass(frozen=True)
 class Choices:
-    """The best classes of each row: by their labels, or by the numbers of their columns where there are none.
+    """Ranking of each row's best classes, named by label, or by column number without labels.
 
     ``scores`` is the input's name; ``num_best`` 0 gives all classes. It runs on the host, where strings are made.
     """
@@ -52,10 +52,10 @@ class Choices:
 
     @classmethod
     def read(cls, parameters: Parameters, scores: str, num_best: int) -> Choices:
-        """With the parameter ``labels``. The size ``n`` of ``parameters`` is the number of classes.
+        """Create it from the parameter ``labels``; the size ``n`` of ``parameters`` is the number of classes.
 
         Raises:
-            ArtifactError: the labels, or the best, are not as many as the scores can bring.
+            ArtifactError: the number of labels differs from the number of scores, or ``num_best`` exceeds it.
         """
         labels = tuple(parameters.texts("labels"))
         if labels:
@@ -63,16 +63,16 @@ class Choices:
         num_classes = len(labels) or parameters.sizes.get("n", num_best)
         if num_best > num_classes:
             raise ArtifactError(
-                f"{scores} has {num_classes} scores a row; the best {num_best} are wanted.",
+                f"{scores} has {num_classes} scores per row; the best {num_best} are wanted.",
                 f"Take {num_classes} at most, in the parameter k and in the dims of the outputs.",
             )
         return cls(scores, labels, num_best)
 
     def __call__(self, scores: NDArray[np.float32]) -> tuple[NDArray[np.object_], NDArray[np.float32]]:
-        """Names as ``bytes``, and scores, ``[rows, best]`` each, the best first; of equal ones the first column's.
+        """Return names as ``bytes`` and scores, ``[rows, best]`` each, the best first; ties in column order.
 
         Raises:
-            InputError: a score is NaN, or there are not as many as there are labels.
+            InputError: a score is NaN, or the number of scores does not fit the labels or ``num_best``.
         """
         width = scores.shape[1]
         if width != (len(self.labels) or width) or width < max(1, self.num_best):
@@ -85,7 +85,7 @@ class Choices:
 
 
 def _rank(scores: NDArray[np.float32], number: int) -> NDArray[np.intp]:
-    """The columns of the best scores of each row, the best first: ``[rows, number]``."""
+    """Return the columns of each row's best scores, the best first: ``[rows, number]``."""
     best = scores.argmax(axis=1)[:, None] if number == 1 else np.argsort(-scores, axis=1, kind="stable")
     columns: NDArray[np.intp] = best[:, :number]
     return columns

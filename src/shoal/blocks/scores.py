@@ -1,4 +1,4 @@
-"""The blend of two scores."""
+"""Weighted blend of two scores."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from shoal.errors import InputError
 
 
 def blend(weight: Array | float, first: Array, second: Array) -> Array:
-    """``weight * first + (1 - weight) * second``, element by element, in the arrays' own dtype."""
-    if isinstance(weight, float):  # rounded as a weight that came as a tensor is
+    """Return ``weight * first + (1 - weight) * second``, element by element, in the arrays' own dtype."""
+    if isinstance(weight, float):  # rounded as a weight given as a tensor is
         weight = namespace(first).full_like(first, weight)
     return weight * first + (1 - weight) * second
 
 
 def check_weight(weight: np.ndarray[Any, Any], *, name: str) -> None:
-    """Check that each weight lies between 0 and 1.
+    """Check that each weight is between 0 and 1.
 
     Raises:
-        InputError: it names the first row that does not, NaN and infinities included.
+        InputError: a weight is not, or is NaN; the error names the first such row.
     """
     for row in np.flatnonzero(~((weight >= 0) & (weight <= 1))):
         value = weight.reshape(-1)[row]

@@ -1,4 +1,4 @@
-"""``zscore.json``: mean and standard deviation of each column, as a training set had them."""
+"""Reader for ``zscore.json``, the mean and standard deviation of each column of a training set."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _KIND = "list of means and deviations"
 
 
 def read_zscore(path: Path) -> tuple[list[float], list[float]]:
-    """``mean`` and ``std`` of a JSON object with these two lists, one number a column.
+    """Read ``mean`` and ``std`` from a JSON object with these two lists, one number per column.
 
     Raises:
-        ArtifactError: it is not such a file; it names the column.
+        ArtifactError: it is not such a file, or a value cannot be used.
     """
     entries = read_object(path, _KIND, ["mean", "std"])
     for name, numbers in entries.items():
@@ -30,12 +30,12 @@ def read_zscore(path: Path) -> tuple[list[float], list[float]]:
         if spread <= 0:
             raise refusal(path, _KIND, f"std of column {column} is {spread:g}, expected a number above 0")
         if (1 + abs(middle)) / spread > GREATEST:
-            why = f"mean {middle:g} and std {spread:g} of column {column} give z-scores that are no FP32 numbers"
+            why = f"mean {middle:g} and std {spread:g} of column {column} give z-scores that FP32 cannot hold"
             raise refusal(path, _KIND, why)
     return [*map(float, mean)], [*map(float, std)]
 
 
 def normalise(raw: Array, mean: Array, std: Array) -> Array:
-    """z-scores, FP32 ``[rows, features]``."""
+    """Return z-scores, FP32 ``[rows, features]``."""
     xp = namespace(raw)
     return xp.astype((raw - mean) / std, xp.float32)

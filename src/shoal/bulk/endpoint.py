@@ -1,4 +1,4 @@
-"""Who answers the requests of bulk work: a served model, or a pipeline in this process."""
+"""Endpoints of bulk work: a served model, or a pipeline in this process."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from shoal.component.tensors import Array
 from shoal.errors import InputError, ServerError
 from shoal.local import Pipeline
 
-# Of a request to a server, which joins those that wait: on a CPU requests of 16 were faster than of 1, 8 or 32
+# Rows per request to a server, which batches requests that wait: on a CPU, 16 were faster than 1, 8 or 32
 # (benchmarks/results/infer-*.json).
 SERVED_ROWS = 16
 SERVED_REQUESTS = 3  # at a time: one in the encoder, one before it, one that waits
-LOCAL_ROWS = 32  # of a call in this process, where nobody joins them
+LOCAL_ROWS = 32  # per call in this process, where calls are not batched
 LOCAL_REQUESTS = 2  # at a time: one's text is read while the other's is in the encoder
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """``call`` answers a request of at most ``max_rows`` rows; ``num_callers`` threads may call it at a time."""
+    """A model that answers bulk requests: ``call`` takes at most ``max_rows`` rows, from ``num_callers`` threads."""
 
     name: str
     inputs: tuple[TensorSpec, ...]
@@ -34,10 +34,10 @@ class Endpoint:
     sample: Mapping[str, Any] | None = None  # a request that was answered once
 
     def check_well(self) -> None:
-        """Check, where a row was refused, that it is the row: a server may lose a model, or get another of its name.
+        """Check, after a row was refused, that the model is well: a server may lose or replace it during a run.
 
         Raises:
-            ServerError: what was answered before is not any more.
+            ServerError: a request that was answered before is refused now.
         """
         if self.sample is not None:
             try:
@@ -48,8 +48,8 @@ class Endpoint:
                 ) from None
 
     def rehearsed(self, constants: Mapping[str, float], *, must_answer: bool = True) -> Endpoint:
-        """The model after a request for one text: what is wrong with the server, or with numbers given for every row,
-        shows before the first.
+        """Return the model after a test request with one text, so that a failing server, or a wrong number given for
+        every row, is found before the first row.
 
         Raises:
             InputError: it is refused, unless it need not be answered since rows give other inputs too.
@@ -66,7 +66,7 @@ class Endpoint:
 
     @property
     def text_input(self) -> str:
-        """The input that takes texts.
+        """Name of the input that takes texts.
 
         Raises:
             InputError: there is none.
@@ -77,7 +77,7 @@ class Endpoint:
         raise InputError(f"Model {self.name} takes no text.", "Name an ensemble that does: --model NAME")
 
     def find_input(self, name: str) -> TensorSpec:
-        """The declaration of an input.
+        """Return the declaration of an input.
 
         Raises:
             InputError: the model has none of this name.
@@ -89,14 +89,14 @@ class Endpoint:
 
     @property
     def columns(self) -> dict[str, str]:
-        """The column that each output is written to: its name in lower case."""
+        """Column that each output is written to: its name in lower case."""
         names = [spec.name for spec in self.outputs]
         lower = [name.lower() for name in names]
         return dict(zip(names, lower if len(set(lower)) == len(lower) else names, strict=True))
 
 
 def served(client: Client, name: str, *, max_rows: int | None = None, num_callers: int | None = None) -> Endpoint:
-    """A model on a server.
+    """Make the endpoint of a model on a server.
 
     Raises:
         InputError: the server has no such model, or it does not batch.
@@ -104,7 +104,7 @@ def served(client: Client, name: str, *, max_rows: int | None = None, num_caller
     """
     try:
         limit = client.max_batch_size(name)
-    except RestrictedError:  # the client divides what turns out to be too long
+    except RestrictedError:  # the client divides requests that turn out to be too large
         limit = max_rows or SERVED_ROWS
     return Endpoint(
         name,
@@ -117,7 +117,7 @@ def served(client: Client, name: str, *, max_rows: int | None = None, num_caller
 
 
 def local(pipeline: Pipeline, *, max_rows: int | None = None, num_callers: int | None = None) -> Endpoint:
-    """A pipeline in this process; of one with a remote half, more requests are on their way at a time.
+    """Make the endpoint of a pipeline in this process; one with a remote half keeps more requests in flight.
 
     Raises:
         InputError: it does not batch.
@@ -135,7 +135,9 @@ def local(pipeline: Pipeline, *, max_rows: int | None = None, num_callers: int |
 
 def _check_rows(name: str, wanted: int | None, default: int, limit: int) -> int:
     if limit == 0:
-        raise InputError(f"Model {name} does not batch.", "Ask it with shoal.Client, one request a text.")
+        raise InputError(f"Model {name} does not batch.", "Ask it with shoal.Client, one request per text.")
     if wanted is not None and wanted > limit:
-        raise InputError(f"Model {name} takes at most {limit} rows a request, not {wanted}.", "Give a smaller number.")
+        raise InputError(
+            f"Model {name} takes at most {limit} rows per request, not {wanted}.", "Give a smaller number."
+        )
     return wanted or min(default, limit)

@@ -1,4 +1,4 @@
-"""Score rows of any number: to a file, which an interrupted run goes on with, or to a stream."""
+"""Score any number of rows: to a file, with resumption after an interruption, or to a stream."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ OUTPUT_KINDS = (".csv", ".jsonl", ".parquet")
 
 
 class OnRows(Protocol):
-    """Told how far a run is."""
+    """Progress callback of a run."""
 
     def __call__(self, done: int, fraction: float | None) -> None:
-        """``done`` rows are answered, ``fraction`` of the input is read, where its size is known."""
+        """Report that ``done`` rows are answered and ``fraction`` of the input is read, where its size is known."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What a run came to."""
+    """Totals of a run."""
 
     num_rows: int
     num_failed: int
@@ -44,7 +44,7 @@ def make_feed(
     columns: Mapping[str, str] | None = None,
     constants: Mapping[str, float] | None = None,
 ) -> Feed:
-    """How the table's rows fill the model's inputs: ``columns`` and ``constants`` are by input.
+    """Map the table's rows to the model's inputs: ``columns`` and ``constants`` are by input.
 
     Raises:
         InputError: the model has no such input, or one is given twice.
@@ -71,12 +71,12 @@ def make_feed(
 
 
 def make_format(kind: str, table: Table[Row], model: Endpoint, origin: Path | None = None) -> Format:
-    """The format of this kind (the ending of a file) for the answers of a model to a table's rows.
+    """Make the format of this kind (the ending of a file) for the answers of a model to a table's rows.
 
     ``origin`` is the file that the table is read from, if it is one.
 
     Raises:
-        InputError: there is none, or the table has a column where an answer would go.
+        InputError: the kind is unknown, or the table has a column where an answer would go.
         SetupError: the library for Parquet is not installed.
     """
     layout = Layout(table.columns, {model.columns[spec.name]: spec for spec in model.outputs})
@@ -95,7 +95,7 @@ def make_format(kind: str, table: Table[Row], model: Endpoint, origin: Path | No
 def infer_to_stream(
     table: Table[Row], model: Endpoint, feed: Feed, form: Format, stream: BinaryIO, on_rows: OnRows
 ) -> Summary:
-    """Write the answers as they come, in order."""
+    """Write the answers as they arrive, in order."""
     done = failed = 0
     stream.write(form.header())
     for scored in score(table.rows, model, feed):
@@ -118,13 +118,13 @@ def infer_to_file(
     on_rows: OnRows,
     is_fresh: bool = False,
 ) -> Summary:
-    """Write the answers to ``output``, which is there when all of them are, and not before.
+    """Write the answers to ``output``, which appears only when it is complete.
 
-    Until then they are kept in ``OUTPUT.partial``. A run that finds it goes on from it, if its ``settings`` are the
-    same and the rows that were answered still stand at the beginning of the input.
+    Until then they are kept in ``OUTPUT.partial``. A run that finds it resumes from it, if its ``settings`` are the
+    same and the input still begins with the rows that were answered.
 
     Raises:
-        InputError: the settings or rows are others, or the output is there already.
+        InputError: the settings or rows differ, or the output exists.
         SetupError: the output cannot be written.
     """
     output = output.resolve()  # through a link, the file that it names is written
@@ -147,14 +147,14 @@ def infer_to_file(
 
 
 def _skip(rows: _Hashed, journal: Journal, table: Table[Row]) -> None:
-    """Pass over what has been answered."""
+    """Skip the rows that have been answered, and check that they are the same as before."""
     skipped = sum(1 for _ in islice(rows, journal.num_rows))
     digest = rows.begin_windows()
     if skipped < journal.num_rows or (skipped and digest != journal.digest):
         raise InputError(
             f"The first {journal.num_rows:,} rows of {table.source.name} are not those that {journal.path.name} has"
             " answers for.",
-            "Give the same input, or begin anew: --fresh",
+            "Give the same input, or start over: --fresh",
         )
 
 
@@ -201,10 +201,10 @@ class _Hashed:
         return number, row
 
     def begin_windows(self) -> str:
-        """The digest of all rows so far, behind which the first window begins."""
+        """Start the windows after the rows read so far; returns the digest of those."""
         self._next_end = self._num_rows + WINDOW
         return self._hash.hexdigest()
 
     def digest_after(self, num_rows: int) -> str:
-        """The digest of the first ``num_rows`` rows, where a window ends."""
+        """Return the digest of the first ``num_rows`` rows, where a window ends."""
         return self._digests.pop(num_rows)

@@ -1,7 +1,7 @@
-"""``OUTPUT.partial``: what a run has answered so far, so that the same command goes on where it was stopped.
+"""Journal ``OUTPUT.partial``: the answers of a run so far, so that the same command resumes where it was stopped.
 
-A header line, then frames: a line of JSON with the payload's size and SHA-256, and the payload. What was being written
-when the process or the machine went down fails its hash and is cut off.
+A header line, then frames: a line of JSON with the payload's size and SHA-256, and the payload. A frame that was being
+written when the process or the machine failed does not match its hash and is cut off.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class Journal:
     """
 
     path: Path
-    file: FileIO  # without a buffer: what a full disk has not taken would be written again when it is closed
+    file: FileIO  # unbuffered: a buffer that did not fit on a full disk would be written again on close
     num_rows: int = 0
     num_failed: int = 0
     digest: str = ""
 
     def append(self, payload: bytes, *, num_rows: int, num_failed: int, digest: str) -> None:
-        """Keep the answers of the next rows."""
+        """Append the answers of the next rows."""
         entry = {
             "rows": num_rows, "failed": num_failed, "input": digest,
             "bytes": len(payload), "sha256": hashlib.sha256(payload).hexdigest(),
@@ -58,7 +58,7 @@ class Journal:
         self.digest = entry["input"]
 
     def payloads(self) -> Iterator[bytes]:
-        """What was kept, from the beginning."""
+        """Yield all payloads, from the beginning."""
         with self.path.open("rb") as file:
             file.readline()
             while line := file.readline():
@@ -86,16 +86,16 @@ def _read_frame(file: BinaryIO) -> dict[str, Any] | None:
 
 
 def partial_path(output: Path) -> Path:
-    """Where the journal of an output lies."""
+    """Return the path of an output's journal."""
     return output.with_name(f"{output.name}.partial")
 
 
 @contextmanager
 def open_journal(output: Path, settings: Mapping[str, Any], *, is_fresh: bool) -> Iterator[Journal]:
-    """The journal of ``output``, begun or gone on with. It stays: whoever has written the output removes it.
+    """Open the journal of ``output``, new or resumed. It is kept: the caller removes it once the output is written.
 
     Raises:
-        InputError: it was begun with other settings, which are named, or is not one of shoal's.
+        InputError: it was begun with other settings, which are named, or was not written by shoal infer.
         SetupError: another process writes it, or the folder cannot be written.
     """
     path = partial_path(output)
@@ -115,7 +115,7 @@ def _begin(journal: Journal, settings: Mapping[str, Any], *, is_fresh: bool) -> 
         line = file.readline()
     is_begun = line.endswith(b"\n")
     if not f'{{"{MARK}": '.startswith(line.decode("ascii", "replace")[: len(MARK) + 5]):
-        raise InputError(f"{journal.path} is none of shoal's.", "Move it away, or name another output.")
+        raise InputError(f"{journal.path} was not written by shoal infer.", "Move it away, or name another output.")
     if is_begun and not is_fresh:
         _check_settings(json.loads(line), json.loads(wanted), journal.path)
         journal.read_back()
@@ -137,13 +137,13 @@ def _check_settings(begun: Mapping[str, Any], wanted: Mapping[str, Any], path: P
             raise InputError(
                 f"{path} was begun with another {name.replace('_', ' ')}: {shorten(begun.get(name))},"
                 f" now {shorten(wanted.get(name))}.",
-                "Begin anew: --fresh",
+                "Start over: --fresh",
             )
 
 
 @contextmanager
 def written(path: Path) -> Iterator[None]:
-    """Around writing: the operating system's refusals in shoal's words."""
+    """Convert the operating system's errors while writing to shoal's own."""
     try:
         yield
     except OSError as error:

@@ -1,6 +1,6 @@
-"""What answers are written as: CSV, JSON Lines and Parquet.
+"""Output formats of answers: CSV, JSON Lines and Parquet.
 
-A format makes bytes of scored rows, which go to a pipe or a journal, and a whole file of all that a journal kept.
+A format encodes scored rows to bytes, which go to a pipe or a journal, and makes the whole file from a journal.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ Payloads = Callable[[], Iterator[bytes]]  # all that was encoded, from the begin
 
 
 class Format(Protocol):
-    """How scored rows are written."""
+    """Output format of scored rows."""
 
     def header(self) -> bytes:
-        """What stands before the first row."""
+        """Return the bytes before the first row."""
 
     def admit(self, scored: Scored) -> Scored:
-        """The row, or its error where the format has no place for what it holds."""
+        """Return the row, or its error where the format cannot hold its values."""
 
     def encode(self, rows: Sequence[Scored]) -> bytes:
-        """The rows, to be appended to what was encoded before."""
+        """Encode the rows, to be appended to those encoded before."""
 
     def finish(self, payloads: Payloads, path: Path) -> None:
         """Write the whole file, of all that was encoded."""
@@ -42,21 +42,21 @@ class Format(Protocol):
 
 @dataclass(frozen=True)
 class Layout:
-    """Which columns the input has, where it is known beforehand, and which ones the answers add, by their tensors."""
+    """Columns of the input, where they are known beforehand, and those that the answers add, by their tensors."""
 
     columns: tuple[str, ...]
     added: Mapping[str, TensorSpec]
 
     @property
     def reserved(self) -> tuple[str, ...]:
-        """The columns of the answers and the errors."""
+        """Columns of the answers and the errors."""
         return (*self.added, ERROR)
 
     def check(self, source: str) -> None:
         """Check that no answer takes the place of a column, or of another answer.
 
         Raises:
-            InputError: a column of that name is there.
+            InputError: there is a column of that name.
         """
         taken = [name for name in self.reserved if name in self.columns]
         if taken:
@@ -65,7 +65,7 @@ class Layout:
             raise InputError(f"The model gives an output {ERROR!r}, where errors go.", "Ask it with shoal.Client.")
 
     def refuse(self, scored: Scored, name: str, why: str) -> Scored:
-        """The row with an error in the place of its answer, and without the value that has no place."""
+        """Return the row with an error instead of its answer, and without the value that the format cannot hold."""
         assert not isinstance(scored.row, ArtifactError)
         row = {key: value for key, value in scored.row.items() if key not in self.reserved}
         said = f"Row {scored.number} has a column {shorten(name)} ({shorten(scored.row[name])}), {why}"
@@ -73,13 +73,13 @@ class Layout:
 
 
 def answered(scored: Scored) -> dict[str, Any]:
-    """All that the row had, then its answers, or its ``error``."""
+    """Return the row's own values, then its answers, or its ``error``."""
     given = {} if isinstance(scored.row, ArtifactError) else scored.row
     return {**given, **({ERROR: scored.answer} if isinstance(scored.answer, str) else scored.answer)}
 
 
 class JsonLines:
-    """An object a row; nothing stands before the first."""
+    """JSON Lines: one object per row, no header."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -99,7 +99,7 @@ class JsonLines:
 
 
 def dump_json(row: Mapping[str, Any]) -> bytes:
-    """A line of JSON; what JSON has no form for as text."""
+    """Encode a row as one line of JSON; values of types that JSON lacks become text."""
     try:
         return json.dumps(row, ensure_ascii=False, default=as_text).encode() + b"\n"
     except UnicodeEncodeError:  # a lone surrogate, which only an escape can write
@@ -107,7 +107,7 @@ def dump_json(row: Mapping[str, Any]) -> bytes:
 
 
 def as_text(value: object) -> str:
-    """A value that has no form of its own in the file: bytes with escapes for what is no UTF-8, times in ISO 8601."""
+    """Convert a value of another type to text: bytes with escapes for what is not UTF-8, times in ISO 8601."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "backslashreplace")
     isoformat = getattr(value, "isoformat", None)
@@ -115,9 +115,9 @@ def as_text(value: object) -> str:
 
 
 class Csv(JsonLines):
-    """Commas, quotes doubled within quotes, ``\\n`` at the ends of lines; ``error`` is the last column.
+    """CSV: commas, quotes doubled within quotes, ``\\n`` at the ends of lines; ``error`` is the last column.
 
-    The header is the first row's columns and those of the answers. Bytes that were no UTF-8 are written as they came.
+    The header is the first row's columns and those of the answers. Bytes that were not UTF-8 are written unchanged.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -131,7 +131,7 @@ class Csv(JsonLines):
     def admit(self, scored: Scored) -> Scored:
         others = [name for name in scored.row if name not in self._known] if isinstance(scored.row, dict) else []
         if others:
-            why = "which the first row has not; CSV cannot hold it, .jsonl can."
+            why = "which the first row lacks; CSV cannot hold it, .jsonl can."
             return self._layout.refuse(scored, others[0], why)
         return super().admit(scored)
 
@@ -143,7 +143,9 @@ class Csv(JsonLines):
 
 
 class _Lines(list[str]):
-    """What csv writes to. It quotes what is in its line's end alone, and a bare carriage return has to be quoted."""
+    """Line sink of ``csv.writer``. With ``\\r\\n`` as its line end, csv also quotes a bare carriage return, as it must;
+    the sink then makes it ``\\n``.
+    """
 
     def write(self, line: str) -> None:
         self.append(line[: -len("\r\n")] + "\n")
@@ -168,7 +170,7 @@ def _csv_cell(value: Any) -> str:
 
 
 def writable(text: str) -> str:
-    """``text`` with escapes for lone surrogates, which UTF-8 has no form for."""
+    """Escape lone surrogates in ``text``, which UTF-8 cannot encode."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 

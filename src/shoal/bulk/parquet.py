@@ -1,4 +1,4 @@
-"""Answers as Parquet: with the types of the Parquet file that the rows came from, or with types found in the rows."""
+"""Parquet output: with the types of the Parquet file that the rows came from, or with types found in the rows."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from shoal.component.spec import STRING, TensorSpec
 from shoal.errors import ArtifactError, needs
 from shoal.tables.binary import BUFFER
 
-_GROUP_ROWS = 4096  # rows of a row group, which are in memory together
-_EXACT = 2**53  # whole numbers up to this one are FP64's too
+_GROUP_ROWS = 4096  # rows per row group, which are in memory together
+_EXACT = 2**53  # FP64 holds all whole numbers up to this one
 
 
 class Parquet(JsonLines):
-    """The rows' columns, the answers', and ``error``, null where a row has an answer.
+    """Parquet with the rows' columns, the answers', and ``error``, null where a row has an answer.
 
     Rows of ``origin``, a Parquet file, keep their types: it is read again when the answers are complete. Others get
     INT64, FP64, booleans and strings, whichever holds all that a column has; objects and lists as JSON.
@@ -34,7 +34,7 @@ class Parquet(JsonLines):
         self._added = [pyarrow.field(name, kind) for name, kind in {**added, ERROR: pyarrow.string()}.items()]
 
     def encode(self, rows: Sequence[Scored]) -> bytes:
-        """JSON Lines, since Parquet cannot be appended to; of rows that a file has, the answers alone."""
+        """Encode as JSON Lines, since Parquet cannot be appended to; the answers alone if ``origin`` has the rows."""
         if self._origin is None:
             return super().encode(rows)
         return b"".join(dump_json({ERROR: s.answer} if isinstance(s.answer, str) else s.answer) for s in rows)
@@ -78,7 +78,7 @@ class Parquet(JsonLines):
                 for batch in file.iter_batches(batch_size=_GROUP_ROWS, use_threads=False):
                     rows = list(islice(answers, batch.num_rows))
                     if len(rows) < batch.num_rows:
-                        raise ArtifactError(f"{origin.name} changed while it was read.", "Begin anew: --fresh")
+                        raise ArtifactError(f"{origin.name} changed while it was read.", "Start over: --fresh")
                     added = [self._arrow.array([row.get(f.name) for row in rows], f.type) for f in self._added]
                     yield self._arrow.Table.from_arrays([*batch.columns, *added], schema=schema)
 
@@ -99,7 +99,7 @@ def _lines(payloads: Payloads) -> Iterator[dict[str, Any]]:
 
 
 def _find_kinds(values: Iterator[tuple[str, Any]]) -> dict[str, set[str]]:
-    """What each column holds, in the order in which columns appear."""
+    """Collect the kinds of values in each column, in the order in which columns appear."""
     kinds: dict[str, set[str]] = {}
     for name, value in values:
         seen = kinds.setdefault(name, set())

@@ -1,4 +1,4 @@
-"""Rows in, an answer or an error for each of them out, in order and in bounded memory."""
+"""Score a stream of rows: an answer or an error for each, in order and in bounded memory."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from shoal.component.tensors import Array
 from shoal.errors import ArtifactError, ServerError, SetupError, ShoalError
 from shoal.tables.common import Row
 
-# Rows that are sorted by length and cut into requests together. Which rows share a batch touches the last bits of an
-# encoder's scores: windows begin at the same rows in a run that goes on as in one that was not interrupted.
+# Rows that are sorted by length and cut into requests together. Which rows share a batch affects the last bits of an
+# encoder's scores: windows begin at the same rows in a resumed run as in one that was not interrupted.
 WINDOW = 256
-_FATAL = (ArtifactError, ServerError, SetupError)  # of the machines, not of a row
+_FATAL = (ArtifactError, ServerError, SetupError)  # errors of the setup, not of a row
 
 Answer = dict[str, Any] | str  # values by column, or the row's error
 
@@ -35,20 +35,20 @@ class Scored(NamedTuple):
 
 @dataclass(frozen=True)
 class Feed:
-    """How a row fills a model's inputs: from columns, by input; and with the same number for every row."""
+    """Mapping of a row to a model's inputs: ``columns`` by input, and ``constants``, the same for every row."""
 
     columns: Mapping[str, str]
     constants: Mapping[str, float] = field(default_factory=dict)
 
     def inputs(self, row: Mapping[str, Any], specs: Mapping[str, TensorSpec]) -> dict[str, Any]:
-        """The inputs of one row; a number that its column leaves empty is left out."""
+        """Return the inputs of one row; a number whose cell is empty is left out."""
         given = {name: _value(row.get(column), specs[name]) for name, column in self.columns.items()}
         present = {n: v for n, v in given.items() if v is not None or specs[n].dtype == STRING}
         return {**present, **self.constants}
 
 
 def _value(value: Any, spec: TensorSpec) -> Any:
-    """What a file has as the model takes it: files of text have numbers as text."""
+    """Convert a value of a file to the input's type: text files hold numbers as text."""
     if spec.dtype == STRING or not isinstance(value, str):
         return value
     if not value.strip():
@@ -56,14 +56,14 @@ def _value(value: Any, spec: TensorSpec) -> Any:
     try:
         return int(value) if spec.numpy_dtype.kind in "iu" else float(value)
     except ValueError:
-        return value  # refused with the words that it gets everywhere
+        return value  # refused later, with the usual error
 
 
 def score(rows: Iterable[tuple[int, Row]], model: Endpoint, feed: Feed) -> Iterator[list[Scored]]:
-    """Answer all rows, a window at a time, in order; several requests are on their way at any time.
+    """Answer all rows, a window at a time, in order; several requests are in flight at any time.
 
     Raises:
-        ServerError: the server went away; windows that were answered before it have been given.
+        ServerError: the server went away; windows that were answered before have been yielded.
     """
     rows = iter(rows)
     ahead = 1 + -(-2 * model.num_callers * model.max_rows // WINDOW)  # windows that keep every caller busy
@@ -104,7 +104,8 @@ class _Window(NamedTuple):
 
 
 def _cut(inputs: Mapping[int, Mapping[str, Any]], max_rows: int) -> Iterator[list[int]]:
-    """Requests of rows that give the same inputs, and whose texts are about as long: an encoder pads to the longest."""
+    """Length bucketing: cut a window into requests of rows with the same inputs and texts of similar length."""
+    # An encoder pads to the longest text of a batch.
     groups: dict[frozenset[str], list[int]] = {}
     for at, given in inputs.items():
         groups.setdefault(frozenset(given), []).append(at)
@@ -119,7 +120,7 @@ def _length(inputs: Mapping[str, Any]) -> int:
 
 
 def ask(model: Endpoint, rows: Sequence[Mapping[str, Any]]) -> list[Answer]:
-    """Answer rows that give the same inputs in one request; where it is refused, in two of half the size each.
+    """Answer rows that give the same inputs in one request; if it is refused, bisect it.
 
     So a bad row ends up alone and with its own error, and all others are answered.
     """
@@ -137,7 +138,7 @@ def ask(model: Endpoint, rows: Sequence[Mapping[str, Any]]) -> list[Answer]:
 
 
 def _column(values: list[Any]) -> list[Any] | Array:
-    """A value a row; a list among them is a value that is refused, not a dimension."""
+    """Return one value per row; a list among them is a value that is refused, not a dimension."""
     if not any(isinstance(value, list | dict) for value in values):
         return values
     array = np.empty(len(values), np.object_)
@@ -151,12 +152,12 @@ def _rows(model: Endpoint, outputs: Mapping[str, Array], num_rows: int) -> list[
 
 
 def _values(array: Array) -> list[Any]:
-    """A value a row: a number or string where the tensor has one, else a list."""
+    """Return one value per row: a number or string where the tensor has one, else a list."""
     flat: list[Any] = array.reshape(-1).tolist()
     if array.dtype == np.object_:
         flat = [text.decode("utf-8", "backslashreplace") for text in flat]
     elif array.dtype == np.float32:
-        # The shortest decimals that are the same FP32 again: 0.1, not 0.10000000149.
+        # The shortest decimals that round to the same FP32: 0.1, not 0.10000000149.
         flat = [float(str(number)) for number in array.reshape(-1)]
     if array.shape[1:] == (1,):
         return flat

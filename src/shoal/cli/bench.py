@@ -1,4 +1,4 @@
-"""Measuring pipelines on a real server, and what would make them faster."""
+"""``shoal bench``: measure pipelines on a real server, and advise on what would make them faster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shoal.console import ERR, OUT, plain, print_json, show_progress
 from shoal.errors import InputError
 from shoal.options import Json
 
-QUICK = (1, 8, 32)  # rows a request
+QUICK = (1, 8, 32)  # rows per request
 PROTOCOLS = ("grpc", "http")
 
 
@@ -32,13 +32,13 @@ def bench(
         str, typer.Option(help="The column of texts, where it is not named like the input.")
     ] = "text",
     protocol: Annotated[str, typer.Option(help="grpc or http.")] = "grpc",
-    batches: Annotated[str, typer.Option(help="Rows a request: 1,8,64. Else 1 to 512 by twos.")] = "",
+    batches: Annotated[str, typer.Option(help="Rows per request: 1,8,64. Else 1 to 512 by twos.")] = "",
     callers: Annotated[
         str, typer.Option(help="Requests at a time: 1,16. Else 1 and 16 of single rows, 2 of larger requests.")
     ] = "",
     seconds: Annotated[float | None, typer.Option(min=0.1, help="Of each load, after its warm-up; else 4.")] = None,
     repeats: Annotated[int | None, typer.Option(min=1, help="Times that every load is measured; else 3.")] = None,
-    is_quick: Annotated[bool, typer.Option("--quick", help="Three sizes, a second each, twice: a first look.")] = False,
+    is_quick: Annotated[bool, typer.Option("--quick", help="Three sizes, 1 second each, twice: a first look.")] = False,
     share: Annotated[
         float | None,
         typer.Option("--load", help="Also single rows that arrive at random, at this share of the best rate: 0.7."),
@@ -54,19 +54,19 @@ def bench(
     out: Annotated[Path | None, typer.Option(help="Write bench-DATE.json, .md and pictures to this folder.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure pipelines on a real server: latency, throughput, and what each step takes."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # of components that run here; as in the server
+    """Measure pipelines on a real server: latency, throughput, and the time of each step."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # for components that run here, as in the server
     if protocol not in PROTOCOLS:
-        raise InputError(f"There is no --protocol {protocol!r}.", f"Known: {', '.join(PROTOCOLS)}.")
+        raise InputError(f"Unknown --protocol {protocol!r}.", f"Known: {', '.join(PROTOCOLS)}.")
     if share is not None and not 0 < share <= 1:
-        raise InputError(f"--load {share:g} is no share of a rate.", "Give one between 0 and 1: --load 0.7")
+        raise InputError(f"--load {share:g} is not a share of a rate.", "Give one between 0 and 1: --load 0.7")
     from shoal.bench.measure import Settings
     from shoal.bench.run import BATCHES, Wanted, make_folder, write
     from shoal.bench.run import bench as run_bench
     from shoal.readability.corpus import sample_texts
 
     if out:
-        make_folder(out)  # what cannot be written must not be measured first
+        make_folder(out)  # fail before measuring if it cannot be written
     times = (1.0, 0.3, 2) if is_quick else (4.0, 1.0, 3)
     wanted = Wanted(
         Settings(protocol, seconds or times[0], times[1], repeats or times[2], None if even else seed),
@@ -95,13 +95,15 @@ def bench(
 
 
 def _parse_numbers(text: str, option: str, example: str) -> tuple[int, ...]:
-    """``1,8`` as whole numbers above 0; nothing as none."""
+    """Parse ``1,8`` as whole numbers above 0; an empty text gives none."""
     try:
         numbers = tuple(int(part) for part in text.split(",")) if text else ()
     except ValueError:
         numbers = (0,)
     if any(number < 1 for number in numbers):
-        raise InputError(f"{option} {text!r} is no list of whole numbers above 0.", f"For example: {option} {example}")
+        raise InputError(
+            f"{option} {text!r} is not a list of whole numbers above 0.", f"For example: {option} {example}"
+        )
     return numbers
 
 
@@ -133,6 +135,6 @@ def _print_advice(
     for (sentence, lines), is_help, entry in zip(sentences, helps, advice, strict=True):
         OUT.print(f"{'[green]+[/]' if is_help else '[yellow]-[/]'} {plain(sentence)}", soft_wrap=True)
         if lines:
-            OUT.print(f"    in {plain(entry['model'])}/config.pbtxt, in place of what it says of this:", soft_wrap=True)
+            OUT.print(f"    in {plain(entry['model'])}/config.pbtxt, instead of its present settings:", soft_wrap=True)
             for line in lines.splitlines():
                 OUT.print(f"      {line}", soft_wrap=True, markup=False)

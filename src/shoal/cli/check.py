@@ -1,4 +1,4 @@
-"""Finding a repository's mistakes."""
+"""``shoal check``: find a repository's mistakes."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def check(
         str | None, typer.Option(help="The server it is for: embedded, or a release of NVIDIA's container: 26.06.")
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Warnings fail too.")] = False,
-    explain: Annotated[str, typer.Option(help="Say what a rule is about, and why; `all` for every rule.")] = "",
+    explain: Annotated[str, typer.Option(help="Explain a rule and its reason; `all` for every rule.")] = "",
     as_json: Json = False,
 ) -> None:
     """Find the mistakes in a model repository before Triton does.
 
-    It needs no server, no GPU, and none of the models' libraries, and runs nothing of what it reads. It ends with 0
-    where all is well, 1 after an error (with --strict a warning too), and 2 where there is nothing to check.
+    It needs no server, no GPU, and none of the models' libraries, and runs no code of the repository. The exit code is
+    0 without errors, 1 after an error (with --strict a warning too), and 2 if there is nothing to check.
     """
     from shoal.check import check as find
     from shoal.check.page import explain_rules
@@ -71,7 +71,7 @@ def _print(findings: Sequence[Finding], errors: int) -> None:
         OUT.print("No mistakes found.")
         return
     warnings = len(findings) - errors
-    OUT.print(f"{_count(errors, 'error')}, {_count(warnings, 'warning')}. shoal check --explain RULE says more of one.")
+    OUT.print(f"{_count(errors, 'error')}, {_count(warnings, 'warning')}. shoal check --explain RULE describes one.")
 
 
 def _count(number: int, what: str) -> str:

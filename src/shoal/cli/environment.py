@@ -1,4 +1,4 @@
-"""What a model's Python is: build, inspect, fit, unpack."""
+"""Execution environments of Python models: build, inspect, fit, unpack."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def unpack(
     archive: Annotated[Path, typer.Argument(help="custom_env.tar.gz, or what `env build` wrote.")],
     folder: Annotated[Path, typer.Argument(help="The folder to make.")],
 ) -> None:
-    """Unpack an environment into a folder, letting nothing out of it; Triton loads a folder faster than an archive."""
+    """Safely unpack an environment into a folder; Triton loads a folder faster than an archive."""
     from shoal.environment.build_record import locate
     from shoal.environment.unpacking import unpack as write
 

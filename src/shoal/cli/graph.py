@@ -1,4 +1,4 @@
-"""Showing an ensemble: as a picture, and as tables."""
+"""``shoal graph`` and ``shoal describe``: show an ensemble as a picture, and as tables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shoal.errors import InputError, SetupError
 from shoal.options import Json
 
 _FORMATS = ("mermaid", "svg", "png")
-_USUAL = 18  # characters of a name or a type that stays in one line: four of them have room in 80 columns
+_USUAL = 18  # longest name or type, in characters, that is not wrapped: four of them fit into 80 columns
 _WRAPPED = "moves"
 _SUFFIXES = {".mmd": "mermaid", ".mermaid": "mermaid", ".svg": "svg", ".png": "png"}
 
@@ -38,7 +38,7 @@ def graph(
 
     chosen = _choose_format(form, out)
     if chosen == "png" and out is None and sys.stdout.isatty():
-        raise InputError("A PNG is no text for a terminal.", "Name a file: --out ensemble.png")
+        raise InputError("A PNG cannot be printed on a terminal.", "Name a file: --out ensemble.png")
     drawn = find_graph(folder, model)
     if chosen == "png":
         content = picture.png(drawn)
@@ -57,14 +57,14 @@ def graph(
 def _choose_format(form: str, out: Path | None) -> str:
     chosen = form or (_SUFFIXES.get(out.suffix.lower(), "") if out else "mermaid")
     if not chosen:
-        raise InputError(f"What {out} shall be does not show in its name.", "End it in .svg, .png or .mmd.")
+        raise InputError(f"The format of {out} cannot be derived from its name.", "End it in .svg, .png or .mmd.")
     if chosen not in _FORMATS:
-        raise InputError(f"There is no format {chosen!r}.", f"Known: {', '.join(_FORMATS)}.")
+        raise InputError(f"Unknown format {chosen!r}.", f"Known: {', '.join(_FORMATS)}.")
     return chosen
 
 
 def describe(folder: Folder, model: Model = "", as_json: Json = False) -> None:
-    """Print an ensemble as tables: its steps, what each reads and writes, and each tensor's way."""
+    """Print an ensemble as tables: its steps, what each reads and writes, and the path of each tensor."""
     from shoal.draw.boxes import legible
     from shoal.repository.default_model import find_graph
     from shoal.repository.describe import describe as describe_graph
@@ -74,7 +74,7 @@ def describe(folder: Folder, model: Model = "", as_json: Json = False) -> None:
         print_json(found)
         return
     number = len(found["steps"])
-    rows = f"up to {found['max_batch_size']} rows a request" if found["max_batch_size"] else "no batch dimension"
+    rows = f"up to {found['max_batch_size']} rows per request" if found["max_batch_size"] else "no batch dimension"
     OUT.print(
         f"{legible(found['name'])}: {number} step{'' if number == 1 else 's'}, {rows}", soft_wrap=True, markup=False
     )
@@ -84,7 +84,7 @@ def describe(folder: Folder, model: Model = "", as_json: Json = False) -> None:
 
 
 def _print_steps(steps: Iterable[Mapping[str, Any]]) -> None:
-    """Steps of one level run side by side."""
+    """Print the table of steps; steps of one level run concurrently."""
     names = ("level", "step", "backend", "device", "instances", "rows", "batching")
     _print_table(
         names,
@@ -126,7 +126,7 @@ def _print_tensors(tensors: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _print_table(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """A name of usual length stays whole and leaves the narrow lines to others; no word is cut."""
+    """Print a table in which only long names, and the last column of tensors, are wrapped."""
     from shoal.draw.boxes import legible
 
     cells = [[cell if isinstance(cell, Text) else Text(legible(str(cell))) for cell in row] for row in rows]

@@ -1,4 +1,4 @@
-"""Scoring texts: a few, or files of any size; on a server, or here."""
+"""``shoal infer``: score a few texts, or files of any size, on a server or in this process."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 STREAM_FORMATS = ("table", "csv", "jsonl")
 PLACEMENTS = ("server", "client")
-MAX_SHOWN = 1000  # rows of a table or of one JSON array: both are made of all rows together
+MAX_SHOWN = 1000  # rows of a table or of one JSON array, which are held in memory
 
 
 def infer(
     texts: Annotated[list[str] | None, typer.Argument(help="Texts; without any, --input or standard input.")] = None,
     source: Annotated[
-        str | None, typer.Option("--input", "-i", help="A .txt (a text a line), .csv, .jsonl, .parquet, .xlsx; or -.")
+        str | None, typer.Option("--input", "-i", help="A .txt (a text per line), .csv, .jsonl, .parquet, .xlsx; or -.")
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="A .csv, .jsonl or .parquet to write.")] = None,
     form: Annotated[str, typer.Option("--format", help="On standard output: table, csv or jsonl.")] = "table",
@@ -57,13 +57,13 @@ def infer(
     repository: Annotated[Path, typer.Option(help="For --local and --placement client.")] = Path("build/repository"),
     batch_size: Annotated[int | None, typer.Option(min=1, help="Texts of a request.")] = None,
     concurrency: Annotated[int | None, typer.Option(min=1, help="Requests at a time.")] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew, whatever was begun or written there.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start over, discarding what was written there.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Score texts: given here, from standard input, or from a file, which the same command goes on with if stopped."""
+    """Score texts: given here, from standard input, or from a file; run the same command again to resume."""
     from shoal.bulk.infer import infer_to_file, infer_to_stream, make_feed, make_format
 
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: active waiting collapses beside other work
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: active waiting is very slow beside other work
     _check_choices(form, protocol, placement, output, is_local=is_local)
     with ExitStack() as held:
         table = held.enter_context(_open_table(texts, source, f".{input_format}"))
@@ -76,7 +76,7 @@ def infer(
         )
         constants, fed = _distinct(map(_parse_number, values or ())), _distinct(map(_parse_column, columns or ()))
         feed = make_feed(chosen, table, text_column=text_column, columns=fed, constants=constants)
-        if constants or not texts:  # one request that tells whether the others make sense, where it is not all there is
+        if constants or not texts:  # a trial request before many, which would all fail in the same way
             chosen = chosen.rehearsed(feed.constants, must_answer=not fed)
         if output:
             scored_by = {"server": url or "here"} if where == "server" else {"repository": _digest(repository)}
@@ -102,7 +102,7 @@ def infer(
 
 
 def _show(table: Table[Row], model: Endpoint, feed: Any, text_column: str, *, as_json: bool) -> Summary:
-    """A table, or one JSON array: of few rows."""
+    """Print a few rows as a table or as one JSON array."""
     from shoal.bulk.infer import Summary
     from shoal.bulk.output_formats import answered, dump_json
     from shoal.bulk.scoring import score
@@ -131,11 +131,11 @@ def _check_choices(form: str, protocol: str, placement: str, output: Path | None
         ("--placement", placement, PLACEMENTS),
     ):
         if value not in known:
-            raise InputError(f"There is no {option} {value!r}.", f"Known: {', '.join(known)}.")
+            raise InputError(f"Unknown {option} {value!r}.", f"Known: {', '.join(known)}.")
     if is_local and placement == "client":
         raise InputError("--local and --placement client exclude each other.", "Leave one out.")
     if output and output.suffix.lower() not in OUTPUT_KINDS:
-        raise InputError(f"{output} is none of {', '.join(OUTPUT_KINDS)}.", "Give the output one of these endings.")
+        raise InputError(f"{output} is not one of {', '.join(OUTPUT_KINDS)}.", "Give the output one of these endings.")
 
 
 @contextmanager
@@ -183,7 +183,7 @@ def _open_model(
 
 
 def _digest(repository: Path) -> str:
-    """What tells this repository from another: its identity, or where it was not composed, its files."""
+    """Return a fingerprint of the repository: its identity or, if it was not composed, its files' digests."""
     from shoal.component.artifact_files import sha256
     from shoal.repository.manifest import read_manifest
 
@@ -206,13 +206,13 @@ def _parse_number(setting: str) -> tuple[str, float]:
     try:
         return name, float(value)
     except ValueError:
-        raise InputError(f"--set {setting!r} is no NAME=NUMBER.", "For example: --set BERT_WEIGHT=0.7") from None
+        raise InputError(f"--set {setting!r} is not NAME=NUMBER.", "For example: --set BERT_WEIGHT=0.7") from None
 
 
 def _parse_column(setting: str) -> tuple[str, str]:
     name, _, column = setting.partition("=")
     if not name or not column:
-        raise InputError(f"--column {setting!r} is no NAME=COLUMN.", "For example: --column BERT_WEIGHT=my_column")
+        raise InputError(f"--column {setting!r} is not NAME=COLUMN.", "For example: --column BERT_WEIGHT=my_column")
     return name, column
 
 
@@ -221,7 +221,7 @@ def _say_what_is_kept(output: Path) -> Iterator[None]:
     from shoal.bulk.journal import partial_path
 
     kept = partial_path(output)
-    said = f"What was answered is in {kept}: the same command (without --fresh) goes on."
+    said = f"Finished rows are in {kept}: run the same command (without --fresh) to resume."
     try:
         yield
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""A project of your own: skeletons of components, models and pipelines."""
+"""``shoal new`` and ``shoal add-model``: skeletons of components, models and pipelines in your own project."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def add_model(
     project: Project = Path(),
     is_dry: DryRun = False,
 ) -> None:
-    """Make a model folder of your project of a model that you have: PyTorch, ONNX, forests, encoders.
+    """Add an existing model to your project as a model folder: PyTorch, ONNX, forests, encoders.
 
     Its configuration is derived from the model; what a file does not say must be given.
     """
@@ -156,16 +156,16 @@ def add_model(
         _print_next(["shoal", "check", project], ["shoal", "new", "pipeline", f"{name}_alone", *steps, *at])
 
 
-# --- questions: on a terminal alone ------------------------------------------------------------------------------
+# --- questions, only on a terminal -------------------------------------------------------------------------------
 
 
 def is_terminal() -> bool:
-    """Whether somebody can be asked."""
+    """Whether standard input is a terminal, so that questions can be asked."""
     return sys.stdin.isatty()
 
 
 def _ask(question: str, parse: Callable[[str], T], option: str, default: str | None = None) -> T:
-    """The answer to a question, which is put again until it can be read; elsewhere the default, if there is one."""
+    """Ask on a terminal until the answer can be parsed; elsewhere use the default, if there is one."""
 
     def read(answer: str) -> T:
         try:
@@ -177,7 +177,7 @@ def _ask(question: str, parse: Callable[[str], T], option: str, default: str | N
         answer: T = typer.prompt(question, default=default, value_proc=read)
         return answer
     if default is None:
-        raise InputError(f"{question}?", f"Say it: {option}")
+        raise InputError(f"{question}?", f"Give it: {option}")
     return parse(default)
 
 
@@ -204,7 +204,7 @@ def _parse_number(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise InputError(f"{text!r} is no whole number.", "For example: 4") from None
+        raise InputError(f"{text!r} is not a whole number.", "For example: 4") from None
 
 
 def _ask_source(question: Question) -> str:
@@ -220,7 +220,7 @@ def _ask_source(question: Question) -> str:
 
 
 def _finish(made: Skeleton, project: Path, *, is_dry: bool) -> None:
-    """Write the files, or show them; and say what to type next."""
+    """Write the files, or show them, and print the next commands."""
     _print_paths(made.draft.write(is_dry=is_dry), is_dry=is_dry)
     for line in made.said:
         _print(line)

@@ -1,4 +1,4 @@
-"""Making and showing a model repository."""
+"""``shoal compose`` and ``shoal plan``: make a model repository, and show its placement and memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def compose(
     artifacts: Annotated[
         Path | None,
         typer.Option(
-            help="Files that model folders do not bring, such as what `shoal train` wrote; build/artifacts if there."
+            help="Files that model folders lack, such as those of `shoal train`; build/artifacts if it exists."
         ),
     ] = None,
     placement: Placement = "cpu",
@@ -64,7 +64,7 @@ def compose(
 
 
 def _by_model(options: list[str] | None) -> dict[str, Path]:
-    """``PATH`` for every model, ``MODEL=PATH`` for one."""
+    """Parse ``PATH``, for every model, and ``MODEL=PATH``, for one."""
     paths = {}
     for option in options or ():
         model, sign, path = option.partition("=")
@@ -112,10 +112,10 @@ def plan(
 
 
 def _parse_gpus(text: str) -> tuple[int, ...] | None:
-    """``0,1`` as indices, ``none`` as none of them, nothing as the plan's own choice."""
+    """Parse ``0,1`` as indices and ``none`` as no GPU; an empty text leaves the choice to the plan."""
     if not text:
         return None
     try:
         return () if text == "none" else tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise InputError(f"--gpu {text!r} is no list of GPUs.", "For example: --gpu 0,1, or --gpu none") from None
+        raise InputError(f"--gpu {text!r} is not a list of GPUs.", "For example: --gpu 0,1, or --gpu none") from None

@@ -1,4 +1,4 @@
-"""Serving a repository, and looking after the machine."""
+"""``shoal serve``, ``shoal copies`` and ``shoal doctor``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def copies(
 ) -> None:
     """Show what a running server's components copied between host and device, by edge; exit code 1 beyond the budget.
 
-    The budget holds for placement gpu: the request up, the answer down, control scalars of at most 1 KiB a batch.
+    The budget holds for placement gpu: the request up, the answer down, control scalars of at most 1 KiB per batch.
     """
     from shoal.client.copies import read_metrics
     from shoal.repository.graph import Graph
@@ -48,8 +48,8 @@ def serve(
     grpc_port: Annotated[int, typer.Option(help="0 is any free one.")] = 8001,
     metrics_port: Annotated[int, typer.Option(help="0 is any free one.")] = 8002,
     host: Annotated[str, typer.Option(help="The address to listen at; 0.0.0.0 is any.")] = "127.0.0.1",
-    grace: Annotated[float, typer.Option(help="Seconds that requests under way have to finish at the end.")] = 30.0,
-    max_wait: Annotated[float, typer.Option(help="Seconds of waiting from which on requests are refused.")] = 10.0,
+    grace: Annotated[float, typer.Option(help="Seconds for requests in flight to finish when stopping.")] = 30.0,
+    max_wait: Annotated[float, typer.Option(help="Refuse requests that would wait longer, in seconds.")] = 10.0,
     is_open: Annotated[
         bool, typer.Option("--open", help="Accept any client that reaches --host, off loopback too.")
     ] = False,
@@ -58,32 +58,32 @@ def serve(
     ] = None,
     max_request_mib: Annotated[float, typer.Option(help="The largest request, in MiB.")] = 64.0,
     model_memory_mib: Annotated[float, typer.Option(help="The most for a model's process, in MiB; 0: no limit.")] = 0.0,
-    max_restarts: Annotated[int, typer.Option(help="Within ten minutes, before pauses between them.")] = 10,
+    max_restarts: Annotated[int, typer.Option(help="Within ten minutes, before further ones are delayed.")] = 10,
     load_seconds: Annotated[float, typer.Option(help="Seconds that all models may take to load.")] = 600.0,
     resends: Annotated[
-        bool, typer.Option("--resend/--no-resend", help="Send a request again, once, whose model died.")
+        bool, typer.Option("--resend/--no-resend", help="Resend a request once if its model died.")
     ] = True,
     memory_mib: Annotated[float, _limit("Memory for requests and answers, in MiB.")] = 1024.0,
-    max_connections: Annotated[int, _limit("Of HTTP and of gRPC each; 0: by the descriptors there are.")] = 0,
+    max_connections: Annotated[int, _limit("Of HTTP and of gRPC each; 0: derived from the descriptor limit.")] = 0,
     max_streams: Annotated[int, _limit("Open streams.")] = 256,
     client_share: Annotated[float, _limit("Of memory, connections and streams, for one address.")] = 0.5,
     trusted_proxy: Annotated[
         list[str] | None, _limit("An address whose X-Forwarded-For is believed; repeat it.")
     ] = None,
     head_seconds: Annotated[float, _limit("For a request's head, or a stream's first message.")] = 10.0,
-    body_seconds: Annotated[float, _limit("For a body, beside a second for each --body-kib.")] = 30.0,
-    body_kib: Annotated[float, _limit("KiB a second that a large body must have.")] = 256.0,
+    body_seconds: Annotated[float, _limit("For a body, plus a second for each --body-kib.")] = 30.0,
+    body_kib: Annotated[float, _limit("KiB per second that a large body must reach.")] = 256.0,
     unread_seconds: Annotated[float, _limit("For an answer that its client does not read.")] = 30.0,
     idle_seconds: Annotated[float, _limit("For a connection without a request.")] = 75.0,
-    stream_seconds: Annotated[float, _limit("For a stream with nothing under way.")] = 300.0,
-    max_inflation: Annotated[float, _limit("Times that a body may grow when it is inflated.")] = 100.0,
+    stream_seconds: Annotated[float, _limit("For a stream with nothing in flight.")] = 300.0,
+    max_inflation: Annotated[float, _limit("Times that a body may grow when inflated.")] = 100.0,
     pid_file: Annotated[Path | None, typer.Option(help="Write the process's id to this file.")] = None,
-    log: Annotated[Path | None, typer.Option(help="Keep all that is logged in this file, as JSON lines.")] = None,
+    log: Annotated[Path | None, typer.Option(help="Also write the whole log to this file, as JSON lines.")] = None,
     is_printed: Annotated[
         bool, typer.Option("--print", help="Print the command for NVIDIA's container instead.")
     ] = False,
 ) -> None:
-    """Serve a repository until Ctrl-C, and keep it served: Triton is watched, and started again when it must be.
+    """Serve a repository until Ctrl-C: Triton is supervised, and restarted when necessary.
 
     The metrics port also has /health/live and /health/ready.
     """
@@ -121,7 +121,7 @@ def serve(
 
 
 def doctor(
-    repository: Annotated[Path | None, typer.Argument(help="A model repository that it shall serve.")] = None,
+    repository: Annotated[Path | None, typer.Argument(help="A model repository that it is to serve.")] = None,
     as_json: Json = False,
 ) -> None:
     """Check whether this machine can serve, or serve a repository, without starting; exit code 1 if it cannot."""

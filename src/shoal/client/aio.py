@@ -1,4 +1,4 @@
-"""``shoal.Client`` for an event loop: the same names, awaited."""
+"""Asynchronous client with the interface of ``shoal.Client``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class AsyncClient:
-    """A connection to one server, of one event loop::
+    """Client of one server, bound to one event loop::
 
         async with shoal.AsyncClient("127.0.0.1:8001") as client:
             answer = await client.infer("my_ensemble", TEXT=["A text."], WEIGHT=[0.7])
@@ -73,10 +73,10 @@ class AsyncClient:
         return await self._run_flow(self._flows.is_ready(model))
 
     async def default_model(self) -> str:
-        """The model that the server is there for.
+        """Return the name of the server's default model.
 
-        A service that runs on shoal names it. Of another server's models it is the only ensemble that no other one
-        calls, else the only model.
+        A shoal service names it. On any other server it is the only ensemble that no other ensemble calls, else the
+        only model.
 
         Raises:
             InputError: there are several, or the server does not list them.
@@ -84,26 +84,26 @@ class AsyncClient:
         return await self._run_flow(self._flows.find_default())
 
     async def inputs(self, model: str) -> tuple[TensorSpec, ...]:
-        """The inputs of ``model`` as the server describes them.
+        """Return the inputs of ``model`` as the server describes them.
 
-        A server that keeps configurations to itself does not say which are optional: all seem to be, there.
+        A server that restricts access to configurations does not say which are optional: all are reported as such.
         """
         return (await self._run_flow(self._flows.describe(model))).inputs
 
     async def outputs(self, model: str) -> tuple[TensorSpec, ...]:
-        """The outputs of ``model``."""
+        """Return the outputs of ``model``."""
         return (await self._run_flow(self._flows.describe(model))).outputs
 
     async def max_batch_size(self, model: str) -> int:
-        """The most rows that ``model`` takes at a time; 0 where its requests are not made of rows.
+        """Return the most rows that one request to ``model`` may have; 0 if its requests have no batch dimension.
 
         Raises:
-            ServerError: the server keeps configurations to itself, or does not answer.
+            ServerError: the server restricts access to configurations, or does not answer.
         """
         return await self._run_flow(self._flows.max_batch_size(model))
 
     async def _run_flow(self, flow: Flow[T]) -> T:
-        """Send what ``flow`` asks for until it is over."""
+        """Drive a request flow to completion."""
         transport = self._connected()
         try:
             calls = next(flow)
@@ -118,7 +118,7 @@ class AsyncClient:
             return end.value  # type: ignore[no-any-return]
 
     def _connected(self) -> Transport:
-        """The transport, made in the loop that it then belongs to."""
+        """Return the transport; created on first use, and bound to that event loop."""
         if self._is_closed:
             raise InputError("This client is closed.", "Make another.")
         loop = asyncio.get_running_loop()
@@ -170,10 +170,10 @@ class AsyncClient:
 
 
 class Transport(Protocol):
-    """Sends one call and awaits its result."""
+    """Sends one call and returns its result."""
 
     async def send(self, call: Call, seconds: float) -> Any:
-        """The result within ``seconds``, or a ``CallError``."""
+        """Return the result within ``seconds``, or raise ``CallError``."""
 
     async def close(self) -> None:
         """Close every connection."""
@@ -199,14 +199,14 @@ class _Grpc:
 
 
 class _Http:
-    """aiohttp asks no proxy unless told to, and repeats no POST."""
+    """HTTP over aiohttp, which uses no proxy unless configured to, and repeats no POST."""
 
     def __init__(self, url: str) -> None:
         import aiohttp
 
         self._url = f"http://{url}"
         self._aiohttp = aiohttp
-        headers = {"Accept-Encoding": "identity"}  # what Triton would compress costs more than it saves
+        headers = {"Accept-Encoding": "identity"}  # compression by Triton costs more than it saves
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=headers)
 
     async def send(self, call: Call, seconds: float) -> Any:

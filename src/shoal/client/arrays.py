@@ -1,4 +1,4 @@
-"""What callers give, as the arrays that a model declares."""
+"""Conversion of callers' values to the arrays that a model declares."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from shoal.errors import InputError
 
 
 def to_arrays(specs: Iterable[TensorSpec], values: Mapping[str, Any], *, is_batched: bool) -> dict[str, Array]:
-    """Lists or arrays, by input name, as NumPy arrays of the declared dtypes; the first dimension counts rows.
+    """Convert lists or arrays, by input name, to NumPy arrays of the declared dtypes, and check the row counts.
 
-    One value a row may be given flat: ``["a", "b"]`` for TYPE_STRING [1] is ``[2, 1]``. None is an input left out.
+    One value per row may be given flat: ``["a", "b"]`` for TYPE_STRING [1] is ``[2, 1]``. None omits an input.
 
     Raises:
         InputError: an input is unknown or missing, has another dtype or shape, or another number of rows.
@@ -27,7 +27,7 @@ def to_arrays(specs: Iterable[TensorSpec], values: Mapping[str, Any], *, is_batc
 
 
 def read_arrays(specs: Iterable[TensorSpec], values: Mapping[str, Any], *, is_batched: bool) -> dict[str, Array]:
-    """``to_arrays`` for who does not know yet whether the first dimension counts rows: it may differ."""
+    """Convert like ``to_arrays``, without the check that all inputs have the same number of rows."""
     declared = {spec.name: spec for spec in specs}
     given = {name: value for name, value in values.items() if value is not None}
     unknown = sorted(given.keys() - declared.keys())
@@ -40,7 +40,7 @@ def read_arrays(specs: Iterable[TensorSpec], values: Mapping[str, Any], *, is_ba
 
 
 def count_rows(arrays: Mapping[str, Array]) -> int:
-    """The rows of a request, the same in every input.
+    """Return the number of rows of a request, which is the same in every input.
 
     Raises:
         InputError: they differ, or there are no inputs, or no rows.
@@ -56,27 +56,27 @@ def count_rows(arrays: Mapping[str, Array]) -> int:
     return int(count)
 
 
-# --- words that the server's refusals are put into, too ----------------------------------------------------------
+# --- errors shared with translated refusals of the server --------------------------------------------------------
 
 
 def unknown_input(name: str, known: Iterable[str]) -> InputError:
-    """An input is given that the model does not have."""
+    """Build the error for an input that the model does not have."""
     return InputError(f"There is no input {name}.", f"Inputs: {', '.join(known)}.")
 
 
 def missing_input(name: str) -> InputError:
-    """An input that must be there is not."""
+    """Build the error for a missing required input."""
     return InputError(f"The input {name} is missing.", f"Give {name}=[...].")
 
 
 def different_rows(rows: Mapping[str, int]) -> InputError:
-    """The inputs of one request have different numbers of rows."""
+    """Build the error for inputs of one request with different numbers of rows."""
     listing = ", ".join(f"{name} {count}" for name, count in rows.items())
     return InputError(f"The inputs have different numbers of rows: {listing}.", "Give one value of each per row.")
 
 
 def too_many_rows(num_rows: int, model: str, most: int) -> InputError:
-    """A request has more rows than the model takes at a time."""
+    """Build the error for a request with more rows than the model takes at a time."""
     return InputError(
         f"The request has {num_rows} rows; {model} takes at most {most}.", "Send them in several requests."
     )
@@ -121,7 +121,7 @@ def _to_bytes(name: str, value: Any) -> Array:
 
 def _encode(name: str, row: int, text: object) -> bytes:
     if isinstance(text, bytes):
-        return bytes(text)  # of a subclass, tritonclient would send what str() makes of it
+        return bytes(text)  # tritonclient would send str() of a subclass of bytes
     if not isinstance(text, str):
         raise InputError(f"{name}[{row}] is {text!r}; it must be a string.", "Give str or UTF-8 bytes.")
     try:

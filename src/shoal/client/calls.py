@@ -1,4 +1,4 @@
-"""One request to a served model and its answer, whatever the protocol."""
+"""Protocol-independent requests, answers and model descriptions."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ Parameter: TypeAlias = str | int | bool | float
 
 
 class Method(Enum):
-    """What is asked of the server."""
+    """Kind of a call."""
 
-    CONFIG = "how the model is configured"
-    INDEX = "which models the server has"
-    INFER = "what the model answers"
-    METADATA = "which tensors the model has"
+    CONFIG = "the model's configuration"
+    INDEX = "the models of the server"
+    INFER = "an inference"
+    METADATA = "the model's tensors"
     READY = "whether the model is loaded"
 
 
 @dataclass(frozen=True)
 class Call:
-    """One request to the server; ``known_...`` are the names that it may use, for its errors' sake.
+    """One request to the server; ``known_...`` are the valid tensor names, for error messages.
 
-    As a part of a larger one, it begins with that one's row ``first_row``.
+    A part of a split request begins with row ``first_row`` of the whole.
     """
 
     method: Method
@@ -53,7 +53,7 @@ class Call:
 class Answer(Mapping[str, Array]):
     """Every output of one request, by name, as a read-only NumPy array ``[rows, *dims]``.
 
-    ``version`` is that of the model that answered; ``parameters`` are what it sent beside its tensors.
+    ``version`` is that of the model that answered; ``parameters`` are the response parameters.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Answer(Mapping[str, Array]):
 
     @property
     def version(self) -> str:
-        """The version of it that answered."""
+        """The version of the model that answered."""
         return self._version
 
     @property
@@ -88,7 +88,7 @@ class Answer(Mapping[str, Array]):
 
     @property
     def parameters(self) -> dict[str, Parameter]:
-        """What the server sent beside the tensors, a copy."""
+        """Response parameters sent beside the tensors, as a copy."""
         return dict(self._parameters)
 
     def __getitem__(self, name: str) -> Array:
@@ -109,7 +109,7 @@ class Description(NamedTuple):
     """The tensors of a model, and how many rows a request may have.
 
     ``is_batched``: the first dimension of every tensor counts rows, and is not among the ``dims``. ``max_rows`` is None
-    where the server keeps configurations to itself. ``calls`` are the models that an ensemble asks.
+    where the server restricts access to configurations. ``calls`` are the models that an ensemble calls.
     """
 
     name: str
@@ -129,9 +129,9 @@ class Description(NamedTuple):
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any]) -> Description:
-        """Read a model's metadata in its JSON form, which say neither which inputs are optional nor how many rows fit.
+        """Read a model's metadata in its JSON form; it lacks the batch limit and which inputs are optional.
 
-        Where the first dimension of every input is free, it may count rows.
+        If the first dimension of every input is variable, it is taken for the batch dimension.
         """
         shapes = {int(entry["shape"][0]) if entry.get("shape") else 0 for entry in metadata["inputs"]}
         is_batched = shapes == {-1}
@@ -146,12 +146,12 @@ class Description(NamedTuple):
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """In the model's own order."""
+        """Names of the outputs, in the model's order."""
         return tuple(spec.name for spec in self.outputs)
 
 
 def split(call: Call, size: int) -> list[Call]:
-    """Parts of at most ``size`` rows, in order; each has the request's id with its own number behind it."""
+    """Split a request into parts of at most ``size`` rows; ids get the part's number appended: ``ID/1``, ``ID/2``."""
     (num_rows,) = set(call.rows.values())
     return [
         replace(
@@ -165,10 +165,10 @@ def split(call: Call, size: int) -> list[Call]:
 
 
 def join(call: Call, parts: Sequence[Call], answers: Sequence[Answer]) -> Answer:
-    """The answers to the parts of ``call``, as one.
+    """Join the answers to the parts of ``call`` into one.
 
     Raises:
-        InputError: an output has not one row for each of the request's, or another width in each part.
+        InputError: an output does not have one row per row of the request, or its shape differs between parts.
     """
     sizes = [next(iter(part.rows.values())) for part in parts]
     first = answers[0]
@@ -189,12 +189,12 @@ def _join(name: str, arrays: Sequence[Array], sizes: Sequence[int]) -> Array:
 
 
 def dtype_name(datatype: str) -> str:
-    """The name in ``config.pbtxt`` of what the protocol calls ``datatype``."""
+    """Translate a protocol ``datatype`` into its name in ``config.pbtxt``."""
     return STRING if datatype == "BYTES" else f"TYPE_{datatype}"
 
 
 def check_outputs(wanted: Iterable[str], known: Sequence[str]) -> tuple[str, ...]:
-    """The names of the outputs asked for.
+    """Return the names of the outputs asked for, without duplicates.
 
     Raises:
         InputError: one is unknown.
@@ -209,5 +209,5 @@ def check_outputs(wanted: Iterable[str], known: Sequence[str]) -> tuple[str, ...
 
 
 def unknown_output(name: str, known: Iterable[str]) -> InputError:
-    """An output is asked for that the model does not give."""
+    """Build the error for a requested output that the model does not have."""
     return InputError(f"There is no output {name}.", f"Outputs: {', '.join(known)}.")

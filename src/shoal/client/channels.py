@@ -1,7 +1,7 @@
-"""One gRPC channel at a time, replaced as soon as its connection broke.
+"""One gRPC channel at a time, replaced as soon as its connection breaks.
 
-gRPC finds another connection by itself, but not at once: a request that follows at the heels of one that broke is still
-put into the dead connection, and fails as if it had run.
+gRPC reconnects by itself, but not at once: a request sent immediately after a break still goes into the dead
+connection, and fails as if it had run.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from shoal.client.failures import Kind, grpc_failure
 
 
 def channel_options(url: str) -> list[tuple[str, int]]:
-    """No limit to messages, no proxy between this machine and itself, and a server that comes back is soon found."""
+    """Return channel options: unlimited message sizes, no proxy on loopback, short reconnect back-off."""
     is_here = url.startswith(("127.", "localhost", "[::1]"))
     options = [
         ("grpc.max_send_message_length", -1),
         ("grpc.max_receive_message_length", -1),
-        ("grpc.use_local_subchannel_pool", 1),  # or another client's failed tries would delay ours
+        ("grpc.use_local_subchannel_pool", 1),  # or the back-off of another client would delay this one
         ("grpc.initial_reconnect_backoff_ms", 50),
         ("grpc.max_reconnect_backoff_ms", 1000),
     ]
@@ -28,7 +28,7 @@ def channel_options(url: str) -> list[tuple[str, int]]:
 
 
 class Channel:
-    """A channel of gRPC's, ``raw``, and how many requests are under way on it."""
+    """A gRPC channel, ``raw``, and the number of requests in flight on it."""
 
     def __init__(self, channel: Any) -> None:
         from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
@@ -39,9 +39,9 @@ class Channel:
 
 
 class ChannelPool:
-    """Hands out the channel that requests go by; threads may share it.
+    """Hands out the current channel; threads may share the pool.
 
-    Its owner closes channels, which some do in an event loop.
+    The owner closes channels, since an asynchronous one has to be awaited.
     """
 
     def __init__(self, url: str, open_channel: Callable[..., Any]) -> None:
@@ -56,10 +56,10 @@ class ChannelPool:
 
     @contextmanager
     def channel(self) -> Iterator[Channel]:
-        """The channel for one request.
+        """Yield the channel for one request.
 
         Raises:
-            CallError: what gRPC's error within means; where the connection broke, the next request gets another.
+            CallError: translated from gRPC's error; after a broken connection the next request gets a new channel.
         """
         import grpc  # type: ignore[import-untyped]
 
@@ -81,7 +81,7 @@ class ChannelPool:
                     self._current = self._open()
 
     def unused(self) -> list[Any]:
-        """gRPC's channels that were replaced and no request is on any more, each given once: to be closed."""
+        """Return replaced gRPC channels without requests, each exactly once, for the owner to close."""
         if not self._replaced:
             return []
         with self._lock:
@@ -90,7 +90,7 @@ class ChannelPool:
             return [channel.raw for channel in unused]
 
     def close(self) -> list[Any]:
-        """Open no more; every channel that is left, to be closed."""
+        """Stop opening channels and return all that remain, for the owner to close."""
         with self._lock:
             self._is_closed = True
             return [channel.raw for channel in (self._current, *self._replaced)]

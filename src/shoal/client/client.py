@@ -1,4 +1,4 @@
-"""Any served model or pipeline, over HTTP or gRPC."""
+"""Blocking client for any served model or pipeline, over HTTP or gRPC."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ T = TypeVar("T")
 
 
 class Client:
-    """A connection to one server::
+    """Client of one server::
 
         with shoal.Client("127.0.0.1:8001") as client:
             client.infer("my_ensemble", TEXT=["A text."], WEIGHT=[0.7])["SCORE"]
 
     ``protocol`` is ``grpc`` (port 8001, as Triton has it) or ``http`` (port 8000). ``timeout`` is in seconds, for one
-    request with its repetitions. ``concurrency`` is how many parts of requests that had to be split are under way at a
-    time. ``retries`` is how often a request is sent again that the server certainly did not run: nobody was there, or
-    its queue was full. With ``is_repeatable`` also one whose connection broke, which may run twice.
+    request including retries. ``concurrency`` is how many parts of a split request are in flight at a time. ``retries``
+    is how often a request is sent again that the server certainly did not run: it could not be reached, or its queue
+    was full. With ``is_repeatable`` also one whose connection broke, which may run twice.
 
     Threads may share a client. Close it: Triton waits for open HTTP connections before it stops.
 
@@ -85,10 +85,10 @@ class Client:
         return self._run_flow(self._flows.is_ready(model))
 
     def default_model(self) -> str:
-        """The model that the server is there for.
+        """Return the name of the server's default model.
 
-        A service that runs on shoal names it. Of another server's models it is the only ensemble that no other one
-        calls, else the only model.
+        A shoal service names it. On any other server it is the only ensemble that no other ensemble calls, else the
+        only model.
 
         Raises:
             InputError: there are several, or the server does not list them.
@@ -96,26 +96,26 @@ class Client:
         return self._run_flow(self._flows.find_default())
 
     def inputs(self, model: str) -> tuple[TensorSpec, ...]:
-        """The inputs of ``model`` as the server describes them.
+        """Return the inputs of ``model`` as the server describes them.
 
-        A server that keeps configurations to itself does not say which are optional: all seem to be, there.
+        A server that restricts access to configurations does not say which are optional: all are reported as such.
         """
         return self._run_flow(self._flows.describe(model)).inputs
 
     def outputs(self, model: str) -> tuple[TensorSpec, ...]:
-        """The outputs of ``model``."""
+        """Return the outputs of ``model``."""
         return self._run_flow(self._flows.describe(model)).outputs
 
     def max_batch_size(self, model: str) -> int:
-        """The most rows that ``model`` takes at a time; 0 where its requests are not made of rows.
+        """Return the most rows that one request to ``model`` may have; 0 if its requests have no batch dimension.
 
         Raises:
-            ServerError: the server keeps configurations to itself, or does not answer.
+            ServerError: the server restricts access to configurations, or does not answer.
         """
         return self._run_flow(self._flows.max_batch_size(model))
 
     def _run_flow(self, flow: Flow[T]) -> T:
-        """Send what ``flow`` asks for until it is over."""
+        """Drive a request flow to completion."""
         if self._is_closed:
             raise InputError("This client is closed.", "Make another.")
         try:

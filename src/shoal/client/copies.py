@@ -1,4 +1,4 @@
-"""What a pipeline copied between host and device, and whether that is within the budget."""
+"""Host-device copies of a pipeline, and the check against the copy budget."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from shoal.component.ledger import (
 from shoal.errors import ServerError, ShoalError
 from shoal.repository.graph import Graph
 
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy knows nothing of our loopback
-CONTROL_BYTES = 1024  # a batch: what decides sizes on the host
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy for loopback
+CONTROL_BYTES = 1024  # per batch, for scalars that decide sizes on the host
 
 
 class Copy(NamedTuple):
@@ -42,8 +42,8 @@ class Copy(NamedTuple):
 class Copies:
     """A reading of the ledgers of a pipeline's models; the difference of two readings is what happened between them.
 
-    ``events`` counts batches, rows, and rows on the exact path, by model. Read a pipeline that is idle: a batch that is
-    under way has its copies told one by one.
+    ``events`` counts batches, rows, and rows on the exact path, by model. Read an idle
+    pipeline: the copies of a batch in flight are counted one by one.
     """
 
     traffic: Mapping[tuple[str, Edge], Traffic]
@@ -52,20 +52,20 @@ class Copies:
 
     @classmethod
     def read(cls, ledgers: Mapping[str, Ledger]) -> Copies:
-        """The ledgers of this process, by model."""
+        """Read the ledgers of this process, by model."""
         traffic = {(model, edge): t for model, ledger in ledgers.items() for edge, t in ledger.traffic.items()}
         return cls(traffic, {model: dict(ledger.events) for model, ledger in ledgers.items()})
 
     @classmethod
     def parse(cls, metrics: str) -> Copies:
-        """A server's ledgers, from the text of its metrics endpoint; they follow a batch within a second."""
+        """Parse a server's ledgers from the text of its metrics endpoint, which lags up to a second behind."""
         from prometheus_client.parser import text_string_to_metric_families
 
         parts: dict[tuple[str, Edge], Counter[str]] = defaultdict(Counter)
         events: dict[str, Counter[str]] = defaultdict(Counter)
         for family in text_string_to_metric_families(metrics):
             for name, labels, value, *_ in family.samples:
-                # a component's have an instance or an edge; the service's own have neither
+                # metrics of a component have an instance or an edge; those of the service have neither
                 if not name.startswith("shoal_") or labels.keys().isdisjoint(("instance", "edge")):
                     continue
                 if "edge" in labels:  # instances of one model add up
@@ -86,18 +86,18 @@ class Copies:
         return Copies({key: t for key, t in traffic.items() if t.copies}, events, has_setup=False)
 
     def __iter__(self) -> Iterator[Copy]:
-        """Every edge with traffic, in the order of models and edges."""
+        """Iterate over the edges with traffic, sorted by model and edge."""
         return (Copy(model, edge, self.traffic[model, edge]) for model, edge in sorted(self.traffic))
 
     def total(self, direction: str) -> Traffic:
-        """All traffic in one direction, but for what was copied once at the start."""
+        """Sum the traffic in one direction, without the copies made once at start-up."""
         chosen = (copy.traffic for copy in self if copy.edge.direction == direction and copy.edge.name != SETUP)
         return sum(chosen, Traffic())
 
     def beyond(self, graph: Graph) -> list[str]:
-        """What a pipeline that lies wholly on one GPU should not have copied, in words; empty if it kept the budget.
+        """List copies beyond the budget of a pipeline that runs on one GPU; empty if it is within it.
 
-        The budget: the request's tensors up; ids of rows on the exact path up; control scalars of at most 1 KiB a
+        The budget: the request's tensors up; ids of rows on the exact path up; control scalars of at most 1 KiB per
         batch; the answer down. Nothing between steps.
         """
         return [
@@ -136,7 +136,7 @@ class Copies:
 
 
 def read_metrics(url: str) -> Copies:
-    """The ledgers of a running server, from its metrics endpoint.
+    """Read the ledgers of a running server from its metrics endpoint.
 
     Raises:
         ServerError: nothing answers there.
@@ -151,7 +151,7 @@ def read_metrics(url: str) -> Copies:
 
 
 def _ends(graph: Graph, direction: str) -> set[tuple[str, str]]:
-    """The tensors of models, by model and name, that are the request's (up) or the answer's (down)."""
+    """Return the (model, tensor) pairs that carry the request's inputs (up) or the answer's outputs (down)."""
     if direction == UP:
         read = ((step.model, name, tensor) for step in graph.steps for name, tensor in step.inputs.items())
         return {(model, name) for model, name, tensor in read if graph.producer(tensor) is None}

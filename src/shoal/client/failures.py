@@ -1,4 +1,4 @@
-"""What comes instead of an answer: how it is recognised over either protocol, and in which words callers hear of it."""
+"""Classification of failed calls over both protocols, and their translation into errors for callers."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ _LATER = re.compile(r"Try again in (\d+) s\.")
 
 
 class Kind(Enum):
-    """What went wrong, as far as it matters to what comes next."""
+    """Kind of a failure: decides whether a retry is safe, and which error the caller gets."""
 
     UNREACHABLE = "no connection: nothing was sent"
-    NOT_TRITON = "something answers that is no Triton"
-    BUSY = "Triton turned the request away before running it"
-    CONNECTION_LOST = "the connection broke: whether the request ran, nobody knows"
+    NOT_TRITON = "the peer is not a Triton server"
+    BUSY = "Triton rejected the request before running it"
+    CONNECTION_LOST = "the connection broke: the request may have run"
     FAILED = "Triton, or a model in it, failed"
     TIMEOUT = "the time is up"
     REFUSED = "the request is at fault"
-    RESTRICTED = "Triton keeps this to its administrators"
+    RESTRICTED = "the operation is restricted to administrators"
 
 
 class CallError(Exception):
-    """What a transport raises; callers get a ``ShoalError``."""
+    """Raised by transports; callers get a ``ShoalError`` instead."""
 
     def __init__(self, kind: Kind, message: str) -> None:
         super().__init__(message)
         self.kind, self.message = kind, message
         told = _LATER.search(message)
-        self.after = float(told[1]) if told else 0.0  # seconds; before, it is in vain to try again
+        self.after = float(told[1]) if told else 0.0  # seconds before which a retry is useless
 
 
 class TooManyRowsError(InputError):
@@ -58,15 +58,15 @@ class UnknownModelError(InputError):
 
 
 class ModelRefusalError(InputError):
-    """A model refused what it was given, not Triton's core: what the server has is as it was."""
+    """Refused by the model itself, not by Triton's core: the cached description of the model is still valid."""
 
 
 class RestrictedError(ServerError):
-    """The server keeps this part of its interface to its administrators."""
+    """The server restricts this part of its interface to administrators."""
 
 
 class Server(NamedTuple):
-    """Where a request went, and how long its answer could take."""
+    """Address, protocol and time-out of a request, for error messages."""
 
     url: str
     protocol: str
@@ -75,7 +75,7 @@ class Server(NamedTuple):
 
 # --- recognised --------------------------------------------------------------------------------------------------
 
-# gRPC's own words. A connection that breaks before HTTP/2 is agreed on is one to something else.
+# gRPC's wording. If the connection breaks before HTTP/2 is negotiated, the peer is not a gRPC server.
 _NO_CONNECTION = re.compile(r"failed to connect|errors resolving|DNS resolution|hostname lookup")
 _NO_HTTP2 = re.compile(
     r"Socket closed|Failed parsing HTTP/2|http1|Connection reset|http2 header|content-type|Method not found", re.I
@@ -85,7 +85,7 @@ _BROKEN = re.compile(
     r"|Cancelling all calls",
     re.I,
 )
-# Triton's, and a supervised service's: said before the model gets the request.
+# Wording of Triton and of a supervised service for requests rejected before they reach the model.
 _TURNED_AWAY = re.compile(
     r"Exceeds maximum queue size|Server is stopping|is unavailable: |Too many requests for |Concurrent RPC limit"
 )
@@ -93,7 +93,7 @@ _LOST = re.compile(r"ended while it had this request")  # a supervised service's
 
 
 def grpc_failure(code: str, details: str) -> CallError:
-    """What a gRPC status other than OK means; ``code`` is its name."""
+    """Classify a gRPC status other than OK; ``code`` is its name."""
     if code == "DEADLINE_EXCEEDED":
         return CallError(Kind.TIMEOUT, details)
     if code == "UNAVAILABLE" and _NO_CONNECTION.search(details):
@@ -111,7 +111,7 @@ def grpc_failure(code: str, details: str) -> CallError:
 
 
 def http_failure(status: int, body: bytes) -> CallError:
-    """What an HTTP status other than 200 means."""
+    """Classify an HTTP status other than 200."""
     try:
         message = json.loads(body)["error"]
     except (ValueError, KeyError, TypeError):
@@ -124,7 +124,7 @@ def http_failure(status: int, body: bytes) -> CallError:
 
 
 def connection_failure(error: OSError) -> CallError:
-    """Why there is no connection."""
+    """Classify an error from opening a connection."""
     if error.errno == errno.ECONNREFUSED:
         return CallError(Kind.UNREACHABLE, "connection refused")
     return CallError(Kind.UNREACHABLE, "there is no such host" if _is_lookup(error) else _plain(str(error)))
@@ -143,7 +143,7 @@ def _failed(is_unavailable: bool, message: str, status: str) -> CallError:
 
 
 def _plain(reason: str) -> str:
-    """One short reason, whichever library gives it."""
+    """Normalise a library's connection error to one short reason."""
     lowered = reason.lower()
     if "refused" in lowered:
         return "connection refused"
@@ -158,7 +158,7 @@ def _plain(reason: str) -> str:
 
 
 def explain(failure: CallError, call: Call, server: Server) -> ShoalError:
-    """The words for callers: what happened, and the way out."""
+    """Build the error for callers: what happened, and what to do."""
     url, protocol, seconds = server
     message = strip(failure.message, call.request_id)
     match failure.kind:
@@ -167,7 +167,7 @@ def explain(failure: CallError, call: Call, server: Server) -> ShoalError:
         case Kind.NOT_TRITON:
             other = "http" if protocol == "grpc" else "grpc"
             return ServerError(
-                f"What answers at {url} is no Triton that speaks {protocol} ({message}).",
+                f"The server at {url} is not a Triton that speaks {protocol} ({message}).",
                 f"Triton's port for {protocol} is {PORTS[protocol]} unless it was started with another; "
                 f"for its {other} port: protocol={other!r}",
             )
@@ -192,7 +192,7 @@ def explain(failure: CallError, call: Call, server: Server) -> ShoalError:
 
 
 def strip(message: str, request_id: str = "") -> str:
-    """``message`` without what Triton's core puts before it."""
+    """Return ``message`` without the prefixes that Triton's core adds."""
     prefix = re.compile(rf"in ensemble '[^']*', |\[request id: ({re.escape(request_id)}|<id_unknown>)\] ")
     while found := prefix.match(message):
         message = message[found.end() :]
@@ -212,7 +212,7 @@ def _turned_away(message: str, call: Call, url: str) -> ServerError:
 
 
 def _failed_within(message: str) -> ShoalError | None:
-    """What one of shoal's components says of a request that it failed on: as it would in this process."""
+    """Rebuild the error of a shoal component that failed on the request, as it is raised in process."""
     found = re.match(r"(Model \S+ failed on this request \(\w+\)\.) (See the server's log\.) \([^()]*\)$", message)
     return ShoalError(found[1], found[2]) if found else None
 
@@ -241,12 +241,12 @@ def _refused(message: str, call: Call, url: str) -> InputError:
 
 
 def _shifted(message: str, first_row: int) -> str:
-    """Components name the rows of what they got; where that was a part, its caller counts from another start."""
+    """Renumber the row in a component's message: row indices of a part count from ``first_row`` of the whole."""
     return re.sub(r"^([^\s\[\]]+)\[(\d+)\]", lambda row: f"{row[1]}[{int(row[2]) + first_row}]", message)
 
 
 def _deadlock(_: re.Match[str], call: Call) -> InputError | None:
-    """A step of an ensemble waits for an input that was left out; which ones may be, only the step knows."""
+    """Explain a deadlocked ensemble: a step waits for an omitted input. Only the step knows which are optional."""
     left_out = [name for name in call.known_inputs if name not in call.arrays]
     if len(left_out) > 1:
         return InputError(f"An input is missing, one of: {', '.join(left_out)}.", "Give NAME=[...].")
@@ -282,7 +282,7 @@ def _no_output(found: re.Match[str], call: Call) -> InputError:
     return unknown_output(found[1], call.known_outputs)
 
 
-# The refusals of Triton's core 24.10, in the words of the checks in this process.
+# Error messages of Triton's core 24.10, translated into those of the in-process checks.
 _REFUSALS: list[tuple[str, Callable[[re.Match[str], Call], InputError | None]]] = [
     (r"missing required input\(s\) \['([^']+)'", lambda found, _: missing_input(found[1])),
     (r"Got input\(s\) \[([^\]]*)\], but missing", _unexpected),

@@ -1,7 +1,7 @@
-"""What to ask a server for, in which order: the part of a client that neither waits nor sends.
+"""Sans-I/O request logic shared by Client and AsyncClient.
 
-A flow is a generator. It yields the calls that may go out side by side, and gets their results, or the error
-of the first that failed; it returns what the caller wanted.
+A flow is a generator. It yields the calls that may be sent concurrently, receives their results, or the error of the
+first that failed, and returns the final result.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ Flow: TypeAlias = Generator[list[Call], list[Any], T]
 
 
 class Flows:
-    """What to ask one server for, and what it said of its models so far."""
+    """Request flows for one server, with a cache of its model descriptions."""
 
     def __init__(self) -> None:
         self._described: dict[str, Description] = {}
 
     def forget(self, model: str) -> None:
-        """Ask again: the server may have been restarted with another model of that name."""
+        """Drop the cached description: the server may have been restarted with another model of that name."""
         self._described.pop(model, None)
 
     def describe(self, model: str, timeout: float | None = None) -> Flow[Description]:
-        """The model's tensors, and the most rows of a request."""
+        """Fetch the model's description, from the cache if possible."""
         if not model:
             raise InputError("The model has no name.", "Name one that the server's repository holds.")
         if model not in self._described:
@@ -49,17 +49,17 @@ class Flows:
         return self._described[model]
 
     def max_batch_size(self, model: str) -> Flow[int]:
-        """The most rows of one request; 0 where the first dimension does not count rows."""
+        """Fetch the most rows of one request; 0 if the first dimension does not count rows."""
         described = yield from self.describe(model)
         if described.max_rows is None:
             raise RestrictedError(
-                f"The server keeps the configuration of {model} to its administrators.",
-                "Requests that it finds too long are sent in parts all the same.",
+                f"The server restricts the configuration of {model} to administrators.",
+                "Requests with too many rows are still sent in parts.",
             )
         return described.max_rows
 
     def find_default(self) -> Flow[str]:
-        """The model that the server is there for: a service names it, of another server's models ``find_top`` does."""
+        """Find the server's default model: a service names it, elsewhere ``find_top`` picks it from the index."""
         try:
             (found,) = yield [Call(Method.CONFIG, "")]
         except UnknownModelError:
@@ -89,7 +89,7 @@ class Flows:
         timeout: float | None,
         parameters: Mapping[str, Parameter] | None,
     ) -> Flow[Answer]:
-        """One request, in parts where it has more rows than the model takes at a time."""
+        """Run one request, in parts if it has more rows than the model takes at a time."""
         timeout = None if timeout is None else check_timeout(timeout)
         is_fresh = model not in self._described
         described = yield from self.describe(model, timeout)
@@ -125,7 +125,7 @@ class Flows:
             try:
                 (answer,) = yield [call]
                 return answer  # type: ignore[no-any-return]
-            except TooManyRowsError as refusal:  # not said before, or another model by now
+            except TooManyRowsError as refusal:  # the limit was unknown, or the model was replaced
                 size = refusal.limit
                 self._described[call.model] = described._replace(max_rows=size)
         parts = split(call, size)

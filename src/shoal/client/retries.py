@@ -1,4 +1,4 @@
-"""Retries of one call: which failures, how often, and after which pauses."""
+"""Retry policy of one call: which failures, how often, and after which pauses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FIRST_PAUSE, MAX_PAUSE = 0.1, 5.0  # seconds before a repetition; each is twice 
 
 
 class Attempts:
-    """The tries of one call: how long each may take, and whether there is another."""
+    """Attempts of one call: the time left, and the back-off before the next one."""
 
     def __init__(self, call: Call, settings: Settings) -> None:
         self.seconds = settings.timeout if call.timeout is None else call.timeout
@@ -25,18 +25,18 @@ class Attempts:
 
     @property
     def server(self) -> Server:
-        """Where the call goes, for its errors."""
+        """Address and time-out of the call, for error messages."""
         return Server(self._settings.url, self._settings.protocol, self.seconds)
 
     @property
     def left(self) -> float:
-        """Seconds until the time is up; never 0, which some libraries take for no limit."""
+        """Seconds until the deadline; never 0, which some libraries take for no limit."""
         return max(1e-3, self._deadline - time.monotonic())
 
     def pause(self, failure: CallError) -> float | None:
-        """Seconds to wait before the next try, about as many as the server asks for; None where there is none.
+        """Return the seconds to wait before the next attempt, about as long as the server asks; None to give up.
 
-        Random, or all that were turned away together would come back together.
+        The pause has jitter, so that clients rejected together do not retry together.
         """
         if failure.kind not in self._safe or self._pauses >= self._retries:
             return None

@@ -1,4 +1,4 @@
-"""What a caller may choose, of a client and of a request: each value is checked before anything is sent."""
+"""Options of a client and of a request, validated before anything is sent."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from shoal.client.failures import PORTS
 from shoal.client.wire import RESERVED
 from shoal.errors import InputError
 
-MAX_SECONDS = 1e7  # what the libraries' clocks can bear
+MAX_SECONDS = 1e7  # largest time-out that the libraries support
 
 
 class Settings(NamedTuple):
-    """How a client behaves; each is checked."""
+    """Validated options of a client."""
 
     url: str
     protocol: str
@@ -29,13 +29,13 @@ class Settings(NamedTuple):
     def checked(
         cls, url: str, protocol: str, timeout: float, concurrency: int, retries: int, is_repeatable: bool
     ) -> Settings:
-        """Check what a caller gave.
+        """Validate the options given by a caller.
 
         Raises:
-            InputError: a value is none.
+            InputError: a value is invalid.
         """
         if protocol not in PORTS:
-            raise InputError(f"There is no protocol {protocol!r}.", f"Known: {', '.join(PORTS)}.")
+            raise InputError(f"Unknown protocol {protocol!r}.", f"Known: {', '.join(PORTS)}.")
         check_timeout(timeout)
         _check_count("concurrency", concurrency, 1)
         _check_count("retries", retries, 0)
@@ -43,7 +43,7 @@ class Settings(NamedTuple):
 
 
 def check_url(url: str, protocol: str) -> str:
-    """``url`` as HOST:PORT.
+    """Normalise ``url`` to HOST:PORT.
 
     Raises:
         InputError: it names another protocol, or no port.
@@ -57,15 +57,15 @@ def check_url(url: str, protocol: str) -> str:
         )
     address = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^\s:/@?#\[\]]+):(\d{1,5})/?", rest)
     if not address or not 0 < int(address[2]) < 2**16:
-        raise InputError(f"{url!r} is no HOST:PORT.", f"Triton's port for {protocol} is {PORTS[protocol]}: {example}")
+        raise InputError(f"{url!r} is not HOST:PORT.", f"Triton's port for {protocol} is {PORTS[protocol]}: {example}")
     return f"{address[1]}:{address[2]}"
 
 
 def check_timeout(seconds: float) -> float:
-    """``seconds``, a number above 0.
+    """Return ``seconds``, checked to be a finite number above 0.
 
     Raises:
-        InputError: it is none.
+        InputError: it is not.
     """
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0 or math.isinf(seconds):
         raise InputError(f"timeout is {seconds!r}; it must be a number of seconds above 0.", "For a minute: timeout=60")
@@ -80,14 +80,14 @@ def _check_count(name: str, count: int, least: int) -> None:
 
 
 def check_parameters(parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
-    """``parameters``, of the kinds that the protocol knows.
+    """Check request parameters for the types that the protocol supports.
 
     Raises:
-        InputError: one is not, or its name is Triton's own.
+        InputError: one has another type, or its name is reserved by Triton.
     """
     for name, value in parameters.items():
         if name in RESERVED or name.startswith("triton_"):
-            raise InputError(f"The parameter {name} is Triton's own.", "Choose another name.")
+            raise InputError(f"The parameter {name} is reserved by Triton.", "Choose another name.")
         is_number = type(value) in (bool, float) or (type(value) is int and -(2**63) <= value < 2**63)
         if not is_number and not isinstance(value, str):
             raise InputError(f"The parameter {name} is {value!r}.", "Give a str, a bool, a float or an int of 64 bits.")
@@ -95,7 +95,7 @@ def check_parameters(parameters: Mapping[str, Parameter]) -> dict[str, Parameter
 
 
 def merge(inputs: Mapping[str, Any] | None, named: Mapping[str, Any]) -> dict[str, Any]:
-    """Inputs from a mapping and from keywords.
+    """Merge the inputs given as a mapping and as keywords.
 
     Raises:
         InputError: one is in both.

@@ -1,4 +1,4 @@
-"""How a blocking client sends one call and gets its result."""
+"""Blocking transports over gRPC and HTTP: send one call, return its result."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from shoal.client.wire import HEADER_LENGTH, HttpReply, from_grpc, from_http, to
 
 
 class Transport(Protocol):
-    """Sends one call and waits for its result."""
+    """Sends one call and returns its result."""
 
     def send(self, call: Call, seconds: float) -> Any:
-        """The result within ``seconds``, or a ``CallError``."""
+        """Return the result within ``seconds``, or raise ``CallError``."""
 
     def close(self) -> None:
         """Close every connection."""
@@ -53,10 +53,10 @@ class Grpc:
 
 
 class Http:
-    """As many connections as there are requests at a time, kept for the next ones.
+    """Pool of keep-alive connections, one per concurrent request, over the standard library.
 
-    Python's own: tritonclient's is bound to one thread, of which it leaks a file descriptor, and cannot tell a
-    connection that was refused from one that broke. No proxy is asked.
+    tritonclient's HTTP client is bound to one thread, leaks a file descriptor per thread, and cannot tell a refused
+    connection from a broken one. No proxy is used.
     """
 
     def __init__(self, url: str) -> None:
@@ -98,7 +98,7 @@ class Http:
             raise CallError(Kind.NOT_TRITON, f"unreadable answer: {str(error)[:40]!r}") from None
 
     def _take(self) -> _Connection:
-        """An idle connection that the server has not closed meanwhile, or a new one."""
+        """Take an idle connection that the server has not closed, or a new one."""
         with self._lock:
             while self._idle:
                 connection = self._idle.pop()
@@ -123,7 +123,7 @@ class Http:
 
 
 class _Socket(socket.socket):
-    """Whose every wait ends with the request's time, not each after a time of its own."""
+    """Socket whose reads share one deadline."""
 
     deadline = 0.0
 
@@ -140,7 +140,7 @@ class _Connection(http.client.HTTPConnection):
 
     @property
     def deadline(self) -> float:
-        """On ``time.monotonic``'s clock."""
+        """Deadline on the clock of ``time.monotonic``."""
         return self._deadline
 
     @deadline.setter
@@ -160,7 +160,7 @@ class _Connection(http.client.HTTPConnection):
         self._limit(self.sock)
 
     def is_open(self) -> bool:
-        """Whether nothing came since the last answer: what comes then is the server's good-bye."""
+        """Whether the idle socket has nothing to read: anything readable then means that the server closed it."""
         if self.sock is None:
             return False
         poll = select.poll()
@@ -169,5 +169,5 @@ class _Connection(http.client.HTTPConnection):
 
 
 def left(deadline: float) -> float:
-    """Seconds until ``deadline``; never 0, which would not wait at all."""
+    """Return the seconds until ``deadline``; never 0, which would make the socket non-blocking."""
     return max(1e-3, deadline - time.monotonic())

@@ -1,6 +1,6 @@
-"""Requests as Triton's two protocols carry them: KServe's inference protocol v2 over gRPC and over HTTP.
+"""Serialisation for KServe's inference protocol v2, over gRPC and over HTTP.
 
-Without input and output, so that a blocking client and one of an event loop share it.
+Sans-I/O, so that Client and AsyncClient share it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shoal.client.failures import CallError, Kind, http_failure
 from shoal.component.tensors import Array
 
 HEADER_LENGTH = "Inference-Header-Content-Length"  # of the JSON before the tensors' bytes
-# What Triton itself puts among a request's parameters.
+# Request parameters reserved by Triton.
 RESERVED = {"sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "binary_data_output"}
 READY = "READY"  # the state of a model that is loaded, in the index
 
@@ -26,7 +26,7 @@ READY = "READY"  # the state of a model that is loaded, in the index
 
 
 class HttpRequest(NamedTuple):
-    """What goes out over HTTP."""
+    """An HTTP request, ready to send."""
 
     verb: str
     path: str
@@ -35,7 +35,7 @@ class HttpRequest(NamedTuple):
 
 
 class HttpReply(NamedTuple):
-    """What comes back."""
+    """An HTTP response, with the length of its JSON part."""
 
     status: int
     header_length: str | None
@@ -43,7 +43,7 @@ class HttpReply(NamedTuple):
 
 
 def to_http(call: Call) -> HttpRequest:
-    """The HTTP request of ``call``."""
+    """Serialise ``call`` as an HTTP request."""
     path = f"/v2/models/{quote(call.model, safe='')}"
     if call.method is Method.INDEX:
         return HttpRequest("POST", "/v2/repository/index", {}, b"")
@@ -76,12 +76,12 @@ def _json_request(call: Call, sizes: Mapping[str, int]) -> dict[str, Any]:
 
 
 def from_http(call: Call, reply: HttpReply) -> Any:
-    """What ``reply`` says: for INFER an ``Answer``, for READY a bool, for INDEX names, else a ``Description``.
+    """Parse ``reply``: INFER to an ``Answer``, READY to a bool, INDEX to names, others to a ``Description``.
 
     Raises:
-        CallError: the server refused, or this is none of Triton's answers.
+        CallError: the server refused, or this is not an answer of Triton's.
     """
-    if call.method is Method.READY and reply.status in (400, 404):  # Triton's way to say no
+    if call.method is Method.READY and reply.status in (400, 404):  # not ready, in Triton's protocol
         return False
     if reply.status != 200:
         raise http_failure(reply.status, reply.body)
@@ -115,14 +115,14 @@ def _http_answer(call: Call, reply: HttpReply) -> Answer:
 
 
 class GrpcRequest(NamedTuple):
-    """What goes out over gRPC: a procedure of GRPCInferenceService, and its message."""
+    """A gRPC request: a procedure of GRPCInferenceService, and its message."""
 
     procedure: str
     message: Any
 
 
 def to_grpc(call: Call) -> GrpcRequest:
-    """The gRPC request of ``call``."""
+    """Serialise ``call`` as a gRPC request."""
     from tritonclient.grpc import service_pb2 as pb
 
     if call.method is Method.METADATA:
@@ -146,10 +146,10 @@ def to_grpc(call: Call) -> GrpcRequest:
 
 
 def from_grpc(call: Call, reply: Any) -> Any:
-    """What the message ``reply`` says; as ``from_http``.
+    """Parse the message ``reply``, with the same results as ``from_http``.
 
     Raises:
-        CallError: it is none of Triton's answers.
+        CallError: it is not an answer of Triton's.
     """
     if call.method is Method.READY:
         return bool(reply.ready)
@@ -173,7 +173,7 @@ def from_grpc(call: Call, reply: Any) -> Any:
 
 
 def _to_json(message: Any) -> dict[str, Any]:
-    """The message as Triton's HTTP port gives it."""
+    """Convert the message to the JSON form of Triton's HTTP port."""
     from google.protobuf import json_format
 
     return dict(json_format.MessageToDict(message, preserving_proto_field_name=True))
@@ -183,7 +183,7 @@ def _to_json(message: Any) -> dict[str, Any]:
 
 
 def _answer(call: Call, arrays: Mapping[str, Array], version: str, parameters: Mapping[str, Parameter]) -> Answer:
-    """Outputs in the order in which they were asked for, else in the model's own."""
+    """Build an ``Answer`` with outputs in the requested order, else in the model's."""
     order = [*(call.outputs or call.known_outputs), *arrays]
     return Answer(
         {name: arrays[name] for name in dict.fromkeys(order) if name in arrays},
@@ -209,7 +209,7 @@ def _to_bytes(array: Array) -> bytes:
 
 
 def _to_array(datatype: str, shape: list[int], given: Any) -> Array:
-    """An output, ``shape``, of the bytes that came, or of the values of a JSON answer; BYTES as ``bytes``."""
+    """Decode an output from raw bytes, or from the values of a JSON answer; BYTES elements become ``bytes``."""
     from tritonclient.utils import deserialize_bytes_tensor, triton_to_np_dtype
 
     if not isinstance(given, memoryview):

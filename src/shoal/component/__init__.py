@@ -1,4 +1,4 @@
-"""The inside of a model's process: the class a ``model.py`` derives from, and what it is given."""
+"""Component API: the base class of a ``model.py``, its context, and its arrays, parameters and artifacts."""
 
 from typing import TYPE_CHECKING
 

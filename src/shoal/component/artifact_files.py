@@ -1,4 +1,4 @@
-"""Reading artifacts: one that cannot be used is refused with what stands there and what was expected."""
+"""Artifact readers; an error names what was found and what was expected."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shoal.errors import ArtifactError
 
 MAKE_AGAIN = "Make it again: shoal train --out FOLDER"
 GREATEST = 3.4e38  # FP32's
-_SIGNS = {  # what often lies where an artifact should, by its first bytes
+_SIGNS = {  # files often mistaken for an artifact, by their first bytes
     b"\x89PNG": "a PNG image",
     b"PK\x03\x04": "a zip archive",
     b"\x1f\x8b": "a gzip archive",
@@ -27,15 +27,15 @@ _SIGNS = {  # what often lies where an artifact should, by its first bytes
 
 
 def refusal(path: Path, kind: str, why: str) -> ArtifactError:
-    """The error for an artifact that is not of its ``kind``."""
+    """Return the error for an artifact that is not of its ``kind``."""
     return ArtifactError(f"{path} is not a {kind}: {why}.", MAKE_AGAIN)
 
 
 def check_file(path: Path, kind: str) -> bytes:
-    """Check that a file is there, can be read and is not empty; returns its first bytes.
+    """Check that a file exists, is readable and not empty; return its first 32 bytes.
 
     Raises:
-        ArtifactError: it says what stands there.
+        ArtifactError: the check failed; it says what was found.
     """
     try:
         if not path.is_file():
@@ -50,24 +50,24 @@ def check_file(path: Path, kind: str) -> bytes:
 
 
 def describe_place(path: Path) -> str:
-    """Describe what stands where a file should."""
+    """Describe what is at ``path`` in place of a regular file."""
     if path.is_symlink() and not path.exists():
         return f"a link to {path.readlink()}, which is not there"
     if path.is_dir():
         return "a folder"
-    return "no regular file" if os.path.lexists(path) else "missing"
+    return "not a regular file" if os.path.lexists(path) else "missing"
 
 
 def describe_bytes(begins: bytes) -> str:
-    """Name what a file that begins so may be; empty where nothing is known of it."""
+    """Guess a file's type from its first bytes; empty if unknown."""
     return next((f"it is {what}" for sign, what in _SIGNS.items() if begins.startswith(sign)), "")
 
 
 def read_text(path: Path, kind: str) -> str:
-    """The text of an artifact in UTF-8.
+    """Read an artifact as UTF-8 text.
 
     Raises:
-        ArtifactError: there is no such file, or it is no text.
+        ArtifactError: the file is missing, or is not UTF-8 text.
     """
     begins = check_file(path, kind)
     try:
@@ -78,10 +78,10 @@ def read_text(path: Path, kind: str) -> str:
 
 
 def read_json(path: Path, kind: str, *, parse_constant: Callable[[str], Any] | None = None) -> dict[str, Any]:
-    """The JSON object in a file, with no name twice; ``parse_constant`` as ``json.loads`` has it.
+    """Read a JSON object, refusing duplicate names; ``parse_constant`` is passed on to ``json.loads``.
 
     Raises:
-        ArtifactError: there is no such file, or it is no such object.
+        ArtifactError: the file is missing, or does not contain such an object.
     """
     text = read_text(path, kind)
     try:
@@ -101,14 +101,14 @@ def _unite(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"it holds {name}, which is no number of JSON's")
+    raise ValueError(f"it holds {name}, which is not a JSON number")
 
 
 def read_object(path: Path, kind: str, names: Iterable[str]) -> dict[str, Any]:
-    """The JSON object in a file, which must hold these names and no others.
+    """Read a JSON object that has exactly these names.
 
     Raises:
-        ArtifactError: there is no such file, or it is no such object.
+        ArtifactError: the file is missing, or does not contain such an object.
     """
     entries, wanted = read_json(path, kind, parse_constant=_refuse_constant), set(names)
     if missing := sorted(wanted - set(entries)):
@@ -119,18 +119,18 @@ def read_object(path: Path, kind: str, names: Iterable[str]) -> dict[str, Any]:
 
 
 def find_changed(folder: Path, files: Mapping[str, str]) -> list[str]:
-    """Those of ``files``, name -> sha256, that are missing in ``folder`` or are not what they were."""
+    """Return the names of ``files`` (name -> sha256) that are missing from ``folder`` or have another hash."""
     return [name for name, kept in files.items() if not (folder / name).is_file() or sha256(folder / name) != kept]
 
 
 def sha256(path: Path) -> str:
-    """The sha256 of a file, in hexadecimal."""
+    """Return the SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def find_repeated(values: Iterable[str]) -> str:
-    """The first value that stood there before; empty where each is there once."""
+    """Return the first value that occurs a second time; empty if all are distinct."""
     seen: set[str] = set()
     for value in values:
         if value in seen:
@@ -140,5 +140,5 @@ def find_repeated(values: Iterable[str]) -> str:
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is finite, and such that the sum with any count is; ``True`` is none."""
+    """Whether ``value`` is an int or float, not a bool, within FP32's range."""
     return type(value) in (int, float) and abs(value) <= GREATEST  # false for NaN

@@ -1,4 +1,4 @@
-"""Component: many requests -> one batch -> one call -> many responses; an error belongs to one request."""
+"""Component base class: joins requests to a batch, runs it once, and splits the outputs; errors stay per request."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _log = logging.getLogger("shoal")
 
 @dataclass(frozen=True)
 class Context:
-    """What a component is given when it starts.
+    """A component's start-up context: declaration, artifacts, device and threads.
 
-    ``folder`` is the model's version folder, where its artifacts lie. ``num_threads`` is how many threads of
-    computation this instance may use; None leaves the process's own setting alone.
+    ``folder`` is the model's version folder, which holds its artifacts. ``num_threads`` is the number of compute
+    threads this instance may use; None keeps the process's own setting.
     """
 
     spec: ModelSpec
@@ -41,10 +41,10 @@ class Context:
     num_threads: int | None = None
 
     def artifact(self, name: str) -> Path:
-        """The path of an artifact of this model.
+        """Return the path of a required artifact of this model.
 
         Raises:
-            ArtifactError: it is not there, or is no file.
+            ArtifactError: it is missing, or is not a file.
         """
         path = self.folder / name
         if path.is_file():
@@ -57,16 +57,16 @@ class Context:
         )
 
     def optional_artifact(self, name: str) -> Path | None:
-        """The path of an artifact that may be missing; None where nothing stands there.
+        """Return the path of an optional artifact, or None if it is missing.
 
         Raises:
-            ArtifactError: what stands there is no file.
+            ArtifactError: it exists, but is not a file.
         """
         return self.artifact(name) if os.path.lexists(self.folder / name) else None
 
 
 class Component:
-    """A model over arrays, which runs in Triton's Python backend, in a client, or in this process.
+    """Base class of models over arrays; they run in Triton's Python backend, in a client, or in this process.
 
     Subclass it in ``1/model.py``, write ``run``, and end the file with ``TritonPythonModel = Yours.for_triton()``::
 
@@ -74,8 +74,8 @@ class Component:
             def run(self, batch):
                 return {"Y": batch["X"] * 2}
 
-    Tensors are declared once, in the ``config.pbtxt`` beside it; ``self.context.spec`` holds them. On a GPU arrays are
-    CuPy's; a component that computes with torch says ``library = "torch"``.
+    Tensors are declared once, in the model's ``config.pbtxt``; ``self.context.spec`` holds them. On a GPU arrays are
+    CuPy arrays; set ``library = "torch"`` for torch tensors.
     """
 
     library: ClassVar[str] = "cupy"
@@ -88,31 +88,31 @@ class Component:
         context.device.ledger.end_setup()
 
     def setup(self, context: Context) -> None:
-        """Load artifacts and build what every call uses. Called once."""
+        """Load artifacts and build the state that every call uses. Called once."""
 
     def check(self, inputs: Arrays) -> None:
-        """Raise ``InputError`` if this one request cannot be answered. Its batch neighbours are not affected.
+        """Validate one request: raise ``InputError`` to refuse it. Other requests of its batch are not affected.
 
-        ``inputs`` are as they came: what a client sent is on the host, whatever this component's device.
+        ``inputs`` are as received: a client's tensors are on the host, whatever this component's device.
         """
 
     def run(self, batch: Arrays) -> Arrays:
         """Answer a whole batch.
 
         ``batch`` maps input names to arrays ``[rows, *dims]`` on ``self.context.device``; TYPE_STRING inputs are NumPy
-        object arrays of ``bytes``; an optional input that was left out is absent. Returns every declared output, with
-        the same number of rows. Nothing of ``batch`` may be kept after the call.
+        object arrays of ``bytes``; an optional input that was left out is absent. Return every declared output, with
+        the same number of rows. Do not keep references to ``batch`` after the call.
         """
         raise NotImplementedError(f"{type(self).__name__} must define run(batch)")
 
     def close(self) -> None:
-        """Release what ``setup`` took. Called once, when the model is unloaded."""
+        """Release the resources that ``setup`` acquired. Called once, when the model is unloaded."""
 
     def process(self, requests: Sequence[Arrays]) -> list[Arrays | ShoalError]:
         """Answer requests in order, each with its outputs or its own error.
 
-        Requests with the same set of inputs are joined to one batch, where the model batches at all. If a joined batch
-        fails, each of its requests is tried alone, so that one bad request never fails its neighbours.
+        Requests with the same set of inputs are joined to one batch, if the model is batched. If a joined batch fails,
+        each of its requests is retried alone, so that one bad request does not fail the others.
         """
         answers: list[Arrays | ShoalError] = [{}] * len(requests)
         groups: dict[tuple[frozenset[str], int], list[int]] = {}
@@ -145,7 +145,7 @@ class Component:
             return [self._answer([request])[0] for request in requests]
 
     def failure(self, error: Exception) -> ShoalError:
-        """The error that a client may see: errors of files and machines name paths, so they go to the log alone."""
+        """Return the error to send to the client; details that may name paths of this machine are only logged."""
         if isinstance(error, ShoalError) and not isinstance(error, ArtifactError | SetupError):
             return error
         name = self.context.spec.name
@@ -154,7 +154,7 @@ class Component:
 
     @classmethod
     def for_triton(cls) -> type[TritonModel]:
-        """The class that Triton's Python backend looks for in ``model.py`` under the name ``TritonPythonModel``."""
+        """Return the ``TritonPythonModel`` class that Triton's Python backend looks for in ``model.py``."""
         return type("TritonPythonModel", (TritonModel,), {"component_class": cls})
 
 
@@ -162,10 +162,10 @@ class Component:
 
 
 def join(spec: ModelSpec, requests: Sequence[Arrays], device: Device) -> tuple[Arrays, list[int]]:
-    """One batch on ``device`` of all requests, which share one set of inputs, and the number of rows each brought.
+    """Join requests with the same set of inputs to one batch on ``device``; return it and the rows of each request.
 
-    Inputs that allow ragged batches are padded with zeros to the widest request. What lies on the host is joined there
-    and goes up in one copy. A single request that is in place already is not copied.
+    Inputs that allow ragged batches are padded with zeros to the widest request. Host arrays are joined on the host
+    and uploaded in one copy. A single request that is already on ``device`` is not copied.
     """
     counts = [_rows(request) for request in requests] if spec.is_batched else [1]
     names = requests[0].keys()
@@ -203,10 +203,10 @@ def _widen(array: Array, width: int) -> Array:
 
 
 def check_outputs(spec: ModelSpec, outputs: Arrays, num_rows: int) -> None:
-    """Check names, dtypes, shapes and row counts, which Triton does not.
+    """Check the outputs' names, dtypes, shapes and row counts, since Triton does not.
 
     Raises:
-        ShoalError: an output is not what ``config.pbtxt`` declares.
+        ShoalError: an output differs from its declaration in ``config.pbtxt``.
     """
     declared = {tensor.name: tensor for tensor in spec.outputs}
     if outputs.keys() != declared.keys():
@@ -220,7 +220,7 @@ def check_outputs(spec: ModelSpec, outputs: Arrays, num_rows: int) -> None:
 
 
 def split(outputs: Arrays, counts: Sequence[int]) -> Iterator[Arrays]:
-    """The outputs of each request, as views of the batch's."""
+    """Split a batch's outputs by request, as views."""
     if len(counts) == 1:
         yield outputs
         return
@@ -234,13 +234,13 @@ def split(outputs: Arrays, counts: Sequence[int]) -> Iterator[Arrays]:
 
 
 class TritonModel:
-    """Triton's side of a component: requests in, responses out."""
+    """Adapter between Triton's Python backend and a component."""
 
     component_class: ClassVar[type[Component]]
     component: Component
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Start the component; an exception here fails the load of the model."""
+        """Create the component; an exception here makes the model fail to load."""
         device = Device.from_triton(args, self.component_class.library)
         # Stubs start in the C locale, where open() without an encoding reads ASCII.
         locale.setlocale(locale.LC_CTYPE, "C.UTF-8")
@@ -261,7 +261,7 @@ class TritonModel:
         self._beacon = Beacon()
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Answer every request, each with its own response."""
+        """Return one response per request, in order."""
         self._beacon.open_batch()
         try:
             read = [self._read(request) for request in requests]
@@ -270,7 +270,7 @@ class TritonModel:
         finally:
             self._beacon.close_batch()
 
-    # What escaped from these two would fail the whole batch, and show its clients the message and the file's path.
+    # An exception that escaped from these two would fail the whole batch, and show clients its message and file path.
 
     def _read(self, request: Any) -> Arrays | ShoalError:
         context = self.component.context
@@ -287,21 +287,21 @@ class TritonModel:
             return tensors.make_response(self.component.failure(error))
 
     def finalize(self) -> None:
-        """Release what the component holds."""
+        """Release the component's resources; called when the model is unloaded."""
         self._beacon.close()
         self._metrics.close()
         self.component.close()
 
 
 def _threads(spec: ModelSpec) -> int:
-    """The instance's share of the cores, unless the configuration's ``threads`` parameter says otherwise."""
+    """Return the ``threads`` parameter of the configuration, else the instance's share of the CPU cores."""
     if "threads" in spec.parameters:
         return int(spec.parameters["threads"])
     return max(1, len(os.sched_getaffinity(0)) // spec.num_instances)
 
 
 def _refuse_foreign_repository(parameters: Mapping[str, Any], spec: ModelSpec) -> None:
-    """Refuse a request that is for the models of another repository, as one of a client that runs its other half is."""
+    """Refuse a request whose client (it runs the other half of a hybrid pipeline) has another repository."""
     wanted, own = parameters.get(REPOSITORY), spec.parameters.get(REPOSITORY, "")
     if wanted is not None and wanted != own:
         raise InputError(
@@ -311,7 +311,7 @@ def _refuse_foreign_repository(parameters: Mapping[str, Any], spec: ModelSpec) -
 
 
 def _refuse_foreign_package(folder: Path) -> None:
-    """Refuse to start when ``folder`` carries its own copy of shoal and another one was imported."""
+    """Refuse to start if ``folder`` contains a copy of shoal but another one was imported."""
     copy, imported = folder / "shoal", Path(inspect.getfile(ShoalError)).parent
     if copy.is_dir() and not imported.samefile(copy):
         raise SetupError(

@@ -1,6 +1,6 @@
-"""Whether a model's process is at work, for whoever watches over it from outside.
+"""Heartbeat of a model's process: the start time of its current batch, in a file that a watchdog reads.
 
-A process that hangs looks like one that has nothing to do: only it knows that it was asked for something.
+From outside, a process that hangs looks like an idle one: only the process itself knows that it has a request.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 
 VARIABLE = "SHOAL_BEACONS"  # names the folder, in the server's environment
-_SINCE = struct.Struct("<d")  # when the batch under way began, by the machine's monotonic clock in seconds; 0: none is
+_SINCE = struct.Struct("<d")  # start of the current batch, seconds on the machine's monotonic clock; 0 while idle
 
 
 class Beacon:
-    """Tells since when this process has been running a batch, in a file of ``SHOAL_BEACONS`` that bears its id."""
+    """Writer of this process's heartbeat, to a file of the folder ``SHOAL_BEACONS`` that is named by process id."""
 
     def __init__(self) -> None:
         folder = os.environ.get(VARIABLE)
@@ -23,11 +23,11 @@ class Beacon:
         self.close_batch()
 
     def open_batch(self) -> None:
-        """A batch begins."""
+        """Record that a batch begins."""
         self._tell(time.monotonic())
 
     def close_batch(self) -> None:
-        """It is answered."""
+        """Record that the batch is answered."""
         self._tell(0.0)
 
     def _tell(self, since: float) -> None:
@@ -35,14 +35,14 @@ class Beacon:
             os.pwrite(self._file.fileno(), _SINCE.pack(since), 0)
 
     def close(self) -> None:
-        """The model is unloaded."""
+        """Close the file; called when the model is unloaded."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
 
 def read_beacon(folder: Path, pid: int) -> float | None:
-    """Since when that process has been running a batch; 0 while it runs none, ``None`` where it does not tell."""
+    """Return the start time of a process's current batch; 0 while it is idle, None if it has no heartbeat."""
     try:
         content = (folder / str(pid)).read_bytes()
     except OSError:

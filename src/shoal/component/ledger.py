@@ -1,7 +1,7 @@
-"""The copy ledger: every copy between host and device that a component makes, by edge.
+"""Copy ledger: counts every copy between host and device that a component makes, by edge.
 
-Arrays cross through ``Device.put`` and ``Device.fetch`` (in ``tensors.py``), which write here; so do the calls of
-libraries that are known to copy a few bytes of their own.
+``Device.put`` and ``Device.fetch`` (in ``tensors.py``) record here, as do the wrappers of libraries that copy a few
+bytes of their own.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 UP, DOWN, ACROSS = "up", "down", "across"  # host to device, device to host, device to device
 
-# Edges that are no tensor of the model.
+# Edges that are not tensors of the model.
 SETUP = "(setup)"  # word lists and a rehearsal, once at the start
-EXACT = "(exact rows)"  # token ids of rows that the device's tokenizer would get wrong, made on the host
-CONTROL = "(control)"  # a few bytes a batch that decide sizes on the host
+EXACT = "(exact rows)"  # token ids of rows that fall back to the host's tokenizer
+CONTROL = "(control)"  # a few bytes per batch that decide sizes on the host
 
 BATCHES, ROWS, EXACT_ROWS = "batches", "rows", "exact_rows"
 
@@ -37,7 +37,7 @@ _log = logging.getLogger("shoal")
 
 
 class Edge(NamedTuple):
-    """Where a copy is made: at a tensor of the model, or at one of the edges above."""
+    """Name and direction of a copy; the name is a tensor of the model, or one of the edges above."""
 
     name: str
     direction: str
@@ -45,7 +45,7 @@ class Edge(NamedTuple):
 
 @dataclass(frozen=True)
 class Traffic:
-    """What went over an edge; ``seconds`` is the host's time in the call, which for ``up`` may end before the copy."""
+    """Totals of an edge; ``seconds`` is the host's time in the call, which for ``up`` may end before the copy."""
 
     copies: int = 0
     num_bytes: int = 0
@@ -59,7 +59,7 @@ class Traffic:
 
 
 class Ledger:
-    """Running totals of one model instance; any thread may write."""
+    """Running totals of one model instance; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -67,18 +67,18 @@ class Ledger:
         self._events: dict[str, int] = {}
 
     def record(self, edge: str, direction: str, num_bytes: int, seconds: float = 0.0, *, copies: int = 1) -> None:
-        """Add copies over ``edge``."""
+        """Add copies to the totals of ``edge``."""
         key, added = Edge(edge, direction), Traffic(copies, num_bytes, seconds)
         with self._lock:
             self._traffic[key] = self._traffic.get(key, Traffic()) + added
 
     def count(self, event: str, number: int = 1) -> None:
-        """Add to a count: batches, rows, rows on the exact path."""
+        """Add to an event counter: batches, rows, or rows on the exact path."""
         with self._lock:
             self._events[event] = self._events.get(event, 0) + number
 
     def end_setup(self) -> None:
-        """Take all that was copied so far for the start's, and forget the counts."""
+        """Book all copies so far under the edge ``SETUP``, and reset the event counters."""
         with self._lock:
             before, self._traffic, self._events = self._traffic, {}, {}
             for edge, traffic in before.items():
@@ -87,22 +87,22 @@ class Ledger:
 
     @property
     def traffic(self) -> Mapping[Edge, Traffic]:
-        """Totals by edge, as they are now."""
+        """Snapshot of the totals by edge."""
         with self._lock:
             return dict(self._traffic)
 
     @property
     def events(self) -> Mapping[str, int]:
-        """Counts, as they are now."""
+        """Snapshot of the event counters."""
         with self._lock:
             return dict(self._events)
 
 
 class Metrics:
-    """Brings Triton's counters up to a ledger's totals, once a second while there is work.
+    """Background publisher of a ledger's totals as Triton metrics, once per second.
 
     An increment is a round trip to the server of about a tenth of a millisecond, so requests do not wait for it.
-    Counters are this process's own: Triton deletes equal ones of several instances with the first that ends.
+    Labels contain the process id: Triton deletes equal counters of several instances with the first that ends.
     ``family`` is ``pb_utils.MetricFamily``.
     """
 
@@ -126,7 +126,7 @@ class Metrics:
                 return
 
     def publish(self) -> None:
-        """Tell Triton what is new."""
+        """Raise Triton's counters to the ledger's totals."""
         for edge, traffic in self._ledger.traffic.items():
             for name, value in _amounts(traffic).items():
                 self._raise_to((name, *edge), value)
@@ -149,7 +149,7 @@ class Metrics:
         return self._families[name].Metric(labels=labels)
 
     def close(self) -> None:
-        """Stop; Triton drops this process's counters now, so nothing is left to tell."""
+        """Stop the thread without a last update: Triton drops this process's counters now."""
         self._has_ended.set()
         self._thread.join()
 

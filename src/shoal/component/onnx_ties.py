@@ -1,4 +1,4 @@
-"""The ties that an ONNX model carries in its metadata, read without a library that runs it."""
+"""Reader for the ties in an ONNX model's metadata, without the onnx library: a minimal protobuf parser."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _VARINT_BYTES = 10
 
 
 def read_onnx(path: Path) -> dict[str, str]:
-    """The ties of an ONNX model, file name -> sha256; none where it carries none.
+    """Return the ties of an ONNX model, file name -> sha256; empty if it has none.
 
     Raises:
-        ArtifactError: it is no ONNX model, by the outermost of its fields, or its ties are damaged.
+        ArtifactError: its outermost fields are not those of an ONNX model, or its ties are damaged.
     """
     check_file(path, _KIND)
     try:
@@ -38,7 +38,7 @@ def read_onnx(path: Path) -> dict[str, str]:
 
 
 def _fields(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Number and content of each field that may be asked for; the others, such as the graph, are not read."""
+    """Yield number and content of the metadata fields; skip the others, such as the graph, without reading them."""
     end = file.seek(0, os.SEEK_END)
     file.seek(0)
     while file.tell() < end:
@@ -47,7 +47,7 @@ def _fields(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
             _varint(file)
             continue
         if wire_type != _BYTES and wire_type not in _FIXED:
-            raise ValueError("it is no message of protobuf")
+            raise ValueError("it is not a protobuf message")
         size = _FIXED[wire_type] if wire_type in _FIXED else _varint(file)
         begin = file.tell()
         if begin + size > end:
@@ -58,7 +58,7 @@ def _fields(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
 
 
 def _varint(file: BinaryIO) -> int:
-    """Seven bits a byte, the lowest first; all bytes but the last have the eighth bit set."""
+    """Read a varint: seven bits per byte, the lowest first; all bytes but the last have the eighth bit set."""
     value = 0
     for position in range(_VARINT_BYTES):
         byte = file.read(1)
@@ -67,4 +67,4 @@ def _varint(file: BinaryIO) -> int:
         value |= (byte[0] & 0x7F) << (7 * position)
         if byte[0] < 0x80:
             return value
-    raise ValueError("it is no message of protobuf")
+    raise ValueError("it is not a protobuf message")

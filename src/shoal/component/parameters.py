@@ -1,6 +1,6 @@
-"""What a reusable piece reads of the ``config.pbtxt`` beside it: tensors by their order, parameters by their meaning.
+"""Reader for a reusable component's ``config.pbtxt``: tensors by their order, parameters by name and type.
 
-Whoever takes a piece may rename its tensors, declare a size where it has -1, and leave parameters out.
+A user of the component may rename its tensors, declare a size where it has -1, and leave parameters out.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from shoal.component.artifact_files import GREATEST
 from shoal.component.spec import ModelSpec, TensorSpec
 from shoal.errors import ArtifactError
 
-_MISSPELT = 0.8  # of difflib's ratio: above it a parameter's name is one that was mistyped
+_MISSPELT = 0.8  # difflib ratio above which a parameter's name counts as misspelt
 _MOST = 2**31 - 1
 
 
 class Parameters:
-    """The declaration of one model, as a piece understands it.
+    """Validating view of one model's declaration.
 
-    What does not fit is an ``ArtifactError`` that names the value, and stops the start.
+    A value that does not fit raises an ``ArtifactError`` that names it, so the model does not start.
     """
 
     def __init__(self, spec: ModelSpec) -> None:
@@ -37,10 +37,10 @@ class Parameters:
     # --- tensors -------------------------------------------------------------------------------------------------
 
     def tensors(self, signature: str) -> tuple[str, ...]:
-        """The names of the inputs, then of the outputs, which must be what ``signature`` says.
+        """Check the tensors against ``signature`` and return the names of the inputs, then of the outputs.
 
-        It reads ``FP32[n], FP32[n] -> STRING[1]``: the same letter is the same size, where sizes are declared, and
-        ``...`` is any shape, the same wherever it stands. The dimension of rows is not written.
+        Example: ``FP32[n], FP32[n] -> STRING[1]``. A letter is one size, where sizes are declared; ``...`` is any
+        shape, the same in every place. The row dimension is left out.
         """
         spec = self._spec
         sides = [side.split(", ") for side in signature.split(" -> ")]
@@ -75,7 +75,7 @@ class Parameters:
         return size == -1 or self.sizes.setdefault(letter, size) == size
 
     def expect(self, letter: str, number: int, what: str) -> None:
-        """Check that a size, where it is declared, is ``number``; ``what`` says whose: ``words.txt has``."""
+        """Check that a size, if declared, is ``number``; ``what`` begins the reason, such as ``words.txt has``."""
         declared = self.sizes.get(letter, number)
         if declared != number:
             raise ArtifactError(
@@ -86,7 +86,7 @@ class Parameters:
     # --- parameters ----------------------------------------------------------------------------------------------
 
     def text(self, name: str, default: str = "") -> str:
-        """A parameter's value without blanks around it; the default where it is empty or left out."""
+        """Return a parameter's value, stripped; the default if it is empty or left out."""
         known = self._spec.parameters
         near = [] if name in known else get_close_matches(name, [*known], 1, _MISSPELT)
         if near:
@@ -97,18 +97,18 @@ class Parameters:
         return known.get(name, "").strip() or default
 
     def choice(self, name: str, known: Sequence[str]) -> str:
-        """One of the ``known`` values; the first of them is the default."""
+        """Return one of the ``known`` values; the first is the default."""
         value = self.text(name, known[0])
         if value not in known:
             raise self.refusal(name, f"expected {' or '.join(known)}", known[0])
         return value
 
     def flag(self, name: str, *, default: bool) -> bool:
-        """``true`` or ``false``."""
+        """Return a boolean parameter, written as ``true`` or ``false``."""
         return self.choice(name, ("true", "false") if default else ("false", "true")) == "true"
 
     def whole(self, name: str, default: int, *, least: int = 1, most: int = _MOST) -> int:
-        """A whole number from ``least`` to ``most``; the default may be another one."""
+        """Return a whole number from ``least`` to ``most``; the default is not checked."""
         value = self.text(name)
         if not value:
             return default
@@ -118,7 +118,7 @@ class Parameters:
         return number
 
     def number(self, name: str, default: float) -> float:
-        """A finite number, rounded as FP32 is: a score of that very value compares as equal."""
+        """Return a finite number, rounded to FP32 so that it compares as equal to an FP32 score of the same value."""
         value = self.text(name)
         if not value:
             return default
@@ -131,14 +131,14 @@ class Parameters:
         return float(np.float32(number))
 
     def texts(self, name: str) -> list[str]:
-        """A JSON list of texts; empty where there is none."""
+        """Return a JSON list of strings; empty if left out."""
         found = self._list(name, str, "texts", '["one", "two"]')
         if any(text.encode(errors="ignore").decode() != text for text in found):
             raise self.refusal(name, "expected texts that UTF-8 can hold", '["one", "two"]')
         return found
 
     def numbers(self, name: str) -> list[float]:
-        """A JSON list of finite numbers; empty where there is none."""
+        """Return a JSON list of finite numbers; empty if left out."""
         found = self._list(name, (int, float), "numbers", "[1, 2]")
         if not all(abs(number) <= GREATEST and not isinstance(number, bool) for number in found):
             raise self.refusal(name, "expected a JSON list of finite numbers", "[1, 2]")
@@ -155,7 +155,7 @@ class Parameters:
         return found
 
     def refusal(self, name: str, why: str, example: str) -> ArtifactError:
-        """The error for a parameter that cannot be used: its value, and why; ``example`` is one that could."""
+        """Return the error for an unusable parameter, with its value and ``why``; ``example`` is a valid value."""
         return ArtifactError(
             f"Parameter {name} of model {self._spec.name} is {shorten(self.text(name))}; {why}.",
             f"Write it in config.pbtxt: parameters {{ key: \"{name}\" value {{ string_value: '{example}' }} }}",
@@ -163,14 +163,14 @@ class Parameters:
 
 
 def _show(tensor: TensorSpec) -> str:
-    """A declared tensor as signatures have it."""
+    """Format a declared tensor as in a signature."""
     optional = "optional " if tensor.is_optional else ""
     return f"{optional}{tensor.dtype.removeprefix('TYPE_')}[{','.join(map(str, tensor.dims))}]"
 
 
 @contextmanager
 def fixed_by(fix: str) -> Iterator[None]:
-    """Around the reading of a piece's artifact: an error gives ``fix``, and not how to train again."""
+    """Replace the advice of an ``ArtifactError`` raised inside with ``fix``, in place of "train again"."""
     try:
         yield
     except ArtifactError as error:

@@ -1,8 +1,8 @@
-"""Files that belong together say so: an artifact carries the sha256 of those it was made with.
+"""Ties between artifacts: each artifact contains the SHA-256 of the files it was made with.
 
-A forest's columns mean nothing under another ``preprocess.json``, an encoder's ids nothing under another ``vocab.txt``.
-Nothing else would notice: shapes and dtypes fit. A TorchScript archive is read here whole, without torch, which leaves
-its checksums unread; a forest in `shoal.forests.checkpoints`.
+A forest is useless with another ``preprocess.json``, an encoder with another ``vocab.txt``, and no other check finds
+it: shapes and dtypes fit. A TorchScript archive is read whole here, because torch does not verify its checksums;
+forests are read in `shoal.forests.checkpoints`.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from pathlib import Path
 from shoal.component.artifact_files import MAKE_AGAIN, check_file, describe_bytes, refusal, sha256
 from shoal.errors import ArtifactError
 
-METADATA = "shoal.json"  # the entry of a TorchScript archive that carries the ties
+METADATA = "shoal.json"  # the entry of a TorchScript archive that contains the ties
 _ARCHIVE = "TorchScript file"
 _CHUNK = 2**20
 _DIRECTORY = 0x10  # of a zip entry's attributes
-# What zipfile raises over damaged archives; RuntimeError: they seem encrypted, or compressed in an unknown way.
+# Errors of zipfile for damaged archives; RuntimeError: they seem encrypted, or compressed in an unknown way.
 _UNREADABLE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, ValueError, RuntimeError)
 
 
 def dump_ties(ties: Mapping[str, str]) -> str:
-    """The text that an artifact carries: file name -> sha256."""
+    """Serialise ties, file name -> sha256, to the text that an artifact stores."""
     return json.dumps({"shoal_ties": dict(ties)}, sort_keys=True)
 
 
 def check_ties(ties: Mapping[str, str], artifact: Path) -> None:
-    """Check an artifact that lies in a model repository, ``REPOSITORY/MODEL/VERSION/FILE``.
+    """Check the ties of an artifact in a model repository, ``REPOSITORY/MODEL/VERSION/FILE``.
 
-    For each tie, a file of that name anywhere in the repository must be the one it was made with. Where there is none,
-    nothing is said: a client may hold it.
+    For each tie, a file of that name anywhere in the repository must be the one it was made with. A missing file is
+    not an error: a client may have it.
 
     Raises:
-        ArtifactError: the repository holds another one.
+        ArtifactError: the repository contains another file of that name.
     """
     repository = artifact.parents[2]
     for name in ties:
@@ -62,10 +62,10 @@ def check_tie(ties: Mapping[str, str], artifact: Path, neighbours: Iterable[Path
 
 
 def parse_ties(text: bytes) -> dict[str, str]:
-    """The ties in what ``dump_ties`` gave, among an artifact's other attributes.
+    """Parse the output of ``dump_ties``, which may have other attributes beside the ties.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the text has another form.
     """
     attributes = json.loads(text or b"{}")
     ties = attributes.get("shoal_ties", {}) if isinstance(attributes, dict) else None
@@ -78,10 +78,10 @@ def parse_ties(text: bytes) -> dict[str, str]:
 
 
 def read_archive(path: Path) -> dict[str, str]:
-    """The ties of a TorchScript archive, after all of it was read and compared with its checksums.
+    """Read a whole TorchScript archive, verify its checksums, and return its ties.
 
     Raises:
-        ArtifactError: it is no such archive, or damaged.
+        ArtifactError: it is not such an archive, or is damaged.
     """
     begins = check_file(path, _ARCHIVE)
     try:
@@ -107,6 +107,6 @@ def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
     with archive.open(entry) as content:
         while chunk := content.read(_CHUNK):  # the last one compares the checksum
             size += len(chunk)
-    is_stored = entry.compress_type == zipfile.ZIP_STORED  # then torch goes by the other size
+    is_stored = entry.compress_type == zipfile.ZIP_STORED  # then torch uses the compressed size
     if size != entry.file_size or (is_stored and size != entry.compress_size):
         raise EOFError(f"{entry.filename} has {size:,} bytes, expected {max(entry.file_size, entry.compress_size):,}")

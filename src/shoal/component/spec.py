@@ -1,4 +1,4 @@
-"""What ``config.pbtxt`` declares of a model, as far as running it needs."""
+"""Model and tensor declarations parsed from ``config.pbtxt``: the subset needed to run a model."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 from shoal.errors import InputError
 
 STRING = "TYPE_STRING"
-REPOSITORY = "shoal_repository"  # of a model's configuration, and of a request: the digest of the repository it is for
-OTHER_REPOSITORY = "The server has another repository"  # how the refusal of one for another begins
+REPOSITORY = "shoal_repository"  # parameter of a model's configuration and of a request: digest of its repository
+OTHER_REPOSITORY = "The server has another repository"  # start of the error for a request with another digest
 DTYPES = {
     "TYPE_BOOL": np.bool_,
     "TYPE_UINT8": np.uint8,
@@ -35,7 +35,7 @@ DTYPES = {
 class TensorSpec:
     """One tensor as ``config.pbtxt`` declares it; ``dims`` excludes the batch dimension, -1 is any size.
 
-    ``is_column``: its dims are [ 1 ], and the model itself knows no dimension but the rows (an empty ``reshape``).
+    ``is_column``: its dims are [ 1 ], but the model's own tensor has only the row dimension (an empty ``reshape``).
     """
 
     name: str
@@ -59,7 +59,7 @@ class TensorSpec:
 
     @cached_property
     def numpy_dtype(self) -> np.dtype[Any]:
-        """The NumPy dtype; ``object`` for TYPE_STRING, whose elements are ``bytes``."""
+        """NumPy dtype; ``object`` for TYPE_STRING, whose elements are ``bytes``."""
         try:
             return np.dtype(DTYPES[self.dtype])
         except KeyError:
@@ -69,7 +69,7 @@ class TensorSpec:
             ) from None
 
     def mismatch(self, array: Any, *, is_batched: bool) -> str:
-        """How ``array`` differs from this declaration, in words; empty where it fits."""
+        """Describe how ``array`` differs from this declaration; empty if it fits."""
         if array.dtype != self.numpy_dtype and str(array.dtype).removeprefix("torch.") != str(self.numpy_dtype):
             return f"{self.name} has dtype {array.dtype}, expected {self.numpy_dtype} ({self.dtype})"
         shape = tuple(array.shape[1:] if is_batched else array.shape)
@@ -82,9 +82,9 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What ``config.pbtxt`` says of one model, as far as running it needs.
+    """Declaration of one model: tensors, batching, instances and parameters.
 
-    ``max_batch_size`` 0 means that tensors carry no batch dimension of Triton's.
+    ``max_batch_size`` 0 means that tensors have no batch dimension.
     """
 
     name: str
@@ -96,7 +96,7 @@ class ModelSpec:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelSpec:
-        """Read a model configuration in its JSON form, as Triton hands it to a stub."""
+        """Read a model configuration in its JSON form, as Triton passes it to a stub."""
         groups = config.get("instance_group", [])
         return cls(
             name=config["name"],

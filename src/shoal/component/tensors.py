@@ -1,7 +1,7 @@
-"""The only door between Triton and arrays: dtypes, devices, and what crosses between them.
+"""Devices, array transfer, and conversion between Triton's tensors and arrays.
 
-Nothing else imports ``triton_python_backend_utils``. Inside the door an array is NumPy's on the host and CuPy's on a
-GPU; array code takes its namespace from its input (``namespace(x)``) and so is written once for both.
+The only module that imports ``triton_python_backend_utils``. Arrays are NumPy's on the host and CuPy's or torch's on a
+GPU; array code takes its namespace from its input (``namespace(x)``) and so is written once for all of them.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _DL_CPU = 1  # DLDeviceType of the host, in dlpack.h
 
 
 def namespace(*arrays: Array) -> Any:
-    """The array API of ``arrays``: ``numpy``, ``cupy`` or ``torch`` behind one set of names."""
+    """Return the array-API namespace of ``arrays``, over ``numpy``, ``cupy`` or ``torch``."""
     return array_namespace(*arrays)
 
 
 @dataclass(frozen=True)
 class Device:
-    """Where a component's arrays live: the host, or GPU ``index``; and what was copied there and back.
+    """Device of a component's arrays, the host or GPU ``index``, with the ledger of copies to and from it.
 
     On a GPU, ``library`` names the array library: ``cupy``, or ``torch`` for components that compute with it. All work
-    is queued on the device's default stream, which orders the libraries among one another.
+    is queued on the device's default stream, so calls of different libraries run in order.
     """
 
     kind: str = "cpu"
@@ -48,7 +48,7 @@ class Device:
 
     @classmethod
     def from_triton(cls, args: Mapping[str, str], library: str = "cupy") -> Device:
-        """The device of a model instance; to be called before any GPU library is imported."""
+        """Return the device of a model instance; call it before importing any GPU library."""
         is_gpu = args["model_instance_kind"] == "GPU"
         return cls("gpu", int(args["model_instance_device_id"]), library) if is_gpu else cls()
 
@@ -59,19 +59,19 @@ class Device:
 
     @property
     def xp(self) -> Any:
-        """The array library of this device."""
+        """Array-API namespace of this device's library."""
         if self.is_host:
             return np
         return importlib.import_module(f"array_api_compat.{self.library}")
 
     @property
     def torch_name(self) -> str:
-        """What torch calls this device."""
+        """torch's name for this device."""
         return "cpu" if self.is_host else f"cuda:{self.index}"
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Make this device and its default stream the current ones."""
+        """Make this device and its default stream current inside the context."""
         if self.is_host:
             yield
         elif self.library == "torch":
@@ -86,10 +86,10 @@ class Device:
                 yield
 
     def prepare(self) -> None:
-        """Claim the GPU, and one pool of its memory that CuPy and libcudf share, before anything is allocated.
+        """Select the GPU and install one memory pool, shared by CuPy and libcudf; call it before any allocation.
 
         Raises:
-            SetupError: there is no such GPU, or no library for it.
+            SetupError: the GPU does not exist, or its library is not installed.
         """
         if self.is_host:
             return
@@ -102,7 +102,7 @@ class Device:
             )
 
     def owns(self, array: Array) -> bool:
-        """Whether ``array`` is here already, in this device's own library."""
+        """Whether ``array`` is already on this device, in this device's own library."""
         if isinstance(array, np.ndarray):
             return self.is_host
         if self.is_host or not is_array_api_obj(array) or namespace(array) is not self.xp:
@@ -111,10 +111,10 @@ class Device:
         return bool((place.index if self.library == "torch" else place.id) == self.index)
 
     def put(self, array: Array, edge: str) -> Array:
-        """``array`` on this device: the same object where it is there already, else a copy that the ledger names.
+        """Return ``array`` on this device: the same object if it is already there, else a copy, recorded at ``edge``.
 
-        ``array`` is NumPy's, or anything with ``__dlpack__``: memory of this device is taken over without a copy,
-        after the work that its producer has queued. Arrays of ``bytes`` stay on the host.
+        ``array`` is NumPy's, or has ``__dlpack__``: memory of this device is shared without a copy, ordered after its
+        producer's queued work. Arrays of ``bytes`` stay on the host.
         """
         if self.owns(array) or (isinstance(array, np.ndarray) and array.dtype == np.object_):
             return array
@@ -140,7 +140,7 @@ class Device:
         return self.xp.from_numpy(array).to(self.torch_name)
 
     def _adopt(self, array: Any) -> tuple[Array, str]:
-        """A device array of any library as ours, and the direction it was copied in, if it was."""
+        """Import another library's device array; return it and the direction of the copy, empty if none was made."""
         source = int(array.__dlpack_device__()[1])
         with replace(self, index=source).active():
             ours = self.xp.from_dlpack(array)
@@ -150,9 +150,9 @@ class Device:
             return (ours.to(self.torch_name) if self.library == "torch" else ours.copy()), ACROSS
 
     def fetch(self, array: Array, edge: str) -> np.ndarray[Any, Any]:
-        """``array`` in the host's memory: the same object where it is there already, else a copy after all work on it.
+        """Return ``array`` on the host: the same object if it is already there, else a copy made after all work on it.
 
-        The only way down: whatever else reads a device array's values is refused by a test.
+        The only way from device to host: a test refuses any other read of a device array's values.
         """
         if isinstance(array, np.ndarray):
             return array
@@ -187,7 +187,7 @@ def _prepare_torch(index: int) -> int:
     return count
 
 
-@cache  # a second pool would not give back what the first one holds
+@cache  # a second pool could not reuse the memory that the first one holds
 def _prepare_cupy(index: int) -> int:
     import cupy
 
@@ -202,7 +202,7 @@ def _prepare_cupy(index: int) -> int:
 
 
 def _share_pool(cupy: Any) -> None:
-    """RMM's asynchronous pool where RMM is installed (libcudf allocates from it), else CUDA's own through CuPy."""
+    """Install RMM's asynchronous pool if RMM is installed (libcudf allocates from it), else CUDA's through CuPy."""
     try:
         import rmm
         from rmm.allocators.cupy import rmm_cupy_allocator
@@ -213,27 +213,27 @@ def _share_pool(cupy: Any) -> None:
     cupy.cuda.set_allocator(rmm_cupy_allocator)
 
 
-# --- Triton's side of the door -----------------------------------------------------------------------------------
+# --- Triton's requests and responses -----------------------------------------------------------------------------
 
 
 def triton() -> Any:
-    """Triton's own module, which only a stub has."""
+    """Import ``triton_python_backend_utils``, which exists only inside a stub."""
     import triton_python_backend_utils as pb_utils
 
     return pb_utils
 
 
 def read_request(request: Any, spec: ModelSpec, device: Device) -> dict[str, Array]:
-    """The inputs of one Triton request, by name; inputs that were left out are absent.
+    """Return the inputs of one Triton request by name; omitted optional inputs are absent.
 
-    Tensors on the host are NumPy arrays and stay there until the batch is joined, even if ``device`` is a GPU: one
-    upload a batch, not one a request. TYPE_STRING tensors are object arrays of ``bytes``. Tensors on a GPU become
-    arrays of ``device`` without a copy, unless they lie on another one.
+    Host tensors are NumPy arrays and stay on the host until the batch is joined, even if ``device`` is a GPU: one
+    upload per batch, not per request. TYPE_STRING tensors are object arrays of ``bytes``. GPU tensors become arrays of
+    ``device`` without a copy, unless they are on another GPU.
 
     Raises:
-        InputError: a tensor is missing, which Triton overlooks where an optional one makes up the number, or has not
-            the declared shape. Triton lets requests of 0 rows in where they bring the data of one, without the batch
-            dimension; and counts rows in 32 bits, so that 2^32 rows are 0 too.
+        InputError: a tensor is missing (Triton only compares their number, which an optional one may make up), or does
+            not have the declared shape. Triton accepts requests of 0 rows that contain the data of one, without the
+            batch dimension; and it counts rows in 32 bits, so 2^32 rows are 0 too.
     """
     inputs = {}
     for declared in spec.inputs:
@@ -251,10 +251,10 @@ def read_request(request: Any, spec: ModelSpec, device: Device) -> dict[str, Arr
 
 
 def request_parameters(request: Any) -> dict[str, Any]:
-    """What a client sent beside its tensors; an ensemble hands it to each of its steps.
+    """Return the request's parameters; an ensemble passes them to each of its steps.
 
     Raises:
-        InputError: it is no text, which Triton lets through.
+        InputError: they are not UTF-8, which Triton accepts.
     """
     try:
         return dict(json.loads(request.parameters() or "{}"))
@@ -263,7 +263,7 @@ def request_parameters(request: Any) -> dict[str, Any]:
 
 
 def make_response(answer: Arrays | ShoalError) -> Any:
-    """The Triton response that carries ``answer``."""
+    """Build the Triton response for outputs or an error."""
     pb_utils = triton()
     if isinstance(answer, ShoalError):
         return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(answer), _code(answer)))
@@ -273,15 +273,15 @@ def make_response(answer: Arrays | ShoalError) -> Any:
 def _tensor(name: str, array: Array) -> Any:
     if isinstance(array, np.ndarray):
         return triton().Tensor(name, np.ascontiguousarray(array))
-    # Triton takes C order alone; and the array itself, never a capsule: only then it orders its copy after the
-    # producer's stream.
+    # Triton accepts only C order. Pass the array itself, not a capsule: only then does Triton order its copy after
+    # the producer's stream.
     is_torch = hasattr(array, "contiguous")
     array = array.detach().contiguous() if is_torch else namespace(array).ascontiguousarray(array)
     return triton().Tensor.from_dlpack(name, array)
 
 
 def metric_family() -> Any:
-    """The class behind Triton's custom metrics."""
+    """Return ``MetricFamily``, the class of Triton's custom metrics."""
     return triton().MetricFamily
 
 
@@ -292,17 +292,17 @@ def _code(error: ShoalError) -> Any:
     return codes.UNAVAILABLE if isinstance(error, ServerError) else codes.INTERNAL
 
 
-# --- does this stub carry tensors unharmed? asked at every start -------------------------------------------------
+# --- self-test of the stub's tensors, run at every start ---------------------------------------------------------
 
 
 def check_stub() -> None:
-    """Send a ramp of each dtype, and a few strings, through this stub's tensors both ways.
+    """Self-test: send a ramp of each dtype, and a few strings, through this stub's tensors in both directions.
 
     A stub built against another NumPy ABI gives wrong values without an error: Triton 24.10's stub under NumPy 2
     reads 1, 2, 3 as 1, 1, 1 and sends empty outputs.
 
     Raises:
-        SetupError: a value came back changed.
+        SetupError: a value was changed.
     """
     for name, dtype in DTYPES.items():
         ramp = np.arange(12).reshape(3, 4)
@@ -320,13 +320,13 @@ def check_stub() -> None:
 
 def _survives(ramp: np.ndarray[Any, Any]) -> bool:
     trips = [_inward(ramp)]
-    if ramp.dtype != np.bool_:  # which NumPy 1 does not take from DLPack
+    if ramp.dtype != np.bool_:  # NumPy 1 does not accept booleans from DLPack
         trips.append(np.from_dlpack(triton().Tensor("ramp", ramp)))  # outward: by the pointer that Triton would copy
     return all(trip.dtype == ramp.dtype and np.array_equal(trip, ramp) for trip in trips)
 
 
 def _inward(ramp: np.ndarray[Any, Any]) -> Any:
-    """``ramp`` as a request would bring it: in an array that the stub made."""
+    """Return ``ramp`` as a request would contain it: an array made by the stub."""
     pb_utils = triton()
     return pb_utils.Tensor.from_dlpack("ramp", pb_utils.Tensor("ramp", ramp)).as_numpy()
 
@@ -335,5 +335,5 @@ def _strings_survive() -> bool:
     pb_utils = triton()
     strings = np.array([b"shoal", b"", "é\0…".encode()], dtype=np.object_)
     encoded = bytearray(np.asarray(pb_utils.serialize_byte_tensor(strings), np.object_).item())
-    blob = np.frombuffer(encoded, np.uint8)  # over a bytearray: DLPack takes no read-only memory
+    blob = np.frombuffer(encoded, np.uint8)  # over a bytearray: DLPack refuses read-only memory
     return bool(np.array_equal(pb_utils.deserialize_bytes_tensor(_inward(blob)), strings))

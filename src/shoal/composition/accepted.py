@@ -29,7 +29,7 @@ def check_accepted(config: ModelConfig, models: Mapping[str, ModelConfig]) -> No
 
 
 def _called(config: ModelConfig, models: Mapping[str, ModelConfig]) -> set[str]:
-    """The models that an ensemble calls, straight or through others."""
+    """Return the models that an ensemble calls, directly or through others."""
     found: set[str] = set()
     waiting = [config]
     while waiting:

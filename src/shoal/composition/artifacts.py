@@ -1,7 +1,7 @@
-"""Artifacts before they are composed: each whole and of its kind, made with one another, as the training left them.
+"""Check artifacts before they are composed: each whole and of its kind, made together, unchanged since training.
 
-Nothing here needs torch or Treelite. What a model of someone else's reads is checked as far as Triton's own backends
-read it; the rest is their component's business.
+Nothing here needs torch or Treelite. Artifacts of a user's own models are checked as far as Triton's own backends read
+them; the rest is left to the user's component.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ TRAINED = ("checkpoint.tl", "model.pt", "postprocess.json", "preprocess.json", "
 def check_artifacts(models: Sequence[ModelConfig], artifacts: Path | None, *, is_embedded: bool) -> None:
     """Check every artifact of ``models``, alone and beside the others.
 
-    ``is_embedded``: shoal's own backends will serve them, which look at more than the native ones.
+    ``is_embedded``: shoal's own backends will serve them, which check more than the native ones.
 
     Raises:
-        ArtifactError: one is missing, damaged, of another kind, or does not fit another; it says what stands there.
+        ArtifactError: one is missing, damaged, of another kind, or does not fit another; it says what was found.
     """
     found = [(model, path) for model in models for path in find_artifacts(model, artifacts)]
     ties = {path: _read(model, path, is_embedded=is_embedded) for model, path in found}
@@ -48,24 +48,24 @@ def check_artifacts(models: Sequence[ModelConfig], artifacts: Path | None, *, is
 
 
 def _places(model: ModelConfig, artifacts: Path | None) -> list[Path]:
-    """Where a model's artifacts may stand: in its model folder's own version folder, else in the artifact folder.
+    """Return the folders searched for a model's artifacts: its own version folder, then the artifact folder.
 
-    So a model folder that brings its ``model.pt`` keeps it beside another one's that was trained.
+    So a model folder that brings its ``model.pt`` keeps it even where another one's was trained.
     """
     return [model.folder / "1", *([] if artifacts is None else [artifacts])]
 
 
 def find_artifacts(model: ModelConfig, artifacts: Path | None) -> Iterator[Path]:
-    """The path of each artifact of a model that is there: in its own model folder, else in the folder ``artifacts``."""
+    """Yield the path of each artifact of a model that exists: in its model folder, else in the folder ``artifacts``."""
     for artifact in model.artifacts:
         yield from artifact.find(_places(model, artifacts))
 
 
 def check_present(models: Sequence[ModelConfig], artifacts: Path | None) -> None:
-    """Check that each artifact is there that must be.
+    """Check that each required artifact exists.
 
     Raises:
-        ArtifactError: it names those that are not.
+        ArtifactError: it names those that do not.
     """
     missing = {
         str(artifact): model
@@ -105,20 +105,20 @@ def _read(model: ModelConfig, path: Path, *, is_embedded: bool) -> Mapping[str, 
         forest.check(model.spec, path, is_ours=is_embedded)
         return forest.ties
     if not path.is_file():
-        raise ArtifactError(f"{path} is no file: it is {describe_place(path)}.", MAKE_AGAIN)
+        raise ArtifactError(f"{path} is not a file: it is {describe_place(path)}.", MAKE_AGAIN)
     return {}
 
 
 def has_trunks(models: Sequence[ModelConfig], artifacts: Path | None) -> bool:
-    """Whether every TorchScript encoder has a submodule ``trunk``, which shoal's backend runs in another dtype than the
-    rest; not where there is none.
+    """Whether there are TorchScript encoders and each has a submodule ``trunk``, which shoal's backend runs in another
+    dtype than the rest.
     """
     encoders = [path for model in models for path in find_artifacts(model, artifacts) if _is_encoder(model, path)]
     return bool(encoders) and all(any(name.startswith("trunk.") for name in read_sizes(path)) for path in encoders)
 
 
 def read_report(artifacts: Path | None) -> dict[str, Any]:
-    """The training report of an artifact folder, with ``contents`` and ``files``, texts by name; empty without one.
+    """Read the training report of an artifact folder: ``contents`` and ``files``, texts by name; empty without one.
 
     Raises:
         ArtifactError: it is damaged.
@@ -128,14 +128,14 @@ def read_report(artifacts: Path | None) -> dict[str, Any]:
     for name in ("contents", "files"):
         texts = report.setdefault(name, {})
         if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
-            raise refusal(path, "training report", f"its {name} are no texts by name")
+            raise refusal(path, "training report", f"its {name} are not texts by name")
     return report
 
 
 def check_unchanged(models: Sequence[ModelConfig], artifacts: Path | None, files: Mapping[str, str]) -> None:
-    """Check what was composed, ``files`` by path with their sha256, against what the training report says of it.
+    """Check the composed ``files``, sha256 by path, against the hashes in the training report.
 
-    A bit that flips in a forest's leaf makes another forest, as whole as the one that was trained.
+    A flipped bit in a forest's leaf makes another forest that is as well-formed as the one that was trained.
 
     Raises:
         ArtifactError: an artifact has changed since the training.
@@ -151,11 +151,11 @@ def check_unchanged(models: Sequence[ModelConfig], artifacts: Path | None, files
                 )
 
 
-# --- what a TorchScript archive holds ----------------------------------------------------------------------------
+# --- contents of a TorchScript archive ---------------------------------------------------------------------------
 
 
 class _Thing:
-    """Stands for whatever a pickle names: nothing of it is imported or called."""
+    """Placeholder for every object that a pickle names: nothing of it is imported or called."""
 
     def __init__(self, *args: Any) -> None:
         self.args = args
@@ -171,26 +171,26 @@ class _Tensor(_Thing):
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        """A stand-in, whatever is asked for."""
+        """Return a placeholder for every class."""
         del module
         return _Tensor if name == "_rebuild_tensor_v2" else _Thing
 
     def persistent_load(self, pid: Any) -> None:
-        """A tensor's values, which stay where they are."""
+        """Skip a tensor's values, which stay in the archive."""
 
 
 def read_sizes(archive: Path) -> dict[str, tuple[int, ...]]:
-    """The size of each submodule's ``weight`` in a TorchScript archive, by its dotted name.
+    """Read the size of each submodule's ``weight`` from a TorchScript archive, by its dotted name.
 
     Raises:
-        ArtifactError: what describes its modules is no such description.
+        ArtifactError: its ``data.pkl`` does not describe modules.
     """
     try:
         with zipfile.ZipFile(archive) as opened:
             name = next(name for name in opened.namelist() if name.count("/") == 1 and name.endswith("/data.pkl"))
             with opened.open(name) as file:
                 return dict(_walk(_Unpickler(file).load(), ""))
-    except Exception as error:  # there is no end to what pickles of another kind can raise
+    except Exception as error:  # pickles of another kind can raise anything
         raise refusal(archive, "TorchScript file", f"its data.pkl describes no module: {error!r}") from error
 
 

@@ -39,7 +39,7 @@ from shoal.repository.model_folders import collect, find_model_folders
 from shoal.repository.placement import HYBRID, Plan, place
 from shoal.repository.sizes import find_sizes
 
-_COMMENT = "Written by shoal compose; what is edited here is lost."
+_COMMENT = "Written by shoal compose; edits made here are lost."
 
 
 def compose(
@@ -55,17 +55,17 @@ def compose(
 ) -> Path:
     """Write the model repository that serves ``ensemble``; returns its absolute path.
 
-    It is made aside and put in place in one step: an interruption leaves the old repository whole. The same inputs
-    give the same bytes. ``projects`` are folders with model folders of your own, in the categories that shoal uses.
+    It is built in a temporary folder and swapped in atomically: an interruption leaves the old one whole. The same
+    inputs give the same bytes. ``projects`` are folders with model folders of your own, in shoal's categories.
     ``artifacts`` is a folder with files that models name in their parameter ``artifacts``, separated by spaces:
-    ``a.txt?`` may be missing, of ``a.txt|b.json`` one is wanted. Those in the version folder go before.
+    ``a.txt?`` may be missing, of ``a.txt|b.json`` one is enough. Those in the version folder take precedence.
     ``environments`` gives Python models by name (all of them: ``""``) an execution environment: an archive, a folder,
     or what `shoal env build` wrote; ``stubs`` a Python backend stub, where the environment does not bring it. With
     ``is_warmed_up`` each model gets a warm-up request, made by running the pipeline's components on one text.
 
     Raises:
-        InputError: Triton cannot bear the path, something that is no composed repository stands there, or no model
-            takes the plan's dtype.
+        InputError: Triton does not support the path, there is something other than a composed repository at it, or no
+            model takes the plan's dtype.
         ArtifactError: an artifact is missing, damaged or does not fit another; environment, stub and server do not
             fit; a model folder of your own has a mistake that `check` finds.
         SetupError: the disk is full, or the folder cannot be written.
@@ -118,13 +118,13 @@ def compose(
         where = f" ({error.filename})" if str(error.filename) in map(str, target.parents) else ""
         raise SetupError(
             f"{target} cannot be written: {error.strerror or error}{where}.",
-            "What stood there, if anything, is as it was. Make room, or name another folder.",
+            "What was there, if anything, is unchanged. Make room, or name another folder.",
         ) from error
     return target
 
 
 def _check(aside: Path, target: Path, plan: Plan) -> None:
-    """Nothing that Triton would refuse is put in place."""
+    """Refuse a repository that Triton would refuse, before it is put in place."""
     from shoal.check import Severity, check
 
     errors = [finding for finding in check(aside, target=plan.target) if finding.severity == Severity.ERROR]
@@ -133,14 +133,14 @@ def _check(aside: Path, target: Path, plan: Plan) -> None:
         where = str(first.place).removeprefix(f"{aside.resolve()}/")
         more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
         raise ArtifactError(
-            f"{target} is not written, for {where} would be wrong{more}: {first.what.rstrip('.')} [{first.rule.id}].",
+            f"{target} is not written, since {where} would be wrong{more}: {first.what.rstrip('.')} [{first.rule.id}].",
             first.fix,
         )
 
 
 @contextmanager
 def _make_aside(target: Path) -> Iterator[Path]:
-    """A folder beside ``target``, which is gone afterwards: the old repository, or what an error left."""
+    """Make a folder beside ``target``, and remove it afterwards: it then holds the old repository, or a failed one."""
     target.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
@@ -164,26 +164,26 @@ def _write_files(model: ModelConfig, folder: Path, artifacts: Path | None) -> No
 
 
 def _version_files(model: Path) -> Iterator[Path]:
-    """The files under the numbered folders, and the warm-up's: what Triton reads, without scripts and caches."""
+    """Yield the files that Triton reads: those of the version folders and the warm-up, without scripts and caches."""
     for path in sorted(path for folder in ("[0-9]*", FOLDER) for path in model.glob(f"{folder}/**/*")):
         if path.is_file() and "__pycache__" not in path.parts:
             yield path
 
 
 def _name_environments(models: Sequence[ModelConfig], placed: Mapping[str, Placed]) -> dict[str, Any]:
-    """For the manifest: which Python models have an environment of their own, and which have not."""
+    """Return the manifest's entries for Python models with an environment of their own, and for those without."""
     others = [model.name for model in models if model.backend == "python" and model.name not in placed]
     return {"environments": {name: place.path for name, place in placed.items()}, "without_environment": others}
 
 
 def _hash_files(repository: Path, known: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The sha256 of each file, by path; those ``known`` are not read again."""
+    """Return the sha256 of each file, by path; those ``known`` are not read again."""
     files = {str(path.relative_to(repository)): path for path in sorted(repository.rglob("*")) if path.is_file()}
     return {name: (known or {}).get(name) or sha256(path) for name, path in files.items()}
 
 
 def _identify(graph: Graph, files: Mapping[str, str]) -> str:
-    """A digest of what decides the answers: artifacts, code, and how the steps are joined; not of where they run."""
+    """Return a digest of what decides the answers: artifacts, code, and the wiring of the steps; not the placement."""
     steps = [[step.model, dict(step.inputs), dict(step.outputs)] for step in graph.steps]
     read = {name: digest for name, digest in files.items() if not name.endswith(".gitkeep")}
     return hashlib.sha256(json.dumps([steps, read], sort_keys=True).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""An ensemble made in Python: models by name, typed tensors between them; and back from its ``config.pbtxt``."""
+"""An ensemble defined in Python: models by name, typed tensors between them; also read from its ``config.pbtxt``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Ensemble:
         triage.output("TOPIC", topic["OUTPUT__0"])
         triage.write("ensembles/triage")
 
-    Each tensor has dtype and shape, and a step takes only what fits. Without ``max_batch_size`` it is the least of the
+    Each tensor has dtype and shape, and a step takes only what fits. ``max_batch_size`` defaults to the smallest of the
     models'; 0 where none of them has batches. Two definitions are equal if they write the same configuration.
     """
 
@@ -46,23 +46,23 @@ class Ensemble:
         self.name = name
         self._models: Mapping[str, ModelConfig] = find_model_folders(projects)
         self._max_batch_size = max_batch_size
-        self._tensors: dict[str, Tensor] = {}  # inputs and what steps give, by their names in the ensemble
+        self._tensors: dict[str, Tensor] = {}  # inputs and outputs of steps, by their names in the ensemble
         self._inputs: list[Tensor] = []
         self._steps: list[Step] = []
-        self._outputs: dict[str, tuple[Tensor, tuple[int, ...] | None]] = {}  # by name: what is given, in which dims
-        self._rest: Any = None  # a message with what no method here knows: parameters, version policy and so on
+        self._outputs: dict[str, tuple[Tensor, tuple[int, ...] | None]] = {}  # by name: the tensor and its dims
+        self._rest: Any = None  # a message with the fields that no method here sets: parameters, version policy etc.
 
     @classmethod
     def read(cls, folder: Path | str) -> Self:
-        """The definition in a folder's ``config.pbtxt``; its models are found beside it, or in the other categories.
+        """Read the definition in a folder's ``config.pbtxt``; its models are beside it, or in the other categories.
 
         Raises:
             ArtifactError: there is no such file, or a model is missing.
-            InputError: it is no ensemble, or has what no definition may have.
+            InputError: it is not an ensemble, or has fields that a definition cannot hold.
         """
         graph = find_graph(Path(folder))
         if not graph.config.is_ensemble:
-            raise InputError(f"{graph.config.name} is no ensemble.", "Name an ensemble's folder.")
+            raise InputError(f"{graph.config.name} is not an ensemble.", "Name an ensemble's folder.")
         return cls._of(graph)
 
     @classmethod
@@ -72,7 +72,7 @@ class Ensemble:
         made._models, made._rest = graph.members, without_parts(graph.config.message)
         for tensor in spec.inputs:
             made.input(tensor.name, tensor.dtype, tensor.dims, optional=tensor.is_optional)
-        order = sorted(range(len(levels)), key=levels.__getitem__)  # a step may stand before what it reads
+        order = sorted(range(len(levels)), key=levels.__getitem__)  # a step may precede the one that it reads from
         for step in (graph.steps[index] for index in order):
             given = {name: made._tensors[tensor] for name, tensor in step.inputs.items()}
             made.step(step.model, given, version=step.version, names=step.outputs)
@@ -81,12 +81,13 @@ class Ensemble:
             made.output(tensor.name, made._tensors[tensor.name], dims=tensor.dims)
         if differ := find_lost(graph.config.message, made.config().message):
             raise InputError(
-                f"{spec.name} has what no definition keeps: {', '.join(differ)}.", "Take it out, or edit the file."
+                f"{spec.name} has fields that a definition cannot hold: {', '.join(differ)}.",
+                "Take them out, or edit the file.",
             )
         return made
 
     def input(self, name: str, dtype: str, dims: Sequence[int], *, optional: bool = False) -> Tensor:
-        """Declare what a request brings; ``dtype`` as Triton has it (``FP32``, ``STRING``), ``dims`` without the rows.
+        """Declare an input of the request; ``dtype`` in Triton's form (``FP32``, ``STRING``), ``dims`` without rows.
 
         Raises:
             InputError: there is such a tensor already, or no such dtype.
@@ -116,10 +117,9 @@ class Ensemble:
         names: Mapping[str, str] | None = None,
         **more: Tensor,
     ) -> Outputs:
-        """Call ``model`` on tensors by its names for them; returns what it gives, by its names.
+        """Call ``model`` on tensors by its names for them; returns its outputs, by its names.
 
-        ``names`` are what its outputs are called in the ensemble, where that matters. An optional input may be left
-        out.
+        ``names`` are the names of its outputs in the ensemble, where they matter. An optional input may be left out.
 
         Raises:
             InputError: there is no such model or tensor; or a tensor does not fit in dtype or shape, or is missing.
@@ -150,7 +150,7 @@ class Ensemble:
         """Answer a request with ``tensor``, under ``name``; ``dims`` are its own unless given.
 
         Raises:
-            InputError: no step gives it, a step reads it too, or there is such a tensor already.
+            InputError: no step writes it, a step reads it too, or there is such a tensor already.
         """
         self._check_own(tensor)
         if tensor.is_requested:
@@ -174,14 +174,14 @@ class Ensemble:
 
     @property
     def max_batch_size(self) -> int:
-        """The most rows of a request; 0: requests have no rows."""
+        """Maximum rows per request; 0: requests have no rows."""
         if self._max_batch_size is not None:
             return self._max_batch_size
         sizes = [self._find(step.model).spec.max_batch_size for step in self._steps]
         return min((size for size in sizes if size), default=0)
 
     def config(self) -> ModelConfig:
-        """The configuration, with only those outputs of steps that are used.
+        """Make the configuration, with only those outputs of steps that are used.
 
         Raises:
             InputError: an input or a step is not used, there is no output, or rows do not fit a model.
@@ -191,7 +191,7 @@ class Ensemble:
         idle = [tensor.name for tensor in self._inputs if tensor.name not in used]
         idle += [step.model for step in self._steps if not set(step.outputs.values()) & (used | exported.keys())]
         if idle or not exported:
-            what = f"uses {idle[0]} nowhere" if idle else "has no output"
+            what = f"never uses {idle[0]}" if idle else "has no output"
             raise InputError(f"{self.name} {what}.", "Read each tensor in a step, or give it as an output.")
         self._check_rows()
         steps = [
@@ -216,15 +216,15 @@ class Ensemble:
     def write(self, folder: Path | str) -> Path:
         """Write ``config.pbtxt`` and an empty version folder into ``folder``; returns its path.
 
-        What the server that it is for does not bear, such as several steps that read the request side by side before
-        Triton 26.05, ``shoal check FOLDER --target RELEASE`` says.
+        ``shoal check FOLDER --target RELEASE`` lists what a given server does not support, such as several steps that
+        read the request in parallel before Triton 26.05.
 
         Raises:
-            InputError: Triton would refuse it, or a model that is no ensemble stands there.
+            InputError: Triton would refuse it, or ``folder`` holds a model that is not an ensemble.
         """
         folder, config = Path(folder), self.config()
         if (folder / CONFIG).exists() and not read_config(folder).is_ensemble:
-            raise InputError(f"{folder} holds a model that is no ensemble.", "Name another folder.")
+            raise InputError(f"{folder} holds a model that is not an ensemble.", "Name another folder.")
         check_accepted(config, self._models)
         (folder / "1").mkdir(parents=True, exist_ok=True)
         (folder / "1" / ".gitkeep").touch()
@@ -252,17 +252,17 @@ class Ensemble:
 
     def _check_own(self, tensor: Tensor) -> None:
         if tensor.owner is not self:
-            raise InputError(f"Tensor {tensor.name} is one of {tensor.owner.name}, not of {self.name}.")
+            raise InputError(f"Tensor {tensor.name} belongs to {tensor.owner.name}, not to {self.name}.")
 
     def _refuse_both(self, output: str, model: str) -> InputError:
         return InputError(
-            f"Output {output} of {self.name} is also read by its step {model}: Triton would answer no request that does"
-            " not ask for it.",
+            f"Output {output} of {self.name} is also read by its step {model}: Triton would not answer a request that"
+            " does not ask for it.",
             _PASS_ON,
         )
 
     def _name_outputs(self, config: ModelConfig, names: Mapping[str, str]) -> dict[str, str]:
-        """What each output of a model is called in the ensemble."""
+        """Choose the ensemble's name for each output of a model."""
         known = [spec.name for spec in config.spec.outputs]
         if unknown := sorted(names.keys() - set(known)):
             raise InputError(f"Model {config.name} has no output {unknown[0]}.", f"It has: {', '.join(known)}.")
@@ -278,11 +278,11 @@ class Ensemble:
 
     @property
     def _rows(self) -> tuple[bool, ...]:
-        """Whether a request has rows: both may be as long as nothing decides it."""
+        """Whether a request has rows: both are possible until ``max_batch_size`` is known."""
         return (True, False) if self._max_batch_size is None else (self._max_batch_size > 0,)
 
     def _check_rows(self) -> None:
-        """Core's rule, in core's words; and that all speak of the same dimensions, now that it is decided."""
+        """Check the batch sizes, with the error text of Triton's core, and all shapes, now that the rows are known."""
         size = self.max_batch_size
         for step in self._steps:
             config = self._find(step.model)

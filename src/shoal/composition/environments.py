@@ -1,4 +1,4 @@
-"""Puts execution environments and stubs where Triton looks for them, once they are known to fit."""
+"""Check execution environments and stubs, and put them where Triton looks for them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Placed:
 
     @property
     def path(self) -> str:
-        """What Triton is told: a folder's path, or the archive in the model's own folder."""
+        """Value of EXECUTION_ENV_PATH: a folder's path, or the archive in the model's own folder."""
         return str(self.environment) if self.environment.is_dir() else _IN_MODEL
 
     def write(self, folder: Path, message: Any, copies: dict[Path, Path]) -> None:
@@ -63,13 +63,13 @@ def _link(first: Path, other: Path) -> None:
 def find_environments(
     models: Sequence[ModelConfig], environments: Mapping[str, Path], stubs: Mapping[str, Path], target: str
 ) -> dict[str, Placed]:
-    """The environment of each Python model that is given one, checked against its stub and the server.
+    """Return the environment of each Python model that is given one, checked against its stub and the server.
 
     Keys of ``environments`` and ``stubs`` are names of models, or ``ALL``; an environment is an archive, a folder, or
     what `shoal env build` wrote, stub included.
 
     Raises:
-        InputError: a name is no Python model's, there is a stub without an environment, or Triton cannot bear a path.
+        InputError: a name is not a Python model's, a stub has no environment, or Triton does not support a path.
         ArtifactError: environment, stub and server do not fit.
     """
     python_models = [model.name for model in models if model.backend == "python"]
@@ -87,8 +87,8 @@ def find_environments(
             wanted[name] = Placed(environment, given.absolute() if given else stub)
         elif name in stubs:
             raise InputError(f"Model {name} was given a stub, and no environment.", f"Give it one: --env {name}=PATH")
-    for placed in dict.fromkeys(wanted.values()):  # an archive is read through, which takes its time
-        if placed.environment.is_dir():  # an archive is copied: its own path is nobody's business
+    for placed in dict.fromkeys(wanted.values()):  # once each: a whole archive is read, which is slow
+        if placed.environment.is_dir():  # an archive is copied, so that its own path does not matter
             check_path_supported(placed.environment)
         check_fit(inspect(placed.environment), read_stub(placed.stub) if placed.stub else None, find_target(target))
     return wanted

@@ -22,7 +22,7 @@ def copy_package(folder: Path) -> None:
 
 
 def find_carried(sources: Iterable[Path]) -> list[Path]:
-    """The files of shoal that ``sources`` need: modules, wherever in a file they are imported, and their data."""
+    """Return the files of shoal that ``sources`` need: modules, imported anywhere in a file, and their data."""
     found: set[Path] = set()
     waiting = list(sources)
     while waiting:
@@ -43,7 +43,7 @@ def _find_used_by_own(source: Path) -> frozenset[Path]:
 def _find_used(source: Path) -> Iterator[Path]:
     try:
         tree = ast.parse(source.read_bytes())
-    except SyntaxError:  # which `shoal check` has words for
+    except SyntaxError:  # `shoal check` reports it
         return
     for node in _walk(tree):
         if isinstance(node, ast.Import):
@@ -55,7 +55,7 @@ def _find_used(source: Path) -> Iterator[Path]:
 
 
 def _walk(node: ast.AST) -> Iterator[ast.AST]:
-    """Every node, but those that are for type checkers alone."""
+    """Yield every node, except those under ``if TYPE_CHECKING``."""
     yield node
     if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
         return
@@ -64,7 +64,7 @@ def _walk(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _find_files(module: str, name: str = "") -> Iterator[Path]:
-    """The module's file and those of the packages it is in; of a name in a package's face, where that comes from."""
+    """Yield the files of a module and its packages; for a name that a package re-exports, those of its home module."""
     parts = module.split(".")
     if parts[0] != "shoal":
         return

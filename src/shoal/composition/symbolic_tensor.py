@@ -1,4 +1,4 @@
-"""Tensors of an ensemble that is being made: what each is, and which step may read it."""
+"""Symbolic tensors of an ensemble definition: dtype, shape and origin, and the check whether a step may read one."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from shoal.repository.shapes import Declared, show
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor of a pipeline: what the request brings, or what a step gives.
+    """A tensor of a pipeline: an input of the request, or an output of a step.
 
-    ``name`` is its name in the ensemble; ``declared`` says dtype, shape, and which model says so. ``owner`` is the
-    definition that it is of; ``is_requested``: a request brings it.
+    ``name`` is its name in the ensemble; ``declared`` holds dtype, shape, and the model that declares them. ``owner``
+    is the definition that it belongs to; ``is_requested``: it is an input of the request.
     """
 
     name: str
@@ -27,17 +27,17 @@ class Tensor:
 
     @property
     def dtype(self) -> str:
-        """As Triton writes it: ``TYPE_FP32``."""
+        """Data type in Triton's form: ``TYPE_FP32``."""
         return self.declared.tensor.dtype
 
     @property
     def dims(self) -> tuple[int, ...]:
-        """Without the row dimension; -1 is any size."""
+        """Dimensions without the rows; -1 is any size."""
         return self.declared.tensor.dims
 
 
 class Outputs(Mapping[str, Tensor]):
-    """What a step gives, by the names that its model has for it."""
+    """Outputs of a step, by its model's names for them."""
 
     def __init__(self, model: str, tensors: Mapping[str, Tensor]) -> None:
         self._model, self._tensors = model, dict(tensors)
@@ -59,7 +59,7 @@ class Outputs(Mapping[str, Tensor]):
 def check_fits(tensor: Tensor, config: ModelConfig, name: str, rows: tuple[bool, ...]) -> None:
     """Check that a model may read ``tensor`` as its input ``name``.
 
-    ``rows``: whether a request has rows, each way that may be; what a step gives has them as its own model says.
+    ``rows``: whether a request has rows, every possible value; for an output of a step, its model decides.
 
     Raises:
         InputError: there is no such input, or dtype, shape, or leaving it out do not fit.
@@ -88,7 +88,7 @@ def check_fits(tensor: Tensor, config: ModelConfig, name: str, rows: tuple[bool,
 
 
 def dims_in(tensor: Tensor, *, has_rows: bool) -> tuple[int, ...]:
-    """The dims of a step's tensor as an ensemble's output: either may have rows where the other has none."""
+    """Return the dims of a step's tensor as an ensemble's output: either may have rows where the other has none."""
     full = tensor.declared.full
     if has_rows == tensor.declared.is_batched:
         return tensor.dims
@@ -96,5 +96,5 @@ def dims_in(tensor: Tensor, *, has_rows: bool) -> tuple[int, ...]:
 
 
 def describe(tensor: TensorSpec) -> str:
-    """A declaration in one line: ``EMBEDDING FP32 [384]``."""
+    """Format a declaration on one line: ``EMBEDDING FP32 [384]``."""
     return f"{tensor.name} {tensor.dtype.removeprefix('TYPE_')} {show(tensor.dims)}"

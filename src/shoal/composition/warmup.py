@@ -1,7 +1,7 @@
-"""Warm-up requests, derived from one text: what happens only once happens before the first user comes.
+"""Warm-up requests, derived from one text, so that one-time work is done before the first user's request.
 
 Triton takes them model by model, and none for an ensemble. So the text goes through the pipeline here, as far as Python
-components carry it; what they give is what the models behind them are warmed up with.
+components can run it; their outputs become the warm-up inputs of the models that follow.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from shoal.repository.loading import component_class
 
 FOLDER = "warmup"  # in a model's folder: where core looks for the data of its requests
 NUM_CALLS = 2  # TorchScript's executor settles after two
-# As long as a passage that someone would send.
+# About the length of a passage that a user would send.
 TEXT = (
     "Before sunrise the harbour was so quiet that Mara could hear the ropes creak. She counted the boats twice: seven"
     " blue ones, and a red one that nobody had sailed since her grandfather's time. Why did he keep it painted? He had"
@@ -40,27 +40,27 @@ TEXT = (
 
 @dataclass
 class WarmUps:
-    """``requests`` holds the inputs of one row by model, ``reasons`` why others have none."""
+    """Warm-up ``requests``, the inputs of one row by model, and the ``reasons`` why other models have none."""
 
     requests: dict[str, Arrays] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
 
     def keep(self, model: str, inputs: Arrays) -> None:
-        """The first request of a model stands, whatever becomes of it in other steps."""
+        """Keep the first request of a model, even where it fails in another step."""
         self.requests.setdefault(model, inputs)
         self.reasons.pop(model, None)
 
     def refuse(self, model: str, reason: str) -> None:
-        """Why a model has none, unless it has one."""
+        """Note why a model has no request, unless it has one."""
         if model not in self.requests:
             self.reasons.setdefault(model, reason)
 
 
 def derive(graph: Graph, repository: Path) -> WarmUps:
-    """Send one text through the Python components of ``graph``, whose files lie in ``repository``.
+    """Send one text through the Python components of ``graph``, whose files are in ``repository``.
 
-    Each component runs, so that no server is asked what fails here. What no component gives, such as the score of a
-    model, is zeros of its declared shape. The members of an ensemble within this one get what reaches them.
+    Each component runs, so that no server gets a request that fails here. A tensor that no component writes, such as
+    the score of a model, is zeros of its declared shape. The members of a nested ensemble get what reaches them.
     """
     found = WarmUps()
     _walk(graph, repository, requested(graph.config.spec), found)
@@ -95,7 +95,7 @@ def _warm(graph: Graph, step: Step, repository: Path, tensors: dict[str, Any], f
         try:
             outputs = _run(config, repository, inputs) if config.backend == "python" else {}
             found.keep(step.model, inputs)
-        except Exception as error:  # a component of someone's own, whose libraries may be in another environment
+        except Exception as error:  # a user's component, whose libraries may be in another environment
             found.refuse(step.model, f"it does not run here: {_describe(error, repository)}")
     shapes = {t.name: t for t in config.spec.outputs}
     for name, tensor in step.outputs.items():
@@ -105,20 +105,20 @@ def _warm(graph: Graph, step: Step, repository: Path, tensors: dict[str, Any], f
 
 
 def _describe(error: Exception, repository: Path) -> str:
-    """The error's class and first line; paths as they stand in the repository, which is made in another place."""
+    """Return the error's class and first line; paths relative to the repository, which is made in another place."""
     first = next(iter(str(error).splitlines()), "").replace(f"{repository}/", "")
     return f"{type(error).__name__}: {first}".removesuffix(": ")
 
 
 def requested(spec: ModelSpec) -> dict[str, Any]:
-    """What a request brings; optional tensors are left out."""
+    """Return the inputs of the warm-up request; optional tensors are left out."""
     texts = {t.name: _full(t, spec, TEXT.encode()) for t in spec.inputs if t.dtype == STRING and not t.is_optional}
     others = {t.name: _nothing(t, spec) for t in spec.inputs if t.dtype != STRING and not t.is_optional}
     return {name: value for name, value in {**texts, **others}.items() if value is not None}
 
 
 def _nothing(tensor: TensorSpec, spec: ModelSpec) -> Any:
-    """Zeros, or empty texts, where the shape is known; else None."""
+    """Return zeros, or empty texts, where the shape is known; else None."""
     return None if -1 in tensor.dims else _full(tensor, spec, b"" if tensor.dtype == STRING else 0)
 
 
@@ -128,7 +128,7 @@ def _full(tensor: TensorSpec, spec: ModelSpec, value: Any) -> Any:
 
 
 def _run(config: ModelConfig, repository: Path, inputs: Arrays) -> Arrays:
-    """What a component answers to one request; its own errors, which ``Component.process`` would log and hide."""
+    """Run a component on one request; raises its own errors, which ``Component.process`` would log and hide."""
     folder, spec = repository / config.name / "1", config.spec
     with no_bytecode():
         component = component_class(folder / "model.py")(Context(spec=spec, folder=folder))
@@ -144,7 +144,7 @@ def _run(config: ModelConfig, repository: Path, inputs: Arrays) -> Arrays:
 
 @contextmanager
 def no_bytecode() -> Iterator[None]:
-    """A model's folder holds what was put there, and no caches."""
+    """Keep bytecode caches out of a model's folder."""
     before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:
         yield
@@ -153,7 +153,7 @@ def no_bytecode() -> Iterator[None]:
 
 
 def write(message: Any, folder: Path, inputs: Arrays) -> None:
-    """Add a warm-up request to a configuration, its data to the model's ``folder``; not beside one that it has."""
+    """Add a warm-up request to a configuration, its data to the model's ``folder``, unless it has one already."""
     if message.model_warmup:
         return
     is_batched = message.max_batch_size > 0
@@ -169,7 +169,7 @@ def write(message: Any, folder: Path, inputs: Arrays) -> None:
 
 
 def serialize(array: Any) -> bytes:
-    """As tensors travel: a text is its length, four bytes, and its bytes."""
+    """Serialize a tensor in Triton's wire format: a text is its length, four bytes, and its bytes."""
     if array.dtype == object:
         texts = [text if isinstance(text, bytes) else str(text).encode() for text in array.ravel()]
         return b"".join(struct.pack("<I", len(text)) + text for text in texts)

@@ -1,4 +1,4 @@
-"""What every picture of a graph says, be it text or image: boxes with their words, arrows with theirs."""
+"""Content shared by all pictures of a graph, text or image: boxes and arrows, with their labels."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Joined:
-    """All tensors that go from one box to another, as one arrow; ``warning`` is what they cost, in words."""
+    """All tensors that go from one box to another, as one arrow; ``warning`` names a costly copy among them."""
 
     source: int
     target: int
@@ -31,13 +31,13 @@ class Joined:
 
     @property
     def warning(self) -> str:
-        """The host round trip of one of the tensors, or its way to another GPU; else empty."""
+        """Host round trip of one of the tensors, or its copy to another GPU; else empty."""
         crossings = {edge.crossing for edge in self.edges}
         return next((costly for costly in (ROUND_TRIP, TO_OTHER_GPU) if costly in crossings), "")
 
 
 def list_boxes(graph: Graph) -> list[Box]:
-    """The request, the steps, the answer."""
+    """List the request, the steps and the answer."""
     steps = []
     for index, step in enumerate(graph.steps):
         config = graph.members[step.model]
@@ -47,7 +47,7 @@ def list_boxes(graph: Graph) -> list[Box]:
 
 
 def join_edges(graph: Graph) -> list[Joined]:
-    """One arrow for all tensors between the same two boxes, counted as in `list_boxes`."""
+    """Make one arrow of all tensors between the same two boxes, numbered as in `list_boxes`."""
     joined: dict[tuple[int, int], list[Edge]] = {}
     for edge in graph.edges():
         source = 0 if edge.source is None else edge.source + 1
@@ -59,7 +59,7 @@ def join_edges(graph: Graph) -> list[Joined]:
 
 
 def write_type(tensor: TensorSpec) -> str:
-    """Dtype and shape without the batch dimension: ``FP32 [31]``."""
+    """Format dtype and shape, without the batch dimension: ``FP32 [31]``."""
     return f"{tensor.dtype.removeprefix('TYPE_')} {list(tensor.dims)}"
 
 
@@ -70,5 +70,5 @@ def _kind(config: ModelConfig) -> str:
 
 
 def legible(text: str) -> str:
-    """``text`` with a mark in the place of each character that has no shape, or that XML cannot hold."""
+    """Replace each character that is not printable, or that XML cannot hold."""
     return "".join(character if character.isprintable() else "\ufffd" for character in text)

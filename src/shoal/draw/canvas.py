@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _FONTS = "ui-monospace, 'SF Mono', Menlo, Consolas, 'DejaVu Sans Mono', 'Liberation Mono', monospace"
-_ADVANCE = 0.62  # of a character of the widest of them, in ems
+_ADVANCE = 0.62  # width of a character in the widest of them, in ems
 _DOTS_PER_INCH = 64  # of the PNG's figure: a power of two, so that whole pixels stay whole
 
 
 class Type(NamedTuple):
-    """A way to write: the size and the distance from line to line in pixels."""
+    """A text style: font size and line height in pixels."""
 
     size: int
     line: int
@@ -31,7 +31,7 @@ class Type(NamedTuple):
 
 
 class Look(NamedTuple):
-    """The colours of an inside, or of a text, and of an outline, and its width in pixels."""
+    """Fill colour of a shape or text, stroke colour, and stroke width in pixels."""
 
     fill: str
     stroke: str = "none"
@@ -40,7 +40,7 @@ class Look(NamedTuple):
 
 @dataclass(frozen=True)
 class Theme:
-    """How each kind of shape looks on a light page and on a dark one, and how each kind of text is set."""
+    """Colours of each kind of shape on a light page and on a dark one, and the style of each kind of text."""
 
     light: Mapping[str, Look]
     dark: Mapping[str, Look]
@@ -56,14 +56,16 @@ class Block(NamedTuple):
 
 
 class Line(NamedTuple):
-    """Down from point to point: straight, or in an S where the next one is aside; with an arrowhead at its end."""
+    """An arrow down from point to point: straight, or in an S where the next one is aside."""
 
     points: tuple[Point, ...]
     look: str
 
 
 class Words(NamedTuple):
-    """One line of text around ``x``, or from there on, with its baseline at ``y``; ``full`` is what was shortened."""
+    """One line of text centred at ``x``, or starting there, with its baseline at ``y``; ``full`` is the whole text
+    where it was shortened.
+    """
 
     x: int
     y: int
@@ -75,7 +77,7 @@ class Words(NamedTuple):
 
 @dataclass(frozen=True)
 class Scene:
-    """A picture: shapes from back to front, on a page of pixels; ``title`` and ``story`` are for those who hear it."""
+    """A picture: shapes from back to front, on a page of pixels; ``title`` and ``story`` are for screen readers."""
 
     width: int
     height: int
@@ -86,13 +88,13 @@ class Scene:
 
 
 def measure(text: str, size: int) -> int:
-    """The width of a text in pixels, and not less, in a monospaced font; East Asian characters take two places."""
+    """Return an upper bound of a text's width in pixels, in a monospaced font; East Asian characters count as two."""
     places = sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text if not unicodedata.combining(c))
     return round(places * size * _ADVANCE + 0.5)
 
 
 def to_svg(scene: Scene) -> str:
-    """The scene as SVG, which follows the reader's choice of a light or a dark page."""
+    """Write the scene as SVG, which follows the reader's choice of a light or a dark page."""
     dark = "".join(f"    {rule}\n" for rule in _rules(scene.theme.dark))
     light = "".join(f"  {rule}\n" for rule in _rules(scene.theme.light))
     types = "".join(f"  {rule}\n" for rule in _type_rules(scene.theme.types))
@@ -143,15 +145,15 @@ def _path(line: Line) -> str:
 
 
 def _pieces(line: Line) -> Iterator[tuple[Point, Point]]:
-    """The pieces of a line, the last of which ends within its arrowhead."""
+    """Yield the pieces of a line, the last of which ends within its arrowhead."""
     *before, (x, y) = line.points
     yield from pairwise([*before, (x, y - ARROW + 1)])
 
 
 def to_png(scene: Scene) -> bytes:
-    """The scene as PNG of its size, for a light page; the same bytes each time.
+    """Write the scene as PNG of its size, for a light page; the same bytes each time.
 
-    By matplotlib, which brings its own font: a machine that serves often has none.
+    It uses matplotlib, which brings its own font: a server often has none.
 
     Raises:
         SetupError: matplotlib is not installed.
@@ -207,5 +209,5 @@ def _paint(axes: Axes, shape: Block | Line | Words, theme: Theme, depth: int) ->
 
 
 def _points(pixels: float) -> float:
-    """Pixels of the scene in typographic points, which are what matplotlib counts."""
+    """Convert pixels of the scene to typographic points, matplotlib's unit."""
     return pixels * 72 / _DOTS_PER_INCH

@@ -1,4 +1,4 @@
-"""Where the boxes, labels and lines of a drawing go, from top to bottom; pixels, and nothing of what they mean."""
+"""Layout of a drawing's boxes, labels and lines in pixels, from top to bottom; independent of their meaning."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _BOX_GAP, _LABEL_GAP, _LINE_GAP = 20, 14, 12  # to a neighbour in the same layer
 _ROW_GAP, _MAX_ROW_GAP = 18, 54  # between layers: more where lines go far aside
 PORT_GAP, INSET = 14, 14  # between two lines at one box, and between them and its corners
 _STRAIGHT, _BENT = 8.0, 1.0  # weights: a long line should be straight where it has neither box nor label
-ARROW = 8  # the arrowhead, which stands upright
+ARROW = 8  # the arrowhead, which is vertical
 
 
 class Size(NamedTuple):
-    """Of a box or a label."""
+    """Size of a box or a label."""
 
     width: int
     height: int
@@ -34,17 +34,17 @@ class Rect(NamedTuple):
 
     @property
     def right(self) -> int:
-        """The x of the right border."""
+        """X of the right border."""
         return self.x + self.width
 
     @property
     def bottom(self) -> int:
-        """The y of the lower border."""
+        """Y of the lower border."""
         return self.y + self.height
 
 
 class Arrow(NamedTuple):
-    """From box ``source`` down to box ``target``, with a label on its way."""
+    """An arrow from box ``source`` down to box ``target``, with a label between them."""
 
     source: int
     target: int
@@ -56,7 +56,9 @@ Point = tuple[int, int]
 
 @dataclass(frozen=True)
 class Layout:
-    """``routes`` are the points of each arrow's line from border to border: straight down, or in an S between."""
+    """A finished layout; ``routes`` are the points of each arrow's line from border to border: straight down, or in an
+    S between.
+    """
 
     width: int
     height: int
@@ -96,9 +98,9 @@ def arrange(boxes: Sequence[Size], levels: Sequence[int], arrows: Sequence[Arrow
 
 @dataclass
 class _Items:
-    """Boxes, then what passes the layers between them: a label for each arrow, and nothing but its line elsewhere.
+    """Boxes, then one item per arrow and layer between its boxes: its label in one layer, an empty item in the others.
 
-    Boxes stand in the even layers.
+    Boxes are in the even layers. The empty items reserve room for the line, as in Sugiyama's method.
     """
 
     sizes: list[Size]
@@ -112,7 +114,7 @@ class _Items:
         items = cls(list(boxes), [2 * level for level in levels], len(boxes))
         widths = [0] * (2 * max(levels) + 1)
         chosen = {}
-        # Those with a choice come last, and stand where least is so far.
+        # Labels with a choice of layers are placed last, each in the layer with the least total width so far.
         for number in sorted(range(len(arrows)), key=lambda n: levels[arrows[n].target] - levels[arrows[n].source]):
             source, target, label = arrows[number]
             layer = min(range(2 * levels[target] - 1, 2 * levels[source], -2), key=lambda n: widths[n])
@@ -130,7 +132,7 @@ class _Items:
         return items
 
     def links(self) -> Iterator[Link]:
-        """The pieces of all lines; those that touch neither box nor label weigh most."""
+        """Yield the pieces of all lines; those that touch neither box nor label weigh most."""
         for chain in self.chains:
             for upper, lower in pairwise(chain):
                 is_free = not self.sizes[upper].width and not self.sizes[lower].width
@@ -152,7 +154,7 @@ class _Row(NamedTuple):
 
 
 def _rows(layers: Sequence[Sequence[int]], sizes: Sequence[Size], pieces: Sequence[tuple[int, int, int]]) -> list[_Row]:
-    """The rows of the layers; ``pieces`` are where each piece of a line begins and ends, and the item below it."""
+    """Return the rows of the layers; ``pieces`` are each line piece's start x, end x and lower item."""
     rows: list[_Row] = []
     y = 0
     for number, layer in enumerate(layers):
@@ -181,7 +183,7 @@ def _routes(
 
 
 def _without_idle(points: Sequence[Point]) -> tuple[Point, ...]:
-    """Without those in the middle of a straight piece."""
+    """Drop the points in the middle of a straight piece."""
     kept = [points[0]]
     for point, then in pairwise(points[1:]):
         if not kept[-1][0] == point[0] == then[0]:
@@ -190,7 +192,9 @@ def _without_idle(points: Sequence[Point]) -> tuple[Point, ...]:
 
 
 def _ports(items: _Items, middles: Sequence[int], rects: Sequence[Rect], end: int) -> list[int]:
-    """Where each arrow leaves its box (``end`` 0) or enters it (-1): below or above where it comes from, if it can."""
+    """Return the x at which each arrow leaves its box (``end`` 0) or enters it (-1), as near as possible to the next
+    item of its chain; the ports of a box keep their distance.
+    """
     ports = [0] * len(items.chains)
     for box in range(items.num_boxes):
         rect, inner = rects[box], 1 if end == 0 else -2

@@ -1,4 +1,4 @@
-"""A graph as Mermaid text, which GitHub and most editors draw."""
+"""Draw a graph as Mermaid text, which GitHub and most editors render."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _CLASSES = {
     OPEN: "fill:#f6f8fa,stroke:#59636e,color:#1f2328",
 }
 _WARNING = "stroke:#cf222e,stroke-width:3px,color:#cf222e"
-# Inside quotes the rest may end a label, begin an entity, or be taken for Markdown.
+# Inside quotes, these characters may end a label, begin an entity, or be read as Markdown.
 _UNSAFE = re.compile(r"^[\W_]|^\d+[.)]|[^\w ,·()/\[\]+.-]|_$")
 
 
 def draw(graph: Graph) -> str:
-    """The graph as Mermaid text. It needs no levels: a graph with a circle is drawn as it is."""
+    """Return the graph as Mermaid text. It needs no levels: a graph with a cycle is drawn too."""
     boxes = list_boxes(graph)
     names = ["request", *(f"s{index}" for index in range(len(graph.steps))), "answer"]
     lines = ["flowchart TB", "  request([request])"]
@@ -55,5 +55,5 @@ def _label(arrow: Joined) -> str:
 
 
 def escape(text: str) -> str:
-    """``text`` for a quoted label: what Mermaid could read as something else is named by its number."""
+    """Escape ``text`` for a quoted label: special characters become numeric entities."""
     return _UNSAFE.sub(lambda found: "".join(f"#{ord(character)};" for character in found[0]), legible(text))

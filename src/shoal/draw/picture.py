@@ -1,4 +1,4 @@
-"""A graph as a picture: what stands in it, and how it looks."""
+"""Draw a graph as SVG or PNG: the shapes and texts of the picture, and its theme."""
 
 from __future__ import annotations
 
@@ -78,16 +78,16 @@ _THEME = Theme(
 
 
 def svg(graph: Graph) -> str:
-    """The graph as SVG, from the request at the top to the answer at the bottom; the same bytes each time.
+    """Draw the graph as SVG, from the request at the top to the answer at the bottom; the same bytes each time.
 
     Raises:
-        ArtifactError: steps wait for one another in a circle, or for a tensor that nobody writes.
+        ArtifactError: steps wait for one another in a circle, or for a tensor that no step writes.
     """
     return to_svg(compose_scene(graph))
 
 
 def png(graph: Graph) -> bytes:
-    """The graph as PNG, of the SVG's size, for a light page.
+    """Draw the graph as PNG, of the SVG's size, for a light page.
 
     Raises:
         ArtifactError: as in `svg`.
@@ -97,21 +97,21 @@ def png(graph: Graph) -> bytes:
 
 
 class _Text(NamedTuple):
-    """A line of a box or a label, and the kind that it is."""
+    """A line of a box or a label, and its kind."""
 
     text: str
     look: str
 
     @property
     def shown(self) -> str:
-        """The text, or its two ends."""
+        """The text; the middle of a long one is left out."""
         text = legible(self.text)
         half = _LONGEST // 2
         return text if len(text) <= _LONGEST else f"{text[: half - 1]}…{text[-half:]}"
 
 
 def compose_scene(graph: Graph) -> Scene:
-    """The shapes of the picture of ``graph``."""
+    """Compose the shapes of the picture of ``graph``."""
     boxes, arrows = list_boxes(graph), join_edges(graph)
     levels = graph.levels()
     box_texts = [_box_texts(box) for box in boxes]
@@ -150,7 +150,7 @@ def _label_texts(arrow: Joined) -> list[_Text]:
 
 
 def _room(box: int, arrows: Sequence[Joined]) -> int:
-    """The width that a box needs for the lines that enter or leave it."""
+    """Return the width that a box needs for the lines that enter or leave it."""
     lines = max(sum(a.source == box for a in arrows), sum(a.target == box for a in arrows))
     return max(_MIN_BOX, 2 * INSET + (lines - 1) * PORT_GAP)
 
@@ -170,7 +170,7 @@ def _write(texts: Sequence[_Text], rect: Rect, *, is_centred: bool = True) -> It
 
 
 def _tell(boxes: Sequence[Box], arrows: Sequence[Joined]) -> str:
-    """The picture in words."""
+    """Describe the picture in words."""
     steps = [f"{box.title} ({box.subtitle})" for box in boxes if box.kind != END]
     ways = [
         f"{boxes[arrow.source].title} to {boxes[arrow.target].title}:"

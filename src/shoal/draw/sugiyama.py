@@ -1,8 +1,8 @@
-"""Layers of a drawing: which boxes and lines stand side by side, in which order, how far apart.
+"""Layered graph drawing: the order of boxes and lines within each layer, and their positions.
 
 The method of Sugiyama, Tagawa and Toda, "Methods for visual understanding of hierarchical system structures" (1981):
-what passes a layer on its way gets a place in it, so that no line runs through a box; the order within the layers comes
-from barycentres; the places from least squares under the distances to keep.
+a line gets an item in each layer that it passes, so that it runs through no box; the order within the layers comes from
+barycentres; the positions from least squares with minimum distances.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from math import floor, inf
 from typing import NamedTuple
 
 _SWEEPS = 12  # down and up; the best order found is kept
-_SETTLING = 40  # places no longer move by a pixel
+_SETTLING = 40  # rounds after which positions no longer move by a pixel
 
 
 class Link(NamedTuple):
@@ -25,7 +25,7 @@ class Link(NamedTuple):
 
 
 class Neighbours:
-    """The items above and below each item."""
+    """Items above and below each item, with the weights of their links."""
 
     def __init__(self, num_items: int, links: Sequence[Link]) -> None:
         self.above: list[list[tuple[int, float]]] = [[] for _ in range(num_items)]
@@ -36,7 +36,9 @@ class Neighbours:
 
 
 def order(layers: Sequence[Sequence[int]], links: Sequence[Link]) -> list[list[int]]:
-    """The items of each layer from left to right, such that few lines cross; ties stay as they were given."""
+    """Order the items of each layer from left to right, such that few lines cross; ties keep their order."""
+    # The crossing heuristic: sweep down and up, sort each layer by the mean place of its items' neighbours in the layer
+    # before, then swap adjacent items while that helps. A sweep may make things worse, so the best order is kept.
     neighbours = Neighbours(sum(map(len, layers)), links)
     current = [list(layer) for layer in layers]
     best, fewest = [list(layer) for layer in current], count_crossings(current, links)
@@ -53,7 +55,7 @@ def order(layers: Sequence[Sequence[int]], links: Sequence[Link]) -> list[list[i
 
 
 def count_crossings(layers: Sequence[Sequence[int]], links: Sequence[Link]) -> int:
-    """How many pairs of lines cross."""
+    """Count the pairs of lines that cross."""
     place = _places(layers)
     level = {item: number for number, layer in enumerate(layers) for item in layer}
     between: dict[int, list[tuple[int, int]]] = {}
@@ -76,7 +78,7 @@ def _barycentre(linked: Sequence[tuple[int, float]], place: dict[int, int], own:
 
 
 def _swap(layers: list[list[int]], neighbours: Neighbours) -> None:
-    """Exchange items that stand side by side as long as fewer lines cross for it."""
+    """Exchange adjacent items as long as that reduces crossings."""
     place = _places(layers)
     for _ in range(_SWEEPS):
         has_changed = False
@@ -92,7 +94,7 @@ def _swap(layers: list[list[int]], neighbours: Neighbours) -> None:
 
 
 def _crossed(left: int, right: int, neighbours: Neighbours, place: dict[int, int]) -> int:
-    """The crossings of the lines of two items, were they to stand in this order."""
+    """Count the crossings between the lines of two items, if they were in this order."""
     return sum(
         place[a] > place[b]
         for side in (neighbours.above, neighbours.below)
@@ -104,10 +106,12 @@ def _crossed(left: int, right: int, neighbours: Neighbours, place: dict[int, int
 def spread(
     layers: Sequence[Sequence[int]], links: Sequence[Link], widths: Sequence[int], gaps: Sequence[int]
 ) -> list[int]:
-    """The middle of each item: as near to what it is linked to as the order and the distances allow.
+    """Return the middle of each item: as near to its neighbours as the order and the distances allow.
 
     ``widths`` and ``gaps`` are pixels by item; between two items is at least the larger of their gaps.
     """
+    # Relaxation: sweeping up and down, each layer is moved towards the weighted means of its neighbours' positions;
+    # `keep_apart` solves that exactly for one layer. The last pass rounds to pixels and keeps the distances.
     neighbours = Neighbours(len(widths), links)
     distances = [[distance(a, b, widths, gaps) for a, b in pairwise(layer)] for layer in layers]
     middles = [0.0] * len(widths)
@@ -140,7 +144,9 @@ def straighten(
     widths: Sequence[int],
     gaps: Sequence[int],
 ) -> list[int]:
-    """The middles, such that each of the ``chains`` runs straight as far down as its neighbours leave it room."""
+    """Move the middles so that each of the ``chains`` runs straight as far down as its neighbours leave it room."""
+    # Greedy interval intersection: a run is extended while the rooms of its items have a common x, and then placed at
+    # the nearest such x to its mean.
     straight = list(middles)
     beside = {item: (layer, index) for layer in layers for index, item in enumerate(layer)}
 
@@ -170,7 +176,7 @@ def straighten(
 
 
 def distance(left: int, right: int, widths: Sequence[int], gaps: Sequence[int]) -> int:
-    """The least pixels from the middle of an item to that of the next one in its layer."""
+    """Return the minimum pixels from the middle of an item to that of the next one in its layer."""
     return (widths[left] + widths[right] + 1) // 2 + max(gaps[left], gaps[right])
 
 
@@ -180,10 +186,10 @@ def _assign(middles: list[float], layer: Sequence[int], values: Sequence[float])
 
 
 def keep_apart(wanted: Sequence[float], weights: Sequence[float], distances: Sequence[int]) -> list[float]:
-    """The places nearest to those ``wanted``, in weighted squares, with at least ``distances`` between neighbours.
+    """Return the places nearest to ``wanted``, in weighted least squares, with ``distances`` between neighbours.
 
-    It is isotonic regression, by pooling adjacent violators (Ayer and others, 1955), of the places less the room
-    before them.
+    After subtracting the distances before each place, "far enough apart" means "not decreasing": isotonic regression,
+    solved by pooling adjacent violators (Ayer and others, 1955).
     """
     before = [0]
     for distance in distances:

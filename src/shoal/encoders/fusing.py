@@ -1,8 +1,8 @@
-"""TorchScript made fast on the host: frozen, with linear layers that oneDNN runs together with what follows them.
+"""Operator fusion for TorchScript on the host: oneDNN runs each linear layer with the operation that follows it.
 
-A traced encoder calls one kernel for a matrix product, one for its activation, one for the residual sum, and lays every
-weight out anew at each call. Here each linear layer gets its weights laid out once, and the activation or the sum is
-done while the product is still in the cache: the operators are those that torch.compile writes for a CPU, without a
+A traced encoder calls one kernel for a matrix product, one for its activation, one for the residual sum, and packs
+every weight again at each call. Here each linear layer's weights are packed once, and the activation or the sum is
+computed while the product is still in the cache. The operators are those that torch.compile emits for a CPU, without a
 compiler on the serving machine and for every batch size and width.
 """
 
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 _log = logging.getLogger("shoal")
 
 _FUSED = "mkldnn::_linear_pointwise"
-_ROWS = 4096  # tokens of a batch that weights are laid out for; other numbers only run a little slower
-# Between a module and its fused graph, of the greatest value: what summing in another order may change.
+_ROWS = 4096  # tokens of a batch that weights are packed for; other numbers only run a little slower
+# Between a module and its fused graph, as a share of the greatest value: rounding from another order of summation.
 TOLERANCES = {"fp32": 1e-4, "bf16": 2e-2}
 _LEAST_SCALE = 1e-6  # of values to which that applies: below it all are as good as 0
-# A score that comes near 0 by chance may differ by more than its share of rounding, in BF16 one in three did; a wrong
-# graph always differs.
+# A score that is near 0 by chance may differ by more than the tolerance (in BF16 one in three did); a wrong graph
+# always differs. Hence several trials.
 _MOST_TRIALS = 8
 
 Module = Callable[..., Any]
 
 
 def fuse(module: Module, dtype: str) -> Module:
-    """``module``, a TorchScript module in evaluation mode on the host, frozen and fused; or itself, where it cannot be.
+    """Freeze and fuse a TorchScript module in evaluation mode on the host; return it unchanged if that is impossible.
 
-    ``dtype`` is what most of it computes in: ``fp32`` or ``bf16``. The first batch is computed both ways; the fused
-    graph is kept only if its answer is the same, but for rounding. One row alone proves nothing, since what broadcasts
-    over rows looks right there: it is computed beside another as well, itself backwards.
+    ``dtype`` is its main arithmetic: ``fp32`` or ``bf16``. The first batch is computed both ways; the fused graph is
+    kept only if its answer is the same up to rounding. One row proves nothing, since a wrong broadcast over rows looks
+    right there: a single row is also computed in a batch with its reverse.
     """
     import torch
 
@@ -57,24 +57,24 @@ def fuse(module: Module, dtype: str) -> Module:
 
 
 class _Proving:
-    """The fused graph, once it has answered one batch as the module does."""
+    """Callable that switches to the fused graph once it has answered one batch like the original module."""
 
     def __init__(self, module: Any, fused: Any, tolerance: float) -> None:
         self._module, self._fused, self._tolerance = module, fused, tolerance
         self._num_trials = 0
 
     def __call__(self, *inputs: torch.Tensor) -> Any:
-        module = self._module  # another thread may let it go
+        module = self._module  # another thread may set it to None
         return self._fused(*inputs) if module is None else self._prove(module, inputs)
 
     def _prove(self, module: Any, inputs: Sequence[torch.Tensor]) -> Any:
-        plain = module(*inputs)  # what fails here is the request's own fault
+        plain = module(*inputs)  # an error here is the request's own fault
         pair = _two_rows(inputs)
         if pair is None:
             return plain
         self._num_trials += 1
         try:
-            # What cannot take two rows is no batch's: it fails here, and is served as it is.
+            # A module that cannot take two rows is not batched: it fails here, and is served unfused.
             fused = self._fused(*inputs)
             is_same = self._are_same(plain, fused)
             is_same = is_same and (pair is inputs or self._are_same(module(*pair), self._fused(*pair)))
@@ -103,7 +103,7 @@ class _Proving:
 
 
 def _two_rows(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor] | None:
-    """``inputs``, if they have two rows or more; one row, and the same backwards; None where neither is to be had."""
+    """Return ``inputs`` if they have two rows or more, else one row with its reverse; None if neither is possible."""
     import torch
 
     rows = {x.shape[0] if x.ndim else 0 for x in inputs}
@@ -121,7 +121,7 @@ def _flat(outputs: Any) -> Iterator[Any]:
 
 
 def _fuse(graph: Any, linear: Any) -> bool:
-    """Put a fused linear layer in the place of ``linear``, with what follows it; whether its weights are known."""
+    """Replace ``linear`` and the operation after it by a fused operator; False if its weights do not allow that."""
     import torch
 
     x, weight, bias = linear.inputs()
@@ -152,7 +152,7 @@ def _fuse(graph: Any, linear: Any) -> bool:
 
 
 def _followed_by(linear: Any) -> tuple[Any, str, Any]:
-    """The last node that is fused with ``linear``, what it does, and what it adds, if it is a sum."""
+    """Return the last node to fuse with ``linear``, its operation's name, and for a sum its other operand."""
     uses = linear.output().uses()
     if len(uses) == 1:
         user = uses[0].user

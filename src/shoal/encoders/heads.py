@@ -1,4 +1,4 @@
-"""What stands on a published encoder, as modules to export: an embedding, or the head it was trained with."""
+"""Export modules on top of a published encoder: a pooled embedding, or the head it was trained with."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ SOFTMAX, SIGMOID, NOTHING = "softmax", "sigmoid", ""
 
 
 class Embedder(Trunked):
-    """A trunk, and its last hidden states pooled; ``is_normalised``: each row is divided by its Euclidean length."""
+    """Pooled last hidden states of a trunk; ``is_normalised``: each row is divided by its Euclidean length."""
 
     def __init__(self, trunk: nn.Module, pooling: str, *, is_normalised: bool) -> None:
         super().__init__(trunk)
         self.pooling, self.is_normalised = pooling, is_normalised
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Embeddings FP32 ``[rows, hidden_size]`` of token ids and mask, INT64 ``[rows, width]``."""
+        """Return embeddings FP32 ``[rows, hidden_size]`` for token ids and mask, INT64 ``[rows, width]``."""
         hidden = self.trunk(input_ids=ids, attention_mask=mask).last_hidden_state.float()
         pooled = pool(hidden, mask, self.pooling)
         return nn.functional.normalize(pooled, dim=1) if self.is_normalised else pooled
 
 
 class Headed(Trunked):
-    """A model of transformers' for classifying sequences, taken apart into its trunk and its head.
+    """Sequence classifier of transformers, split into its trunk and its head.
 
-    The head computes as it was published, in FP32, whatever the trunk does. ``activation`` makes probabilities of its
-    logits. ``model`` cannot be used afterwards.
+    The head computes in FP32, as published, whatever the trunk's dtype. ``activation`` turns its logits into
+    probabilities. ``model`` cannot be used afterwards.
     """
 
     def __init__(self, model: Any, activation: str) -> None:
@@ -41,7 +41,7 @@ class Headed(Trunked):
         self.head, self.activation = model, activation
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Probabilities or scores FP32 ``[rows, num_labels]`` of token ids and mask, INT64 ``[rows, width]``."""
+        """Return probabilities or scores FP32 ``[rows, num_labels]`` for ids and mask, INT64 ``[rows, width]``."""
         self._given.box.outputs = _in_fp32(self.trunk(input_ids=ids, attention_mask=mask))
         logits: Tensor = self.head(input_ids=ids, attention_mask=mask).logits
         self._given.box.outputs = None
@@ -51,13 +51,13 @@ class Headed(Trunked):
 
 
 class _Box:
-    """Holds what no tracer should look for in a module."""
+    """Container that hides the trunk's outputs from the tracer."""
 
     outputs: Any = None
 
 
 class _Given(nn.Module):
-    """In the trunk's place within a published model: what the trunk gave, whatever it is asked."""
+    """Stand-in for the trunk inside a published model: it returns the outputs that the trunk already computed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class _Given(nn.Module):
 
 
 def _in_fp32(outputs: Any) -> Any:
-    """A model's outputs, their floating-point tensors in single precision."""
+    """Convert the tensors of a model's outputs to single precision, in place."""
     for name, value in outputs.items():
         if isinstance(value, torch.Tensor):
             outputs[name] = value.float()

@@ -1,4 +1,4 @@
-"""Rows of like length together, so that little is computed for padding."""
+"""Length bucketing: rows of similar length are run together, to save computation on padding."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from shoal.component.tensors import Array, Arrays
 from shoal.errors import ArtifactError
 
 ATTENTION_MASK = "attention_mask"  # a model's parameter
-MAX_WASTE = 0.02  # of what is computed for a group, for padding
+MAX_WASTE = 0.02  # share of padding in a group's tokens
 MIN_TOKENS = 512  # below that a call of its own costs more than the padding it saves
 
 
 def lengths(mask: NDArray[Any]) -> NDArray[np.intp]:
-    """The tokens of each row of ``mask`` [rows, columns], up to the last that is not 0."""
+    """Return each row's number of tokens in ``mask`` [rows, columns], up to the last that is not 0."""
     is_token = mask != 0
     return np.where(is_token.any(axis=1), mask.shape[1] - np.argmax(is_token[:, ::-1], axis=1), 0)
 
 
 def group(num_tokens: NDArray[np.integer[Any]]) -> list[NDArray[np.intp]]:
-    """Indices of rows in groups, the longest first.
+    """Group rows by length, the longest first; return each group's row indices.
 
     A group is padded to its longest row; ``num_tokens`` [rows] counts tokens. Padding is at most MAX_WASTE of a group's
-    padded tokens, but for groups of fewer than MIN_TOKENS; the row that fills a group up to that number may be the last
-    to waste more.
+    padded tokens, except in groups of fewer than MIN_TOKENS and for the row that fills a group up to that number.
     """
+    # Greedy over rows sorted by length: open a new group when the next row would push the padding over MAX_WASTE.
     order = np.argsort(-num_tokens, kind="stable")
     groups, start, used = [], 0, 0
     for position, row in enumerate(order):
@@ -43,13 +43,13 @@ def group(num_tokens: NDArray[np.integer[Any]]) -> list[NDArray[np.intp]]:
 
 
 def find_mask(spec: ModelSpec) -> str:
-    """The input that tells how long a row is, as the parameter ``attention_mask`` names it.
+    """Return the name of the attention-mask input, from the parameter ``attention_mask``.
 
-    Empty without the parameter, and where the model has no batches: nothing there counts rows.
+    Empty without the parameter, or if the model is not batched, since then no dimension counts rows.
 
     Raises:
-        ArtifactError: it names no required input of one dimension, or an output's width is not declared: parts of
-            different widths make no batch.
+        ArtifactError: it does not name a required input of one dimension, or an output's width is not declared: parts
+            of different widths cannot be joined.
     """
     name = spec.parameters.get(ATTENTION_MASK, "")
     if not name or not spec.is_batched:
@@ -74,9 +74,9 @@ def find_mask(spec: ModelSpec) -> str:
 def run_by_length(
     spec: ModelSpec, batch: Arrays, call: Callable[[Sequence[Array]], Sequence[Array]], mask: str
 ) -> Arrays:
-    """The outputs of ``call``, which takes and gives arrays in the order of ``spec``, rows of like length together.
+    """Run ``call``, which takes and returns arrays in the order of ``spec``, on rows bucketed by length.
 
-    ``mask`` names the input that tells how long a row is (``find_mask``); without one all rows are run at once.
+    ``mask`` names the attention-mask input (``find_mask``); if it is empty, all rows are run at once.
     """
     arrays = [batch[tensor.name] for tensor in spec.inputs]
     follows = [tensor.dims[:1] == (-1,) for tensor in spec.inputs]
@@ -90,10 +90,10 @@ def run_in_groups(
     mask: NDArray[Any],
     follows: Sequence[bool],
 ) -> list[NDArray[Any]]:
-    """What ``run`` gives for ``arrays`` [rows, ...], group by group, in the order of the rows.
+    """Call ``run`` on ``arrays`` [rows, ...] group by group; return its outputs in the original row order.
 
-    ``mask`` [rows, columns] tells how long they are. Of arrays that ``follows`` says may have any width, and that are
-    as wide as the mask, ``run`` gets no column beyond its group's longest row (at least one).
+    ``mask`` [rows, columns] gives the rows' lengths. Arrays as wide as the mask whose width may vary (``follows``) are
+    cut to their group's longest row (at least one column).
     """
     num_tokens, width = lengths(mask), mask.shape[1]
     parts = group(num_tokens)

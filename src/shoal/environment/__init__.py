@@ -1,4 +1,4 @@
-"""The Python that a model runs in: built, inspected, unpacked, compared with a stub and a server."""
+"""Execution environments of Python models: build, inspect, unpack, and check against a stub and a server."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""What an environment holds, entry by entry: out of a packed archive without unpacking it, or out of a folder."""
+"""Read an environment entry by entry, from a packed archive without unpacking it, or from a folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from shoal.errors import ArtifactError
 
 FILE, FOLDER, SYMLINK, HARD_LINK = "file", "folder", "symbolic link", "hard link"
-_OTHER = {  # of tar's types, those that no environment holds
+_OTHER = {  # tar's types that no environment holds
     tarfile.CHRTYPE: "character device",
     tarfile.BLKTYPE: "block device",
     tarfile.FIFOTYPE: "named pipe",
@@ -24,7 +24,7 @@ _OTHER = {  # of tar's types, those that no environment holds
 }
 _FORMATS = {b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstandard", b"PK\x03\x04": "zip"}
 _MAX_PATH, _MAX_NAME = 4096, 255  # PATH_MAX and NAME_MAX of <linux/limits.h>
-_MAX_DEPTH = 64  # of folders in folders; what is much deeper breaks whoever walks it, and cannot be removed
+_MAX_DEPTH = 64  # nested folders; much deeper trees break programs that walk them, and cannot be removed
 _MAX_NAMES = 2**28  # characters of all names, which are kept: two million of usual length
 _MAX_TIME = 2**40  # seconds; beyond it file systems have no times
 _MAX_PAX = 100  # settings for all entries that follow, which stay in memory
@@ -35,7 +35,7 @@ _BLOCK, _CHUNK = 512, 2**20
 
 @dataclass(frozen=True)
 class Limits:
-    """How much an archive may hold: bytes unpacked in all, entries, and bytes unpacked for each one packed."""
+    """Limits on an archive: bytes unpacked in all, entries, and bytes unpacked per packed byte."""
 
     num_bytes: int = 64 * 2**30
     num_entries: int = 2_000_000
@@ -58,12 +58,12 @@ class Entry:
 
 
 def read_archive(path: Path, limits: Limits | None = None) -> Iterator[Entry]:
-    """The entries of a ``.tar.gz``, in order; each can be read until the next one is asked for.
+    """Yield the entries of a ``.tar.gz``, in order; each can be read until the next one is requested.
 
-    Nothing in the archive is trusted: ``Guard`` says which entries may be written.
+    Nothing in the archive is trusted: ``Guard`` decides which entries may be written.
 
     Raises:
-        ArtifactError: it is no gzip tar, is damaged or cut off, or holds more than ``limits``.
+        ArtifactError: it is not a gzip tar, is damaged or cut off, or holds more than ``limits``.
     """
     try:
         file = path.open("rb")
@@ -80,11 +80,11 @@ def read_archive(path: Path, limits: Limits | None = None) -> Iterator[Entry]:
 
 @contextmanager
 def _damage(path: Path) -> Iterator[None]:
-    """What parsing a damaged archive raises, as one error: tarfile checks little of what it reads."""
+    """Convert all that parsing a damaged archive may raise to one error: tarfile checks little of what it reads."""
     try:
         yield
     except (tarfile.TarError, EOFError, zlib.error, OSError, ValueError, OverflowError, RecursionError) as error:
-        raise ArtifactError(f"{path} is damaged or cut off: {error}", "Copy it again, or build it anew.") from error
+        raise ArtifactError(f"{path} is damaged or cut off: {error}", "Copy it again, or rebuild it.") from error
 
 
 def _check_format(start: bytes, path: Path) -> None:
@@ -92,7 +92,7 @@ def _check_format(start: bytes, path: Path) -> None:
         return
     known = next((name for magic, name in _FORMATS.items() if start.startswith(magic)), "")
     raise ArtifactError(
-        f"{path} is {f'a {known} file' if known else 'no gzip file'}; Triton reads .tar.gz only.",
+        f"{path} is {f'a {known} file' if known else 'not a gzip file'}; Triton reads .tar.gz only.",
         "Pack it again: conda-pack --output custom_env.tar.gz",
     )
 
@@ -103,17 +103,17 @@ def _read_tar(file: _Bounded, path: Path, limits: Limits, most: int) -> Iterator
         while (member := file.within_budget(archive.next)) is not None:
             num_entries += 1
             num_bytes += max(0, member.size)
-            # A member before the one before it: a size below zero would have the parser run in a circle.
+            # A member that begins before its predecessor: a negative size would send the parser into a loop.
             if member.size < 0 or member.offset_data < end:
                 raise ArtifactError(f"{path} is damaged: entry {member.name[:200]!r} has a size below 0.")
             if member.isreg() and not member.issparse() and member.offset_data + member.size > archive.offset:
                 raise ArtifactError(f"{path} is damaged: entry {member.name[:200]!r} reaches into the next one.")
             if len(archive.pax_headers) > _MAX_PAX:
-                raise ArtifactError(f"{path} says more than {_MAX_PAX} things of every entry; no environment does.")
+                raise ArtifactError(f"{path} has more than {_MAX_PAX} global pax records; no environment has.")
             if num_entries > limits.num_entries or num_bytes > most:
                 raise ArtifactError(
                     f"{path} would unpack to more than {most:,} bytes or {limits.num_entries:,} entries.",
-                    "That is no environment; if it is, unpack it by hand.",
+                    "That is not an environment; if it is, unpack it by hand.",
                 )
             yield _member(archive, member, path)
             archive.members.clear()  # type: ignore[attr-defined]  # or it keeps a record of every entry
@@ -122,10 +122,10 @@ def _read_tar(file: _Bounded, path: Path, limits: Limits, most: int) -> Iterator
 
 
 def _check_end(file: _Bounded, offset: int, path: Path) -> None:
-    """A tar ends with blocks of zeros, and gzip with a checksum: whoever cut it off left neither."""
-    last = file.last  # what the parser stopped at; to seek back would be to unpack it all again
+    """Detect truncation: a tar ends with blocks of zeros, and gzip with a checksum."""
+    last = file.last  # the block that the parser stopped at; seeking back would unpack everything again
     if any(last) or len(last) != _BLOCK or file.tell() != offset + _BLOCK:
-        raise ArtifactError(f"{path} is cut off: its end is missing.", "Copy it again, or build it anew.")
+        raise ArtifactError(f"{path} is cut off: its end is missing.", "Copy it again, or rebuild it.")
     while file.read(_CHUNK):
         pass
 
@@ -155,17 +155,17 @@ def _member(archive: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> En
 
 
 class _Bounded:
-    """A gzip file of which nobody can ask for more than a header could mean."""
+    """Gzip file with bounded reads, so that a forged tar header cannot exhaust memory."""
 
     def __init__(self, file: gzip.GzipFile, path: Path, most: int) -> None:
         self._file, self._path, self._most = file, path, most
-        self.name, self.mode = "", "rb"  # tarfile asks
+        self.name, self.mode = "", "rb"  # tarfile reads them
         self.last = b""
         self._budget: int | None = None
         self.seek, self.tell = file.seek, file.tell
 
     def within_budget(self, parse: Callable[[], tarfile.TarInfo | None]) -> tarfile.TarInfo | None:
-        """Let the parser read the headers of one entry, which may be many, and no more than any entry needs."""
+        """Let the parser read the headers of one entry, up to the bytes that any entry needs."""
         self._budget = _MAX_HEADERS
         try:
             return parse()
@@ -184,7 +184,7 @@ class _Bounded:
 
 
 def read_folder(folder: Path) -> Iterator[Entry]:
-    """The entries of a folder, sorted; links are not followed.
+    """Yield the entries of a folder, sorted; links are not followed.
 
     Raises:
         ArtifactError: there is no such folder.
@@ -211,9 +211,10 @@ def _chunks(path: Path) -> Iterator[bytes]:
 
 
 class Guard:
-    """Says of each entry of an archive, in order, whether it stays in the folder that it is unpacked into.
+    """Checks each entry of an archive, in order: it must stay in the folder that the archive is unpacked into.
 
-    It does not rely on tarfile's filters, whose ways round are published (CVE-2025-4517, CVE-2025-4330).
+    It does not rely on tarfile's filters, which have published bypasses (CVE-2025-4517, CVE-2025-4330). Instead it
+    keeps the kind of every path so far: nothing is written through a link, and no link points outside.
     """
 
     def __init__(self) -> None:
@@ -221,7 +222,7 @@ class Guard:
         self._num_chars = 0
 
     def refusal(self, entry: Entry) -> str:
-        """Why ``entry`` may not be written; empty where it may."""
+        """Return the reason why ``entry`` may not be written; empty where it may."""
         name = entry.path
         path = posixpath.normpath(name)
         if name.startswith("/"):
@@ -231,23 +232,23 @@ class Guard:
         if len(name.encode(errors="surrogateescape")) > _MAX_PATH or _has_long_part(name):
             return "its name is too long"
         if name.count("/") > _MAX_DEPTH:
-            return "it lies too deep"
+            return "it is nested too deep"
         if "\0" in name + entry.link or len(entry.link.encode(errors="surrogateescape")) >= _MAX_PATH:
-            return "its name or link is none that a file system takes"
+            return "its name or link is not valid in a file system"
         if not abs(entry.mtime) < _MAX_TIME:  # nan too
-            return "its time is beyond all clocks"
+            return "its time is out of range"
         if entry.kind not in (FILE, FOLDER, SYMLINK, HARD_LINK):
             return f"it is a {entry.kind}"
         if entry.kind != FOLDER and entry.mode & (stat.S_ISUID | stat.S_ISGID):
             return "it would run as another user (setuid or setgid)"
         if path == ".":
-            return "" if entry.kind == FOLDER else "it stands for the folder itself"
+            return "" if entry.kind == FOLDER else "it names the folder itself"
         return self._place(path, entry)
 
     def _place(self, path: str, entry: Entry) -> str:
         self._num_chars += len(path)
         if self._num_chars > _MAX_NAMES:
-            return "it is one name too many"
+            return "all names together are too long"
         for parent in _parents(path):
             if parent not in self._kinds:
                 self._kinds[parent] = FOLDER
@@ -255,13 +256,13 @@ class Guard:
             if self._kinds[parent] != FOLDER:
                 return f"it would be written through {parent}, which is a {self._kinds[parent]}"
         before = self._kinds.get(path)
-        # conda-pack itself packs a few scripts twice; a second of another kind could undo what is known of the first.
+        # conda-pack itself packs a few scripts twice; a second of another kind could undo the check of the first.
         if before and (before, entry.kind) not in ((FOLDER, FOLDER), (FILE, FILE)):
-            return f"it comes twice, first as a {before}"
+            return f"it appears twice, first as a {before}"
         if entry.kind == SYMLINK and _climbs(path, entry.link):
             return f"it links to {entry.link[:200]}, outside the folder"
         if entry.kind == HARD_LINK and self._kinds.get(posixpath.normpath(entry.link)) not in (FILE, HARD_LINK):
-            return f"it is a hard link to {entry.link[:200]}, which is no file before it in the archive"
+            return f"it is a hard link to {entry.link[:200]}, which is not a file before it in the archive"
         self._kinds[path] = entry.kind
         return ""
 
@@ -280,7 +281,7 @@ def _parents(path: str) -> Iterator[str]:
 def _climbs(path: str, link: str) -> bool:
     """Whether a link at ``path`` could lead outside.
 
-    ``..`` counts at its target's beginning only, where what it leaves is known to be a real folder; behind a name,
+    ``..`` is allowed only at the beginning of the target, where the folder it leaves is known to be real; after a name,
     which may itself be a link, it is refused.
     """
     parts = link.split("/")

@@ -1,4 +1,4 @@
-"""The folder that a build writes: what is in it, and how it is kept whole."""
+"""The folder that a build writes: its record, integrity check and lock."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ARCHIVE, FOLDER, LOG = "custom_env.tar.gz", "environment", "build.log"
 
 @dataclass(frozen=True)
 class Built:
-    """An environment that was built: what to give to Triton, and the record of how it was made."""
+    """A built environment: the files for Triton, and the record of how they were made."""
 
     environment: Path
     stub: Path | None
@@ -30,7 +30,7 @@ class Built:
 
 
 def read_built(folder: Path) -> Built | None:
-    """What was built at ``folder``; None where nothing was."""
+    """Read the record of a build at ``folder``; None where there is none."""
     try:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         environment, stub = folder / record["environment"], record["stub"]
@@ -42,19 +42,19 @@ def read_built(folder: Path) -> Built | None:
 
 
 def locate(place: Path) -> tuple[Path, Path | None]:
-    """The environment at ``place`` and its stub: what a build wrote there, else the archive or folder itself."""
+    """Return the environment at ``place`` and its stub: those of a build, else the archive or folder itself."""
     built = read_built(place)
     return (built.environment, built.stub) if built else (place.absolute(), None)
 
 
 def is_whole(out: Path, built: Built) -> bool:
-    """Whether what was built there is still what was built."""
+    """Whether the files of a build are unchanged."""
     files: dict[str, str] = built.record["files"]
     if find_changed(out, files):
         return False
     if built.environment.is_file():
         return True
-    try:  # a folder: by what its packages' own lists of files come to
+    try:  # a folder: by the total size of the files that its packages list
         there = inspect(built.environment, reads_binaries=False)
     except ArtifactError:
         return False
@@ -62,7 +62,7 @@ def is_whole(out: Path, built: Built) -> bool:
 
 
 def check_ours(out: Path) -> None:
-    """Refuse to replace what ``build`` did not make."""
+    """Refuse to replace anything that ``build`` did not make."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     names = {path.name for path in out.iterdir()} if out.is_dir() else {out.name}
@@ -75,13 +75,13 @@ def check_ours(out: Path) -> None:
 
 
 def aside_prefix(out: Path) -> str:
-    """How the names of folders begin in which ``out`` is made aside."""
+    """Prefix of the temporary folders in which ``out`` is built."""
     return f".{out.name}.building-"
 
 
 @contextlib.contextmanager
 def alone(out: Path) -> Iterator[None]:
-    """Nobody else builds beside ``out`` meanwhile; what a killed build left there is removed."""
+    """Lock the parent of ``out`` for this build, and clean up after killed ones."""
     with lock(out.parent, f"Another build is at work in {out.parent}.", "Wait for it, or name another folder."):
         for left in out.parent.glob(f"{aside_prefix(out)}*"):
             shutil.rmtree(left, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Makes an environment, its archive and its stub, and puts them in place only if they fit."""
+"""Build an environment, its archive and its stub, and put them in place only if they fit."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ _COMPRESS_LEVEL = 4  # conda-pack's own; 9 takes three times as long for a few p
 
 @dataclass(frozen=True)
 class Request:
-    """What to build an environment from, for which server, and how.
+    """A build request: the source of an environment, the target server, and build options.
 
     ``python`` is a version such as ``3.12``; where empty, the one that ``source`` pins, else the target's own, else
     this process's. ``stub`` is ``auto``, ``wheel``, ``compile``, ``none`` or the path of a finished one; ``builder`` is
-    the program that compiles one (see ``compile``), and ``is_for_numpy_2`` has it be right for NumPy 2 whatever the
+    the program that compiles one (see ``compile``), and ``is_for_numpy_2`` makes it fit for NumPy 2 whatever the
     environment holds. ``channels`` replace those of ``source``.
     """
 
@@ -71,15 +71,15 @@ class Request:
 
 
 def build(request: Request, on_progress: OnProgress = lambda stage, done, total: None) -> Built:
-    """Build what ``request`` asks for, or find that it is there already.
+    """Build the requested environment, or return the existing one if it is up to date.
 
-    Everything is made aside and put at ``request.out`` in one step, once environment, stub and target are known to
-    fit: a full disk or an interruption leaves what stood there before.
+    Everything is built in a temporary folder and moved to ``request.out`` in one step, once environment, stub and
+    target are known to fit: a full disk or an interruption leaves ``request.out`` unchanged.
 
     Raises:
-        InputError: the request asks for something that cannot be.
+        InputError: the request cannot be fulfilled.
         SetupError: a tool is missing or failed, or the disk is full.
-        ArtifactError: what was made does not fit.
+        ArtifactError: environment, stub and target do not fit.
     """
     target, out = find_target(request.target), request.out.resolve()
     check_path_supported(out)
@@ -100,7 +100,7 @@ def build(request: Request, on_progress: OnProgress = lambda stage, done, total:
             _replace(request, wanted, python, target, out, inputs, on_progress)
     except OSError as error:
         raise SetupError(
-            f"{out} cannot be built: {error.strerror or error}.", "What stood there, if anything, is as it was."
+            f"{out} cannot be built: {error.strerror or error}.", "What was there, if anything, is unchanged."
         ) from error
     built = read_built(out)
     assert built
@@ -110,7 +110,7 @@ def build(request: Request, on_progress: OnProgress = lambda stage, done, total:
 def _replace(
     request: Request, wanted: Wanted, python: str, target: Target, out: Path, inputs: str, on_progress: OnProgress
 ) -> None:
-    """Make it aside, and put it at ``out``."""
+    """Build in a temporary folder, and move the result to ``out``."""
     aside = Path(tempfile.mkdtemp(prefix=aside_prefix(out), dir=out.parent))
     try:
         record = _make(request, wanted, python, target, aside, out, on_progress)
@@ -130,7 +130,7 @@ def _make(
     out: Path,
     on_progress: OnProgress,
 ) -> dict[str, Any]:
-    """Fill ``aside``; returns the record of it."""
+    """Fill ``aside``; returns its record."""
     log = out.with_name(f"{out.name}.{LOG}")
     log.write_bytes(b"")
     oldest = min(filter(None, (target.glibc, find_target(EMBEDDED).glibc)), default=())  # it must run here, too
@@ -178,7 +178,7 @@ def _make(
 
 
 def _read_stub(path: Path, request: Request, target: Target, made: str) -> Stub:
-    """The stub, with the release that it is of: the target's if it was made for it, else what its own record says."""
+    """Read the stub, with its release: the target's if it was made for it, else that of its own record."""
     if made == GIVEN:
         return replace(read_stub(path), release=read_stub(Path(request.stub)).release)
     return replace(read_stub(path), release=target.version)
@@ -188,18 +188,18 @@ def pack(prefix: Path, archive: Path, log: Path) -> None:
     """Pack a conda environment with conda-pack.
 
     Raises:
-        InputError: it is no conda environment.
+        InputError: it is not a conda environment.
         SetupError: conda-pack refused it.
     """
     if not (prefix / "conda-meta").is_dir():
         is_venv = (prefix / "pyvenv.cfg").is_file()
         raise InputError(
-            f"{prefix} is {'a venv, whose Python lies outside of it' if is_venv else 'no conda environment'}.",
-            "Write down what it holds and build that: pip freeze > requirements.txt",
+            f"{prefix} is {'a venv, whose Python is outside of it' if is_venv else 'not a conda environment'}.",
+            "List its packages and build from that: pip freeze > requirements.txt",
         )
     with needs("env"):
-        import conda_pack  # noqa: F401  # said here, and not in the log of the other process
-    # In a process of its own: its threads print where nobody reads, and its temporary file may stay behind.
+        import conda_pack  # noqa: F401  # a missing library is reported here, not in the log of the other process
+    # In a process of its own: its threads would print to our terminal, and its temporary file may stay behind.
     command: list[str | Path] = [sys.executable, "-P", "-m", "conda_pack.cli", "--prefix", prefix, "--output", archive]
     options = ["--quiet", "--n-threads", "-1", "--compress-level", str(_COMPRESS_LEVEL), "--exclude", "CACHEDIR.TAG"]
     run([*command, *options], log=log, what="Packing by conda-pack", variables={"TMPDIR": str(archive.parent)})
@@ -239,7 +239,7 @@ def _record(
 
 
 def _default_python(target: Target) -> str:
-    """The target's own, if shoal's components run on it; else, and for the embedded server, this process's."""
+    """Return the target's own, if shoal's components run on it; else, and for the embedded server, this process's."""
     running = f"{sys.version_info.major}.{sys.version_info.minor}"
     return target.python if parse_version(target.python) >= _OLDEST_PYTHON else running
 
@@ -261,7 +261,7 @@ def _digest(request: Request, wanted: Wanted, python: str) -> str:
 
 
 def _digest_of_files(request: Request) -> list[str]:
-    """Of what is named besides the source: a finished stub, a build program."""
+    """Return the sha256 of files named besides the source: a finished stub, a build program."""
     builder = str(request.builder or os.environ.get(BUILDER, ""))
     return [sha256(Path(name)) for name in (request.stub, builder) if Path(name).is_file()]
 

@@ -1,14 +1,14 @@
-"""Runs a build program of the user's that compiles NVIDIA's stub, and checks beforehand what such a build needs.
+"""Run a user's build program that compiles NVIDIA's stub, after checking the machine for what such a build needs.
 
-How it is compiled stands in NVIDIA's own words, under "Building Custom Python Backend Stub" in python_backend's README;
-the program is those commands. It is told by environment variables what to build:
+NVIDIA documents the commands under "Building Custom Python Backend Stub" in python_backend's README; the program runs
+them. Environment variables say what to build:
 
 =====================  ======================================================================================
 SHOAL_STUB_OUT         the file to write
 SHOAL_STUB_BRANCH      python_backend's branch, and the tag of its three sister repositories: ``r24.10``
 SHOAL_STUB_PYTHON      the interpreter that it is for
-SHOAL_STUB_PYBIND11    the oldest pybind11 that is right for the environment's NumPy; empty where any is
-SHOAL_STUB_GPU         ``ON`` or ``OFF``: whether it is to carry tensors on a GPU
+SHOAL_STUB_PYBIND11    the oldest pybind11 that works with the environment's NumPy; empty where any does
+SHOAL_STUB_GPU         ``ON`` or ``OFF``: whether it supports tensors on a GPU
 SHOAL_STUB_WORK        an empty folder to work in; it is removed afterwards
 =====================  ======================================================================================
 """
@@ -31,7 +31,7 @@ from shoal.errors import ArtifactError, InputError, SetupError
 
 BUILDER = "SHOAL_STUB_BUILDER"
 README = "https://github.com/triton-inference-server/python_backend#building-custom-python-backend-stub"
-FIRST_PYBIND11 = "2.12"  # that is right for NumPy 2
+FIRST_PYBIND11 = "2.12"  # that supports NumPy 2
 NEWER_CMAKE = (25, 8), (3, 31, 8)  # from this release on, at least this version
 OLDER_CMAKE = (3, 17)
 HEADERS = {  # what NVIDIA's CMakeLists.txt looks for on the system -> Debian's package
@@ -43,9 +43,9 @@ HEADERS = {  # what NVIDIA's CMakeLists.txt looks for on the system -> Debian's 
 
 
 def find_missing(release: tuple[int, int]) -> list[tuple[str, str]]:
-    """What a build of ``release``'s stub lacks on this machine: each with the command that brings it.
+    """List what a build of ``release``'s stub lacks on this machine, each with the command that installs it.
 
-    Boost is among it: NVIDIA's build downloads one of its own, which not every machine may.
+    Boost is included: NVIDIA's build downloads one of its own, which not every machine may.
     """
     return list(_find_missing(release))
 
@@ -75,7 +75,7 @@ def _cmake_version(cmake: str) -> tuple[int, ...]:
 
 
 def check_builder(builder: Path | None, target: Target, what: str) -> Path:
-    """The build program, if it is named and the machine has what it needs; ``what`` needs it, for the error.
+    """Return the build program, if it is named and the machine has what it needs; ``what`` needs it, for the error.
 
     Raises:
         InputError: no program is named.
@@ -113,7 +113,7 @@ def compile_stub(
     Raises:
         InputError: no program is named.
         SetupError: something that the build needs is missing, or it failed.
-        ArtifactError: what it wrote is no stub.
+        ArtifactError: it did not write a stub.
     """
     program = check_builder(builder, target, what)
     work = stub.with_name(f"{stub.name}.work")

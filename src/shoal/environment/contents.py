@@ -1,4 +1,4 @@
-"""What one environment holds, as a record."""
+"""Record of an environment's contents."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ SENTENCES = (
     "leaks",
     "unmet",
     "prefixes",
-)  # what is odd, of Environment's fields
+)  # Environment's fields that list problems
 
 
 @dataclass(frozen=True)
 class Package:
-    """A distribution in the environment; ``num_bytes`` is what its own list of files comes to."""
+    """A distribution in the environment; ``num_bytes`` is the total size of the files that it lists."""
 
     name: str
     version: str
@@ -37,16 +37,16 @@ class Need:
 
 @dataclass
 class Environment:
-    """What one environment holds.
+    """Contents of one environment.
 
-    ``python`` is ``3.12.1``, or ``3.12`` where nothing says more. ``glibc`` and ``glibcxx`` are the highest that any
-    binary asks for; ``own_glibcxx`` is what its own libstdc++ gives, empty where it has none. Each of ``escapes``,
+    ``python`` is ``3.12.1``, or ``3.12`` where the patch version is unknown. ``glibc`` and ``glibcxx`` are the highest
+    that any binary needs; ``own_glibcxx`` is that of its own libstdc++, empty where it has none. Each of ``escapes``,
     ``editable``, ``leaks``, ``unmet`` and ``prefixes`` is a list of sentences, empty in a good environment:
 
     * ``escapes``: entries that would get out of the folder that they are unpacked into;
-    * ``editable``: packages that are links to someone's sources;
-    * ``leaks``: ways in for packages from outside, such as a user's own site-packages;
-    * ``unmet``: packages that others need and that are not there, which is what such a leak leaves behind;
+    * ``editable``: packages that are links to source folders;
+    * ``leaks``: search paths to packages outside, such as a user's own site-packages;
+    * ``unmet``: packages that others need and that are missing, as such a leak leaves behind;
     * ``prefixes``: absolute paths that exist on the machine that made it.
     """
 
@@ -78,7 +78,7 @@ class Environment:
 
     @property
     def package_bytes(self) -> int:
-        """What the packages' own lists of files come to."""
+        """Total size of the files that the packages list."""
         return sum(package.num_bytes for package in self.packages)
 
     @property
@@ -87,7 +87,7 @@ class Environment:
         return f"libpython{self.python_minor}.so.1.0" in self.own_libraries
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return all fields, ready for JSON."""
         return {
             "source": str(self.source),
             "kind": self.kind,
@@ -110,7 +110,7 @@ class Environment:
         }
 
     def summary(self) -> dict[str, str]:
-        """What a reader wants first, a line each."""
+        """Return the main facts, one line each."""
         needs = f"glibc {show_version(self.glibc.version) or 'of any version'} ({self.glibc.path})"
         if self.glibcxx.version:
             needs += f", GLIBCXX_{show_version(self.glibcxx.version)} ({self.glibcxx.path})"
@@ -124,6 +124,6 @@ class Environment:
         }
 
     def remarks(self) -> list[str]:
-        """Everything odd, a sentence each."""
+        """Return all problems, one sentence each."""
         hard_links = [f"{self.num_hard_links} entries are hard links"] if self.num_hard_links else []
         return [sentence for name in SENTENCES for sentence in getattr(self, name)] + hard_links

@@ -1,4 +1,4 @@
-"""What a binary needs of the machine that runs it, by what stands in it: libraries, and versions of their symbols."""
+"""Read a binary's requirements from its ELF sections: shared libraries, and versions of their symbols."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def read_binary(file: IO[bytes], name: str) -> Binary:
     """Read the dynamic section of an ELF file; ``file`` must be seekable.
 
     Raises:
-        ArtifactError: it is no whole ELF file.
+        ArtifactError: it is not a whole ELF file.
     """
     with needs("env"):
         from elftools.common.exceptions import ELFError
@@ -46,7 +46,7 @@ def read_binary(file: IO[bytes], name: str) -> Binary:
             begin, size = section["sh_offset"], section["sh_size"]
             if section["sh_type"] != "SHT_NOBITS" and begin + size > length:
                 raise ELFError(f"section {section.name} ends behind the file")
-            # They have 16 bytes each; the parser would count up to whatever is said.
+            # Entries have 16 bytes each; the parser would trust any count.
             if isinstance(section, GNUVerNeedSection | GNUVerDefSection) and section["sh_info"] * 16 > size:
                 raise ELFError(f"section {section.name} counts more than it holds")
         dynamic = elf.get_section_by_name(".dynamic")
@@ -59,14 +59,14 @@ def read_binary(file: IO[bytes], name: str) -> Binary:
             elif isinstance(section, GNUVerDefSection):
                 provided += [next(names).name for _, names in section.iter_versions()]
         machine = elf.get_machine_arch()
-    # What the parser raises on bytes that make no sense: it checks few of them itself.
+    # All that the parser raises on malformed bytes, of which it checks few itself.
     except (ELFError, AttributeError, AssertionError, LookupError, OSError, OverflowError, TypeError, ValueError) as e:
         raise ArtifactError(f"{name} is not a whole ELF file: {type(e).__name__} {e}".rstrip(), "Make it again.") from e
     return Binary(_MACHINES.get(machine, machine), needed, _highest(required), _highest(provided))
 
 
 def _names(section: Any) -> list[str]:
-    """The versions that a section asks for: of 16 bytes each, whatever it says their number is."""
+    """List the versions that a section requires: at most as many as fit in its size, at 16 bytes each."""
     names = []
     for _, versions in section.iter_versions():
         for version in versions:
@@ -77,7 +77,7 @@ def _names(section: Any) -> list[str]:
 
 
 def _highest(names: list[str]) -> dict[str, Version]:
-    """``GLIBC_2.34``, ``GLIBCXX_3.4.30``, ... -> the highest version of each family."""
+    """Return the highest version of each family, from names such as ``GLIBC_2.34`` and ``GLIBCXX_3.4.30``."""
     highest: dict[str, Version] = {}
     for name in names:
         found = re.fullmatch(r"([A-Z]+)_(\d+(?:\.\d+)*)", name)
@@ -87,18 +87,18 @@ def _highest(names: list[str]) -> dict[str, Version]:
 
 
 def parse_version(text: str) -> Version:
-    """``3.4.30`` as numbers, up to the first part that is none."""
+    """Parse ``3.4.30`` to numbers, up to the first part that is not one."""
     numbers = re.match(r"\d+(?:\.\d+)*", text)
     return tuple(int(part) for part in numbers[0].split(".")) if numbers else ()
 
 
 def show_version(version: Version) -> str:
-    """Numbers as ``3.4.30``."""
+    """Format a version as ``3.4.30``."""
     return ".".join(map(str, version))
 
 
 def soname_python(needed: tuple[str, ...]) -> str:
-    """The Python, such as ``3.12``, whose shared library a binary needs; empty where it needs none.
+    """Return the Python, such as ``3.12``, whose shared library a binary needs; empty where it needs none.
 
     Wheels carry it under a name with a hash in it: ``libpython3-419a3a08.13.so.1.0``.
     """

@@ -1,4 +1,4 @@
-"""What makes an environment: a conda of the user's, rattler, or Python's own venv."""
+"""Engines that make an environment: a user's conda, rattler, or Python's own venv."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def check_engine(engine: str, target: Target) -> None:
     """Refuse an engine that is not known, or whose environments the target could not run.
 
     Raises:
-        InputError: it says which to take.
+        InputError: it names the engines to use.
     """
     if engine not in ENGINES:
-        raise InputError(f"There is no engine {engine!r}.", f"Known: {', '.join(ENGINES)}.")
+        raise InputError(f"Unknown engine {engine!r}.", f"Known: {', '.join(ENGINES)}.")
     if engine == VENV and not target.is_embedded:
         raise InputError(
-            f"A venv's Python lies outside of it, and {target.name} runs in a container without it.",
+            f"A venv's Python is outside of it, and {target.name} runs in a container without it.",
             f"Use --engine {RATTLER}, which packs one that holds its Python.",
         )
 
@@ -88,7 +88,7 @@ def make_venv(wanted: Wanted, prefix: Path, job: Job) -> None:
 
 
 def find_python(version: str) -> Path:
-    """The interpreter of a version such as ``3.12``: this one, one on PATH, or one of pyenv's.
+    """Find the interpreter of a version such as ``3.12``: this one, one on PATH, or one of pyenv's.
 
     Raises:
         SetupError: there is none.
@@ -125,7 +125,7 @@ def link_libpython(base: Path, prefix: Path) -> None:
 
 
 def relocate(prefix: Path, target: Path) -> None:
-    """Make a venv that is about to be moved from ``prefix`` believe that it was made at ``target``."""
+    """Rewrite the paths in a venv that is about to be moved from ``prefix`` to ``target``."""
     for path in [prefix / "pyvenv.cfg", *(prefix / "bin").iterdir()]:
         if path.is_file() and not path.is_symlink():
             content = path.read_bytes()

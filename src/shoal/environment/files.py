@@ -11,7 +11,7 @@ from shoal.paths import shipped_root
 
 
 def find_file(target: str, engine: str, *, is_for_gpu: bool) -> Path:
-    """The file with what the readability components need: on a GPU, on CPU, or beside the embedded server.
+    """Return the environment file of the readability components: for GPU, CPU, or the embedded server.
 
     Raises:
         InputError: the target's own stub cannot serve RAPIDS.

@@ -1,4 +1,4 @@
-"""Do an environment, a stub and a server fit? Asked before Triton finds out, or silently computes wrong values."""
+"""Check that an environment, a stub and a server fit, before Triton fails or silently computes wrong values."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Misfit:
 
 
 def find_misfits(environment: Environment, stub: Stub | None, target: Target) -> list[Misfit]:
-    """Every reason why ``target`` could not run models in ``environment`` with ``stub``; none if they fit.
+    """List every reason why ``target`` could not run models in ``environment`` with ``stub``; none if they fit.
 
-    Without a stub, the target's own is meant.
+    Without a stub, the target's own is used.
     """
     return [
         *_damage(environment),
@@ -41,7 +41,7 @@ def find_misfits(environment: Environment, stub: Stub | None, target: Target) ->
 
 
 def check_fit(environment: Environment, stub: Stub | None, target: Target, name: str = "") -> None:
-    """Refuse what does not fit; ``name`` is what the environment is called in the error, its path where empty.
+    """Refuse what does not fit; ``name`` is the environment's name in the error, its path where empty.
 
     Raises:
         ArtifactError: the first reason, and how many more there are.
@@ -60,12 +60,12 @@ def _damage(env: Environment) -> Iterator[Misfit]:
     for sentence in env.editable:
         yield Misfit(f"In it, {sentence}.", "Install that package as a wheel: pip install PATH, without -e.")
     for sentence in env.leaks:
-        yield Misfit(f"Its {sentence}.", "Build it anew with PYTHONNOUSERSITE=1, as env/build_env.sh does.")
+        yield Misfit(f"Its {sentence}.", "Rebuild it with PYTHONNOUSERSITE=1, as env/build_env.sh does.")
 
 
 def _completeness(env: Environment, stub: Stub | None) -> Iterator[Misfit]:
     if not env.has_activate:
-        yield Misfit("It has no bin/activate, which Triton demands.", "Pack it with conda-pack, or make it with venv.")
+        yield Misfit("It has no bin/activate, which Triton requires.", "Pack it with conda-pack, or make it with venv.")
     if not env.has_interpreter:
         yield Misfit("It has no bin/python3, by which its packages are found.", "Link bin/python3 to its Python.")
     if stub and not env.has_libpython and not _brings_libpython(stub):
@@ -78,7 +78,7 @@ def _completeness(env: Environment, stub: Stub | None) -> Iterator[Misfit]:
 
 
 def _brings_libpython(stub: Stub) -> bool:
-    """Whether the wheel that the stub is of brings its Python library too."""
+    """Whether the wheel that the stub comes from brings its Python library too."""
     return any(name.startswith("libpython") and "-" in name for name in stub.libraries)
 
 
@@ -121,7 +121,7 @@ def _stub(env: Environment, stub: Stub | None, target: Target) -> Iterator[Misfi
     if stub and stub.release and stub.release != target.version:
         yield Misfit(
             f"The stub is of release {stub.release}, the server of {target.version}:"
-            " they speak through shared memory whose layout changes between releases.",
+            " they communicate through shared memory whose layout changes between releases.",
             f"Make one for it: {_BUILD.format(target=target.name, python=env.python_minor)}",
         )
 
@@ -148,7 +148,7 @@ def _cxx_library(env: Environment, stub: Stub | None, target: Target) -> Iterato
 
 
 def _gcc(glibcxx: Version) -> int:
-    """The first GCC whose libstdc++ gives ``glibcxx``.
+    """Return the first GCC whose libstdc++ provides ``glibcxx``.
 
     Source: the table of symbol versions in the GCC manual, libstdc++, "ABI Policy and Guidelines".
     """
@@ -157,9 +157,9 @@ def _gcc(glibcxx: Version) -> int:
 
 def _form(env: Environment, target: Target) -> Iterator[Misfit]:
     if env.kind != ARCHIVE and target.release < FIRST_FOLDER:
-        yield Misfit(f"{target.name} takes no folder as an environment.", "Give it the packed custom_env.tar.gz.")
+        yield Misfit(f"{target.name} does not accept an unpacked environment.", "Give it the packed custom_env.tar.gz.")
     if env.kind == VENV and target.name != EMBEDDED:
         yield Misfit(
-            f"It is a venv: its Python lies outside of it, and {target.name} runs in a container without it.",
+            f"It is a venv: its Python is outside of it, and {target.name} runs in a container without it.",
             "Pack one that holds its Python: shoal env build --engine rattler",
         )

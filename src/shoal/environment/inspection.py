@@ -1,4 +1,4 @@
-"""What is in an environment: read from the packed archive, or from a folder, without running or unpacking it."""
+"""Inspect an environment, packed or in a folder, without running or unpacking it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from shoal.environment.elf import MAGIC, read_binary
 from shoal.errors import ArtifactError, SetupError, needs
 
 _SPOOL = 64 * 2**20  # a binary larger than this is read from a temporary file
-_MAX_TEXT = 32 * 2**20  # of a file that tells of packages; the longest seen, of torch, has 2 MiB
+_MAX_TEXT = 32 * 2**20  # of a file with package metadata; the longest seen, of torch, has 2 MiB
 _SITE = re.compile(r"lib/python(\d+\.\d+)/site-packages/")
 
 
 def inspect(source: Path, limits: Limits | None = None, *, reads_binaries: bool = True) -> Environment:
     """Read an environment: a packed ``.tar.gz``, an unpacked folder, or a venv.
 
-    Without ``reads_binaries`` what they need is left out, which takes most of the time.
+    Without ``reads_binaries`` the requirements of binaries, which take most of the time, are left out.
 
     Raises:
         ArtifactError: there is none, or it is damaged.
@@ -47,11 +47,11 @@ class _Reading:
         self.sizes: dict[str, int] = {}
         self.records: dict[str, list[str]] = {}  # folder of a distribution -> its files
         self.metadata: dict[str, tuple[str, str, list[str]]] = {}  # the same -> name, version, requirements
-        self.links: dict[str, str] = {}  # path of a link to someone's sources -> where they are
+        self.links: dict[str, str] = {}  # path of a link to a source folder -> that folder
         self.full_version = ""
 
     def take(self, entry: Entry) -> None:
-        """Note what one entry tells."""
+        """Record one entry."""
         env = self.environment
         env.num_entries += 1
         env.num_bytes += entry.size
@@ -85,7 +85,7 @@ class _Reading:
             env.prefixes.append(f"{path} links to {entry.link}")
 
     def _read(self, path: str, entry: Entry) -> None:
-        """Read a file for what it tells: a binary's needs, or a package's own account of itself."""
+        """Read a file that holds metadata: a binary's requirements, or a package's records."""
         readers = {
             "pyvenv.cfg": self._read_venv,
             "direct_url.json": self._read_origin,
@@ -115,7 +115,7 @@ class _Reading:
             with entry.file.open("rb") if entry.file else _spool(first, chunks) as file:
                 binary = read_binary(file, path)
         except ArtifactError:
-            return  # object files and debug symbols of odd kinds ask nothing of the loader
+            return  # object files and debug symbols of odd kinds need nothing from the loader
         env = self.environment
         if not binary.needed and not binary.requires:
             return
@@ -185,7 +185,7 @@ class _Reading:
         self.metadata.setdefault(path, (name, version, []))
 
     def finish(self) -> Environment:
-        """The environment, with what only the whole tells."""
+        """Return the environment, with the fields that need all entries."""
         env = self.environment
         if self.full_version.startswith(env.python or "3"):
             env.python = self.full_version
@@ -207,7 +207,7 @@ class _Reading:
         return env
 
     def _find_linked(self, told: list[str]) -> list[str]:
-        """Editable installs that only a link tells of; newer ones have a record of their origin, too."""
+        """List editable installs that have only a link; newer ones have a record of their origin, too."""
         known = {sentence.split()[0].lower() for sentence in told}
         return [
             f"{path} is an editable install of {where}"
@@ -233,7 +233,7 @@ class _Reading:
                 try:
                     wanted = Requirement(line)
                 except InvalidRequirement:
-                    continue  # of an age before the standard; pip passes them over too
+                    continue  # older than the standard; pip skips them too
                 try:
                     applies = not wanted.marker or wanted.marker.evaluate(there)
                 except ValueError:
@@ -244,13 +244,13 @@ class _Reading:
 
 
 def normalise(name: str) -> str:
-    """A distribution's name as indexes compare it (PEP 503)."""
+    """Normalise a distribution's name as indexes do (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _spool(first: bytes, chunks: Iterator[bytes]) -> IO[bytes]:
-    """A file with this content, which can be read in any order; a large one lies in the temporary folder."""
-    file = tempfile.SpooledTemporaryFile(_SPOOL)  # noqa: SIM115  # whoever asked closes it
+    """Return a seekable file with this content; a large one is in the temporary folder."""
+    file = tempfile.SpooledTemporaryFile(_SPOOL)  # noqa: SIM115  # the caller closes it
     try:
         file.write(first)
         file.writelines(chunks)

@@ -1,6 +1,6 @@
-"""Makes a conda environment without conda: rattler, from PyPI, solves and installs.
+"""Make a conda environment without conda: rattler, from PyPI, solves and installs.
 
-It runs in a process of its own: rattler's threads go on writing for a while after an error or Ctrl-C, end
+It runs in a process of its own: rattler's threads continue to write for a while after an error or Ctrl-C, end
 only when their process does, and may crash an interpreter that is shutting down.
 """
 
@@ -33,10 +33,10 @@ def make_rattler(wanted: Wanted, prefix: Path, job: Job) -> None:
 
     Raises:
         InputError: no channel is named.
-        SetupError: rattler failed: a channel or package is not to be had, or the specs exclude one another.
+        SetupError: rattler failed: a channel or package is not available, or the specs exclude one another.
     """
     with needs("env"):
-        import rattler  # noqa: F401  # said here, and not in the log of the other process
+        import rattler  # noqa: F401  # a missing library is reported here, not in the log of the other process
     channels = [url for name in job.channels for url in (_DEFAULTS if name == "defaults" else (name,))]
     if wanted.conda and not channels:
         raise InputError(f"{wanted.source.name} names no channels.", "Name them: --channel conda-forge")
@@ -45,7 +45,7 @@ def make_rattler(wanted: Wanted, prefix: Path, job: Job) -> None:
         "channels": [channel for channel in channels if channel != "nodefaults"],
         "explicit": str(wanted.source.absolute()) if wanted.urls else "",
         "lock": str(wanted.lock or ""),
-        "prefix": str(prefix),  # absolute: it is written into files as it stands
+        "prefix": str(prefix),  # absolute: it is written into files unchanged
         "is_offline": job.is_offline,
     }
     variables = {"CONDA_OVERRIDE_GLIBC": job.glibc} if job.glibc else {}
@@ -54,11 +54,11 @@ def make_rattler(wanted: Wanted, prefix: Path, job: Job) -> None:
 
 
 def main(order: dict[str, Any]) -> None:
-    """What the other process does."""
+    """Entry point of the other process."""
     code = 0
     try:
         asyncio.run(_make(order))
-    except Exception as error:  # rattler's have no base of their own; the text is what its user is to read
+    except Exception as error:  # rattler's have no common base class; the user reads the text
         code = 1
         sys.stdout.write(f"error: {without_secrets(' '.join(str(error).split()))}\n")
     sys.stdout.flush()
@@ -118,11 +118,11 @@ def _parse_spec(spec: str) -> rattler.MatchSpec:
     try:
         return rattler.MatchSpec(spec)
     except InvalidMatchSpecError as error:
-        raise ValueError(f"{spec!r} is no package specification: {error}") from None
+        raise ValueError(f"{spec!r} is not a package specification: {error}") from None
 
 
 def _read_lock(path: Path) -> list[rattler.RepoDataRecord]:
-    """The packages of the environment ``default`` in a lock file of rattler's or pixi's."""
+    """Read the packages of the environment ``default`` from a lock file of rattler's or pixi's."""
     import rattler
 
     lock = rattler.LockFile.from_path(path)
@@ -139,7 +139,7 @@ def _read_lock(path: Path) -> list[rattler.RepoDataRecord]:
 
 
 async def _read_explicit(path: Path, gateway: rattler.Gateway) -> list[rattler.RepoDataRecord]:
-    """The packages of conda's ``@EXPLICIT`` lists, ``URL#HASH``; each is downloaded, and read."""
+    """Read the packages of a conda ``@EXPLICIT`` list, ``URL#HASH``; each is downloaded and read."""
     import rattler
     from rattler.explicit_environment import ExplicitEnvironmentSpec
 
@@ -149,7 +149,7 @@ async def _read_explicit(path: Path, gateway: rattler.Gateway) -> list[rattler.R
         digest = digest.removeprefix("sha256:").removeprefix("md5:")
         kind = {64: "sha256", 32: "md5"}.get(len(digest))
         name = url.rpartition("/")[2].rsplit("-", 2)[0]
-        check = f",{kind}={digest}" if kind else ""  # in the URL itself it would be dropped without a word
+        check = f",{kind}={digest}" if kind else ""  # in the URL itself it would be dropped silently
         spec = rattler.MatchSpec(f'{name}[url="{url}"{check}]')
         [[record]] = await gateway.query([], PLATFORMS, [spec], recursive=False)
         records.append(record)
@@ -157,7 +157,7 @@ async def _read_explicit(path: Path, gateway: rattler.Gateway) -> list[rattler.R
 
 
 def read_urls(path: Path) -> list[str]:
-    """The packages of an ``@EXPLICIT`` list, without their hashes."""
+    """Read the package URLs of an ``@EXPLICIT`` list, without their hashes."""
     from rattler.explicit_environment import ExplicitEnvironmentSpec
 
     return [entry.url.partition("#")[0] for entry in ExplicitEnvironmentSpec.from_path(path).packages]
@@ -176,7 +176,7 @@ def check_cached(urls: list[str], cache: Path) -> None:
 
 
 def check_local(records: list[rattler.RepoDataRecord]) -> None:
-    """Check the packages of ``file://`` channels, whose hashes rattler does not look at.
+    """Check the packages of ``file://`` channels, whose hashes rattler does not check.
 
     Raises:
         ValueError: one is not what its channel says.

@@ -1,4 +1,4 @@
-"""What an environment is made from: an environment.yml, a requirements file, a lock file, or one that is there."""
+"""Source of an environment: an environment.yml, a requirements file, a lock file, or an existing environment."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _MAX_BYTES = 64 * 2**20
 
 @dataclass(frozen=True)
 class Job:
-    """Settings for making an environment: with which Python, by which channels, with or without a network.
+    """Settings for making an environment: Python version, channels, and whether the network may be used.
 
-    ``glibc`` is the highest that packages may ask for, such as ``2.35``.
+    ``glibc`` is the highest that packages may need, such as ``2.35``.
     """
 
     python: str
@@ -32,10 +32,10 @@ class Job:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What an environment is to hold.
+    """Packages that an environment shall hold.
 
     ``conda`` are match specs, such as ``numpy <2``; ``pip`` are lines for pip, with the files that they refer to read
-    in; ``urls`` are the packages of a lock file, each with its hash; ``folder`` is an environment that is there.
+    in; ``urls`` are the packages of a lock file, each with its hash; ``folder`` is an existing environment.
     """
 
     source: Path
@@ -48,13 +48,13 @@ class Wanted:
 
     @property
     def digest(self) -> str:
-        """Another one if anything changes that it is made from: files that lines name, an environment that is there.
+        """Hash of everything that it is made from, with the files that lines name and an existing environment.
 
-        Channels and indexes are not looked into.
+        The contents of channels and indexes are not included.
         """
         named = [Path(line.removeprefix("-c ").split(" ")[0]) for line in self.pip]
         files = [path for path in (*named, self.lock) if path and path.is_file()]
-        if self.folder:  # what its packages say of themselves
+        if self.folder:  # the records of its packages
             records = ("conda-meta/*.json", "lib/python3.*/site-packages/*.dist-info/RECORD")
             files += [path for pattern in records for path in sorted(self.folder.glob(pattern))]
         parts = (self.channels, self.conda, self.pip, self.urls, str(self.folder or ""), *map(sha256, files))
@@ -62,7 +62,7 @@ class Wanted:
 
     @property
     def specs(self) -> tuple[str, ...]:
-        """What conda installs: its own packages, and pip where pip installs others."""
+        """Packages that conda installs: its own, and pip where pip installs others."""
         return (*self.conda, "pip") if self.pip and "pip" not in self.conda else self.conda
 
     @property
@@ -73,7 +73,7 @@ class Wanted:
 
     @property
     def python(self) -> str:
-        """The Python that the specs pin, such as ``3.12``; empty where they leave it open."""
+        """Python version that the specs pin, such as ``3.12``; empty where they leave it open."""
         for spec in self.conda:
             found = re.fullmatch(r"python\s*={0,2}\s*(\d\.\d+)(?:\.[\d*]+)*", spec.strip())
             if found:
@@ -81,16 +81,16 @@ class Wanted:
         return ""
 
     def with_python(self, version: str) -> Wanted:
-        """With Python pinned to ``version``, such as ``3.12``, besides what it asks for itself.
+        """Return a copy with Python pinned to ``version``, such as ``3.12``, in addition to its own specs.
 
         Raises:
-            InputError: it asks for another one.
+            InputError: its specs exclude that version.
         """
         asked = [spec for spec in self.conda if re.fullmatch(r"python\b(?!-).*", spec.strip())]
         if (self.python and self.python != version) or not all(_allows(spec, version) for spec in asked):
             raise InputError(
-                f"{self.source.name} asks for {', '.join(asked)}, which Python {version} is not.",
-                "Name one that it is: --python VERSION",
+                f"{self.source.name} asks for {', '.join(asked)}, which excludes Python {version}.",
+                "Name a version that it allows: --python VERSION",
             )
         return replace(self, conda=(f"python {version}.*", *self.conda))
 
@@ -107,10 +107,10 @@ def _allows(spec: str, version: str) -> bool:
 
 
 def read_wanted(source: Path) -> Wanted:
-    """Read what ``source`` asks for; its content tells which kind of file it is.
+    """Read the packages that ``source`` lists; the kind of file is detected from its content.
 
     Raises:
-        InputError: it is of no known kind, or asks for an editable install.
+        InputError: it is not of a known kind, or asks for an editable install.
     """
     if source.is_dir():
         return Wanted(source, folder=source.absolute())
@@ -132,7 +132,7 @@ def read_wanted(source: Path) -> Wanted:
         return _read_yaml(source, text)
     wanted = Wanted(source, pip=_pip_lines(text.splitlines(), source))
     if not wanted.pip:
-        raise InputError(f"{source} asks for nothing.", "Write a package a line.")
+        raise InputError(f"{source} lists no packages.", "Write one package per line.")
     return wanted
 
 
@@ -142,7 +142,7 @@ def _read_yaml(source: Path, text: str) -> Wanted:
     try:
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise InputError(f"{source} is not YAML: {' '.join(str(error).split())}", "Mend that line.") from None
+        raise InputError(f"{source} is not YAML: {' '.join(str(error).split())}", "Fix that line.") from None
     if isinstance(content, dict) and {"environments", "packages"} <= content.keys():
         return Wanted(source, lock=source.absolute())
     if not isinstance(content, dict) or not isinstance(content.get("dependencies"), list):
@@ -155,7 +155,7 @@ def _read_yaml(source: Path, text: str) -> Wanted:
         elif isinstance(item, str):
             conda.append(item)
         else:
-            raise InputError(f"{source} has the dependency {item!r}, which is no text.", "Write NAME=VERSION.")
+            raise InputError(f"{source} has the dependency {item!r}, which is not text.", "Write NAME=VERSION.")
     return Wanted(source, channels=_texts(content.get("channels")), conda=tuple(conda), pip=_pip_lines(pip, source))
 
 
@@ -164,7 +164,7 @@ def _texts(value: Any) -> tuple[str, ...]:
 
 
 def _pip_lines(lines: list[str], source: Path, seen: tuple[Path, ...] = ()) -> tuple[str, ...]:
-    """Lines for pip, with the requirement files that they name read in, and paths made absolute."""
+    """Return lines for pip, with the requirement files that they name read in, and paths made absolute."""
     found: list[str] = []
     for line in "\n".join(lines).replace("\\\n", " ").splitlines():  # a backslash joins a line to the next one
         try:

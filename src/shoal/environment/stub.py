@@ -1,4 +1,4 @@
-"""A Python backend stub, told by what the binary holds and needs, not by its name."""
+"""Identify a Python backend stub by the contents and requirements of the binary, not by its name."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _MAX_BYTES = 256 * 2**20
 
 @dataclass(frozen=True)
 class Stub:
-    """A stub's needs.
+    """A stub's version and requirements.
 
     ``python`` is the version whose shared library it is linked to, such as ``3.12``. ``bears_numpy_2`` is whether its
     pybind11 knows NumPy 2's module names (2.12 and newer do; with an older one tensors are corrupted silently).
-    ``release`` is the server's that it was made for, such as ``24.10``; empty where nothing tells.
+    ``release`` is that of the server it was made for, such as ``24.10``; empty where unknown.
     """
 
     path: Path
@@ -45,10 +45,10 @@ class Stub:
 
 
 def served_model(arguments: Sequence[str]) -> str:
-    """The model that a process serves, by its command line; empty where it is no stub.
+    """Return the model that a process serves, from its command line; empty where it is not a stub.
 
     Triton starts it as STUB model.py REGION ... INSTANCE RUNTIME-FOLDER; an instance is MODEL_GROUP_NUMBER. A backend
-    written in Python lies elsewhere than its model, so the path of ``model.py`` does not tell.
+    written in Python is elsewhere than its model, so the path of ``model.py`` does not identify the model.
     """
     if len(arguments) < 3 or not arguments[0].endswith(STUB):
         return ""
@@ -59,7 +59,7 @@ def read_stub(path: Path) -> Stub:
     """Read a stub.
 
     Raises:
-        ArtifactError: there is none, or the file is no Python backend stub.
+        ArtifactError: there is none, or the file is not a Python backend stub.
     """
     try:
         size = path.stat().st_size
@@ -70,7 +70,7 @@ def read_stub(path: Path) -> Stub:
     binary = read_binary(io.BytesIO(content), str(path))
     python = soname_python(binary.needed)
     if not python or b"triton_python_backend_utils" not in content:
-        raise ArtifactError(f"{path} is no Python backend stub, though an ELF file.", fix)
+        raise ArtifactError(f"{path} is an ELF file, but not a Python backend stub.", fix)
     digest = sha256(path)
     stub = Stub(
         path=path,
@@ -87,7 +87,7 @@ def read_stub(path: Path) -> Stub:
 
 
 def _recorded_release(path: Path, digest: str) -> str:
-    """The release that the record beside a stub gives for a file with this content."""
+    """Return the release that the record beside a stub gives for a file with this content."""
     try:
         record = json.loads((path.parent / RECORD).read_text(encoding="utf-8"))
         return str(record["stub"]["release"] or "") if record["files"][path.name] == digest else ""

@@ -1,4 +1,4 @@
-"""Which stub an environment needs, if any, and where it comes from."""
+"""Choose the stub that an environment needs, if any, and provide it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from shoal.environment.wheel import take_stub
 from shoal.errors import InputError
 
 AUTO, WHEEL, COMPILE, NONE = STUBS = ("auto", "wheel", "compile", "none")
-GIVEN = "given"  # what a finished stub is said to be made by
+GIVEN = "given"  # the record's name for a finished stub
 
 
 @dataclass(frozen=True)
 class StubOrder:
-    """A stub for an environment, which is a folder: from where, and for which server.
+    """An order for a stub: its source, the environment (a folder) and the target server.
 
     ``choice`` is one of ``STUBS``, or the path of a finished stub. ``builder`` is the program that compiles one.
     """
@@ -35,11 +35,11 @@ class StubOrder:
 
 
 def check_choice(choice: str, builder: Path | None, target: Target, *, is_for_numpy_2: bool) -> None:
-    """Refuse what could only fail, before anything is built.
+    """Refuse a choice that could only fail, before anything is built.
 
     Raises:
-        InputError: there is no such choice, no program that would compile a stub, or the wheel is to bear NumPy 2.
-        ArtifactError: a finished stub is none.
+        InputError: the choice is unknown, no program can compile a stub, or the wheel's would have to support NumPy 2.
+        ArtifactError: the finished stub is not a stub.
         SetupError: the machine lacks what compiling needs.
     """
     if choice == COMPILE:
@@ -54,9 +54,9 @@ def provide_stub(order: StubOrder, stub: Path, log: Path) -> str:
     """Put the stub that is needed at ``stub``; returns how it was made, empty where none is needed.
 
     Raises:
-        InputError: there is no such choice, or no program that would compile one.
-        ArtifactError: the stub is none.
-        SetupError: it cannot be had, or the compiler lacks something.
+        InputError: the choice is unknown, or no program can compile a stub.
+        ArtifactError: the file is not a stub.
+        SetupError: it is not available, or the compiler lacks something.
     """
     if order.choice not in STUBS:
         return _copy(Path(order.choice), stub)
@@ -82,7 +82,7 @@ def provide_stub(order: StubOrder, stub: Path, log: Path) -> str:
 
 def _check_given(choice: str) -> None:
     if not Path(choice).is_file():
-        raise InputError(f"There is no stub {choice!r}.", f"Known: {', '.join(STUBS)}, or the path of a stub.")
+        raise InputError(f"Unknown stub {choice!r}.", f"Known: {', '.join(STUBS)}, or the path of a stub.")
     read_stub(Path(choice))
 
 
@@ -94,7 +94,7 @@ def _copy(given: Path, stub: Path) -> str:
 
 
 def choose(target: Target, python: str, is_for_numpy_2: bool) -> str:
-    """What ``auto`` means: none where the target's own stub fits, the wheel's for the embedded server, else compiled.
+    """Resolve ``auto``: none where the target's own stub fits, the wheel's for the embedded server, else compiled.
 
     For the embedded server the wheel's stub is always put beside the environment: its own choice follows the Python
     that happens to start it.

@@ -1,4 +1,4 @@
-"""The servers that environments are made for: what Python, C library and NumPy they bear."""
+"""Target servers of environments: the Python, C library and NumPy that each supports."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from shoal.errors import InputError
 EMBEDDED = "embedded"
 EMBEDDED_RELEASE = (24, 10)  # of the wheel nvidia-pytriton 0.7.0
 FIRST_NUMPY_2 = (24, 11)  # python_backend's pybind11 went from 2.10 to 2.12 (pull request 384)
-FIRST_SIDE_BY_SIDE = (26, 5)  # to outlive that one of an ensemble's steps that run at once fails; see the rule
+FIRST_SIDE_BY_SIDE = (26, 5)  # to survive the failure of one of several parallel ensemble steps; see the rule
 FIRST_FOLDER = (23, 7)  # python_backend's pull request 266: EXECUTION_ENV_PATH may be a folder
 
-# NVIDIA's images by their first release: Ubuntu, its glibc, its libstdc++ and its Python. Read off `build.py` of the
-# server's release branches and the compatibility table of its documentation, up to 26.08; later releases are taken to
-# be like the last known.
+# NVIDIA's images by their first release: Ubuntu, its glibc, its libstdc++ and its Python. Taken from `build.py` of the
+# server's release branches and the compatibility table of its documentation, up to 26.08; later releases are assumed
+# to be like the last known.
 _IMAGES: dict[tuple[int, int], tuple[str, Version, Version, str]] = {
     (23, 1): ("20.04", (2, 31), (3, 4, 28), "3.8"),
     (23, 5): ("22.04", (2, 35), (3, 4, 30), "3.10"),
@@ -33,8 +33,8 @@ _LIBSTDCXX = ("/usr/lib/x86_64-linux-gnu/libstdc++.so.6", "/usr/lib64/libstdc++.
 class Target:
     """A server: NVIDIA's container of a release, or the embedded one on this machine.
 
-    ``python`` is the one that its own stub is for: the embedded server takes, of its several, the one for the Python
-    that starts it. ``glibc`` and ``glibcxx`` are what its system libraries give, empty where that is not known.
+    ``python`` is the version that its own stub is for: the embedded server picks, of its several stubs, the one for the
+    Python that starts it. ``glibc`` and ``glibcxx`` are those of its system libraries, empty where unknown.
     """
 
     name: str
@@ -47,17 +47,17 @@ class Target:
 
     @cached_property
     def glibcxx(self) -> Version:
-        """Read off this machine's library where it is not known: that takes a second, and the extra `env`."""
+        """Known version, else that of this machine's library: reading it takes a second, and the extra `env`."""
         return _system_glibcxx() if self.known_glibcxx is None else self.known_glibcxx
 
     @property
     def version(self) -> str:
-        """Its release as it is written: ``24.10``."""
+        """Release as text: ``24.10``."""
         return f"{self.release[0]:02}.{self.release[1]:02}"
 
     @property
     def bears_numpy_2(self) -> bool:
-        """Whether its own stub carries tensors of NumPy 2 unharmed."""
+        """Whether its own stub handles tensors of NumPy 2 correctly."""
         return self.release >= FIRST_NUMPY_2
 
     @property
@@ -67,7 +67,7 @@ class Target:
 
 
 def parse_release(name: str) -> tuple[int, int]:
-    """The release of a target: ``26.06`` as (26, 6), ``embedded`` as its wheel's.
+    """Parse the release of a target: ``26.06`` as (26, 6), ``embedded`` as its wheel's.
 
     Raises:
         InputError: there is no such release.
@@ -77,12 +77,12 @@ def parse_release(name: str) -> tuple[int, int]:
     found = re.fullmatch(r"([0-9]{2})\.([0-9]{2})", name)
     release = (int(found[1]), int(found[2])) if found else (0, 0)
     if release < min(_IMAGES) or not 1 <= release[1] <= 12:
-        raise InputError(f"There is no target {name!r}.", f"Known: {EMBEDDED}, or a release from 23.01 on: 26.06.")
+        raise InputError(f"Unknown target {name!r}.", f"Known: {EMBEDDED}, or a release from 23.01 on: 26.06.")
     return release
 
 
 def find_target(name: str) -> Target:
-    """The target called ``embedded``, or the release ``YY.MM`` of NVIDIA's container.
+    """Return the target called ``embedded``, or the release ``YY.MM`` of NVIDIA's container.
 
     Raises:
         InputError: there is no such release.

@@ -1,4 +1,4 @@
-"""Runs other people's tools: what they print goes to a log, and why they failed into one line."""
+"""Run external tools: their output goes to a log, and the reason of a failure into one line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from shoal.errors import SetupError
 from shoal.processes import bound
 
-# What would let packages of this process, or of this user, into the environment that is being made.
+# Variables that would let packages of this process, or of this user, into the environment that is being made.
 _LEAKS = (
     "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX", "PIP_USER", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT",
     "PIP_PYTHON", "PIP_REQUIRE_VIRTUALENV",
@@ -34,12 +34,12 @@ def run(
     variables: Mapping[str, str] | None = None,
     given: str = "",
 ) -> None:
-    """Run ``command`` with a user's own packages shut out; ``what`` is what it does, for the error.
+    """Run ``command`` without access to a user's own packages; ``what`` describes it in the error.
 
-    ``given`` is its standard input. It runs in a session of its own: whatever ends it ends all that it started.
+    ``given`` is its standard input. It runs in a session of its own: an interruption ends all that it started.
 
     Raises:
-        SetupError: it failed, or is not there.
+        SetupError: it failed, or does not exist.
     """
     words = [str(word) for word in command]
     kept = {name: value for name, value in os.environ.items() if name not in _LEAKS}
@@ -80,27 +80,26 @@ def _reason(log: Path, start: int) -> str:
 
 
 def _shorten(line: str) -> str:
-    """Both ends of a long line: what failed stands at its beginning, and why at its end."""
+    """Keep both ends of a long line: what failed is at its beginning, and why at its end."""
     return line if len(line) <= _LONG else f"{line[: _LONG // 2]} ... {line[-_LONG // 2 :]}"
 
 
 def without_secrets(text: str) -> str:
-    """``text`` without the passwords and tokens that URLs of private channels carry."""
+    """Mask the passwords and tokens in URLs of private channels."""
     return re.sub(r"/t/[^/\s]+/", "/t/***/", re.sub(r"://[^/@\s]+@", "://***@", text))
 
 
 def install(prefix: Path, lines: Sequence[str], *, is_offline: bool, log: Path) -> None:
-    """Install packages by pip into the environment at ``prefix``, by the index of the user's own configuration.
+    """Install packages by pip into the environment at ``prefix``, from the index of the user's own configuration.
 
-    This process's pip does it where it has one, else the environment's. Offline, only what ``PIP_FIND_LINKS`` names is
-    taken.
+    This process's pip does it where it has one, else the environment's. Offline, only ``PIP_FIND_LINKS`` is used.
 
     Raises:
         SetupError: pip failed.
     """
     python = prefix / "bin" / "python3"
     has_pip = importlib.util.find_spec("pip") is not None
-    # -P: a file in the user's folder called like one of Python's modules is not taken for it
+    # -P: a file in the user's folder must not shadow one of Python's modules
     pip: list[str | Path] = (
         [sys.executable, "-P", "-m", "pip", "--python", python] if has_pip else [python, "-m", "pip"]
     )

@@ -1,4 +1,4 @@
-"""Unpacks an environment without letting anything out of its folder."""
+"""Unpack an environment; nothing can escape from its folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shoal.errors import ArtifactError, InputError, SetupError
 from shoal.paths import check_path_supported
 from shoal.progress import OnProgress
 
-_ALWAYS = 0o755, 0o644  # what a server under another user needs of folders, and of files
+_ALWAYS = 0o755, 0o644  # modes of folders and files that a server under another user needs
 
 
 def unpack(
@@ -26,14 +26,13 @@ def unpack(
 ) -> Path:
     """Unpack a packed environment into ``folder``, which must not exist; returns its absolute path.
 
-    Triton given a folder starts at once; given an archive it unpacks it at each start, in releases before 26.06 to
-    wherever the archive says. Here an entry that would get out refuses the whole archive: absolute names, ``..``,
-    links that lead outside, writing through links, devices, setuid files. It is made aside and put in place in one
-    step.
+    Triton starts at once from a folder; it unpacks an archive at each start, in releases before 26.06 to wherever the
+    archive says. Here an entry that would escape makes the whole archive invalid: absolute names, ``..``, links that
+    lead outside, writing through links, devices, setuid files. It is unpacked beside ``folder`` and renamed at the end.
 
     Raises:
         ArtifactError: the archive is damaged, too large, or holds such an entry.
-        InputError: something stands at ``folder``, or Triton cannot bear its path.
+        InputError: ``folder`` exists, or Triton does not support its path.
         SetupError: the disk is full, or the folder cannot be written.
     """
     target = folder.absolute()

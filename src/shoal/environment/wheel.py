@@ -17,7 +17,7 @@ _STUBS = "pytriton/tritonserver/python_backend_stubs"
 
 
 def find_installed() -> Path | None:
-    """The folder of the embedded tritonserver in this Python environment; None where the wheel is not installed."""
+    """Return the folder of the embedded tritonserver in this Python; None where the wheel is not installed."""
     spec = importlib.util.find_spec("pytriton")
     return Path(spec.origin).parent / "tritonserver" if spec and spec.origin else None
 
@@ -26,7 +26,7 @@ def take_stub(python: str, stub: Path, *, is_offline: bool, log: Path) -> None:
     """Copy the wheel's stub for a Python such as ``3.12``; the wheel is downloaded where it is not installed.
 
     Raises:
-        SetupError: it has none for that Python, or cannot be had.
+        SetupError: it has none for that Python, or is not available.
     """
     installed = find_installed()
     if installed:

@@ -1,4 +1,4 @@
-"""The service that stands before Triton: fronts, limits, watching, restarts."""
+"""Supervising reverse proxy for Triton: fronts, limits, health checks, restarts."""
 
 from typing import TYPE_CHECKING
 

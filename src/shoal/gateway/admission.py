@@ -1,34 +1,34 @@
-"""How much may wait for one model: what could not be answered in time is better refused at once."""
+"""Admission control for one model: a request that could not be answered in time is refused at once."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
-FEW = 16  # requests at a time that are never refused: so many callers are no overload
-MANY = 1024  # requests at a time; each holds its tensors in memory
-MOST_SECONDS = 30.0  # after which a refused request may come again: by then all may be different
-A_REQUEST = 256  # bytes: what a request costs, however little is in it
-_MEMORY = 10.0  # seconds of work that the rate is the mean of, later ones weighing more
-_ENOUGH = 0.5  # seconds of work, before which a rate says nothing
+FEW = 16  # concurrent requests that are never refused: so few are not an overload
+MANY = 1024  # concurrent requests; each holds its tensors in memory
+MOST_SECONDS = 30.0  # longest retry-after of a refused request
+A_REQUEST = 256  # bytes, the fixed cost of a request
+_MEMORY = 10.0  # seconds of work over which the rate is averaged, recent ones weighing more
+_ENOUGH = 0.5  # seconds of work before the rate is used
 
 
 class Admission:
-    """Counts what is under way to a model, in requests and in work, and learns how fast that is done.
+    """Counts a model's requests and work in flight, and estimates its throughput.
 
-    Work is measured in bytes, which grow with rows and with the length of texts. A request is refused that would wait
-    longer than ``max_wait`` seconds, by what the work before it took lately.
+    Work is measured in bytes, which grow with rows and with the length of texts. A request is refused if, at the recent
+    throughput, it would wait longer than ``max_wait`` seconds.
     """
 
     def __init__(self, max_wait: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.num_requests = 0
         self._max_wait, self._clock = max_wait, clock
-        self._work = 0.0  # under way
-        self._done = self._spent = 0.0  # work, and the seconds in which there was any
+        self._work = 0.0  # in flight
+        self._done = self._spent = 0.0  # decayed sums: work done, and the seconds with any in flight
         self._last = clock()
 
     def refuse(self, num_bytes: int) -> float | None:
-        """The seconds after which a request of this size may come again; ``None`` if it may come now."""
+        """Return the seconds after which to retry a request of this size; ``None`` if it is admitted now."""
         self._advance()
         if self.num_requests < FEW:
             return None
@@ -38,13 +38,13 @@ class Admission:
         return min(wait - self._max_wait, MOST_SECONDS) if wait > self._max_wait else None
 
     def enter(self, num_bytes: int) -> None:
-        """A request is on its way."""
+        """Record that a request was sent."""
         self._advance()
         self.num_requests += 1
         self._work += num_bytes + A_REQUEST
 
     def leave(self, num_bytes: int, *, is_done: bool) -> None:
-        """It is over; what the server refused to do, or lost, is no work done."""
+        """Record that a request ended; work that the server refused or lost does not count as done."""
         self._advance()
         self.num_requests -= 1
         self._work -= num_bytes + A_REQUEST

@@ -1,4 +1,4 @@
-"""The body of a request over HTTP: read within limits of time and memory, and inflated away from the event loop."""
+"""Bodies of HTTP requests: read within limits of time and memory, and inflated outside the event loop."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from shoal.gateway.refusals import RefusedError, Why
 
 _PIECE = 2**20  # bytes inflated at a time
 _FEW = 2**16  # inflated bytes that are allowed at any ratio
-_inflating = asyncio.Semaphore(1)  # one core is enough for what comes deflated
+_inflating = asyncio.Semaphore(1)  # at most one core inflates bodies
 
 
 async def read_body(request: web.Request, dispatcher: Dispatcher, held: Hold) -> bytes:
-    """All of it, inflated; ``held`` grows with what arrives.
+    """Read and inflate the whole body; ``held`` grows as bytes arrive.
 
     Raises:
-        RefusedError: it is too large, too slow, or no such encoding, or there is no room for it.
-        ConnectionError: the client has left.
+        RefusedError: it is too large, too slow, in an unknown encoding, or the memory is full.
+        ConnectionError: the client has disconnected.
     """
     limits, encoding = dispatcher.limits, request.headers.get("Content-Encoding", "identity").lower()
     if encoding not in ("identity", "gzip", "deflate"):
@@ -51,8 +51,8 @@ async def _receive(request: web.Request, dispatcher: Dispatcher, held: Hold) -> 
                 parts.append(part)
                 timer.reschedule(start + limits.body_seconds + held.num_bytes / (limits.body_kib * 2**10))
     except TimeoutError:
-        raise RefusedError(Why.SLOW, f"{held.num_bytes} bytes of a request came, and no more in time.") from None
-    except (web.HTTPException, ClientError, ValueError) as error:  # chunks or a length that are none
+        raise RefusedError(Why.SLOW, f"Only {held.num_bytes} bytes of the request came in time.") from None
+    except (web.HTTPException, ClientError, ValueError) as error:  # invalid chunks or length
         if isinstance(error, ConnectionError):
             raise
         raise RefusedError(Why.WRONG, "The body of the request cannot be read.") from None
@@ -62,19 +62,19 @@ async def _receive(request: web.Request, dispatcher: Dispatcher, held: Hold) -> 
 async def _inflate(body: bytes, encoding: str, dispatcher: Dispatcher, held: Hold) -> bytes:
     most = min(dispatcher.limits.request_bytes, int(len(body) * dispatcher.limits.max_inflation) + _FEW)
     async with _inflating:
-        dispatcher.grow(held, most)  # for how much comes out only the end tells
+        dispatcher.grow(held, most)  # the inflated size is known only at the end: reserve the most
         content = await asyncio.to_thread(inflate, body, encoding, most)
         held.grow(len(content) - most - len(body))
     return content
 
 
 def inflate(body: bytes, encoding: str, most: int) -> bytes:
-    """The content of a body that is ``gzip`` or ``deflate``, of at most so many bytes.
+    """Inflate a ``gzip`` or ``deflate`` body to at most ``most`` bytes.
 
     Raises:
-        RefusedError: it is larger, or no such body.
+        RefusedError: the content is larger, or not in that encoding.
     """
-    # what is called deflate has zlib's head or, from some clients, none
+    # deflate has a zlib header or, from some clients, none (RFC 1950: method 8, and a checksum divisible by 31)
     has_head = encoding == "gzip" or (len(body) > 1 and body[0] & 15 == 8 and int.from_bytes(body[:2], "big") % 31 == 0)
     window = zlib.MAX_WBITS + 16 * (encoding == "gzip") if has_head else -zlib.MAX_WBITS
     stream, parts, num_bytes = zlib.decompressobj(window), list[bytes](), 0

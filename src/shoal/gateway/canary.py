@@ -1,4 +1,4 @@
-"""A request to each model whose right answer is known: does it still give it?"""
+"""Canary requests: each model is periodically sent a request with a known answer."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from shoal.composition.warmup import FOLDER, requested, serialize
 from shoal.gateway.fronts import is_dead
 from shoal.repository.config import ModelConfig
 
-TOLERANCE = 0.03  # of a value, or of 1: neighbours in a batch and BF16 change less
-MOST_SECONDS = 30.0  # between two canaries of a slow one
-PATIENCE = 60.0  # seconds; whether a model hangs is told earlier by its process
+TOLERANCE = 0.03  # relative and absolute: batch neighbours and BF16 change less
+MOST_SECONDS = 30.0  # between two canaries of a slow model
+PATIENCE = 60.0  # seconds; a hanging process is detected earlier by Watch
 SECONDS = 2.0  # between two canaries of a model, at least
 SHARE = 0.02  # of a model's time, at most
 
 
 class Verdict(Enum):
-    """What an answer that is not right says of the model."""
+    """Diagnosis of a model whose canary failed."""
 
     WRONG = "it answers something else"
     FAILED = "it answers an error"
@@ -33,7 +33,7 @@ class Verdict(Enum):
 
 
 class WrongError(Exception):
-    """What is wrong with an answer, or that there was none."""
+    """A canary's answer is wrong or missing."""
 
     def __init__(self, verdict: Verdict, message: str) -> None:
         super().__init__(message)
@@ -42,9 +42,9 @@ class WrongError(Exception):
 
 @dataclass
 class Canary:
-    """The request, made of a model's warm-up; what was answered first, on the first server, is right.
+    """A request made from a model's warm-up; its first answer, from the first server, is the expected one.
 
-    ``sent`` is when the one under way was sent, 0 while none is; ``latency`` the seconds that the last one took.
+    ``sent`` is when the canary in flight was sent, 0 if none is; ``latency`` is that of the last one, in seconds.
     """
 
     model: str
@@ -56,14 +56,14 @@ class Canary:
 
     @property
     def period(self) -> float:
-        """Seconds from one to the next; under load it waits itself, so the shortest latency counts."""
+        """Seconds between two canaries, from the shortest latency: under load canaries queue as well."""
         return min(MOST_SECONDS, max(SECONDS, self.shortest / SHARE))
 
     async def ask(self, stub: Any) -> None:
-        """Send it to the server behind ``stub``, gRPC's, and look at the answer.
+        """Send the canary through the gRPC ``stub`` and check the answer.
 
         Raises:
-            WrongError: it is not what it was, or an error, or late.
+            WrongError: it differs from the expected one, is an error, or is late.
         """
         import grpc  # type: ignore[import-untyped]
 
@@ -73,7 +73,7 @@ class Canary:
             found = dict(_read(answer))
         except grpc.aio.AioRpcError as error:
             raise WrongError(_judge(error), f"{error.code().name}: {error.details()}") from None
-        except ValueError as error:  # not as many bytes as its shape says
+        except ValueError as error:  # the bytes do not match the shape
             raise WrongError(Verdict.WRONG, str(error)) from None
         finally:
             self.sent = 0.0
@@ -98,7 +98,7 @@ def _judge(error: Any) -> Verdict:
 
 
 def make_canaries(configs: dict[str, ModelConfig]) -> dict[str, Canary]:
-    """One for each model that has a warm-up, and for each ensemble that texts, or zeros, can be sent to."""
+    """Make a canary for each model with a warm-up, and for each ensemble whose inputs can be synthesised."""
     found = {}
     for name, config in configs.items():
         inputs = _of_ensemble(config) if config.is_ensemble else _of_warmup(config)
@@ -111,7 +111,7 @@ Inputs = dict[str, tuple[str, list[int], bytes]]  # Triton's name of the dtype, 
 
 
 def _of_warmup(config: ModelConfig) -> Inputs:
-    """The first warm-up request, with the batch dimension that it leaves out."""
+    """Build inputs from the first warm-up request, adding the batch dimension that it omits."""
     from tritonclient.grpc import model_config_pb2
 
     found: Inputs = {}
@@ -122,7 +122,7 @@ def _of_warmup(config: ModelConfig) -> Inputs:
             shape = [*rows, *given.dims]
             if given.input_data_file:
                 content = (config.folder / FOLDER / given.input_data_file).read_bytes()
-            else:  # zeros; what Triton draws at random is zeros here, or no answer would be the right one
+            else:  # zeros, also where the warm-up has random data, so that the answer is reproducible
                 size = 4 if dtype == "STRING" else np.dtype(DTYPES[f"TYPE_{dtype}"]).itemsize
                 content = bytes(int(np.prod(shape)) * size)
             found[name] = ("BYTES" if dtype == "STRING" else dtype, shape, content)

@@ -1,4 +1,4 @@
-"""Who may come in, and which server answers: what both front doors and the supervisor know in common."""
+"""Dispatch of requests to the active server; state shared by both fronts and the supervisor."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from shoal.gateway.upstream import Stream, Upstream
 from shoal.server.launch import Server
 
 T = TypeVar("T")
-RESEND_SECONDS = 30.0  # that a request whose server died waits for the next one
-TOGETHER_SECONDS = 1.0  # in which all that a dead process had is heard of
+RESEND_SECONDS = 30.0  # that a request waits for the next server after its own died
+TOGETHER_SECONDS = 1.0  # in which all requests of a dead process fail
 
 
 class Dispatcher:
-    """Lets requests in, and through to the server of the day.
+    """Admits requests and passes them to the active server.
 
-    ``blocked`` tells of each model that cannot be asked why not. A request that is under way when its server or model
-    dies is sent once more to the next one, if ``resends``, one such request at a time; not so one that was alone or was
-    lost twice, for it may be the cause: its bytes are refused for a minute. Clients may ask the models in ``exposed``,
-    and know those in ``told``; ``default`` is the one whose configuration they get if they name none.
+    ``blocked`` gives the reason for each unavailable model. With ``resends``, a request in flight when its server or
+    model dies is resent once to the next one, one such request at a time. A request that was alone, or was lost twice,
+    may be the cause: it is not resent, and its bytes are refused for a minute. Clients may send requests to the models
+    in ``exposed``, and see those in ``told``; ``default`` is the model whose configuration they get if they name none.
     """
 
     def __init__(
@@ -45,8 +45,8 @@ class Dispatcher:
     ) -> None:
         self.upstream: Upstream | None = None
         self.blocked: dict[str, str] = {}
-        self.closed = "it is starting"  # why nothing is let in; empty while the door is open
-        self.suspected = asyncio.Event()  # that something is wrong: a request was lost
+        self.closed = "it is starting"  # why all requests are refused; empty while open
+        self.suspected = asyncio.Event()  # set when a request was lost: something may be wrong
         self.answered = time.monotonic()  # when the last answer came
         self.num_resent = 0
         self.outcomes: Counter[tuple[str, str]] = Counter()  # by model, and by kind
@@ -59,51 +59,51 @@ class Dispatcher:
         self._resending = asyncio.Lock()
         self._suspects = Suspects()
         self._exposed, self._told = frozenset(exposed), frozenset(told)
-        # a name that no model has is nobody's, or clients could fill the memory with them
+        # unknown names share the entry "", or clients could fill the memory with them
         self._models = {name: Admission(max_wait) for name in (*models, "")}
         self._changed = asyncio.Condition()
         self._num_settled = 0
 
-    # --- what others ask -----------------------------------------------------------------------------------------
+    # --- state ---------------------------------------------------------------------------------------------------
 
     @property
     def names(self) -> list[str]:
-        """The models that there are."""
+        """Names of all models."""
         return [name for name in self._models if name]
 
     def is_exposed(self, model: str) -> bool:
-        """Whether clients may ask it."""
+        """Whether clients may send requests to a model."""
         return model in self._exposed
 
     def is_told(self, model: str) -> bool:
-        """Whether clients may know its metadata, configuration and statistics: steps of what they may ask, too."""
+        """Whether clients may see a model's metadata, configuration and statistics: also steps of exposed ones."""
         return model in self._told
 
     @property
     def num_requests(self) -> int:
-        """How many are under way, a stream that is not quiet among them."""
+        """Number of requests in flight, including streams that are not quiet."""
         streams = self.upstream.streams if self.upstream else ()
         return sum(model.num_requests for model in self._models.values()) + sum(not s.is_quiet for s in streams)
 
     def in_flight(self, model: str) -> int:
-        """How many requests are under way to a model, streams not among them."""
+        """Return the number of requests in flight to a model, without streams."""
         return self._models[model].num_requests
 
     def trouble(self, model: str = "") -> str:
-        """Why requests to ``model``, or to any, would be refused now; empty where they would not."""
+        """Return why requests to ``model``, or to any model, would be refused now; empty if they would not."""
         return self.closed or (self.blocked.get(model, "") if model else next(iter(self.blocked.values()), ""))
 
     def is_unready(self, model: str) -> bool:
-        """Whether a client's request to it would be refused now."""
+        """Whether a client's request to a model would be refused now."""
         return not self.is_exposed(model) or bool(self.trouble(model))
 
     # --- requests ------------------------------------------------------------------------------------------------
 
     def find(self, model: str) -> Upstream:
-        """The server that answers for a model, or for itself.
+        """Return the active server for a model, or, for an empty name, for the server's own API.
 
         Raises:
-            RefusedError: none does now.
+            RefusedError: it is unavailable now.
         """
         reason = self.closed or self.blocked.get(model, "")
         if reason or self.upstream is None:
@@ -112,19 +112,19 @@ class Dispatcher:
         return self.upstream
 
     def hold(self, address: str, model: str = "") -> Hold:
-        """Memory for a request of a client's, which grows as that arrives, and is to be released.
+        """Return a memory reservation for a client's request; it grows as bytes arrive, and must be released.
 
         Raises:
-            RefusedError: nobody is let in now.
+            RefusedError: requests are refused now.
         """
         self.find(model)
         return Hold(self.memory, address)
 
     def grow(self, held: Hold, num_bytes: int) -> None:
-        """Room for more of a request.
+        """Reserve memory for more bytes of a request.
 
         Raises:
-            RefusedError: others take all of it, or the same client has its share.
+            RefusedError: the memory is full, or the client has used up its share.
         """
         if not held.has_room(num_bytes):
             raise RefusedError(Why.BUSY, "Too many requests for this server: they fill its memory.", 1.0)
@@ -138,12 +138,12 @@ class Dispatcher:
         is_failure: Callable[[T], bool],
         is_waited_for: Callable[[], bool] = lambda: True,
     ) -> T:
-        """What ``call`` brings back from the server; it raises ``LostError`` where that, or its model, died.
+        """Run ``call`` on the active server and return its result; it raises ``LostError`` if server or model died.
 
-        ``is_waited_for`` tells whether a client still wants the answer; what nobody wants is not sent again.
+        ``is_waited_for`` says whether the client still waits; if not, a lost request is not resent.
 
         Raises:
-            RefusedError: it was not let in, or lost.
+            RefusedError: the request was refused, or lost.
         """
         upstream = self.find(model)
         if self._suspects.has(model, body):
@@ -180,11 +180,11 @@ class Dispatcher:
             self.leave(model, len(body), is_done=is_done)
 
     async def _may_go_again(self, model: str, body: bytes, upstream: Upstream, *, is_last: bool) -> bool:
-        """Whether to send a lost request again, once there is a server; if not, it may have killed the process."""
+        """Whether to resend a lost request, decided once there is a server; if not, it may have killed the process."""
         self.suspected.set()
         if is_last:
             self._suspects.add(model, body)
-            await self._wait_for_next(model, upstream)  # whose turn is next finds a server that is well
+            await self._wait_for_next(model, upstream)  # so that the next in turn finds a healthy server
             return False
         if self._resends:
             next_one = await self._wait_for_next(model, upstream)
@@ -198,7 +198,7 @@ class Dispatcher:
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
-        """One after the other: if one kills the next server too, it is known which. None waits for ever."""
+        """Resend one request at a time, so that one that kills the next server too is identified; waits are bounded."""
         try:
             await asyncio.wait_for(self._resending.acquire(), RESEND_SECONDS)
         except TimeoutError:
@@ -211,10 +211,10 @@ class Dispatcher:
 
     @asynccontextmanager
     async def stream(self, model: str, address: str, end: Callable[[], None]) -> AsyncIterator[tuple[Server, Stream]]:
-        """Around requests with many answers, which cannot be sent again: the server that they go to.
+        """Register a stream on the active server; streams cannot be resent.
 
-        ``end`` is called where they must stop: their server or model is not well, or goes; or they are quiet, and
-        another one needs their place.
+        ``end`` is called when the stream must stop: its server or model fails or is retired, or it is quiet and
+        another stream needs its place.
         """
         upstream, stream = self.find(model), Stream(model, address, end)
         upstream.streams.add(stream)
@@ -227,7 +227,7 @@ class Dispatcher:
         return self.upstream is not None and not self.closed and model not in self.blocked
 
     def enter(self, model: str, num_bytes: int) -> None:
-        """A request is on its way to a model.
+        """Admit a request to a model.
 
         Raises:
             RefusedError: it would wait too long.
@@ -242,12 +242,12 @@ class Dispatcher:
         admission.enter(num_bytes)
 
     def leave(self, model: str, num_bytes: int, *, is_done: bool) -> None:
-        """It is over."""
+        """Record the end of an admitted request."""
         self._models.get(model, self._models[""]).leave(num_bytes, is_done=is_done)
 
     @contextmanager
     def place(self, address: str) -> Iterator[None]:
-        """For a stream, from before its first message on. Where all are taken, the one that is quiet longest goes.
+        """Hold a place for a stream, from before its first message; if all are taken, the longest quiet stream ends.
 
         Raises:
             RefusedError: none is quiet.
@@ -280,7 +280,7 @@ class Dispatcher:
             del upstream.sent[task]
 
     async def _wait_for_next(self, model: str, old: Upstream) -> Upstream | None:
-        """The server to ask next: another one, or the same if it turns out to be well; ``None`` if none comes."""
+        """Wait for the next server: another one, or the same if it proves healthy; ``None`` on time-out."""
         settled = self._num_settled
 
         def is_there() -> bool:
@@ -298,7 +298,7 @@ class Dispatcher:
     # --- the supervisor ------------------------------------------------------------------------------------------
 
     def block(self, models: Iterable[str], reason: str) -> None:
-        """Let nobody ask these models, and take back what was sent to them."""
+        """Refuse requests to these models, and cancel those in flight to them."""
         named = dict.fromkeys(models, reason)
         self.blocked |= named
         if self.upstream is not None:
@@ -307,19 +307,19 @@ class Dispatcher:
             self.upstream.end_streams(named)
 
     async def open(self, upstream: Upstream) -> None:
-        """All is well, and this server answers from now on."""
+        """Make this the active server, and unblock all models."""
         self.upstream, self.blocked, self.closed = upstream, {}, ""
         await self._tell()
 
     async def settle(self) -> None:
-        """The suspicion was looked into: the server that a request was lost by is well."""
+        """Clear a suspicion: the server that lost a request has proved healthy."""
         self._num_settled += 1
         if self.upstream is not None and not self.blocked:
             self.upstream.num_lost = 0
         await self._tell()
 
     async def close(self, reason: str) -> None:
-        """Let nobody in any more."""
+        """Refuse all further requests."""
         self.closed = reason
         await self._tell()
 

@@ -1,4 +1,4 @@
-"""Listening for HTTP: connections are counted by address, and those that are silent, or do not listen, are cut."""
+"""HTTP listener with connection limits per client address, and time-outs for silent and unread connections."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from shoal.errors import SetupError
 from shoal.gateway.limits import Limits, Pool
 from shoal.gateway.logs import log
 
-_PERIOD = 1.0  # seconds between two looks at all connections
-_CLOSING = 0.5  # seconds for connections that have nothing to say any more
+_PERIOD = 1.0  # seconds between two checks of all connections
+_CLOSING = 0.5  # seconds for idle connections to close
 
 
 class Door(asyncio.Protocol):
-    """A connection: hands on to aiohttp's protocol what comes, and knows how long nothing has."""
+    """A connection: forwards events to aiohttp's protocol, and keeps its time-outs."""
 
     def __init__(self, behind: asyncio.Protocol, limits: Limits, connections: Pool, doors: set[Door]) -> None:
         self._behind: asyncio.Protocol | None = behind
@@ -29,7 +29,7 @@ class Door(asyncio.Protocol):
         self._deadline = time.monotonic() + limits.head_seconds
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Let it in, unless there are too many."""
+        """Accept the connection, unless there are too many."""
         assert isinstance(transport, asyncio.Transport)
         assert self._behind is not None
         self._transport = transport
@@ -45,7 +45,7 @@ class Door(asyncio.Protocol):
         self._behind.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of a request; its head must follow soon."""
+        """Forward bytes; the first ones of a request start the time-out of its head."""
         if self._is_idle:
             self._is_idle = False
             self._deadline = time.monotonic() + self._limits.head_seconds
@@ -53,15 +53,15 @@ class Door(asyncio.Protocol):
             self._behind.data_received(data)
 
     def begin(self) -> None:
-        """A request's head is there."""
+        """Stop the time-out: the head of a request is complete."""
         self._deadline = float("inf")
 
     def end(self) -> None:
-        """It is answered."""
+        """Start the idle time-out: the request is answered."""
         self._is_idle, self._deadline = True, time.monotonic() + self._limits.idle_seconds
 
     def look(self, now: float) -> None:
-        """Cut the connection if its client lets the service wait."""
+        """Abort the connection if its client has sent or read nothing for too long."""
         unread = self._transport.get_write_buffer_size()
         if not unread or unread != self._unread:
             self._unread, self._unread_since = unread, now
@@ -72,23 +72,23 @@ class Door(asyncio.Protocol):
             self._transport.abort()
 
     def eof_received(self) -> bool | None:
-        """The client sends no more."""
+        """Forward the end of the client's data."""
         return self._behind.eof_received() if self._behind is not None else None
 
     def connection_lost(self, error: Exception | None) -> None:
-        """It is no more."""
+        """Release the connection's place."""
         if self._behind is not None:
             self._doors.discard(self)
             self._connections.give_back(self._address)
             self._behind.connection_lost(error)
 
     def pause_writing(self) -> None:
-        """The client does not read as fast as it is answered."""
+        """Forward back-pressure: the client reads too slowly."""
         if self._behind is not None:
             self._behind.pause_writing()
 
     def resume_writing(self) -> None:
-        """It has caught up."""
+        """Forward the end of back-pressure."""
         if self._behind is not None:
             self._behind.resume_writing()
 
@@ -97,10 +97,10 @@ class Door(asyncio.Protocol):
 async def mark(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Tell a connection when it has a request."""
+    """Mark the connection as busy while a request is handled."""
     transport = request.transport
     door = transport.get_protocol() if transport is not None else None
-    if not isinstance(door, Door):  # it has left
+    if not isinstance(door, Door):  # the client has disconnected
         raise web.HTTPBadRequest
     door.begin()
     try:
@@ -110,19 +110,19 @@ async def mark(
 
 
 async def hide(_: web.Request, response: web.StreamResponse) -> None:
-    """Do not tell what software answers, and in which version."""
+    """Hide the name and version of the HTTP library."""
     response.headers["Server"] = "shoal"
 
 
 @asynccontextmanager
 async def listen(app: web.Application, host: str, port: int, limits: Limits, connections: Pool) -> AsyncIterator[None]:
-    """Answer at an address, within limits.
+    """Serve ``app`` at an address, within limits.
 
     Raises:
         SetupError: the port is taken.
     """
-    # Triton goes on with a request whose client has left: so does its handler, and it keeps its place. Bodies are
-    # inflated by ourselves.
+    # Triton continues a request whose client has disconnected, so its handler does too, and keeps its place.
+    # Bodies are inflated in bodies.py.
     runner = web.AppRunner(
         app, access_log=None, keepalive_timeout=limits.idle_seconds, shutdown_timeout=_CLOSING, lingering_time=1.0,
         auto_decompress=False,

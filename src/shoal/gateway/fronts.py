@@ -14,23 +14,23 @@ from shoal.repository.config import ModelConfig
 from shoal.repository.default_model import find_top, read_calls
 
 PUBLIC_PARAMETER = "public"  # of a model that clients may ask, beside the ensembles
-# What clients may send along with a request, beside what says how it is written.
+# Request headers that are passed on, besides those that describe the encoding.
 HEADERS = ("traceparent", "tracestate", "x-request-id")
-# Of the extensions that Triton has, those that are open to clients.
+# The extensions of Triton that are open to clients.
 EXTENSIONS = (
     "classification", "sequence", "schedule_policy", "model_configuration", "binary_tensor_data", "parameters",
     "statistics",
 )  # fmt: skip
-# Of a configuration, what tells of the server's files and settings rather than of tensors.
+# Fields of a configuration that reveal the server's files and settings.
 PRIVATE = ("parameters", "model_warmup", "cc_model_filenames", "default_model_filename", "metric_tags")
-# Triton's words where the process of a model has died, at once or while it waited for a turn.
+# Triton's messages for a dead model process, when a request was running and when it was queued.
 _DEAD = re.compile(r"Stub process '.*' is not healthy|Failed to process the request\(s\).*Broken pipe")
 _TRACE = re.compile(r"\n+At:\n.*", re.DOTALL)
 _OURS = (Why.BUSY, Why.UNAVAILABLE)  # counted by model
 
 
 def find_exposed(configs: Mapping[str, ModelConfig], names: Iterable[str]) -> set[str]:
-    """Return the models that clients may ask: ensembles, public models and ``names``; all models if that is none.
+    """Return the models open to clients: ensembles, public models and ``names``; all models if there are none.
 
     Raises:
         ArtifactError: a model's parameter is neither true nor false.
@@ -46,7 +46,7 @@ def find_exposed(configs: Mapping[str, ModelConfig], names: Iterable[str]) -> se
 
 
 def find_default(configs: Mapping[str, ModelConfig], exposed: Container[str], composed_for: object) -> str:
-    """Return the model that clients are here for who name none; empty where there are several."""
+    """Return the default model for clients that name none; empty if there are several."""
     try:
         return find_top(read_calls({n: c for n, c in configs.items() if n in exposed}), "The server", composed_for)
     except InputError:
@@ -60,7 +60,7 @@ def absent(model: str) -> RefusedError:
 
 def closed(what: str) -> RefusedError:
     """Build the refusal for a part of Triton that is closed to clients."""
-    return RefusedError(Why.CLOSED, f"{what} is closed: only who runs this server may use it.")
+    return RefusedError(Why.CLOSED, f"{what} is closed to clients of this server.")
 
 
 def is_dead(message: str) -> bool:
@@ -69,31 +69,31 @@ def is_dead(message: str) -> bool:
 
 
 def clean(message: str) -> str:
-    """Triton's message without the traceback, which names paths of the server."""
+    """Strip the traceback from Triton's message: it names paths of the server."""
     return _TRACE.sub("", message)
 
 
 def words(refused: RefusedError) -> str:
-    """The message for clients, with the way out."""
+    """Return the refusal's message for clients, with the time to retry."""
     if not refused.retry_after:
         return refused.message
     return f"{refused.message} Try again in {max(1, round(refused.retry_after))} s."
 
 
 def note(dispatcher: Dispatcher, refused: RefusedError) -> None:
-    """Count what a client did wrong; a line in ten seconds tells of each kind."""
+    """Count a client's fault by kind, and log it, rate-limited."""
     if refused.why not in _OURS:
         dispatcher.refusals[refused.why.value] += 1
         log.warning("A request was refused (%s): %s", refused.why.value, refused.message[:200], extra={"most": 1})
 
 
 def trim_config(config: dict[str, Any]) -> dict[str, Any]:
-    """A model's configuration, in JSON, for clients."""
+    """Remove private fields from a model's configuration in JSON."""
     return {name: value for name, value in config.items() if name not in PRIVATE}
 
 
 def tell_failure(model: str, request_id: str, message: str) -> None:
-    """Log that a request failed which was not at fault itself."""
+    """Log a failed request that was not itself at fault."""
     log.warning(
         "A request to %s failed: %s", model, message.splitlines()[0] if message else "no reason given",
         extra={"model": model, "request_id": request_id},

@@ -1,4 +1,4 @@
-"""The front door for gRPC: what of Triton's methods is for clients, passed on as bytes; all else is refused."""
+"""gRPC front: passes Triton methods that are open to clients on as bytes, and refuses all others."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from shoal.server.launch import Server
 
 SERVICE = "/inference.GRPCInferenceService/"
 HEALTH = "/grpc.health.v1.Health/Check"
-MOST_CALLS = 2048  # at a time, refused ones among them
+MOST_CALLS = 2048  # concurrent calls, including refused ones
 _OUR_FAULTS = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.UNAVAILABLE)
 _LIVE, _SERVING, _NOT_SERVING = b"\x08\x01", b"\x08\x01", b"\x08\x02"  # messages of one field
 _CLOSED = {
@@ -40,17 +40,17 @@ _CLOSED = {
 
 
 class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Handles every method, by asking the server of the day."""
+    """Handler of all methods, backed by the active server."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
         self._channels: dict[str, Any] = {}
         self._calls = Pool(MOST_CALLS, dispatcher.limits.client_share)
-        # a message is in memory before its size is known: so many at a time may arrive
+        # a message is in memory before its size is known: bounds how many arrive at a time
         most = max(4, dispatcher.memory.most // dispatcher.limits.request_bytes)
         self._arriving = Pool(most, dispatcher.limits.client_share)
         self._opening = Pool(most, dispatcher.limits.client_share)  # streams, whose first message may never come
-        # as a stream of one message, for which one can wait within limits
+        # as a stream of one message, which can be read with a time-out
         self._handlers: dict[str, Any] = {
             method: grpc.stream_unary_rpc_method_handler(partial(self._unary, answer))
             for method, answer in {
@@ -69,7 +69,7 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._handlers[f"{SERVICE}ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self._stream)
 
     def service(self, details: Any) -> Any:
-        """The handler of a method, as grpc asks for it."""
+        """Return the handler of a method (grpc's interface)."""
         if handler := self._handlers.get(details.method):
             return handler
         return grpc.stream_unary_rpc_method_handler(partial(self._unary, partial(self._refuse, details.method)))
@@ -94,7 +94,7 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         raise AssertionError  # abort raises
 
     def _address(self, context: Any) -> str:
-        """The address of a call's client."""
+        """Return the address of a call's client."""
         peer, limits = _host(context.peer()), self._dispatcher.limits
         if peer not in limits.trusted_proxies:
             return peer
@@ -179,8 +179,8 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         metadata = kept(context.invocation_metadata())
         held = self._dispatcher.hold(address)
         self._dispatcher.grow(held, len(request))
-        context.add_done_callback(lambda _: held.release())  # when its client has the answer
-        # Triton 24.10 does not survive clients that leave: it answers in any case, and the request keeps its place
+        context.add_done_callback(lambda _: held.release())  # once the client has the answer
+        # Triton 24.10 can crash on disconnecting clients: the request always runs to its end, and keeps its place
         answer = await self._ask(
             model, "ModelInfer", request, lambda _: metadata, request_id, lambda: not context.done()
         )
@@ -232,7 +232,7 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
                 if first is not None:
                     await Relay(self._dispatcher, self.channel, address, context).run(first)
 
-        # Triton 24.10 does not survive that a stream is left: the rest of it is read for nobody
+        # Triton 24.10 can crash when a stream is abandoned: the rest of it is read and discarded
         relaying = asyncio.ensure_future(relay())
         relaying.add_done_callback(_retrieve_error)
         try:
@@ -244,7 +244,7 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
             await context.abort(error.code, error.details)
 
     def channel(self, server: Server) -> Any:
-        """To Triton; one for all calls."""
+        """Return the channel to a server, shared by all calls."""
         if server.grpc_url not in self._channels:
             self._channels[server.grpc_url] = grpc.aio.insecure_channel(
                 server.grpc_url, options=channel_options(server.grpc_url)
@@ -252,22 +252,22 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         return self._channels[server.grpc_url]
 
     async def forget(self, server: Server) -> None:
-        """Close the connection to a server that is no more."""
+        """Close the channel to an ended server."""
         channel = self._channels.pop(server.grpc_url, None)
         if channel is not None:
             await channel.close()
 
 
 def make_server(front: GrpcFront, address: str, limits: Limits) -> Any:
-    """A server at ``address``; it is not started yet."""
+    """Create the gRPC server for ``address``, not yet started."""
     options = [
         ("grpc.max_receive_message_length", limits.request_bytes),
         ("grpc.max_send_message_length", -1),
-        ("grpc.so_reuseport", 0),  # a second one at the same port is an error
+        ("grpc.so_reuseport", 0),  # a second server at the same port is an error
         ("grpc.max_allowed_incoming_connections", limits.connections),
         ("grpc.max_connection_idle_ms", int(1000 * limits.stream_seconds)),
         ("grpc.server_handshake_timeout_ms", int(1000 * limits.head_seconds)),
-        # what is not yet asked for stays in the client: 64 KiB of each call are read ahead, not megabytes
+        # limits read-ahead to 64 KiB per call instead of megabytes
         ("grpc.http2.bdp_probe", 0),
     ]
     server = grpc.aio.server(handlers=[front], options=options, maximum_concurrent_rpcs=MOST_CALLS)
@@ -277,7 +277,7 @@ def make_server(front: GrpcFront, address: str, limits: Limits) -> Any:
 
 @lru_cache(4096)
 def _host(peer: str) -> str:
-    """The host of what grpc calls a peer, such as ``ipv4:127.0.0.1:4711``."""
+    """Extract the host from a gRPC peer such as ``ipv4:127.0.0.1:4711``."""
     return unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")
 
 

@@ -1,4 +1,4 @@
-"""Triton's messages over gRPC: read within limits, judged, and refused."""
+"""Reading, screening and refusing Triton's gRPC messages."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _STATUS = {
     Why.LARGE: grpc.StatusCode.INVALID_ARGUMENT, Why.SLOW: grpc.StatusCode.DEADLINE_EXCEEDED,
 }  # fmt: skip
 _NO_SERVER = (Kind.UNREACHABLE, Kind.NOT_TRITON, Kind.CONNECTION_LOST)
-_PAUSE = 0.02  # seconds between two looks whether a message may arrive
+_PAUSE = 0.02  # seconds between two checks of the pool
 _NAME = 0x0A  # the first field of a request for inference, a string: the model's name
 
 
 class StatusError(Exception):
-    """Triton's own status for a client."""
+    """A status from Triton to be passed to the client."""
 
     def __init__(self, code: Any, details: str) -> None:
         super().__init__(details)
@@ -37,7 +37,7 @@ class StatusError(Exception):
 
 
 async def arrive(pool: Pool, address: str, context: Any, seconds: float) -> bytes | None:
-    """The first message of a call, once it is its turn, in time; ``None`` where there is none.
+    """Read the first message of a call, waiting for a place in ``pool``; ``None`` if the client sends none.
 
     Raises:
         RefusedError: it did not come in time.
@@ -55,7 +55,7 @@ async def arrive(pool: Pool, address: str, context: Any, seconds: float) -> byte
 
 
 async def read_message(context: Any, seconds: float) -> bytes | None:
-    """The next message of a client's; ``None`` where there is none.
+    """Read a client's next message, with a time-out; ``None`` at the end of the stream.
 
     Raises:
         RefusedError: it did not come in time.
@@ -67,7 +67,7 @@ async def read_message(context: Any, seconds: float) -> bytes | None:
         nonlocal is_late
         is_late = task.cancel()
 
-    # a third of what asyncio.timeout costs, which counts where each request comes this way
+    # costs a third of asyncio.timeout; every request passes here
     timer = asyncio.get_running_loop().call_later(seconds, end)
     try:
         message = await context.read()
@@ -82,22 +82,22 @@ async def read_message(context: Any, seconds: float) -> bytes | None:
 
 
 def parse(kind: str, content: bytes) -> Any:
-    """A message of Triton's service, of the named type.
+    """Parse a message of Triton's service, of the named type.
 
     Raises:
-        RefusedError: it is none.
+        RefusedError: it is not one.
     """
     try:
         return getattr(service_pb2, kind).FromString(content)
     except DecodeError:
-        raise RefusedError(Why.WRONG, f"The message is no {kind}.") from None
+        raise RefusedError(Why.WRONG, f"The message is not a {kind}.") from None
 
 
 async def screen(request: bytes) -> tuple[str, str]:
-    """The model that a request for inference asks, and the request's id.
+    """Screen a request for inference; returns its model and id.
 
     Raises:
-        RefusedError: it is no such request, or one that Triton would not survive.
+        RefusedError: it is not such a request, or would crash Triton.
     """
     return await asyncio.to_thread(_screen, request) if len(request) > LARGE else _screen(request)
 
@@ -106,7 +106,7 @@ def _screen(request: bytes) -> tuple[str, str]:
     message = parse("ModelInferRequest", request)
     name = str(message.model_name)
     first = name
-    if len(request) > 2 and request[0] == _NAME and request[1] < 0x80:  # where clients write it
+    if len(request) > 2 and request[0] == _NAME and request[1] < 0x80:  # where clients put it
         first = request[2 : 2 + request[1]].decode("utf-8", "replace")
     try:
         screen_message(message, first)
@@ -134,7 +134,7 @@ def is_cut(code: Any, details: str) -> bool:
 
 
 def clean_answer(answer: bytes) -> bytes:
-    """An answer of a stream; what is an error, without its traceback."""
+    """Strip the traceback from an error answer of a stream."""
     if b"At:\n" not in answer:
         return answer
     message = parse("ModelStreamInferResponse", answer)
@@ -143,7 +143,7 @@ def clean_answer(answer: bytes) -> bytes:
 
 
 def refusal(refused: RefusedError, request_id: str) -> bytes:
-    """An answer of a stream that refuses one message of it."""
+    """Build the answer that refuses one message of a stream."""
     message = service_pb2.ModelStreamInferResponse(error_message=words(refused))
     message.infer_response.id = request_id
     return bytes(message.SerializeToString())
@@ -154,4 +154,4 @@ async def refuse(context: Any, refused: RefusedError) -> NoReturn:
     if refused.retry_after:
         context.set_trailing_metadata((("retry-after", str(max(1, round(refused.retry_after)))),))
     await context.abort(_STATUS[refused.why], words(refused))
-    raise refused  # which abort has raised in its own way
+    raise refused  # unreachable: abort raises

@@ -1,4 +1,4 @@
-"""One stream of requests and answers over gRPC, which goes on to its end though its client leaves."""
+"""Relay of one gRPC stream of requests and answers; it runs to its end even if the client disconnects."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from shoal.gateway.refusals import RefusedError, Why, lost
 from shoal.gateway.upstream import Stream
 
 _METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
-_MOST_UNANSWERED = 64  # messages, beyond which the next ones wait in the client
-_SILENT_SECONDS = 30.0  # after which what has no answer is taken to have none
+_MOST_UNANSWERED = 64  # messages; further ones wait in the client (back-pressure)
+_SILENT_SECONDS = 30.0  # after which an unanswered message is taken to have no answer
 
 
 class Relay:
-    """Hands messages to Triton and answers to the client.
+    """Passes messages to Triton and answers to the client.
 
-    How many answers a message has only its model knows: the first one that follows counts as that to the oldest
-    message, which then takes no more memory and no more of the model's capacity.
+    Only the model knows how many answers a message has: each answer counts as that to the oldest unanswered message,
+    which then releases its memory and its share of the model's capacity.
     """
 
     def __init__(self, dispatcher: Dispatcher, channel: Callable[[Any], Any], address: str, context: Any) -> None:
@@ -48,10 +48,10 @@ class Relay:
         self._feeding: asyncio.Task[None] | None = None
 
     async def run(self, first: bytes) -> None:
-        """Until Triton has answered all messages.
+        """Relay until Triton has answered all messages.
 
         Raises:
-            RefusedError: the first message was not let in, or the stream was lost.
+            RefusedError: the first message was refused, or the stream was lost.
             StatusError: Triton has ended it with an error.
         """
         model, first_id = await self._judge(first)
@@ -74,10 +74,10 @@ class Relay:
         if code != grpc.StatusCode.OK:
             raise StatusError(code, clean(details))
         if self._has_ended:
-            raise RefusedError(Why.UNAVAILABLE, "The stream had nothing under way and was ended.", 1.0)
+            raise RefusedError(Why.UNAVAILABLE, "The stream had nothing in flight and was ended.", 1.0)
 
     def _end(self) -> None:
-        """The server ends it: in order where all is answered."""
+        """End the stream from the server's side; gracefully if everything is answered."""
         self._has_ended = True
         if not self._stream.is_answered:
             self._call.cancel()
@@ -100,14 +100,14 @@ class Relay:
         return await self._call.code(), await self._call.details() or ""
 
     async def _write(self, answer: bytes) -> None:
-        """To the client; who takes nothing for long, or has left, gets no more."""
+        """Write an answer to the client, unless it has disconnected or read nothing for too long."""
         if self._has_left or self._context.done():
             self._has_left = True
             return
         try:
             async with self._writing, asyncio.timeout(self._dispatcher.limits.unread_seconds):
                 await self._context.write(answer)
-        except Exception:  # TimeoutError, and what gRPC raises of clients that leave, which it does not export
+        except Exception:  # TimeoutError, or gRPC's unexported error for disconnected clients
             self._has_left = True
 
     # --- the client's messages -----------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ class Relay:
                 await self._pass(message)
                 await self._wait(lambda: len(self._unanswered) < _MOST_UNANSWERED)
                 message = await self._next()
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):  # Triton ended it, which the reader hears
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):  # Triton ended it; the reader handles that
             return
         finally:
             if not self._call.done():
@@ -161,13 +161,13 @@ class Relay:
                     self._has_ended = True
                     return None
             return None if reading.result() is grpc.aio.EOF else reading.result()
-        except Exception:  # the client has left, which gRPC has no public error for
+        except Exception:  # the client has disconnected, for which gRPC has no public error
             return None
         finally:
             reading.cancel()
 
     async def _wait(self, is_so: Callable[[], bool]) -> None:
-        """Until answers have made it so; a message that has no answer at all is not waited for."""
+        """Wait until answers make ``is_so`` true; a message that gets no answer is settled after a time-out."""
         while not is_so():
             self._moved.clear()
             try:

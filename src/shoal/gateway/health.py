@@ -1,4 +1,4 @@
-"""The port for those who look after the service: is it live, is it ready, what are its figures."""
+"""Operations port: liveness, readiness and metrics."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Health:
         return generate_latest(registry).decode()
 
     def collect(self) -> Iterator[Any]:
-        """The service's own metrics, as prometheus_client asks for them."""
+        """Yield the service's own metrics (prometheus_client's interface)."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         dispatcher = self._dispatcher

@@ -1,4 +1,4 @@
-"""The front door for HTTP: what of Triton's paths is for clients, passed on; all else is refused."""
+"""HTTP front: passes Triton paths that are open to clients on, and refuses all others."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from shoal.gateway.refusals import LostError, RefusedError, Why, lost
 from shoal.gateway.screening import LARGE, ScreenError, check_json, screen_json, screen_nesting
 from shoal.server.launch import Server
 
-# Names of models are taken as they came: Triton does not decode them.
+# Model names are not percent-decoded: Triton does not decode them either.
 _MODEL = re.compile(r"/v2/models/(?P<model>[^/]+)(?P<version>/versions/[^/]+)?(?:/(?P<what>[a-z_]+))?")
-_NO_MODEL = "/v2/models//config"  # who names none gets that of the default model
+_NO_MODEL = "/v2/models//config"  # without a name: the default model's configuration
 _ASKED = {"": "GET", "ready": "GET", "config": "GET", "stats": "GET"}  # by what is asked of a model
 _ASKED |= {"infer": "POST", "generate": "POST", "generate_stream": "POST"}
 _OF_ALL = {"/v2/health/live": "GET", "/v2/health/ready": "GET", "/v2": "GET", "/v2/models/stats": "GET"}
@@ -49,17 +49,17 @@ _STATUS = {
     Why.BUSY: 429, Why.UNAVAILABLE: 503, Why.WRONG: 400, Why.ABSENT: 404, Why.CLOSED: 403, Why.METHOD: 405,
     Why.LARGE: 413, Why.ENCODING: 415, Why.SLOW: 408,
 }  # fmt: skip
-# What Triton's front says, as a fault of its own, of JSON whose values are not what it wants.
+# Errors that Triton reports as its own faults although the request's JSON is at fault.
 _UNREADABLE = re.compile(rb'\{"error":\s*"(Unable to (parse|set) |failed to parse )')
 _REQUEST_HEADERS = (*HEADERS, "Content-Type", _HEAD_LENGTH)
-# Answers are not deflated on their way, so that errors can be read.
+# Answers are not compressed, so that errors can be read.
 _ANSWER_HEADERS = ("Content-Type", _HEAD_LENGTH)
-_ADDED_HEADERS = "Accept", "Accept-Encoding", "Content-Type", "User-Agent"  # which aiohttp would send unasked
+_ADDED_HEADERS = "Accept", "Accept-Encoding", "Content-Type", "User-Agent"  # which aiohttp would add
 _BROKEN = (aiohttp.ClientError, ConnectionError)
 
 
 class HttpFront:
-    """An aiohttp application that asks the server of the day."""
+    """aiohttp application backed by the active server."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
@@ -96,7 +96,7 @@ class HttpFront:
             )
             with self._dispatcher.hold(address, model) as held:
                 return await self._pass(request, model, what, address, held)
-        except ConnectionError:  # the client has left, and hears nothing
+        except ConnectionError:  # the client has disconnected: the response is dropped
             return web.Response(status=400)
         except RefusedError as refused:
             note(self._dispatcher, refused)
@@ -104,7 +104,7 @@ class HttpFront:
             if refused.retry_after:
                 response.headers["Retry-After"] = str(max(1, round(refused.retry_after)))
             if refused.why in (Why.SLOW, Why.BUSY, Why.LARGE, Why.UNAVAILABLE):
-                response.force_close()  # what is left of the body is not waited for
+                response.force_close()  # without waiting for the rest of the body
             return response
 
     # --- questions -----------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ class HttpFront:
 
         status, content = await self._dispatcher.send("", path.encode(), call, lambda reply: reply[0] >= 400)
         if status >= 400:
-            message = json.loads(_cleaned(content) or b'{"error": "Triton does not say"}')["error"]
+            message = json.loads(_cleaned(content) or b'{"error": "Triton gave no reason"}')["error"]
             raise RefusedError(Why.ABSENT if status == 404 else Why.WRONG, message)
         return json.loads(content) if content else None
 
@@ -181,7 +181,7 @@ class HttpFront:
             raise
         if reply.status >= 500:
             tell_failure(model, request_id, str(reply.reason))
-        held.grow(len(reply.body or b""))  # type: ignore[arg-type]  # until its client has taken it
+        held.grow(len(reply.body or b""))  # type: ignore[arg-type]  # until the client has read it
         await reply.prepare(request)
         await reply.write_eof()
         return reply
@@ -206,7 +206,7 @@ class HttpFront:
     async def _stream(
         self, request: web.Request, model: str, address: str, headers: Mapping[str, str], body: bytes, request_id: str
     ) -> web.StreamResponse:
-        """Answers as they come; one that was begun cannot be asked for again."""
+        """Stream answers as they arrive; a stream that has begun cannot be resent."""
         response: web.StreamResponse | None = None
         task = asyncio.current_task()
         assert task is not None
@@ -232,7 +232,7 @@ class HttpFront:
                     has_left = False
                     async for part, _ in reply.content.iter_chunks():
                         stream.note(is_answer=True)
-                        # Triton 24.10 does not survive that a stream is left: the rest of it is read for nobody
+                        # Triton 24.10 can crash when a stream is abandoned: the rest of it is read and discarded
                         has_left = has_left or not await _write(response, _ESCAPED_TRACE.sub(b"", part))
             if not has_left:
                 await response.write_eof()
@@ -251,7 +251,7 @@ class HttpFront:
         return response
 
     async def forget(self, server: Server) -> None:
-        """Close the connections to a server that is about to end; it waits for them."""
+        """Close the connections to a server that is about to stop: it would wait for them."""
         session = self._sessions.pop(server.http_url, None)
         if session is not None:
             await session.close()
@@ -270,10 +270,10 @@ def _no_path(path: str) -> RefusedError:
 
 
 def _screen(body: bytes, lengths: list[str], what: str, headers: dict[str, str]) -> tuple[bytes, str]:
-    """The body as Triton shall get it, with the header that says where its JSON ends, and the request's id.
+    """Screen a body; returns the body for Triton and the request's id, and updates the header with the JSON's length.
 
     Raises:
-        RefusedError: Triton would not survive it, or it is no request.
+        RefusedError: it would crash Triton, or is not a request.
     """
     try:
         if what != "infer":
@@ -283,9 +283,9 @@ def _screen(body: bytes, lengths: list[str], what: str, headers: dict[str, str])
         if not lengths:
             return screen_json(body, 0)
         if len(lengths) > 1 or not re.fullmatch(r"\d{1,12}", lengths[0]) or int(lengths[0]) > len(body):
-            raise ScreenError(f"{_HEAD_LENGTH} {', '.join(lengths)[:40]!r} is no length within the body.")
+            raise ScreenError(f"{_HEAD_LENGTH} {', '.join(lengths)[:40]!r} is not a length within the body.")
         length = int(lengths[0])
-        if not length:  # all of it is the one tensor that the model takes
+        if not length:  # the whole body is the model's single tensor
             return body, ""
         head, request_id = screen_json(body[:length], len(body) - length)
     except ScreenError as error:
@@ -295,7 +295,7 @@ def _screen(body: bytes, lengths: list[str], what: str, headers: dict[str, str])
 
 
 async def _write(response: web.StreamResponse, part: bytes) -> bool:
-    """Whether the client is still there."""
+    """Write a part; returns whether the client is still connected."""
     try:
         await response.write(part)
     except ConnectionError:
@@ -308,10 +308,10 @@ def _kept(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def _cleaned(content: bytes) -> bytes:
-    """An error of Triton's, for clients.
+    """Clean an error of Triton's for clients.
 
     Raises:
-        LostError: it says that the model's process has died.
+        LostError: it reports that the model's process has died.
     """
     try:
         message = str(json.loads(content)["error"])

@@ -18,17 +18,17 @@ _MOST_CONNECTIONS = 4096  # more than one event loop can serve
 
 @dataclass(frozen=True)
 class Limits:
-    """Defaults are in the table of ``docs/serving.md``.
+    """Limits for clients; the defaults are in the table of ``docs/serving.md``.
 
     ``max_request_mib`` bounds a request, inflated; ``memory_mib`` all requests and answers that the service holds.
-    ``max_connections`` bounds connections of each of the ports for HTTP and gRPC; 0 derives it from the descriptors
-    that the process may open. ``max_streams`` bounds open streams. Of each of them a client address gets at most
-    ``client_share``. ``trusted_proxies`` are addresses whose ``X-Forwarded-For`` is believed.
+    ``max_connections`` bounds connections of each of the ports for HTTP and gRPC; 0 derives it from the process's
+    descriptor limit. ``max_streams`` bounds open streams. A client address gets at most ``client_share`` of each of
+    them. ``trusted_proxies`` are addresses whose ``X-Forwarded-For`` is believed.
 
     In seconds: ``head_seconds`` for a request's head, or the first message of a stream; ``body_seconds`` for a body,
-    beside a second for each ``body_kib`` KiB of it; ``unread_seconds`` for an answer of which a client takes nothing;
-    ``idle_seconds`` for a connection without a request; ``stream_seconds`` for a stream with nothing under way.
-    ``max_inflation`` is how many times larger an inflated body may be than it came.
+    plus a second for each ``body_kib`` KiB of it; ``unread_seconds`` for an answer that the client does not read;
+    ``idle_seconds`` for a connection without a request; ``stream_seconds`` for a stream with nothing in flight.
+    ``max_inflation`` is the largest ratio of inflated to received bytes of a body.
     """
 
     max_request_mib: float = 64.0
@@ -56,7 +56,7 @@ class Limits:
             try:
                 ipaddress.ip_address(address)
             except ValueError:
-                raise InputError(f"--trusted-proxy {address!r} is no IP address.", "Give one: 10.0.0.5") from None
+                raise InputError(f"--trusted-proxy {address!r} is not an IP address.", "Give one: 10.0.0.5") from None
 
     @property
     def request_bytes(self) -> int:
@@ -71,7 +71,7 @@ class Limits:
         return min(self.max_connections or _MOST_CONNECTIONS, most)
 
     def find_address(self, peer: str, forwarded: Iterable[str]) -> str:
-        """The client's address: ``peer``, or what a trusted proxy says of it in ``X-Forwarded-For``."""
+        """Return the client's address: ``peer``, or the last untrusted hop that trusted proxies forward."""
         hops = [hop.strip() for line in forwarded for hop in line.split(",")]
         while peer in self.trusted_proxies and hops:
             peer = hops.pop()
@@ -79,13 +79,13 @@ class Limits:
 
 
 def check_option(name: str, value: float, is_right: bool, fix: str) -> None:
-    """Raises ``InputError`` where the value of an option is out of range."""
+    """Raise ``InputError`` if the value of an option is out of range."""
     if not is_right:
         raise InputError(f"--{name.replace('_', '-')} {value:g} is out of range.", fix)
 
 
 class Pool:
-    """So much of something for all clients, of which one address gets no more than its share."""
+    """A quantity shared by all clients, of which one address gets at most its share."""
 
     def __init__(self, most: int, share: float) -> None:
         self.most, self._share = most, max(1, int(most * share))
@@ -93,34 +93,34 @@ class Pool:
         self._of: Counter[str] = Counter()
 
     def has(self, address: str, number: int = 1) -> bool:
-        """Whether there is so much for this address."""
+        """Whether ``number`` more are available to this address."""
         return self.taken + number <= self.most and self._of[address] + number <= self._share
 
     def take(self, address: str, number: int = 1) -> None:
-        """Take it, even where there is no more."""
+        """Take ``number`` for an address, even beyond the limit."""
         self.taken += number
         self._of[address] += number
 
     def give_back(self, address: str, number: int = 1) -> None:
-        """It is free again."""
+        """Return ``number`` to the pool."""
         self.taken -= number
         self._of[address] -= number
-        if not self._of[address]:  # addresses come and go
+        if not self._of[address]:  # or entries of former clients would pile up
             del self._of[address]
 
 
 class Hold:
-    """The memory that one request takes of a pool; it grows as bytes arrive and is given back as a whole."""
+    """Memory reservation of one request; it grows as bytes arrive, and is released as a whole."""
 
     def __init__(self, pool: Pool, address: str) -> None:
         self._pool, self._address, self.num_bytes = pool, address, 0
 
     def has_room(self, num_bytes: int) -> bool:
-        """Whether it may grow by so much."""
+        """Whether it may grow by ``num_bytes``."""
         return self._pool.has(self._address, num_bytes)
 
     def grow(self, num_bytes: int) -> None:
-        """By so much, or shrink where it is negative; an answer is held even where there is no room."""
+        """Grow, or shrink by a negative number, even beyond the limit: an answer is held in any case."""
         self._pool.take(self._address, num_bytes)
         self.num_bytes += num_bytes
 
@@ -131,6 +131,6 @@ class Hold:
         self.release()
 
     def release(self) -> None:
-        """All of it."""
+        """Release the whole reservation."""
         self._pool.give_back(self._address, self.num_bytes)
         self.num_bytes = 0

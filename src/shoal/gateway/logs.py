@@ -1,4 +1,4 @@
-"""What a service says: plain lines on a terminal, a JSON object a line elsewhere; Triton's own lines among them."""
+"""Logging of the service and of Triton: plain lines on a terminal, one JSON object per line elsewhere."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from aiohttp.http_exceptions import HttpProcessingError
 from shoal.errors import InputError
 from shoal.machine import describe_machine
 
-# As Google's logging library writes them: severity, date and time, thread, place.
+# Format of Google's logging library (glog): severity, date and time, thread, place.
 _LINE = re.compile(r"([IWEF])\d{4} \d\d:\d\d:\d\d\.\d+ \d+ ([\w.]+:\d+)\] (.*)")
 _TABLE = re.compile(r"[+|][- ]")
 _LEVELS = {"I": logging.INFO, "W": logging.WARNING, "E": logging.ERROR, "F": logging.CRITICAL}
-# What it complains of on a machine without a GPU, where nothing is the matter.
+# Harmless warnings on a machine without a GPU.
 _NO_GPU = re.compile(r"CUDA driver version is insufficient|CudaDriverHelper|DCGM unable|pinned system memory")
-_FIELDS = ("model", "kind", "request_id", "place")  # of a record, beside its message
-_PERIOD = 0.2  # seconds between two looks at a log
-_MOST_BYTES = 8 * 2**20  # of a log that is told already, and then emptied
-_FILE_BYTES, _MOST_FILES = 64 * 2**20, 3  # of the service's own log before a new one is begun, and older ones kept
+_FIELDS = ("model", "kind", "request_id", "place")  # optional fields of a record
+_PERIOD = 0.2  # seconds between two reads of a log
+_MOST_BYTES = 8 * 2**20  # of Triton's log, which is truncated once it is forwarded
+_FILE_BYTES, _MOST_FILES = 64 * 2**20, 3  # rotation of the service's own log: size, and number of older files kept
 _FLOOD_SECONDS = 10.0
-_MOST_ALIKE = 20  # records from one place of the code in that time; a record's field "most" overrides it
-_CONTROL = {number: f"\\x{number:02x}" for number in (*range(32), *range(127, 160))}  # would forge lines, or worse
+_MOST_ALIKE = 20  # records per log statement in that time; a record's field "most" overrides it
+_CONTROL = {number: f"\\x{number:02x}" for number in (*range(32), *range(127, 160))}  # they could forge lines
 
 log = logging.getLogger("shoal")
 triton = logging.getLogger("shoal.triton")
 
 
 class JsonLines(logging.Formatter):
-    """One object a line: ``time`` in UTC, ``level``, ``source``, ``message``, and what else a record has."""
+    """One JSON object per line: ``time`` in UTC, ``level``, ``source``, ``message``, and the optional fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
+        """Format a record as one line."""
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         entry = {
             "time": f"{moment}.{int(record.msecs):03}Z",
@@ -56,10 +56,10 @@ class JsonLines(logging.Formatter):
 
 
 class Plain(logging.Formatter):
-    """The time of day, who speaks, and the message."""
+    """Plain line: time of day, source, level above INFO, message."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
+        """Format a record as one line."""
         who = "Triton: " if record.name == triton.name else ""
         level = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
         message = record.getMessage().translate(_CONTROL)
@@ -75,7 +75,7 @@ class Flood(logging.Filter):
         self._seen: dict[Any, tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to tell; what is told after others were not says how many."""
+        """Whether to log a record; the first one after suppressed ones gives their number."""
         is_printed = record.name == triton.name and not hasattr(record, "place")
         if is_printed or (record.name == triton.name and record.levelno <= logging.INFO):
             return True
@@ -92,16 +92,16 @@ class Flood(logging.Filter):
 
 
 class _File(RotatingFileHandler):
-    """A log that cannot be written is no reason to write a traceback for each line."""
+    """Log file whose write errors are reported once, not as a traceback for each line."""
 
     def handleError(self, _: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
         log.error("The log cannot be written: %s", sys.exc_info()[1], extra={"most": 1, "is_of_log": True})
 
 
 def configure(file: Path | None) -> None:
-    """Send what shoal and Triton say to the standard error stream, and all of it to ``file``, if there is one.
+    """Send log records of shoal and Triton to standard error, and to ``file`` if given.
 
-    On a terminal Triton's own lines are told from warnings on.
+    On a terminal Triton's own records are shown from level WARNING on.
 
     Raises:
         InputError: the file cannot be written.
@@ -120,33 +120,33 @@ def configure(file: Path | None) -> None:
         handler.setFormatter(JsonLines())
         handler.addFilter(lambda record: not hasattr(record, "is_of_log"))
         handlers.append(handler)
-    for each in handlers:  # each counts for itself
+    for each in handlers:  # each handler has its own counters
         each.addFilter(Flood())
     log.setLevel(logging.INFO)
-    # what other libraries say comes in the same form
+    # records of other libraries get the same format
     logging.getLogger("aiohttp.server").addFilter(_is_ours)
     logging.basicConfig(handlers=handlers, level=logging.WARNING, force=True)
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Whether it is about more than a request that is no HTTP, of which anyone can send any number."""
+    """Whether a record is not about malformed HTTP, of which a client can send any amount."""
     return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
 class Tail:
-    """Tells what a server writes into its log, and empties the log when it gets long."""
+    """Forwards a server's log file to logging, and truncates the file when it gets long."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._at, self._rest = path, 0, b""
 
     async def follow(self) -> None:
-        """For ever."""
+        """Forward new lines until cancelled."""
         while True:
             self.read()
             await asyncio.sleep(_PERIOD)
 
     def read(self) -> None:
-        """Tell what is new."""
+        """Forward the lines added since the last call."""
         if not self._path.is_file():
             return
         with self._path.open("rb") as file:
@@ -162,7 +162,7 @@ class Tail:
 
 
 def tell(line: str) -> None:
-    """A line of Triton's, as a record; its tables are left out, and what is not in its format a model has printed."""
+    """Log a line of Triton's; its tables are dropped, and lines in another format were printed by a model."""
     found = _LINE.fullmatch(line)
     if found and not found[3]:  # the head of a table
         return

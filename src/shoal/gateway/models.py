@@ -1,4 +1,4 @@
-"""What a supervisor must know of the models in a repository."""
+"""Facts about a repository's models that the supervisor needs: callers, members, processes, time-outs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from shoal.repository.config import ModelConfig
 
 
 def find_users(configs: Mapping[str, ModelConfig]) -> dict[str, set[str]]:
-    """Of each model the ensembles that ask it, directly or through another one."""
+    """Map each model to the ensembles that call it, directly or through another one."""
     users: dict[str, set[str]] = {name: set() for name in configs}
-    for _ in configs:  # as deep as they may be nested
+    for _ in configs:  # fixpoint: each pass propagates callers by at least one level of nesting
         for name, config in configs.items():
             for step in config.steps:
                 users.setdefault(step.model, set()).update({name} | users[name])
@@ -20,10 +20,10 @@ def find_users(configs: Mapping[str, ModelConfig]) -> dict[str, set[str]]:
 
 
 def read_hang_seconds(configs: Mapping[str, ModelConfig]) -> dict[str, float]:
-    """How long the models that say so may be at work without the processor's time.
+    """Read how long models may run a batch without using the processor, where their parameters set it.
 
     Raises:
-        ArtifactError: one does not give a number.
+        ArtifactError: a value is not a number.
     """
     given: Iterable[tuple[str, str]] = (
         (name, config.spec.parameters[HANG_PARAMETER])
@@ -35,12 +35,12 @@ def read_hang_seconds(configs: Mapping[str, ModelConfig]) -> dict[str, float]:
         try:
             found[name] = float(value)
         except ValueError:
-            raise ArtifactError(f"{name}: {HANG_PARAMETER} {value!r} is no number.", "Write seconds: 10.") from None
+            raise ArtifactError(f"{name}: {HANG_PARAMETER} {value!r} is not a number.", "Write seconds: 10.") from None
     return found
 
 
 def find_members(configs: Mapping[str, ModelConfig]) -> dict[str, set[str]]:
-    """Of each ensemble the models that it asks in the end."""
+    """Map each ensemble to the models, not ensembles, that it calls, directly or through another one."""
     users = find_users(configs)
     return {
         name: {other for other in configs if name in users[other] and not configs[other].is_ensemble}
@@ -50,7 +50,7 @@ def find_members(configs: Mapping[str, ModelConfig]) -> dict[str, set[str]]:
 
 
 def count_processes(configs: Mapping[str, ModelConfig]) -> dict[str, int]:
-    """Of each model that runs in Python how many processes it has at least: one for each instance, on one device."""
+    """Return the least number of processes of each Python model: one per instance, on one device."""
     return {
         name: config.spec.num_instances
         for name, config in configs.items()

@@ -1,4 +1,4 @@
-"""How a service is to be run."""
+"""Options of a service."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ RESTARTS_SECONDS = 600.0  # in which ``max_restarts`` are made without a pause
 
 @dataclass(frozen=True)
 class Options:
-    """Ports of 0 are any free ones. ``host`` is the address to listen at; one off loopback needs ``is_open``.
+    """Options of a service. Ports of 0 are any free ones; a ``host`` other than loopback needs ``is_open``.
 
-    ``exposed`` are models that clients may ask beside ensembles and public models. ``grace`` is how many seconds
-    requests under way have to finish once the service is told to stop. ``max_wait`` is how many seconds a request may
-    have to wait before others are refused. ``limits`` bound what clients may hold. ``model_memory_mib`` bounds each
-    process of a model; 0 leaves it to the machine. ``load_seconds`` is how long all models may take to load,
-    ``max_restarts`` how many faults within ten minutes are followed by another server without a pause. ``resends`` says
-    whether a request that was under way when its model died is sent again, once; it may run twice. ``pid_file`` is
-    written, and held, while the service runs.
+    ``exposed`` are models open to clients beside ensembles and public models. ``grace`` is how many seconds requests in
+    flight have to finish once the service is stopped. Requests that would wait longer than ``max_wait`` seconds are
+    refused. ``limits`` bound what clients may hold. ``model_memory_mib`` bounds each process of a model; 0 is no limit.
+    ``load_seconds`` is how long all models may take to load, ``max_restarts`` how many faults within ten minutes are
+    followed by another server without a pause. ``resends`` says whether a request in flight when its model died is
+    resent, once; it may run twice. ``pid_file`` is written, and locked, while the service runs.
     """
 
     host: str = "127.0.0.1"

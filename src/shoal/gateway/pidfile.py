@@ -1,4 +1,4 @@
-"""A file that tells which process serves, for those that start and stop services by it."""
+"""Pid file of the service."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from shoal.gateway.logs import log
 
 @contextmanager
 def hold_pid_file(path: Path) -> Iterator[None]:
-    """Write this process's id to ``path``, and remove it at the end; the lock on it, not its text, says that it holds.
+    """Write this process's id to ``path``, and remove it at the end; the file is in use while it is locked.
 
     Raises:
-        InputError: the file cannot be written, or is not one of process ids.
+        InputError: the file cannot be written, or is not a pid file.
         SetupError: another service holds it.
     """
     try:
@@ -35,9 +35,9 @@ def hold_pid_file(path: Path) -> Iterator[None]:
         if not path.exists() or not os.path.samestat(os.fstat(file.fileno()), path.stat()):
             raise SetupError(f"Another service has just removed the pid file {path}.", "Start again.")
         if found and not found.isdecimal():
-            raise InputError(f"{path} is no pid file: it begins with {found[:20]!r}.", "Name another --pid-file.")
+            raise InputError(f"{path} is not a pid file: it begins with {found[:20]!r}.", "Name another --pid-file.")
         if found:
-            log.warning("The pid file %s was left by process %s, which is gone.", path, found)
+            log.warning("The pid file %s was left by process %s, which has ended.", path, found)
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()

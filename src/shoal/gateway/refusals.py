@@ -1,18 +1,18 @@
-"""Why a request was not answered."""
+"""Refusals of requests, and their reasons."""
 
 from __future__ import annotations
 
 from enum import Enum
 
-RETRY_SECONDS = 5.0  # about what a server takes to come back
+RETRY_SECONDS = 5.0  # about the time of a restart
 
 
 class Why(Enum):
-    """Why a request was refused; the value is its kind among the metrics."""
+    """Reason for a refusal; the value is its kind in the metrics."""
 
-    BUSY = "busy"  # too many at a time
+    BUSY = "busy"  # too many requests at a time
     UNAVAILABLE = "unavailable"
-    WRONG = "wrong"  # no request that Triton could survive or read
+    WRONG = "wrong"  # malformed, or would crash Triton
     ABSENT = "absent"  # a model or a path that is not here, or not for clients
     CLOSED = "closed"  # a part of Triton that is not for clients
     METHOD = "method"
@@ -22,7 +22,7 @@ class Why(Enum):
 
 
 class RefusedError(Exception):
-    """A request that no model has run, or, if it ``is_lost``, perhaps; ``retry_after`` is in seconds, 0 for never."""
+    """A request was refused before it ran or, if ``is_lost``, was lost; ``retry_after`` is in seconds, 0 for never."""
 
     def __init__(self, why: Why, message: str, retry_after: float = 0.0, *, is_lost: bool = False) -> None:
         super().__init__(message)
@@ -30,10 +30,10 @@ class RefusedError(Exception):
 
 
 class LostError(Exception):
-    """The server, or a process of the model, ended with the request."""
+    """The server, or a process of the model, ended while it had the request."""
 
 
 def lost(model: str) -> RefusedError:
-    """The answer to a request that was under way when its model's process ended, and is not sent again."""
+    """Build the refusal for a request that was in flight when its model's process ended, and is not resent."""
     message = f"The process of {model} ended while it had this request."
     return RefusedError(Why.UNAVAILABLE, message, RETRY_SECONDS, is_lost=True)

@@ -1,9 +1,9 @@
-"""Requests that Triton does not survive are refused before it sees them.
+"""Screening of requests: those that would crash Triton are refused.
 
-Triton 24.10 multiplies a request's dimensions without looking for an overflow, so that a shape such as [1, 2**61] fits
-into an empty body and kills the model's process; and its JSON parser calls itself for each bracket, until the stack is
-full. What is judged here is what Triton reads: a JSON request is re-encoded from what was parsed, since of two equal
-keys Triton takes the first one and most parsers the last.
+Triton 24.10 multiplies a request's dimensions without an overflow check, so that a shape such as [1, 2**61] fits into
+an empty body and kills the model's process; and its JSON parser recurses for each bracket, until the stack overflows.
+Triton must read exactly what was screened: a JSON request is re-encoded from what was parsed, since of two equal keys
+Triton takes the first one and most parsers the last.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import msgspec
 import numpy as np
 
 MOST_NESTED = 64  # brackets of JSON within each other
-MOST_BYTES = 2**31  # of one tensor, in Triton's own reckoning
+MOST_BYTES = 2**31  # of one tensor, as Triton computes them
 _ITEM_BYTES = {
     "BOOL": 1, "UINT8": 1, "UINT16": 2, "UINT32": 4, "UINT64": 8, "INT8": 1, "INT16": 2, "INT32": 4, "INT64": 8,
     "FP16": 2, "BF16": 2, "FP32": 4, "FP64": 8,
 }  # fmt: skip
 _LENGTH_BYTES = 4  # before each element of a BYTES tensor
 _OPENING, _NO_BRACKETS = b"[{", bytes(set(range(256)) - set(b"[]{}"))
-LARGE = 2**20  # bytes, from which on a request is judged away from the event loop
-_SLOW_BYTES = 2**20  # of JSON with NaN in it, which only a slow parser reads
+LARGE = 2**20  # bytes; larger requests are screened outside the event loop
+_SLOW_BYTES = 2**20  # of JSON with NaN, which only the slow parser reads
 
 
 class ScreenError(Exception):
-    """A request that is refused; the message is for its client."""
+    """A request is refused; the message is for its client."""
 
 
 class _Input(msgspec.Struct, omit_defaults=True):
@@ -50,12 +50,12 @@ _DECODER = msgspec.json.Decoder(_Request)
 
 
 def screen_json(head: bytes, num_binary: int) -> tuple[bytes, str]:
-    """The JSON of a request for inference as Triton shall read it, and the request's id.
+    """Screen the JSON of a request for inference; returns it re-encoded for Triton, and the request's id.
 
     ``num_binary`` bytes of tensors follow it.
 
     Raises:
-        ScreenError: it is no such request, or one that Triton would not survive.
+        ScreenError: it is not such a request, or would crash Triton.
     """
     screen_nesting(head)
     request = _decode(head)
@@ -63,7 +63,7 @@ def screen_json(head: bytes, num_binary: int) -> tuple[bytes, str]:
     for tensor in request.inputs:
         claimed = tensor.parameters.get("binary_data_size")
         if claimed is None:
-            # a value takes a character and a comma
+            # a value takes at least a character and a comma
             _screen(tensor.name, tensor.shape, tensor.datatype, len(bytes(tensor.data)) // 2 + 1)
             continue
         if not isinstance(claimed, int) or claimed < 0:
@@ -71,15 +71,15 @@ def screen_json(head: bytes, num_binary: int) -> tuple[bytes, str]:
         _screen(tensor.name, tensor.shape, tensor.datatype, claimed, is_binary=True)
         num_claimed += claimed
     if num_claimed != num_binary:
-        raise ScreenError(f"{num_binary} bytes follow the JSON; its inputs speak of {num_claimed}.")
+        raise ScreenError(f"{num_binary} bytes follow the JSON; its inputs declare {num_claimed}.")
     return msgspec.json.encode(request), request.id
 
 
 def screen_message(message: Any, first_name: str) -> None:
-    """Judge a ``ModelInferRequest``; ``first_name`` is the model that its first field names.
+    """Screen a ``ModelInferRequest``; ``first_name`` is the model that its first field names.
 
     Raises:
-        ScreenError: Triton would not survive it.
+        ScreenError: it would crash Triton.
     """
     if first_name != message.model_name:
         raise ScreenError(f"The request names two models, {first_name!r} and {message.model_name!r}. Name one.")
@@ -95,10 +95,11 @@ def screen_message(message: Any, first_name: str) -> None:
 
 
 def screen_nesting(content: bytes) -> None:
-    """Raises ``ScreenError`` for JSON whose brackets are nested too deeply, and for what is no JSON in that respect."""
+    """Raise ``ScreenError`` if brackets are nested too deeply, whether or not ``content`` is valid JSON."""
     if content.count(b"[") + content.count(b"{") <= MOST_NESTED:
         return
-    # without escapes every second piece between quotes is a string
+    # depth is a running sum of +1 per opening and -1 per closing bracket outside strings; once escapes are removed,
+    # every second piece between quotes is a string
     outside = b"".join(content.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
     brackets = np.frombuffer(outside.translate(None, _NO_BRACKETS), np.uint8)
     if len(brackets):
@@ -108,7 +109,7 @@ def screen_nesting(content: bytes) -> None:
 
 
 def check_json(content: bytes) -> None:
-    """Raises ``ScreenError``, with the place, for what is no JSON."""
+    """Raise ``ScreenError``, with the position, if ``content`` is not a JSON object."""
     try:
         msgspec.json.decode(content, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, RecursionError) as error:
@@ -117,11 +118,11 @@ def check_json(content: bytes) -> None:
 
 
 def _screen(name: str, shape: Any, datatype: str, size: int, *, is_binary: bool = False) -> None:
-    """``size`` is a tensor's bytes or, unless it ``is_binary``, the most values that it can have."""
+    """Check a tensor's shape; ``size`` is its bytes or, unless ``is_binary``, the most values that it can have."""
     num = prod(shape)
     if min(shape, default=0) < 0:
         raise ScreenError(f"Input {name!r} has shape {list(shape)}. Give dimensions of 0 or more.")
-    # of what has no values some other step may still multiply the rest
+    # with a dimension of 0, Triton may still multiply the others
     if (num or prod(filter(None, shape))) * _ITEM_BYTES.get(datatype, _LENGTH_BYTES) > MOST_BYTES:
         raise ScreenError(f"Input {name!r} has shape {list(shape)}, more than {MOST_BYTES} bytes.")
     if is_binary and datatype in _ITEM_BYTES:

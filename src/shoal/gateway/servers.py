@@ -1,4 +1,4 @@
-"""The servers of a service: mostly one, but while the next one is on its way."""
+"""Servers of a service: usually one, and a second one during a replacement."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shoal.server.runtime import Runtime
 
 
 class Servers:
-    """Starts and ends them, and tells what they log. ``forget`` closes a front's connections to one."""
+    """Starts and stops servers, and forwards their logs. ``forget`` closes the fronts' connections to one."""
 
     def __init__(
         self,
@@ -36,11 +36,11 @@ class Servers:
         return server in self._servers
 
     async def launch(self) -> Server:
-        """A server whose models answer their canaries."""
+        """Start a server, and return it once its models answer their canaries."""
         launching = asyncio.create_task(asyncio.to_thread(Server, self._repository, self._runtime))
         try:
             server = await asyncio.shield(launching)
-        except asyncio.CancelledError:  # a thread cannot be: what it starts must be ended
+        except asyncio.CancelledError:  # the thread cannot be cancelled: stop what it starts
             with contextlib.suppress(ShoalError, OSError):
                 await self.end(await launching, 0)
             raise
@@ -61,16 +61,16 @@ class Servers:
             try:
                 async with open_stub(server) as stub:
                     await canary.ask(stub)
-                    if is_first:  # and is it the same again?
+                    if is_first:  # whether the answer is reproducible
                         await canary.ask(stub)
             except WrongError as error:
                 if not is_first or error.verdict in (Verdict.GONE, Verdict.LATE):
                     raise ServerError(f"{name} does not answer as it should: {error}.") from None
-                log.warning("%s is not asked for its canary: %s", name, error, extra={"model": name})
+                log.warning("%s gets no canary requests: %s", name, error, extra={"model": name})
                 del self._canaries[name]
 
     async def end(self, server: Server, seconds: float) -> None:
-        """Stop one; what it still does after ``seconds`` is lost."""
+        """Stop a server; requests still running after ``seconds`` are lost."""
         await self._forget(server)
         if server in self._tails:
             tail, following = self._tails.pop(server)
@@ -80,13 +80,13 @@ class Servers:
         self._servers.discard(server)
 
     async def end_all(self, seconds: float) -> None:
-        """Stop every one."""
+        """Stop all servers."""
         await asyncio.gather(*(self.end(server, seconds) for server in list(self._servers)))
 
 
 @contextlib.asynccontextmanager
 async def open_stub(server: Server) -> Any:
-    """gRPC's stub of Triton's service, for the supervisor's own requests."""
+    """Open a gRPC stub of Triton's service, for the supervisor's own requests."""
     import grpc  # type: ignore[import-untyped]
     from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 

@@ -1,4 +1,4 @@
-"""A repository as a service: front doors, a supervised server behind them, and an orderly end."""
+"""Run a repository as a service: fronts, a supervised server behind them, and graceful shutdown."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from shoal.server.checks import check_start
 from shoal.server.launch import Server, find_ports
 from shoal.server.orphans import clean_up
 
-SECOND_SIGNAL = 1  # the exit code of a service that was told twice to stop, and did not wait
-_CLOSING = 0.5  # seconds for connections that have nothing to say any more
+SECOND_SIGNAL = 1  # exit code after a second signal, which ends the service without waiting
+_CLOSING = 0.5  # seconds for idle connections to close
 
 
 class Addresses(NamedTuple):
-    """Where the service listens, each ``host:port``."""
+    """Addresses of the service's three ports, each ``host:port``."""
 
     http: str
     grpc: str
@@ -47,19 +47,19 @@ class Addresses(NamedTuple):
 def run_service(repository: Path | str, options: Options, on_ready: Callable[[Addresses], None]) -> int:
     """Serve ``repository`` until SIGTERM or SIGINT; returns the exit code. ``on_ready`` is called once all is ready.
 
-    The first signal lets nobody in any more and waits for what is under way, the second one does not wait.
+    After the first signal new requests are refused and those in flight are awaited; the second one ends the wait.
 
     Raises:
-        InputError: Triton cannot bear the path, or there is no repository.
+        InputError: Triton does not support the path, or there is no repository.
         SetupError: a port is taken, or this machine cannot run the server.
-        ServerError: a model did not load, or the server had to be started again too often.
+        ServerError: a model did not load, or no server could be started for ten minutes.
     """
     path = Path(repository).resolve()
     runtime = check_start(path)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection takes one
     for folder in clean_up():
-        log.info("Removed what a server that was killed had left: %s", folder)
+        log.info("Removed files of a server that was killed: %s", folder)
     with hold_pid_file(options.pid_file) if options.pid_file else contextlib.nullcontext():
         return asyncio.run(_Service(path, options).run(runtime, on_ready))
 
@@ -120,7 +120,7 @@ class _Service:
             asyncio.get_running_loop().add_signal_handler(number, note, number.name)
 
     async def _until_told(self, work: Any) -> bool:
-        """Do it, unless a signal comes before it is done; whether it is done."""
+        """Await ``work`` or a signal; returns whether no signal came."""
         tasks = {asyncio.ensure_future(work), asyncio.ensure_future(self._told.wait())}
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -135,7 +135,7 @@ class _Service:
 
 @asynccontextmanager
 async def _open_doors(options: Options, front: GrpcFront, http: HttpFront, health: Health) -> AsyncIterator[Addresses]:
-    """Listen at all three ports; whoever comes before the server is ready hears so."""
+    """Listen at all three ports; requests that arrive before the server is ready are refused with the reason."""
     limits, host = options.limits, options.host
     ports = find_ports(options.http_port, options.grpc_port, options.metrics_port, host=host)
     addresses = Addresses(*(f"{host}:{port}" for port in ports))

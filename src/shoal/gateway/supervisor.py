@@ -1,4 +1,4 @@
-"""Keeps a repository served: notices what dies, hangs or answers wrongly, and starts another server beside it."""
+"""Supervision: detects models that die, hang or answer wrongly, and replaces the server without downtime."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from shoal.machine import available_memory
 from shoal.repository.config import ModelConfig
 from shoal.server.launch import Server
 
-QUICK_SECONDS, FEW_QUICK = 5.0, 3  # so many servers in a row that live no longer are replaced without a pause
+QUICK_SECONDS, FEW_QUICK = 5.0, 3  # lifetime of a short-lived server; how many in a row are replaced at once
 MOST_PAUSE = 8.0  # seconds before another try to start a server
-MOST_RESTART_PAUSE = 60.0  # seconds before another server, where there were too many
-GIVE_UP_SECONDS = 600.0  # in which no server has started
-AGAIN_SECONDS = 0.5  # after which a canary that went wrong is sent again
-SETTLED_SECONDS = 1.0  # after which a suspicion without a fault is none
-STILL_SECONDS = 0.5  # without a turn, after which what was seen before says nothing of processes
+MOST_RESTART_PAUSE = 60.0  # seconds before another server, after too many restarts
+GIVE_UP_SECONDS = 600.0  # without a started server
+AGAIN_SECONDS = 0.5  # before a failed canary is sent again
+SETTLED_SECONDS = 1.0  # after which a suspicion without a fault is dropped
+STILL_SECONDS = 0.5  # of delay of this loop, after which earlier samples of processes are discarded
 STOP_SECONDS = 3.0  # for Triton to unload its models, once it has nothing to do
 
 
 class Supervisor:
-    """The server of the day, what is watched of it, and what follows it."""
+    """Owns the active server: health checks, restart, hand-over."""
 
     def __init__(
         self,
@@ -58,15 +58,15 @@ class Supervisor:
         self._broken: asyncio.Event = asyncio.Event()
         self._current: Upstream | None = None
         self._watch: Watch | None = None
-        self._looking: asyncio.Task[None] | None = None  # at the processes of the server of the day
-        self._testing: list[asyncio.Task[None]] = []  # its models
+        self._looking: asyncio.Task[None] | None = None  # checks the processes of the active server
+        self._testing: list[asyncio.Task[None]] = []  # send canaries to its models
         self._retiring: set[asyncio.Task[Any]] = set()
         self._restarts: deque[tuple[float, Upstream]] = deque()
-        self._taken_over = 0.0  # when the server of the day was let answer
-        self._num_quick = 0  # servers in a row that did not last
+        self._taken_over = 0.0  # when the active server took over
+        self._num_quick = 0  # short-lived servers in a row
 
     async def start(self) -> None:
-        """Start the first server, and let requests in.
+        """Start the first server, and admit requests.
 
         Raises:
             ServerError: it does not start.
@@ -85,14 +85,14 @@ class Supervisor:
             done, _ = await asyncio.wait({broken, *watchers}, return_when=asyncio.FIRST_COMPLETED)
             broken.cancel()
             for task in done & watchers:
-                task.result()  # they end with an error alone, one of ours: better no service than one nobody watches
+                task.result()  # they end only with an error of our own: rather stop than serve unsupervised
             self._broken.clear()
             await self._replace()
 
     # --- a server ------------------------------------------------------------------------------------------------
 
     async def _take_over(self, server: Server) -> None:
-        """Let ``server`` answer from now on."""
+        """Make ``server`` the active one, and start its health checks."""
         upstream = Upstream(server)
         self._current = upstream
         self._watch, self._taken_over = Watch(server, **self._watched), time.monotonic()
@@ -110,8 +110,8 @@ class Supervisor:
             waiting = {name: canary.sent for name, canary in canaries if canary.sent}
             try:
                 faults = self._watch.look(waiting, self._dispatcher.answered)
-            except OSError as error:  # no descriptor is left to look with
-                log.warning("The processes cannot be looked at: %s", error)
+            except OSError as error:  # out of file descriptors
+                log.warning("The processes cannot be checked: %s", error)
                 faults = []
             for fault in faults:
                 self._note(upstream, fault)
@@ -124,11 +124,11 @@ class Supervisor:
             start = time.monotonic()
             await asyncio.sleep(PERIOD)
             if (seconds := time.monotonic() - start - PERIOD) > STILL_SECONDS:
-                log.warning("The service itself stood still for %.1f s: was the machine busy, or paused?", seconds)
+                log.warning("The service itself was stalled for %.1f s: was the machine busy, or paused?", seconds)
                 self._watch.forget()
 
     async def _test(self, upstream: Upstream, canary: Canary) -> None:
-        # once may be chance; an ensemble may be wrong because of a member, which is the one to name
+        # a single error may be chance; an ensemble gets one more, so that a faulty member is reported first
         num_errors, most = 0, 2 if self._configs[canary.model].is_ensemble else 1
         async with open_stub(upstream.server) as stub:
             while True:
@@ -143,14 +143,14 @@ class Supervisor:
                     if error.verdict is Verdict.BUSY or (
                         error.verdict is Verdict.LATE and self._watch.has_processes(canary.model)
                     ):
-                        continue  # these say themselves whether they hang
+                        continue  # Watch detects whether these hang
                     num_errors += 1
-                    log.warning("%s, asked for what it should know: %s", canary.model, error)
+                    log.warning("%s failed its canary: %s", canary.model, error)
                     if num_errors > most:
                         self._note(upstream, Fault(canary.model, "wrong", f"{canary.model} does not answer as it did"))
 
     def _note(self, upstream: Upstream, fault: Fault) -> None:
-        """Let nobody ask a model that is not well, nor what is made with it."""
+        """Block a faulty model and the ensembles that use it, kill its processes, and request a replacement."""
         if upstream is not self._current or self._dispatcher.blocked.get(fault.model) or self._is_down():
             return
         log.error("%s", fault.what, extra={"model": fault.model, "kind": fault.kind})
@@ -164,12 +164,12 @@ class Supervisor:
     def _is_down(self) -> bool:
         return "" in self._dispatcher.blocked
 
-    # --- what follows --------------------------------------------------------------------------------------------
+    # --- replacement ---------------------------------------------------------------------------------------------
 
     async def _replace(self) -> None:
         old, began = self._current, time.monotonic()
         assert old is not None
-        self._cancel_tests()  # from now on canaries are the next server's
+        self._cancel_tests()  # the next server gets the canaries
         num_failed = 0
         await self._pause(old)
         while True:
@@ -182,7 +182,7 @@ class Supervisor:
                 if time.monotonic() - began > GIVE_UP_SECONDS:
                     raise ServerError(
                         f"No server has started for {GIVE_UP_SECONDS / 60:g} minutes: {error}",
-                        "What went wrong stands above.",
+                        "The log above has the reasons.",
                     ) from None
                 pause = min(MOST_PAUSE, 0.5 * 2**num_failed)
                 log.error("The next server did not start: %s Trying again in %g s.", error, pause)
@@ -198,7 +198,7 @@ class Supervisor:
         self._retire(old)
 
     async def _pause(self, old: Upstream) -> None:
-        """Before another server, where the last ones did not last, or there were too many."""
+        """Back off before another server, after several short-lived ones or too many restarts."""
         now = time.monotonic()
         is_quick = now - self._taken_over < QUICK_SECONDS
         self._num_quick = self._num_quick + 1 if is_quick else 0
@@ -206,7 +206,7 @@ class Supervisor:
         self._restarts.append((now, old))
         while now - self._restarts[0][0] > RESTARTS_SECONDS:
             self._restarts.popleft()
-        # a server that a request was sent to again may have died of what the one before it died of
+        # a server that got a resent request may have died of the same request as the one before it: not counted
         num = sum(not server.is_repeat for _, server in self._restarts)
         if (beyond := num - self._options.max_restarts) > 0:
             self._dispatcher.block(
@@ -228,21 +228,21 @@ class Supervisor:
         return self._watch is None or self._watch.resident_bytes < available_memory()
 
     async def _give_way(self, old: Upstream) -> None:
-        """End the old server first: there is no room for two, or the next one does not start beside it."""
+        """Stop the old server first: memory does not suffice for two, or the next one fails to start beside it."""
         if old.server in self._servers:
             log.warning("The server is stopped before the next one starts.")
             self._dispatcher.block({*self._configs, ""}, "its server is started again")
             await self._servers.end(old.server, 0)
 
     def _retire(self, old: Upstream) -> None:
-        """Let the old server answer what it has of models that are well; then it goes."""
+        """Let the old server finish the requests of healthy models, then stop it."""
 
         async def wait() -> None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(old.wait_idle(), self._options.grace)
             old.end_streams()
             if old.server in self._servers:
-                await self._servers.end(old.server, 0)  # in order it would wait for its dead process
+                await self._servers.end(old.server, 0)  # a graceful stop would wait for its dead process
 
         task = asyncio.create_task(wait())
         self._retiring.add(task)
@@ -251,7 +251,7 @@ class Supervisor:
     # --- the end -------------------------------------------------------------------------------------------------
 
     async def drain(self) -> None:
-        """Until everything under way is answered, or the grace is over."""
+        """Wait until all requests in flight are answered, or the grace period is over."""
         await self._dispatcher.close("it is stopping")
         deadline = time.monotonic() + self._options.grace
         while self._dispatcher.num_requests and time.monotonic() < deadline:
@@ -262,7 +262,7 @@ class Supervisor:
             log.error("%d requests were not answered within %g s.", self._dispatcher.num_requests, self._options.grace)
 
     async def stop(self, seconds: float = STOP_SECONDS) -> None:
-        """End every server and all that watches it."""
+        """Stop all servers and health checks."""
         await self._dispatcher.close("it is stopping")
         self._cancel_tests()
         for task in (*self._retiring, *([self._looking] if self._looking else [])):

@@ -1,4 +1,4 @@
-"""Requests that may have killed a process, which are refused for a while."""
+"""Quarantine of requests that may have killed a process."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import time
 
 from shoal.gateway.logs import log
 
-SECONDS = 60.0  # that the bytes of such a request are refused
+SECONDS = 60.0  # for which identical bytes are refused
 _MOST = 1024
 
 
 class Suspects:
-    """Remembers their digests."""
+    """Digests of quarantined requests, with expiry."""
 
     def __init__(self) -> None:
         self._ends: dict[bytes, float] = {}  # by digest
 
     def add(self, model: str, body: bytes) -> None:
-        """Refuse these bytes for a while."""
+        """Refuse requests with these bytes until they expire."""
         now = time.monotonic()
         recent = [(digest, end) for digest, end in self._ends.items() if end > now]
         self._ends = {**dict(recent[-_MOST:]), _digest(model, body): now + SECONDS}
-        log.error("A request of %d bytes to %s may have killed a process; its like is refused.", len(body), model)
+        log.error("A request of %d bytes to %s may have killed a process; its bytes are refused.", len(body), model)
 
     def has(self, model: str, body: bytes) -> bool:
         """Whether these bytes are refused now."""

@@ -1,4 +1,4 @@
-"""A server that answers, and what it has under way."""
+"""A ready server, with its requests and streams in flight."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 from shoal.server.launch import Server
 
-QUIET_SECONDS = 5.0  # after which a stream that has had its answers keeps nobody waiting
+QUIET_SECONDS = 5.0  # after which an answered stream no longer counts as in flight
 
 
 @dataclass(eq=False)
 class Stream:
-    """Requests and answers of one client; how many answers a request has, only its model knows."""
+    """Message counts of one client's stream; only the model knows how many answers a request has."""
 
     model: str
     address: str
@@ -25,7 +25,7 @@ class Stream:
     moved: float = field(default_factory=time.monotonic)
 
     def note(self, *, is_answer: bool) -> None:
-        """A request, or an answer, has passed."""
+        """Count a request or an answer."""
         self.num_received += is_answer
         self.num_sent += not is_answer
         self.moved = time.monotonic()
@@ -46,18 +46,18 @@ class Upstream:
     """A server that is ready, and the requests that it has."""
 
     server: Server
-    sent: dict[asyncio.Future[Any], str] = field(default_factory=dict)  # with the model that each asks for
+    sent: dict[asyncio.Future[Any], str] = field(default_factory=dict)  # with the model of each
     streams: set[Stream] = field(default_factory=set)
-    num_lost: int = 0  # requests that it died with
-    is_repeat: bool = False  # whether one of them had been under way when the server before it died
+    num_lost: int = 0  # requests lost when it died
+    is_repeat: bool = False  # whether one of them had already been lost by the previous server
 
     async def wait_idle(self) -> None:
-        """Until it has answered everything, and its streams have fallen silent."""
+        """Wait until everything is answered and all streams are quiet."""
         while self.sent or not all(stream.is_quiet for stream in self.streams):
             await asyncio.sleep(0.1)
 
     def end_streams(self, models: Iterable[str] | None = None) -> None:
-        """End those to ``models``, or all."""
+        """End the streams to ``models``, or all."""
         named = None if models is None else set(models)
         for stream in list(self.streams):
             if named is None or stream.model in named:

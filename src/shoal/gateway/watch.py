@@ -1,4 +1,4 @@
-"""Looks at a server's processes from outside: which ended, hangs, or takes too much memory."""
+"""Process monitor: detects processes of a server that ended, hang, or use too much memory."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from shoal.environment.stub import served_model
 from shoal.processes import Process, find_process, processes
 from shoal.server.launch import Server
 
-PERIOD = 0.2  # seconds between two looks
-HANG_SECONDS = 1.5  # at work without the processor's time: a model that waits for something else says hang_seconds
+PERIOD = 0.2  # seconds between two checks
+HANG_SECONDS = 1.5  # busy without processor time; a model that waits for something else sets hang_seconds
 HANG_PARAMETER = "hang_seconds"  # of a model's configuration
 BATCH_SECONDS = 300.0  # that a batch may take
-STUCK_SECONDS = 5.0  # in which a request waits though no process of its model is at work
-SILENCE = 0.02  # of a processor: what runs beside a batch that hangs takes less
+STUCK_SECONDS = 5.0  # for a request to wait while no process of its model is busy
+SILENCE = 0.02  # of a processor: background threads of a hanging process use less
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong with ``model``, or with the whole server where there is none; ``kind`` is a word for metrics."""
+    """A fault of ``model`` or, if that is empty, of the whole server; ``kind`` is its label in the metrics."""
 
     model: str
     kind: str
@@ -34,19 +34,19 @@ class Fault:
 
 @dataclass
 class Stub:
-    """A process of a model's instance, and its processor time in the last seconds."""
+    """A process of a model instance, with its samples of the last seconds."""
 
     pid: int
     model: str
     samples: deque[tuple[float, Process]] = field(default_factory=deque)
-    busy: float = 0.0  # when it was last seen at work
+    busy: float = 0.0  # when it was last seen busy
 
 
 class Watch:
-    """The processes of one server, as they were when it became ready.
+    """Monitor of the processes that a server had when it became ready.
 
-    ``expected`` tells how many processes a model has at least, ``members`` which models an ensemble asks, and
-    ``hang_seconds`` how long a model may wait for something else than a processor.
+    ``expected`` is the least number of processes of each model, ``members`` the models that each ensemble calls, and
+    ``hang_seconds`` how long a model may be busy without processor time.
     """
 
     def __init__(
@@ -57,25 +57,25 @@ class Watch:
         members: Mapping[str, set[str]],
         hang_seconds: Mapping[str, float],
         memory_mib: float,
-        clock: Callable[[], float] = time.monotonic,  # as beacons tell the time
+        clock: Callable[[], float] = time.monotonic,  # the clock of the beacons
     ) -> None:
         self._server, self._expected, self._members = server, expected, members
         self._hang_seconds, self._memory_mib, self._clock = hang_seconds, memory_mib, clock
         self._since = self._moved = clock()
-        self.resident_bytes = 0  # of all processes, when all were well
+        self.resident_bytes = 0  # of all processes, at the last check without faults
         self.stubs = [stub for process in processes() if (stub := _find_stub(process, server))]
 
     def look(self, waiting: Mapping[str, float], answered: float) -> list[Fault]:
-        """What is wrong now.
+        """Check all processes; returns the faults.
 
-        ``waiting`` tells since when a model owes an answer to its canary, ``answered`` when any model gave one last.
+        ``waiting`` gives when the canary in flight of each model was sent, ``answered`` the time of the last answer.
         """
         process = find_process(self._server.pid)
         if process is None or process.is_ended:
             return [Fault("", "server", f"Triton ended{_why(process)}")]
         number = Counter(stub.model for stub in self.stubs)
         missing = [name for name, least in self._expected.items() if number[name] < least]
-        if missing:  # it ended before anybody looked
+        if missing:  # it ended before the first check
             return [Fault(missing[0], "died", f"a process of {missing[0]} ended")]
         waiting = {name: max(since, self._since) for name, since in waiting.items()}
         found = [fault for stub in self.stubs if (fault := self._look_at(stub, waiting))]
@@ -85,7 +85,7 @@ class Watch:
         return found or self._look_at_server(process, waiting, answered)
 
     def _look_at_server(self, process: Process, waiting: Mapping[str, float], answered: float) -> list[Fault]:
-        """Whether Triton itself stands still: stopped, or with a request that it hands to nobody."""
+        """Detect a hang of Triton itself: the process is stopped, or a request is not passed to any model process."""
         now = self._clock()
         if process.state not in "Tt":
             self._moved = now
@@ -112,7 +112,7 @@ class Watch:
         while now - stub.samples[0][0] > limit and now - stub.samples[1][0] > limit:
             stub.samples.popleft()
         since = read_beacon(self._server.beacons, stub.pid)
-        if since != 0:  # at work, or it does not tell
+        if since != 0:  # busy, or without a heartbeat
             stub.busy = now
         if since is None:
             return self._look_at_silent(stub, waiting.get(stub.model, 0.0), limit)
@@ -123,7 +123,7 @@ class Watch:
         return self._judge(stub, is_late=bool(since) and now - since > limit, limit=limit)
 
     def _look_at_silent(self, stub: Stub, since: float, limit: float) -> Fault | None:
-        """Of a process that does not tell whether it is at work: late is an answer that none of its model's gives."""
+        """Detect a hang without a heartbeat: the canary is late, and all instances of the model are silent."""
         is_late = bool(since) and self._clock() - since > limit
         siblings = [other for other in self.stubs if other.model == stub.model and other.samples]
         return self._judge(stub, is_late=is_late and all(_is_silent(each, limit) for each in siblings), limit=limit)
@@ -134,7 +134,7 @@ class Watch:
         return None
 
     def forget(self) -> None:
-        """Judge by what is seen from now on: nobody looked for a while."""
+        """Discard earlier samples, after a time without checks."""
         self._since = self._moved = self._clock()
         for stub in self.stubs:
             stub.samples.clear()
@@ -144,7 +144,7 @@ class Watch:
         return any(stub.model == model for stub in self.stubs)
 
     def kill(self, model: str) -> None:
-        """End a model's processes, so that Triton gives up on what they have."""
+        """Kill a model's processes, so that Triton fails their requests."""
         for stub in self.stubs:
             if stub.model == model:
                 with contextlib.suppress(ProcessLookupError):
@@ -152,7 +152,7 @@ class Watch:
 
 
 def _is_silent(stub: Stub, seconds: float) -> bool:
-    """Whether it has taken no processor time for so long, and waited neither for a processor nor for a disk."""
+    """Whether it has used no processor time for ``seconds``, and was neither runnable nor waiting for a disk."""
     (first, before), (last, after) = stub.samples[0], stub.samples[-1]
     if last - first < seconds * 0.9 or any(process.state in "RD" for _, process in stub.samples):
         return False

@@ -1,1 +1,1 @@
-"""A project of a user's own: model folders made from models they have, and skeletons for what they write."""
+"""User projects: import of existing models as model folders, and skeletons for new components and pipelines."""

@@ -1,4 +1,4 @@
-"""New files of a user's project: shown before they are written, and never over what stands there."""
+"""New files of a user's project: listed before they are written, never overwriting existing ones."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from shoal.paths import check_path_supported
 
 @dataclass
 class Draft:
-    """Files that shall be written under ``root``, by their paths there: text, bytes, or the path of a file to copy."""
+    """Files to write under ``root``, by relative path: text, bytes, or the path of a file to copy."""
 
     root: Path
     files: dict[str, str | bytes | Path] = field(default_factory=dict)
 
     def add(self, files: Mapping[str, str | bytes | Path]) -> None:
-        """Add files; later ones take the place of earlier ones of the same path."""
+        """Add files; later ones replace earlier ones of the same path."""
         self.files.update(files)
 
     def check(self) -> None:
-        """Check that nothing stands where a file shall be written.
+        """Check that none of the files exists.
 
         Raises:
-            InputError: a file is there, or Triton cannot bear the folder's path.
+            InputError: a file exists, or Triton does not support the folder's path.
         """
         check_path_supported(self.root.resolve())
         for name in self.files:
             if (self.root / name).exists():
                 raise InputError(
-                    f"{self.root / name} is there already; it will not be replaced.",
-                    "Take another name, or remove it.",
+                    f"{self.root / name} already exists; it will not be overwritten.",
+                    "Choose another name, or remove it.",
                 )
 
     def write(self, *, is_dry: bool = False) -> list[Path]:
-        """Write all files, or nothing; returns their paths. ``is_dry``: only say what would be written.
+        """Write all files, or none if one fails; return their paths. ``is_dry``: only return the paths.
 
         Raises:
-            InputError: as of ``check``.
+            InputError: as in ``check``.
         """
         self.check()
         paths = [self.root / name for name in self.files]

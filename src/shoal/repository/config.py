@@ -16,7 +16,7 @@ CONFIG = "config.pbtxt"
 
 @dataclass(frozen=True)
 class Step:
-    """One step of an ensemble: a model, and which ensemble tensor each of its tensors is.
+    """One step of an ensemble: a model, and the ensemble tensor that each of its tensors is mapped to.
 
     ``inputs`` and ``outputs`` map the model's tensor names to the ensemble's.
     """
@@ -38,7 +38,7 @@ class Artifact:
         return " or ".join(self.names)
 
     def find(self, folders: Iterable[Path]) -> list[Path]:
-        """Those of its files that are in the first of ``folders`` which has any."""
+        """Return its files from the first of ``folders`` that has any."""
         for folder in folders:
             found = [folder / name for name in self.names if os.path.lexists(folder / name)]
             if found:
@@ -48,7 +48,7 @@ class Artifact:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A model's configuration: what shoal reads of it, and the whole message for what it writes back."""
+    """A model's configuration: the fields that shoal reads, and the whole message, which is written back."""
 
     spec: ModelSpec
     backend: str
@@ -69,10 +69,10 @@ class ModelConfig:
 
     @property
     def artifacts(self) -> tuple[Artifact, ...]:
-        """What belongs into the version folder beside the code.
+        """Files that belong in the version folder beside the code.
 
-        It stands in the parameter ``artifacts``, separated by spaces: ``?`` behind a file's name marks one that may be
-        missing, ``|`` between names files of which one is wanted.
+        The parameter ``artifacts`` lists them, separated by spaces: ``?`` after a name marks an optional file, ``|``
+        separates alternatives of which one is enough.
         """
         words = self.spec.parameters.get("artifacts", "").split()
         return tuple(Artifact(tuple(word.removesuffix("?").split("|")), not word.endswith("?")) for word in words)
@@ -82,7 +82,7 @@ def read_config(folder: Path) -> ModelConfig:
     """Read ``folder/config.pbtxt``; a configuration without a name is named after its folder, as Triton does.
 
     Raises:
-        ArtifactError: there is none, or it is no model configuration; the message names file and line.
+        ArtifactError: there is none, or it is not a model configuration; the message names file and line.
     """
     from google.protobuf import text_format
     from tritonclient.grpc import model_config_pb2
@@ -91,18 +91,20 @@ def read_config(folder: Path) -> ModelConfig:
     try:
         text = path.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
-        raise ArtifactError(f"{folder} is no model folder: it has no config.pbtxt.", "Name a model's folder.") from None
+        raise ArtifactError(
+            f"{folder} is not a model folder: it has no config.pbtxt.", "Name a model's folder."
+        ) from None
     message = model_config_pb2.ModelConfig()
     try:
         text_format.Parse(text, message)
     except text_format.ParseError as error:
-        raise ArtifactError(f"{path}:{error}", "Mend that line; the fields are Triton's ModelConfig.") from None
+        raise ArtifactError(f"{path}:{error}", "Fix that line; the fields are Triton's ModelConfig.") from None
     message.name = message.name or folder.name
     return as_config(message, folder)
 
 
 def as_config(message: Any, folder: Path) -> ModelConfig:
-    """What shoal reads of a ModelConfig message that stands in ``folder``; one without a name gets the folder's."""
+    """Convert the ModelConfig message of ``folder`` to a ``ModelConfig``; one without a name gets the folder's."""
     from google.protobuf import json_format
 
     fields = json_format.MessageToDict(message, preserving_proto_field_name=True)

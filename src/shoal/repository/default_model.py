@@ -1,4 +1,4 @@
-"""Which graph a path means: a model's in a repository, a model folder's, or a repository's."""
+"""Resolve a path to a graph: that of a model in a repository, a model folder's, or a repository's default."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from shoal.repository.model_folders import CATEGORIES, find_model_folders
 
 
 def find_graph(folder: Path, model: str = "") -> Graph:
-    """The graph of the model in ``folder``, or of a repository's ``model``.
+    """Return the graph of the model in ``folder``, or of ``model`` in a repository.
 
     Without a name, a repository's is the ensemble that it was composed for, else the only ensemble that no other one
-    calls, else its only model. The members of a model folder lie in other categories, and are found there.
+    calls, else its only model. The members of a model folder are in other categories, and are found there.
 
     Raises:
         InputError: the repository has several such models, or none of that name.
@@ -45,7 +45,7 @@ def _configs(folder: Path) -> list[Path]:
 
 
 def _find_top(repository: Path) -> str:
-    """The folder's name of the model that stands for its repository."""
+    """Return the folder name of a repository's default model."""
     configs = read_configs(repository)
     if not configs:
         raise ArtifactError(
@@ -56,13 +56,13 @@ def _find_top(repository: Path) -> str:
 
 
 def read_calls(configs: Mapping[str, ModelConfig]) -> dict[str, list[str] | None]:
-    """The models that each ensemble calls; None for a model that is not one."""
+    """Return the models that each ensemble calls; None for a model that is not an ensemble."""
     return {name: [s.model for s in config.steps] if config.is_ensemble else None for name, config in configs.items()}
 
 
 def find_top(calls: Mapping[str, Iterable[str] | None], where: str, composed_for: object = None) -> str:
-    """Choose the model that stands for a repository, or a server: what it was composed for, if it is there, else the
-    only ensemble that no other one calls, else the only model. ``calls`` is what ``read_calls`` returns.
+    """Choose the default model of a repository or a server: what it was composed for, if it is there, else the only
+    ensemble that no other one calls, else the only model. ``calls`` is what ``read_calls`` returns.
 
     Raises:
         InputError: there are several, or none.

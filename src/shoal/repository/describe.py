@@ -1,4 +1,4 @@
-"""A graph in words and numbers: what its picture shows, and what a picture has no room for."""
+"""Description of a graph in words and numbers: all that its picture shows, and what the picture has no room for."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ REQUEST, ANSWER = "request", "answer"
 
 
 def describe(graph: Graph) -> dict[str, Any]:
-    """The steps and the tensors of a graph, as JSON holds it.
+    """Return the steps and the tensors of a graph, ready for JSON.
 
-    A step's ``level`` counts the steps on the longest way to it: those of one level run side by side. ``instances`` are
-    on each GPU where ``device`` is ``GPU``. A tensor stands once for each step that reads it, as that one declares it;
-    ``dims`` exclude the batch dimension.
+    A step's ``level`` counts the steps on the longest path to it: those of one level run in parallel. ``instances`` are
+    on each GPU where ``device`` is ``GPU``. A tensor is listed once for each step that reads it, as that one declares
+    it; ``dims`` exclude the batch dimension.
 
     Raises:
-        ArtifactError: steps wait for one another in a circle, or for a tensor that nobody writes.
+        ArtifactError: steps wait for one another in a circle, or for a tensor that no step writes.
     """
     names = _step_names(graph)
     levels = graph.levels()
@@ -51,7 +51,7 @@ def describe(graph: Graph) -> dict[str, Any]:
 
 
 def _step_names(graph: Graph) -> list[str]:
-    """The models; one that several steps call with the number of the step."""
+    """Return each step's model name, with the step's number where several steps call the model."""
     calls = Counter(step.model for step in graph.steps)
     return [
         step.model if calls[step.model] == 1 else f"{step.model} #{number}"
@@ -70,7 +70,7 @@ def _describe_model(config: ModelConfig) -> dict[str, Any]:
 
 
 def _batching(config: ModelConfig) -> str:
-    """What Triton joins requests with: ``dynamic``, with its delay where it has one, ``sequence``, or ``none``."""
+    """Return the batching scheduler: ``dynamic``, with its delay where it has one, ``sequence``, or ``none``."""
     choice = config.message.WhichOneof("scheduling_choice")
     delay = config.message.dynamic_batching.max_queue_delay_microseconds
     if choice == "dynamic_batching":
@@ -79,7 +79,7 @@ def _batching(config: ModelConfig) -> str:
 
 
 def _describe_tensors(step: Step, config: ModelConfig) -> dict[str, Any]:
-    """The model's tensors, each with the ensemble's that it is; None where it is not mapped."""
+    """Return the model's tensors, each with the ensemble tensor it is mapped to; None where it is not mapped."""
     return {
         kind: [{"name": t.name, **_type(t), "tensor": mapped.get(t.name)} for t in tensors]
         for kind, tensors, mapped in (

@@ -1,4 +1,4 @@
-"""Where a model's tensors lie, and which of them cross from one device to another on their way."""
+"""Device placement of a model's tensors, and copies between devices on the edges of a graph."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ HOST, GPU, ENSEMBLE, AUTO = "CPU", "GPU", "ensemble", "auto"
 
 
 def name_device(config: ModelConfig) -> str:
-    """Where the instances of a model run: ``CPU``, ``GPU 0, 1``, ``GPU`` (each one), ``ensemble``, or ``auto``.
+    """Name the devices of a model's instances: ``CPU``, ``GPU 0, 1``, ``GPU`` (each one), ``ensemble``, or ``auto``.
 
     ``auto`` is Triton's own choice when it starts. Groups that differ are joined: ``GPU 0 + CPU``.
     """
@@ -29,24 +29,24 @@ def _name_gpus(config: ModelConfig) -> str:
 
 
 def _gpus(config: ModelConfig) -> set[int]:
-    """The GPUs that a model is pinned to; none where a group of its instances is on each."""
+    """Return the GPUs that a model is pinned to; none where a group of its instances is on each."""
     groups = [group for group in config.message.instance_group if group.kind == group.KIND_GPU]
     return set() if any(not group.gpus for group in groups) else {int(gpu) for group in groups for gpu in group.gpus}
 
 
 def is_on_gpu(config: ModelConfig) -> bool:
-    """Whether every instance is on a GPU, so far as the configuration alone tells."""
+    """Whether every instance is on a GPU, as far as the configuration alone shows."""
     groups = config.message.instance_group
     return not config.is_ensemble and bool(groups) and all(group.kind == group.KIND_GPU for group in groups)
 
 
 def is_on_host(config: ModelConfig) -> bool:
-    """Whether every instance is on the CPU, so far as the configuration alone tells."""
+    """Whether every instance is on the CPU, as far as the configuration alone shows."""
     return name_device(config) == HOST
 
 
 def gets_host_copies(config: ModelConfig) -> bool:
-    """Whether Triton hands the model its inputs on the host, wherever they lie.
+    """Whether Triton gives the model its inputs on the host, wherever they are.
 
     It is the Python backend's default, and that of the backends written in Python (python_be.cc:
     ``FORCE_CPU_ONLY_INPUT_TENSORS``).
@@ -56,10 +56,10 @@ def gets_host_copies(config: ModelConfig) -> bool:
 
 
 def find_crossing(source: ModelConfig | None, target: ModelConfig | None, tensor: TensorSpec) -> str:
-    """How a tensor changes its device between two models; None is the request or the answer, which are on the host.
+    """Name the device copy of a tensor between two models; None is the request or the answer, which are on the host.
 
-    Texts never leave the host. Where a configuration leaves the device open, and from one of several GPUs to one of the
-    same, nothing is said.
+    Texts never leave the host. The result is empty where a configuration leaves the device open, and from one of
+    several GPUs to one of the same.
     """
     if tensor.dtype == STRING:
         return ""

@@ -19,7 +19,7 @@ def make_ensemble(
     steps: Iterable[Step],
     rest: Any = None,
 ) -> Any:
-    """The ModelConfig message of an ensemble; ``rest`` is a message whose other fields are kept."""
+    """Make the ModelConfig message of an ensemble; ``rest`` is a message whose other fields are kept."""
     from tritonclient.grpc import model_config_pb2
 
     message = model_config_pb2.ModelConfig()
@@ -40,7 +40,7 @@ def make_ensemble(
 
 
 def first_steps(message: Any) -> list[int]:
-    """The steps that an ensemble begins with, side by side: those that read nothing but the request."""
+    """Return the steps that an ensemble begins with, in parallel: those that read nothing but the request."""
     requested = {tensor.name for tensor in message.input}
     return [
         index
@@ -50,7 +50,7 @@ def first_steps(message: Any) -> list[int]:
 
 
 def without_parts(message: Any) -> Any:
-    """What ``make_ensemble`` does not write: parameters, version policy, and so on."""
+    """Return the fields that ``make_ensemble`` does not write: parameters, version policy, and so on."""
     rest = type(message)()
     rest.CopyFrom(message)
     for field in _OURS:
@@ -59,7 +59,7 @@ def without_parts(message: Any) -> Any:
 
 
 def find_lost(message: Any, made: Any) -> list[str]:
-    """The fields of ``message`` that are not the same in ``made``."""
+    """Return the fields of ``message`` that differ in ``made``."""
     names = [field.name for field in message.DESCRIPTOR.fields]
     read, kept = ({name: _one_field(each, name) for name in names} for each in (message, made))
     return [name for name in names if read[name] != kept[name]]

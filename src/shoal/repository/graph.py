@@ -1,4 +1,4 @@
-"""An ensemble as a graph: steps, the tensors between them, and where each of them lies."""
+"""An ensemble as a graph: steps, the tensors between them, and the device of each."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from shoal.repository.devices import ROUND_TRIP, TO_HOST, find_crossing, is_on_g
 
 @dataclass(frozen=True)
 class Edge:
-    """A tensor on its way: ``source`` and ``target`` are step indices, None is the request or the answer.
+    """A tensor between two steps: ``source`` and ``target`` are step indices, None is the request or the answer.
 
-    ``name`` is the tensor's name in the ensemble, ``tensor`` its declaration where it is read. ``crossing`` is how it
-    changes its device, or empty: ``to GPU``, ``to host``, ``to another GPU``, or ``host round trip``, which is the way
-    to the host of what a step on a GPU needs afterwards.
+    ``name`` is the tensor's name in the ensemble, ``tensor`` its declaration where it is read. ``crossing`` is its copy
+    between devices, or empty: ``to GPU``, ``to host``, ``to another GPU``, or ``host round trip``, a copy to the host
+    of data that a later step needs on a GPU.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Edge:
 
 @dataclass(frozen=True)
 class Graph:
-    """A model and all it calls. A model that is no ensemble is a graph of one step."""
+    """A model and all that it calls. A model that is not an ensemble is a graph of one step."""
 
     config: ModelConfig
     steps: tuple[Step, ...]
@@ -49,7 +49,7 @@ class Graph:
 
     @classmethod
     def build(cls, config: ModelConfig, members: Mapping[str, ModelConfig]) -> Graph:
-        """The graph of ``config`` over its members, by name.
+        """Build the graph of ``config`` over its members, by name.
 
         Raises:
             ArtifactError: a member is missing, or a step maps a tensor that its model does not have.
@@ -58,7 +58,7 @@ class Graph:
             maps = ({t.name: t.name for t in tensors} for tensors in (config.spec.inputs, config.spec.outputs))
             return cls(config, (Step(config.name, 1, *maps),), {config.name: config})
         for step in config.steps:
-            if step.model not in members:  # core's own rule, in core's words
+            if step.model not in members:  # the rule and the error text of Triton's core
                 raise ArtifactError(
                     f"ensemble {config.name} contains models that are not available or ambiguous: {step.model}.",
                     f"Known: {', '.join(sorted(members))}.",
@@ -67,14 +67,14 @@ class Graph:
         return cls(config, config.steps, members)
 
     def producer(self, tensor: str) -> int | None:
-        """The step that writes an ensemble tensor; None where the request brings it."""
+        """Return the step that writes an ensemble tensor; None where it is an input of the request."""
         for index, step in enumerate(self.steps):
             if tensor in step.outputs.values():
                 return index
         return None
 
     def edges(self) -> list[Edge]:
-        """Every tensor from who writes it to who reads it, in the order of the steps."""
+        """Return an edge from writer to reader for every tensor, in the order of the steps."""
         edges, writers = [], {t: i for i, s in reversed([*enumerate(self.steps)]) for t in s.outputs.values()}
         for index, step in enumerate(self.steps):
             specs = {t.name: t for t in self.members[step.model].spec.inputs}
@@ -83,19 +83,20 @@ class Graph:
         return [replace(edge, crossing=self._crossing(edge, edges)) for edge in edges]
 
     def crossings(self) -> list[Edge]:
-        """The edges whose tensors change their device, in the order of the steps."""
+        """Return the edges whose tensors are copied to another device, in the order of the steps."""
         return [edge for edge in self.edges() if edge.crossing]
 
     def device(self, step: int) -> str:
-        """Where a step runs: ``GPU 0``, ``GPU 0, 1``, ``GPU`` (each one), ``CPU``, ``ensemble``, or ``auto``."""
+        """Name a step's device: ``GPU 0``, ``GPU 0, 1``, ``GPU`` (each one), ``CPU``, ``ensemble``, or ``auto``."""
         return name_device(self._model(step))
 
     def levels(self) -> list[int]:
-        """For each step, the number of steps on the longest way to it, itself included: equal ones run side by side.
+        """Return each step's level: the steps on the longest path to it, itself included. Equal levels run in parallel.
 
         Raises:
-            ArtifactError: a step or an output waits for a tensor that nobody writes, or in a circle.
+            ArtifactError: a step or an output waits for a tensor that no step writes, or in a circle.
         """
+        # Kahn's topological sort, a whole level per round: the steps whose inputs are all known form the next level.
         known = {tensor.name for tensor in self.config.spec.inputs}
         levels: dict[int, int] = {}
         while ready := [i for i, s in enumerate(self.steps) if i not in levels and known >= set(s.inputs.values())]:
@@ -117,7 +118,7 @@ class Graph:
         return crossing
 
     def _check_written(self, known: set[str]) -> None:
-        """Core's own rule, in core's words, as far as they go: they know of outputs alone."""
+        """Check that every tensor is written, with the error text of Triton's core, which covers outputs alone."""
         outputs = [tensor.name for tensor in self.config.spec.outputs if tensor.name not in known]
         missing = [tensor for step in self.steps for tensor in step.inputs.values() if tensor not in known] + outputs
         if not missing:
@@ -131,12 +132,12 @@ class Graph:
             f" '{tensor}', is not connected.",
             "Steps wait for one another in a circle: take one out."
             if tensor in written
-            else f"No step writes '{tensor}', and it is no input of the ensemble.",
+            else f"No step writes '{tensor}', and it is not an input of the ensemble.",
         )
 
 
 def _steps_after(step: int, edges: list[Edge]) -> set[int]:
-    """All steps that use what came of ``step``, near or far."""
+    """Return all steps that depend on ``step``, directly or indirectly."""
     found: set[int] = set()
     left = [step]
     while left:
@@ -148,7 +149,7 @@ def _steps_after(step: int, edges: list[Edge]) -> set[int]:
 
 
 def _check_names(ensemble: str, step: Step, spec: ModelSpec) -> None:
-    """Core's own rule, in core's words."""
+    """Check the tensor names that a step maps, with the error text of Triton's core."""
     inputs, outputs = ({t.name for t in tensors} for tensors in (spec.inputs, spec.outputs))
     for name, tensor in step.inputs.items():
         if name not in inputs:

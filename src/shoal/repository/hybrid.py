@@ -1,7 +1,7 @@
 """Placement ``hybrid``: the models of an ensemble as one ensemble of their own, called once by a client.
 
-The client runs the Python components, the server the rest: ``ensemble_models``. There is none where the server would
-not bear that one of several models refuses the request; then the client calls each.
+The client runs the Python components, the server the rest: ``ensemble_models``. It is left out where the server would
+not survive that one of several models refuses the request; then the client calls each.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ MODELS = "ensemble_models"
 
 
 def models_ensemble(graph: Graph) -> Any:
-    """The configuration message of the ensemble of all steps that are no Python components.
+    """Make the configuration message of the ensemble of all steps that are not Python components.
 
     Raises:
-        InputError: there are none, or a Python component stands between two of them.
+        InputError: there are none, or a Python component is between two of them.
     """
     if not graph.config.is_ensemble:
-        raise InputError(f"{graph.config.name} is no ensemble.", "Placement hybrid is for ensembles.")
+        raise InputError(f"{graph.config.name} is not an ensemble.", "Placement hybrid is for ensembles.")
     steps = _models(graph)
     _check_one_request(graph, steps)
     inputs, outputs = _boundary(graph, steps)
@@ -38,7 +38,7 @@ def models_ensemble(graph: Graph) -> Any:
 
 
 def outsource(graph: Graph, models: ModelConfig) -> Graph:
-    """``graph`` with the steps of ``models`` as one step, which takes and gives tensors under the ensemble's names."""
+    """Replace the steps of ``models`` in ``graph`` by one step, whose tensors have the ensemble's names."""
     steps = _models(graph)
     inputs, outputs = ({t.name: t.name for t in tensors} for tensors in (models.spec.inputs, models.spec.outputs))
     kept = tuple(step for index, step in enumerate(graph.steps) if index not in steps)
@@ -51,7 +51,7 @@ def _models(graph: Graph) -> list[int]:
 
 
 def _boundary(graph: Graph, steps: Iterable[int]) -> tuple[Mapping[str, TensorSpec], Mapping[str, TensorSpec]]:
-    """What goes into ``steps`` from outside, and what comes out."""
+    """Return the tensors that enter ``steps`` from outside, and those that leave."""
     chosen = set(steps)
     inputs = {e.name: e.tensor for e in graph.edges() if e.target in chosen and e.source not in chosen}
     outputs = {e.name: e.tensor for e in graph.edges() if e.source in chosen and e.target not in chosen}
@@ -59,16 +59,18 @@ def _boundary(graph: Graph, steps: Iterable[int]) -> tuple[Mapping[str, TensorSp
 
 
 def _check_one_request(graph: Graph, steps: list[int]) -> None:
-    """One request can hold them only if nothing that the client runs stands between two of them."""
+    """Check that one request can run ``steps``: nothing that the client runs may be between two of them."""
     if not steps:
         raise InputError(f"{graph.config.name} has no model but Python components.", "Use --placement cpu.")
-    after: set[int] = set()  # steps that the client runs behind a model
+    # A fixed point: each round adds the client's steps that read from a model or from a step found before. A model that
+    # reads from one of them would need a second request.
+    after: set[int] = set()  # steps that the client runs after a model
     for _ in graph.steps:
         after |= {e.target for e in graph.edges() if e.target is not None and e.source in (*steps, *after)} - set(steps)
     for edge in graph.edges():
         if edge.source in after and edge.target in steps and edge.target is not None:
             first, then = (graph.steps[index].model for index in (edge.source, edge.target) if index is not None)
             raise InputError(
-                f"The component {first} stands between two models: {then} needs it.",
+                f"The component {first} is between two models: {then} needs it.",
                 "Placement hybrid calls the models once; use --placement cpu or gpu.",
             )

@@ -1,4 +1,4 @@
-"""The component behind a ``model.py``, in this process."""
+"""Load the component of a ``model.py`` into this process."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _FIX = "Derive a class from shoal's Component, and end the file with TritonPytho
 
 
 def component_class(path: Path) -> type[Component]:
-    """The component that a ``model.py`` hands to Triton.
+    """Return the component class that a ``model.py`` exports to Triton.
 
     The file's first line puts its folder first on ``sys.path``, which is for stubs: it is undone here, or a copy of
     shoal beside it would win over this one.
 
     Raises:
-        ArtifactError: it is no Python file, needs a module that is not here, or hands over no component of shoal's.
+        ArtifactError: it is not a Python file, needs a module that is not here, or exports no component of shoal's.
         SetupError: a library of the extra ``serve`` is missing.
     """
     name = f"_shoal_model_{abs(hash(str(path.resolve())))}"
@@ -33,10 +33,10 @@ def component_class(path: Path) -> type[Component]:
         with needs("serve"):
             spec.loader.exec_module(module)
     except ImportError as error:  # a plain model of Triton's imports what is in its stubs alone
-        raise ArtifactError(f"{short} is no shoal component that loads in this process: {error}.", _FIX) from None
+        raise ArtifactError(f"{short} is not a shoal component that loads in this process: {error}.", _FIX) from None
     finally:
         sys.path[:] = before
     component = getattr(getattr(module, "TritonPythonModel", None), "component_class", None)
     if not (isinstance(component, type) and issubclass(component, Component)):
-        raise ArtifactError(f"{short} is no shoal component.", _FIX)
+        raise ArtifactError(f"{short} is not a shoal component.", _FIX)
     return component

@@ -1,4 +1,4 @@
-"""What ``compose`` wrote down of a repository beside its models."""
+"""The manifest that ``compose`` writes into a repository: sizes, launch flags and file hashes."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def check_manifest(repository: Path) -> None:
 
 
 def launch_flags(repository: Path) -> list[str]:
-    """The flags of tritonserver that a composed repository was sized for; none where there is no manifest."""
+    """Return the tritonserver flags that a composed repository was sized for; none without a manifest."""
     return list(read_manifest(repository).get("launch", {}).get("flags", []))
 
 
 def read_manifest(repository: Path) -> dict[str, Any]:
-    """The manifest of a composed repository; empty where there is none.
+    """Read the manifest of a composed repository; empty where there is none.
 
     Raises:
         ArtifactError: it is damaged.

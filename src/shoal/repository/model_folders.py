@@ -13,7 +13,7 @@ CATEGORIES = ("preprocess", "postprocess", "models", "ensembles")
 
 
 def find_model_folders(roots: Iterable[Path | str] = ()) -> Mapping[str, ModelConfig]:
-    """Every model folder by its model's name: shoal's own and those under ``roots``, which win."""
+    """Find every model folder, by its model's name: shoal's own and those under ``roots``, which win."""
     available = {}
     for root in [shipped_root(), *map(Path, roots)]:
         for category in CATEGORIES:
@@ -24,7 +24,7 @@ def find_model_folders(roots: Iterable[Path | str] = ()) -> Mapping[str, ModelCo
 
 
 def collect(name: str, available: Mapping[str, ModelConfig]) -> list[ModelConfig]:
-    """The model folder called ``name`` and all that its steps call, members before ensembles.
+    """Return the model folder called ``name`` and all that its steps call, members before ensembles.
 
     Raises:
         ArtifactError: there is no such model, or an ensemble calls itself.
@@ -32,7 +32,7 @@ def collect(name: str, available: Mapping[str, ModelConfig]) -> list[ModelConfig
     found: dict[str, ModelConfig] = {}
 
     def visit(wanted: str, callers: tuple[str, ...] = ()) -> None:
-        if wanted in callers:  # core's own rule, in core's words
+        if wanted in callers:  # the rule and the error text of Triton's core
             circle = " -> ".join([*callers, wanted])
             raise ArtifactError(f"circular dependency between ensembles: {circle}.", "Take one step out.")
         if wanted not in available:

@@ -1,4 +1,4 @@
-"""Where a repository's models run, and for which server its configurations are written."""
+"""Placement of a repository's models on CPU and GPUs, and configurations for a target server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PYTHON_BASED_BACKENDS = ("fil", "onnxruntime", "pytorch")  # those of shoal.serv
 
 @dataclass(frozen=True)
 class Plan:
-    """One switch for a whole repository.
+    """Settings for a whole repository: placement, target server, dtype, GPUs and concurrency.
 
     ``placement`` is ``gpu`` (every model on a GPU), ``hybrid`` (the models there, pre- and post-processing in the
     client) or ``cpu``. ``gpus`` are the indices that the models are pinned to, one instance on each: the first GPU
@@ -39,7 +39,7 @@ class Plan:
     def __post_init__(self) -> None:
         for name, value, known in (("placement", self.placement, PLACEMENTS), ("dtype", self.dtype, DTYPES)):
             if value not in known:
-                raise InputError(f"There is no {name} {value!r}.", f"Known: {', '.join(known)}.")
+                raise InputError(f"Unknown {name} {value!r}.", f"Known: {', '.join(known)}.")
         parse_release(self.target)
         if self.target != EMBEDDED and self.dtype not in (AUTO, "fp32"):
             raise InputError(
@@ -53,10 +53,10 @@ class Plan:
         self._check_gpus(self.gpus or ())
 
     def with_dtype(self, models: Iterable[ModelConfig], can_convert: Callable[[], bool]) -> Plan:
-        """The plan with a dtype in the place of ``auto``; ``can_convert``: whether the encoders run in another one.
+        """Return the plan with ``auto`` resolved to a dtype; ``can_convert``: whether the encoders run in another one.
 
         Raises:
-            InputError: none of ``models`` takes the dtype that is asked for.
+            InputError: none of ``models`` takes the requested dtype.
         """
         if self.dtype not in (AUTO, "fp32") and not any(model.backend == "pytorch" for model in models):
             raise InputError(
@@ -77,17 +77,17 @@ class Plan:
             raise InputError("Placement gpu needs a GPU.", "Name one, --gpu 0, or say --placement cpu.")
 
     def gpus_of(self, config: ModelConfig) -> tuple[int, ...]:
-        """The GPUs that a model has an instance on; none where it runs on the host, or is an ensemble."""
+        """Return the GPUs that a model has an instance on; none where it runs on the host, or is an ensemble."""
         is_elsewhere = config.is_ensemble or (self.placement == HYBRID and config.backend == "python")
         return () if is_elsewhere else self.gpus or ()
 
 
 def place(config: ModelConfig, plan: Plan) -> Any:
-    """The configuration message of one model under ``plan``; the model folder's own is left alone.
+    """Make the configuration message of one model under ``plan``; the model folder's own is not changed.
 
     Between two targets only lines of the python-based backends differ: ``runtime``, and ``allow_ragged_batch``, since
-    shoal's backend pads requests of different widths to one batch, which the native one does not. Where no mask tells
-    padding from data an answer would depend on its neighbours: there the model folder's own value stays.
+    shoal's backend pads requests of different widths to one batch, which the native one does not. Without a mask that
+    separates padding from data, an answer would depend on its neighbours: there the model folder's own value stays.
     """
     message = type(config.message)()
     message.CopyFrom(config.message)

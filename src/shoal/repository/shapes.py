@@ -1,4 +1,4 @@
-"""Whether what one model writes is what another reads: core's rules of dtype and shape."""
+"""Compatibility of one model's output with another's input: the rules of Triton's core for dtype and shape."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shoal.component.spec import TensorSpec
 
 @dataclass(frozen=True)
 class Declared:
-    """What one model says of a tensor; ``is_batched``: a row dimension stands before its dims."""
+    """One model's declaration of a tensor; ``is_batched``: a row dimension precedes its dims."""
 
     who: str
     tensor: TensorSpec
@@ -21,9 +21,9 @@ class Declared:
         return (-1, *self.tensor.dims) if self.is_batched else self.tensor.dims
 
     def fits(self, other: Declared) -> bool:
-        """Whether the shapes may meet: -1 is any size, and a model without batches may declare the rows in its dims.
+        """Whether the shapes may match: -1 is any size, and a model without batches may declare the rows in its dims.
 
-        Of core, src/ensemble_scheduler/ensemble_utils.cc: ValidateTensorConsistency.
+        See ValidateTensorConsistency in core, src/ensemble_scheduler/ensemble_utils.cc.
         """
         return _fits(self.tensor.dims, other.tensor.dims) or _fits(self.full, other.full)
 
@@ -33,5 +33,5 @@ def _fits(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
 
 
 def show(dims: tuple[int, ...]) -> str:
-    """A shape as core writes it: ``[-1,31]``."""
+    """Format a shape as core does: ``[-1,31]``."""
     return f"[{','.join(map(str, dims))}]"

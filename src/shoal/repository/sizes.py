@@ -1,4 +1,4 @@
-"""How much memory a placement needs: CUDA pool, pinned pool, shared memory; with the arithmetic shown."""
+"""Memory that a placement needs: CUDA pool, pinned pool, shared memory; with the arithmetic shown."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ MIB = 2**20
 CUDA_POOL_MIB = 64  # Triton's own default, and the step that ours is rounded up to
 PINNED_POOL_MIB = 256  # likewise
 HEADROOM = 2  # a pool gives out contiguous blocks, and is never filled to the last byte
-COPIES_IN_SHARED_MEMORY = 3  # of each tensor, while a batch goes to a stub and its answer comes back
-INSTANCE_MIB = 2  # what an instance's region takes before the first tensor
+COPIES_IN_SHARED_MEMORY = 3  # of each tensor, while a batch goes to a stub and its answer returns
+INSTANCE_MIB = 2  # size of an instance's region before the first tensor
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Largest:
     text_bytes: int = 65_536  # of one text; of all together where their number is -1, such as labels
 
     def num_bytes(self, tensor: TensorSpec) -> int:
-        """The size of a tensor with ``rows`` rows."""
+        """Return the size of a tensor with ``rows`` rows."""
         if tensor.dtype == STRING:
             return self.rows * prod(size for size in tensor.dims if size > 0) * self.text_bytes
         elements = self.rows * prod(self.width if size < 0 else size for size in tensor.dims)
@@ -53,7 +53,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a plan needs, in bytes: ``cuda_pool`` on each GPU, the others on the host.
+    """Memory that a plan needs, in bytes: ``cuda_pool`` on each GPU, the others on the host.
 
     Without a GPU Triton keeps no pools.
     """
@@ -66,23 +66,23 @@ class Sizes:
 
     @property
     def cuda_pool(self) -> int:
-        """Of each GPU; 0 without one."""
+        """Size of each GPU's pool; 0 without a GPU."""
         return _round_up(HEADROOM * self._sum("cuda"), CUDA_POOL_MIB) if self.gpus else 0
 
     @property
     def pinned_pool(self) -> int:
-        """Of the server; 0 without a GPU."""
+        """Size of the server's pinned pool; 0 without a GPU."""
         if not self.gpus:
             return 0
         return _round_up(self._sum("pinned"), PINNED_POOL_MIB)
 
     @property
     def shared_memory(self) -> int:
-        """What ``/dev/shm`` must hold."""
+        """Bytes that ``/dev/shm`` must hold."""
         return _round_up(self._sum("shared"), 64)
 
     def explain(self) -> list[str]:
-        """The arithmetic, a line a tensor and a line a pool."""
+        """Return the arithmetic, one line per tensor and one per pool."""
         told = [
             f"{line.pool:6} {line.what}: {line.num_bytes:,} x {line.factor} = {line.total:,}" for line in self.lines
         ]
@@ -94,13 +94,13 @@ class Sizes:
         return [*told, *(pools if self.gpus else []), shared]
 
     def as_dict(self) -> dict[str, Any]:
-        """The same for machines."""
+        """Return the lines, pools and flags, ready for JSON."""
         lines = [{**asdict(line), "total": line.total} for line in self.lines]
         pools = {name: getattr(self, name) for name in ("cuda_pool", "pinned_pool", "shared_memory")}
         return {"lines": lines, **pools, "flags": self.flags()}
 
     def flags(self) -> list[str]:
-        """The launch flags of tritonserver; without a GPU there are no pools."""
+        """Return tritonserver's launch flags; none without a GPU, since there are no pools."""
         if not self.gpus:
             return []
         pools = [f"--cuda-memory-pool-byte-size={gpu}:{self.cuda_pool}" for gpu in self.gpus]
@@ -108,16 +108,16 @@ class Sizes:
 
 
 def _round_up(num_bytes: int, step_mib: int) -> int:
-    """To whole steps, and at least one."""
+    """Round up to whole steps, at least one."""
     step = step_mib * MIB
     return max(1, -(-num_bytes // step)) * step
 
 
 def find_sizes(graph: Graph, plan: Plan, largest: Largest | None = None) -> Sizes:
-    """The memory that ``graph`` needs under ``plan``.
+    """Compute the memory that ``graph`` needs under ``plan``.
 
-    A tensor lies where the step that writes it runs, and the request's on the host. Any request may meet any GPU, so
-    each one's pool holds them all.
+    A tensor is on the device of the step that writes it, and the request's tensors are on the host. Any request may use
+    any GPU, so each GPU's pool is sized for all of them.
     """
     largest = largest or Largest(graph.config.spec.max_batch_size)
     return Sizes(plan.gpus or (), (*_pools(graph, plan, largest), *_shared(graph, plan, largest)))
@@ -128,7 +128,7 @@ def _pools(graph: Graph, plan: Plan, largest: Largest) -> Iterator[Line]:
     if not plan.gpus:
         return
     for edge in graph.edges():
-        # A tensor that two steps read is one; the request's stay in the buffers they were received in.
+        # A tensor that two steps read counts once; the request's stay in the buffers they were received in.
         if edge.name not in seen and edge.source is not None:
             seen.add(edge.name)
             pool = "cuda" if _on_gpu(graph, plan, edge.source) else "pinned"
@@ -136,7 +136,7 @@ def _pools(graph: Graph, plan: Plan, largest: Largest) -> Iterator[Line]:
 
 
 def _shared(graph: Graph, plan: Plan, largest: Largest) -> Iterator[Line]:
-    """Stubs get and give tensors on the host through shared memory, a region an instance."""
+    """Yield the shared memory through which stubs exchange host tensors: one region per instance."""
     for index, step in enumerate(graph.steps):
         config = graph.members[step.model]
         if not (config.backend == "python" or (plan.target == EMBEDDED and config.backend in PYTHON_BASED_BACKENDS)):

@@ -1,4 +1,4 @@
-"""A Triton server on this machine: found, started, stopped."""
+"""Find, start and stop a Triton server on this machine."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""What a machine must have for a repository to be served; asked before anything is started."""
+"""Preflight checks of repository and machine, made before a server is started."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from shoal.server.runtime import SERVER_VARIABLE, Runtime, find_runtime
 
 GLIBC = (2, 35)  # what the wheel nvidia-pytriton 0.7.0 is built for
 _MIB = 2**20
-_LEAST_MIB = 16  # of shared memory, for a repository that says nothing of what it needs
+_LEAST_MIB = 16  # of shared memory, for a repository whose manifest does not give its needs
 
 
 def check_start(repository: Path) -> Runtime:
-    """Check all that can be known before the server starts; returns the server to start.
+    """Run all checks that are possible before the server starts; returns the server to start.
 
     Raises:
-        InputError: Triton cannot bear the path, there is no repository, or it cannot be read.
+        InputError: Triton does not support the path, there is no repository, or it cannot be read.
         ArtifactError: a file of the repository is missing or changed.
         SetupError: this machine lacks something.
     """
@@ -36,7 +36,7 @@ def check_start(repository: Path) -> Runtime:
 
 
 def checks(repository: Path) -> list[tuple[str, Callable[[], None]]]:
-    """What is asked for the sake of ``repository``, by name; each raises a ``ShoalError`` that says what is wrong."""
+    """Return the named checks for ``repository``; each raises a ``ShoalError`` that says what is wrong."""
     return [
         ("repository", lambda: check_repository(repository)),
         ("permissions", lambda: check_permissions(repository)),
@@ -47,30 +47,30 @@ def checks(repository: Path) -> list[tuple[str, Callable[[], None]]]:
 
 
 def check_repository(path: Path) -> None:
-    """Check that ``path`` is a model repository that Triton can bear.
+    """Check that ``path`` is a model repository that Triton can load.
 
     Raises:
-        InputError: it says what is wrong.
+        InputError: it is not; the message says why.
     """
     check_path_supported(path)
     if not any(path.glob("*/config.pbtxt")):
         raise InputError(
-            f"{path} is no model repository: it holds no MODEL/config.pbtxt.",
+            f"{path} is not a model repository: it holds no MODEL/config.pbtxt.",
             "Make one: shoal compose ENSEMBLE REPOSITORY --artifacts DIR",
         )
     stray = sorted(p.name for p in path.iterdir() if p.is_dir() and not (p / "config.pbtxt").is_file())
     if stray:
         raise InputError(
-            f"{path} holds folders that are no models: {', '.join(stray)}.",
+            f"{path} holds folders that are not models: {', '.join(stray)}.",
             "Triton would refuse to start: move them out.",
         )
 
 
 def check_permissions(repository: Path) -> None:
-    """Check that every file of ``repository`` can be read, and that there is room for what a server writes.
+    """Check that every file of ``repository`` can be read, and that the temporary folder can be written.
 
     Raises:
-        InputError: one cannot.
+        InputError: a file cannot be read.
         SetupError: the temporary folder cannot be written.
     """
     for path in [repository, *sorted(repository.rglob("*"))]:
@@ -97,10 +97,10 @@ def check_glibc() -> None:
 
 
 def check_gpus(repository: Path) -> None:
-    """Check that the GPUs are here that a composed repository was placed on.
+    """Check that this machine has the GPUs that a composed repository was placed on.
 
     Raises:
-        SetupError: one is not.
+        SetupError: one is missing.
     """
     wanted = [int(gpu) for gpu in read_manifest(repository).get("gpus", [])]
     number = int(describe_machine().get("num_gpus", 0))

@@ -1,4 +1,4 @@
-"""Models that come and go while their server runs."""
+"""Load and unload models of a running server."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from shoal.errors import InputError, ServerError
 
 MODES = NONE, EXPLICIT = ("none", "explicit")
 LOAD_SECONDS = 120.0
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy knows nothing of our loopback
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy for loopback
 
 
 class ModelControl:
-    """Loads and unloads models of one server, which was started with ``model_control="explicit"``.
+    """Loads and unloads models of a server that was started with ``model_control="explicit"``.
 
-    Threads may call it at once; Triton is asked one at a time. Where several models come and go together the embedded
-    24.10 ends with a segmentation fault, about once in a hundred pairs.
+    Threads may share it; requests to Triton are serialised. Concurrent loads and unloads crash the embedded 24.10 with
+    a segmentation fault, about once in a hundred pairs.
     """
 
     def __init__(self, http_url: str, admin_key: str, mode: str) -> None:
         if mode not in MODES:
-            raise InputError(f"There is no model control {mode!r}.", f"Known: {', '.join(MODES)}.")
+            raise InputError(f"Unknown model control {mode!r}.", f"Known: {', '.join(MODES)}.")
         self._http_url, self._admin_key, self.mode = http_url, admin_key, mode
         self._lock = threading.Lock()
 
@@ -34,24 +34,24 @@ class ModelControl:
         An ensemble whose member was unloaded has to be loaded again as well.
 
         Raises:
-            InputError: the server was not started for it.
+            InputError: the server was not started with explicit model control.
             ServerError: it did not load, with Triton's reason, or took longer than ``timeout`` seconds.
         """
         self._ask(model, "load", {}, timeout)
 
     def unload(self, model: str, timeout: float = LOAD_SECONDS) -> None:
-        """Unload ``model``; requests that it has are answered first. Ensembles that ask it are unloaded with it.
+        """Unload ``model`` after answering its requests. Ensembles that call it are unloaded with it.
 
         Raises:
-            InputError: the server was not started for it.
-            ServerError: there is none, or it took longer than ``timeout`` seconds.
+            InputError: the server was not started with explicit model control.
+            ServerError: there is no such model, or it took longer than ``timeout`` seconds.
         """
         self._ask(model, "unload", {"parameters": {"unload_dependents": False}}, timeout)
 
     def _ask(self, model: str, action: str, body: object, timeout: float) -> None:
         if self.mode != EXPLICIT:
             raise InputError(
-                f"This server keeps the models that it began with; {model} cannot be {action}ed.",
+                f"This server keeps the models that it started with; {model} cannot be {action}ed.",
                 f'Start it with shoal.serve(..., model_control="{EXPLICIT}").',
             )
         request = urllib.request.Request(

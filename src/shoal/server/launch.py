@@ -1,4 +1,4 @@
-"""One Triton server over one repository: start, readiness, stop; a context manager."""
+"""Start, readiness check and stop of one Triton server over one repository."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from shoal.server.runtime import Runtime
 
 HOST = "127.0.0.1"
 START_SECONDS = 120.0
-EXIT_SECONDS = 10  # an idle keep-alive connection alone makes Triton wait all of it
-OTHERS_SECONDS = 1.0  # in which models that load beside one that failed may fail as well
+EXIT_SECONDS = 10  # a single idle keep-alive connection makes Triton wait all of it
+OTHERS_SECONDS = 1.0  # for models that load beside a failed one to fail as well
 KEEP_LOG = "Its whole log: shoal serve REPOSITORY --log FILE"
 _FAILED = r"failed to load '.*?' version \d+: .*"
 RESTRICTED = "model-repository,shared-memory,statistics,trace,logging"
 
-# The kernel takes the thread that started a child for its parent: this one lives as long as the process.
+# PR_SET_PDEATHSIG follows the thread that started the child: this thread lives as long as the process.
 _LAUNCHER = ThreadPoolExecutor(1, thread_name_prefix="shoal-launcher")
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy knows nothing of our loopback
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy for loopback
 
 
 class Server:
@@ -55,17 +55,17 @@ class Server:
         model_control: str = NONE,
     ) -> None:
         self.repository = repository
-        # Triton binds its ports after it has loaded the models, seconds in which any program's connection may get one
+        # Triton binds its ports only after loading the models; until then another connection could get one of them
         ports, self._held = _hold_ports(*ports)
         with contextlib.ExitStack() as undone:  # unless all of it succeeds
             undone.enter_context(self._held)
             self.http_url, self.grpc_url, self.metrics_url = (f"{HOST}:{port}" for port in ports)
-            self.admin_key = secrets.token_hex(16)  # opens what clients may not ask for: statistics, model control
+            self.admin_key = secrets.token_hex(16)  # for what is closed to clients: statistics, model control
             self.models = ModelControl(self.http_url, self.admin_key, model_control)
             self._folder = Path(tempfile.mkdtemp(prefix=PREFIX))
             undone.callback(shutil.rmtree, self._folder, ignore_errors=True)
             self.log = log or self._folder / "triton.log"
-            self.beacons = self._folder / "beacons"  # where its components tell whether they are at work
+            self.beacons = self._folder / "beacons"  # heartbeat files of its components
             self._shared_memory = f"shoal_{os.getpid()}_{secrets.token_hex(4)}_"
             check_path_supported(self._folder)
             runtime.write_backends(self._folder / "backends")
@@ -110,7 +110,7 @@ class Server:
             "--disable-auto-complete-config",
             "--exit-on-error=true",
             "--strict-readiness=true",
-            "--grpc-infer-allocation-pool-size=0",  # or it keeps eight messages for use again, as large as they came
+            "--grpc-infer-allocation-pool-size=0",  # or it pools eight messages at their full size
             f"--exit-timeout-secs={EXIT_SECONDS}",
             "--model-load-thread-count=8",
             f"--http-address={HOST}", f"--http-port={http}",
@@ -130,7 +130,7 @@ class Server:
         """
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
-            # what did not load is known before Triton has unloaded the rest
+            # the log names a failed model before Triton has unloaded the rest
             if self._process.poll() is not None or re.search(_FAILED, self._read_log()):
                 raise ServerError(f"Triton did not start: {self._settled_cause()}", KEEP_LOG)
             if self.is_ready():
@@ -141,7 +141,7 @@ class Server:
         raise ServerError(f"Triton was not ready after {timeout:g} s.", f"Give it longer. {KEEP_LOG}")
 
     def is_ready(self) -> bool:
-        """What Triton's own readiness says; it stays true when a model's process has died."""
+        """Whether Triton reports ready; this stays true when a model's process has died."""
         try:
             with _DIRECT.open(f"http://{self.http_url}/v2/health/ready", timeout=1) as answer:
                 return bool(answer.status == 200)
@@ -150,7 +150,7 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """Triton's process; it leads the session that its models' processes are in."""
+        """Process id of Triton, which leads the session of its models' processes."""
         return self._process.pid
 
     def wait(self) -> int:
@@ -158,11 +158,11 @@ class Server:
         return self._process.wait()
 
     def cause(self) -> str:
-        """Why Triton ended, as its log has it."""
+        """Return the reason for Triton's end, from its log."""
         return find_cause(self._read_log())
 
     def _settled_cause(self) -> str:
-        """The cause, once models that load beside the one that did not have told theirs."""
+        """Return the cause, after waiting for other failing models to log theirs."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(OTHERS_SECONDS)
         return self.cause()
@@ -171,19 +171,19 @@ class Server:
         return self.log.read_text(encoding="utf-8", errors="replace") if self.log.is_file() else ""
 
     def stop(self, seconds: float | None = None) -> None:
-        """Stop Triton and remove all that it left: processes, shared memory, temporary files.
+        """Stop Triton and clean up its processes, shared memory and temporary files.
 
-        After ``seconds``, by default a few more than Triton gives itself, what still runs is killed; with 0 at once, as
-        it should be where a model's process has died: Triton would wait for it in vain.
+        After ``seconds``, by default a few more than Triton's own time-out, the rest is killed; with 0 at once. Use 0
+        when a model's process has died: Triton would wait for it in vain.
         """
-        if self._process.poll() is None:  # before it ends, which is when it would remove them
+        if self._process.poll() is None:  # while it runs: its processes name the folders
             self._lease.note(session=self.pid, environments=find_environments(self.pid))
         patience = EXIT_SECONDS + 10 if seconds is None else seconds
         if self._process.poll() is None and patience > 0:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(patience)
-        with contextlib.suppress(ProcessLookupError):  # a stub that hangs outlives the server, which gives up on it
+        with contextlib.suppress(ProcessLookupError):  # a hanging stub outlives the server
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._held.close()
@@ -211,14 +211,14 @@ def serve(
     """Start the embedded Triton over ``repository`` and wait until it is ready.
 
     It is bound to loopback and meant for development and tests. A port of 0 is any free one. Triton's log goes to
-    ``log``; without one it goes when the server does. With ``model_control="explicit"`` models may come and go:
+    ``log``; without one it is deleted with the server. ``model_control="explicit"`` allows to change the set of models:
     ``server.models.load(name)``, ``server.models.unload(name)``. Use it as a context manager, or call ``stop``::
 
         with shoal.serve("build/repository") as server:
             shoal.Client(server.grpc_url).infer("my_ensemble", TEXT=["A text."])
 
     Raises:
-        InputError: Triton cannot bear the path, or there is no repository.
+        InputError: Triton does not support the path, or there is no repository.
         SetupError: a port is taken, or this environment cannot run the server.
         ServerError: a model did not load.
     """
@@ -235,16 +235,16 @@ def serve(
 
 
 def find_environments(session: int) -> set[str]:
-    """The folders into which a server has unpacked environments; one that is killed leaves them."""
+    """Find the folders into which a server has unpacked environments; a killed server leaves them behind."""
     values = (value for p in processes() if p.session == session for value in p.variables().values())
     return {found[0] for value in values if (found := ENVIRONMENT.search(value))}
 
 
 def find_ports(*wanted: int, host: str = HOST) -> tuple[int, int, int]:
-    """The three ports, each ``wanted`` or, for 0, a free one; no two are the same.
+    """Return three distinct ports, each ``wanted`` or, for 0, a free one.
 
     Raises:
-        SetupError: one cannot be had.
+        SetupError: one is taken.
     """
     ports, held = _hold_ports(*wanted, host=host)
     held.close()
@@ -252,7 +252,7 @@ def find_ports(*wanted: int, host: str = HOST) -> tuple[int, int, int]:
 
 
 def _hold_ports(*wanted: int, host: str = HOST) -> tuple[tuple[int, int, int], contextlib.ExitStack]:
-    """Find ports that the system gives to no other program until the stack is closed; Triton may listen there."""
+    """Reserve ports until the stack is closed; they are bound but not listening, so that Triton may listen there."""
     with contextlib.ExitStack() as held:
         http, grpc, metrics = (_bind(host, port, held) for port in wanted)
         return (http, grpc, metrics), held.pop_all()
@@ -273,7 +273,7 @@ def _bind(host: str, wanted: int, held: contextlib.ExitStack) -> int:
 
 
 def find_cause(log: str) -> str:
-    """The reason that a Triton log gives for not starting, in one line; of each model that did not load, its own."""
+    """Extract the reason for a failed start from Triton's log, in one line; one per model that did not load."""
     patterns = (
         r"Poll failed for model directory .*",
         _FAILED,
@@ -283,7 +283,7 @@ def find_cause(log: str) -> str:
     for pattern in patterns:
         found = list(dict.fromkeys(str(line).rstrip('"').split("\\n")[0] for line in re.findall(pattern, log)))
         if found:
-            # a damaged file is also another one than its neighbour was made with: who complains first is chance
+            # a damaged file also fails the check of its neighbour, and which one is logged first is random: report all
             return "; ".join(found) if pattern == _FAILED else found[0]
     lines = [line for line in log.splitlines() if line.strip()]
     return lines[-1] if lines else "it said nothing."

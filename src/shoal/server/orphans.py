@@ -1,7 +1,7 @@
-"""What a server leaves behind where it, or who started it, is killed; removed at the next start, if it is nobody's.
+"""Remove shared memory and temporary folders left by servers that were killed.
 
-A lease is a file in the server's temporary folder, locked by whoever started the server and by all of the server's
-processes, which inherit it. The kernel lets go of the lock with the last of them: who can take it owns what it names.
+A lease is a lock file in the server's temporary folder. The starting process and all of the server's processes hold
+its lock through an inherited descriptor. The kernel releases it with the last of them: a free lock means an orphan.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ SHARED_MEMORY = Path("/dev/shm")
 PREFIX = "shoal-"  # of a server's temporary folder
 _LEASE = "lease"
 _REGIONS = re.compile(r"shoal_\d+_[0-9a-f]{8}_")
-ENVIRONMENT = re.compile(r"/tmp/python_env_\w{6}")  # where Triton unpacks one, whatever TMPDIR says
+ENVIRONMENT = re.compile(r"/tmp/python_env_\w{6}")  # where Triton unpacks one, regardless of TMPDIR
 _PATIENCE = 2.0  # seconds, for a killed process to be gone
 
 
 class Lease:
-    """That the shared memory whose names begin with ``shared_memory``, and ``folder``, are in use."""
+    """Lock file that marks ``folder`` and the shared memory with the prefix ``shared_memory`` as in use."""
 
     def __init__(self, folder: Path, shared_memory: str) -> None:
         self.folder, self._content = folder, {"shared_memory": shared_memory, "environments": list[str](), "session": 0}
@@ -40,7 +40,7 @@ class Lease:
         fcntl.flock(self._file, fcntl.LOCK_EX)
         os.set_inheritable(self._file.fileno(), True)
         self._write()
-        new.rename(folder / _LEASE)  # nobody sees it before it is locked
+        new.rename(folder / _LEASE)  # it becomes visible only once it is locked
 
     @property
     def file(self) -> int:
@@ -48,7 +48,7 @@ class Lease:
         return self._file.fileno()
 
     def note(self, *, session: int, environments: Iterable[str] = ()) -> None:
-        """The server's session, which all of its processes are in, and where it unpacked environments."""
+        """Record the session of the server's processes, and the folders of its unpacked environments."""
         self._content |= {"session": session, "environments": sorted(environments)}
         self._write()
 
@@ -59,22 +59,22 @@ class Lease:
         self._file.flush()
 
     def end(self) -> None:
-        """Remove all that it names. The server must have ended."""
+        """Remove everything that the lease names. The server must have ended."""
         _remove(self.folder, self._content)
         self._file.close()
 
 
 def clean_up() -> list[Path]:
-    """Remove what servers of this user left that have ended without removing it; returns their folders.
+    """Clean up after ended servers of this user that left files behind; returns their folders.
 
-    A server whose starter is gone and which is gone itself may leave processes that hang: these are ended.
+    If both the server and its parent have ended, hanging child processes are killed.
     """
     found = sorted(Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{_LEASE}"))
     return [path.parent for path in found if _is_own(path) and _clean(path)]
 
 
 def _is_own(lease: Path) -> bool:
-    """Whether this user made it, and nobody else can have written it."""
+    """Whether the lease and its folder belong to this user and are writable by no other."""
     with contextlib.suppress(OSError):
         found = [path.lstat() for path in (lease, lease.parent)]
         return all(
@@ -89,20 +89,20 @@ def _clean(path: Path) -> bool:
         try:
             file = held.enter_context(path.open("r+", encoding="utf-8"))
             content = json.load(file)
-        except (OSError, ValueError):  # gone meanwhile, or not of our making
+        except (OSError, ValueError):  # removed meanwhile, or not written by shoal
             return False
         if not _is_sound(content):
             return False
         if not _lock(file) and not (_end_orphans(path, int(content["session"])) and _wait_for_lock(file)):
             return False
-        if not path.is_file():  # somebody else was faster
+        if not path.is_file():  # another process removed it first
             return False
         _remove(path.parent, content)
         return True
 
 
 def _is_sound(content: Any) -> bool:
-    """Whether it names what servers leave, and nothing else."""
+    """Whether a lease names only resources that servers create; anything else must not be deleted."""
     return (
         isinstance(content, dict)
         and isinstance(content.get("session"), int)
@@ -128,7 +128,7 @@ def _wait_for_lock(file: Any) -> bool:
 
 
 def _end_orphans(lease: Path, session: int) -> bool:
-    """End the processes that hold ``lease`` if all are of a session whose leader, the server, is gone."""
+    """Kill the holders of ``lease`` if all belong to a session whose leader, the server, has ended."""
     holders = [process for process in processes() if process.pid != os.getpid() and _holds(process, lease)]
     if not session or not holders or any(p.session != session or p.pid == session for p in holders):
         return False

@@ -1,6 +1,6 @@
-"""Finds the server: a tritonserver that SHOAL_TRITONSERVER names, else the one in the nvidia-pytriton wheel.
+"""Locate the server: the tritonserver that SHOAL_TRITONSERVER names, else the one in the nvidia-pytriton wheel.
 
-SHOAL_STUB names a Python backend stub of one's own, such as one built for NumPy 2.
+SHOAL_STUB names a custom Python backend stub, such as one built for NumPy 2.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from shoal.repository.placement import GPU, HYBRID
 
 SERVER_VARIABLE, STUB_VARIABLE = "SHOAL_TRITONSERVER", "SHOAL_STUB"
 BACKENDS = Path(__file__).parent / "backends"
-COMPONENT_NEEDS = ("tokenizers", "array-api-compat")  # what components import that NVIDIA's image lacks
-# and those that are placed on a GPU, or get tensors from one
+COMPONENT_NEEDS = ("tokenizers", "array-api-compat")  # imports of components that NVIDIA's image lacks
+# and of those that are placed on a GPU, or get tensors from one
 GPU_COMPONENT_NEEDS = {GPU: ("cupy-cuda13x", "pylibcudf-cu13"), HYBRID: ("cupy-cuda13x",)}
 IMAGE = "nvcr.io/nvidia/tritonserver"
 
@@ -45,9 +45,9 @@ class Runtime:
     libraries: tuple[Path, ...]
 
     def environment(self) -> dict[str, str]:
-        """The server's environment variables. Stubs inherit them; those that begin with PYTHON they ignore."""
+        """Return the server's environment variables. Stubs inherit them, but ignore those that begin with PYTHON."""
         executables = Path(sys.executable).parent
-        set_already = os.environ.get("LD_LIBRARY_PATH")  # stays, behind: a driver may be found through nothing else
+        set_already = os.environ.get("LD_LIBRARY_PATH")  # kept at the end: it may be the only way to find a driver
         return {
             **os.environ,
             # Stubs take the first python3 on PATH as their environment: this one.
@@ -72,7 +72,7 @@ class Runtime:
             copy_package(backend)
 
     def missing_libraries(self) -> list[str]:
-        """Names of shared libraries that the server or the stub needs and the loader does not find."""
+        """List shared libraries that the server or the stub needs and the loader does not find."""
         names = set()
         for binary in (self.binary, self.stub, self.python_backend / "libtriton_python.so"):
             listing = subprocess.run(
@@ -83,7 +83,7 @@ class Runtime:
 
 
 def find_runtime() -> Runtime:
-    """The server to start.
+    """Find the server to start.
 
     Raises:
         SetupError: there is none, it has no stub for this Python, or a library is missing.
@@ -91,9 +91,9 @@ def find_runtime() -> Runtime:
     if os.environ.get(SERVER_VARIABLE):
         binary = Path(os.environ[SERVER_VARIABLE]).resolve()
         if not binary.is_file():
-            raise SetupError(f"{SERVER_VARIABLE} names {binary}, which is no file.", "Name a tritonserver binary.")
+            raise SetupError(f"{SERVER_VARIABLE} names {binary}, which is not a file.", "Name a tritonserver binary.")
     else:
-        if not os.environ.get(STUB_VARIABLE):  # whoever brings a stub has its NumPy checked when a model starts
+        if not os.environ.get(STUB_VARIABLE):  # with a custom stub, NumPy is checked when a model starts
             check_numpy(np.__version__)
         binary = _packaged_binary()
     root = binary.parents[1]
@@ -110,7 +110,7 @@ def find_runtime() -> Runtime:
 
 
 def check_numpy(version: str) -> None:
-    """Refuse the pair of the packaged stub and NumPy that corrupts tensors without an error.
+    """Refuse NumPy 2 with the packaged stub, which silently corrupts tensors under it.
 
     Raises:
         SetupError: NumPy is 2 or newer.
@@ -139,7 +139,7 @@ def _find_stub(root: Path) -> Path:
     if os.environ.get(STUB_VARIABLE):
         stub = Path(os.environ[STUB_VARIABLE]).resolve()
         if not stub.is_file():
-            raise SetupError(f"{STUB_VARIABLE} names {stub}, which is no file.", f"Name a {STUB} binary.")
+            raise SetupError(f"{STUB_VARIABLE} names {stub}, which is not a file.", f"Name a {STUB} binary.")
         return stub
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     candidates = [root / "python_backend_stubs" / version / STUB, root / "backends" / "python" / STUB]
@@ -162,7 +162,7 @@ def _library_fix(missing: list[str]) -> str:
 
 
 def container_command(repository: Path) -> str:
-    """The command that serves a composed repository from NVIDIA's container of its target release, on loopback.
+    """Return the command that serves a composed repository from NVIDIA's container, on loopback.
 
     Raises:
         InputError: the repository was not composed for a release of the container.
@@ -176,7 +176,7 @@ def container_command(repository: Path) -> str:
         )
     ports = " ".join(f"-p 127.0.0.1:{port}:{port}" for port in (8000, 8001, 8002))
     launch = manifest["launch"]
-    devices = "--gpus all " if manifest["gpus"] else ""  # all: a choice would number them anew inside
+    devices = "--gpus all " if manifest["gpus"] else ""  # all: a subset would be renumbered inside
     environments: dict[str, str] = manifest.get("environments", {})
     folders = sorted({path for path in environments.values() if path.startswith("/")})
     mounts = "".join(f"--mount type=bind,src={path},dst={path},readonly " for path in folders)

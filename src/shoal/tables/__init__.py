@@ -1,4 +1,4 @@
-"""Rows of data: CSV, JSON Lines, Parquet, Excel and plain text files behind one door."""
+"""Read rows of data from CSV, JSON Lines, Parquet, Excel and plain text files through one interface."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Table(Generic[R]):
     """An open file: the names of its columns, and its rows, which can be read once.
 
     ``rows`` yields each row's number and its values by column. The number is the one that a person finds in the file:
-    of CSV and Excel the record's, the header being row 1; of JSON Lines and plain text the line's; of Parquet the
-    row's, from 1. Values are what the file has: strings in CSV, None where a cell is empty elsewhere.
+    the record's in CSV and Excel, where the header is row 1; the line's in JSON Lines and plain text; the row's, from
+    1, in Parquet. Values are those of the file: strings in CSV, None for an empty cell elsewhere.
     """
 
     source: Source
@@ -55,27 +55,27 @@ class Table(Generic[R]):
     fraction_read: Callable[[], float | None]  # about how much has been read, where it is known how much there is
 
     def where(self, number: int) -> str:
-        """How messages name the row with this number."""
+        """Name the row with this number, for messages."""
         return self.source.where(number)
 
 
 @contextmanager
 def scan_table(path: Path) -> Iterator[Table[Row]]:
-    """The table in ``path``, by its ending; read as it is iterated, every row of it.
+    """Open the table in ``path``, by its ending; rows are read as they are iterated.
 
     * ``.csv``: UTF-8 with or without a byte-order mark, commas, quotes doubled within quotes. Missing last fields are
-      None. Blank lines are no rows. A column without a name is called by its place: ``column 1``.
-    * ``.jsonl``: an object a line. ``columns`` are the first object's; others may have more or fewer.
+      None. Blank lines are skipped. A column without a name is called by its place: ``column 1``.
+    * ``.jsonl``: one object per line. ``columns`` are the first object's; others may have more or fewer.
     * ``.parquet``: any types, as Python's.
     * ``.xlsx``: the first sheet, its columns named as in CSV. Formulas are the values that were last computed, None
       where none ever was.
-    * ``.txt``: a text a line, in a column ``text``.
+    * ``.txt``: one text per line, in a column ``text``.
 
-    A row that cannot be read is an ArtifactError in the place of its values; a cell that is not UTF-8 is ``NotUtf8``.
+    A row that cannot be read is an ArtifactError in place of its values; a cell that is not UTF-8 is ``NotUtf8``.
 
     Raises:
         ArtifactError: the file cannot be read, or is not what its ending says; from ``rows`` too, where nothing after
-            the row can be read either, or where the file was written to meanwhile.
+            the row can be read either, or where the file was changed during reading.
         SetupError: the library for Parquet or Excel is not installed.
     """
     with ExitStack() as stack:
@@ -84,7 +84,7 @@ def scan_table(path: Path) -> Iterator[Table[Row]]:
             source = Source(path.name, path.suffix.lower())
             read = _READERS.get(source.kind)
             if read is None:
-                raise ArtifactError(f"{path.name} is none of {', '.join(_READERS)}.", "Save it as one of these.")
+                raise ArtifactError(f"{path.name} is not one of {', '.join(_READERS)}.", "Save it as one of these.")
             before = os.fstat(file.fileno())
             opened = read(file, source, stack)
         fraction = opened.fraction_read or _fraction_read(file, before.st_size)
@@ -93,7 +93,7 @@ def scan_table(path: Path) -> Iterator[Table[Row]]:
 
 @contextmanager
 def open_table(path: Path) -> Iterator[Table[dict[str, Any]]]:
-    """As ``scan_table``, but the first row that cannot be read, or cell that is not UTF-8, is an error.
+    """Open a table like ``scan_table``, but raise at the first row that cannot be read, or cell that is not UTF-8.
 
     In CSV and Excel, columns without a name and rows without a value are left out.
     """
@@ -104,7 +104,7 @@ def open_table(path: Path) -> Iterator[Table[dict[str, Any]]]:
 
 @contextmanager
 def open_stream(stream: BinaryIO, kind: str) -> Iterator[Table[Row]]:
-    """As ``scan_table``, of what comes in at a pipe.
+    """Open a table like ``scan_table``, from a pipe.
 
     Raises:
         ArtifactError: ``kind`` cannot be read from one.
@@ -118,7 +118,7 @@ def open_stream(stream: BinaryIO, kind: str) -> Iterator[Table[Row]]:
 
 
 def _fraction_read(file: BinaryIO, size: int) -> Callable[[], float | None]:
-    """By bytes; a guess where a file is not read from its beginning to its end."""
+    """Return a function of the fraction read, in bytes; an estimate where a file is not read from front to back."""
     return lambda: None if file.closed or not size else min(1.0, file.tell() / size)
 
 
@@ -153,12 +153,12 @@ def _watch(rows: Rows, path: Path, before: os.stat_result) -> Rows:
         yield from rows
         after = path.stat()
     if any(getattr(before, name) != getattr(after, name) for name in ("st_ino", "st_size", "st_mtime_ns")):
-        raise ArtifactError(f"{path.name} changed while it was read.", "Run it again when nobody writes to the file.")
+        raise ArtifactError(f"{path.name} changed while it was read.", "Run it again when nothing writes to the file.")
 
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """Around reading: the operating system's refusals in shoal's words."""
+    """Convert the operating system's errors while reading to shoal's own."""
     try:
         yield
     except FileNotFoundError:

@@ -15,7 +15,7 @@ BUFFER = 2**20  # bytes of a Parquet column that are read at a time; without it,
 
 
 def open_parquet(file: BinaryIO, source: Source, stack: ExitStack) -> Opened:
-    """Columns and rows of a Parquet file, in batches."""
+    """Open the columns and rows of a Parquet file, in batches."""
     with needs("files"):
         import pyarrow
         from pyarrow import parquet
@@ -23,7 +23,9 @@ def open_parquet(file: BinaryIO, source: Source, stack: ExitStack) -> Opened:
         table = stack.enter_context(parquet.ParquetFile(file, pre_buffer=False, buffer_size=BUFFER))
         columns = tuple(table.schema_arrow.names)
     except (pyarrow.ArrowException, OSError):
-        raise ArtifactError(f"{source.name} is no Parquet file.", "Give the file the ending of what it is.") from None
+        raise ArtifactError(
+            f"{source.name} is not a Parquet file.", "Give the file the ending of what it is."
+        ) from None
     check_distinct(columns, source.name)
     rows = _ParquetRows(table, columns, source, (pyarrow.ArrowException, OSError))
     return Opened(columns, iter(rows), rows.fraction_read)
@@ -56,7 +58,7 @@ class _ParquetRows:
 
 
 def _to_python(scalar: Any) -> Any:
-    """The value; as text where Python has nothing that holds it, such as nanoseconds or the year 10000."""
+    """Return the value; as text where no Python type holds it, such as nanoseconds or the year 10000."""
     try:
         return scalar.as_py()
     except UnicodeDecodeError:
@@ -66,24 +68,26 @@ def _to_python(scalar: Any) -> Any:
 
 
 def _as_shown(scalar: Any) -> str:
-    """As Arrow shows the value: what is within it has no form in Python."""
+    """Format a nested value as Arrow does, for contents that no Python type holds."""
     import pyarrow
 
     return " ".join(pyarrow.array([scalar], scalar.type).to_string().split())
 
 
 def open_xlsx(file: BinaryIO, source: Source, stack: ExitStack) -> Opened:
-    """Columns and rows of a workbook's first sheet."""
+    """Open the columns and rows of a workbook's first sheet."""
     with needs("files"):
         import openpyxl
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of styles, which have no bearing on values
+            warnings.simplefilter("ignore", UserWarning)  # of styles, which do not affect values
             workbook = openpyxl.load_workbook(file, read_only=True, data_only=True)
         stack.callback(workbook.close)
         sheet = workbook.worksheets[0]
     except Exception:  # zipfile's, the XML parser's, KeyError, ...: openpyxl has no error of its own for this
-        raise ArtifactError(f"{source.name} is no Excel workbook.", "Give the file the ending of what it is.") from None
+        raise ArtifactError(
+            f"{source.name} is not an Excel workbook.", "Give the file the ending of what it is."
+        ) from None
     sheet.reset_dimensions()  # some programs write a size that is less than the sheet's
     records = _sheet_rows(sheet, source)
     first = next(records, None)

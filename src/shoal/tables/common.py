@@ -1,4 +1,4 @@
-"""What the readers of all kinds of files share: names of rows and columns, and how messages show them."""
+"""Names of rows and columns, and their form in messages, for the readers of all kinds of files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Rows = Iterator[tuple[int, Row]]
 
 
 class Opened(NamedTuple):
-    """What a reader gives: columns, rows, and how much has been read where the bytes do not say."""
+    """Result of a reader: columns, rows, and the fraction read where the file position does not show it."""
 
     columns: tuple[str, ...]
     rows: Rows
@@ -27,37 +27,37 @@ _SHORT.maxstring = _SHORT.maxother = 40
 
 
 class Unnamed(str):
-    """The name of a column that the file gives none."""
+    """Name given to a column that has none in the file."""
 
 
 class NotUtf8(bytes):
-    """A cell whose bytes are no UTF-8."""
+    """A cell whose bytes are not UTF-8."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where rows come from: the name that messages give it, and its kind, as the ending of a file: ``.csv``."""
+    """Source of rows: its name in messages, and its kind, as the ending of a file: ``.csv``."""
 
     name: str
     kind: str
 
     def where(self, number: int) -> str:
-        """How messages name the row with this number."""
+        """Name the row with this number, for messages."""
         return f"{self.name}, {'line' if self.kind in ('.jsonl', '.txt') else 'row'} {number}"
 
 
 def shorten(value: object) -> str:
-    """``value`` as messages show it: Python's notation, the middle of long ones left out."""
+    """Format ``value`` for messages: Python's notation, the middle of long ones left out."""
     return _SHORT.repr(value)
 
 
 def shorten_all(values: Iterable[str]) -> str:
-    """Names as messages list them."""
+    """Format names as a list for messages."""
     return ", ".join(map(shorten, values)) or "none"
 
 
 def name_columns(header: Sequence[object], source: Source) -> dict[str, int]:
-    """Each column's place in the header; those without a name are ``Unnamed``, after their place."""
+    """Return each column's place in the header; those without a name are ``Unnamed``, with their place as name."""
     names = ["" if name is None else str(name) for name in header]
     given = [name for name in names if name.strip()]
     if not given:
@@ -70,7 +70,7 @@ def name_columns(header: Sequence[object], source: Source) -> dict[str, int]:
 
 
 def check_distinct(names: Iterable[str], where: str) -> None:
-    """Check that no column is there twice.
+    """Check that no column appears twice.
 
     Raises:
         ArtifactError: one is.
@@ -81,10 +81,10 @@ def check_distinct(names: Iterable[str], where: str) -> None:
 
 
 def no_rows(source: Source) -> ArtifactError:
-    """The error of a file without a header."""
+    """Make the error for a file without a header."""
     return ArtifactError(f"{source.name} is empty.", "Name a file with a header and rows.")
 
 
 def by_name(cells: Sequence[Any], named: dict[str, int]) -> dict[str, Any]:
-    """A row's values by column; None where it is too short."""
+    """Return a row's values by column; None where it is too short."""
     return {name: cells[place] if place < len(cells) else None for name, place in named.items()}

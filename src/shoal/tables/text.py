@@ -26,7 +26,7 @@ from shoal.tables.common import (
     shorten,
 )
 
-TEXT = "text"  # the column that a plain text's lines stand in
+TEXT = "text"  # the column that holds a plain text's lines
 _NOT_UTF8 = re.compile("[\udc80-\udcff]")  # what `surrogateescape` makes of a byte that is not UTF-8
 _MAX_CELL = 2**24  # characters of a CSV cell; a quote that is never closed takes all to the end of the file
 _UNCLOSED = ("unexpected end of data", "field larger than field limit")
@@ -34,12 +34,12 @@ _LOOK_AHEAD = 100  # rows: a file of which none of the first can be read is not 
 
 
 def _open_text(file: BinaryIO, stack: ExitStack, newline: str) -> TextIOWrapper:
-    """Lines of UTF-8. Bytes that are not become surrogates: only who reads rows can say which cell they are in."""
+    """Open lines of UTF-8. Other bytes become surrogates: only the row readers know which cell they are in."""
     return stack.enter_context(TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline=newline))
 
 
 def not_utf8(where: str, byte: int) -> ArtifactError:
-    """The error of text in another encoding."""
+    """Make the error for text in another encoding."""
     return ArtifactError(f"{where} is not UTF-8: it has the byte 0x{byte:02x}.", "Save the file as UTF-8.")
 
 
@@ -49,12 +49,12 @@ def _check_utf8(text: str, where: str) -> None:
 
 
 def as_cell(text: str) -> str | NotUtf8:
-    """What was decoded with ``surrogateescape``, as a text or as the bytes that are none."""
+    """Convert a cell decoded with ``surrogateescape``: text, or the original bytes where they are not UTF-8."""
     return NotUtf8(text.encode("utf-8", "surrogateescape")) if _NOT_UTF8.search(text) else text
 
 
 def open_csv(file: BinaryIO, source: Source, stack: ExitStack) -> Opened:
-    """Columns and rows of CSV; a row is an error where its quotes or its number of fields are wrong."""
+    """Open the columns and rows of CSV; a row is an error where its quotes or its number of fields are wrong."""
     csv.field_size_limit(_MAX_CELL)  # of the whole process; the default refuses texts of more than 128 KiB
     records = _records(_Lines(_open_text(file, stack, newline="")), source)
     first = next(records, None)
@@ -69,7 +69,7 @@ def open_csv(file: BinaryIO, source: Source, stack: ExitStack) -> Opened:
 
 
 class _Lines:
-    """Lines as csv takes them, which can be taken back."""
+    """Iterator of lines for ``csv.reader`` that can return the lines of the current record to the input."""
 
     def __init__(self, lines: Iterable[str]) -> None:
         self._lines, self._back = iter(lines), deque[str]()
@@ -84,7 +84,7 @@ class _Lines:
         return line
 
     def take_back(self) -> None:
-        """Give all but the record's first line again."""
+        """Return all but the record's first line to the input."""
         self._back.extendleft(reversed(self.taken[1:]))
 
 
@@ -101,7 +101,7 @@ def _records(lines: _Lines, source: Source) -> Iterator[tuple[int, list[str] | A
             where, fix = source.where(number), "Quote texts that have quotes, and double those."
             yield number, ArtifactError(f"{where} is not CSV: {error}.", fix)
             if str(error).startswith(_UNCLOSED):
-                lines.take_back()  # the quote that was never closed must not cost the rows behind it
+                lines.take_back()  # an unclosed quote must not cost the rows after it
                 reader = csv.reader(lines, strict=True)
         else:
             yield number, cells
@@ -118,14 +118,14 @@ def _csv_rows(
             said = f"{where} has {len(cells)} fields, the header {width}."
             yield number, ArtifactError(said, "Quote texts that have commas.")
         elif cells:
-            # One look at the whole row: to look into each cell costs as much as to parse it.
+            # One check of the whole row: checking each cell costs as much as parsing it.
             is_clean = all(map(str.isascii, cells)) or not _NOT_UTF8.search("".join(cells))
             yield number, by_name(cells if is_clean else list(map(as_cell, cells)), named)
 
 
 def open_jsonl(file: BinaryIO, source: Source, stack: ExitStack) -> Opened:
-    """Columns of the first object, and rows; a row is an error where its line is no JSON object."""
-    # Only "\n" ends a line: within JSON, "\r" is mere space.
+    """Open the columns of the first object, and the rows; a row is an error where its line is not a JSON object."""
+    # Only "\n" ends a line: within JSON, "\r" is whitespace.
     rows = _jsonl_rows(_open_text(file, stack, newline="\n"), source)
     seen: list[tuple[int, Row]] = []
     for number, row in rows:
@@ -173,12 +173,12 @@ def _parse_object(line: str, where: str) -> dict[str, Any]:
     else:
         if isinstance(value, dict):
             return value
-        raise ArtifactError(f"{where} is no JSON object: {shorten(value)}.", 'Write it as {"column": value}.')
-    raise ArtifactError(f"{where} is not JSON: {reason}.", "Write one JSON object a line.")
+        raise ArtifactError(f"{where} is not a JSON object: {shorten(value)}.", 'Write it as {"column": value}.')
+    raise ArtifactError(f"{where} is not JSON: {reason}.", "Write one JSON object per line.")
 
 
 def open_lines(file: BinaryIO, source: Source, stack: ExitStack) -> Opened:
-    """A text a line, blank ones too; U+2028 and the like end none."""
+    """Open one text per line, blank ones too; U+2028 and similar characters do not end a line."""
     del source
     lines = _open_text(file, stack, newline="\n")
     rows = ((number, {TEXT: as_cell(line.rstrip("\n").rstrip("\r"))}) for number, line in enumerate(lines, start=1))

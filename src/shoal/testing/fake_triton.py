@@ -1,10 +1,9 @@
-"""A stand-in for ``triton_python_backend_utils`` where no stub runs: component tests without a server.
+"""Fake of ``triton_python_backend_utils``, for component tests without a server.
 
-It models what bites in the real one: tensors on the host or on a GPU, DLPack capsules that can be taken once, the
-contiguity rule, which requests Triton joins to one ``execute``, cancellation, and what Triton does not forgive (a
-missing response). What it does not model is speed and memory.
+It models the real module's pitfalls: tensors on the host or on a GPU, DLPack capsules that can be consumed once, the
+contiguity rule, dynamic batching, cancellation, and failure on a missing response. It does not model speed or memory.
 
-Names and signatures are the real module's, so nothing here is ours to choose.
+Names and signatures are the real module's.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _CPU, _CUDA = 1, 2  # DLDeviceType
 
 
 class TritonModelException(Exception):  # noqa: N818
-    """What the real module raises."""
+    """Exception of the real module."""
 
 
 class TritonError:
@@ -40,36 +39,36 @@ class TritonError:
         self._message, self._code = message, code
 
     def message(self) -> str:
-        """The text that a client gets."""
+        """Return the text that a client gets."""
         return self._message
 
     def code(self) -> int:
-        """One of the class's constants."""
+        """Return the code, one of the class's constants."""
         return self._code
 
 
 class Tensor:
-    """A named tensor; ``is_on_gpu`` only pretends, so that code paths can be tried without one."""
+    """Named tensor; ``is_on_gpu`` simulates a GPU tensor, so that code paths can be tested without a GPU."""
 
     def __init__(self, name: str, array: Array, *, is_on_gpu: bool = False) -> None:
         self._name, self._array, self._is_on_gpu = name, np.ascontiguousarray(array), is_on_gpu
 
     def name(self) -> str:
-        """The tensor's name."""
+        """Return the tensor's name."""
         return self._name
 
     def is_cpu(self) -> bool:
-        """Whether it lies on the host."""
+        """Whether it is on the host."""
         return not self._is_on_gpu
 
     def as_numpy(self) -> Array:
-        """The array; a GPU tensor has none."""
+        """Return the array; a GPU tensor raises, as in the real module."""
         if self._is_on_gpu:
             raise TritonModelException("Tensor is stored in GPU and cannot be converted to NumPy.")
         return self._array
 
     def to_dlpack(self) -> Any:
-        """A capsule, which can be taken once."""
+        """Return a capsule, which can be consumed once."""
         if self._array.dtype == np.object_:
             raise TritonModelException("DLPack does not have support for string tensors.")
         return self._array.__dlpack__()
@@ -82,7 +81,7 @@ class Tensor:
 
     @staticmethod
     def from_dlpack(name: str, source: Any) -> Tensor:
-        """A tensor over ``source``'s memory: an object with ``__dlpack__``, or a capsule."""
+        """Create a tensor over the memory of ``source``: an object with ``__dlpack__``, or a capsule."""
         if isinstance(source, np.ndarray):
             raise TritonModelException("The real stub of 24.10 dies here of a segmentation fault.")
         array = np.from_dlpack(source if hasattr(source, "__dlpack__") else _Holder(source))
@@ -97,7 +96,7 @@ class Tensor:
 
 @dataclass
 class _Holder:
-    """Makes a bare capsule what NumPy asks for; taking it again fails there, as in the real stub."""
+    """Adapter that lets NumPy import a bare capsule; a second import fails in NumPy, as in the real stub."""
 
     capsule: Any
 
@@ -110,7 +109,7 @@ class _Holder:
 
 @dataclass
 class InferenceRequest:
-    """One request as ``execute`` gets it."""
+    """Request as passed to ``execute``."""
 
     tensors: Sequence[Tensor]
     id: str = ""
@@ -118,34 +117,34 @@ class InferenceRequest:
     sent_beside: Mapping[str, Any] = field(default_factory=dict)
 
     def parameters(self) -> str:
-        """What was sent beside the tensors, as JSON."""
+        """Return the request's parameters as JSON."""
         return json.dumps(dict(self.sent_beside))
 
     def inputs(self) -> list[Tensor]:
-        """Its input tensors."""
+        """Return the input tensors."""
         return list(self.tensors)
 
     def request_id(self) -> str:
-        """The client's own id."""
+        """Return the id given by the client."""
         return self.id
 
     def is_cancelled(self) -> bool:
-        """Whether the client has gone."""
+        """Whether the client has cancelled."""
         return self.has_gone
 
 
 @dataclass
 class InferenceResponse:
-    """One answer: tensors, or an error."""
+    """Response to one request: tensors, or an error."""
 
     output_tensors: Sequence[Tensor] = field(default_factory=list)
     error: TritonError | None = None
 
     def arrays(self) -> dict[str, Array]:
-        """The outputs by name.
+        """Return the outputs by name.
 
         Raises:
-            TritonModelException: the response carries an error.
+            TritonModelException: the response is an error.
         """
         if self.error is not None:
             raise TritonModelException(self.error.message())
@@ -153,7 +152,7 @@ class InferenceResponse:
 
 
 class MetricFamily:
-    """Custom metrics of one name."""
+    """Family of custom metrics with one name."""
 
     COUNTER, GAUGE = range(2)
 
@@ -161,37 +160,37 @@ class MetricFamily:
         self.name, self.description, self.kind = name, description, kind
 
     def Metric(self, labels: Mapping[str, str]) -> Metric:  # noqa: N802
-        """The metric with these labels."""
+        """Create the metric with these labels."""
         return Metric(self.kind, dict(labels))
 
 
 @dataclass
 class Metric:
-    """One number."""
+    """Metric value with its labels."""
 
     kind: int
     labels: Mapping[str, str]
     number: float = 0.0
 
     def increment(self, added: float) -> None:
-        """Add to it; a counter refuses to fall."""
+        """Add to the value; a counter refuses negative amounts."""
         if added < 0 and self.kind == MetricFamily.COUNTER:
             raise TritonModelException("Cannot decrease a counter.")
         self.number += added
 
 
 def get_input_tensor_by_name(request: InferenceRequest, name: str) -> Tensor | None:
-    """The input called ``name``, or None."""
+    """Return the input called ``name``, or None."""
     return next((tensor for tensor in request.inputs() if tensor.name() == name), None)
 
 
 def serialize_byte_tensor(array: Array) -> bytes:
-    """Each element after its length in four bytes, little-endian."""
+    """Serialise each element after its length in four bytes, little-endian."""
     return b"".join(struct.pack("<I", len(element)) + element for element in array.ravel().tolist())
 
 
 def deserialize_bytes_tensor(encoded: Array) -> Array:
-    """The reverse, one-dimensional."""
+    """Reverse ``serialize_byte_tensor``; the result is one-dimensional."""
     blob, elements, start = encoded.tobytes(), [], 0
     while start < len(blob):
         (length,) = struct.unpack_from("<I", blob, start)
@@ -200,12 +199,12 @@ def deserialize_bytes_tensor(encoded: Array) -> Array:
     return np.array(elements, np.object_)
 
 
-# --- and who calls it, in place of a server ----------------------------------------------------------------------
+# --- the caller, in place of a server ----------------------------------------------------------------------------
 
 
 @contextmanager
 def installed() -> Iterator[None]:
-    """This module under the real one's name."""
+    """Register this module under the real one's name inside the context."""
     name = "triton_python_backend_utils"
     before = sys.modules.get(name)
     sys.modules[name] = sys.modules[__name__]
@@ -218,7 +217,7 @@ def installed() -> Iterator[None]:
 
 
 class Stub:
-    """One model instance: ``initialize`` once, then ``execute`` on what Triton's batcher would join.
+    """Model instance: ``initialize`` once, then ``execute`` on batches as Triton's dynamic batcher would form them.
 
     ``config`` is the model's configuration in its JSON form; ``kind`` is CPU or GPU.
     """
@@ -249,7 +248,7 @@ class Stub:
         self.batch_sizes: list[int] = []
 
     def infer(self, *requests: Mapping[str, Array] | InferenceRequest) -> list[InferenceResponse]:
-        """Answer requests that wait at the same time, in order."""
+        """Answer requests that are queued at the same time, in order."""
         made = [r if isinstance(r, InferenceRequest) else _request(r) for r in requests]
         answers: list[InferenceResponse] = []
         for batch in self._batches(made):
@@ -266,9 +265,9 @@ class Stub:
         self._model.finalize()
 
     def _batches(self, requests: Sequence[InferenceRequest]) -> Iterator[list[InferenceRequest]]:
-        """Neighbours in the queue that bring the same inputs in the same shapes; ragged inputs may differ in width.
+        """Batch neighbours in the queue that have the same inputs and shapes; ragged inputs may differ in width.
 
-        Without ``dynamic_batching`` every request comes alone.
+        Without ``dynamic_batching`` every request is a batch of its own.
         """
         batch: list[InferenceRequest] = []
         for request in requests:

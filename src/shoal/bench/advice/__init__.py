@@ -1,1 +1,1 @@
-"""Advice that is drawn from a measurement, each sentence with the figures that it rests on."""
+"""Performance advice derived from a measurement; each sentence gives the figures it is based on."""

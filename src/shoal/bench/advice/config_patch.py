@@ -1,4 +1,4 @@
-"""Lines of a config.pbtxt: what is proposed to stand there, and putting it there."""
+"""Proposed lines of a config.pbtxt, and their insertion."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from shoal.repository.config import ModelConfig
 
 
 def allow_batching() -> str:
-    """Requests that wait are joined."""
+    """Return the line that turns dynamic batching on."""
     return "dynamic_batching { }"
 
 
 def add_instances(config: ModelConfig, more: int) -> tuple[str, str]:
-    """How many instances there are with at least ``more`` in the first group, which stays where it is; and the lines.
+    """Add at least ``more`` instances to the first group; return the new count in words, and the lines.
 
-    A count is for each GPU of its group, and for each of the machine where the group names none.
+    A group's count is per GPU that it names, or per GPU of the machine if it names none.
     """
     message = _only(config, "instance_group")
     group = message.instance_group[0] if message.instance_group else message.instance_group.add()
@@ -29,7 +29,7 @@ def add_instances(config: ModelConfig, more: int) -> tuple[str, str]:
 
 
 def drop_delay(config: ModelConfig) -> str:
-    """Batching as it is, but for the delay."""
+    """Return the dynamic batching settings without the queue delay."""
     message = _only(config, "dynamic_batching")
     message.dynamic_batching.ClearField("max_queue_delay_microseconds")
     message.dynamic_batching.SetInParent()
@@ -37,7 +37,7 @@ def drop_delay(config: ModelConfig) -> str:
 
 
 def put(text: str, lines: str) -> str:
-    """The configuration ``text`` with ``lines`` in the place of the fields that they name; comments are lost."""
+    """Replace the fields of the configuration ``text`` that ``lines`` set; comments are lost."""
     from google.protobuf import text_format
     from tritonclient.grpc import model_config_pb2
 
@@ -51,7 +51,7 @@ def put(text: str, lines: str) -> str:
 
 
 def _only(config: ModelConfig, field: str) -> Any:
-    """A copy of the configuration with this field alone."""
+    """Copy the configuration with this field alone."""
     message = type(config.message)()
     message.CopyFrom(config.message)
     for other, _ in message.ListFields():

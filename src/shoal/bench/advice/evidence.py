@@ -1,4 +1,4 @@
-"""What advice is drawn from, and what it is."""
+"""Advice, and the measurements it is derived from."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 from shoal.bench.figures import Cell, Figures
 from shoal.repository.config import ModelConfig
 
-IDLE = 0.5  # of the time: an instance that runs less holds nobody up
-ALONE = 1.2  # requests an execution: no more than this is one by one
+IDLE = 0.5  # of the time: an instance that runs less is not a bottleneck
+ALONE = 1.2  # requests per execution: up to this, requests are run one by one
 LARGE_SHARE = 0.3  # of a request's time
 
 
 @dataclass(frozen=True)
 class Advice:
-    """One proposal: ``what`` to do, ``why``, and the ``lines`` of the model's config.pbtxt in place of its own.
+    """One proposal: ``what`` to do, ``why``, and the ``lines`` that replace those in config.pbtxt.
 
-    Where it ``helps`` not, ``what`` says what is not worth trying. ``kind`` is stable, for machines.
+    Unless it ``helps``, ``what`` says what is not worth trying. ``kind`` is stable, for machines.
     """
 
     kind: str
@@ -35,11 +35,11 @@ class Advice:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What advice is drawn from: the medians by load, and the models' configurations.
+    """Input of the advice rules: the medians by load, and the models' configurations.
 
-    ``levels`` are the steps' places in the ensemble (those of one level run side by side); there are none where a model
-    is several steps, or a step is several models. ``cores`` those that the
-    server may use, and ``flags`` the processor's, as ``describe_machine`` gives them.
+    ``levels`` are the depths of the steps in the ensemble (steps of one level run in parallel); empty if a model is
+    several steps, or a step several models. ``cores`` is the number of cores that the server may use, and ``flags``
+    are the processor's, as ``describe_machine`` returns them.
     """
 
     cells: Mapping[Cell, Figures]

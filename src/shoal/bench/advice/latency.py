@@ -1,4 +1,4 @@
-"""Advice on single requests: what lies outside the steps' own work."""
+"""Advice on the latency of single requests: time spent outside the steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shoal.bench.figures import Cell, Figures
 
 
 def advise_alone(evidence: Evidence) -> Iterator[Advice]:
-    """What one caller waits for beside the steps' own work."""
+    """Advise on the time of one caller's request that is not spent in steps: queue delay, ensemble, transport."""
     alone = evidence.cells.get(Cell(1, 1))
     if alone is None:
         return
@@ -20,9 +20,9 @@ def advise_alone(evidence: Evidence) -> Iterator[Advice]:
             yield Advice(
                 "delay",
                 name,
-                f"Let {name} wait for nobody.",
+                f"Remove the queue delay of {name}.",
                 f"One caller's request waits there {step.queue_ms:.1f} of {alone.p50_ms:.1f} ms for others that do not"
-                f" come: max_queue_delay is {delay:g} ms. Under load requests meet without it.",
+                f" arrive: max_queue_delay is {delay:g} ms. Under load, requests are batched without it.",
                 drop_delay(evidence.configs[name]),
             )
     if alone.server_ms is None:
@@ -32,7 +32,7 @@ def advise_alone(evidence: Evidence) -> Iterator[Advice]:
         yield Advice(
             "ensemble",
             "",
-            "Fewer steps would help single requests: put cheap neighbours into one model.",
+            "Fewer steps would help single requests: merge cheap adjacent ones into one model.",
             f"Of {alone.server_ms:.1f} ms in the server, {between:.1f} are spent between the steps.",
         )
     outside = alone.p50_ms - alone.server_ms - (alone.local_ms or 0)
@@ -40,14 +40,14 @@ def advise_alone(evidence: Evidence) -> Iterator[Advice]:
         yield Advice(
             "protocol",
             "",
-            "Nothing in the repository would help most of a single request's time; more rows a request share it.",
-            f"Of {alone.p50_ms:.1f} ms, {outside:.1f} are spent in the client and on the way.",
+            "Nothing in the repository would help most of a single request's time; send more rows per request.",
+            f"Of {alone.p50_ms:.1f} ms, {outside:.1f} are spent in the client and in transit.",
             helps=False,
         )
 
 
 def _longest_way(evidence: Evidence, figures: Figures) -> float:
-    """Milliseconds of the slowest step of each level, which no request can be faster than."""
+    """Sum the milliseconds of the slowest step of each level: a lower bound of the latency."""
     slowest: dict[int, float] = {}
     for name, step in figures.steps.items():
         level = evidence.levels.get(name, 0)

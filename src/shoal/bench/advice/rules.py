@@ -1,4 +1,4 @@
-"""What would make a pipeline faster, and what would not: sentences, each with the figures that it rests on."""
+"""Rules for what would make a pipeline faster and what would not; each sentence gives its figures."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from shoal.bench.steps import StepFigures
 from shoal.machine import BF16_FLAGS
 from shoal.repository.config import ModelConfig
 
-BUSY = 0.85  # of the time: an instance that runs so much is what requests wait for
+BUSY = 0.85  # of the time: an instance that runs this much is a bottleneck
 SATURATED = 0.9  # of all cores' time
-GAIN = 1.2  # a rate so many times another is worth a change
-FULL = 0.95  # of the best rate: what reaches it is as good
-COMPUTING = 0.2  # of its run on a core: a step that is there less waits for something else than the processor
+GAIN = 1.2  # smallest ratio of rates that is worth a change
+FULL = 0.95  # of the best rate: rates above it count as equal
+COMPUTING = 0.2  # share of a run on a core: a step below it waits for something other than the CPU
 
 
 def advise(evidence: Evidence) -> list[Advice]:
-    """The proposals, what helps first. The bottleneck is named in any case.
+    """Return the proposals, helpful ones first. The bottleneck is always named.
 
-    It looks at the load with the best rate and at the single rows of the most callers, where requests meet, and at one
-    caller alone for what lies outside the steps.
+    Uses the load with the best rate, single rows from the most callers (where requests can be batched), and one caller
+    alone for the time outside the steps.
     """
     found: list[Advice] = []
     for cell, figures in _crowded(evidence):
@@ -34,15 +34,15 @@ def advise(evidence: Evidence) -> list[Advice]:
     found += _request_size(evidence)
     found += advise_alone(evidence)
     chosen: dict[tuple[str, str], Advice] = {}
-    for advice in sorted(found, key=lambda advice: not advice.helps):  # what helps under one load helps
+    for advice in sorted(found, key=lambda advice: not advice.helps):  # helpful under one load is enough
         chosen.setdefault((advice.kind, advice.model), advice)
     batched = {model for kind, model in chosen if kind == "batching" and chosen[kind, model].helps}
-    # Batching first: how busy the instances are then is for the next measurement to say.
+    # Batching first: it changes how busy the instances are, so measure again before adding instances.
     return [a for a in chosen.values() if not (a.kind == "instances" and a.model in batched)]
 
 
 def _crowded(evidence: Evidence) -> list[tuple[Cell, Figures]]:
-    """The loads under which requests meet: of single rows the one with the most callers, and the best of all."""
+    """Return the loads with concurrent requests: single rows from the most callers, and the best rate of all."""
     several = _several(evidence)
     best = max(several, key=lambda cell: several[cell].rows_per_s)
     crowd = max(several, key=lambda cell: (cell.batch == min(c.batch for c in several), cell.callers))
@@ -50,7 +50,7 @@ def _crowded(evidence: Evidence) -> list[tuple[Cell, Figures]]:
 
 
 def _several(evidence: Evidence) -> dict[Cell, Figures]:
-    """The loads of several callers, else all."""
+    """Return the loads with several callers, or all loads if there are none."""
     return {cell: figures for cell, figures in evidence.cells.items() if cell.callers > 1} or dict(evidence.cells)
 
 
@@ -68,7 +68,7 @@ def _bottleneck(cell: Cell, figures: Figures) -> Iterator[Advice]:
 
 
 def _waiting(evidence: Evidence, cell: Cell, figures: Figures) -> Iterator[Advice]:
-    """Steps that requests wait for."""
+    """Advise on steps with a queue: batching, or more instances."""
     for name, step in figures.steps.items():
         config = evidence.configs[name]
         is_one_by_one = cell.callers > 1 and step.requests_per_execution <= ALONE
@@ -92,7 +92,7 @@ def _can_batch(config: ModelConfig) -> bool:
 
 
 def _is_worth_batching(evidence: Evidence, figures: Figures) -> bool:
-    """Where the cores are busy, joining requests helps only if rows of larger ones are cheaper, as far as is known."""
+    """Whether batching can help: on busy cores only if rows of larger requests are cheaper, as far as measured."""
     if figures.cpu < SATURATED:
         return True
     rates = _rates(evidence)
@@ -102,7 +102,7 @@ def _is_worth_batching(evidence: Evidence, figures: Figures) -> bool:
 
 def _instances(evidence: Evidence, cell: Cell, figures: Figures, name: str, step: StepFigures) -> Iterator[Advice]:
     if step.cpu_ms is None and figures.cpu >= SATURATED:
-        return  # it may be what takes the cores
+        return  # this step may be what saturates the cores
     number = evidence.configs[name].spec.num_instances
     taken = _cores_of(step, number) / number
     free = evidence.cores * (1 - figures.cpu)
@@ -119,32 +119,28 @@ def _instances(evidence: Evidence, cell: Cell, figures: Figures, name: str, step
         return
     words, lines = add_instances(evidence.configs[name], more)
     each = "" if step.cpu_ms is None else f"; an instance takes {taken:.1f} of {evidence.cores} cores"
-    gpu = (
-        " On a GPU that is full already it will not help: look at its utilisation."
-        if _is_on_gpu(evidence, name)
-        else ""
-    )
+    gpu = " This does not help on a saturated GPU: check its utilisation." if _is_on_gpu(evidence, name) else ""
     yield Advice(
         "instances",
         name,
         f"Give {name} {words}.",
-        f"{busy} with {step.requests_per_execution:.1f} requests an execution, while the cores are busy"
+        f"{busy} with {step.requests_per_execution:.1f} requests per execution, while the cores are busy"
         f" {figures.cpu:.0%}{each}.{gpu}",
         lines,
     )
 
 
 def _cores_of(step: StepFigures, instances: int) -> float:
-    """Cores that all instances of a step take together; 0 of one without a stub, which is not known.
+    """Estimate the cores that all instances of a step use together; 0 if unknown (a model without a stub).
 
-    A step may see more rows than the pipeline, or fewer: so it is counted from its own runs.
+    Computed from the step's own executions, since it may see more or fewer rows than the pipeline.
     """
     of_a_run = (step.cpu_ms or 0) * step.rows_per_execution / step.execution_ms if step.execution_ms else 0.0
     return step.busy * instances * of_a_run
 
 
 def _computes(step: StepFigures) -> bool:
-    """Whether what an instance does while it runs is computing, on the host."""
+    """Whether the instances spend their run time on the host CPU."""
     return (step.cpu_ms or 0) * step.rows_per_execution >= COMPUTING * step.execution_ms
 
 
@@ -153,14 +149,14 @@ def _is_on_gpu(evidence: Evidence, name: str) -> bool:
 
 
 def _processor(evidence: Evidence, cell: Cell, figures: Figures) -> Iterator[Advice]:
-    """Cores that have nothing left."""
+    """Advise on saturated cores: more instances do not help, a cheaper step does."""
     if figures.cpu < SATURATED:
         return
     computing = [name for name, step in figures.steps.items() if _computes(step)]
     yield Advice(
         "cpu",
         "",
-        f"More instances of what computes would not help: {', '.join(computing) or 'no step'}.",
+        f"More instances of CPU-bound steps would not help: {', '.join(computing) or 'no step'}.",
         f"With {cell} the {evidence.cores} cores are busy {figures.cpu:.0%} of the time: the server takes"
         f" {figures.server_cpu:.0%}, the client {figures.client_cpu:.0%}, other programs {figures.other_cpu:.0%}."
         + (" Measure again without those." if figures.cpu - figures.other_cpu < SATURATED else ""),
@@ -171,11 +167,11 @@ def _processor(evidence: Evidence, cell: Cell, figures: Figures) -> Iterator[Adv
         return
     name = max(known, key=known.__getitem__)
     if _cores_of(figures.steps[name], evidence.configs[name].spec.num_instances) < LARGE_SHARE * evidence.cores:
-        return  # others have filled them
+        return  # other steps or programs use the cores
     yield Advice(
         "cost",
         name,
-        f"What would help is a cheaper {name}, such as a smaller model in its place: an option, since answers change.",
+        f"A cheaper {name} would help, such as a smaller model in its place: an option, since answers change.",
         f"A row takes {known[name]:.2f} ms of CPU there, {known[name] / sum(known.values()):.0%} of all steps'.",
     )
     is_fp32 = evidence.configs[name].spec.parameters.get("dtype", "fp32") == "fp32"
@@ -194,22 +190,21 @@ def _dtype(evidence: Evidence, name: str) -> Advice:
 
 
 def _idle(evidence: Evidence, improved: Set[str]) -> Iterator[Advice]:
-    """Steps that hold nobody up, but for those of which another load tells otherwise; or none that does: then too
-    little is asked."""
+    """Name steps that are not bottlenecks, except those to improve under another load; and report too little load."""
     (cell, figures) = _crowded(evidence)[-1] if _crowded(evidence) else (None, None)
     if cell is None or figures is None:
         return
     busiest = max(step.busy for step in figures.steps.values())
     if busiest < BUSY and figures.cpu < SATURATED:
         own = figures.client_cpu * evidence.cores
-        has_larger = any(other.batch > cell.batch for other in evidence.cells)  # which are no better
+        has_larger = any(other.batch > cell.batch for other in evidence.cells)  # measured, and not better
         is_client = own >= 0.8  # cores: one Python process cannot take many more than one
         yield Advice(
             "callers",
             "",
-            "Ask more at a time: more callers."
+            "Increase the load: use more callers."
             if has_larger
-            else "Ask more at a time: more callers, or more rows a request.",
+            else "Increase the load: use more callers, or more rows per request.",
             f"With {cell} no step runs more than {busiest:.0%} of the time, and the cores are busy {figures.cpu:.0%}."
             + (f" The client itself takes {own:.1f} cores: use several processes." if is_client else ""),
         )
@@ -226,7 +221,7 @@ def _idle(evidence: Evidence, improved: Set[str]) -> Iterator[Advice]:
 
 
 def _rates(evidence: Evidence) -> dict[int, float]:
-    """The best rate at each batch size: of several callers, where any were, since one alone reaches less."""
+    """Return the best rate at each batch size, over loads with several callers if there are any."""
     rates: dict[int, float] = {}
     for cell, figures in sorted(_several(evidence).items()):
         rates[cell.batch] = max(rates.get(cell.batch, 0.0), figures.rows_per_s)
@@ -241,7 +236,7 @@ def _request_size(evidence: Evidence) -> Iterator[Advice]:
         yield Advice(
             "rows",
             "",
-            f"Send {enough} rows a request where you have them.",
+            f"Send {enough} rows per request where possible.",
             f"That gives {rates[enough]:.1f} rows/s; single rows give {rates[1]:.1f}.",
         )
     larger = [batch for batch in rates if batch > enough]

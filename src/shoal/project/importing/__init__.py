@@ -1,1 +1,1 @@
-"""Models of any library become model folders: nothing of their configuration is guessed in silence."""
+"""Import of models as model folders, with a configuration derived from the model; nothing is guessed silently."""

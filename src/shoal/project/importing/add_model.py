@@ -1,4 +1,4 @@
-"""A user's model becomes a model folder of their project, with a configuration derived from the model itself."""
+"""Import of a model into a user's project, with a configuration derived from the model itself."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from shoal.project.importing.imported import Imported
 from shoal.project.scaffold.names import check_name, find_project_folders
 from shoal.repository.config import CONFIG, as_config, write_config
 
-_SCRATCH = "scratch"  # the argument of a draft that needs a folder while it lives
+_SCRATCH = "scratch"  # parameter of a draft function that needs a temporary folder
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """A family of models, and the function that drafts a model folder of one."""
+    """A kind of model, and the function that drafts a model folder from one."""
 
     what: str
     module: str
@@ -52,7 +52,7 @@ _ADVICE = {
     ".bin": _TORCH_SAVE, ".safetensors": "Name the folder that holds it beside its config.json, and its head.",
     ".model": _XGBOOST, ".bst": _XGBOOST, ".h5": _TENSORFLOW, ".keras": _TENSORFLOW, ".pb": _TENSORFLOW,
 }  # fmt: skip
-# Of objects, by the package that a class of theirs comes from.
+# Kinds of objects, by the package that a class of theirs is defined in.
 _PACKAGES = {"sklearn": _FOREST, "xgboost": _FOREST, "lightgbm": _FOREST, "treelite": _FOREST, "torch": _TORCHSCRIPT}
 _SAVED_FIRST = {
     "transformers": "Save it: model.save_pretrained(FOLDER), beside its tokenizer; then name the folder, and its head.",
@@ -69,20 +69,20 @@ def add_model(
     tell: Callable[[str], None] = lambda line: None,
     **options: Any,
 ) -> list[Path]:
-    """Write ``models/NAME`` of a project from a model; returns the paths of its files.
+    """Write ``models/NAME`` of a project from a model; return the paths of its files.
 
     ``source`` is a file (TorchScript ``.pt``, ONNX ``.onnx``, XGBoost ``.json`` or ``.ubj``, LightGBM ``.txt``,
     Treelite ``.tl``, scikit-learn ``.skops``), an object (an estimator, a booster, a torch.jit.ScriptModule), or an
     encoder's Hugging Face name or folder. ``options`` are those of its kind, which ``draft_torchscript``,
     ``draft_graph``, ``draft_forest`` and ``draft_encoder`` describe; those that are None count as not given.
 
-    Nothing is written that ``shoal.check`` calls an error, and nothing over what stands there. ``is_dry``: only say
-    what would be written. ``tell`` gets lines for people: what was derived, and from what; they are the comment of
-    ``config.pbtxt`` too.
+    Nothing is written if ``shoal.check`` reports an error, and no file is overwritten. ``is_dry``: only return the
+    paths. ``tell`` receives lines for people: what was derived, and from what; they are also the comment in
+    ``config.pbtxt``.
 
     Raises:
-        InputError: the name or an option cannot be, something stands there, or an option is missing that the file
-            does not tell.
+        InputError: the name or an option is invalid, a file exists, or an option is missing that cannot be derived from
+            the model.
         ArtifactError: the model is damaged, or cannot be served.
         SetupError: a library that reads it is not installed.
     """
@@ -114,11 +114,11 @@ def _find_kind(source: Any) -> _Kind:
     path = Path(source)
     suffix = path.suffix.lower()
     if path.is_dir() or (not path.exists() and suffix not in {**_KINDS, **_ADVICE}):
-        return _ENCODER  # by its folder, or its name on a hub
+        return _ENCODER  # a folder, or a name on a hub
     if suffix not in _KINDS:
         known = ", ".join(_KINDS)
         raise InputError(
-            f"{path} is no model that can be added: known files end in {known}.",
+            f"{path} is not a model that can be added. Known suffixes: {known}.",
             _ADVICE.get(suffix, "Convert it to one of them."),
         )
     if not path.exists():
@@ -132,9 +132,9 @@ def _kind_of_object(source: Any) -> _Kind:
         if package in _PACKAGES:
             return _PACKAGES[package]
         if package in _SAVED_FIRST:
-            raise InputError(f"A {type(source).__name__} is not taken as an object.", _SAVED_FIRST[package])
+            raise InputError(f"A {type(source).__name__} cannot be added as an object.", _SAVED_FIRST[package])
     raise InputError(
-        f"A {type(source).__name__} is no model that can be added.",
+        f"A {type(source).__name__} is not a model that can be added.",
         f"Give a file, an encoder's name, or an object of {', '.join(_PACKAGES)}.",
     )
 
@@ -145,12 +145,12 @@ def _check_options(kind: _Kind, draft: Callable[..., Imported], options: Mapping
     unknown = [name for name in options if name not in known]
     if unknown and not any(p.kind == Parameter.VAR_KEYWORD for p in taken):
         listed = f"It takes: {', '.join(known)}." if known else "It takes none."
-        raise InputError(f"For {kind.what} there is no option {', '.join(unknown)}.", listed)
+        raise InputError(f"Unknown option for {kind.what}: {', '.join(unknown)}.", listed)
     return dict(options)
 
 
 def _files(imported: Imported, name: str, repository: Path) -> Mapping[str, str | bytes | Path]:
-    """The model folder's files by their paths in the project, after they were checked as ``repository``.
+    """Check the model folder in a temporary ``repository``; return its files by their paths in the project.
 
     Raises:
         ArtifactError: Triton would refuse them.
@@ -168,7 +168,7 @@ def _files(imported: Imported, name: str, repository: Path) -> Mapping[str, str 
 
 
 def _put(path: Path, content: str | bytes | Path) -> None:
-    """A file, or a link to one, which may be large."""
+    """Write a file, or a link to one, since it may be large."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if isinstance(content, Path):
         path.symlink_to(content.resolve())
@@ -185,7 +185,7 @@ def _check(repository: Path, name: str) -> None:
         where = str(first.place).removeprefix(f"{repository.resolve()}/")
         more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
         raise ArtifactError(
-            f"models/{name} is not written, for {where} would be wrong{more}: {first.what.rstrip('.')}"
+            f"models/{name} is not written, since {where} would be wrong{more}: {first.what.rstrip('.')}"
             f" [{first.rule.id}].",
             first.fix,
         )

@@ -1,7 +1,7 @@
-"""What files of XGBoost and LightGBM say of themselves: objective, features, and what Treelite would read wrongly.
+"""Readers for XGBoost and LightGBM files: objective, features, and rejection of what Treelite would read wrongly.
 
-Neither library is needed. Treelite takes trees for what they seem: it knows nothing of LightGBM's linear leaves, nor of
-zeros that count as missing, and it reads on behind LightGBM's trees, where a feature's name may look like a field.
+Neither library is needed. Treelite ignores LightGBM's linear leaves and zeros that count as missing, and it keeps
+parsing after LightGBM's trees, where a feature's name may look like a field.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shoal.forests.boosters import (
     read_xgboost_head,
 )
 
-# Objectives whose predict Treelite gives, and whether it gives chances of classes.
+# Objectives whose predictions Treelite reproduces, and whether they are class probabilities.
 _XGBOOST: Mapping[str, bool] = {
     "reg:squarederror": False, "reg:linear": False, "reg:squaredlogerror": False, "reg:pseudohubererror": False,
     "reg:logistic": False, "reg:gamma": False, "reg:tweedie": False, "count:poisson": False, "survival:cox": False,
@@ -42,10 +42,10 @@ _END = "end of trees"
 
 @dataclass(frozen=True)
 class Booster:
-    """A boosted forest's file: ``name`` is what it is called in errors, ``what`` what it says of itself.
+    """File of a boosted forest; ``name`` is used in errors, ``what`` describes the forest.
 
-    ``content`` is what Treelite shall read, in ``format``: json, ubjson or lightgbm. ``is_classifier``: it gives the
-    chances of classes, else one score. ``gives_labels``: the library's own predict gives the likeliest class instead.
+    ``content`` is the part for Treelite, in ``format``: json, ubjson or lightgbm. ``is_classifier``: the answers are
+    class probabilities, else one score. ``gives_labels``: the library's own predict returns the most likely class.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Booster:
 
 
 def refuse(name: str, why: str, fix: str) -> ArtifactError:
-    """The error for a model that cannot be added."""
+    """Build the error for a model that cannot be added."""
     return ArtifactError(f"{name} cannot be added: {why}.", fix)
 
 
@@ -71,21 +71,21 @@ def read_xgboost(content: bytes, name: str) -> Booster:
     """Read XGBoost's JSON or UBJSON.
 
     Raises:
-        ArtifactError: it is damaged, or its answers would not be the library's.
+        ArtifactError: it is damaged, or its answers would differ from the library's.
     """
     try:
         document = parse_xgboost(content)
     except (ValueError, RecursionError) as error:
         kind = "JSON" if is_json(content) else "UBJSON" if content.startswith(b"{") else "JSON or UBJSON"
-        raise refuse(name, describe_bytes(content[:32]) or f"it is no {kind}, or damaged: {error}", _SAVE) from error
+        raise refuse(name, describe_bytes(content[:32]) or f"it is not {kind}, or damaged: {error}", _SAVE) from error
     try:
         return _describe_xgboost(document, name, "json" if is_json(content) else "ubjson", content)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise refuse(name, f"it is damaged, or of no XGBoost that is known: {error!r}", _SAVE) from error
+        raise refuse(name, f"it is damaged, or of an unknown XGBoost version: {error!r}", _SAVE) from error
 
 
 def _describe_xgboost(document: Any, name: str, format_name: str, content: bytes) -> Booster:
-    learner = _find(document, name, *(["Model"] if _has(document, "Model") else []), "learner")  # of a snapshot
+    learner = _find(document, name, *(["Model"] if _has(document, "Model") else []), "learner")  # "Model": a snapshot
     _find(learner, name, "learner_model_param", "num_feature")
     _find(learner, name, "objective", "name")
     booster = str(_find(learner, name, "gradient_booster", "name"))
@@ -121,10 +121,10 @@ def _has(value: Any, key: str) -> bool:
 
 
 def _find(value: Any, name: str, *keys: str) -> Any:
-    """What stands under ``keys``, one in the other."""
+    """Return the value at the nested ``keys``."""
     for depth, key in enumerate(keys):
         if not _has(value, key):
-            raise refuse(name, f"it has no {'.'.join(keys[: depth + 1])}, so it is no whole model of XGBoost", _SAVE)
+            raise refuse(name, f"it has no {'.'.join(keys[: depth + 1])}, so it is not a complete XGBoost model", _SAVE)
         value = value[key]
     return value
 
@@ -133,7 +133,7 @@ def _check_objective(objective: str, known: Mapping[str, bool], name: str) -> No
     if objective not in known:
         raise refuse(
             name,
-            f"its objective is {objective}, whose answers cannot be given as its library gives them",
+            f"its objective is {objective}, whose answers cannot be reproduced as in its library",
             f"Train with one of these: {', '.join(known)}.",
         )
 
@@ -145,7 +145,7 @@ def _check_counts(head: Head, trees: Any, name: str) -> None:
     if not len(trees):
         raise refuse(name, "it has no trees", "Train it first.")
     if head.num_targets > 1:
-        raise refuse(name, f"it predicts {head.num_targets} targets, and FIL knows one", "Train a forest for each.")
+        raise refuse(name, f"it predicts {head.num_targets} targets, and FIL supports one", "Train a forest for each.")
     if sizes - {0, 1}:
         raise refuse(
             name, "its leaves are vectors (multi_output_tree)", "Train with multi_strategy one_output_per_tree."
@@ -172,14 +172,14 @@ _SAVE_TEXT = 'Save it again: booster.save_model("model.txt").'
 
 
 def read_lightgbm(content: bytes, name: str) -> Booster:
-    """Read LightGBM's text.
+    """Read LightGBM's text format.
 
     Raises:
-        ArtifactError: it is damaged, or its answers would not be the library's.
+        ArtifactError: it is damaged, or its answers would differ from the library's.
     """
     text = content.decode("utf-8", "replace")
     if not text.startswith("tree"):
-        why = describe_bytes(content[:32]) or "it is no text of LightGBM, which begins with 'tree'"
+        why = describe_bytes(content[:32]) or "it is not a LightGBM text model, which begins with 'tree'"
         raise refuse(name, why, _SAVE_TEXT)
     text, end, _ = text.partition(f"\n{_END}")
     if not end:
@@ -207,15 +207,15 @@ def read_lightgbm(content: bytes, name: str) -> Booster:
 
 
 def _check_head(about: Mapping[str, str], name: str) -> str:
-    """Its objective, with that one's parameters."""
+    """Check the header; return the objective with its parameters."""
     for key in ("max_feature_idx", "num_class"):
         if not about.get(key, "").isdecimal():
-            raise refuse(name, f"its line {key}= is missing, or no number", _SAVE_TEXT)
+            raise refuse(name, f"its line {key}= is missing, or not a number", _SAVE_TEXT)
     objective = read_lightgbm_head(about).objective
     if not objective:
         raise refuse(
             name,
-            "it names no objective: it was trained with one of your own, or the line objective= is lost",
+            "it names no objective: it was trained with a custom one, or the line objective= is missing",
             "Train with one of LightGBM's, or write the line; it decides what the sums of the leaves mean.",
         )
     _check_objective(objective.split()[0], _LIGHTGBM, name)
@@ -223,7 +223,7 @@ def _check_head(about: Mapping[str, str], name: str) -> str:
 
 
 def _check_trees(trees: Iterable[Mapping[str, str]], name: str) -> list[int]:
-    """The features that are categories."""
+    """Check each tree; return the categorical features."""
     categories = set()
     for tree in trees:
         if tree.get("is_linear", "0") != "0":
@@ -238,7 +238,7 @@ def _check_trees(trees: Iterable[Mapping[str, str]], name: str) -> list[int]:
             elif kind >> 2 & _MISSING == _ZERO:
                 raise refuse(
                     name,
-                    "zeros count as missing (zero_as_missing), which a checkpoint of Treelite cannot say",
+                    "zeros count as missing (zero_as_missing), which a Treelite checkpoint cannot express",
                     "Train with zero_as_missing=False, and NaN where a value is missing.",
                 )
     return sorted(categories)

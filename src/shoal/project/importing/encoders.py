@@ -1,4 +1,4 @@
-"""Encoders by Hugging Face name or folder, as they were published: an embedding, or the head they were trained with."""
+"""Import of Hugging Face encoders by name or folder, as embeddings or with their own trained head."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from shoal.text.wordpiece import LENGTHS
 EMBEDDING, CLASSIFICATION, REGRESSION = KINDS = ("embedding", "classification", "regression")
 FORMATS = {"torchscript": ("pytorch", "model.pt"), "onnx": ("onnxruntime", "model.onnx")}
 VOCABULARY, TOKENIZER = "vocab.txt", "tokenizer.json"
-_LEAF = "tokenizer"  # shoal's own, which the tokenizer's model folder is a copy of
+_LEAF = "tokenizer"  # shoal's model folder to copy
 
 
 def draft_encoder(
@@ -43,21 +43,21 @@ def draft_encoder(
     max_batch_size: int = MAX_BATCH_SIZE,
     scratch: Path,
 ) -> Imported:
-    """A model folder that runs an encoder: token ids and mask, INT64 ``[-1]`` each, to FP32.
+    """Draft a model folder that runs an encoder: token ids and mask, INT64 ``[-1]`` each, to FP32.
 
-    ``head`` says what it gives. ``embedding``: ``[hidden_size]``, the last hidden states pooled (``pooling``: ``mean``
-    of the tokens, or ``cls``, that of the first), of length 1 with ``normalise``; what is not given is read from the
-    files of sentence-transformers, if it has such. ``classification``: ``[num_classes]``, the probabilities that the
+    ``head`` chooses the output. ``embedding``: ``[hidden_size]``, the last hidden states pooled (``pooling``: ``mean``
+    of the tokens, or ``cls``, that of the first), of length 1 with ``normalise``; options not given are read from the
+    files of sentence-transformers, if it has any. ``classification``: ``[num_classes]``, the probabilities that the
     checkpoint's own trained head gives, with its labels as the parameter ``labels``. ``regression``: ``[1]``, its
     score. A checkpoint without a trained head is refused.
 
-    ``format`` is ``torchscript`` or ``onnx``. ``tokenizer`` names a second model, which makes its tokens
-    from texts, at most ``max_length`` of each: as many as the encoder knows, unless it says less. A hub name without a
-    ``revision`` takes the one that shoal pins, if it pins one.
+    ``format`` is ``torchscript`` or ``onnx``. ``tokenizer`` names a second model, which makes the tokens
+    from texts, at most ``max_length`` per text: by default the encoder's maximum, unless its files set a lower one. A
+    hub name without a ``revision`` takes the one that shoal pins, if it pins one.
 
     Raises:
         InputError: it cannot be loaded, has no such head, or options do not go together.
-        ArtifactError: what is written gives another answer, by more than 1e-5.
+        ArtifactError: the exported model's answers differ by more than 1e-5.
     """
     head = _check_options(head, pooling, normalise, max_length, format, tokenizer)
     if max_batch_size < 1:
@@ -75,13 +75,13 @@ def draft_encoder(
     )  # fmt: skip
     said = [
         encoder.title, f"{ids}: token ids; {mask}: attention mask; {out}: {made.what}", *made.notes,
-        f"the file was read again: it answers as the published model does, within {TOLERANCE:g}",
+        f"the file was read again: its answers match the published model, within {TOLERANCE:g}",
     ]  # fmt: skip
     beside: Mapping[str, str | bytes | Path] = {}
     if tokenizer is not None:
         length = _find_length(encoder, max_length)
         beside = _copy_tokenizer(tokenizer, encoder, tokens, length, scratch)
-        said.append(f"its tokens come from preprocess/{tokenizer}, at most {length} of a text")
+        said.append(f"its tokens come from preprocess/{tokenizer}, at most {length} per text")
     return Imported(message, {f"1/{file}": scratch / file}, tuple(said), beside)
 
 
@@ -93,22 +93,20 @@ def _check_options(
     format: str,  # noqa: A002
     tokenizer: str | None,
 ) -> str:
-    """The head, after all of them were looked at."""
+    """Validate the options; return the head."""
     for option, value, known in (("head", head, KINDS), ("pooling", pooling, HEADS), ("format", format, FORMATS)):
         if value is not None and value not in known:
-            raise InputError(f"There is no {option} {value!r}.", f"Known: {', '.join(known)}.")
+            raise InputError(f"Unknown {option} {value!r}.", f"Known: {', '.join(known)}.")
     if head is None:
         raise InputError(
-            "What the encoder shall give is not said.",
-            f"Say --head {', --head '.join(KINDS)}: the last two by the checkpoint's own trained head.",
+            "The encoder's head is not given.",
+            f"Add --head {', --head '.join(KINDS)}: the last two use the checkpoint's own trained head.",
         )
     if head != EMBEDDING and (pooling is not None or normalise is not None):
         given = "pooling" if pooling is not None else "normalise"
         raise InputError(f"{given} is for embeddings; a {head} head pools as it was trained to.", f"Leave {given} out.")
     if max_length is not None and tokenizer is None:
-        raise InputError(
-            "max_length is the tokenizer's, and there is none.", "Say --tokenizer NAME too, or leave it out."
-        )
+        raise InputError("max_length is for a tokenizer, and none is given.", "Add --tokenizer NAME, or leave it out.")
     return head
 
 
@@ -117,9 +115,9 @@ def _check_options(
 
 @dataclass(frozen=True)
 class _Encoder:
-    """A checkpoint as it was loaded; ``model`` and ``tokenizer`` are transformers'.
+    """A loaded checkpoint; ``model`` and ``tokenizer`` are objects of transformers.
 
-    ``vocabulary`` is empty where the tokenizer is no WordPiece. ``title`` is its name and revision.
+    ``vocabulary`` is empty if the tokenizer is not a WordPiece. ``title`` is its name and revision.
     """
 
     name: str
@@ -136,7 +134,7 @@ def _load(name: str, revision: str | None, head: str) -> _Encoder:
         from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
     kind = AutoModel if head == EMBEDDING else AutoModelForSequenceClassification
     with published(name, revision) as (place, pinned), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of old settings; what is missing is looked for below
+        warnings.simplefilter("ignore")  # about old settings; missing weights are checked below
         tokenizer = AutoTokenizer.from_pretrained(place, revision=pinned)
         model, report = kind.from_pretrained(
             place, revision=pinned, attn_implementation="sdpa", dtype=torch.float32, output_loading_info=True
@@ -149,11 +147,11 @@ def _load(name: str, revision: str | None, head: str) -> _Encoder:
             "Take a checkpoint that was trained for it, or --head embedding.",
         )
     if missing or not hasattr(model.config, "max_position_embeddings"):
-        why = f"its checkpoint lacks {_few(missing)}" if missing else "its configuration knows no positions"
-        raise InputError(f"{name} is no encoder that can be served: {why}.", "Take an encoder of BERT's family.")
+        why = f"its checkpoint lacks {_few(missing)}" if missing else "its configuration has no max_position_embeddings"
+        raise InputError(f"{name} is not an encoder that can be served: {why}.", "Take an encoder of BERT's family.")
     if len(tokenizer) > model.config.vocab_size:
         raise InputError(
-            f"The tokenizer of {name} has {len(tokenizer):,} tokens; the model knows {model.config.vocab_size:,}.",
+            f"The tokenizer of {name} has {len(tokenizer):,} tokens; the model has {model.config.vocab_size:,}.",
             "Take both from one checkpoint.",
         )
     try:
@@ -162,7 +160,7 @@ def _load(name: str, revision: str | None, head: str) -> _Encoder:
         if not hasattr(tokenizer, "backend_tokenizer"):
             raise
         vocabulary, is_lowercase = (), False
-    shown = Path(name).resolve().name if Path(name).is_dir() else name  # not where it lies on this machine
+    shown = Path(name).resolve().name if Path(name).is_dir() else name  # without the path on this machine
     title = f"{shown} {describe_revision(model, name, place)}".rstrip()
     return _Encoder(name, title, model.eval(), tokenizer, vocabulary, is_lowercase, sentences)
 
@@ -177,7 +175,7 @@ def _few(names: list[str]) -> str:
 
 @dataclass(frozen=True)
 class _Made:
-    """A module that is exported, the ``width`` of its output, ``what`` that is, and what is said of it."""
+    """A module to export, the ``width`` of its output, ``what`` that is, and notes and parameters of its config."""
 
     module: Trunked
     width: int
@@ -190,17 +188,17 @@ def _embed(encoder: _Encoder, pooling: str | None, normalise: bool | None) -> _M
     model, sentences, notes = encoder.model, encoder.sentences, []
     if pooling is None and not sentences.pooling:
         raise InputError(
-            f"How the hidden states of {encoder.name} become one embedding is not said: {sentences.why}.",
-            f"Say --pooling {' or --pooling '.join(HEADS)}, as it was trained.",
+            f"The pooling of {encoder.name} is not given: {sentences.why}.",
+            f"Add --pooling {' or --pooling '.join(HEADS)}, as it was trained.",
         )
     if pooling is None:
         notes.append(f"pooling {sentences.pooling}: as its files for sentence-transformers say")
     if normalise is None:
-        whence = "as its files for sentence-transformers say" if sentences.pooling else "for nothing says otherwise"
+        whence = "as its files for sentence-transformers say" if sentences.pooling else "the default"
         notes.append(f"{'' if sentences.is_normalised else 'not '}normalised: {whence}")
     pooling = pooling or sentences.pooling
     is_normalised = sentences.is_normalised if normalise is None else normalise
-    model.pooler = None  # its output is not used, and its weights would only be carried along
+    model.pooler = None  # its output is not used, and its weights would only add size
     what = f"the embedding, {HEADS[pooling]}{', of length 1' if is_normalised else ''}"
     module = Embedder(model, pooling, is_normalised=is_normalised)
     return _Made(module, int(model.config.hidden_size), what, tuple(notes))
@@ -211,11 +209,11 @@ def _classify(encoder: _Encoder, head: str) -> _Made:
     width, problem = int(config.num_labels), config.problem_type
     if head == REGRESSION and width != 1:
         raise InputError(
-            f"The head of {encoder.name} gives {width} numbers, and no score.", "Say --head classification."
+            f"The head of {encoder.name} gives {width} numbers, not a score.", "Use --head classification."
         )
     if head == CLASSIFICATION and (width == 1 or problem == "regression"):
         what = "a score" if width == 1 else f"{width} scores"
-        raise InputError(f"The head of {encoder.name} gives {what}, and no classes.", "Say --head regression.")
+        raise InputError(f"The head of {encoder.name} gives {what}, not classes.", "Use --head regression.")
     if head == REGRESSION:
         return _Made(Headed(encoder.model, NOTHING), width, "the score of its own trained head")
     activation = SIGMOID if problem == "multi_label_classification" else SOFTMAX
@@ -224,7 +222,7 @@ def _classify(encoder: _Encoder, head: str) -> _Made:
     what = f"{width} probabilities, the {activation} of its own trained head"
     notes = [f"labels: {', '.join(labels)}" if is_named else "its configuration names no labels"]
     if activation == SIGMOID:
-        notes.append("each class for itself: its configuration says multi_label_classification")
+        notes.append("one sigmoid per class: its configuration says multi_label_classification")
     parameters = {"labels": json.dumps(labels, ensure_ascii=False)} if is_named else {}
     return _Made(Headed(encoder.model, activation), width, what, tuple(notes), parameters)
 
@@ -233,7 +231,7 @@ def _classify(encoder: _Encoder, head: str) -> _Made:
 
 
 def _write_tokens(encoder: _Encoder, folder: Path) -> Path:
-    """The file that its tokens come from: the vocabulary of a WordPiece, or all of another tokenizer."""
+    """Write the tokenizer's file: the vocabulary of a WordPiece, or the whole of any other tokenizer."""
     if not encoder.vocabulary:
         encoder.tokenizer.backend_tokenizer.save(str(folder / TOKENIZER))
         return folder / TOKENIZER
@@ -243,20 +241,20 @@ def _write_tokens(encoder: _Encoder, folder: Path) -> Path:
 
 
 def _find_length(encoder: _Encoder, wanted: int | None) -> int:
-    """The most tokens of a text."""
+    """Return the maximum number of tokens per text."""
     known = [int(encoder.model.config.max_position_embeddings), encoder.tokenizer.model_max_length]
     most = int(min(known))
     if wanted is None:
         return min(encoder.sentences.max_length or most, most)
     if not LENGTHS[0] <= wanted <= most:
-        raise InputError(f"max_length is {wanted}; {encoder.name} knows {LENGTHS[0]} to {most} tokens.")
+        raise InputError(f"max_length is {wanted}; {encoder.name} takes {LENGTHS[0]} to {most} tokens.")
     return wanted
 
 
 def _copy_tokenizer(
     name: str, encoder: _Encoder, tokens: Path, max_length: int, scratch: Path
 ) -> Mapping[str, str | bytes | Path]:
-    """Shoal's own model folder, under this name and with this encoder's tokens, by its paths in a project."""
+    """Copy shoal's tokenizer folder under this name with this encoder's tokens; return its files by project path."""
     settings = {"max_length": str(max_length)}
     if encoder.vocabulary:
         settings["lowercase"] = "true" if encoder.is_lowercase else "false"

@@ -1,7 +1,7 @@
-"""Forests of scikit-learn, XGBoost and LightGBM as they stand in Python, and scikit-learn's in skops files.
+"""Import of scikit-learn, XGBoost and LightGBM objects, and of scikit-learn forests in skops files.
 
-Treelite's import of scikit-learn leaves out where missing values go in random forests, unknown categories in histogram
-gradient boosting, and what a loss makes of the sums of the leaves; here they are put back.
+Treelite's import of scikit-learn drops the direction of missing values in random forests, of unknown categories in
+histogram gradient boosting, and the link function of some losses; this module restores them.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ _KNOWN = (
     "GradientBoostingRegressor", "GradientBoostingClassifier", "HistGradientBoostingRegressor",
     "HistGradientBoostingClassifier", "IsolationForest",
 )  # fmt: skip
-_MOST_CATEGORIES = 2**24  # beyond it FP32 does not hold every whole number
-# What such estimators consist of and skops does not trust by itself, by the beginnings of the names.
+_MOST_CATEGORIES = 2**24  # FP32 represents every whole number up to here
+# Prefixes of types that such estimators contain and skops does not trust by default.
 _TRUSTED = (
     "sklearn._loss.", "sklearn.ensemble._hist_gradient_boosting.", "sklearn.tree._tree.", "sklearn.utils._bunch.",
 )  # fmt: skip
 
 
 def import_estimator(estimator: Any) -> Found:
-    """A forest of scikit-learn.
+    """Import a scikit-learn forest.
 
     Raises:
-        InputError: it is no forest, or not trained.
-        ArtifactError: it has what Treelite, or FIL, does not know.
+        InputError: it is not a forest, or not trained.
+        ArtifactError: it uses something that Treelite or FIL does not support.
     """
     from sklearn import ensemble
     from sklearn.exceptions import NotFittedError
@@ -48,8 +48,8 @@ def import_estimator(estimator: Any) -> Found:
     what = f"scikit-learn's {type(estimator).__name__}"
     if not isinstance(estimator, tuple(getattr(ensemble, name) for name in _KNOWN)):
         raise InputError(
-            f"{what} is no forest that can be added.",
-            f"Known: {', '.join(_KNOWN)}. Of a Pipeline give the last step; what comes before it is a component.",
+            f"{what} is not a forest that can be added.",
+            f"Known: {', '.join(_KNOWN)}. For a Pipeline, give its last step; the steps before it become components.",
         )
     try:
         check_is_fitted(estimator)
@@ -60,7 +60,7 @@ def import_estimator(estimator: Any) -> Found:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             model = treelite.sklearn.import_model(_settle(estimator))
-    except Exception as error:  # its own errors, and what it asserts of scikit-learn's insides
+    except Exception as error:  # its own errors, and failed assertions about scikit-learn's internals
         reason = next(iter(str(error).splitlines()), "") or type(error).__name__
         raise refuse(what, f"Treelite cannot take it: {reason.rstrip('.')}", "Train it another way.") from error
     _mend(model, estimator)
@@ -86,20 +86,22 @@ def import_estimator(estimator: Any) -> Found:
 
 def _check_estimator(estimator: Any, what: str) -> None:
     if getattr(estimator, "n_outputs_", 1) > 1:
-        raise refuse(what, f"it predicts {estimator.n_outputs_} targets, and FIL knows one", "Train a forest for each.")
+        raise refuse(
+            what, f"it predicts {estimator.n_outputs_} targets, and FIL supports one", "Train a forest for each."
+        )
     if len(getattr(estimator, "classes_", "ab")) < 2:
-        raise refuse(what, f"it knows one class alone, {estimator.classes_[0]}", "Train it on rows of two classes.")
+        raise refuse(what, f"it has only one class, {estimator.classes_[0]}", "Train it on rows of two classes.")
     for values in _categories(estimator).values():
         for odd in [value for value in values.tolist() if not _is_code(value)][:1]:
             raise refuse(
                 what,
-                f"it splits on categories such as {odd!r}; a Treelite checkpoint knows whole numbers",
+                f"it splits on categories such as {odd!r}; a Treelite checkpoint supports only whole numbers",
                 "Encode them from 0 on before training, and send the same codes.",
             )
 
 
 def _categories(estimator: Any) -> dict[int, NDArray[Any]]:
-    """The values of each feature that histogram gradient boosting takes for categories."""
+    """Return the category values of each categorical feature in histogram gradient boosting."""
     encoder = getattr(estimator, "_preprocessor", None)
     if encoder is None:
         return {}
@@ -116,7 +118,7 @@ def _is_code(value: Any) -> bool:
 
 
 def _settle(estimator: Any) -> Any:
-    """With as many trees as there are: Treelite reads as many as were asked for, and training may have ended before."""
+    """Set n_estimators to the number of trees, which early stopping may have reduced: Treelite relies on it."""
     trees = getattr(estimator, "estimators_", None)
     if trees is None or len(trees) == estimator.n_estimators:
         return estimator
@@ -128,7 +130,7 @@ def _settle(estimator: Any) -> Any:
 def _mend(model: Any, estimator: Any) -> None:
     header = model.get_header_accessor()
     loss = getattr(estimator, "loss", "")
-    if loss in ("poisson", "gamma"):  # of HistGradientBoostingRegressor, whose trees give logarithms
+    if loss in ("poisson", "gamma"):  # of HistGradientBoostingRegressor, whose trees sum to a logarithm
         header.set_field("postprocessor", "exponential")
     if loss == "exponential":  # half of the log-odds: Friedman, "Greedy function approximation", 2001, section 4.5
         header.set_field("sigmoid_alpha", np.array([2], np.float32))
@@ -143,10 +145,10 @@ def _mend(model: Any, estimator: Any) -> None:
 
 
 def _mend_categories(tree: Any, known: Mapping[int, NDArray[Any]]) -> None:
-    """Let unknown categories go where missing values do, as scikit-learn has it.
+    """Send unknown categories the way of missing values, as scikit-learn does.
 
-    Treelite lists those that go left, and sends every other one right. Where missing values go left, the list becomes
-    that of those that go right.
+    Treelite lists the categories that go left and sends all others right. Where missing values go left, replace the
+    list by its complement, the categories that go right.
     """
     names = ("category_list", "category_list_begin", "category_list_end", "category_list_right_child")
     listed, begins, ends, is_right = (tree.get_field(name).copy() for name in names)
@@ -164,7 +166,7 @@ def _mend_categories(tree: Any, known: Mapping[int, NDArray[Any]]) -> None:
 
 
 def load_skops(path: Path) -> Any:
-    """The estimator in a skops file, whose parts are all scikit-learn's own.
+    """Load the estimator in a skops file, if all of its types belong to scikit-learn.
 
     Raises:
         ArtifactError: it is damaged, or holds something else.
@@ -177,22 +179,22 @@ def load_skops(path: Path) -> Any:
         foreign = [name for name in unknown if not name.startswith(_TRUSTED)]
         if not foreign:
             return io.load(path, trusted=unknown)
-    except Exception as error:  # there is no end to what damaged files of it can raise
+    except Exception as error:  # damaged files can raise anything
         raise refuse(
-            str(path), f"it is no skops file, or damaged: {error}", "Save it again: skops.io.dump(model, FILE)."
+            str(path), f"it is not a skops file, or damaged: {error}", "Save it again: skops.io.dump(model, FILE)."
         ) from error
     raise refuse(
         str(path),
-        f"it holds what is no part of a forest of scikit-learn: {', '.join(foreign)}",
+        f"it contains types that are not part of a scikit-learn forest: {', '.join(foreign)}",
         "If you trust it, load it yourself, and add the forest in it as an object: shoal.add_model(model, NAME).",
     )
 
 
 def read_xgboost_object(source: Any) -> tuple[Booster, dict[str, Any]]:
-    """What a Booster or an XGBModel of XGBoost holds, and what ``Found`` gets beside.
+    """Read a Booster or an XGBModel of XGBoost; return it with the further arguments for ``Found``.
 
     Raises:
-        ArtifactError: it is not trained, or as of ``read_xgboost``.
+        ArtifactError: it is not trained, or as in ``read_xgboost``.
     """
     what = f"XGBoost's {type(source).__name__}"
     booster, said = source, list[str]()
@@ -201,7 +203,7 @@ def read_xgboost_object(source: Any) -> tuple[Booster, dict[str, Any]]:
         if missing is not None and not math.isnan(missing):
             raise refuse(
                 what,
-                f"it takes {missing:g} for a missing value, which its trees do not say",
+                f"it treats {missing:g} as a missing value, which its trees do not record",
                 "Train with missing=nan, and send NaN where a value is missing.",
             )
         booster = _call(source.get_booster, what)
@@ -220,10 +222,10 @@ def read_xgboost_object(source: Any) -> tuple[Booster, dict[str, Any]]:
 
 
 def read_lightgbm_object(source: Any) -> tuple[Booster, dict[str, Any]]:
-    """What a Booster or an LGBMModel of LightGBM holds, up to its best iteration, and what ``Found`` gets beside.
+    """Read a Booster or an LGBMModel of LightGBM, up to its best iteration; also return the arguments for ``Found``.
 
     Raises:
-        ArtifactError: it is not trained, or as of ``read_lightgbm``.
+        ArtifactError: it is not trained, or as in ``read_lightgbm``.
     """
     what = f"LightGBM's {type(source).__name__}"
     booster = _call(lambda: source.booster_, what) if hasattr(type(source), "booster_") else source
@@ -240,5 +242,5 @@ def _labels(source: Any) -> tuple[str, ...] | None:
 def _call(read: Any, what: str) -> Any:
     try:
         return read()
-    except Exception as error:  # each library has its own for what was not trained
+    except Exception as error:  # each library has its own error for untrained models
         raise refuse(what, f"{error}".rstrip("."), "Train it first.") from error

@@ -1,4 +1,4 @@
-"""Forests become model folders for Triton's FIL backend: a Treelite checkpoint, and the configuration that fits it."""
+"""Import of forests as model folders for Triton's FIL backend: a Treelite checkpoint and its configuration."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ def draft_forest(
     labels: Sequence[str] | None = None,
     max_batch_size: int = MAX_BATCH_SIZE,
 ) -> Imported:
-    """A model folder for a forest: ``input__0`` FP32 ``[features]`` -> ``output__0`` FP32 ``[1]`` or ``[classes]``.
+    """Draft a forest's model folder: ``input__0`` FP32 ``[features]`` -> ``output__0`` FP32 ``[1]`` or ``[classes]``.
 
     ``source`` is a file (XGBoost ``.json`` or ``.ubj``, LightGBM ``.txt``, Treelite ``.tl``, scikit-learn ``.skops``)
     or an object of one of these libraries. A regressor answers as its ``predict`` does, a classifier as its
-    ``predict_proba``: within 1e-5 (of a score beyond 1: of its share) of what the library says of the same rows in
-    single precision, for the server gets them so. An object is compared with its checkpoint before anything is written.
+    ``predict_proba``: within 1e-5 (relative for scores beyond 1) of the library's answer to the same rows in single
+    precision, which is what the server gets. An object is compared with its checkpoint before anything is written.
 
-    ``num_features`` is what the model must take, where you want that checked. ``labels`` name the classes, in their
-    order, where the source does not: estimators do, files of XGBoost and LightGBM do not. They are written as the
-    parameter ``labels``, a JSON list.
+    ``num_features`` is the number that the model must take, if you want it checked. ``labels`` name the classes, in
+    order, if the source does not: estimators do, files of XGBoost and LightGBM do not. They become the parameter
+    ``labels``, a JSON list.
 
     Raises:
-        InputError: an option does not fit the model, or ``source`` is none.
-        ArtifactError: it is damaged, lacks what tells how to serve it, or would be answered otherwise than by its
-            library: another objective, linear leaves, several targets, categories that are no whole numbers.
+        InputError: an option does not fit the model, or ``source`` is not a forest.
+        ArtifactError: it is damaged, lacks information needed to serve it, or its answers would differ from its
+            library's: unsupported objective, linear leaves, several targets, categories that are not whole numbers.
         SetupError: a library that reads it is not installed.
     """
     with needs("serve"):
@@ -79,10 +79,10 @@ def draft_forest(
 
 
 def find_forest(source: Any) -> Found:
-    """The forest in a file or an object.
+    """Find the forest in a file or an object.
 
     Raises:
-        ShoalError: as of ``draft_forest``.
+        ShoalError: as in ``draft_forest``.
     """
     if isinstance(source, str | Path):
         return _read_file(Path(source))
@@ -96,7 +96,7 @@ def find_forest(source: Any) -> Found:
     if "sklearn" in packages:
         return import_estimator(source)
     raise InputError(
-        f"A {type(source).__name__} is no forest that can be added.",
+        f"A {type(source).__name__} is not a forest that can be added.",
         f"Give an object of scikit-learn, XGBoost, LightGBM or Treelite, or a file: {_SUFFIXES}.",
     )
 
@@ -126,7 +126,7 @@ def _read_file(path: Path) -> Found:
         return _convert(read_xgboost(path.read_bytes(), name), {})
     if suffix == ".txt":
         return _convert(read_lightgbm(path.read_bytes(), name), {})
-    raise InputError(f"{path} is no forest that can be added.", f"Known: {_SUFFIXES}.")
+    raise InputError(f"{path} is not a forest that can be added.", f"Known: {_SUFFIXES}.")
 
 
 def _convert(booster: Booster, more: dict[str, Any]) -> Found:
@@ -140,7 +140,7 @@ def _convert(booster: Booster, more: dict[str, Any]) -> Found:
 
 
 def _of_checkpoint(content: bytes, name: str) -> Found:
-    """A checkpoint names no objective: what it answers with is read from its task and its postprocessor."""
+    """Read a checkpoint; it names no objective, so the kind of answer follows from its task and postprocessor."""
     model, forest = _load(content, name), _read(content, name)
     is_chance = forest.postprocessor in ("sigmoid", "hinge") or forest.is_mean
     is_classifier = forest.task == Task.MULTICLASS or (forest.task == Task.BINARY and is_chance)
@@ -150,7 +150,7 @@ def _of_checkpoint(content: bytes, name: str) -> Found:
 
 
 def _load(content: bytes, name: str) -> Any:
-    """Treelite's model, after the checkpoint was read by us: Treelite may end the process over a damaged one."""
+    """Load Treelite's model after our own reader: Treelite may abort the process on a damaged checkpoint."""
     import treelite
 
     _read(content, name)
@@ -172,15 +172,14 @@ def _check_forest(forest: Forest, found: Found, num_features: int | None) -> Non
     if num_features not in (None, forest.num_features):
         raise InputError(
             f"{found.name} takes {forest.num_features} features, not {num_features}.",
-            f"Ask for {forest.num_features} or for none in particular, or give the model that was trained on"
-            f" {num_features}.",
+            f"Give {forest.num_features}, leave the number out, or give the model that was trained on {num_features}.",
         )
     if forest.num_targets > 1:
         raise refuse(
-            found.name, f"it predicts {forest.num_targets} targets, and FIL knows one", "Train a forest for each."
+            found.name, f"it predicts {forest.num_targets} targets, and FIL supports one", "Train a forest for each."
         )
     if forest.task == Task.MULTICLASS and forest.num_classes < 2:
-        raise refuse(found.name, "it knows one class alone", "Train it on rows of two classes.")
+        raise refuse(found.name, "it has only one class", "Train it on rows of two classes.")
 
 
 def _width(forest: Forest, found: Found) -> int:
@@ -202,8 +201,8 @@ def _choose_labels(given: Sequence[str] | None, found: Found, width: int) -> lis
 def _describe(forest: Forest, found: Found, width: int, labels: Sequence[str] | None) -> tuple[str, ...]:
     takes = f"input__0 FP32 [{forest.num_features}]: its number of features"
     if not found.is_classifier:
-        return takes, "output__0 FP32 [1]: its score, as predict gives it"
-    gives = f"output__0 FP32 [{width}]: the chances of its {width} classes, as predict_proba gives them"
+        return takes, "output__0 FP32 [1]: its score, as in predict"
+    gives = f"output__0 FP32 [{width}]: the probabilities of its {width} classes, as in predict_proba"
     if labels is None:
-        return takes, gives, "the classes have no names there: give labels, or go by their numbers"
+        return takes, gives, "the file does not name the classes: give labels, or use their numbers"
     return takes, gives, f"labels: {', '.join(labels[:_NUM_TOLD])}{', …' if len(labels) > _NUM_TOLD else ''}"

@@ -1,4 +1,4 @@
-"""ONNX models: names, dtypes and shapes are read from the graph, and ONNX Runtime must take it."""
+"""Import of ONNX models: names, dtypes and shapes come from the graph, and ONNX Runtime must load it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shoal.project.importing.imported import MAX_BATCH_SIZE, Imported, make_conf
 from shoal.project.importing.probe_model import Arrays, BatchError, Trial, TrialError, choose_mask, explain
 
 FILE = "model.onnx"
-_TYPES = {  # onnx.TensorProto.DataType -> those of Triton's that its clients have arrays for
+_TYPES = {  # onnx.TensorProto.DataType -> Triton's types that its clients support
     "FLOAT": "TYPE_FP32", "DOUBLE": "TYPE_FP64", "FLOAT16": "TYPE_FP16", "BOOL": "TYPE_BOOL", "STRING": STRING,
     **{name: f"TYPE_{name}" for name in ("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64")},
 }  # fmt: skip
@@ -26,7 +26,7 @@ _DYNAMIC = -1
 
 @dataclass(frozen=True)
 class _Value:
-    """An input or output of the graph; a size is its number, or the name of its symbol, which may be empty."""
+    """An input or output of the graph; a size is a number, or the name of a symbol, which may be empty."""
 
     name: str
     dtype: str
@@ -44,16 +44,16 @@ class _Value:
 def draft_graph(
     source: Path | str, name: str, *, mask: str | None = None, max_batch_size: int | None = None
 ) -> Imported:
-    """A model folder for Triton's ``onnxruntime`` backend, from an ONNX file.
+    """Draft a model folder for Triton's ``onnxruntime`` backend from an ONNX file.
 
-    A first dimension that is symbolic in all tensors counts rows: ``max_batch_size`` is 512 unless given. Where one is
-    fixed, it is 0 and the dims are the whole shape. ``mask`` names the input that tells how long a row is; inputs that
-    are exactly ``input_ids`` and ``attention_mask`` say so themselves. Files of weights beside the model come along.
+    A first dimension that is symbolic in all tensors is the batch: ``max_batch_size`` is 512 unless given. If one is
+    fixed, it is 0 and the dims are the whole shape. ``mask`` names the input that gives the length of each row; it is
+    detected if the inputs are exactly ``input_ids`` and ``attention_mask``. External weight files are copied too.
 
     Raises:
         InputError: an option does not fit the graph.
         ArtifactError: the file is damaged, or lacks its weights; ONNX Runtime refuses it; a tensor has a dtype or a
-            shape that Triton does not; or the rows of a batch cannot be told apart.
+            shape that Triton does not support; or the rows of a batch are not independent.
     """
     path = Path(source)
     model = _read(path)
@@ -78,7 +78,7 @@ def draft_graph(
     opsets = ", ".join(f"{entry.domain or 'ai.onnx'} {entry.version}" for entry in model.opset_import)
     batches = f"{symbol or 'the first dimension'} counts rows" if is_batched else f"no batches, max_batch_size 0: {why}"
     if not is_batched and symbol is not None:
-        batches = "no batches, max_batch_size 0, as you say"
+        batches = "no batches, max_batch_size 0, as given"
     said = [f"ONNX, from {path.name}: opsets {opsets}"]
     said += [f"{kind}: {', '.join(map(str, some))}" for kind, some in (("inputs", inputs), ("outputs", outputs))]
     said += [batches, *([f"it was not tried on made-up rows: {reason}"] if reason else []), *more]
@@ -87,7 +87,7 @@ def draft_graph(
 
 
 def _read(path: Path) -> Any:
-    """The model, without weights that lie in other files."""
+    """Load the model, without external weights."""
     with needs("serve"):
         import onnx
     from google.protobuf.message import DecodeError
@@ -109,7 +109,7 @@ def _refuse_file(path: Path) -> ArtifactError:
     with path.open("rb") as file:
         begins = file.read(32)
     why = describe_bytes(begins) or ("it is empty" if not begins else "it is cut off, or something else")
-    return ArtifactError(f"{path} is no ONNX model: {why}.", "Export or copy it again.")
+    return ArtifactError(f"{path} is not an ONNX model: {why}.", "Export or copy it again.")
 
 
 def _start(path: Path) -> Any:
@@ -119,8 +119,8 @@ def _start(path: Path) -> Any:
     options.intra_op_num_threads = 1
     try:
         return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # its errors have no class in common but this one
-        reason = explain(error).rpartition(" failed:")[2]  # what stands before names the path again
+    except Exception as error:  # its errors have no other common class
+        reason = explain(error).rpartition(" failed:")[2]  # the text before it repeats the path
         raise ArtifactError(
             f"ONNX Runtime {onnxruntime.__version__} refuses {path}: {reason}.",
             "Export it for operators and opsets that ONNX Runtime has.",
@@ -131,7 +131,7 @@ def _start(path: Path) -> Any:
 
 
 def _find_weights(model: Any, path: Path) -> Iterator[tuple[str, Path]]:
-    """The files that hold weights, by their paths beside the model."""
+    """Find the external weight files, by their paths relative to the model."""
     for location in sorted({location for tensor in _tensors(model.graph) if (location := _location(tensor))}):
         place = PurePosixPath(location)
         if place.is_absolute() or ".." in place.parts:
@@ -152,7 +152,7 @@ def _location(tensor: Any) -> str:
 
 
 def _tensors(graph: Any) -> Iterator[Any]:
-    """Every constant of a graph, those of the graphs within it too."""
+    """Iterate over the constants of a graph and its subgraphs."""
     yield from graph.initializer
     for sparse in graph.sparse_initializer:
         yield from (sparse.values, sparse.indices)
@@ -181,7 +181,7 @@ def _describe(value: Any, kind: str, path: Path) -> _Value:
     who = f"{kind} {value.name} of {path}"
     if not value.type.HasField("tensor_type"):
         raise ArtifactError(
-            f"{who} is a {value.type.WhichOneof('value') or 'value of no type'}, and no tensor.",
+            f"{who} is a {value.type.WhichOneof('value') or 'value of no type'}, not a tensor.",
             "Export it as a tensor; with skl2onnx, options={'zipmap': False}.",
         )
     tensor = value.type.tensor_type
@@ -202,16 +202,16 @@ def _describe(value: Any, kind: str, path: Path) -> _Value:
 
 
 def _find_rows(inputs: Sequence[_Value], outputs: Sequence[_Value]) -> tuple[str | None, str]:
-    """The symbol that counts rows, which may have no name; None, and why, where nothing does.
+    """Find the symbol of the batch dimension, which may be unnamed; None, and the reason, if there is none.
 
-    Exporters invent a name for each output's first dimension: that they follow the rows is tried.
+    Exporters invent a name for each output's first dimension, so whether outputs follow the batch is tested by running.
     """
     for value in (*inputs, *outputs):
         if isinstance(value.shape[0], int):
             return None, f"the first dimension of {value.name} is fixed at {value.shape[0]}"
     for value in inputs:
         if len(value.shape) == 1:
-            return None, f"{value.name} has no dimension but one"
+            return None, f"{value.name} has only one dimension"
     symbols = {str(value.shape[0]): value.name for value in inputs if value.shape[0] != ""}
     if len(symbols) > 1:
         (one, first), (other, second) = list(symbols.items())[:2]
@@ -220,16 +220,16 @@ def _find_rows(inputs: Sequence[_Value], outputs: Sequence[_Value]) -> tuple[str
 
 
 def _try(trial: Trial, path: Path) -> str:
-    """Whether the graph's rows are what they are taken for; why it cannot be tried, or empty.
+    """Check that rows are independent; return why this cannot be tried, or an empty text.
 
-    Made-up rows are not always such as a model takes: one that fails on a single row too says nothing.
+    Generated rows may be invalid for a model: one that also fails on a single row proves nothing.
     """
     try:
         trial.observe()
     except BatchError as error:
         raise ArtifactError(
             f"The rows of {path} cannot be batched: {error}.",
-            "Export it with a batch dimension that is dynamic throughout; or say --max-batch-size 0: then it gets each"
+            "Export it with a batch dimension that is dynamic throughout; or use --max-batch-size 0: then it gets each"
             " request alone.",
         ) from error
     except TrialError as error:

@@ -1,4 +1,4 @@
-"""What an import makes of a model: a model folder's configuration, its files, and what was derived from where."""
+"""Result of an import: a model folder's configuration, its files, and notes on what was derived from where."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 from shoal.component.spec import TensorSpec
 
-MAX_BATCH_SIZE = 512  # of a model whose file bounds it in no way
+MAX_BATCH_SIZE = 512  # default for a model whose file sets no limit
 
 
 @dataclass(frozen=True)
 class Imported:
-    """A model that becomes a model folder.
+    """An imported model, to be written as a model folder.
 
     ``message`` is its ModelConfig; ``files`` lie beside its ``config.pbtxt``, by their paths there (``1/model.onnx``),
     as bytes or as the path of a file to copy. ``said`` are lines for people: what was derived, and from what.
@@ -38,9 +38,9 @@ def make_config(
     max_batch_size: int = MAX_BATCH_SIZE,
     parameters: Mapping[str, str] | None = None,
 ) -> Any:
-    """The ModelConfig message of a model on the host; ``artifact`` is the file in ``1/`` that its backend opens.
+    """Build the ModelConfig message of a model on the CPU; ``artifact`` is the file in ``1/`` that its backend opens.
 
-    A tensor without dims holds one number a row, which Triton writes as dims [ 1 ] with an empty reshape.
+    A tensor without dims holds one number per row, which Triton writes as dims [ 1 ] with an empty reshape.
     """
     from tritonclient.grpc import model_config_pb2
 

@@ -1,4 +1,4 @@
-"""Files of others, read by a process of their own: over a damaged one the library that reads it may end the process."""
+"""Reader of foreign model files in a subprocess, since a library may crash on a damaged one."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from typing import Any
 
 from shoal.errors import ArtifactError, ShoalError
 
-_PLACE = re.compile(r"^\[[\d:]+\] \S+:\d+: (Check failed: .*?: )?")  # where in Treelite's sources something went wrong
+_PLACE = re.compile(r"^\[[\d:]+\] \S+:\d+: (Check failed: .*?: )?")  # Treelite's source location
 
 
 def read_apart(format_name: str, source: Path, name: str, fix: str) -> tuple[bytes, dict[str, Any]]:
-    """A Treelite checkpoint of ``source``, and what was learnt beside.
+    """Convert ``source`` to a Treelite checkpoint in a subprocess; return it and the reader's findings.
 
     ``format_name``: json or ubjson (XGBoost), lightgbm, skops.
 
     Raises:
-        ArtifactError: it cannot be read; ``fix`` is said where the library's words are all that is known.
-        ShoalError: as the reader says.
+        ArtifactError: it cannot be read; ``fix`` is the advice if only the library's message is known.
+        ShoalError: as raised by the reader.
     """
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
         target = Path(folder) / "checkpoint.tl"
@@ -33,7 +33,7 @@ def read_apart(format_name: str, source: Path, name: str, fix: str) -> tuple[byt
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
         if done.returncode < 0:
             ended_by = signal.Signals(-done.returncode).name
-            raise ArtifactError(f"{name} cannot be added: it is damaged: its reader was ended by {ended_by}.", fix)
+            raise ArtifactError(f"{name} cannot be added: it is damaged: its reader was killed by {ended_by}.", fix)
         try:
             answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         except (ValueError, IndexError):
@@ -86,12 +86,12 @@ _READERS: Mapping[str, Callable[[str, str, str], dict[str, Any]]] = {
 
 
 def main(format_name: str, source: str, target: str) -> None:
-    """Read ``source``, write ``target``, and say what was found as the last line, in JSON."""
+    """Read ``source``, write ``target``, and print the findings as JSON in the last line."""
     try:
         answer = _READERS[format_name](format_name, source, target)
     except ShoalError as error:
         answer = {"refused": type(error).__name__, "what": error.what, "fix": error.fix}
-    except Exception as error:  # there is no end to what libraries raise over damaged files
+    except Exception as error:  # libraries raise anything on damaged files
         lines = [_PLACE.sub("", line) for line in str(error).splitlines() if line.strip()]
         answer = {"error": (lines or [type(error).__name__])[0].rstrip(".")}
     sys.stdout.write(f"\n{json.dumps(answer)}\n")

@@ -1,4 +1,4 @@
-"""A model tried on made-up rows: which shapes its outputs have, and whether rows answer for themselves alone."""
+"""Trial runs of a model on generated rows: output shapes, and independence of the rows of a batch."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from shoal.component.spec import STRING, ModelSpec, TensorSpec
 from shoal.encoders.length_bucketing import ATTENTION_MASK, find_mask
 from shoal.errors import InputError, ShoalError
 
-ROWS, WIDTHS = (2, 3), (8, 13)  # two of each: what follows them is seen to
-_TOKENS = 5  # of the first width, where the rest is padding
-_TOLERANCE = 1e-3  # of the greatest value: another batch changes its last bits, and nothing more
+ROWS, WIDTHS = (2, 3), (8, 13)  # two of each, to see which output sizes follow them
+_TOKENS = 5  # of the first width; the rest is padding
+_TOLERANCE = 1e-3  # of the greatest value: another batch size may change only the last bits
 _TINY = 1e-6
 BERT_INPUTS = {"input_ids", "attention_mask"}  # of transformers' models
 
@@ -24,17 +24,17 @@ Call = Callable[[Arrays], Sequence[NDArray[Any]]]
 
 
 class TrialError(ValueError):
-    """What does not hold; its text is a sentence without its end."""
+    """A failed trial; its text is a sentence without the full stop."""
 
 
 class BatchError(TrialError):
-    """What keeps rows from being batched."""
+    """A failed trial that shows that rows cannot be batched."""
 
 
 class Trial:
-    """``call`` maps arrays in the order of ``inputs``, ``[rows, *dims]`` where ``is_batched``, to its outputs.
+    """Runs ``call`` on generated arrays in the order of ``inputs``: ``[rows, *dims]`` if ``is_batched``.
 
-    Numbers are drawn anew in the same way each time: normal ones, and 0 or 1 for integers, the first of each row 1.
+    The random generator is reseeded each time: normal floats, and 0 or 1 for integers, the first of each row 1.
     """
 
     def __init__(self, inputs: Sequence[TensorSpec], call: Call, *, is_batched: bool) -> None:
@@ -42,11 +42,11 @@ class Trial:
         self._is_zero = False
 
     def observe(self) -> list[tuple[np.dtype[Any], tuple[int, ...]]]:
-        """The dtype and dims of each output, without rows; -1 where they follow the width of the inputs.
+        """Return the dtype and dims of each output, without rows; -1 for dims that follow the width of the inputs.
 
         Raises:
-            BatchError: rows are not what the first dimension counts, or a row's answer depends on those beside it.
-            TrialError: it fails.
+            BatchError: the first dimension does not count rows, or a row's answer depends on other rows.
+            TrialError: the model fails.
         """
         rows = ROWS if self.is_batched else ROWS[:1]
         widths = WIDTHS if any(-1 in tensor.dims for tensor in self.inputs) else WIDTHS[:1]
@@ -62,11 +62,11 @@ class Trial:
         return found
 
     def _settle(self) -> None:
-        """Find numbers that it takes: what is drawn, or nothing but zeros, since it may know one token alone.
+        """Find values that the model accepts: random ones, or zeros only, since its vocabulary may have a single token.
 
         Raises:
-            BatchError: it takes a single row of what is drawn.
-            TrialError: it takes neither.
+            BatchError: it accepts only a single row.
+            TrialError: it accepts neither.
         """
         reasons = []
         for self._is_zero, rows in ((False, ROWS[0]), (True, ROWS[0]), (False, 1)):
@@ -81,7 +81,7 @@ class Trial:
         raise reasons[0]
 
     def _join(self, shapes: dict[tuple[int, int], tuple[int, ...]], index: int) -> tuple[int, ...]:
-        """What the shapes of one output, by rows and width, have in common."""
+        """Merge the shapes of one output, by rows and width, into dims: -1 for sizes that follow the width."""
         first = 1 if self.is_batched else 0
         for (rows, _), shape in shapes.items():
             if first and (not shape or shape[0] != rows):
@@ -105,10 +105,10 @@ class Trial:
                 raise BatchError("a row's answer depends on the rows beside it")
 
     def check_padding(self, mask: str) -> None:
-        """Check that columns where the input ``mask`` is 0 change nothing.
+        """Check that columns where the input ``mask`` is 0 do not change the answer.
 
         Raises:
-            TrialError: they do.
+            TrialError: they change it.
         """
         padded = self._make(ROWS[0], WIDTHS[0])
         cut = []
@@ -150,7 +150,7 @@ class Trial:
 
 
 def explain(error: Exception) -> str:
-    """The line of another library's message that says most: the last."""
+    """Return the last line of another library's message, which is the most specific."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[-1] if lines else type(error).__name__)[:300].rstrip(".")
 
@@ -165,25 +165,25 @@ def _are_same(one: NDArray[Any], other: NDArray[Any]) -> bool:
 
 
 def choose_mask(spec: ModelSpec, wanted: str | None, trial: Trial | None) -> tuple[dict[str, str], list[str]]:
-    """The parameter that lets rows of like length be run together, if there may be one, and lines that say so.
+    """Choose the parameter that turns on length bucketing, if applicable, and lines for people about it.
 
-    ``wanted`` is the input that the caller names. Else it is ``attention_mask`` where the inputs are exactly BERT's.
+    ``wanted`` is the input that the caller names. Without it, ``attention_mask`` is taken if the inputs are BERT's.
     ``trial`` is None for a model that could not be tried.
 
     Raises:
-        InputError: what the caller names tells no length.
-        ArtifactError: it is no input of one dimension, or an output's width is not known.
+        InputError: the input that the caller names does not give lengths.
+        ArtifactError: it is not an input of one dimension, or an output's width is not known.
     """
     if wanted is not None:
         if not spec.is_batched:
-            raise InputError(f"Model {spec.name} has no batches: no input tells how long a row is.", "Leave mask out.")
+            raise InputError(f"Model {spec.name} has no batches: no input gives row lengths.", "Leave mask out.")
         find_mask(replace(spec, parameters={ATTENTION_MASK: wanted}))
         try:
             if trial:
                 trial.check_padding(wanted)
         except TrialError as error:
-            raise InputError(f"{wanted} does not tell how long a row is: {error}.", "Leave mask out.") from error
-        return {ATTENTION_MASK: wanted}, [f"{wanted} tells how long a row is, as you say: parameter attention_mask"]
+            raise InputError(f"{wanted} does not give row lengths: {error}.", "Leave mask out.") from error
+        return {ATTENTION_MASK: wanted}, [f"{wanted} gives row lengths, as given: parameter attention_mask"]
     if {tensor.name for tensor in spec.inputs} != BERT_INPUTS or not spec.is_batched:
         return {}, []
     mask = "attention_mask"
@@ -194,5 +194,5 @@ def choose_mask(spec: ModelSpec, wanted: str | None, trial: Trial | None) -> tup
     except TrialError as error:
         why = str(error)
     if why:
-        return {}, [f"rows of like length are not run together: {why}"]
-    return {ATTENTION_MASK: mask}, [f"the inputs are BERT's, so {mask} tells how long a row is: parameter of that name"]
+        return {}, [f"no length bucketing: {why}"]
+    return {ATTENTION_MASK: mask}, [f"the inputs are BERT's, so {mask} gives row lengths: parameter of that name"]

@@ -1,4 +1,4 @@
-"""What the files of sentence-transformers say of an encoder: how its hidden states become one embedding."""
+"""Reader of sentence-transformers files: pooling, normalisation and maximum length of an encoder."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 from shoal.encoders.encoder import POOLINGS
 
 _MODULES, _LENGTH = "modules.json", "sentence_bert_config.json"
-# modules.json names each module's class by its place in the package, which has changed between releases.
+# modules.json gives each module's class with its import path, which has changed between releases.
 _TRANSFORMER, _POOLING, _NORMALIZE = "Transformer", "Pooling", "Normalize"
 _MODES = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
 
 
 @dataclass(frozen=True)
 class Sentences:
-    """``pooling`` is empty where they say none that is known; ``why`` is the reason. ``max_length`` 0: not said."""
+    """Settings of an encoder. ``pooling`` is empty if unknown, ``why`` is the reason. ``max_length`` 0: not given."""
 
     pooling: str = ""
     why: str = f"it has no {_MODULES} of sentence-transformers"
@@ -26,7 +26,7 @@ class Sentences:
 
 
 def read_sentences(place: str, revision: str | None) -> Sentences:
-    """Read them from a folder, or a hub's repository; nothing of them need be there."""
+    """Read the settings from a folder or a hub repository; every file is optional."""
     modules = _read(place, _MODULES, revision)
     length = (_read(place, _LENGTH, revision) or {}).get("max_seq_length")
     max_length = length if isinstance(length, int) else 0
@@ -39,12 +39,12 @@ def read_sentences(place: str, revision: str | None) -> Sentences:
     modes = [key for key, value in config.items() if key.startswith("pooling_mode_") and value is True]
     chosen = config.get("pooling_mode") or (_MODES.get(modes[0], modes[0]) if len(modes) == 1 else ", ".join(modes))
     if chosen not in POOLINGS:
-        return Sentences(why=f"its pooling is {chosen or 'not said'}, which is not known", max_length=max_length)
+        return Sentences(why=f"its pooling is {chosen or 'not given'}, which is not known", max_length=max_length)
     return Sentences(chosen, "", kinds[-1] == _NORMALIZE, max_length)
 
 
 def _read(place: str, name: str, revision: str | None) -> Any:
-    """The JSON of a published file; None where it is not to be had."""
+    """Load a published JSON file; None if it is not available."""
     from transformers.utils.hub import cached_file
 
     try:

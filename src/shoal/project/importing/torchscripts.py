@@ -1,4 +1,4 @@
-"""TorchScript models: what forward takes is read from the archive, what it gives is seen when it runs."""
+"""Import of TorchScript models: inputs of forward are read from the archive, outputs observed by running it."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ def draft_torchscript(
     max_batch_size: int = MAX_BATCH_SIZE,
     scratch: Path,
 ) -> Imported:
-    """A model folder for Triton's ``pytorch`` backend, from a file of torch.jit.save or a torch.jit.ScriptModule.
+    """Draft a model folder for Triton's ``pytorch`` backend from a torch.jit.save file or a torch.jit.ScriptModule.
 
-    ``inputs`` says what the file does not: ``DTYPE:DIMS`` for each of forward's arguments, without the rows, in their
-    order (``INT64:-1``, ``FP32:3,224,224``; -1 is any size); or ``NAME:DTYPE:DIMS`` with their names, which the model's
-    inputs get then instead of INPUT__0, INPUT__1, ... The outputs are called OUTPUT__0, OUTPUT__1, ...; their dtypes
-    and dims are those that forward gives on made-up rows. ``mask`` names the input that tells how long a row is.
-    ``max_batch_size`` 0 is for a module that knows no rows.
+    ``inputs`` adds what the file does not contain: ``DTYPE:DIMS`` for each of forward's arguments, without the rows, in
+    order (``INT64:-1``, ``FP32:3,224,224``; -1 is any size); or ``NAME:DTYPE:DIMS`` with names for the model's inputs,
+    instead of INPUT__0, INPUT__1, ... The outputs are called OUTPUT__0, OUTPUT__1, ...; their dtypes
+    and dims are observed by running forward on generated rows. ``mask`` names the input that gives the length of a row.
+    ``max_batch_size`` 0 is for a module without a batch dimension.
 
     Raises:
         InputError: ``inputs`` is missing, or does not fit forward.
-        ArtifactError: the file is no TorchScript archive, or forward takes or gives something else than tensors, fails,
-            or answers a row otherwise beside others.
+        ArtifactError: the file is not a TorchScript archive, or forward takes or returns something other than tensors,
+            fails, or its answer to a row depends on other rows.
     """
     path = _save(source, scratch / FILE)
     module, path, notes = _load(path, scratch)
@@ -71,36 +71,36 @@ def draft_torchscript(
     shown = f"forward run on {ROWS[0]} and {ROWS[1]} rows, {WIDTHS[0]} and {WIDTHS[1]} wide where a size is open"
     what = Path(source).name if isinstance(source, str | Path) else f"a {type(source).__name__}"
     said = (
-        f"TorchScript, from {what}: forward({', '.join(taken)})", *notes, f"inputs as you say: {names}",
+        f"TorchScript, from {what}: forward({', '.join(taken)})", *notes, f"inputs as given: {names}",
         f"outputs from {shown}", *more,
     )  # fmt: skip
     return Imported(message, {f"1/{FILE}": path}, said)
 
 
 def _save(source: Any, path: Path) -> Path:
-    """The file of a module."""
+    """Return the path of a module's file; save it if it is an object."""
     import torch
 
     if isinstance(source, str | Path):
         return Path(source)
     if not isinstance(source, torch.jit.ScriptModule):
         raise InputError(
-            f"A {type(source).__name__} is no TorchScript module.",
-            "Make it one: torch.jit.trace(model.eval(), example_inputs), or torch.jit.script(model.eval()).",
+            f"A {type(source).__name__} is not a TorchScript module.",
+            "Convert it: torch.jit.trace(model.eval(), example_inputs), or torch.jit.script(model.eval()).",
         )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript is deprecated, and what Triton serves
+        warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript is deprecated, but Triton serves it
         torch.jit.save(source, str(path))
     return path
 
 
 def _load(path: Path, scratch: Path) -> tuple[Any, Path, list[str]]:
-    """The module, in evaluation mode, and the file that holds it so."""
+    """Load the module in evaluation mode; return it with its file, which is rewritten if in training mode."""
     import torch
 
     try:
         with closing(Script(path)):
-            ties = read_archive(path)  # before torch, which reads no checksum
+            ties = read_archive(path)  # before torch, which does not verify checksums
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
             module: Any = torch.jit.load(str(path), map_location="cpu")
@@ -110,17 +110,17 @@ def _load(path: Path, scratch: Path) -> tuple[Any, Path, list[str]]:
             torch.jit.save(module.eval(), str(evaluated), _extra_files={METADATA: dump_ties(ties)} if ties else None)
     except (ForeignError, OSError, RuntimeError) as error:
         raise ArtifactError(
-            f"{path} is no TorchScript archive: {explain(error)}.", "Save the module with torch.jit.save."
+            f"{path} is not a TorchScript archive: {explain(error)}.", "Save the module with torch.jit.save."
         ) from error
     return module, evaluated, ["it was saved in training mode, and is written in evaluation mode"]
 
 
 def _arguments(module: Any, path: Path) -> list[str]:
-    """The names of what forward takes."""
+    """Return the names of the arguments of forward."""
     arguments = module.forward.schema.arguments[1:] if hasattr(module, "forward") else []
     if not arguments or any(str(argument.type) != "Tensor" for argument in arguments):
         shown = ", ".join(f"{argument.name}: {argument.type}" for argument in arguments)
-        raise ArtifactError(f"{path} is called as forward({shown}), which is not tensors alone.", _WRAP)
+        raise ArtifactError(f"{path} is called as forward({shown}), which takes more than tensors.", _WRAP)
     return [argument.name for argument in arguments]
 
 
@@ -132,8 +132,8 @@ def _declare(inputs: Sequence[str] | None, taken: list[str]) -> tuple[TensorSpec
     example = " ".join(["--input INT64:-1"] * len(taken))
     if not inputs:
         raise InputError(
-            f"The dtypes and dims of what {forward} takes do not stand in a TorchScript file.",
-            f"Say DTYPE:DIMS of each, without the rows, in that order; for example: {example}"
+            f"A TorchScript file does not contain the dtypes and dims of the inputs of {forward}.",
+            f"Give DTYPE:DIMS for each, without the rows, in that order; for example: {example}"
             f" (in Python: inputs={['INT64:-1'] * len(taken)}).",
         )
     if len(inputs) != len(taken):
@@ -153,7 +153,7 @@ def _declare(inputs: Sequence[str] | None, taken: list[str]) -> tuple[TensorSpec
 
 
 def _parse(text: str) -> TensorSpec:
-    """An input as the command line has it."""
+    """Parse an input in the form of the command line."""
     name, _, rest = text.rpartition(":")[0].rpartition(":")
     kind, dims = rest, text.rpartition(":")[2]
     dtype = f"TYPE_{kind.upper().removeprefix('TYPE_')}"
@@ -176,11 +176,11 @@ def _observe(trial: Trial, path: Path) -> tuple[TensorSpec, ...]:
     except BatchError as error:
         raise ArtifactError(
             f"The rows of {path} cannot be batched: {error}.",
-            "Mend the module; or say --max-batch-size 0, with whole shapes: then it gets each request alone.",
+            "Fix the module; or use --max-batch-size 0, with whole shapes: then it gets each request alone.",
         ) from error
     except TrialError as error:
         raise ArtifactError(
-            f"{path} cannot be tried: {error}.", "Mend the inputs that you gave, or the module."
+            f"{path} cannot be tried: {error}.", "Fix the inputs that you gave, or the module."
         ) from error
     return tuple(TensorSpec(f"OUTPUT__{index}", _OF_NUMPY[dtype], dims) for index, (dtype, dims) in enumerate(found))
 
@@ -192,10 +192,10 @@ def _call(module: Any, arrays: Arrays) -> list[NDArray[Any]]:
         given = module(*map(torch.from_numpy, arrays))
     tensors = [given] if isinstance(given, torch.Tensor) else given
     if not isinstance(tensors, tuple | list) or isinstance(given, list):
-        raise ArtifactError(f"forward gives a {type(given).__name__}, and no tensor.", _WRAP)
+        raise ArtifactError(f"forward returns a {type(given).__name__}, not a tensor.", _WRAP)
     for index, tensor in enumerate(tensors):
         if not isinstance(tensor, torch.Tensor):
-            raise ArtifactError(f"Output {index} of forward is a {type(tensor).__name__}, and no tensor.", _WRAP)
+            raise ArtifactError(f"Output {index} of forward is a {type(tensor).__name__}, not a tensor.", _WRAP)
         if str(tensor.dtype).removeprefix("torch.") not in map(str, _OF_NUMPY):
             raise ArtifactError(
                 f"Output {index} of forward is {tensor.dtype}, which clients cannot take.", "Cast it: .float()"

@@ -1,4 +1,4 @@
-"""A forest as Treelite has it, written as a checkpoint and compared with the library that it comes from."""
+"""Export of a forest as a Treelite checkpoint, and comparison with the library that it comes from."""
 
 from __future__ import annotations
 
@@ -15,23 +15,22 @@ from shoal.errors import ArtifactError
 from shoal.forests.checkpoints import Forest, read_forest
 from shoal.forests.treelite import load_forest, round_forest
 
-TOLERANCE = 1e-5  # of a score, or of its share where it is beyond 1: FP32 holds seven digits
+TOLERANCE = 1e-5  # absolute, or relative for scores beyond 1: FP32 holds seven digits
 NUM_ROWS = 256
 NUMERICAL, CATEGORICAL = 1, 2  # Treelite's TreeNodeType
 
-_LEAST = 1e-30  # LightGBM takes for 0 what is nearer to it than 1e-35
+_LEAST = 1e-30  # LightGBM treats values nearer to 0 than 1e-35 as 0
 
 Rows: TypeAlias = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class Found:
-    """A forest that was found in a file or an object: ``name`` is what it is called in errors.
+    """A forest found in a file or an object; ``name`` is used in errors.
 
-    ``model`` is Treelite's; ``what`` says which forest it is. ``is_classifier``: it shall answer with the chances of
-    its classes, else with one score. ``labels`` are its classes' names, in their order. ``ask`` gives the library's own
-    answers for FP32 ``[rows, features]``; with ``has_missing`` the rows may hold NaN. With ``gives_labels`` it gives
-    numbers of classes.
+    ``model`` is Treelite's; ``what`` describes the forest. ``is_classifier``: it answers with class probabilities, else
+    with one score. ``labels`` are the class names, in order. ``ask`` returns the library's own answers for FP32
+    ``[rows, features]``; with ``has_missing`` the rows may hold NaN. With ``gives_labels`` these are class indices.
     """
 
     name: str
@@ -46,13 +45,13 @@ class Found:
 
 
 def write_proven(found: Found, path: Path) -> tuple[Forest, tuple[str, ...]]:
-    """Write ``path``, a Treelite checkpoint, and compare it with the library; returns what it says, and lines on both.
+    """Write ``path``, a Treelite checkpoint, and compare it with the library; return the forest, and lines for people.
 
-    Thresholds become single-precision numbers that part single-precision rows as before: engines that compute so, as
-    Triton's FIL does, would round them to the nearest, and send some rows the other way.
+    Thresholds are rounded to FP32 so that FP32 rows take the same branches: single-precision engines such as Triton's
+    FIL would round them to the nearest value, and send some rows the other way.
 
     Raises:
-        ArtifactError: an answer differs by more than 1e-5, or the forest is none that can be served.
+        ArtifactError: an answer differs by more than 1e-5, or the forest cannot be served.
     """
     said: tuple[str, ...] = ()
     if round_forest(found.model):
@@ -66,29 +65,29 @@ def write_proven(found: Found, path: Path) -> tuple[Forest, tuple[str, ...]]:
 
 
 def _compare(found: Found, path: Path, rows: Rows) -> float:
-    """The greatest difference from the library, of a score or of its share."""
+    """Return the greatest difference from the library, absolute or relative as in ``TOLERANCE``."""
     values = load_forest(path)(rows)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that rows have no names, for one
+        warnings.simplefilter("ignore")  # such as missing feature names
         expected = np.asarray(found.ask(rows) if found.ask else values, np.float64).reshape(len(rows), -1)
     if found.gives_labels:
         values = values.argmax(axis=1)[:, None].astype(np.float32)
-    if values.shape[1] < expected.shape[1]:  # the chance of the second class stands for both
+    if values.shape[1] < expected.shape[1]:  # the probability of the second class is enough
         expected = expected[:, -1:]
     difference = np.abs(values - expected) / np.maximum(1, np.abs(expected))
     greatest = float(difference.max())
     if not greatest <= TOLERANCE:
         row = int(np.nanargmax(difference.max(axis=1)))
         raise ArtifactError(
-            f"{found.name} cannot be added: its checkpoint says {values[row].tolist()} where the library says"
+            f"{found.name} cannot be added: its checkpoint answers {values[row].tolist()}, and the library"
             f" {expected[row].round(7).tolist()}, for {rows[row].tolist()}.",
-            f"Allowed: {TOLERANCE:g}. Something of it has no place in a Treelite checkpoint.",
+            f"Allowed: {TOLERANCE:g}. It uses something that a Treelite checkpoint cannot express.",
         )
     return greatest
 
 
 def draw_rows(model: Any, *, has_missing: bool) -> Rows:
-    """FP32 ``[256, features]`` on and about a forest's own thresholds, where answers would part first."""
+    """Draw FP32 ``[256, features]`` at and near a forest's thresholds, where answers would differ first."""
     generator = np.random.default_rng(0)
     rows = generator.normal(size=(NUM_ROWS, model.num_feature)).astype(np.float32)
     thresholds, categories = _values(model)
@@ -106,14 +105,14 @@ def draw_rows(model: Any, *, has_missing: bool) -> Rows:
             drawn = np.choose(generator.integers(0, len(about), NUM_ROWS), about)
             rows[:, feature] = np.where(np.isfinite(drawn) & (np.abs(drawn) > _LEAST), drawn, 0)
     for feature, known in categories.items():
-        rows[:, feature] = generator.choice([*known, max(known) + 1], NUM_ROWS)  # the last is none that it knows
+        rows[:, feature] = generator.choice([*known, max(known) + 1], NUM_ROWS)  # the last is an unknown category
     if has_missing:
         rows[generator.random(rows.shape) < 0.1] = np.nan
     return rows
 
 
 def _values(model: Any) -> tuple[dict[int, NDArray[Any]], dict[int, set[int]]]:
-    """By feature, the thresholds of a forest's splits, and the categories that it knows."""
+    """Collect the thresholds and the categories of a forest's splits, by feature."""
     trees = [model.get_tree_accessor(index) for index in range(model.num_tree)]
     kinds, features, thresholds = (
         np.concatenate([tree.get_field(name) for tree in trees]) for name in ("node_type", "split_index", "threshold")

@@ -1,1 +1,1 @@
-"""Skeletons of components, models and pipelines: working, tested, and the user's own from then on."""
+"""Skeletons of components, models and pipelines: working, tested, and for the user to edit."""

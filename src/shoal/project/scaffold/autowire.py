@@ -1,4 +1,4 @@
-"""Which input reads which output: the one that fits, and where several do, what somebody says."""
+"""Automatic wiring of pipeline inputs to outputs by name, dtype and shape, with questions for ambiguous ones."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from shoal.project.scaffold.names import check_tensor_name
 from shoal.repository.config import ModelConfig
 from shoal.repository.shapes import Declared
 
-REQUEST = ""  # in the place of a step: what the request brings
-MASK = "attention_mask"  # the parameter of a model, and what tokenizers call that output
+REQUEST = ""  # in place of a step: a tensor of the request
+MASK = "attention_mask"  # the parameter of a model, and the name of the output in tokenizers
 
 
 @dataclass(frozen=True)
 class Source:
-    """What an input reads: output ``name`` of the step ``model``, or tensor ``name`` of the request."""
+    """Source of an input: output ``name`` of the step ``model``, or tensor ``name`` of the request."""
 
     model: str
     name: str
@@ -29,7 +29,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Question:
-    """An input that several outputs fit; ``free`` are those that no other input reads."""
+    """An input that several outputs fit; ``free`` are the outputs that no other input reads."""
 
     model: str
     tensor: TensorSpec
@@ -38,7 +38,7 @@ class Question:
 
     @property
     def key(self) -> str:
-        """The input's name with its model's: ``encoder.INPUT__0``."""
+        """Qualified name of the input: ``encoder.INPUT__0``."""
         return f"{self.model}.{self.tensor.name}"
 
 
@@ -47,14 +47,14 @@ Ask = Callable[[Question], str]
 
 @dataclass
 class Join:
-    """Models in their order; ``maps`` say what a ``MODEL.INPUT`` reads: ``MODEL.OUTPUT``, or a name in the request."""
+    """Wires models in order; ``maps`` override the source of ``MODEL.INPUT``: ``MODEL.OUTPUT``, or a request tensor."""
 
     models: Sequence[ModelConfig]
     maps: Mapping[str, str]
     questions: list[Question] = field(default_factory=list)
 
     def answer(self, ask: Ask | None) -> dict[str, Source]:
-        """What each input reads, by ``MODEL.INPUT``."""
+        """Choose the source of each input, by ``MODEL.INPUT``; ask about ambiguous ones."""
         self._check_maps()
         found: dict[str, Source] = {}
         for place, model in enumerate(self.models):
@@ -69,6 +69,8 @@ class Join:
         return found
 
     def _join(self, model: ModelConfig, earlier: Sequence[ModelConfig]) -> dict[str, Source]:
+        # Explicit maps and matching names first; the other inputs share the outputs that are left. An output is taken
+        # if it is the only one left for an input and fits no other input alone; else the input becomes a question.
         found: dict[str, Source] = {}
         fitting: dict[str, list[Source]] = {}
         for tensor in model.spec.inputs:
@@ -96,7 +98,7 @@ class Join:
         return found
 
     def _read(self, value: str, earlier: Sequence[ModelConfig], where: str) -> Source:
-        """``MODEL.OUTPUT``, or a name in the request."""
+        """Parse ``MODEL.OUTPUT``, or a name in the request."""
         for model in self.models:
             output = value.removeprefix(f"{model.name}.")
             if output == value:
@@ -117,7 +119,7 @@ class Join:
         known = [f"{model.name}.{tensor.name}" for model in self.models for tensor in model.spec.inputs]
         for key in self.maps:
             if key not in known:
-                raise InputError(f"There is no input {key} to map.", f"Known: {', '.join(known)}.")
+                raise InputError(f"Unknown input {key} to map.", f"Known: {', '.join(known)}.")
 
 
 def _find_fits(tensor: TensorSpec, model: ModelConfig, earlier: Iterable[ModelConfig]) -> list[Source]:
@@ -131,7 +133,7 @@ def _find_fits(tensor: TensorSpec, model: ModelConfig, earlier: Iterable[ModelCo
 
 
 def _roles(tensor: TensorSpec, model: ModelConfig) -> set[str]:
-    """What an input is called: by its name, and by a parameter that says which input is the attention mask."""
+    """Return the names to match an input by: its own, and ``attention_mask`` if a parameter declares it the mask."""
     is_mask = model.spec.parameters.get(MASK) == tensor.name
     return {tensor.name, MASK} if is_mask else {tensor.name}
 
@@ -139,6 +141,4 @@ def _roles(tensor: TensorSpec, model: ModelConfig) -> set[str]:
 def _several(questions: Sequence[Question]) -> InputError:
     said = [f"{q.key} ({text.describe(q.tensor, '')}) fits {' and '.join(map(str, q.fits))}." for q in questions]
     examples = " ".join(f"--map {q.key}={q.fits[place % len(q.fits)]}" for place, q in enumerate(questions))
-    return InputError(
-        " ".join(said), f"Say what each reads, an output or a name in the request. For example: {examples}"
-    )
+    return InputError(" ".join(said), f"Map each to an output or to a name in the request. For example: {examples}")

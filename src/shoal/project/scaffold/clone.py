@@ -1,4 +1,4 @@
-"""A model folder like another one: its files under a new name, with other parameters, tensors and artifacts."""
+"""Copies of model folders under a new name, with other parameters, tensors and artifacts."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def draft_like(
     outputs: Sequence[TensorSpec] = (),
     project: Path | str = ".",
 ) -> Skeleton:
-    """A copy of the model folder whose model is called ``like``: one of shoal's own, or of the project.
+    """Draft a copy of the model folder of model ``like``, from shoal or the project.
 
     ``settings`` are parameters by name, ``artifacts`` files by their names in ``1/``. ``inputs`` and ``outputs`` are
-    declarations that take the place of those of the same names; where a model takes two or more inputs that are all
-    alike, as ``blend`` does, one of another name is a further input. Its category is that of ``like`` unless given.
+    declarations that replace those of the same names; if a model takes two or more inputs of one dtype and shape, as
+    ``blend`` does, a new name adds an input. The category is that of ``like`` unless given.
 
     Raises:
-        InputError: a name cannot be used; ``like`` has no such parameter, artifact or tensor; or a file is not there.
+        InputError: a name cannot be used; ``like`` has no such parameter, artifact or tensor; or a file does not exist.
     """
     root = Path(project)
     available = find_project_folders(root)
@@ -87,12 +87,12 @@ def draft_like(
 
 
 def _try(config: ModelConfig, files: Mapping[str, Path], place: str, *, is_whole: bool) -> tuple[int, str]:
-    """The width of a request that the new component answers, and why it does not start, where artifacts are to come.
+    """Return the width of a request that the new component answers, and why it does not start without its artifacts.
 
-    It is tried in another place than ``place``, where its files will be.
+    It runs in a temporary folder, which messages show as ``place``, its later folder.
 
     Raises:
-        InputError: it has all that it takes, and does not start with these parameters and tensors.
+        InputError: it has all artifacts, and does not start with these parameters and tensors.
     """
     with tempfile.TemporaryDirectory(prefix="shoal-") as aside:
         folder = Path(aside).resolve()
@@ -106,21 +106,21 @@ def _try(config: ModelConfig, files: Mapping[str, Path], place: str, *, is_whole
             if is_whole:
                 raise InputError(f"It would not start: {what}", fix) from None
             return text.WIDTH, f"{what} {fix}".rstrip()
-        except Exception as error:  # of a component of the user's own
+        except Exception as error:  # raised by a user's component
             return text.WIDTH, f"{type(error).__name__}: {error}"
 
 
 def _find_model(like: str, available: Mapping[str, ModelConfig]) -> ModelConfig:
     known = sorted(name for name, model in available.items() if not model.is_ensemble)
     if like not in available:
-        raise InputError(f"There is no model {like} to be like.", f"Known: {', '.join(known)}.")
+        raise InputError(f"There is no model {like} to copy.", f"Known: {', '.join(known)}.")
     if available[like].is_ensemble:
         raise InputError(f"{like} is a pipeline, which calls models by name.", f"Known models: {', '.join(known)}.")
     return available[like]
 
 
 def _version_files(model: Path) -> dict[str, Path]:
-    """The files under the numbered folders of a model folder, and of its warm-up, by their paths in it."""
+    """Find the files of the version folders and of the warm-up, by their paths in the model folder."""
     found = (path for pattern in ("[0-9]*", FOLDER) for path in sorted(model.glob(f"{pattern}/**/*")))
     files = {str(path.relative_to(model)): path for path in found if path.is_file() and "__pycache__" not in path.parts}
     if len(files) > 1:
@@ -139,7 +139,7 @@ def _check_artifacts(source: ModelConfig, artifacts: Mapping[str, Path]) -> Mapp
     return artifacts
 
 
-# --- config.pbtxt: edited as text, so that its comments stay; what the text must mean is made beside it ------------
+# --- config.pbtxt: edited as text to keep its comments; the message it must parse to is built alongside -----------
 
 
 def _edit(
@@ -149,7 +149,7 @@ def _edit(
     inputs: Sequence[TensorSpec],
     outputs: Sequence[TensorSpec],
 ) -> tuple[Any, str]:
-    """The new configuration, as a message and as text."""
+    """Build the new configuration, as a message and as text."""
     message = type(source.message)()
     message.CopyFrom(source.message)
     edited = _Edited((source.folder / CONFIG).read_text(encoding="utf-8"))
@@ -190,7 +190,7 @@ def _number(entry: Any, dtype: str) -> int:
 
 
 class _Edited:
-    """A configuration's text, of which single values are replaced in their lines."""
+    """Line editor for a configuration: replaces single values in place."""
 
     def __init__(self, original: str) -> None:
         from shoal.check.config_lines import locate
@@ -207,7 +207,7 @@ class _Edited:
             self._replace(entry.find("value", "string_value").line, "string_value", value)
 
     def add(self, last: tuple[str | int, ...], name: str, dtype: str, dims: str) -> None:
-        """A tensor behind those that are there, of which ``last`` is the last."""
+        """Append a tensor after ``last``, the last existing one."""
         block = ["  {", f"    name: {text.quote(name)}", f"    data_type: {dtype}", f"    dims: {dims}"]
         self._added.append((self._fields.find(*last).line, ["  },", *block]))
 
@@ -217,7 +217,7 @@ class _Edited:
         self._lines[line - 1] = re.sub(rf"(\b{field}\s*:\s*){old}", replace, self._lines[line - 1], count=1)
 
     def result(self, message: Any) -> str:
-        """The text, if it says what ``message`` is; else ``message`` as Protobuf writes it, without the comments."""
+        """Return the edited text if it parses to ``message``; else ``message`` as Protobuf prints it, uncommented."""
         from google.protobuf import text_format
 
         written = "\n".join(self._with_added())
@@ -230,7 +230,7 @@ class _Edited:
 
     def _with_added(self) -> list[str]:
         lines = list(self._lines)
-        for after, block in reversed(self._added):  # all behind one tensor, so the last of them is put there first
+        for after, block in reversed(self._added):  # all go after the same tensor, so insert the last first
             ends = [place for place in range(after, len(lines)) if lines[place].strip() in ("}", "},")]
             for end in ends[:1]:
                 lines[end:end] = block

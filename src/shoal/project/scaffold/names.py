@@ -1,4 +1,4 @@
-"""Names that Triton, pytest and Python bear alike, and tensors as they are typed: ``NAME:DTYPE:DIMS``."""
+"""Validation of names for Triton, pytest and Python, and parsing of ``NAME:DTYPE:DIMS``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shoal.repository.model_folders import find_model_folders
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 _TENSOR = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,47}")
-_IMPORTED = {"ArtifactError", "Arrays", "Component", "Context"}  # by the files that are written
+_IMPORTED = {"ArtifactError", "Arrays", "Component", "Context"}  # by the generated files
 _EXAMPLES = "For example: {0} TEXT:STRING:1, or {0} IMAGE:FP32:3,224,224; -1 is any size"
 _PAIRS = {
     "--artifact": "vocab.txt=build/artifacts/vocab.txt",
@@ -27,13 +27,13 @@ _PAIRS = {
 
 
 def find_project_folders(project: Path) -> Mapping[str, ModelConfig]:
-    """Every model folder by its model's name: shoal's own and the project's.
+    """Find all model folders, shoal's own and the project's, by model name.
 
     Raises:
         InputError: ``project`` is a file, or a composed repository.
     """
     if project.exists() and not project.is_dir():
-        raise InputError(f"{project} is no folder.", "Name the folder of your project: --project .")
+        raise InputError(f"{project} is not a folder.", "Name the folder of your project: --project .")
     if (project / MANIFEST).exists():
         raise InputError(
             f"{project} is a repository that shoal composed: the next `shoal compose` replaces it.",
@@ -46,13 +46,13 @@ def check_name(name: str, available: Mapping[str, ModelConfig]) -> None:
     """Check that a new model may be called ``name``.
 
     Raises:
-        InputError: Triton, pytest or Python cannot bear it, or another model has it.
+        InputError: the name is invalid for Triton, pytest or Python, or taken by another model.
     """
     if not _NAME.fullmatch(name):
         near = re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("_-").lstrip("0123456789_-")[:64]
         raise InputError(
-            f"{name!r} cannot be a model's name: up to 64 letters, digits, _ and -, of which the first is a letter,"
-            " are what Triton bears as a folder and pytest as a file.",
+            f"{name!r} is not a valid model name: use up to 64 letters, digits, _ and -, and begin with a letter, so"
+            " that Triton can use it as a folder and pytest as a file.",
             f"For example: {near or 'word_count'}",
         )
     if name not in available:
@@ -60,67 +60,67 @@ def check_name(name: str, available: Mapping[str, ModelConfig]) -> None:
     folder = available[name].folder
     if folder.resolve().is_relative_to(shipped_root().resolve()):
         raise InputError(
-            f"{name} is a model of shoal's own: yours would take its place in every pipeline that calls it.",
-            f"Take another name: my_{name}",
+            f"{name} is a model of shoal's own: yours would replace it in every pipeline that calls it.",
+            f"Choose another name: my_{name}",
         )
-    raise InputError(f"There is a model {name} already, in {folder}.", "Take another name, or remove that folder.")
+    raise InputError(f"There is a model {name} already, in {folder}.", "Choose another name, or remove that folder.")
 
 
 def python_name(name: str) -> str:
-    """A model's name as part of a Python file's: ``word-length`` is ``word_length``."""
+    """Convert a model's name for a Python file: ``word-length`` to ``word_length``."""
     return name.replace("-", "_")
 
 
 def class_name(name: str) -> str:
-    """A model's name as a Python class's: ``word-length`` is ``WordLength``."""
+    """Convert a model's name for a Python class: ``word-length`` to ``WordLength``."""
     made = "".join(part[:1].upper() + part[1:] for part in re.split("[_-]", name))
     return f"{made}Model" if made in _IMPORTED or keyword.iskeyword(made) else made
 
 
 def parse_tensor(text: str, option: str) -> TensorSpec:
-    """``TEXT:STRING:1`` as a declaration; ``option`` is the one it was typed for, such as ``--input``.
+    """Parse a declaration such as ``TEXT:STRING:1``; ``option`` is the one it was given for, such as ``--input``.
 
     Raises:
-        InputError: it is none; the message shows one that is.
+        InputError: it is invalid; the message shows a valid one.
     """
     example = _EXAMPLES.format(option)
     name, _, rest = text.partition(":")
     dtype, _, dims = rest.partition(":")
     if not (name and dtype and dims):
-        raise InputError(f"{option} {text!r} is no NAME:DTYPE:DIMS.", example)
+        raise InputError(f"{option} {text!r} is not NAME:DTYPE:DIMS.", example)
     check_tensor_name(name, f"{option} {text!r}")
     full = f"TYPE_{dtype.upper().removeprefix('TYPE_')}"
     if full not in DTYPES:
         known = ", ".join(each.removeprefix("TYPE_") for each in DTYPES)
-        raise InputError(f"{option} {text!r} has a dtype that is none: {dtype}.", f"Known: {known}.")
+        raise InputError(f"{option} {text!r} has an unknown dtype: {dtype}.", f"Known: {known}.")
     if not re.fullmatch(r"(-1|0*[1-9]\d{0,8})(,(-1|0*[1-9]\d{0,8}))*", dims):
-        raise InputError(f"{option} {text!r} has dimensions that are none: {dims}.", example)
+        raise InputError(f"{option} {text!r} has invalid dimensions: {dims}.", example)
     return TensorSpec(name, full, tuple(map(int, dims.split(","))))
 
 
 def check_tensor_name(name: str, where: str) -> None:
-    """Check that a tensor may be called ``name``; ``where`` is where it was typed.
+    """Check that a tensor may be called ``name``; ``where`` is the option it comes from.
 
     Raises:
-        InputError: it may not.
+        InputError: the name is invalid.
     """
     if not _TENSOR.fullmatch(name):
         raise InputError(
-            f"{where} names a tensor {name!r}: up to 48 letters, digits, _, . and -, of which the first is a letter or"
-            " _, are what a file may be called too.",
+            f"{where} has an invalid tensor name {name!r}: use up to 48 letters, digits, _, . and -, and begin with a"
+            " letter or _, so that it can be a file name too.",
             "For example: TEXT, or input__0",
         )
 
 
 def check_distinct(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
-    """Check that there are tensors, and no two of one name: a pipeline would take them for the same one.
+    """Check that there are inputs and outputs, and that their names are distinct: a pipeline would merge them.
 
     Raises:
-        InputError: there are.
+        InputError: there are none, or two have one name.
     """
     for option, tensors in (("--input", inputs), ("--output", outputs)):
         if not tensors:
-            raise InputError(f"There is no {option}.", _EXAMPLES.format(option))
+            raise InputError(f"No {option} is given.", _EXAMPLES.format(option))
     names = [tensor.name for tensor in (*inputs, *outputs)]
     twice = find_repeated(names)
     if twice:
@@ -128,16 +128,16 @@ def check_distinct(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) 
 
 
 def parse_settings(options: Sequence[str], option: str) -> dict[str, str]:
-    """``NAME=VALUE``, each name once, as it was typed for ``option``.
+    """Parse ``NAME=VALUE`` pairs given for ``option``, each name once.
 
     Raises:
-        InputError: one is something else.
+        InputError: one is malformed, or a name is repeated.
     """
     pairs = [each.partition("=") for each in options]
     for name, sign, _ in pairs:
         if not (name and sign):
             form = "FILE=PATH" if option == "--artifact" else "NAME=VALUE"
-            raise InputError(f"{option} {name!r} is no {form}.", f"For example: {option} {_PAIRS[option]}")
+            raise InputError(f"{option} {name!r} is not {form}.", f"For example: {option} {_PAIRS[option]}")
     twice = find_repeated(name for name, _, _ in pairs)
     if twice:
         raise InputError(f"{option} {twice}=... is given twice.", "Give it once.")

@@ -1,4 +1,4 @@
-"""A pipeline of models by name: outputs go to the inputs that they fit, and where several do, somebody must choose."""
+"""Pipelines of models by name, wired automatically where only one output fits an input."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def draft_pipeline(
     project: Path | str = ".",
     ask: Ask | None = None,
 ) -> Skeleton:
-    """A pipeline of the models ``steps``, shoal's own and the project's, in an order in which they can run.
+    """Draft a pipeline of the models ``steps``, from shoal and the project, in an order in which they can run.
 
-    An input reads the earlier output that has its name, dtype and shape, or that it is the attention mask of; else the
-    only one of its dtype and shape that is left, if it is not optional; else the request. ``maps`` say otherwise:
-    ``MODEL.INPUT`` to ``MODEL.OUTPUT``, or to a name in the request. Where several outputs fit, ``ask`` is asked. What
-    no step reads is answered. Without ``steps`` it gets a component of its own, ``NAME_preprocess``.
+    An input reads the earlier output with its name, dtype and shape (an attention mask also one called so); else the
+    only remaining one of its dtype and shape, unless it is optional; else the request. ``maps`` override this:
+    ``MODEL.INPUT`` to ``MODEL.OUTPUT``, or to a name in the request. If several outputs fit, ``ask`` is called. Outputs
+    that no step reads become the answer. Without ``steps`` it gets a component of its own, ``NAME_preprocess``.
 
     Raises:
         InputError: a name cannot be used; there is no such model or tensor; several outputs fit and there is no
@@ -72,8 +72,8 @@ def draft_pipeline(
     first = [config.steps[index].model for index in first_steps(config.message)]
     if len(first) > 1:
         said.append(
-            f"{' and '.join(first)} read the request side by side; before 26.05 Triton does not bear that one of them"
-            " refuses it. Let one step read it first, such as checked_text, and map the others to what that gives."
+            f"{' and '.join(first)} read the request in parallel; before 26.05, Triton may stop answering if one of"
+            " them rejects it. Let one step read it first, such as checked_text, and map the others to its output."
         )
     if missing:
         said.append(f"It needs {', '.join(missing)}: in build/artifacts, or each in its model's folder 1.")
@@ -82,7 +82,9 @@ def draft_pipeline(
 
 def _refuse_maps(maps: Mapping[str, str]) -> None:
     for key in maps:
-        raise InputError(f"--map {key} maps a step, and there is none.", "Name the models: --step MODEL --step MODEL")
+        raise InputError(
+            f"--map {key} maps a step, and no steps are given.", "Name the models: --step MODEL --step MODEL"
+        )
 
 
 def _find_models(steps: Sequence[str], available: Mapping[str, ModelConfig]) -> list[ModelConfig]:
@@ -91,20 +93,22 @@ def _find_models(steps: Sequence[str], available: Mapping[str, ModelConfig]) -> 
             raise InputError(f"There is no model {step}.", f"Known: {', '.join(sorted(available))}.")
     twice = find_repeated(steps)
     if twice:
-        raise InputError(f"The model {twice} is two steps.", "Write such a pipeline in Python: shoal.Ensemble")
+        raise InputError(
+            f"The model {twice} is given twice as a step.", "Write such a pipeline in Python: shoal.Ensemble"
+        )
     return [available[step] for step in steps]
 
 
 def _find_widths(
     models: Sequence[ModelConfig], sources: Mapping[str, Source], inputs: Sequence[TensorSpec]
 ) -> dict[str, int]:
-    """For the request's tensors that may have any size: one that the model behind each answers, where one is known."""
+    """Find a size for each variable-size tensor of the request that the model reading it accepts, if known."""
     widths: dict[str, int] = {}
     for model in models:
         read = {sources[f"{model.name}.{tensor.name}"] for tensor in model.spec.inputs}
         wanted = [t.name for t in inputs if Source(REQUEST, t.name) in read and -1 in t.dims]
         if wanted and not _missing(model):
-            with suppress(Exception):  # of a component that does not start: the test will say so
+            with suppress(Exception):  # a component that does not start: its test will report it
                 widths |= dict.fromkeys(wanted, find_width(model))
     return widths
 
@@ -119,7 +123,7 @@ def _missing(model: ModelConfig) -> list[str]:
 def _define(
     name: str, models: Sequence[ModelConfig], sources: Mapping[str, Source], root: Path
 ) -> tuple[Ensemble, list[str]]:
-    """The pipeline, and a line for each tensor of it."""
+    """Define the pipeline; also return a line for each of its tensors."""
     definition, said = Ensemble(name, projects=[root]), []
     requested = _request(definition, models, sources)
     given: dict[Source, Tensor] = {}
@@ -144,7 +148,7 @@ def _define(
 
 
 def _request(definition: Ensemble, models: Sequence[ModelConfig], sources: Mapping[str, Source]) -> dict[str, Tensor]:
-    """The tensors of the request by the inputs that read them; those of one name, dtype and shape are one."""
+    """Declare the request's tensors, by the inputs that read them; same name, dtype and shape are one tensor."""
     readers: dict[str, list[tuple[str, TensorSpec]]] = {}
     for model in models:
         for tensor in model.spec.inputs:

@@ -1,4 +1,4 @@
-"""Which request a model folder's component answers: tried in this process, so that its test asks for what it can do."""
+"""Search for a request that a component answers, run in this process, for its generated test."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _MAX_BYTES = 2**20  # of a JSON file that is read for its lists
 
 
 def find_width(config: ModelConfig) -> int:
-    """The size that a request gives to dimensions of any size, so that the component in ``config.folder`` answers.
+    """Find a size for variable dimensions that the component in ``config.folder`` accepts.
 
-    Where 4 is none, it may be the length of a list: in a parameter, such as labels, or in an artifact, such as means.
-    It is 4 where nothing is answered, or cannot be tried here.
+    Tries 4, then the lengths of lists in parameters (such as labels) and artifacts (such as means). Falls back to 4 if
+    none is accepted, or the component cannot run here.
 
     Raises:
-        Exception: the component does not start; what a piece of shoal's says then is an ArtifactError.
+        Exception: the component does not start; shoal's own raise an ArtifactError.
     """
     path = config.folder / "1" / "model.py"
     if config.backend != "python" or not path.is_file():
@@ -66,7 +66,7 @@ def _answers(component: Component, width: int) -> bool:
 
 
 def _make_request(spec: ModelSpec, width: int) -> dict[str, Any]:
-    """As the test's: texts, numbers between 0 and 1, or each of 0 and 1."""
+    """Build a request like that of the test: texts, floats in [0, 1), or integers 0 and 1."""
     random, request = np.random.default_rng(0), {}
     for tensor in spec.inputs:
         shape = [*([ROWS] if spec.is_batched else []), *(width if size == -1 else size for size in tensor.dims)]

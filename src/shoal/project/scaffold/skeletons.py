@@ -1,4 +1,4 @@
-"""Skeletons in a user's own project: a component or a model, a pipeline that uses it, a test that serves it."""
+"""Skeletons in a user's project: a component or a model, a pipeline that uses it, a test that serves it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from shoal.repository.sizes import Largest
 COMPONENT_CATEGORIES = ("preprocess", "postprocess")
 INPUTS = (TensorSpec("TEXT", STRING, (1,)),)
 OUTPUTS = (TensorSpec("LENGTH", "TYPE_FP32", (1,)),)
-MAX_BATCH_SIZE = 512  # as of shoal's own model folders, and less where rows are large
-_MAX_BYTES, _MAX_TEXT = 16 * 2**20, 64 * 2**20  # of a batch: what a container's /dev/shm holds; a text in, one out
+MAX_BATCH_SIZE = 512  # as in shoal's own model folders; less if rows are large
+_MAX_BYTES, _MAX_TEXT = 16 * 2**20, 64 * 2**20  # per batch: a container's /dev/shm; a text in and out
 MAX_FEATURES = 10_000  # of a model that is fitted by least squares
 _COUNTS = ("TYPE_INT32", "TYPE_INT64", "TYPE_UINT32", "TYPE_UINT64", "TYPE_FP32", "TYPE_FP64")
 _LENGTHS = f"[{', '.join(f'[{len(each)}]' for each in text.TEXTS)}]"
@@ -29,8 +29,8 @@ _LENGTHS = f"[{', '.join(f'[{len(each)}]' for each in text.TEXTS)}]"
 class Skeleton:
     """New files, not written yet.
 
-    ``pipeline`` is the ensemble that uses what is new, ``test`` its test's path in the project. ``said`` are lines for
-    the user; ``needs_artifacts``: the pipeline takes such as no model folder holds.
+    ``pipeline`` is the ensemble that uses the new model, ``test`` the path of its test in the project. ``said`` are
+    lines for the user; ``needs_artifacts``: the pipeline needs artifacts that no model folder contains.
     """
 
     draft: Draft
@@ -49,10 +49,10 @@ def draft_component(
     project: Path | str = ".",
     pipeline: str = "",
 ) -> Skeleton:
-    """A component of the declared tensors, whose ``run`` works as it stands.
+    """Draft a component with the declared tensors, whose ``run`` works without changes.
 
-    One text ``STRING [1]`` in and one number ``[1]`` out are counted characters, all else is zeros. The pipeline is
-    called ``NAME_alone``, and the test after the component; both after ``pipeline``, where that is given.
+    With one text ``STRING [1]`` in and one number ``[1]`` out it counts characters, otherwise it returns zeros. The
+    pipeline is called ``NAME_alone``, and the test after the component; both after ``pipeline``, if given.
 
     Raises:
         InputError: a name or the category cannot be used, or two tensors have one name.
@@ -83,12 +83,12 @@ def draft_component(
 
 
 def draft_model(name: str, num_features: int, *, project: Path | str = ".") -> Skeleton:
-    """A linear model in NumPy, ``FEATURES FP32 [num_features]`` to ``SCORE FP32 [1]``, and the script that fits it.
+    """Draft a linear model in NumPy, ``FEATURES FP32 [num_features]`` to ``SCORE FP32 [1]``, and a script that fits it.
 
-    Until it is fitted, it gives the mean of the features.
+    Until it is fitted, it returns the mean of the features.
 
     Raises:
-        InputError: a name cannot be used, or there are no features.
+        InputError: a name cannot be used, or the number of features is out of range.
     """
     root = Path(project)
     available = find_project_folders(root)
@@ -120,41 +120,41 @@ def draft_model(name: str, num_features: int, *, project: Path | str = ".") -> S
             **gitignore(root),
         }
     )
-    said = (f"Until {folder}/train.py has fitted it, {name} gives the mean of its features.",)
+    said = (f"Until {folder}/train.py has fitted it, {name} returns the mean of its features.",)
     return Skeleton(draft, pipeline, path_of_test(name), said)
 
 
-# --- what every skeleton has -------------------------------------------------------------------------------------
+# --- parts of every skeleton -------------------------------------------------------------------------------------
 
 
 def alone(name: str) -> str:
-    """The pipeline that runs one model and nothing else."""
+    """Name the pipeline that runs only one model."""
     return f"{name[:58]}_alone"  # a name has at most 64 characters
 
 
 def path_of_test(name: str) -> str:
-    """Where the test of a model or a pipeline stands."""
+    """Return the path of the test of a model or a pipeline."""
     return f"tests/test_{python_name(name)}.py"
 
 
 def check_category(category: str) -> None:
-    """Check that a component may stand in ``category``.
+    """Check that ``category`` is one for components.
 
     Raises:
-        InputError: it may not.
+        InputError: it is not.
     """
     if category not in COMPONENT_CATEGORIES:
         known = ", ".join(COMPONENT_CATEGORIES)
-        raise InputError(f"There is no --category {category!r} for components.", f"Known: {known}.")
+        raise InputError(f"Unknown --category {category!r} for components.", f"Known: {known}.")
 
 
 def pipeline_files(pipeline: str, config: str) -> dict[str, str | bytes | Path]:
-    """The files of an ensemble's model folder."""
+    """Return the files of an ensemble's model folder."""
     return {f"ensembles/{pipeline}/{CONFIG}": config, f"ensembles/{pipeline}/1/.gitkeep": ""}
 
 
 def gitignore(root: Path) -> dict[str, str | bytes | Path]:
-    """What git shall not see, where the project says nothing of it."""
+    """Return a ``.gitignore``, if the project has none."""
     return {} if (root / ".gitignore").exists() else {".gitignore": text.fill("gitignore")}
 
 
@@ -179,7 +179,7 @@ def _write_config(
 
 
 def _batch_size(*sides: Sequence[TensorSpec]) -> int:
-    """The most rows of a batch that an ordinary machine can share: a power of two, 2 or more."""
+    """Return the maximum batch size whose tensors fit into shared memory: a power of two, 2 or more."""
     rows = MAX_BATCH_SIZE
     for is_text, most in ((True, _MAX_TEXT), (False, _MAX_BYTES)):
         tensors = [tensor for side in sides for tensor in side if (tensor.dtype == STRING) == is_text]
@@ -213,7 +213,7 @@ def _write_code(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], val
 
 
 def _write_expected(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> tuple[str, str]:
-    """A test's request, and what is expected of it."""
+    """Write a test's request and its expected answer."""
     request = [(tensor.name, _write_ones(tensor)) for tensor in inputs]
     zeros = [(tensor.name, text.write_nothing(tensor)) for tensor in outputs]
     expected = [(outputs[0].name, _LENGTHS)] if _is_countable(inputs, outputs) else zeros
@@ -221,7 +221,7 @@ def _write_expected(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec])
 
 
 def _write_ones(tensor: TensorSpec) -> str:
-    """A request's array for what reads nothing of it."""
+    """Write a request's array for a component that ignores its values."""
     if tensor.dtype == STRING:
         return text.write_sample(tensor)
     return text.write_nothing(tensor).replace("np.zeros(", "np.ones(", 1)

@@ -1,4 +1,4 @@
-"""The test of a pipeline whose answers nobody knows beforehand: served, they are what this process gives."""
+"""Generated tests of pipelines without known answers: served answers must equal those of this process."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def write_test(
     widths: Mapping[str, int] | None = None,
     artifacts: Sequence[str] = (),
 ) -> str:
-    """The test ``name`` of ``pipeline``, which takes ``inputs`` and runs ``models``.
+    """Write the test ``name`` of ``pipeline``, which takes ``inputs`` and runs ``models``.
 
-    ``widths`` are the sizes, by input, of dimensions that may have any. ``artifacts`` are those that no model folder
-    holds: the test takes them from ``build/artifacts``. What Python components answer must be the same to the last bit,
-    what others do within 1e-5.
+    ``widths`` are the sizes of variable dimensions, by input. ``artifacts`` are those that no model folder contains:
+    the test takes them from ``build/artifacts``. Answers must be equal to the last bit if all models are Python
+    components, else within 1e-5.
     """
     known = widths or {}
     entries = [

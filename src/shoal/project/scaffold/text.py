@@ -1,4 +1,4 @@
-"""The text of new files: templates, tensors as ``config.pbtxt`` declares them, arrays as Python makes them."""
+"""Text of new files: templates, tensor declarations for ``config.pbtxt``, and arrays as Python source."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from shoal.repository.config import Step
 from shoal.repository.ensemble_config import make_ensemble
 
 _TEMPLATES = Path(__file__).parent / "templates"
-LINE = 120  # of a line of Python
-ROWS, WIDTH = 2, 4  # of a test's request; the width is that of dimensions of any size
-TEXTS = ("A cat sat.", "Füße")  # a row each; the second has more bytes than characters
+LINE = 120  # longest line of Python
+ROWS, WIDTH = 2, 4  # of a test's request; the width is the size of variable dimensions
+TEXTS = ("A cat sat.", "Füße")  # one per row; the second has more bytes than characters
 
 
 def fill(template: str, **values: object) -> str:
-    """A file of ``templates/`` with its ``$names`` filled in."""
+    """Fill in the ``$names`` of a file in ``templates/``."""
     text = (_TEMPLATES / f"{template}.txt").read_text(encoding="utf-8")
     return Template(text).substitute({name: str(value) for name, value in values.items()})
 
@@ -29,7 +29,7 @@ def fill(template: str, **values: object) -> str:
 
 
 def write_tensors(inputs: Iterable[TensorSpec], outputs: Iterable[TensorSpec]) -> str:
-    """The fields ``input`` and ``output``."""
+    """Write the fields ``input`` and ``output``."""
     return f"input [\n{_join(map(_entry, inputs))}\n]\noutput [\n{_join(map(_entry, outputs))}\n]"
 
 
@@ -47,19 +47,19 @@ def _join(blocks: Iterable[str]) -> str:
 
 
 def write_parameter(key: str, value: str) -> str:
-    """An entry of ``parameters``."""
+    """Write an entry of ``parameters``."""
     return f'parameters {{\n  key: "{key}"\n  value: {{ string_value: {quote(value)} }}\n}}\n'
 
 
 def quote(text: str) -> str:
-    """A text as Protobuf's text format writes it."""
+    """Quote a text for Protobuf's text format."""
     from google.protobuf.text_encoding import CEscape
 
     return f'"{CEscape(text, as_utf8=True)}"'
 
 
 def write_ensemble(message: Any, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> str:
-    """An ensemble's ``config.pbtxt``; ``message`` is its ModelConfig, whose tensors are ``inputs`` and ``outputs``."""
+    """Write an ensemble's ``config.pbtxt``; ``message`` is its ModelConfig with ``inputs`` and ``outputs``."""
     steps = message.ensemble_scheduling.step
     way = " -> ".join(step.model_name for step in steps)
     names = (", ".join(tensor.name for tensor in tensors) for tensors in (inputs, outputs))
@@ -93,7 +93,7 @@ def _step(step: Any) -> str:
 
 
 def write_alone(name: str, model: str, size: int, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> str:
-    """The ``config.pbtxt`` of an ensemble of one model, whose tensors keep their names."""
+    """Write the ``config.pbtxt`` of an ensemble of one model, whose tensors keep their names."""
     step = Step(model, -1, {t.name: t.name for t in inputs}, {t.name: t.name for t in outputs})
     return write_ensemble(make_ensemble(name, size, inputs, outputs, [step]), inputs, outputs)
 
@@ -102,19 +102,19 @@ def write_alone(name: str, model: str, size: int, inputs: Sequence[TensorSpec], 
 
 
 def name_dtype(tensor: TensorSpec) -> str:
-    """A tensor's dtype as Python names it: ``np.float32``."""
+    """Return a tensor's dtype as Python source: ``np.float32``."""
     odd = {"TYPE_BOOL": "np.bool_", STRING: "np.object_"}  # whose names differ between NumPy 1 and 2
     return odd.get(tensor.dtype) or f"np.{np.dtype(DTYPES[tensor.dtype]).name}"
 
 
 def describe(tensor: TensorSpec, rows: str = "rows") -> str:
-    """``FP32 [rows, 4]``."""
+    """Describe dtype and shape: ``FP32 [rows, 4]``."""
     sizes = [*([rows] if rows else []), *("any" if size == -1 else str(size) for size in tensor.dims)]
     return f"{tensor.dtype.removeprefix('TYPE_')} [{', '.join(sizes)}]"
 
 
 def write_nothing(tensor: TensorSpec, rows: str | int = ROWS) -> str:
-    """An array of zeros, or of empty texts; dimensions of any size have size 1."""
+    """Write an array of zeros or empty texts; variable dimensions have size 1."""
     shape = _shape(tensor, rows, 1)
     if tensor.dtype == STRING:
         return f'np.full({shape}, b"", np.object_)'
@@ -122,7 +122,7 @@ def write_nothing(tensor: TensorSpec, rows: str | int = ROWS) -> str:
 
 
 def write_sample(tensor: TensorSpec, *, is_batched: bool = True, width: int = WIDTH) -> str:
-    """Something that a request may bring: texts, numbers between 0 and 1, or each of 0 and 1."""
+    """Write a sample array for a request: texts, floats in [0, 1), or integers 0 and 1."""
     shape = _shape(tensor, ROWS if is_batched else "", width)
     if tensor.dtype == STRING and is_batched and tensor.dims == (1,):
         return f"[{', '.join(_literal(text) for text in TEXTS)}]"
@@ -143,7 +143,7 @@ def _shape(tensor: TensorSpec, rows: str | int, width: int) -> str:
 
 
 def write_entries(entries: Iterable[tuple[str, str]], indent: int) -> str:
-    """The lines of a dictionary, each a name and a call; one that is too long is broken as formatters do."""
+    """Write the lines of a dictionary, each a name and a call; break long lines as formatters do."""
     lines = []
     for name, value in entries:
         line = f'{" " * indent}"{name}": {value},'

@@ -12,15 +12,14 @@ from shoal.forests import checkpoints
 from shoal.forests.postprocessing import Settings
 from shoal.forests.treelite import load_forest
 
-_DEFAULT_STREAM = 1  # cudaStreamLegacy of cuda_runtime_api.h; nvForest's own choice would not wait for it
+_DEFAULT_STREAM = 1  # cudaStreamLegacy of cuda_runtime_api.h; nvForest's default stream is not ordered after it
 
 
 class Forest(Component):
     """``checkpoint.tl`` behind Triton's ``fil`` configuration, for servers without the native backend.
 
     It answers as FIL does under the parameters ``output_class`` (or ``is_classifier``), ``predict_proba`` and
-    ``threshold``; what is about FIL's speed alone is passed over. On a GPU nvForest computes the forest, on the host
-    Treelite's own engine, GTIL.
+    ``threshold``; performance parameters are ignored. nvForest runs the forest on a GPU, Treelite's GTIL on the host.
     """
 
     def setup(self, context: Context) -> None:
@@ -37,7 +36,7 @@ class Forest(Component):
 
 
 def _on_gpu(path: Path, forest: checkpoints.Forest, device: Device) -> Callable[[Array], Array]:
-    """nvForest in single precision, on the device's default stream: FP32 ``[rows, outputs]``."""
+    """Load the forest into nvForest, in single precision on the default stream; predicts FP32 ``[rows, outputs]``."""
     with needs("gpu"):
         import nvforest
 

@@ -16,8 +16,8 @@ from shoal.errors import needs
 class Onnx(Component):
     """``model.onnx`` behind Triton's ``onnxruntime`` configuration, for servers without the native backend.
 
-    On the host alone. Tensors go by their names. Rows of like length are run together where the parameter
-    ``attention_mask`` names the input that tells it.
+    Host only. Tensors are matched by name. If the parameter ``attention_mask`` names an input, rows are run in batches
+    of similar length (length bucketing).
     """
 
     def setup(self, context: Context) -> None:
@@ -33,11 +33,11 @@ class Onnx(Component):
         path = context.artifact("model.onnx")
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = context.num_threads or 0
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # or a busy neighbour costs dear
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # spinning slows other processes
         try:
             self.session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # its errors have no class in common but this one
-            reason = str(error).splitlines()[0].rpartition(" failed:")[2]  # what stands before names the path again
+            reason = str(error).splitlines()[0].rpartition(" failed:")[2]  # the part before it repeats the path
             raise refusal(path, "valid ONNX model", reason.rstrip(".")) from error
         check_ties(read_onnx(path), path)
 
@@ -45,14 +45,14 @@ class Onnx(Component):
         return run_by_length(self.context.spec, batch, self.call, self.mask)
 
     def call(self, arrays: Sequence[Array]) -> list[Array]:
-        """The model's outputs for its inputs, in the order of the configuration."""
+        """Run the model on inputs in the order of the configuration; returns the outputs in that order."""
         spec = self.context.spec
         given = {tensor.name: _for_runtime(array) for tensor, array in zip(spec.inputs, arrays, strict=True)}
         return [_for_triton(out) for out in self.session.run([tensor.name for tensor in spec.outputs], given)]
 
 
 def _for_runtime(array: Array) -> Array:
-    """Texts are str there, and bytes here."""
+    """Convert to ONNX Runtime's form, where texts are str instead of bytes."""
     if array.dtype != object:
         return np.ascontiguousarray(array)
     try:

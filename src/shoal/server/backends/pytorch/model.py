@@ -13,17 +13,17 @@ from shoal.component.provenance import check_ties, read_archive
 from shoal.encoders.fusing import fuse
 from shoal.encoders.length_bucketing import find_mask, run_by_length
 
-if TYPE_CHECKING:  # torch itself only when the device is chosen
+if TYPE_CHECKING:  # torch is imported only once the device is chosen
     import torch
 
 
 class TorchScript(Component):
     """``model.pt`` behind Triton's ``pytorch`` configuration, for servers without the native backend.
 
-    Inputs are given in the order of the configuration, outputs taken in the same way. The parameter ``dtype``
+    Inputs and outputs are matched by position, in the order of the configuration. The parameter ``dtype``
     (``fp32``, ``bf16`` or ``fp16``) converts the submodule ``trunk`` at load; the file itself stays fp32. On the host
-    the graph is frozen and fused, and rows of like length are run together where the parameter ``attention_mask`` names
-    the input that tells it.
+    the graph is frozen and fused; if the parameter ``attention_mask`` names an input, rows are run in batches of
+    similar length (length bucketing).
     """
 
     library = "torch"
@@ -35,7 +35,7 @@ class TorchScript(Component):
             torch.set_num_threads(context.num_threads)
         self.mask = find_mask(context.spec) if context.device.is_host else ""
         path = context.artifact("model.pt")
-        check_ties(read_archive(path), path)  # before torch, which reads no checksum
+        check_ties(read_archive(path), path)  # before torch, which verifies no checksum
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript is deprecated, and what Triton serves
@@ -52,7 +52,7 @@ class TorchScript(Component):
         return run_by_length(self.context.spec, batch, self.call, self.mask)
 
     def call(self, arrays: Sequence[Array]) -> list[Array]:
-        """The module's outputs for its inputs."""
+        """Run the module; returns its outputs as arrays."""
         import torch
 
         with torch.inference_mode():
@@ -62,7 +62,7 @@ class TorchScript(Component):
 
 
 def _check_device(module: "torch.jit.ScriptModule", device: str) -> None:
-    """Refuse a graph that names another device than its own: every request would fail where both meet."""
+    """Refuse a graph with constants on another device: every request would fail on mixed devices."""
     graph: Any = module.inlined_graph  # nodes live as long as their graph is held
     for node in graph.findAllNodes("prim::Constant"):
         if node.output().type().kind() == "DeviceObjType" and str(node.output().toIValue()) != device:
