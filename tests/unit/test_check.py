@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shoal.check import RULES, check
-from shoal.check.page import page
+from shoal.check.explain import read_pages, split_entries
 from tests.support import (
     planted_code,
     planted_ensembles,
@@ -79,8 +79,18 @@ def test_what_core_refuses_is_an_error() -> None:
             assert RULES[plant.rule].is_core, plant.name
 
 
-def test_the_page_is_made_from_the_rules() -> None:
-    assert (ROOT / "docs" / "rules.md").read_text(encoding="utf-8") == page()
+def test_every_rule_has_an_entry_in_the_pages() -> None:
+    index = (ROOT / "docs" / "rules.md").read_text(encoding="utf-8")
+    entries = {}
+    for name, page in read_pages().items():
+        for rule, entry in split_entries(page).items():
+            entries[rule] = entry
+            assert re.search(rf"\(rules/{name}\.md\) \|.*`{rule}`", index), rule
+    assert sorted(entries) == sorted(RULES)
     for rule in RULES.values():
-        assert all((rule.title, rule.why, rule.source, rule.bad, rule.good)), rule.id
         assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", rule.id)
+        kind = f"*{rule.severity}{', core' if rule.is_core else ''}*"
+        assert re.match(rf"### {rule.id}\n\n{re.escape(kind)} — .+\.\n\n[^`]", entries[rule.id]), rule.id
+        diff, _, source = entries[rule.id].partition("```diff\n")[2].partition("```\n\nSource: ")
+        assert re.search("(?m)^[-+] ", diff), rule.id
+        assert source.endswith(".\n"), rule.id

@@ -23,95 +23,15 @@ from shoal.repository.placement import PYTHON_BASED_BACKENDS
 
 PARAMETER = "EXECUTION_ENV_PATH"
 VARIABLE = "$$TRITON_MODEL_DIRECTORY"
-_BAD = 'parameters {{ key: "EXECUTION_ENV_PATH" value {{ string_value: "{}" }} }}'
-_GOOD = _BAD.format("$$TRITON_MODEL_DIRECTORY/custom_env.tar.gz")
 
-MISSING = Rule(
-    "environment-missing",
-    Severity.ERROR,
-    "An execution environment must be where the configuration says",
-    "The model does not load: `Failed to get the canonical path for ...`. Often the archive was left out of a copy, or"
-    " the path is one of the machine that it was packed on.",
-    "python_backend, src/pb_env.cc: ExtractIfNotExtracted.",
-    _BAD.format("/home/me/custom_env.tar.gz"),
-    _GOOD,
-    is_core=True,
-)
-RELATIVE = Rule(
-    "environment-relative",
-    Severity.ERROR,
-    "An execution environment is named by an absolute path",
-    "A relative path counts from the folder that the server was started in, and the server itself changes that folder"
-    " while it unpacks another archive: whether the model loads depends on chance. `~` and variables are not expanded.",
-    "python_backend, src/pb_env.cc: ExtractTarFile calls chdir, ExtractIfNotExtracted calls realpath.",
-    _BAD.format("custom_env.tar.gz"),
-    _GOOD,
-    is_core=True,
-)
-DOLLAR = Rule(
-    "environment-dollar",
-    Severity.ERROR,
-    "The model's folder is `$$TRITON_MODEL_DIRECTORY`, with two dollars, at the start",
-    "With one dollar or in braces it is part of a file's name that no file has. Behind other text, Triton replaces as"
-    " many more characters as stand before it, and eats into the path. Templates filled by Python's string.Template,"
-    " such as TensorRT-LLM's fill_template.py, turn two dollars into one.",
-    "core, src/model_config_utils.cc: LocalizePythonBackendExecutionEnvironmentPath; python_backend,"
-    " src/python_be.cc: ModelState.",
-    _BAD.format("$TRITON_MODEL_DIRECTORY/custom_env.tar.gz"),
-    _GOOD,
-    is_core=True,
-)
-OUTSIDE = Rule(
-    "environment-outside",
-    Severity.WARNING,
-    "An execution environment should lie in its model's folder",
-    "It does not travel with the repository: copied, or mounted at another path, the model fails to load. From a bucket"
-    " Triton fetches the model's folder only.",
-    "server issue 5933; python_backend's README, Creating Custom Execution Environments: notes 4 and 5.",
-    _BAD.format("/opt/envs/custom_env.tar.gz"),
-    _GOOD,
-)
-MISFIT = Rule(
-    "environment-misfit",
-    Severity.ERROR,
-    "Environment, stub and server must fit",
-    "Where they do not, Triton says something else (`No module named 'numpy'`, `not healthy`), or, with NumPy 2 under a"
-    " stub of 24.10 or older, computes wrong values without a word.",
-    "docs/environments.md; `shoal env fit` asks the same.",
-    "preprocess/custom_env.tar.gz  # Python 3.12, beside a stub for Python 3.10",
-    "shoal env build --target 26.06  # makes both for one Python",
-    is_core=True,
-)
-IGNORED = Rule(
-    "environment-ignored",
-    Severity.WARNING,
-    "Only a model that runs in a Python stub has an execution environment",
-    "An ensemble runs no code, and a backend of C++ reads no such parameter: what the environment was meant to bring"
-    " is not there.",
-    "python_backend, src/python_be.cc: it alone reads the parameter.",
-    'platform: "ensemble"\n' + _GOOD,
-    'backend: "python"\n' + _GOOD,
-)
-MISPLACED = Rule(
-    "stub-misplaced",
-    Severity.WARNING,
-    "A stub lies beside config.pbtxt of the model that it runs",
-    "Triton looks for it there and nowhere else: a stub in a version folder is passed over, and the server's own runs"
-    " the model, which often is for another Python.",
-    "python_backend, src/stub_launcher.cc: StubLauncher::Launch.",
-    "preprocess/1/triton_python_backend_stub",
-    "preprocess/triton_python_backend_stub",
-)
-NOT_EXECUTABLE = Rule(
-    "stub-not-executable",
-    Severity.WARNING,
-    "A stub is a program, and must be executable",
-    "Triton mends it with chmod where it may: not on a read-only mount, nor where another user owns the file. Then the"
-    " model does not load: `Failed to give execute permission to triton_python_backend_stub`.",
-    "python_backend, src/stub_launcher.cc: StubLauncher::Launch.",
-    "-rw-r--r-- preprocess/triton_python_backend_stub",
-    "-rwxr-xr-x preprocess/triton_python_backend_stub",
-)
+MISSING = Rule("environment-missing", Severity.ERROR, is_core=True)
+RELATIVE = Rule("environment-relative", Severity.ERROR, is_core=True)
+DOLLAR = Rule("environment-dollar", Severity.ERROR, is_core=True)
+OUTSIDE = Rule("environment-outside", Severity.WARNING)
+MISFIT = Rule("environment-misfit", Severity.ERROR, is_core=True)
+IGNORED = Rule("environment-ignored", Severity.WARNING)
+MISPLACED = Rule("stub-misplaced", Severity.WARNING)
+NOT_EXECUTABLE = Rule("stub-not-executable", Severity.WARNING)
 RULES = (MISSING, RELATIVE, DOLLAR, OUTSIDE, MISFIT, IGNORED, MISPLACED, NOT_EXECUTABLE)
 
 # C++ backends; `runtime` selects a Python one of the same name, which is also used if the library is missing.

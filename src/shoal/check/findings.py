@@ -73,20 +73,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class Rule:
-    """A condition that must hold, and why.
+    """A condition that a repository must meet; ``docs/rules`` describes it, with its reason, its source and an example.
 
-    ``id`` never changes its meaning. ``source`` is where it comes from: a line of Triton's source, its documentation,
-    or a thread. ``bad`` and ``good`` are the same few lines of a repository, broken and fixed. ``is_core`` rules are
-    Triton's own: it refuses to load what breaks them, in the words of the finding.
+    ``id`` never changes its meaning. ``is_core`` rules are Triton's own: it refuses to load what breaks them, in the
+    words of the finding.
     """
 
     id: str
     severity: Severity
-    title: str
-    why: str
-    source: str
-    bad: str
-    good: str
     is_core: bool = False
 
     def at(self, place: Place, what: str, fix: str) -> Finding:

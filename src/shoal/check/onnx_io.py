@@ -17,27 +17,8 @@ BACKEND = "onnxruntime"
 FILE = "model.onnx"
 _MAX_BYTES = 256 * 2**20  # of the graph; weights may be in separate files, which are not read
 
-TENSORS = Rule(
-    "onnx-tensors",
-    Severity.ERROR,
-    "Declared tensors are those of the ONNX graph",
-    "The model does not load. Most often the batch is declared twice: with a max_batch_size above 0, dims are without"
-    " it, and the graph's first dimension must be dynamic (dynamic_axes in torch.onnx.export).",
-    "onnxruntime_backend, src/onnxruntime.cc: ValidateInputs, ValidateOutputs; src/onnxruntime_utils.cc:"
-    " CompareDimsSupported.",
-    '# ids: INT64 [-1, 128]\nmax_batch_size: 8\ninput [ { name: "ids" data_type: TYPE_INT32 dims: [ -1, 128 ] } ]',
-    '# ids: INT64 [-1, 128]\nmax_batch_size: 8\ninput [ { name: "ids" data_type: TYPE_INT64 dims: [ 128 ] } ]',
-)
-UNREADABLE = Rule(
-    "onnx-unreadable",
-    Severity.ERROR,
-    "model.onnx is a whole ONNX model",
-    "The model does not load. What stands there instead is often a pointer of Git LFS, a page of a failed download, or"
-    " half a copy.",
-    "onnxruntime: `Load model from ... failed: Protobuf parsing failed`.",
-    "model.onnx  # version https://git-lfs.github.com/spec/v1",
-    "git lfs pull",
-)
+TENSORS = Rule("onnx-tensors", Severity.ERROR)
+UNREADABLE = Rule("onnx-unreadable", Severity.ERROR)
 RULES = (TENSORS, UNREADABLE)
 
 # onnx.TensorProto.DataType by its numbers, as onnxruntime_utils.cc turns them into Triton's.

@@ -12,40 +12,9 @@ from shoal.check.findings import Findings, Place, Rule, Severity
 from shoal.check.models import Model, Repository
 from shoal.check.python import imports
 
-NAME = Rule(
-    "unsafe-name",
-    Severity.ERROR,
-    "A name that Triton cannot hand to a Python model's process",
-    "Triton pastes the paths of the model and of its environment, and its instances' names, unquoted into `bash -c`:"
-    " with a space or a bracket the server waits for ever, and what follows a `;` or a `&` is run as a command. Beyond"
-    " ASCII the import fails, in the C locale. Newer releases start no shell: they refuse what one would read, and bear"
-    " a space.",
-    "python_backend, src/stub_launcher.cc: Launch; pull request 404; CVE-2025-23316; tried on Triton 24.10.",
-    "models/my model (1)/1/model.py",
-    "models/my-model-1/1/model.py",
-    is_core=True,
-)
-LINK = Rule(
-    "symlink-leaves-repository",
-    Severity.WARNING,
-    "A link in a model's folder that leads out of the repository",
-    "What is copied to an image, a bucket or another machine lacks the file or, where the link is followed, holds a"
-    " file of yours that was never meant to be served.",
-    "Triton follows links wherever they lead; cloud storage holds none.",
-    "model/1/weights.pt -> /home/me/runs/7/weights.pt",
-    "cp /home/me/runs/7/weights.pt model/1/weights.pt",
-)
-DANGLING = Rule(
-    "dangling-link",
-    Severity.ERROR,
-    "A link that leads nowhere",
-    "Triton minds it as little as a listing does; what opens the file fails the load, or the first request. Most are"
-    " links into the folders of whoever trained the model, committed with it. An absolute one may lead to a file of the"
-    " container, and is `symlink-leaves-repository`, except for the target `embedded`.",
-    "Public repositories hold links to /mnt/... in the place of their weights.",
-    "model/1/weights.pt -> ../../../runs/7/weights.pt  # on a machine without runs/",
-    "model/1/weights.pt  # the file itself",
-)
+NAME = Rule("unsafe-name", Severity.ERROR, is_core=True)
+LINK = Rule("symlink-leaves-repository", Severity.WARNING)
+DANGLING = Rule("dangling-link", Severity.ERROR)
 RULES = (NAME, LINK, DANGLING, *imports.RULES)
 
 MAX_FILES = 20_000  # in one model's folder; more than that are a data set, or an environment

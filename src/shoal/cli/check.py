@@ -34,7 +34,7 @@ def check(
     0 without errors, 1 after an error (with --strict a warning too), and 2 if there is nothing to check.
     """
     from shoal.check import check as find
-    from shoal.check.page import explain_rules
+    from shoal.check.explain import explain_rules
 
     try:
         if explain:

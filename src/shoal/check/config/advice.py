@@ -5,29 +5,8 @@ from __future__ import annotations
 from shoal.check.findings import Findings, Rule, Severity
 from shoal.check.models import Model, Repository, enum_name
 
-QUEUE = Rule(
-    "queue-without-limit",
-    Severity.WARNING,
-    "The queue of a model that is asked by itself has a limit",
-    "Under overload requests wait for ever and memory grows; with a limit the surplus is told at once to come back"
-    " (HTTP 503, gRPC UNAVAILABLE). An ensemble's steps are not meant: requests pile up before the slowest of them,"
-    " while a limit on a quick one bounds nothing and costs time, since with it Triton prepares no batch while an"
-    " instance runs, and a request that comes too early waits for the next one, or half a second. Of a model folder"
-    " nobody knows yet whether an ensemble will call it.",
-    "server, docs/user_guide/model_configuration.md, Queue Policy; core, src/scheduler_utils.cc: SupportPrefetching.",
-    "dynamic_batching { }",
-    "dynamic_batching { default_queue_policy { max_queue_size: 256 } }",
-)
-KIND = Rule(
-    "kind-left-open",
-    Severity.WARNING,
-    "A Python model says where it runs",
-    "Without `instance_group` (or with KIND_AUTO) it runs on the CPU here, and on a host with GPUs Triton starts one"
-    " process for each GPU, each with a CUDA context if the code touches it.",
-    "server issues 5889 and 2157; python_backend, src/python_be.cc: TRITONBACKEND_GetBackendAttribute.",
-    'backend: "python"',
-    'backend: "python"\ninstance_group [ { kind: KIND_CPU } ]',
-)
+QUEUE = Rule("queue-without-limit", Severity.WARNING)
+KIND = Rule("kind-left-open", Severity.WARNING)
 RULES = (QUEUE, KIND)
 
 

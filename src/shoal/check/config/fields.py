@@ -12,77 +12,13 @@ from shoal.check.findings import Findings, Place, Rule, Severity
 from shoal.check.models import Model, Repository
 from shoal.repository.config import CONFIG
 
-SYNTAX = Rule(
-    "config-syntax",
-    Severity.ERROR,
-    "A configuration must be a ModelConfig in protobuf's text format",
-    "Triton refuses the whole model, and names neither the field nor, often, the line that you would look at. An"
-    " ensemble has one scheduler: its steps. `dynamic_batching` beside them fails here too, since both are one choice.",
-    "core, src/model_repository_manager: ReadTextProto; the message is in the server's log only.",
-    'input [ { name: "X" data_type: FP32 dims: [ 4 ] } ]',
-    'input [ { name: "X" data_type: TYPE_FP32 dims: [ 4 ] } ]',
-    is_core=True,
-)
-UNKNOWN = Rule(
-    "unknown-field",
-    Severity.WARNING,
-    "A field that this machine's schema does not know",
-    "A newer Triton may have added it; the one you run refuses a configuration with a field that it does not know.",
-    "protobuf's text format; Triton's schema grows with each release (common, protobuf/model_config.proto).",
-    "max_batch_size: 8\nshiny_new_field: 1",
-    "max_batch_size: 8",
-    is_core=True,
-)
-MISSPELT = Rule(
-    "misspelt-field",
-    Severity.ERROR,
-    "A field that nearly is one",
-    "Triton refuses a configuration with a field that it does not know.",
-    'protobuf\'s text format: `Message type "inference.ModelConfig" has no field named ...`.',
-    "max_batchsize: 8",
-    "max_batch_size: 8",
-    is_core=True,
-)
-TOO_NEW = Rule(
-    "field-newer-than-target",
-    Severity.ERROR,
-    "A field that the target's release does not have yet",
-    "The server that the repository is for refuses the configuration.",
-    "The release branches of triton-inference-server/common, protobuf/model_config.proto.",
-    "ensemble_scheduling { max_inflight_requests: 8 step [ ... ] }  # for 24.10",
-    "ensemble_scheduling { step [ ... ] }  # for 24.10",
-    is_core=True,
-)
-LEFTOVER = Rule(
-    "template-leftover",
-    Severity.ERROR,
-    "A placeholder of a template, where a number or a name belongs",
-    "It does not parse, and Triton refuses the model.",
-    "tensorrtllm_backend issues 61, 207, 364 and 672; server issue 8592.",
-    "max_batch_size: ${triton_max_batch_size}",
-    "max_batch_size: 8",
-    is_core=True,
-)
-LEFTOVER_TEXT = Rule(
-    "template-leftover-in-text",
-    Severity.WARNING,
-    "A placeholder of a template within a text",
-    "The model gets `${...}` for a path or a setting, and often fails far from here. A few templates are meant to be"
-    " read with some left as they are.",
-    "tensorrtllm_backend issues 61, 207, 364 and 672; server issue 8592.",
-    'parameters { key: "engine_dir" value { string_value: "${engine_dir}" } }',
-    'parameters { key: "engine_dir" value { string_value: "/engines/1" } }',
-)
-UNREADABLE = Rule(
-    "config-unreadable",
-    Severity.ERROR,
-    "A configuration can be read, and is of a configuration's size",
-    "Triton refuses a model whose configuration is closed to the user that it runs as, and 24.10 crashes over one that"
-    " is a folder.",
-    "Tried on Triton 24.10.",
-    "first/config.pbtxt/note.txt",
-    "first/config.pbtxt",
-)
+SYNTAX = Rule("config-syntax", Severity.ERROR, is_core=True)
+UNKNOWN = Rule("unknown-field", Severity.WARNING, is_core=True)
+MISSPELT = Rule("misspelt-field", Severity.ERROR, is_core=True)
+TOO_NEW = Rule("field-newer-than-target", Severity.ERROR, is_core=True)
+LEFTOVER = Rule("template-leftover", Severity.ERROR, is_core=True)
+LEFTOVER_TEXT = Rule("template-leftover-in-text", Severity.WARNING)
+UNREADABLE = Rule("config-unreadable", Severity.ERROR)
 RULES = (SYNTAX, UNKNOWN, MISSPELT, TOO_NEW, LEFTOVER, LEFTOVER_TEXT, UNREADABLE)
 
 # By message and field: the release whose schema first has it.

@@ -9,87 +9,14 @@ from shoal.check.findings import Findings, Place, Rule, Severity
 from shoal.check.models import Model, Repository, entries
 from shoal.repository.config import CONFIG
 
-NAME = Rule(
-    "folder-name",
-    Severity.ERROR,
-    "A model's folder has the model's name",
-    "Triton refuses the model. A configuration without a name gets its folder's.",
-    "core, src/model_repository_manager: `directory name must equal model name`.",
-    'first/config.pbtxt: name: "second"',
-    'first/config.pbtxt: name: "first"',
-    is_core=True,
-)
-NO_VERSION = Rule(
-    "no-version",
-    Severity.ERROR,
-    "A model has a version folder, an ensemble too",
-    "Triton refuses a model without one. git keeps no empty folder: an ensemble's `1/` is lost with the first clone"
-    " unless a file such as `.gitkeep` lies in it.",
-    "core: `at least one version must be available under the version policy of model`.",
-    "all/config.pbtxt",
-    "all/config.pbtxt\nall/1/.gitkeep",
-    is_core=True,
-)
-IGNORED = Rule(
-    "version-folder-ignored",
-    Severity.WARNING,
-    "A version folder's name is a number without leading zeros",
-    "Triton passes over any other folder, and says so only in its log: the version is not there.",
-    "core: `ignore version directory`.",
-    "first/v2/model.py",
-    "first/2/model.py",
-)
-MISREAD = Rule(
-    "version-folder-misread",
-    Severity.ERROR,
-    "A version folder's name is its number, and nothing else",
-    "Of a name such as `2.bak` Triton reads the 2, looks into a folder called 2 that is not there, and 24.10 waits for"
-    " ever. Renamed like this, an old version becomes the latest.",
-    "core, src/model_repository_manager: VersionsToLoad, by std::stoll; tried on Triton 24.10.",
-    "first/1/model.py\nfirst/2.bak/model.py",
-    "first/1/model.py",
-)
-POLICY = Rule(
-    "version-policy-absent",
-    Severity.WARNING,
-    "A version that the policy names exists",
-    "Triton loads the others, and says so only in its log.",
-    "core: `version ... is specified for model ..., but the version directory is not present`.",
-    "version_policy: { specific { versions: [ 1, 7 ] } }",
-    "version_policy: { specific { versions: [ 1 ] } }",
-)
-FILE = Rule(
-    "model-file-missing",
-    Severity.ERROR,
-    "Each version holds the file that the backend opens",
-    "Triton 24.10 waits for ever for a Python model without it: `model.py` is missed in the log alone, and with the"
-    " usual settings no port ever opens. Other backends refuse the model.",
-    "server, docs/user_guide/model_repository.md, Model Files; `default_model_filename` changes the name. Tried on"
-    " Triton 24.10.",
-    "first/1/models.py",
-    "first/1/model.py",
-)
-LABELS = Rule(
-    "label-file-missing",
-    Severity.ERROR,
-    "A file of labels lies in the model's folder",
-    "Triton refuses the model.",
-    "core, src/model.cc: Model::Init; tried on Triton 24.10.",
-    'output { name: "Y" label_filename: "labels.txt" ... }  # and no first/labels.txt',
-    "first/labels.txt",
-    is_core=True,
-)
-STRAY = Rule(
-    "not-a-model",
-    Severity.ERROR,
-    "Each folder of a repository is a model",
-    "Triton tries to load every folder in a repository, `docs` and `.git` too, and refuses to start over one that it"
-    " cannot, unless told otherwise.",
-    "core: `Poll failed for model directory`, tried on Triton 24.10.",
-    "repository/docs/index.md\nrepository/first/config.pbtxt",
-    "docs/index.md\nrepository/first/config.pbtxt",
-    is_core=True,
-)
+NAME = Rule("folder-name", Severity.ERROR, is_core=True)
+NO_VERSION = Rule("no-version", Severity.ERROR, is_core=True)
+IGNORED = Rule("version-folder-ignored", Severity.WARNING)
+MISREAD = Rule("version-folder-misread", Severity.ERROR)
+POLICY = Rule("version-policy-absent", Severity.WARNING)
+FILE = Rule("model-file-missing", Severity.ERROR)
+LABELS = Rule("label-file-missing", Severity.ERROR, is_core=True)
+STRAY = Rule("not-a-model", Severity.ERROR, is_core=True)
 RULES = (NAME, NO_VERSION, IGNORED, MISREAD, POLICY, FILE, LABELS, STRAY)
 
 # Files that a backend opens in a version folder, any of several, unless default_model_filename is set.

@@ -16,26 +16,8 @@ from shoal.repository.devices import is_on_gpu
 from shoal.repository.graph import Edge, Graph
 from shoal.repository.sizes import COPIES_IN_SHARED_MEMORY, CUDA_POOL_MIB, HEADROOM, MIB, Largest
 
-POOL = Rule(
-    "cuda-pool-small",
-    Severity.WARNING,
-    "Triton's CUDA pool holds what the steps of the largest batch hand on",
-    "A tensor that does not fit into the pool (64 MiB of each GPU, unless told otherwise) silently goes through host"
-    " memory, or comes out empty.",
-    "server issues 7148 and 8177; core, --cuda-memory-pool-byte-size.",
-    "max_batch_size: 512  # of tensors of 1 MiB a row, with the default pool",
-    "tritonserver --cuda-memory-pool-byte-size=0:1073741824",
-)
-SHARED = Rule(
-    "shared-memory-small",
-    Severity.WARNING,
-    "/dev/shm holds what goes to and from the Python models in the largest batch",
-    "Requests above it fail with `Failed to increase the shared memory pool size`. A container has 64 MiB unless it is"
-    " started with --shm-size.",
-    "Tried on Triton 24.10; python_backend, README, shm-default-byte-size.",
-    "docker run ... # 64 MiB, and max_batch_size: 512 of images",
-    "docker run --shm-size=2g ...",
-)
+POOL = Rule("cuda-pool-small", Severity.WARNING)
+SHARED = Rule("shared-memory-small", Severity.WARNING)
 RULES = (POOL, SHARED)
 
 DOCKER_MIB = 64  # docker's default for /dev/shm

@@ -9,36 +9,9 @@ from shoal.repository.config import ModelConfig
 from shoal.repository.devices import ROUND_TRIP, TO_OTHER_GPU, gets_host_copies, is_on_gpu
 from shoal.repository.graph import Edge, Graph
 
-COPIES = Rule(
-    "gpu-tensor-copied-to-host",
-    Severity.WARNING,
-    "A Python model on a GPU says that it takes its inputs there",
-    "By default Triton hands every Python model its inputs on the host. What a model on the GPU wrote is copied down,"
-    " and the Python model copies it up again.",
-    "python_backend, README, Input Tensor Device Placement; server issues 3547 and 3944.",
-    'backend: "python"\ninstance_group [ { kind: KIND_GPU } ]  # after a model on the GPU',
-    'backend: "python"\ninstance_group [ { kind: KIND_GPU } ]\n'
-    'parameters { key: "FORCE_CPU_ONLY_INPUT_TENSORS" value { string_value: "no" } }',
-)
-ROUND = Rule(
-    "host-round-trip",
-    Severity.WARNING,
-    "What goes from the GPU to the host does not have to come back",
-    "A step on the CPU between steps on the GPU costs two copies and two waits for every batch.",
-    "server issues 5431 and 2851: nobody sees it in the server's metrics.",
-    "first: KIND_GPU, left: KIND_CPU, join: KIND_GPU",
-    "first: KIND_GPU, left: KIND_GPU, join: KIND_GPU",
-)
-HOP = Rule(
-    "gpu-hop",
-    Severity.WARNING,
-    "The steps of an ensemble share a GPU",
-    "A tensor that its next reader needs on another GPU goes there over PCIe or NVLink, with every batch. Models that"
-    " are each on several GPUs take any of them, whichever is free.",
-    "server issues 3373, 2817 and 4581.",
-    "first: gpus: [ 0 ], left: gpus: [ 1 ]",
-    "first: gpus: [ 0 ], left: gpus: [ 0 ]",
-)
+COPIES = Rule("gpu-tensor-copied-to-host", Severity.WARNING)
+ROUND = Rule("host-round-trip", Severity.WARNING)
+HOP = Rule("gpu-hop", Severity.WARNING)
 RULES = (COPIES, ROUND, HOP)
 
 

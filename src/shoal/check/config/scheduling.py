@@ -7,107 +7,16 @@ from typing import Any
 from shoal.check.findings import Findings, Place, Rule, Severity
 from shoal.check.models import PLATFORMS, Model, Repository, enum_name, is_decoupled
 
-_SOURCE = "core, src/model_config_utils.cc: {}"
-BATCH_SIZE = Rule(
-    "negative-batch-size",
-    Severity.ERROR,
-    "max_batch_size is 0 or more",
-    "Triton refuses the model.",
-    _SOURCE.format("ValidateModelConfig"),
-    "max_batch_size: -1",
-    "max_batch_size: 0",
-    is_core=True,
-)
-PREFERRED = Rule(
-    "preferred-batch-size",
-    Severity.ERROR,
-    "A preferred batch size lies between 1 and max_batch_size",
-    "Triton refuses the model.",
-    _SOURCE.format("ValidateModelConfig"),
-    "max_batch_size: 8\ndynamic_batching { preferred_batch_size: [ 16 ] }",
-    "max_batch_size: 8\ndynamic_batching { preferred_batch_size: [ 8 ] }",
-    is_core=True,
-)
-PRIORITY = Rule(
-    "priority-level",
-    Severity.ERROR,
-    "The default priority, and each with a policy, lies within the levels",
-    "Triton refuses the model.",
-    _SOURCE.format("ValidateModelConfig"),
-    "dynamic_batching { priority_levels: 2 }",
-    "dynamic_batching { priority_levels: 2 default_priority_level: 1 }",
-    is_core=True,
-)
-ORDERING = Rule(
-    "ordering-and-priority",
-    Severity.ERROR,
-    "preserve_ordering bears neither priorities nor delayed requests",
-    "Triton refuses the model: both would answer in another order.",
-    _SOURCE.format("ValidateModelConfig"),
-    "dynamic_batching { preserve_ordering: true priority_levels: 2 default_priority_level: 1 }",
-    "dynamic_batching { preserve_ordering: true }",
-    is_core=True,
-)
-INSTANCE_GPUS = Rule(
-    "gpus-without-gpu",
-    Severity.ERROR,
-    "Only KIND_GPU names GPUs, by numbers from 0 up",
-    "Triton refuses the model.",
-    _SOURCE.format("ValidateInstanceGroup"),
-    "instance_group [ { kind: KIND_CPU gpus: [ 0 ] } ]",
-    "instance_group [ { kind: KIND_CPU } ]",
-    is_core=True,
-)
-PROFILE = Rule(
-    "profile-without-tensorrt",
-    Severity.ERROR,
-    "Profiles are TensorRT's",
-    "Triton refuses them in any other model.",
-    _SOURCE.format("ValidateInstanceGroup"),
-    'backend: "python"\ninstance_group [ { kind: KIND_CPU profile: [ "1" ] } ]',
-    'backend: "python"\ninstance_group [ { kind: KIND_CPU } ]',
-    is_core=True,
-)
-CACHE = Rule(
-    "cache-on-uncacheable",
-    Severity.ERROR,
-    "No response cache on decoupled or sequence models",
-    "Triton refuses the model: there is no one answer to a request to keep.",
-    _SOURCE.format("ValidateModelConfig"),
-    "model_transaction_policy { decoupled: true }\nresponse_cache { enable: true }",
-    "model_transaction_policy { decoupled: true }",
-    is_core=True,
-)
-BACKEND = Rule(
-    "no-backend",
-    Severity.ERROR,
-    "A model says what runs it",
-    "Without `backend` or `platform` Triton guesses from the file's name, and refuses the model where it cannot.",
-    _SOURCE.format("AutoCompleteBackendFields, ValidateModelConfig"),
-    'name: "first"\nmax_batch_size: 8',
-    'name: "first"\nbackend: "python"\nmax_batch_size: 8',
-    is_core=True,
-)
-PLATFORM = Rule(
-    "platform-and-backend",
-    Severity.ERROR,
-    "A platform is one that Triton knows, and names the same engine as the backend",
-    "Triton refuses the model.",
-    _SOURCE.format("ValidateModelConfig"),
-    'platform: "pytorch_libtorch"\nbackend: "onnxruntime"',
-    'platform: "pytorch_libtorch"\nbackend: "pytorch"',
-    is_core=True,
-)
-METRICS = Rule(
-    "metric-control",
-    Severity.ERROR,
-    "A metric control names its family and its buckets",
-    "Triton refuses the model.",
-    _SOURCE.format("ValidateModelMetrics"),
-    "model_metrics { metric_control [ { } ] }",
-    'model_metrics { metric_control [ { metric_identifier { family: "f" } histogram_options { buckets: [ 1 ] } } ] }',
-    is_core=True,
-)
+BATCH_SIZE = Rule("negative-batch-size", Severity.ERROR, is_core=True)
+PREFERRED = Rule("preferred-batch-size", Severity.ERROR, is_core=True)
+PRIORITY = Rule("priority-level", Severity.ERROR, is_core=True)
+ORDERING = Rule("ordering-and-priority", Severity.ERROR, is_core=True)
+INSTANCE_GPUS = Rule("gpus-without-gpu", Severity.ERROR, is_core=True)
+PROFILE = Rule("profile-without-tensorrt", Severity.ERROR, is_core=True)
+CACHE = Rule("cache-on-uncacheable", Severity.ERROR, is_core=True)
+BACKEND = Rule("no-backend", Severity.ERROR, is_core=True)
+PLATFORM = Rule("platform-and-backend", Severity.ERROR, is_core=True)
+METRICS = Rule("metric-control", Severity.ERROR, is_core=True)
 RULES = (
     BATCH_SIZE,
     PREFERRED,

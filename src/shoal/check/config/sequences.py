@@ -7,17 +7,7 @@ from typing import Any
 from shoal.check.findings import Findings, Rule, Severity
 from shoal.check.models import Model, Repository, enum_name
 
-CONTROL = Rule(
-    "sequence-control",
-    Severity.ERROR,
-    "Each control of a sequence has one tensor of one type, and two values",
-    "Triton refuses the model. START, END and READY are false and true, in one of three types; CORRID carries the"
-    " sequence's own number or name.",
-    "core, src/model_config_utils.cc: GetBooleanSequenceControlProperties, GetTypedSequenceControlProperties.",
-    'control_input [ { name: "START" control [ { kind: CONTROL_SEQUENCE_START } ] } ]',
-    'control_input [ { name: "START" control [ { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } ] } ]',
-    is_core=True,
-)
+CONTROL = Rule("sequence-control", Severity.ERROR, is_core=True)
 RULES = (CONTROL,)
 
 _VALUES = ("int32_false_true", "fp32_false_true", "bool_false_true")

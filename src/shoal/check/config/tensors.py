@@ -10,88 +10,14 @@ from shoal.check.findings import Findings, Rule, Severity
 from shoal.check.models import Model, Repository, enum_name
 from shoal.component.spec import TensorSpec
 
-_SOURCE = "core, src/model_config_utils.cc: {}"
-NAME = Rule(
-    "tensor-name",
-    Severity.ERROR,
-    "A tensor has a name",
-    "Triton refuses the model.",
-    _SOURCE.format("ValidateIOShape"),
-    "input { data_type: TYPE_FP32 dims: [ 4 ] }",
-    'input { name: "X" data_type: TYPE_FP32 dims: [ 4 ] }',
-    is_core=True,
-)
-DTYPE = Rule(
-    "tensor-dtype",
-    Severity.ERROR,
-    "A tensor has a data type",
-    "Triton refuses the model, unless its backend reads the type from the model's file.",
-    _SOURCE.format("ValidateIOShape"),
-    'input { name: "X" dims: [ 4 ] }',
-    'input { name: "X" data_type: TYPE_FP32 dims: [ 4 ] }',
-    is_core=True,
-)
-DIMS = Rule(
-    "tensor-dims",
-    Severity.ERROR,
-    "A tensor has dimensions: each 1 or more, or -1 for any",
-    "Triton refuses the model. Where `max_batch_size` is above 0, the batch dimension is not among them: one value a"
-    " row is `dims: [ 1 ]`.",
-    _SOURCE.format("ValidateIOShape"),
-    'input { name: "X" data_type: TYPE_FP32 dims: [ 0 ] }',
-    'input { name: "X" data_type: TYPE_FP32 dims: [ -1 ] }',
-    is_core=True,
-)
-RESHAPE = Rule(
-    "reshape-size",
-    Severity.ERROR,
-    "A reshape keeps the number of elements",
-    "Triton refuses the model: `dims` and `reshape` are the same values in two shapes, variable dimensions in the same"
-    " order.",
-    _SOURCE.format("ValidateIOShape"),
-    "dims: [ 4 ] reshape { shape: [ 2, 3 ] }",
-    "dims: [ 4 ] reshape { shape: [ 2, 2 ] }",
-    is_core=True,
-)
-FORMAT = Rule(
-    "image-format",
-    Severity.ERROR,
-    "NHWC and NCHW have three dimensions",
-    "Triton refuses the model.",
-    _SOURCE.format("ValidateModelInput"),
-    "format: FORMAT_NCHW dims: [ 224, 224 ]",
-    "format: FORMAT_NCHW dims: [ 3, 224, 224 ]",
-    is_core=True,
-)
-TENSORRT_ONLY = Rule(
-    "tensorrt-only",
-    Severity.ERROR,
-    "Shape tensors and non-linear formats are TensorRT's",
-    "Triton refuses them in any other model.",
-    _SOURCE.format("ValidateModelInput, ValidateNonLinearFormatIO"),
-    'platform: "onnxruntime_onnx" ... input { ... is_shape_tensor: true }',
-    'platform: "tensorrt_plan" ... input { ... is_shape_tensor: true }',
-    is_core=True,
-)
-TWICE = Rule(
-    "tensor-twice",
-    Severity.WARNING,
-    "No two inputs, and no two outputs, of one name",
-    "Triton loads such a model, and nobody can tell the two apart: one of them is never filled, or never read.",
-    "Tried on Triton 24.10; NVIDIA's own example of a language model's pipeline lists an output twice.",
-    'output [ { name: "Y" ... }, { name: "Y" ... } ]',
-    'output [ { name: "Y" ... }, { name: "Z" ... } ]',
-)
-BATCH_TENSOR = Rule(
-    "batch-tensor",
-    Severity.ERROR,
-    "A batch input or output refers to one declared tensor, and has a type that exists for it",
-    "Triton refuses the model.",
-    _SOURCE.format("ValidateBatchIO"),
-    'batch_input { kind: BATCH_ELEMENT_COUNT target_name: "N" data_type: TYPE_FP32 source_input: "NOPE" }',
-    'batch_input { kind: BATCH_ELEMENT_COUNT target_name: "N" data_type: TYPE_FP32 source_input: "X" }',
-    is_core=True,
-)
+NAME = Rule("tensor-name", Severity.ERROR, is_core=True)
+DTYPE = Rule("tensor-dtype", Severity.ERROR, is_core=True)
+DIMS = Rule("tensor-dims", Severity.ERROR, is_core=True)
+RESHAPE = Rule("reshape-size", Severity.ERROR, is_core=True)
+FORMAT = Rule("image-format", Severity.ERROR, is_core=True)
+TENSORRT_ONLY = Rule("tensorrt-only", Severity.ERROR, is_core=True)
+TWICE = Rule("tensor-twice", Severity.WARNING)
+BATCH_TENSOR = Rule("batch-tensor", Severity.ERROR, is_core=True)
 RULES = (NAME, DTYPE, DIMS, RESHAPE, FORMAT, TENSORRT_ONLY, TWICE, BATCH_TENSOR)
 
 

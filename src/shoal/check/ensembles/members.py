@@ -8,88 +8,14 @@ from typing import Any
 from shoal.check.findings import Findings, Rule, Severity
 from shoal.check.models import Model, Repository
 
-_SOURCE = "core, src/ensemble_scheduler/ensemble_utils.cc: {}"
-MISSING = Rule(
-    "member-missing",
-    Severity.ERROR,
-    "Each model that a step names is in the repository",
-    "Triton refuses the ensemble.",
-    "core, src/model_repository_manager: `contains models that are not available or ambiguous`.",
-    'step [ { model_name: "frist" ... } ]',
-    'step [ { model_name: "first" ... } ]',
-    is_core=True,
-)
-VERSION = Rule(
-    "member-version",
-    Severity.ERROR,
-    "A step's model_version is -1 for the latest, or one that is loaded",
-    "Triton refuses the ensemble. Left out, the version is 0. Of several versions only the latest is loaded, unless the"
-    " model's version_policy says otherwise.",
-    "core, src/model_repository_manager: `depends on ... whose required version ... is not loaded`.",
-    "model_version: 7  # first/ has 1/ only",
-    "model_version: 1",
-    is_core=True,
-)
-CIRCLE = Rule(
-    "ensemble-in-itself",
-    Severity.ERROR,
-    "No ensemble calls itself, straight or through others",
-    "Triton refuses all of them.",
-    "core, src/model_repository_manager: `circular dependency between ensembles`.",
-    'name: "all" ... step [ { model_name: "all" ... } ]',
-    'name: "all" ... step [ { model_name: "first" ... } ]',
-    is_core=True,
-)
-BATCH = Rule(
-    "ensemble-batch-size",
-    Severity.ERROR,
-    "No model takes fewer rows than the ensemble lets in",
-    "Triton refuses the ensemble. Models with max_batch_size 0 are exempt.",
-    _SOURCE.format("ValidateEnsembleConfig"),
-    "max_batch_size: 16  # and first has 8",
-    "max_batch_size: 8",
-    is_core=True,
-)
-INPUT = Rule(
-    "step-input-unknown",
-    Severity.ERROR,
-    "A step maps only inputs that its model has",
-    "Triton refuses the ensemble. The key is the model's name of the tensor, the value the ensemble's.",
-    _SOURCE.format("ValidateTensorMapping"),
-    'input_map { key: "IN" value: "X" }  # the other way round',
-    'input_map { key: "X" value: "IN" }',
-    is_core=True,
-)
-OUTPUT = Rule(
-    "step-output-unknown",
-    Severity.ERROR,
-    "A step maps only outputs that its model has",
-    "Triton refuses the ensemble. The key is the model's name of the tensor, the value the ensemble's.",
-    _SOURCE.format("ValidateTensorMapping"),
-    'output_map { key: "OUT" value: "Y" }  # the other way round',
-    'output_map { key: "Y" value: "OUT" }',
-    is_core=True,
-)
-OUTPUT_TWICE = Rule(
-    "step-output-twice",
-    Severity.ERROR,
-    "A model that a step calls has each output once",
-    "Triton loads such a model alone, and refuses the ensemble.",
-    _SOURCE.format("ValidateTensorMapping"),
-    'first: output [ { name: "Y" ... }, { name: "Y" ... } ]',
-    'first: output [ { name: "Y" ... }, { name: "Z" ... } ]',
-    is_core=True,
-)
-UNMAPPED = Rule(
-    "step-input-unmapped",
-    Severity.ERROR,
-    "A step maps every input of its model that is not optional",
-    "Triton refuses the ensemble.",
-    _SOURCE.format("ValidateTensorMapping"),
-    'input_map { key: "A" value: "left_y" }  # join also has B',
-    'input_map { key: "A" value: "left_y" }\ninput_map { key: "B" value: "right_y" }',
-    is_core=True,
-)
+MISSING = Rule("member-missing", Severity.ERROR, is_core=True)
+VERSION = Rule("member-version", Severity.ERROR, is_core=True)
+CIRCLE = Rule("ensemble-in-itself", Severity.ERROR, is_core=True)
+BATCH = Rule("ensemble-batch-size", Severity.ERROR, is_core=True)
+INPUT = Rule("step-input-unknown", Severity.ERROR, is_core=True)
+OUTPUT = Rule("step-output-unknown", Severity.ERROR, is_core=True)
+OUTPUT_TWICE = Rule("step-output-twice", Severity.ERROR, is_core=True)
+UNMAPPED = Rule("step-input-unmapped", Severity.ERROR, is_core=True)
 RULES = (MISSING, VERSION, CIRCLE, BATCH, INPUT, OUTPUT, OUTPUT_TWICE, UNMAPPED)
 
 

@@ -12,38 +12,9 @@ from shoal.check.models import Model, Repository, is_decoupled
 from shoal.component.spec import TensorSpec
 from shoal.repository.shapes import Declared, show
 
-_SOURCE = "core, src/ensemble_scheduler/ensemble_utils.cc: {}"
-DTYPE = Rule(
-    "step-dtype",
-    Severity.ERROR,
-    "Who writes and who reads an ensemble tensor declare one data type",
-    "Triton refuses the ensemble; it converts nothing.",
-    _SOURCE.format("ValidateTensorConsistency"),
-    'first: output { name: "Y" data_type: TYPE_FP32 }\nleft: input { name: "X" data_type: TYPE_INT64 }',
-    'first: output { name: "Y" data_type: TYPE_FP32 }\nleft: input { name: "X" data_type: TYPE_FP32 }',
-    is_core=True,
-)
-SHAPE = Rule(
-    "step-shape",
-    Severity.ERROR,
-    "Who writes and who reads an ensemble tensor declare one shape",
-    "Triton refuses the ensemble. -1 fits any size. A model without batches may declare [ -1, 4 ] where one with"
-    " batches has [ 4 ].",
-    _SOURCE.format("ValidateTensorConsistency"),
-    "first: output dims: [ 4 ]\nleft: input dims: [ 5 ]",
-    "first: output dims: [ 4 ]\nleft: input dims: [ 4 ]",
-    is_core=True,
-)
-DECOUPLED = Rule(
-    "decoupled-joined",
-    Severity.ERROR,
-    "No step joins the answers of two decoupled models",
-    "Triton refuses the ensemble: nothing says which answer belongs to which.",
-    _SOURCE.format("ValidateEnsembleConfig"),
-    "left and right are decoupled, and join reads both",
-    "one of the two is decoupled, and what join reads comes through it",
-    is_core=True,
-)
+DTYPE = Rule("step-dtype", Severity.ERROR, is_core=True)
+SHAPE = Rule("step-shape", Severity.ERROR, is_core=True)
+DECOUPLED = Rule("decoupled-joined", Severity.ERROR, is_core=True)
 RULES = (DTYPE, SHAPE, DECOUPLED)
 
 

@@ -10,30 +10,8 @@ from shoal.check.models import Model, Repository
 from shoal.environment.targets import FIRST_SIDE_BY_SIDE, Target
 from shoal.repository.ensemble_config import first_steps
 
-FIRST = Rule(
-    "several-first-steps",
-    Severity.WARNING,
-    "One step reads the request before others read it side by side",
-    "Before 26.02 Triton does not bear that a step fails while another one of the same request runs, and before 26.05"
-    " not that both do: it may never answer again over gRPC, or end. Steps that read the request refuse what is wrong"
-    " with it, so that any client can bring that about.",
-    "core, pull requests 466 and 483; tried on Triton 24.10.",
-    'step [ { model_name: "tokens" input_map { key: "TEXT" value: "TEXT" } ... },\n'
-    '       { model_name: "words" input_map { key: "TEXT" value: "TEXT" } ... } ]',
-    'step [ { model_name: "checked_text" input_map { key: "TEXT" value: "TEXT" } ... },\n'
-    '       { model_name: "tokens" input_map { key: "TEXT" value: "checked" } ... },\n'
-    '       { model_name: "words" input_map { key: "TEXT" value: "checked" } ... } ]',
-)
-LIMIT = Rule(
-    "limit-side-by-side",
-    Severity.WARNING,
-    "A step that runs beside another one has no limit to its queue",
-    "Where its queue is full, or a request has waited too long in it, it refuses a request that the other one runs."
-    " What Triton before 26.02 does then, see several-first-steps. `shoal serve` bounds what waits for an ensemble.",
-    "core, pull request 466; on Triton 24.10 61 of 64 requests, 16 at a time, were never answered.",
-    "left: dynamic_batching { default_queue_policy { max_queue_size: 8 } }  # and right reads what left reads",
-    "left: dynamic_batching { }",
-)
+FIRST = Rule("several-first-steps", Severity.WARNING)
+LIMIT = Rule("limit-side-by-side", Severity.WARNING)
 RULES = (FIRST, LIMIT)
 
 

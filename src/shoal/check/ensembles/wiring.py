@@ -9,97 +9,15 @@ from typing import Any
 from shoal.check.findings import Finding, Findings, Rule, Severity
 from shoal.check.models import ENSEMBLE, Model, Repository
 
-_SOURCE = "core, src/model_config_utils.cc: {}"
-BACKEND = Rule(
-    "ensemble-backend",
-    Severity.ERROR,
-    "An ensemble has platform ensemble, and no backend",
-    "Triton refuses it; with `backend` alone it looks for a library of that name.",
-    _SOURCE.format("ValidateModelConfig"),
-    'backend: "ensemble"',
-    'platform: "ensemble"',
-    is_core=True,
-)
-STEPS = Rule(
-    "ensemble-without-steps",
-    Severity.ERROR,
-    "An ensemble has steps, and what has steps is an ensemble",
-    "Triton refuses a platform ensemble without `ensemble_scheduling`, and steps in any other model.",
-    _SOURCE.format("ValidateModelConfig, ValidateEnsembleSchedulingConfig"),
-    'platform: "ensemble"\nensemble_scheduling { }',
-    'platform: "ensemble"\nensemble_scheduling { step [ ... ] }',
-    is_core=True,
-)
-CARRIES = Rule(
-    "ensemble-carries",
-    Severity.ERROR,
-    "An ensemble has no instances, no optimization and no warm-up of its own",
-    "Triton refuses it: an ensemble runs nowhere. These belong to its models.",
-    _SOURCE.format("ValidateEnsembleSchedulingConfig"),
-    'platform: "ensemble"\ninstance_group [ { kind: KIND_GPU } ]',
-    'platform: "ensemble"',
-    is_core=True,
-)
-STEP = Rule(
-    "step-incomplete",
-    Severity.ERROR,
-    "A step names its model, an input and an output",
-    "Triton refuses the ensemble.",
-    _SOURCE.format("BuildEnsembleGraph"),
-    'step [ { model_name: "first" input_map { key: "X" value: "IN" } } ]',
-    'step [ { model_name: "first" input_map { ... } output_map { key: "Y" value: "OUT" } } ]',
-    is_core=True,
-)
-TWICE = Rule(
-    "tensor-written-twice",
-    Severity.ERROR,
-    "An ensemble tensor is written once",
-    "Triton refuses the ensemble: two steps would race for it.",
-    _SOURCE.format("BuildEnsembleGraph"),
-    'output_map { key: "Y" value: "y" }  # in two steps',
-    'output_map { key: "Y" value: "left_y" } ... output_map { key: "Y" value: "right_y" }',
-    is_core=True,
-)
-INPUT = Rule(
-    "ensemble-input-unused",
-    Severity.ERROR,
-    "A step reads each input of the ensemble",
-    "Triton refuses the ensemble. Often it is a name that is written differently in the step.",
-    _SOURCE.format("ValidateEnsembleSchedulingConfig"),
-    'input [ { name: "IN" ... } ] ... input_map { key: "X" value: "in" }',
-    'input [ { name: "IN" ... } ] ... input_map { key: "X" value: "IN" }',
-    is_core=True,
-)
-OUTPUT = Rule(
-    "ensemble-output-unwritten",
-    Severity.ERROR,
-    "A chain of steps from the inputs writes each output",
-    "Triton refuses the ensemble: a tensor that nothing writes, or steps that wait for one another in a circle.",
-    _SOURCE.format("ValidateEnsembleSchedulingConfig"),
-    'output_map { key: "Y" value: "out" }  # the output is OUT',
-    'output_map { key: "Y" value: "OUT" }',
-    is_core=True,
-)
-UNUSED = Rule(
-    "ensemble-tensor-unused",
-    Severity.ERROR,
-    "A tensor that a step writes is read, or an output",
-    "Triton refuses the ensemble: map only those outputs of a model that are used.",
-    _SOURCE.format("ValidateEnsembleSchedulingConfig"),
-    'output_map { key: "Y" value: "nobody_reads_this" }',
-    "(leave the entry out)",
-    is_core=True,
-)
-INSIDE = Rule(
-    "output-read-inside",
-    Severity.WARNING,
-    "An output that a step reads as well",
-    "Such an ensemble answers only requests for all of its outputs; one for the other outputs alone ends in"
-    " `unexpected deadlock, at least one output is not set`. Pass the tensor through its last reader instead.",
-    "server issue 7482; tried on Triton 24.10.",
-    'output [ { name: "first_y" ... }, { name: "OUT" ... } ]  # and a step reads first_y',
-    'output [ { name: "OUT" ... } ]',
-)
+BACKEND = Rule("ensemble-backend", Severity.ERROR, is_core=True)
+STEPS = Rule("ensemble-without-steps", Severity.ERROR, is_core=True)
+CARRIES = Rule("ensemble-carries", Severity.ERROR, is_core=True)
+STEP = Rule("step-incomplete", Severity.ERROR, is_core=True)
+TWICE = Rule("tensor-written-twice", Severity.ERROR, is_core=True)
+INPUT = Rule("ensemble-input-unused", Severity.ERROR, is_core=True)
+OUTPUT = Rule("ensemble-output-unwritten", Severity.ERROR, is_core=True)
+UNUSED = Rule("ensemble-tensor-unused", Severity.ERROR, is_core=True)
+INSIDE = Rule("output-read-inside", Severity.WARNING)
 RULES = (BACKEND, STEPS, CARRIES, STEP, TWICE, INPUT, OUTPUT, UNUSED, INSIDE)
 
 

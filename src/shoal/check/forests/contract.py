@@ -22,68 +22,12 @@ from shoal.environment.targets import Target
 BACKEND = "fil"
 _PARAMETER = 'parameters {{ key: "{}" value {{ string_value: "{}" }} }}'
 
-TENSORS = Rule(
-    "fil-tensors",
-    Severity.ERROR,
-    "A forest has one input, input__0, one output, output__0, and both are TYPE_FP32",
-    "FIL asks for the tensors by these names and computes in single precision only: under other names no request is"
-    " answered, and of another type the bytes would be taken for floats.",
-    "fil_backend, docs/model_config.md, Inputs and Outputs; src/model.h: predict.",
-    'input [ { name: "features" data_type: TYPE_FP64 dims: [ 32 ] } ]',
-    'input [ { name: "input__0" data_type: TYPE_FP32 dims: [ 32 ] } ]',
-)
-FEATURES = Rule(
-    "fil-features",
-    Severity.ERROR,
-    "A forest's input is as wide as its number of features",
-    "FIL compares them nowhere: it walks the rows with the forest's own width, so that every row but the first is read"
-    " from the wrong place, and answers.",
-    "fil_backend, src/model.h: predict passes the number of rows alone.",
-    'input [ { name: "input__0" data_type: TYPE_FP32 dims: [ 30 ] } ]  # the forest has 31',
-    'input [ { name: "input__0" data_type: TYPE_FP32 dims: [ 31 ] } ]',
-)
-MODEL_TYPE = Rule(
-    "fil-model-type",
-    Severity.ERROR,
-    "model_type names the format of the file that is there",
-    "It decides which file FIL opens, and how: xgboost.model for xgboost, xgboost.json for xgboost_json, xgboost.ubj"
-    " for xgboost_ubj (from 24.10 on), model.txt for lightgbm, checkpoint.tl for treelite_checkpoint. Without it FIL"
-    " takes xgboost, the old binary format.",
-    "fil_backend, docs/model_config.md, Model Filenames; src/serialization.h: string_to_serialization.",
-    _PARAMETER.format("model_type", "treelite"),
-    _PARAMETER.format("model_type", "treelite_checkpoint"),
-)
-TASK = Rule(
-    "fil-task",
-    Severity.ERROR,
-    "output_class, threshold, predict_proba and the output's width fit what the forest was trained for",
-    "FIL refuses a setting that is missing or neither true nor false; the rest it believes. With output_class, a"
-    " regressor answers 0 and 1; where the output is not as wide as the answer, values of one row are read as the"
-    " next one's.",
-    "fil_backend, src/shared_state.h: load; src/tl_model.h: predict; rapids-triton, shared_state.hpp.",
-    _PARAMETER.format("output_class", "true") + "  # for a regressor",
-    _PARAMETER.format("output_class", "false"),
-)
-VERSION = Rule(
-    "treelite-version",
-    Severity.ERROR,
-    "A checkpoint is of a Treelite that the server can read",
-    "A checkpoint is read by Treelite of the same major version only, except that 4 reads 3.9. FIL has it linked in: no"
-    " package that you install changes it.",
-    "fil_backend, docs/model_support.md, Version Compatibility; treelite, src/serializer.cc.",
-    "checkpoint.tl of Treelite 4.7 for a server of 23.12",
-    "checkpoint.tl of Treelite 3.9 for a server of 23.12",
-)
-UNREADABLE = Rule(
-    "forest-unreadable",
-    Severity.ERROR,
-    "A forest's file is whole, and of its kind",
-    "Treelite may end the whole server process over a damaged checkpoint, and a pickle of scikit-learn or cuML is"
-    " none.",
-    "fil_backend, docs/model_support.md: FIL reads no pickle files; treelite, src/serializer.cc.",
-    "checkpoint.tl  # a pickle",
-    'treelite.sklearn.import_model(forest).serialize("checkpoint.tl")',
-)
+TENSORS = Rule("fil-tensors", Severity.ERROR)
+FEATURES = Rule("fil-features", Severity.ERROR)
+MODEL_TYPE = Rule("fil-model-type", Severity.ERROR)
+TASK = Rule("fil-task", Severity.ERROR)
+VERSION = Rule("treelite-version", Severity.ERROR)
+UNREADABLE = Rule("forest-unreadable", Severity.ERROR)
 RULES = (TENSORS, FEATURES, MODEL_TYPE, TASK, VERSION, UNREADABLE)
 
 _FIRST_UBJSON = (24, 10)

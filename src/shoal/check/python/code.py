@@ -18,62 +18,11 @@ from shoal.check.python.source import (
     walk_within,
 )
 
-SYNTAX = Rule(
-    "model-py-syntax",
-    Severity.ERROR,
-    "A model.py must be Python that parses",
-    "The model's process cannot import it, and Triton refuses the model; the log has the line, amid a traceback of"
-    " importlib.",
-    "python_backend, src/pb_stub.cc: StubSetup imports model.py.",
-    "def execute(self, requests)\n    return []",
-    "def execute(self, requests):\n    return []",
-    is_core=True,
-)
-NO_CLASS = Rule(
-    "no-model-class",
-    Severity.ERROR,
-    "A model.py must hold a class TritonPythonModel",
-    "The Python backend looks for that name and no other, and refuses the model.",
-    'python_backend, src/pb_stub.cc: sys.attr("TritonPythonModel").',
-    "class MyModel:\n    def execute(self, requests): ...",
-    "class TritonPythonModel:\n    def execute(self, requests): ...",
-    is_core=True,
-)
-SIGNATURE = Rule(
-    "wrong-signature",
-    Severity.ERROR,
-    "A method that Triton cannot call",
-    "Triton calls TritonPythonModel(), initialize(args), execute(requests), is_ready() (since 26.03) and, on the class,"
-    " auto_complete_config(config). What takes fewer or more fails the load, or every request, with a TypeError. An"
-    " `async def initialize` is never awaited; an `execute` that yields gives a generator, which is no list.",
-    "python_backend, src/pb_stub.cc: Initialize, ProcessRequests, AutoCompleteModelConfig; tried on Triton 24.10.",
-    "def initialize(self): ...\ndef execute(self, request): ...\n"
-    "def auto_complete_config(self, auto_complete_model_config): ...",
-    "def initialize(self, args): ...\ndef execute(self, requests): ...\n"
-    "@staticmethod\ndef auto_complete_config(auto_complete_model_config): ...",
-    is_core=True,
-)
-FINALIZE = Rule(
-    "finalize-not-callable",
-    Severity.WARNING,
-    "A finalize that Triton cannot call",
-    "Triton calls finalize() without arguments when it unloads the model, and logs the TypeError as information: what"
-    " finalize would have closed or written never is. The model itself answers as it should.",
-    "python_backend, src/pb_stub.cc: Finalize; tried on Triton 24.10.",
-    "def finalize(self, args):\n    self.pool.shutdown()",
-    "def finalize(self):\n    self.pool.shutdown()",
-)
-RETURNS = Rule(
-    "decoupled-returns",
-    Severity.ERROR,
-    "An execute of a decoupled model that returns its responses",
-    "A decoupled model sends what it has through response senders. The list that its execute returns, an empty one too,"
-    " fails the requests, with `is using the decoupled mode and the execute function must return None`.",
-    "python_backend, src/pb_stub.cc: ProcessReturnedResponses; tensorrtllm_backend issue 488.",
-    "model_transaction_policy { decoupled: true }\n\nreturn responses",
-    "model_transaction_policy { decoupled: true }\n\n"
-    "sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)\nreturn None",
-)
+SYNTAX = Rule("model-py-syntax", Severity.ERROR, is_core=True)
+NO_CLASS = Rule("no-model-class", Severity.ERROR, is_core=True)
+SIGNATURE = Rule("wrong-signature", Severity.ERROR, is_core=True)
+FINALIZE = Rule("finalize-not-callable", Severity.WARNING)
+RETURNS = Rule("decoupled-returns", Severity.ERROR)
 RULES = (SYNTAX, NO_CLASS, SIGNATURE, FINALIZE, RETURNS, *habits.RULES)
 
 CLASS = "TritonPythonModel"

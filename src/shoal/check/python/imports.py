@@ -9,16 +9,7 @@ from shoal.check.models import Model
 from shoal.check.python.import_time import at_import
 from shoal.check.python.source import Source, examine
 
-DOWNLOADS = Rule(
-    "downloads-at-import",
-    Severity.WARNING,
-    "A model.py that downloads while it is imported",
-    "Each instance downloads at each start; where there is no network the model does not load, and what it gets today"
-    " may not be what was tested.",
-    "server issue 5933, of models that load on one machine alone.",
-    'nltk.download("punkt")\n\n\nclass TritonPythonModel: ...',
-    "RUN python -m nltk.downloader punkt  # when the image is built",
-)
+DOWNLOADS = Rule("downloads-at-import", Severity.WARNING)
 RULES = (DOWNLOADS,)
 
 _DOWNLOADS = re.compile(

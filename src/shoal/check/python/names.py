@@ -9,49 +9,10 @@ from shoal.check.models import Model, Repository
 from shoal.check.python.dataflow import Flow, Use
 from shoal.check.python.source import Source, examine
 
-READS = Rule(
-    "reads-unknown-input",
-    Severity.WARNING,
-    "A model.py that reads an input which the configuration does not declare",
-    "get_input_tensor_by_name returns None for it, and every request fails with `'NoneType' object has no attribute"
-    " 'as_numpy'`.",
-    "python_backend, src/resources/triton_python_backend_utils.py: get_input_tensor_by_name.",
-    'input [ { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] } ]\n\n'
-    'pb_utils.get_input_tensor_by_name(request, "text").as_numpy()',
-    'input [ { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] } ]\n\n'
-    'pb_utils.get_input_tensor_by_name(request, "TEXT").as_numpy()',
-)
-WRITES = Rule(
-    "writes-unknown-output",
-    Severity.WARNING,
-    "A model.py that writes an output which the configuration does not declare",
-    "Triton drops it without a word: a client that names no outputs gets status 200 and an answer that lacks it, also"
-    " through an ensemble.",
-    "python_backend, src/pb_stub.cc: PruneOutputTensors; tried on Triton 24.10.",
-    'output [ { name: "SCORE" data_type: TYPE_FP32 dims: [ 1 ] } ]\n\npb_utils.Tensor("score", scores)',
-    'output [ { name: "SCORE" data_type: TYPE_FP32 dims: [ 1 ] } ]\n\npb_utils.Tensor("SCORE", scores)',
-)
-NEVER_WRITTEN = Rule(
-    "output-never-written",
-    Severity.WARNING,
-    "A declared output that the model.py never writes",
-    "Triton does not miss it: the answer lacks it with status 200, and the client, or the ensemble's next step, fails"
-    " on that.",
-    "Triton does not check answers against the configuration; tried on Triton 24.10.",
-    'output [ { name: "A" ... }, { name: "B" ... } ]  # and model.py writes A alone',
-    'output [ { name: "A" ... } ]',
-)
-CONFIG = Rule(
-    "wrong-config-name",
-    Severity.ERROR,
-    "A model.py that asks for the configuration of a tensor which is not declared",
-    "get_output_config_by_name returns None for it; taking its data_type fails the load with `'NoneType' object is not"
-    " subscriptable`.",
-    "python_backend, src/resources/triton_python_backend_utils.py: get_output_config_by_name.",
-    'pb_utils.get_output_config_by_name(model_config, "score")["data_type"]',
-    'pb_utils.get_output_config_by_name(model_config, "SCORE")["data_type"]',
-    is_core=True,
-)
+READS = Rule("reads-unknown-input", Severity.WARNING)
+WRITES = Rule("writes-unknown-output", Severity.WARNING)
+NEVER_WRITTEN = Rule("output-never-written", Severity.WARNING)
+CONFIG = Rule("wrong-config-name", Severity.ERROR, is_core=True)
 RULES = (READS, WRITES, NEVER_WRITTEN, CONFIG)
 
 

@@ -7,27 +7,8 @@ import ast
 from shoal.check.findings import Findings, Rule, Severity
 from shoal.check.python.source import PB, Function, Source, argument, walk_within
 
-CAPSULE = Rule(
-    "dlpack-capsule",
-    Severity.WARNING,
-    "A tensor given as a DLPack capsule",
-    "Triton waits for the stream of an array that it is given, and cannot know that of a capsule. What is computed on"
-    " another stream than CUDA's default one may be copied before it is there: concurrent requests get wrong values, or"
-    " each other's.",
-    "server issue 5733; python_backend pull requests 223, 243 and 246; src/pb_tensor.cc: FromDLPack.",
-    'pb_utils.Tensor.from_dlpack("Y", to_dlpack(y))',
-    'pb_utils.Tensor.from_dlpack("Y", y)',
-)
-ASCII = Rule(
-    "text-opened-as-ascii",
-    Severity.WARNING,
-    "A text file opened without its encoding",
-    "A model's process runs in the C locale, where open() reads and writes ASCII, whatever PYTHONUTF8 says: the first"
-    " ü in a vocabulary or a label fails the load, though the same lines work in a shell.",
-    "python_backend's stub embeds Python without a locale; tried on Triton 24.10.",
-    "with open(path) as file:\n    labels = file.read()",
-    'with open(path, encoding="utf-8") as file:\n    labels = file.read()',
-)
+CAPSULE = Rule("dlpack-capsule", Severity.WARNING)
+ASCII = Rule("text-opened-as-ascii", Severity.WARNING)
 RULES = (CAPSULE, ASCII)
 
 _CAPSULES = frozenset({"to_dlpack", "toDlpack", "toDLPack", "__dlpack__"})

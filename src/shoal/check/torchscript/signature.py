@@ -15,74 +15,13 @@ from shoal.environment.targets import Target
 BACKEND = "pytorch"
 FILE = "model.pt"
 _MAX_SHOWN = 120  # characters of a line of code
-_FORWARD = "# def forward(self, ids: Tensor, mask: Tensor) -> Tensor\n"
 
-FOREIGN = Rule(
-    "torchscript-foreign",
-    Severity.ERROR,
-    "model.pt is a TorchScript archive",
-    "The backend calls torch.jit.load, which knows no file of torch.save: a state_dict or a pickled module has no code"
-    " in it. Other files that stand there: a page of a failed download, a pointer of Git LFS, half a copy.",
-    "pytorch_backend's README; its message is `failed to load model ...: PytorchStreamReader failed`.",
-    'torch.save(model.state_dict(), "model.pt")',
-    'torch.jit.script(model).save("model.pt")',
-)
-INPUTS = Rule(
-    "torchscript-inputs",
-    Severity.ERROR,
-    "As many inputs are declared as forward takes",
-    "The native backend counts every argument of forward, those with a default too, and takes tensors (or one dict of"
-    " them) alone: an Optional[Tensor] or an int is refused. In Python, the call fails at the first request.",
-    "pytorch_backend, src/libtorch.cc: ValidateInputs: `configuration expects N inputs, model provides M`.",
-    _FORWARD + 'input [ { name: "INPUT__0" data_type: TYPE_INT64 dims: [ -1 ] } ]',
-    _FORWARD + 'input [ { name: "INPUT__0" ... }, { name: "INPUT__1" ... } ]',
-)
-NAMES = Rule(
-    "torchscript-names",
-    Severity.ERROR,
-    "The names of the tensors give the order in which forward gets them",
-    "Where all names are forward's own arguments, each goes to its argument; else, where all are NAME__INDEX, the index"
-    " counts from 0; else the order in the configuration does, and a name like an argument's means nothing. The wrong"
-    " tensor reaches the wrong argument, and if the shapes fit the answer is wrong.",
-    "pytorch_backend, src/libtorch.cc: GetNamingConvention, and its README.",
-    'input [ { name: "INPUT__1" ... }, { name: "INPUT__2" ... } ]',
-    'input [ { name: "INPUT__0" ... }, { name: "INPUT__1" ... } ]',
-)
-OUTPUTS = Rule(
-    "torchscript-outputs",
-    Severity.ERROR,
-    "No more outputs are declared than forward gives, and it gives tensors",
-    "The model loads; then each request fails: `refers to an output index which doesn't exist`, or `output must be of"
-    " type Tensor, List[str] or Tuple`. Models of transformers give a dict unless return_dict=False is set.",
-    "pytorch_backend, src/libtorch.cc: ProcessRequests, Execute.",
-    '# -> Tensor\noutput [ { name: "OUTPUT__0" ... }, { name: "OUTPUT__1" ... } ]',
-    '# -> Tensor\noutput [ { name: "OUTPUT__0" ... } ]',
-)
-_TRACED = 'torch.to(mask, torch.device("cpu"), 11)  # in the code of model.pt'
-_DEVICES_WHY = (
-    "torch.jit.trace writes x.device down as the device of the example, and loading the file elsewhere does not change"
-    " it: what is made there meets what lies here, `Expected all tensors to be on the same device`."
-)
-_DEVICES_SOURCE = "{}; tried with torch 2.13 (map_location moves weights and constant tensors, not devices in the code)"
-_SCRIPTED = "positions = torch.arange(x.shape[1], device=x.device)  # in a module for torch.jit.script"
-DEVICE = Rule(
-    "torchscript-device",
-    Severity.ERROR,
-    "The code of a model names no other device than the one its instances run on",
-    f"The model loads, and each request fails. {_DEVICES_WHY}",
-    _DEVICES_SOURCE.format("server issues 2024, 4449 and 5370"),
-    f"{_TRACED}\ninstance_group [ {{ kind: KIND_GPU }} ]",
-    _SCRIPTED,
-)
-BOUND = Rule(
-    "torchscript-bound",
-    Severity.WARNING,
-    "The code of a model names no device",
-    f"It runs on that device alone. {_DEVICES_WHY} Models with KIND_MODEL, which place their tensors themselves, may.",
-    _DEVICES_SOURCE.format("server issue 2701"),
-    _TRACED,
-    _SCRIPTED,
-)
+FOREIGN = Rule("torchscript-foreign", Severity.ERROR)
+INPUTS = Rule("torchscript-inputs", Severity.ERROR)
+NAMES = Rule("torchscript-names", Severity.ERROR)
+OUTPUTS = Rule("torchscript-outputs", Severity.ERROR)
+DEVICE = Rule("torchscript-device", Severity.ERROR)
+BOUND = Rule("torchscript-bound", Severity.WARNING)
 RULES = (FOREIGN, INPUTS, NAMES, OUTPUTS, DEVICE, BOUND)
 
 _INDEX = re.compile(r"(?:(?!__).)*__([0-9]{1,6})")  # the first "__", as libtorch.cc looks for it
