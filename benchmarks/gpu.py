@@ -32,7 +32,6 @@ from shoal.local import load_component
 from shoal.machine import describe_machine, library_versions
 from shoal.readability.corpus import Corpus, find_corpus
 from shoal.readability.fit import EncoderSettings, Training
-from shoal.readability.report import REPORT
 from shoal.readability.train import Preset, train
 from shoal.repository.config import read_config
 from shoal.repository.placement import Plan
@@ -114,9 +113,6 @@ def make_artifacts(corpus: Corpus, out: Path, *, layers: int, hidden: int) -> No
     trunk = BertModel(config, add_pooling_layer=False)
     encoder = Encoder(trunk, torch.nn.Linear(hidden, 1)).eval()
     export_encoder(encoder, out / "model.pt", ties={"vocab.txt": sha256(out / "vocab.txt")})
-    report = json.loads((out / REPORT).read_text(encoding="utf-8"))
-    report["files"]["model.pt"] = sha256(out / "model.pt")  # compose takes no file that is not what the report says
-    (out / REPORT).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 def compare(

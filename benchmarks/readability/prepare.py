@@ -16,7 +16,6 @@ from shoal.readability.corpus import Corpus
 from shoal.readability.fit import EncoderSettings
 from shoal.readability.forest import train_forest
 from shoal.readability.preprocess_config import Bundle
-from shoal.readability.report import REPORT
 from shoal.readability.train import PRESETS, Preset, split, train
 from shoal.text.wordpiece import read_vocabulary
 
@@ -84,9 +83,6 @@ def _make_large(out: Path, layers: int) -> dict[str, int]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         export_encoder(encoder, out / "model.pt", ties={"vocab.txt": sha256(out / "vocab.txt")})
-    report = json.loads((out / REPORT).read_text(encoding="utf-8"))
-    report["files"]["model.pt"] = sha256(out / "model.pt")  # compose takes no file that is not what the report says
-    (out / REPORT).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     return {"layers": layers, "hidden": HIDDEN}
 
 

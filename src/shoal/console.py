@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -175,8 +175,8 @@ def print_copies(copies: Copies) -> None:
         OUT.print(f"{model}: {counts}", soft_wrap=True)
 
 
-def print_json(value: Any) -> None:
-    """Print JSON on standard output; lone surrogates are escaped."""
-    text = json.dumps(value, indent=1, ensure_ascii=False)
+def print_json(value: Any, default: Callable[[Any], Any] | None = None) -> None:
+    """Print JSON on standard output; lone surrogates are escaped, and ``default`` converts values of other types."""
+    text = json.dumps(value, indent=1, ensure_ascii=False, default=default)
     is_writable = not any("\ud800" <= character <= "\udfff" for character in text)
-    typer.echo(text if is_writable else json.dumps(value, indent=1))
+    typer.echo(text if is_writable else json.dumps(value, indent=1, default=default))

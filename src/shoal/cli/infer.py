@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -104,7 +103,7 @@ def infer(
 def _show(table: Table[Row], model: Endpoint, feed: Any, text_column: str, *, as_json: bool) -> Summary:
     """Print a few rows as a table or as one JSON array."""
     from shoal.bulk.infer import Summary
-    from shoal.bulk.output_formats import answered, dump_json
+    from shoal.bulk.output_formats import answered, as_text
     from shoal.bulk.scoring import score
 
     rows: list[Any] = []
@@ -116,7 +115,7 @@ def _show(table: Table[Row], model: Endpoint, feed: Any, text_column: str, *, as
             )
     failed = sum(isinstance(scored.answer, str) for scored in rows)
     if as_json:
-        print_json([json.loads(dump_json(answered(scored))) for scored in rows])
+        print_json([answered(scored) for scored in rows], as_text)
     else:
         print_answers(list(model.columns.values()), [(answered(s).get(text_column), s.answer) for s in rows])
     return Summary(len(rows), failed)

@@ -1,4 +1,4 @@
-"""Check artifacts before they are composed: each whole and of its kind, made together, unchanged since training.
+"""Check artifacts before they are composed: each whole and of its kind, and all made together.
 
 Nothing here needs torch or Treelite. Artifacts of a user's own models are checked as far as Triton's own backends read
 them; the rest is left to the user's component.
@@ -117,38 +117,18 @@ def has_trunks(models: Sequence[ModelConfig], artifacts: Path | None) -> bool:
     return bool(encoders) and all(any(name.startswith("trunk.") for name in read_sizes(path)) for path in encoders)
 
 
-def read_report(artifacts: Path | None) -> dict[str, Any]:
-    """Read the training report of an artifact folder: ``contents`` and ``files``, texts by name; empty without one.
+def read_contents(artifacts: Path | None) -> Mapping[str, str]:
+    """Read what the training report of an artifact folder says of each model's content; empty without a report.
 
     Raises:
         ArtifactError: it is damaged.
     """
     path = (artifacts or Path()) / REPORT
     report = read_json(path, "training report") if artifacts and os.path.lexists(path) else {}
-    for name in ("contents", "files"):
-        texts = report.setdefault(name, {})
-        if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
-            raise refusal(path, "training report", f"its {name} are not texts by name")
-    return report
-
-
-def check_unchanged(models: Sequence[ModelConfig], artifacts: Path | None, files: Mapping[str, str]) -> None:
-    """Check the composed ``files``, sha256 by path, against the hashes in the training report.
-
-    A flipped bit in a forest's leaf makes another forest that is as well-formed as the one that was trained.
-
-    Raises:
-        ArtifactError: an artifact has changed since the training.
-    """
-    report = read_report(artifacts)["files"]
-    for model in models:
-        for path in find_artifacts(model, artifacts):
-            wanted, found = report.get(path.name), files[f"{model.name}/1/{path.name}"]
-            if path.parent == artifacts and wanted not in (None, found):
-                raise ArtifactError(
-                    f"{path} is not what {REPORT} says (expected sha256 {wanted[:12]}, found {found[:12]}).",
-                    f'{MAKE_AGAIN}; if the change is yours, remove its line from "files" in {REPORT}.',
-                )
+    contents = report.get("contents", {})
+    if not isinstance(contents, dict) or not all(isinstance(text, str) for text in contents.values()):
+        raise refusal(path, "training report", "its contents are not texts by name")
+    return contents
 
 
 # --- contents of a TorchScript archive ---------------------------------------------------------------------------

@@ -18,10 +18,9 @@ from shoal.component.spec import REPOSITORY
 from shoal.composition.artifacts import (
     check_artifacts,
     check_present,
-    check_unchanged,
     find_artifacts,
     has_trunks,
-    read_report,
+    read_contents,
 )
 from shoal.composition.environments import Placed, find_environments
 from shoal.composition.package import copy_package
@@ -84,12 +83,11 @@ def compose(
         check_artifacts(models, artifacts, is_embedded=plan.target == EMBEDDED)
         plan = plan.with_dtype(models, lambda: has_trunks(models, artifacts))
         placed = find_environments(models, environments or {}, stubs or {}, plan.target)
-        contents = read_report(artifacts)["contents"]
+        contents = read_contents(artifacts)
         with _make_aside(target) as aside:
             for model in models:
                 _write_files(model, aside / model.name, artifacts)
             files = _hash_files(aside)
-            check_unchanged(models, artifacts, files)
             identity = _identify(graph, files)
             warm_ups = derive(graph, aside) if is_warmed_up else WarmUps()
             copies: dict[Path, Path] = {}
