@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,10 @@ def command(forest: Path, source: Path, output: Path) -> list[str]:
 
 def test_ctrl_c_says_how_to_go_on(forest: Path, tmp_path: Path) -> None:
     source, out = write_texts(tmp_path / "in.csv", 100_000), tmp_path / "out.csv"
-    with subprocess.Popen(command(forest, source, out), stderr=subprocess.PIPE, text=True) as running:
+    interruptible = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore SIGINT
+    with subprocess.Popen(
+        command(forest, source, out), stderr=subprocess.PIPE, text=True, preexec_fn=interruptible
+    ) as running:
         wait_until(lambda: partial_path(out).exists() and partial_path(out).stat().st_size > 20_000)
         running.send_signal(signal.SIGINT)
         _, errors = running.communicate(timeout=60)

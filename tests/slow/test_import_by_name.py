@@ -25,7 +25,7 @@ def test_passages_to_embeddings_by_name(tmp_path: Path, passages: Corpus) -> Non
     assert config.spec.outputs[0].dims == (384,)
     assert "pooling mean: as its files for sentence-transformers say" in said
     assert "normalised: as its files for sentence-transformers say" in said
-    assert said[-1] == "its tokens come from preprocess/minilm_tokens, at most 256 of a text"
+    assert said[-1] == "its tokens come from preprocess/minilm_tokens, at most 256 per text"
     assert check(tmp_path / "preprocess" / "minilm_tokens") == []
     assert read_config(tmp_path / "preprocess" / "minilm_tokens").spec.parameters["max_length"] == "256"
     pipeline(tmp_path, "minilm", "minilm_tokens", "embed")

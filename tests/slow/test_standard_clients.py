@@ -185,7 +185,7 @@ def test_perf_analyzer(
     more: tuple[str, ...],
 ) -> None:
     done = perf_analyzer(
-        "-m", "chain", "-i", protocol, "-u", getattr(service, protocol), "-p", "500", "-r", "3", "-s", "99", *more
+        "-m", "chain", "-i", protocol, "-u", getattr(service, protocol), "--request-count", "50", *more
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "throughput:" in done.stdout

@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from shoal.client.calls import Answer, Call, Parameter
-from shoal.client.channels import ChannelPool
-from shoal.client.failures import CallError, Kind, connection_failure, explain
+from shoal.client.failures import CallError, explain
 from shoal.client.flow import Flow, Flows
 from shoal.client.retries import Attempts
 from shoal.client.settings import Settings, merge
-from shoal.client.wire import HEADER_LENGTH, HttpReply, from_grpc, from_http, to_grpc, to_http
+from shoal.client.transports import AsyncGrpc, AsyncHttp, AsyncTransport
 from shoal.component.spec import TensorSpec
 from shoal.errors import InputError, ShoalError
 
@@ -43,7 +42,7 @@ class AsyncClient:
         self.url, self.protocol, self.timeout = self._settings.url, protocol, timeout
         self._flows = Flows()
         self._senders = asyncio.Semaphore(concurrency)
-        self._transport: Transport | None = None
+        self._transport: AsyncTransport | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
 
@@ -117,18 +116,18 @@ class AsyncClient:
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
 
-    def _connected(self) -> Transport:
+    def _connected(self) -> AsyncTransport:
         """Return the transport; created on first use, and bound to that event loop."""
         if self._is_closed:
             raise InputError("This client is closed.", "Make another.")
         loop = asyncio.get_running_loop()
         if self._transport is None:
-            self._transport, self._loop = (_Grpc if self.protocol == "grpc" else _Http)(self.url), loop
+            self._transport, self._loop = (AsyncGrpc if self.protocol == "grpc" else AsyncHttp)(self.url), loop
         if self._loop is not loop:
             raise InputError("This client belongs to another event loop.", "Make one in each loop.")
         return self._transport
 
-    async def _send_all(self, calls: Sequence[Call], transport: Transport) -> list[Any]:
+    async def _send_all(self, calls: Sequence[Call], transport: AsyncTransport) -> list[Any]:
         if len(calls) == 1:
             return [await self._send(calls[0], transport)]
         tasks = [asyncio.create_task(self._send_part(call, transport)) for call in calls]
@@ -139,11 +138,11 @@ class AsyncClient:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _send_part(self, call: Call, transport: Transport) -> Any:
+    async def _send_part(self, call: Call, transport: AsyncTransport) -> Any:
         async with self._senders:
             return await self._send(call, transport)
 
-    async def _send(self, call: Call, transport: Transport) -> Any:
+    async def _send(self, call: Call, transport: AsyncTransport) -> Any:
         attempts = Attempts(call, self._settings)
         while True:
             try:
@@ -167,68 +166,3 @@ class AsyncClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-
-
-class Transport(Protocol):
-    """Sends one call and returns its result."""
-
-    async def send(self, call: Call, seconds: float) -> Any:
-        """Return the result within ``seconds``, or raise ``CallError``."""
-
-    async def close(self) -> None:
-        """Close every connection."""
-
-
-class _Grpc:
-    def __init__(self, url: str) -> None:
-        import grpc  # type: ignore[import-untyped]
-
-        self._channels = ChannelPool(url, grpc.aio.insecure_channel)
-
-    async def send(self, call: Call, seconds: float) -> Any:
-        request = to_grpc(call)
-        for channel in self._channels.unused():
-            await channel.close()
-        with self._channels.channel() as channel:
-            reply = await getattr(channel.stub, request.procedure)(request.message, timeout=seconds)
-        return from_grpc(call, reply)
-
-    async def close(self) -> None:
-        for channel in self._channels.close():
-            await channel.close()
-
-
-class _Http:
-    """HTTP over aiohttp, which uses no proxy unless configured to, and repeats no POST."""
-
-    def __init__(self, url: str) -> None:
-        import aiohttp
-
-        self._url = f"http://{url}"
-        self._aiohttp = aiohttp
-        headers = {"Accept-Encoding": "identity"}  # compression by Triton costs more than it saves
-        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=headers)
-
-    async def send(self, call: Call, seconds: float) -> Any:
-        return from_http(call, await self._exchange(call, seconds))
-
-    async def _exchange(self, call: Call, seconds: float) -> HttpReply:
-        from yarl import URL
-
-        verb, path, headers, body = to_http(call)
-        options: dict[str, Any] = {"timeout": self._aiohttp.ClientTimeout(total=seconds), "allow_redirects": False}
-        try:
-            url = URL(self._url + path, encoded=True)
-            async with self._session.request(verb, url, data=body or None, headers=headers, **options) as answer:
-                return HttpReply(answer.status, answer.headers.get(HEADER_LENGTH), await answer.read())
-        except TimeoutError:
-            raise CallError(Kind.TIMEOUT, "while waiting") from None
-        except self._aiohttp.ClientConnectorError as error:
-            raise connection_failure(error.os_error) from None
-        except (self._aiohttp.ClientConnectionError, self._aiohttp.ClientPayloadError):
-            raise CallError(Kind.CONNECTION_LOST, "connection closed") from None
-        except self._aiohttp.ClientError as error:
-            raise CallError(Kind.NOT_TRITON, f"unreadable answer: {str(error)[:40]!r}") from None
-
-    async def close(self) -> None:
-        await self._session.close()

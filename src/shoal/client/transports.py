@@ -1,18 +1,19 @@
-"""Blocking transports over gRPC and HTTP: send one call, return its result."""
+"""Transports over gRPC and HTTP, blocking and asynchronous: send one call, return its result."""
 
 from __future__ import annotations
 
-import http.client
-import select
-import socket
+import asyncio
 import threading
-import time
-from typing import Any, Protocol
+import weakref
+from collections.abc import Coroutine
+from typing import Any, Protocol, TypeVar
 
 from shoal.client.calls import Call
 from shoal.client.channels import ChannelPool
 from shoal.client.failures import CallError, Kind, connection_failure
-from shoal.client.wire import HEADER_LENGTH, HttpReply, from_grpc, from_http, to_grpc, to_http
+from shoal.client.wire import HEADER_LENGTH, HttpReply, HttpRequest, from_grpc, from_http, to_grpc, to_http
+
+T = TypeVar("T")
 
 
 class Transport(Protocol):
@@ -22,6 +23,16 @@ class Transport(Protocol):
         """Return the result within ``seconds``, or raise ``CallError``."""
 
     def close(self) -> None:
+        """Close every connection."""
+
+
+class AsyncTransport(Protocol):
+    """Sends one call and returns its result."""
+
+    async def send(self, call: Call, seconds: float) -> Any:
+        """Return the result within ``seconds``, or raise ``CallError``."""
+
+    async def close(self) -> None:
         """Close every connection."""
 
 
@@ -49,125 +60,107 @@ class Grpc:
             channel.close()
 
 
+class AsyncGrpc:
+    """One channel, bound to one event loop."""
+
+    def __init__(self, url: str) -> None:
+        import grpc
+
+        self._channels = ChannelPool(url, grpc.aio.insecure_channel)
+
+    async def send(self, call: Call, seconds: float) -> Any:
+        request = to_grpc(call)
+        for channel in self._channels.unused():
+            await channel.close()
+        with self._channels.channel() as channel:
+            reply = await getattr(channel.stub, request.procedure)(request.message, timeout=seconds)
+        return from_grpc(call, reply)
+
+    async def close(self) -> None:
+        for channel in self._channels.close():
+            await channel.close()
+
+
 # --- HTTP --------------------------------------------------------------------------------------------------------
 
 
-class Http:
-    """Pool of keep-alive connections, one per concurrent request, over the standard library.
+class AsyncHttp:
+    """HTTP over aiohttp: a pool of keep-alive connections, bound to one event loop.
 
-    tritonclient's HTTP client is bound to one thread, leaks a file descriptor per thread, and cannot tell a refused
-    connection from a broken one. No proxy is used.
+    aiohttp uses no proxy unless configured to, and repeats no POST. Unlike the blocking libraries it limits the time of
+    a whole request, not only of each read.
     """
 
     def __init__(self, url: str) -> None:
-        self._host, _, port = url.rpartition(":")
-        self._port = int(port)
-        self._idle: list[_Connection] = []
-        self._lock = threading.Lock()
-        self._is_closed = False
+        import aiohttp
 
-    def send(self, call: Call, seconds: float) -> Any:
-        connection = self._take()
-        try:
-            connection.deadline = time.monotonic() + seconds
-            reply = self._exchange(connection, call)
-        except BaseException:
-            connection.close()
-            raise
-        self._give_back(connection)
-        return from_http(call, reply)
+        self._url = f"http://{url}"
+        self._aiohttp = aiohttp
+        headers = {"Accept-Encoding": "identity"}  # compression by Triton costs more than it saves
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=headers)
 
-    def _exchange(self, connection: _Connection, call: Call) -> HttpReply:
-        verb, path, headers, body = to_http(call)
+    async def send(self, call: Call, seconds: float) -> Any:
+        return from_http(call, await self.exchange(to_http(call), seconds))
+
+    async def exchange(self, request: HttpRequest, seconds: float) -> HttpReply:
+        """Return the server's reply within ``seconds``, or raise ``CallError``."""
+        from yarl import URL
+
+        verb, path, headers, body = request
+        options: dict[str, Any] = {"timeout": self._aiohttp.ClientTimeout(total=seconds), "allow_redirects": False}
         try:
-            if connection.sock is None:
-                connection.connect()
-        except TimeoutError:
-            raise CallError(Kind.TIMEOUT, "while connecting") from None
-        except OSError as error:
-            raise connection_failure(error) from None
-        try:
-            connection.request(verb, path, body, headers)
-            answer = connection.getresponse()
-            return HttpReply(answer.status, answer.getheader(HEADER_LENGTH), answer.read())
+            url = URL(self._url + path, encoded=True)
+            async with self._session.request(verb, url, data=body or None, headers=headers, **options) as answer:
+                return HttpReply(answer.status, answer.headers.get(HEADER_LENGTH), await answer.read())
         except TimeoutError:
             raise CallError(Kind.TIMEOUT, "while waiting") from None
-        except (OSError, http.client.IncompleteRead):
+        except self._aiohttp.ClientConnectorError as error:
+            raise connection_failure(error.os_error) from None
+        except (self._aiohttp.ClientConnectionError, self._aiohttp.ClientPayloadError):
             raise CallError(Kind.CONNECTION_LOST, "connection closed") from None
-        except http.client.HTTPException as error:
+        except self._aiohttp.ClientError as error:
             raise CallError(Kind.NOT_TRITON, f"unreadable answer: {str(error)[:40]!r}") from None
 
-    def _take(self) -> _Connection:
-        """Take an idle connection that the server has not closed, or a new one."""
-        with self._lock:
-            while self._idle:
-                connection = self._idle.pop()
-                if connection.is_open():
-                    return connection
-                connection.close()
-        return _Connection(self._host.strip("[]"), self._port)
+    async def close(self) -> None:
+        await self._session.close()
 
-    def _give_back(self, connection: _Connection) -> None:
-        with self._lock:
-            if not self._is_closed and connection.sock is not None:
-                self._idle.append(connection)
-                return
-        connection.close()
+
+class Http:
+    """The same for threads: an event loop in a thread of its own carries their requests."""
+
+    def __init__(self, url: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=_run_loop, args=[self._loop], name="shoal-http", daemon=True)
+        self._thread.start()
+        self._transport = self._wait(_open(url))
+        # Also ends a client that is dropped without close(). It does not wait: it may run in any thread.
+        self._end = weakref.finalize(self, asyncio.run_coroutine_threadsafe, _end(self._transport), self._loop)
+
+    def send(self, call: Call, seconds: float) -> Any:
+        return from_http(call, self._wait(self._transport.exchange(to_http(call), seconds)))
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:  # also an interrupt
+            future.cancel()
+            raise
 
     def close(self) -> None:
-        with self._lock:
-            self._is_closed = True
-            for connection in self._idle:
-                connection.close()
-            self._idle.clear()
+        self._end()
+        self._thread.join()
 
 
-class _Socket(socket.socket):
-    """Socket whose reads share one deadline."""
-
-    deadline = 0.0
-
-    def recv_into(self, *args: Any) -> int:
-        self.settimeout(left(self.deadline))
-        return super().recv_into(*args)
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    loop.run_forever()
+    loop.close()
 
 
-class _Connection(http.client.HTTPConnection):
-    """One connection; every step of a request ends by ``deadline``."""
-
-    sock: _Socket | None
-    _deadline = 0.0
-
-    @property
-    def deadline(self) -> float:
-        """Deadline on the clock of ``time.monotonic``."""
-        return self._deadline
-
-    @deadline.setter
-    def deadline(self, value: float) -> None:
-        self._deadline = value
-        if self.sock is not None:
-            self._limit(self.sock)
-
-    def _limit(self, sock: _Socket) -> None:
-        sock.deadline = self._deadline
-        sock.settimeout(left(self._deadline))
-
-    def connect(self) -> None:
-        plain = socket.create_connection((self.host, self.port), left(self._deadline))
-        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.sock = _Socket(fileno=plain.detach())
-        self._limit(self.sock)
-
-    def is_open(self) -> bool:
-        """Whether the idle socket has nothing to read: anything readable then means that the server closed it."""
-        if self.sock is None:
-            return False
-        poll = select.poll()
-        poll.register(self.sock, select.POLLIN)
-        return not poll.poll(0)
+async def _open(url: str) -> AsyncHttp:
+    return AsyncHttp(url)  # within the loop, which aiohttp's session belongs to
 
 
-def left(deadline: float) -> float:
-    """Return the seconds until ``deadline``; never 0, which would make the socket non-blocking."""
-    return max(1e-3, deadline - time.monotonic())
+async def _end(transport: AsyncHttp) -> None:
+    await transport.close()
+    asyncio.get_running_loop().stop()
