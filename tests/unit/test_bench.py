@@ -19,12 +19,11 @@ from shoal import cli
 from shoal.bench.compare import compare
 from shoal.bench.figures import Cell, Measured, choose_cells, rounded
 from shoal.bench.inputs import read_inputs
-from shoal.bench.perf_analyzer import PerfAnalyzer, read_output
 from shoal.bench.run import Wanted, find_cells
 from shoal.bench.target import find_targets
 from shoal.bench.tokens import count_tokens, try_to_count
 from shoal.component.spec import ModelSpec, TensorSpec
-from shoal.errors import ArtifactError, InputError, SetupError, ShoalError
+from shoal.errors import ArtifactError, InputError, ShoalError
 from shoal.local import load
 from shoal.readability.corpus import DATA_DIR, Corpus, sample_texts
 from tests.support.once import ROOT
@@ -57,7 +56,6 @@ def test_rows_of_a_file(tmp_path: Path) -> None:
         "WEIGHT": [[1.0], [0.5], [1.0]],
     }
     assert by_name.text_bytes == {"TEXT": 3.0}
-    assert by_name.rows()[0] == {"TEXT": ["a"], "WEIGHT": [0.5]}
     other = read_inputs(SPEC, table(tmp_path / "b.jsonl", '{"passage": "a"}\n{"passage": "b"}\n'), "passage")
     assert other.arrays.keys() == {"TEXT"}
     unbatched = replace(other, is_batched=False)  # max_batch_size 0: no dimension of rows
@@ -158,24 +156,6 @@ def test_who_does_not_win_where() -> None:
     assert compare(measured[:2]) == []
 
 
-def test_what_perf_analyzer_prints(tmp_path: Path) -> None:
-    printed = """
-    Throughput: 194.6 infer/sec
-    p50 latency: 4030 usec
-    p90 latency: 5560 usec
-    p99 latency: 18500 usec
-Inferences/Second vs. Client Average Batch Latency
-Concurrency: 1, throughput: 193.4 infer/sec, latency 5120 usec
-"""
-    assert read_output(printed) == (193.4, 4.03, 18.5)
-    with pytest.raises(SetupError, match=r"perf_analyzer gave no figure: error: failed to .*model\."):
-        read_output("", "\nerror: failed to find the model\n")
-    with pytest.raises(InputError, match=r"There is no .*nowhere"):
-        PerfAnalyzer(tmp_path / "nowhere")
-    with pytest.raises(SetupError, match="does not start: Permission denied"):
-        PerfAnalyzer(table(tmp_path / "text", "no program"))
-
-
 # --- the command -------------------------------------------------------------------------------------------------
 
 
@@ -217,7 +197,6 @@ def check_record(record: Mapping[str, Any]) -> None:
         (["{forest}", "{forest}"], "A repository is named twice"),
         (["{forest}", "{other}"], "both in .* takes different inputs from forest in"),
         (["{other}"], "both needs 'X'; shoal's own texts fill one text input alone"),
-        (["{forest}", "--perf-analyzer", "/nowhere"], "There is no /nowhere"),
     ],
 )
 def test_what_cannot_be_measured(forest: Path, tmp_path: Path, arguments: list[str], message: str) -> None:

@@ -46,15 +46,6 @@ class Inputs:
         rows = (start + np.arange(number)) % self.num_rows
         return {name: array[rows] if self.is_batched else array[rows[0]] for name, array in self.arrays.items()}
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Return each row as flat lists of JSON values, by input."""
-        flat = {name: array.reshape(self.num_rows, -1).tolist() for name, array in self.arrays.items()}
-        return [{name: list(map(_plain, values[row])) for name, values in flat.items()} for row in range(self.num_rows)]
-
-
-def _plain(value: Any) -> Any:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
-
 
 def read_inputs(spec: ModelSpec, rows: Path | Texts, text_column: str = "text") -> Inputs:
     """Read rows from a file whose columns are named like the inputs, or take texts in a fixed random order.

@@ -141,17 +141,10 @@ def start(
         yield running
 
 
-def measure(
-    running: Sequence[Running],
-    cells: Sequence[Cell],
-    repeats: int,
-    on_progress: OnProgress,
-    check: Callable[[Running, Cell, Figures], None] | None = None,
-) -> list[Measured]:
+def measure(running: Sequence[Running], cells: Sequence[Cell], repeats: int, on_progress: OnProgress) -> list[Measured]:
     """Measure every load on every target, ``repeats`` times, interleaved: all of them once, then all of them again.
 
     A machine that gets slower, or a temporary neighbour, thus affects all targets alike. The first target rotates.
-    ``check`` is called with each result as it is measured.
     """
     batches = sorted({cell.batch for cell in cells})
     for number, batch in enumerate(batches):
@@ -164,10 +157,7 @@ def measure(
     rounds = ((cell, one) for turn in range(repeats) for cell in cells for one in _rotated(running, turn))
     for number, (cell, one) in enumerate(rounds):
         on_progress("measuring", number, total)
-        figures = one.load(cell)
-        found[one.target.label, cell].append(figures)
-        if check:
-            check(one, cell, figures)
+        found[one.target.label, cell].append(one.load(cell))
     on_progress("measuring", total, total)
     return [
         Measured(label, cell, tuple(repeats)) for (label, cell), repeats in sorted(found.items(), key=_order(running))

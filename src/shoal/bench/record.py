@@ -30,7 +30,6 @@ def make_record(
     *,
     tokens: Mapping[str, Any],
     arrivals: Sequence[Mapping[str, Any]] = (),
-    analyzed: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Build the record: figures, machine, versions, settings and advice, as JSON values."""
     machine = describe_machine()
@@ -49,7 +48,6 @@ def make_record(
         "repositories": [{**t.describe(), "launch_flags": launch_flags(t.repository)} for t in targets],
         "loads": [entry.as_dict() for entry in measured],
         "arrivals": list(arrivals),
-        "perf_analyzer": analyzed,
         "comparison": compare(measured),
         "notes": list(_notes(measured)),
         "advice": {t.label: [a.as_dict() for a in advise(make_case(t, measured, machine))] for t in targets},

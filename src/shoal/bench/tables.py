@@ -22,28 +22,16 @@ class Sheet:
 
 
 def make_sheets(record: Record) -> list[Sheet]:
-    """Make all tables: repositories, latency, throughput, random arrivals, steps, and the perf_analyzer comparison."""
+    """Make all tables: repositories, latency, throughput, random arrivals, and steps."""
     sheets = [_repositories(record), _latency(record), _throughput(record)]
     if record["arrivals"]:
         sheets.append(_arrivals(record))
-    sheets += _steps(record)
-    if record["perf_analyzer"] and record["perf_analyzer"]["loads"]:
-        sheets.append(_perf_analyzer(record))
-    return sheets
+    return [*sheets, *_steps(record)]
 
 
 def remarks(record: Record) -> list[str]:
     """Return the sentences beside the tables: the rows, the comparison, and warnings."""
-    hybrid = [entry["label"] for entry in record["repositories"] if entry["placement"] == "hybrid"]
-    left_out = [f"perf_analyzer cannot do the client's part of {name}." for name in hybrid if record["perf_analyzer"]]
-    failed = record["perf_analyzer"].get("failed", []) if record["perf_analyzer"] else []
-    return [
-        *_inputs(record),
-        *record["comparison"],
-        *record["notes"],
-        *left_out,
-        *(f"perf_analyzer: {f}" for f in failed),
-    ]
+    return [*_inputs(record), *record["comparison"], *record["notes"]]
 
 
 def _inputs(record: Record) -> Iterator[str]:
@@ -140,19 +128,6 @@ def _step_row(name: str, step: Mapping[str, Any]) -> tuple[str, ...]:
         _share(step["busy"]),
         cpu,
     )
-
-
-def _perf_analyzer(record: Record) -> Sheet:
-    columns = ("", "rows", "callers", "rows/s", "perf_analyzer's", "ratio", "p50 ms", "perf_analyzer's")
-    rows = (
-        (
-            *(load["repository"], str(load["batch"]), str(load["callers"]), _rate(load["rows_per_s"])),
-            *(_rate(load["perf_analyzer_rows_per_s"]), f"{load['ratio']:.3f}"),
-            *(_ms(load["p50_ms"]), _ms(load["perf_analyzer_p50_ms"])),
-        )
-        for load in record["perf_analyzer"]["loads"]
-    )
-    return Sheet(f"Our client beside perf_analyzer {record['perf_analyzer']['version']}", columns, tuple(rows))
 
 
 def _ms(value: float) -> str:

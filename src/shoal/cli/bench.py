@@ -45,9 +45,6 @@ def bench(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the random arrivals.")] = 0,
     even: Annotated[bool, typer.Option("--even", help="Arrivals evenly spaced, not at random.")] = False,
-    perf_analyzer: Annotated[
-        Path | None, typer.Option(help="NVIDIA's perf_analyzer: also measure with it, and compare.")
-    ] = None,
     is_report: Annotated[
         bool, typer.Option("--report", help="Name the bottleneck, what would help, and what would not.")
     ] = False,
@@ -74,7 +71,6 @@ def bench(
         QUICK if is_quick else BATCHES,
         _parse_numbers(callers, "--callers", "1,16"),
         share,
-        perf_analyzer,
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop the servers in order, as on Ctrl-C
     with show_progress() as show:
