@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 import shlex
-import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,11 +20,9 @@ from shoal.bench.figures import Cell, Measured, choose_cells, rounded
 from shoal.bench.inputs import read_inputs
 from shoal.bench.run import Wanted, find_cells
 from shoal.bench.target import find_targets
-from shoal.bench.tokens import count_tokens, try_to_count
 from shoal.component.spec import ModelSpec, TensorSpec
 from shoal.errors import ArtifactError, InputError, ShoalError
-from shoal.local import load
-from shoal.readability.corpus import DATA_DIR, Corpus, sample_texts
+from shoal.readability.corpus import DATA_DIR, sample_texts
 from tests.support.once import ROOT
 from tests.unit.test_bench_advice import LOAD, write_repository
 
@@ -97,23 +94,6 @@ def test_one_column_does_not_fill_two_texts(tmp_path: Path) -> None:
     two = replace(SPEC, inputs=(TEXT, replace(TEXT, name="TITLE")))
     with pytest.raises(ArtifactError, match="no column 'TITLE'"):
         read_inputs(two, table(tmp_path / "a.csv", "text\na\n"))
-
-
-def test_tokens_are_those_of_the_mask(repository: Path, passages: Corpus) -> None:
-    (target,) = find_targets([repository])
-    tokens = count_tokens(target.graph, read_inputs(target.graph.config.spec, sample_texts))
-    mask = load(repository / "preprocess")(INPUT0=list(passages.texts))["BERT_AM"]
-    assert tokens["bert_attention_masks"] == pytest.approx(mask.sum() / len(passages), abs=0.1)
-
-
-def test_a_pipeline_without_tokens_says_so(forest: Path, repository: Path, tmp_path: Path) -> None:
-    (target,) = find_targets([forest])
-    inputs = read_inputs(target.graph.config.spec, sample_texts)
-    assert "no inner tensor of integers" in try_to_count(target.graph, inputs)["reason"]
-    broken = shutil.copytree(repository, tmp_path / "broken")
-    (broken / "preprocess" / "1" / "vocab.txt").write_text("", encoding="utf-8")
-    (target,) = find_targets([broken])
-    assert "cannot run in this process: preprocess/1/vocab.txt" in try_to_count(target.graph, inputs)["reason"]
 
 
 # --- figures -----------------------------------------------------------------------------------------------------

@@ -28,7 +28,6 @@ def make_record(
     settings: Settings,
     measured: Sequence[Measured],
     *,
-    tokens: Mapping[str, Any],
     arrivals: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """Build the record: figures, machine, versions, settings and advice, as JSON values."""
@@ -42,8 +41,6 @@ def make_record(
             "source": inputs.source,
             "num_rows": inputs.num_rows,
             "mean_bytes_a_row": rounded(inputs.text_bytes),
-            "tokens_a_row": tokens["per_row"],
-            "no_tokens_because": tokens["reason"],
         },
         "repositories": [{**t.describe(), "launch_flags": launch_flags(t.repository)} for t in targets],
         "loads": [entry.as_dict() for entry in measured],

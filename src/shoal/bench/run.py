@@ -16,7 +16,6 @@ from shoal.bench.markdown import write_page
 from shoal.bench.measure import Settings, measure, measure_arrivals, start
 from shoal.bench.record import make_record
 from shoal.bench.target import Target, find_targets
-from shoal.bench.tokens import try_to_count
 from shoal.errors import InputError, SetupError
 from shoal.progress import OnProgress
 
@@ -61,13 +60,12 @@ def bench(
     targets = find_targets(places, model)
     cells = find_cells(targets, wanted)
     inputs = read_inputs(targets[0].graph.config.spec, rows, text_column)
-    tokens = try_to_count(_on_host(targets).graph, inputs)
     with start(targets, inputs, wanted.settings, on_progress) as running:
         measured = measure(running, cells, wanted.settings.repeats, on_progress)
         arrivals = []
         if wanted.share is not None:
             arrivals = measure_arrivals(running, measured, wanted.share, wanted.settings.repeats, on_progress)
-    return make_record(targets, inputs, wanted.settings, measured, tokens=tokens, arrivals=arrivals)
+    return make_record(targets, inputs, wanted.settings, measured, arrivals=arrivals)
 
 
 def find_cells(targets: Sequence[Target], wanted: Wanted) -> list[Cell]:
@@ -88,11 +86,6 @@ def find_cells(targets: Sequence[Target], wanted: Wanted) -> list[Cell]:
     if wanted.share is not None and not any(cell.batch == 1 and cell.callers > 1 for cell in cells):
         cells.insert(1, MANY)  # the open loop needs the best rate, which one caller alone does not reach
     return cells
-
-
-def _on_host(targets: Sequence[Target]) -> Target:
-    """Return the target whose first steps most likely run in this process: one not placed on the GPU."""
-    return min(targets, key=lambda target: target.plan["placement"] == "gpu")
 
 
 def make_folder(folder: Path) -> None:

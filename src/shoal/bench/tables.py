@@ -31,20 +31,12 @@ def make_sheets(record: Record) -> list[Sheet]:
 
 def remarks(record: Record) -> list[str]:
     """Return the sentences beside the tables: the rows, the comparison, and warnings."""
-    return [*_inputs(record), *record["comparison"], *record["notes"]]
-
-
-def _inputs(record: Record) -> Iterator[str]:
     inputs = record["inputs"]
     sizes = ", ".join(f"{name} {size:.0f} bytes" for name, size in inputs["mean_bytes_a_row"].items())
-    yield f"{inputs['num_rows']:,} different rows of {inputs['source']}" + (
-        f"; mean of a row: {sizes}." if sizes else "."
+    rows = f"{inputs['num_rows']:,} different rows of {inputs['source']}" + (
+        f"; mean of a row: {sizes}" if sizes else ""
     )
-    tokens = ", ".join(f"{name} {number:.1f}" for name, number in inputs["tokens_a_row"].items())
-    if tokens:
-        yield f"Non-zero values per row (tokens, in a mask or in ids): {tokens}."
-    else:
-        yield f"Tokens per row are not known: {inputs['no_tokens_because']}."
+    return [f"{rows}.", *record["comparison"], *record["notes"]]
 
 
 def _repositories(record: Record) -> Sheet:
