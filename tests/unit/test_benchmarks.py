@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -121,3 +122,24 @@ Concurrency: 1, throughput: 193.4 infer/sec, latency 5120 usec
     (tmp_path / "text").write_text("no program", encoding="utf-8")
     with pytest.raises(SetupError, match="does not start: Permission denied"):
         analyzer.PerfAnalyzer(tmp_path / "text")
+
+
+def test_random_arrivals(load: Any) -> None:
+    """One caller, and twice the work that it can do: a late arrival waits long, and the wait counts."""
+    open_loop = load("arrivals").open_loop
+
+    def sleep(number: int) -> int:
+        if number == 100:
+            raise ValueError("the last")
+        time.sleep(0.02)
+        return 3
+
+    crowded = open_loop(sleep, rate=100, seconds=0.5, seed=1, most_callers=1)
+    assert crowded.percentile(90) > 5 * 0.02
+    assert crowded.rows_per_second <= 3 / 0.02
+    again = open_loop(lambda _: 1, rate=100, seconds=0.5, seed=1, most_callers=4)
+    assert len(again.latencies) == len(crowded.latencies)  # the same arrivals
+    assert again.percentile(50) < crowded.percentile(50)
+    assert len(open_loop(lambda _: 1, rate=1, seconds=0.001, seed=1, most_callers=1).latencies) == 1
+    with pytest.raises(ValueError, match="the last"):
+        open_loop(sleep, rate=1000, seconds=60, seed=0, most_callers=8)

@@ -10,9 +10,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from shoal.bench.figures import Cell, Figures, Measured, rounded
+from shoal.bench.figures import Cell, Figures, Measured
 from shoal.bench.inputs import Inputs
-from shoal.bench.load import Load, closed_loop, open_loop
+from shoal.bench.load import Load, closed_loop
 from shoal.bench.steps import Counters, difference, read_counters, summarise_step
 from shoal.bench.target import Sender, Target
 from shoal.bench.usage import Usage, read_usage
@@ -21,23 +21,17 @@ from shoal.machine import usable_cores
 from shoal.progress import OnProgress
 from shoal.server.launch import KEEP_LOG, Server, serve
 
-MOST_CALLERS = 64  # of an open loop: if it needs more, the server is overloaded
-
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a measurement: ``seconds`` per load, after ``warm_seconds``.
-
-    ``seed`` is for random arrivals; repeats use the numbers after it. None means evenly spaced arrivals.
-    """
+    """Settings of a measurement: ``seconds`` per load, after ``warm_seconds``."""
 
     protocol: str = "grpc"
     seconds: float = 4.0
     warm_seconds: float = 1.0
     repeats: int = 3
-    seed: int | None = 0
 
 
 @dataclass(frozen=True)
@@ -78,18 +72,6 @@ class Running:
             callers=cell.callers, seconds=seconds, warm_seconds=warm, on_open=read, on_close=read,
         )  # fmt: skip
         return self._summarise(load, *readings)
-
-    def arrive(self, rate: float, repeat: int) -> Figures:
-        """Measure an open loop of single-row requests, ``rate`` per second; random arrivals differ by ``repeat``."""
-        settings = self._settings
-        self.sender.connect(MOST_CALLERS)
-        before = self._read()
-        load = open_loop(
-            lambda number: self.sender.send(number, 1),
-            rate=rate, seconds=settings.seconds + settings.warm_seconds,
-            seed=None if settings.seed is None else settings.seed + repeat, most_callers=MOST_CALLERS,
-        )  # fmt: skip
-        return self._summarise(load, before, self._read())
 
     def _read(self) -> _Reading:
         local_ms = self.sender.take_local_ms()
@@ -172,38 +154,3 @@ def _rotated(items: Sequence[T], turn: int) -> list[T]:
 def _order(running: Sequence[Running]) -> Callable[[Any], tuple[int, Cell]]:
     labels = [one.target.label for one in running]
     return lambda entry: (labels.index(entry[0][0]), entry[0][1])
-
-
-def measure_arrivals(
-    running: Sequence[Running], measured: Sequence[Measured], share: float, repeats: int, on_progress: OnProgress
-) -> list[dict[str, Any]]:
-    """Measure an open loop at ``share`` of each target's best single-row rate: percentiles, and p99 over p50."""
-    rates = {one.target.label: share * _best_single(measured, one.target.label) for one in running}
-    found: dict[str, list[Figures]] = defaultdict(list)
-    total = repeats * len(running)
-    for number in range(total):
-        on_progress("random arrivals", number, total)
-        one = running[number % len(running)]
-        found[one.target.label].append(one.arrive(rates[one.target.label], number // len(running)))
-    on_progress("random arrivals", total, total)
-    return [
-        _arrivals(Measured(label, Cell(1, 0), tuple(figures)), share, rates[label]) for label, figures in found.items()
-    ]
-
-
-def _best_single(measured: Sequence[Measured], label: str) -> float:
-    """Return the best rate at batch 1, in rows per second."""
-    return max(entry.median.rows_per_s for entry in measured if entry.label == label and entry.cell.batch == 1)
-
-
-def _arrivals(measured: Measured, share: float, rate: float) -> dict[str, Any]:
-    figures = measured.as_dict()
-    middle = measured.median
-    ratio = middle.p99_ms / middle.p50_ms
-    return {
-        "repository": measured.label,
-        "share": share,
-        **rounded({"rate": rate, "p50_ms": middle.p50_ms, "p99_ms": middle.p99_ms, "p99_over_p50": ratio}),
-        "min_max": figures["min_max"],
-        "repeats": figures["repeats"],
-    }

@@ -27,8 +27,6 @@ def make_record(
     inputs: Inputs,
     settings: Settings,
     measured: Sequence[Measured],
-    *,
-    arrivals: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """Build the record: figures, machine, versions, settings and advice, as JSON values."""
     machine = describe_machine()
@@ -44,7 +42,6 @@ def make_record(
         },
         "repositories": [{**t.describe(), "launch_flags": launch_flags(t.repository)} for t in targets],
         "loads": [entry.as_dict() for entry in measured],
-        "arrivals": list(arrivals),
         "comparison": compare(measured),
         "notes": list(_notes(measured)),
         "advice": {t.label: [a.as_dict() for a in advise(make_case(t, measured, machine))] for t in targets},

@@ -10,16 +10,15 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
-from shoal.bench.figures import Cell, choose_cells
+from shoal.bench.figures import Cell
 from shoal.bench.inputs import Texts, read_inputs
 from shoal.bench.markdown import write_page
-from shoal.bench.measure import Settings, measure, measure_arrivals, start
+from shoal.bench.measure import Settings, measure, start
 from shoal.bench.record import make_record
 from shoal.bench.target import Target, find_targets
 from shoal.errors import InputError, SetupError
 from shoal.progress import OnProgress
 
-MANY = Cell(1, 16)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
@@ -27,15 +26,13 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 class Wanted:
     """Loads to measure; without ``batches``, those of ``usual`` that the pipeline takes.
 
-    Without ``callers``, their number depends on the batch size. ``share`` of the best single-row rate is also measured
-    as an open loop, unless it is None.
+    Without ``callers``, their number depends on the batch size.
     """
 
     settings: Settings = field(default_factory=Settings)
     batches: tuple[int, ...] = ()
     usual: tuple[int, ...] = BATCHES
     callers: tuple[int, ...] = ()
-    share: float | None = None
 
 
 def bench(
@@ -62,30 +59,28 @@ def bench(
     inputs = read_inputs(targets[0].graph.config.spec, rows, text_column)
     with start(targets, inputs, wanted.settings, on_progress) as running:
         measured = measure(running, cells, wanted.settings.repeats, on_progress)
-        arrivals = []
-        if wanted.share is not None:
-            arrivals = measure_arrivals(running, measured, wanted.share, wanted.settings.repeats, on_progress)
-    return make_record(targets, inputs, wanted.settings, measured, arrivals=arrivals)
+    return make_record(targets, inputs, wanted.settings, measured)
 
 
 def find_cells(targets: Sequence[Target], wanted: Wanted) -> list[Cell]:
-    """Choose the loads to measure, all within the limits of every target.
+    """Choose the loads to measure, all within the limits of every target; the first is one caller with one row.
 
     Raises:
         InputError: a batch size given exceeds the limit of a target.
     """
     smallest = min(targets, key=lambda target: target.graph.config.spec.max_batch_size)
     limit = max(1, smallest.graph.config.spec.max_batch_size)
-    beyond = [batch for batch in wanted.batches if not 1 <= batch <= limit]
+    beyond = [batch for batch in wanted.batches if batch > limit]
     if beyond:
         raise InputError(
             f"{smallest.name} in {smallest.repository} takes 1 to {limit} rows per request, not {beyond[0]}.",
             f"Give sizes it takes: --batches 1,{limit}" if limit > 1 else "Leave --batches out.",
         )
-    cells = choose_cells(limit, wanted.batches or wanted.usual, wanted.callers)
-    if wanted.share is not None and not any(cell.batch == 1 and cell.callers > 1 for cell in cells):
-        cells.insert(1, MANY)  # the open loop needs the best rate, which one caller alone does not reach
-    return cells
+    cells = {Cell(1, 1)}
+    for batch in wanted.batches or wanted.usual:
+        if batch <= limit:
+            cells |= {Cell(batch, callers) for callers in wanted.callers or ((1, 16) if batch == 1 else (2,))}
+    return sorted(cells)
 
 
 def make_folder(folder: Path) -> None:

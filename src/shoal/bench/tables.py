@@ -22,11 +22,8 @@ class Sheet:
 
 
 def make_sheets(record: Record) -> list[Sheet]:
-    """Make all tables: repositories, latency, throughput, random arrivals, and steps."""
-    sheets = [_repositories(record), _latency(record), _throughput(record)]
-    if record["arrivals"]:
-        sheets.append(_arrivals(record))
-    return [*sheets, *_steps(record)]
+    """Make all tables: repositories, latency, throughput, and steps."""
+    return [_repositories(record), _latency(record), _throughput(record), *_steps(record)]
 
 
 def remarks(record: Record) -> list[str]:
@@ -70,20 +67,6 @@ def _throughput(record: Record) -> Sheet:
     return Sheet(
         "Throughput by rows per request, with the CPU shares of server, client and others", columns, tuple(rows)
     )
-
-
-def _arrivals(record: Record) -> Sheet:
-    columns = ("", "of the best rate", "requests/s", "p50 ms", "p99 ms", "p99/p50")
-    rows = (
-        (
-            a["repository"],
-            _share(a["share"]),
-            _rate(a["rate"]),
-            *map(_ms, (a["p50_ms"], a["p99_ms"], a["p99_over_p50"])),
-        )
-        for a in record["arrivals"]
-    )
-    return Sheet("Single rows in an open loop", columns, tuple(rows))
 
 
 def shown_loads(record: Record, label: str) -> list[Mapping[str, Any]]:

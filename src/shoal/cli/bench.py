@@ -39,12 +39,6 @@ def bench(
     seconds: Annotated[float | None, typer.Option(min=0.1, help="Of each load, after its warm-up; else 4.")] = None,
     repeats: Annotated[int | None, typer.Option(min=1, help="Times that every load is measured; else 3.")] = None,
     is_quick: Annotated[bool, typer.Option("--quick", help="Three sizes, 1 second each, twice: a first look.")] = False,
-    share: Annotated[
-        float | None,
-        typer.Option("--load", help="Also single rows that arrive at random, at this share of the best rate: 0.7."),
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the random arrivals.")] = 0,
-    even: Annotated[bool, typer.Option("--even", help="Arrivals evenly spaced, not at random.")] = False,
     is_report: Annotated[
         bool, typer.Option("--report", help="Name the bottleneck, what would help, and what would not.")
     ] = False,
@@ -55,8 +49,6 @@ def bench(
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # for components that run here, as in the server
     if protocol not in PROTOCOLS:
         raise InputError(f"Unknown --protocol {protocol!r}.", f"Known: {', '.join(PROTOCOLS)}.")
-    if share is not None and not 0 < share <= 1:
-        raise InputError(f"--load {share:g} is not a share of a rate.", "Give one between 0 and 1: --load 0.7")
     from shoal.bench.measure import Settings
     from shoal.bench.run import BATCHES, Wanted, make_folder, write
     from shoal.bench.run import bench as run_bench
@@ -66,11 +58,10 @@ def bench(
         make_folder(out)  # fail before measuring if it cannot be written
     times = (1.0, 0.3, 2) if is_quick else (4.0, 1.0, 3)
     wanted = Wanted(
-        Settings(protocol, seconds or times[0], times[1], repeats or times[2], None if even else seed),
+        Settings(protocol, seconds or times[0], times[1], repeats or times[2]),
         _parse_numbers(batches, "--batches", "1,8,64"),
         QUICK if is_quick else BATCHES,
         _parse_numbers(callers, "--callers", "1,16"),
-        share,
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop the servers in order, as on Ctrl-C
     with show_progress() as show:
