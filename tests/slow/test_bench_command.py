@@ -10,14 +10,13 @@ import pytest
 from typer.testing import CliRunner
 
 from shoal import cli
-from shoal.bench.advice.config_patch import put
 from shoal.bench.markdown import write_page
 from shoal.bench.run import write
 from shoal.composition.compose import compose
 from shoal.repository.placement import Plan
 from tests.support.bulk import MODEL_FOLDERS
 from tests.unit.test_bench import check_record
-from tests.unit.test_bench_advice import BATCHING, run, write_repository
+from tests.unit.test_bench_advice import BATCHING, put, run, write_repository
 
 
 def test_the_command(forest: Path, hybrid_forest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

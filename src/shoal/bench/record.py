@@ -44,7 +44,7 @@ def make_record(
         "loads": [entry.as_dict() for entry in measured],
         "comparison": compare(measured),
         "notes": list(_notes(measured)),
-        "advice": {t.label: [a.as_dict() for a in advise(make_case(t, measured, machine))] for t in targets},
+        "advice": {t.label: [asdict(a) for a in advise(make_case(t, measured, machine))] for t in targets},
     }
 
 
