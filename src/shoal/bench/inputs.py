@@ -12,7 +12,7 @@ import numpy as np
 
 from shoal.bulk.scoring import Feed
 from shoal.client.arrays import to_arrays
-from shoal.component.spec import STRING, ModelSpec, TensorSpec
+from shoal.component.spec import STRING, ModelSpec
 from shoal.component.tensors import Array
 from shoal.errors import ArtifactError, InputError
 from shoal.tables import open_table, shorten_all
@@ -94,7 +94,12 @@ def _find_columns(spec: ModelSpec, known: tuple[str, ...], text_column: str, nam
         if tensor.name in columns or tensor.is_optional:
             continue
         if tensor.dtype != STRING or text_column not in known or text_column in columns.values():
-            raise _no_column(tensor, known, name)
+            raise ArtifactError(
+                f"{name} has no column {tensor.name!r}; it has {shorten_all(known)}.",
+                "Name the column of the texts: --text-column NAME"
+                if tensor.dtype == STRING
+                else "Name a column like the input.",
+            )
         columns[tensor.name] = text_column
     if not columns:
         raise InputError(
@@ -102,14 +107,6 @@ def _find_columns(spec: ModelSpec, known: tuple[str, ...], text_column: str, nam
             "All are optional, but one is needed: name a column like it.",
         )
     return columns
-
-
-def _no_column(tensor: TensorSpec, known: tuple[str, ...], name: str) -> ArtifactError:
-    is_text = tensor.dtype == STRING
-    return ArtifactError(
-        f"{name} has no column {tensor.name!r}; it has {shorten_all(known)}.",
-        "Name the column of the texts: --text-column NAME" if is_text else "Name a column like the input.",
-    )
 
 
 def _make(spec: ModelSpec, source: str, values: Mapping[str, Any]) -> Inputs:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from shoal.bench.figures import Cell, Figures, Measured
 from shoal.bench.inputs import Inputs
 from shoal.bench.load import Load, closed_loop
-from shoal.bench.steps import Counters, difference, read_counters, summarise_step
+from shoal.bench.steps import Counters, read_counters, summarise_step
 from shoal.bench.target import Sender, Target
 from shoal.bench.usage import Usage, read_usage
 from shoal.errors import ServerError
@@ -79,7 +78,7 @@ class Running:
 
     def _summarise(self, load: Load, before: _Reading, after: _Reading) -> Figures:
         seconds, used = after.at - before.at, after.usage - before.usage
-        spent = difference(after.counters, before.counters)
+        spent = {name: now - before.counters.get(name, Counters()) for name, now in after.counters.items()}
         if any(counter.failed for counter in spent.values()):
             names = ", ".join(name for name, counter in spent.items() if counter.failed)
             raise ServerError(
@@ -109,48 +108,36 @@ class Running:
         )
 
 
-@contextmanager
-def start(
-    targets: Sequence[Target], inputs: Inputs, settings: Settings, on_progress: OnProgress
-) -> Iterator[list[Running]]:
-    """Start each target on its own server; all but the one being measured are idle."""
+def measure(
+    targets: Sequence[Target], cells: Sequence[Cell], inputs: Inputs, settings: Settings, on_progress: OnProgress
+) -> list[Measured]:
+    """Measure every load on every target, each on its own server, of which all but one are idle at any time.
+
+    Repeats are interleaved: every load once on every target, then all of them again. A machine that gets slower, or a
+    temporary neighbour, thus affects all targets alike. The first target rotates.
+    """
     with ExitStack() as held:
         running = []
         for number, target in enumerate(targets):
             on_progress("starting servers", number, len(targets))
             running.append(Running(target, inputs, settings, held))
         on_progress("starting servers", len(targets), len(targets))
-        yield running
-
-
-def measure(running: Sequence[Running], cells: Sequence[Cell], repeats: int, on_progress: OnProgress) -> list[Measured]:
-    """Measure every load on every target, ``repeats`` times, interleaved: all of them once, then all of them again.
-
-    A machine that gets slower, or a temporary neighbour, thus affects all targets alike. The first target rotates.
-    """
-    batches = sorted({cell.batch for cell in cells})
-    for number, batch in enumerate(batches):
-        on_progress("warming up", number, len(batches))
-        for one in running:
-            one.warm(batch)
-    on_progress("warming up", len(batches), len(batches))
-    found: dict[tuple[str, Cell], list[Figures]] = defaultdict(list)
-    total = repeats * len(cells) * len(running)
-    rounds = ((cell, one) for turn in range(repeats) for cell in cells for one in _rotated(running, turn))
-    for number, (cell, one) in enumerate(rounds):
-        on_progress("measuring", number, total)
-        found[one.target.label, cell].append(one.load(cell))
-    on_progress("measuring", total, total)
-    return [
-        Measured(label, cell, tuple(repeats)) for (label, cell), repeats in sorted(found.items(), key=_order(running))
-    ]
+        batches = sorted({cell.batch for cell in cells})
+        for number, batch in enumerate(batches):
+            on_progress("warming up", number, len(batches))
+            for one in running:
+                one.warm(batch)
+        on_progress("warming up", len(batches), len(batches))
+        found: dict[tuple[str, Cell], list[Figures]] = {(t.label, cell): [] for t in targets for cell in cells}
+        total = settings.repeats * len(cells) * len(running)
+        rounds = ((cell, one) for turn in range(settings.repeats) for cell in cells for one in _rotated(running, turn))
+        for number, (cell, one) in enumerate(rounds):
+            on_progress("measuring", number, total)
+            found[one.target.label, cell].append(one.load(cell))
+        on_progress("measuring", total, total)
+    return [Measured(label, cell, tuple(figures)) for (label, cell), figures in found.items()]
 
 
 def _rotated(items: Sequence[T], turn: int) -> list[T]:
     begin = turn % len(items)
     return [*items[begin:], *items[:begin]]
-
-
-def _order(running: Sequence[Running]) -> Callable[[Any], tuple[int, Cell]]:
-    labels = [one.target.label for one in running]
-    return lambda entry: (labels.index(entry[0][0]), entry[0][1])

@@ -13,7 +13,7 @@ from typing import Any
 from shoal.bench.figures import Cell
 from shoal.bench.inputs import Texts, read_inputs
 from shoal.bench.markdown import write_page
-from shoal.bench.measure import Settings, measure, start
+from shoal.bench.measure import Settings, measure
 from shoal.bench.record import make_record
 from shoal.bench.target import Target, find_targets
 from shoal.errors import InputError, SetupError
@@ -57,8 +57,7 @@ def bench(
     targets = find_targets(places, model)
     cells = find_cells(targets, wanted)
     inputs = read_inputs(targets[0].graph.config.spec, rows, text_column)
-    with start(targets, inputs, wanted.settings, on_progress) as running:
-        measured = measure(running, cells, wanted.settings.repeats, on_progress)
+    measured = measure(targets, cells, inputs, wanted.settings, on_progress)
     return make_record(targets, inputs, wanted.settings, measured)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,9 +115,3 @@ def _rate(value: float) -> str:
 
 def _share(value: float) -> str:
     return f"{value:.0%}"
-
-
-def advice_lines(advice: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Yield each proposal as a sentence with its reason, and the config lines; unhelpful ones come last."""
-    for entry in advice:
-        yield f"{entry['what']} {entry['why']}", entry["lines"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -95,15 +94,14 @@ def _parse_numbers(text: str, option: str, example: str) -> tuple[int, ...]:
 
 
 def _print(record: dict[str, Any], *, is_report: bool) -> None:
-    from shoal.bench.tables import advice_lines, make_sheets, remarks
+    from shoal.bench.tables import make_sheets, remarks
 
     for sheet in make_sheets(record):
-        names = enumerate(sheet.columns)
         columns = [
             Column(
                 name, justify="left" if place < sheet.texts else "right", no_wrap=place < sheet.texts, overflow="fold"
             )
-            for place, name in names
+            for place, name in enumerate(sheet.columns)
         ]
         table = Table(*columns, title=sheet.title, title_justify="left", box=SIMPLE_HEAD, padding=0)
         for row in sheet.rows:
@@ -113,15 +111,14 @@ def _print(record: dict[str, Any], *, is_report: bool) -> None:
         OUT.print(sentence, soft_wrap=True, markup=False)
     for label, advice in record["advice"].items() if is_report else ():
         OUT.print(f"\n{label}", soft_wrap=True, markup=False)
-        _print_advice(list(advice_lines(advice)), [entry["helps"] for entry in advice], advice)
+        for entry in advice:
+            _print_advice(entry)
 
 
-def _print_advice(
-    sentences: Sequence[tuple[str, str]], helps: Sequence[bool], advice: Sequence[dict[str, Any]]
-) -> None:
-    for (sentence, lines), is_help, entry in zip(sentences, helps, advice, strict=True):
-        OUT.print(f"{'[green]+[/]' if is_help else '[yellow]-[/]'} {plain(sentence)}", soft_wrap=True)
-        if lines:
-            OUT.print(f"    in {plain(entry['model'])}/config.pbtxt, instead of its present settings:", soft_wrap=True)
-            for line in lines.splitlines():
-                OUT.print(f"      {line}", soft_wrap=True, markup=False)
+def _print_advice(advice: dict[str, Any]) -> None:
+    sign = "[green]+[/]" if advice["helps"] else "[yellow]-[/]"
+    OUT.print(f"{sign} {plain(advice['what'])} {plain(advice['why'])}", soft_wrap=True)
+    if advice["lines"]:
+        OUT.print(f"    in {plain(advice['model'])}/config.pbtxt, instead of its present settings:", soft_wrap=True)
+    for line in advice["lines"].splitlines():
+        OUT.print(f"      {line}", soft_wrap=True, markup=False)
