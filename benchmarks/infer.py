@@ -27,9 +27,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in the server
 
 import numpy as np
 import typer
+from perf_analyzer import PerfAnalyzer
 
 from shoal import Client, compose, serve
-from shoal.bench.perf_analyzer import PerfAnalyzer
 from shoal.bulk.endpoint import served
 from shoal.bulk.infer import infer_to_file, make_feed, make_format
 from shoal.machine import describe_machine, library_versions

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from arrivals import open_loop
 from flops import matrix_rates
 from systems import Bare, Spent, Walk
 
-from shoal.bench.load import Load, closed_loop, open_loop
+from shoal.bench.load import Load, closed_loop
 
 LOAD = 0.7  # of what a system answered with all callers
 MOST_CALLERS = 64  # of the open loop

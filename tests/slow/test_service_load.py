@@ -5,16 +5,15 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import shoal
-from shoal.bench.load import open_loop
 from shoal.errors import InputError, ServerError
 from shoal.processes import find_process
 from tests.conftest import Scale
@@ -31,6 +30,20 @@ def serve(home: Path, *arguments: object) -> Service:
     return Service(home / "repository", home / "log", *arguments)
 
 
+def arrive(ask: Callable[[int], object], *, rate: float, seconds: float, most_callers: int) -> None:
+    """Call ``ask`` at random times, ``rate`` per second, whether or not the calls before have returned."""
+    gaps = np.random.default_rng(0).exponential(1 / rate, int(rate * seconds))
+    begin, running = time.monotonic(), deque[Future[object]]()
+    with ThreadPoolExecutor(most_callers) as callers:
+        for number, arrival in enumerate(np.cumsum(gaps)):
+            time.sleep(max(begin + arrival - time.monotonic(), 0))
+            running.append(callers.submit(ask, number))
+            while running and running[0].done():
+                running.popleft().result()
+    for future in running:
+        future.result()
+
+
 def test_overload(home: Path, scale: Scale, record: Callable[..., None]) -> None:
     """At ten times what the model can do: answers and "too many requests"; who is let in does not wait long."""
     with serve(home, "--max-wait", 0.2) as service:
@@ -44,7 +57,7 @@ def test_overload(home: Path, scale: Scale, record: Callable[..., None]) -> None
         refused, seconds, lock, others = Counter[bool](), list[float](), threading.Lock(), Counter[str]()
         with shoal.Client(service.grpc, retries=0, timeout=60) as client:
 
-            def ask(_: int) -> int:
+            def ask(_: int) -> None:
                 start = time.monotonic()
                 try:
                     client.infer("other", X=[[1.0]])
@@ -56,9 +69,8 @@ def test_overload(home: Path, scale: Scale, record: Callable[..., None]) -> None
                 else:
                     with lock:
                         seconds.append(time.monotonic() - start)
-                return 1
 
-            open_loop(ask, rate=10 * rate, seconds=scale(8, full=600), seed=0, most_callers=200)
+            arrive(ask, rate=10 * rate, seconds=scale(8, full=600), most_callers=200)
         slow = statistics.quantiles(seconds, n=100)[98]
         growth = memory_mib(service) - before
         record(
@@ -98,12 +110,11 @@ def test_soak(home: Path, scale: Scale, record: Callable[..., None]) -> None:
 
         with shoal.Client(service.grpc, retries=0, timeout=60) as client, ThreadPoolExecutor(1) as pool:
 
-            def ask(index: int) -> int:
+            def ask(index: int) -> None:
                 assert client.infer("chain", X=[[float(index)]])["Z"][0, 0] == 4 * np.float32(index)
-                return 1
 
             looking = pool.submit(look)
-            open_loop(ask, rate=rate, seconds=seconds, seed=0, most_callers=64)
+            arrive(ask, rate=rate, seconds=seconds, most_callers=64)
             has_ended.set()
             looking.result()
         late = [sample for sample in samples if sample[0] > seconds / 6]

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from shoal.bench.advice.config_patch import put
 from shoal.bench.advice.evidence import Advice, Evidence
 from shoal.bench.advice.rules import advise
 from shoal.bench.figures import Cell, Figures
@@ -69,6 +68,20 @@ def write_repository(folder: Path, *, seconds: str, more: str = "") -> Path:
     (folder / "both" / "config.pbtxt").write_text(ENSEMBLE, encoding="utf-8")
     (folder / "rows.csv").write_text("X\n" + "\n".join(map(str, range(8))) + "\n", encoding="utf-8")
     return folder
+
+
+def put(text: str, lines: str) -> str:
+    """Replace the fields of the configuration ``text`` that ``lines`` set, as a user would."""
+    from google.protobuf import text_format
+    from tritonclient.grpc import model_config_pb2
+
+    config, proposed = model_config_pb2.ModelConfig(), model_config_pb2.ModelConfig()
+    text_format.Parse(text, config)
+    text_format.Parse(lines, proposed)
+    for field, _ in proposed.ListFields():
+        config.ClearField(field.name)
+    config.MergeFrom(proposed)
+    return str(text_format.MessageToString(config, as_utf8=True))
 
 
 # --- followed ----------------------------------------------------------------------------------------------------

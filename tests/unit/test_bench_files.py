@@ -1,4 +1,4 @@
-"""What a benchmark leaves behind, and what it bears: folders, a second run, a failing perf_analyzer, foreign models."""
+"""What a benchmark leaves behind: folders, a second run, foreign models."""
 
 from __future__ import annotations
 
@@ -14,39 +14,19 @@ from shoal.bench.figures import Cell, Measured
 from shoal.bench.measure import Settings
 from shoal.bench.record import make_case
 from shoal.bench.run import Wanted, bench, write
-from shoal.bench.tables import remarks
 from shoal.bench.target import find_targets
 from shoal.errors import ArtifactError, SetupError
 from shoal.repository.loading import component_class
 from tests.unit.test_bench_advice import LOAD, write_repository
 
-ANALYZER = """#!/bin/sh
-if [ "$1" = --version ]; then echo "Perf Analyzer Version 2.51.0"; exit; fi
-echo "error: no luck" >&2
-exit 1
-"""
-
 
 @pytest.fixture(scope="module")
 def record(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Of a real server, beside a perf_analyzer that always fails."""
+    """Of a real server."""
     folder = tmp_path_factory.mktemp("bench")
     repository = write_repository(folder / "repository", seconds="0")
-    analyzer = folder / "perf_analyzer"
-    analyzer.write_text(ANALYZER, encoding="utf-8")
-    analyzer.chmod(0o755)
-    settings = Settings(seconds=0.2, warm_seconds=0.1, repeats=2)
-    wanted = Wanted(settings, batches=(1,), callers=(2,), perf_analyzer=analyzer)
+    wanted = Wanted(Settings(seconds=0.2, warm_seconds=0.1, repeats=2), batches=(1,), callers=(2,))
     return bench([repository], wanted, rows=repository / "rows.csv")
-
-
-def test_what_perf_analyzer_fails_with_is_left_out(record: dict[str, Any]) -> None:
-    assert record["perf_analyzer"]["loads"] == []
-    sentence = (
-        "perf_analyzer: repository with 1 row, 2 callers is left out: perf_analyzer gave no figure: error: no luck."
-    )
-    assert sentence in remarks(record)
-    assert len(record["loads"]) == 2
 
 
 def test_a_second_run_of_a_day_leaves_the_first_alone(record: dict[str, Any], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Closed and open load on something that only sleeps: a sleep does not depend on the processor."""
+"""Closed load on something that only sleeps: a sleep does not depend on the processor."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from shoal.bench.load import Load, closed_loop, open_loop
-from shoal.errors import InputError
+from shoal.bench.load import Load, closed_loop
 
 
 def sleep(_: int) -> int:
@@ -121,23 +120,6 @@ def test_who_watches_is_told_when_counting_begins_and_ends() -> None:
     assert after - before == pytest.approx(len(load.latencies), abs=4)
 
 
-def test_arrivals_wait_for_nobody() -> None:
-    """One caller, and twice the work that it can do: who arrives late waits long, and the waiting counts."""
-    load = open_loop(sleep, rate=100, seconds=0.5, seed=1, most_callers=1)
-    assert load.percentile(90) > 5 * 0.02
-    assert load.rows_per_second <= 3 / 0.02
-    again = open_loop(lambda _: 1, rate=100, seconds=0.5, seed=1, most_callers=4)
-    assert len(again.latencies) == len(load.latencies)  # the same arrivals
-    assert again.percentile(50) < load.percentile(50)
-    assert (
-        len(open_loop(lambda _: 1, rate=100, seconds=0.5, seed=None, most_callers=4).latencies) == 50
-    )  # evenly spaced
-
-
-def test_a_load_shorter_than_one_gap_has_one_request() -> None:
-    assert len(open_loop(lambda _: 1, rate=1, seconds=0.1, seed=None, most_callers=1).latencies) == 1
-
-
 def test_an_error_ends_the_load() -> None:
     def send(number: int) -> int:
         if number == 5:
@@ -147,16 +129,7 @@ def test_an_error_ends_the_load() -> None:
     begin = time.monotonic()
     with pytest.raises(ValueError, match="the sixth"):
         closed_loop(send, callers=2, seconds=60)
-    with pytest.raises(ValueError, match="the sixth"):
-        open_loop(send, rate=100, seconds=60, seed=0, most_callers=2)
     assert time.monotonic() - begin < 30
-
-
-def test_a_load_of_nothing_is_refused() -> None:
-    with pytest.raises(InputError, match="The callers of a load cannot be 0"):
-        closed_loop(sleep, callers=0, seconds=1)
-    with pytest.raises(InputError, match="The rate of a load cannot be 0"):
-        open_loop(sleep, rate=0, seconds=1, seed=0, most_callers=1)
 
 
 def test_percentiles_are_in_seconds() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from shoal.component.tensors import Device
+from shoal.errors import InputError, SetupError
 from shoal.readability.corpus import Corpus
 from shoal.readability.features import Features
 from shoal.readability.forest import fit_bundle
@@ -100,3 +102,44 @@ def test_summary_of_a_record(load: Any) -> None:
     assert "| 16 callers of single texts: shoal, served | 8 | 101 | 202 | 2 | 480 |" in lines
     assert "| batch, rows_per_s: shoal, served / recipe | 1.6 | 0.6 | 1.8 | more |" in lines
     assert "| encoder / best matrix rate | 0.75 |" in lines
+
+
+def test_output_of_perf_analyzer(load: Any, tmp_path: Path) -> None:
+    analyzer = load("perf_analyzer")
+    printed = """
+    Throughput: 194.6 infer/sec
+    p50 latency: 4030 usec
+    p90 latency: 5560 usec
+    p99 latency: 18500 usec
+Inferences/Second vs. Client Average Batch Latency
+Concurrency: 1, throughput: 193.4 infer/sec, latency 5120 usec
+"""
+    assert analyzer.read_output(printed) == (193.4, 4.03, 18.5)
+    with pytest.raises(SetupError, match=r"perf_analyzer gave no figure: error: failed to .*model\."):
+        analyzer.read_output("", "\nerror: failed to find the model\n")
+    with pytest.raises(InputError, match=r"There is no .*nowhere"):
+        analyzer.PerfAnalyzer(tmp_path / "nowhere")
+    (tmp_path / "text").write_text("no program", encoding="utf-8")
+    with pytest.raises(SetupError, match="does not start: Permission denied"):
+        analyzer.PerfAnalyzer(tmp_path / "text")
+
+
+def test_random_arrivals(load: Any) -> None:
+    """One caller, and twice the work that it can do: a late arrival waits long, and the wait counts."""
+    open_loop = load("arrivals").open_loop
+
+    def sleep(number: int) -> int:
+        if number == 100:
+            raise ValueError("the last")
+        time.sleep(0.02)
+        return 3
+
+    crowded = open_loop(sleep, rate=100, seconds=0.5, seed=1, most_callers=1)
+    assert crowded.percentile(90) > 5 * 0.02
+    assert crowded.rows_per_second <= 3 / 0.02
+    again = open_loop(lambda _: 1, rate=100, seconds=0.5, seed=1, most_callers=4)
+    assert len(again.latencies) == len(crowded.latencies)  # the same arrivals
+    assert again.percentile(50) < crowded.percentile(50)
+    assert len(open_loop(lambda _: 1, rate=1, seconds=0.001, seed=1, most_callers=1).latencies) == 1
+    with pytest.raises(ValueError, match="the last"):
+        open_loop(sleep, rate=1000, seconds=60, seed=0, most_callers=8)

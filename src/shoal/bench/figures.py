@@ -105,17 +105,3 @@ def rounded(value: Any) -> Any:
     if isinstance(value, float):
         return round(value, 3) if abs(value) >= 1 else float(f"{value:.4g}")
     return value
-
-
-def choose_cells(
-    limit: int, batches: Sequence[int], callers: Sequence[int] = (), *, many: int = 16, few: int = 2
-) -> list[Cell]:
-    """Choose the loads to measure; the first is one caller at batch 1, the latency.
-
-    Without ``callers``, ``many`` at batch 1 and ``few`` at larger batches; batches above ``limit`` are left out.
-    """
-    cells = [Cell(1, 1)]
-    for batch in sorted(set(batches)):
-        if batch <= max(1, limit):
-            cells += [Cell(batch, number) for number in callers or ([1, many] if batch == 1 else [few])]
-    return list(dict.fromkeys(cells))

@@ -12,7 +12,7 @@ import numpy as np
 
 from shoal.bulk.scoring import Feed
 from shoal.client.arrays import to_arrays
-from shoal.component.spec import STRING, ModelSpec, TensorSpec
+from shoal.component.spec import STRING, ModelSpec
 from shoal.component.tensors import Array
 from shoal.errors import ArtifactError, InputError
 from shoal.tables import open_table, shorten_all
@@ -45,15 +45,6 @@ class Inputs:
         """Return ``number`` rows from ``start``, cyclically; for a model without batching, the tensors of one row."""
         rows = (start + np.arange(number)) % self.num_rows
         return {name: array[rows] if self.is_batched else array[rows[0]] for name, array in self.arrays.items()}
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return each row as flat lists of JSON values, by input."""
-        flat = {name: array.reshape(self.num_rows, -1).tolist() for name, array in self.arrays.items()}
-        return [{name: list(map(_plain, values[row])) for name, values in flat.items()} for row in range(self.num_rows)]
-
-
-def _plain(value: Any) -> Any:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
 def read_inputs(spec: ModelSpec, rows: Path | Texts, text_column: str = "text") -> Inputs:
@@ -103,7 +94,12 @@ def _find_columns(spec: ModelSpec, known: tuple[str, ...], text_column: str, nam
         if tensor.name in columns or tensor.is_optional:
             continue
         if tensor.dtype != STRING or text_column not in known or text_column in columns.values():
-            raise _no_column(tensor, known, name)
+            raise ArtifactError(
+                f"{name} has no column {tensor.name!r}; it has {shorten_all(known)}.",
+                "Name the column of the texts: --text-column NAME"
+                if tensor.dtype == STRING
+                else "Name a column like the input.",
+            )
         columns[tensor.name] = text_column
     if not columns:
         raise InputError(
@@ -111,14 +107,6 @@ def _find_columns(spec: ModelSpec, known: tuple[str, ...], text_column: str, nam
             "All are optional, but one is needed: name a column like it.",
         )
     return columns
-
-
-def _no_column(tensor: TensorSpec, known: tuple[str, ...], name: str) -> ArtifactError:
-    is_text = tensor.dtype == STRING
-    return ArtifactError(
-        f"{name} has no column {tensor.name!r}; it has {shorten_all(known)}.",
-        "Name the column of the texts: --text-column NAME" if is_text else "Name a column like the input.",
-    )
 
 
 def _make(spec: ModelSpec, source: str, values: Mapping[str, Any]) -> Inputs:

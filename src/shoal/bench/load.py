@@ -1,4 +1,4 @@
-"""Load generators: a closed loop (callers wait for their answers) and an open loop (scheduled arrivals)."""
+"""Load generator: a closed loop, in which each caller waits for its answer before it sends the next request."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-
-from shoal.errors import InputError
 
 Send = Callable[[int], int]  # performs the i-th request; returns its number of rows
 
@@ -114,10 +112,8 @@ def closed_loop(
     ends; callers continue meanwhile, and afterwards until the requests in flight are answered.
 
     Raises:
-        InputError: there is no caller or no time.
         Exception: whatever ``send`` raises ends the load.
     """
-    _check(callers=callers, seconds=seconds)
     numbers, stop = itertools.count(), threading.Event()
     window = _Window(callers, seconds, warm_seconds)
 
@@ -128,86 +124,22 @@ def closed_loop(
                 rows = send(next(numbers))
                 if window.answer(caller, start, rows):
                     stop.set()
-        finally:  # after an error, watch() must not block on these
+        finally:  # after an error, the other callers must stop, and this thread must not wait for the window
+            stop.set()
             window.opened.set()
             window.closed.set()
 
-    def watch() -> None:
-        window.opened.wait()
-        if window.is_open:
-            on_open()
-        window.closed.wait()
-        if window.is_closed:
-            on_close()
-
-    _run(call, callers, stop, watch)
-    return window.load()
-
-
-def open_loop(send: Send, *, rate: float, seconds: float, seed: int | None, most_callers: int) -> Load:
-    """Send requests at random times, ``rate`` per second (a Poisson process), whether or not the last is answered.
-
-    Without a ``seed`` they arrive evenly spaced, as perf_analyzer's do by default. Latency is measured from the
-    scheduled arrival, so it includes the wait for one of the ``most_callers`` callers. The same ``seed`` gives the same
-    arrivals. All that arrive within ``seconds`` count.
-
-    Raises:
-        InputError: there is no caller, no time, or no rate.
-        Exception: whatever ``send`` raises ends the load.
-    """
-    _check(most_callers=most_callers, seconds=seconds, rate=rate)
-    arrivals = _arrivals(rate, seconds, seed)
-    numbers, stop = itertools.count(), threading.Event()
-    begin = time.perf_counter()
-
-    requests: list[_Request] = []
-
-    def call(_: int) -> None:
-        while not stop.is_set() and (number := next(numbers)) < len(arrivals):
-            arrival = begin + arrivals[number]
-            time.sleep(max(arrival - time.perf_counter(), 0))
-            rows = send(number)
-            requests.append(_Request(arrival, time.perf_counter(), rows))
-
-    _run(call, most_callers, stop)
-    spent = max(seconds, *(r.end - begin for r in requests))  # under overload the last answers come late
-    return Load(sum(r.rows for r in requests) / spent, np.array([r.end - r.start for r in requests]))
-
-
-def _arrivals(rate: float, seconds: float, seed: int | None) -> list[float]:
-    """Draw arrival times in seconds from the beginning; at least one."""
-    if seed is None:
-        return [number / rate for number in range(max(1, int(rate * seconds)))]
-    draw = np.random.default_rng(seed)
-    gaps = draw.exponential(1 / rate, int(rate * seconds + 10 * (rate * seconds) ** 0.5) + 10)
-    times = np.cumsum(gaps)
-    return [float(t) for t in times[times < seconds]] or [0.0]
-
-
-def _run(
-    call: Callable[[int], None], callers: int, stop: threading.Event, meanwhile: Callable[[], None] = lambda: None
-) -> None:
-    """Run callers, numbered from 0, until all are done; the first error stops the others."""
     with ThreadPoolExecutor(callers, thread_name_prefix="shoal-load") as pool:
-
-        def guarded(caller: int) -> None:
-            try:
-                call(caller)
-            except BaseException:
-                stop.set()
-                raise
-
         try:
-            done = [pool.submit(guarded, caller) for caller in range(callers)]
-            meanwhile()
+            done = [pool.submit(call, caller) for caller in range(callers)]
+            window.opened.wait()
+            if window.is_open:
+                on_open()
+            window.closed.wait()
+            if window.is_closed:
+                on_close()
             for future in done:
                 future.result()
-        except BaseException:  # KeyboardInterrupt too
+        finally:  # after KeyboardInterrupt too
             stop.set()
-            raise
-
-
-def _check(**given: float) -> None:
-    for name, value in given.items():
-        if not value > 0:
-            raise InputError(f"The {name.replace('_', ' ')} of a load cannot be {value:g}.", "Give more than 0.")
+    return window.load()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from shoal.bench.tables import Record, Sheet, advice_lines, make_sheets, remarks
+from shoal.bench.tables import Record, Sheet, make_sheets, remarks
 
 
 def write_page(record: Record, pictures: Sequence[Path] = ()) -> str:
@@ -15,7 +16,7 @@ def write_page(record: Record, pictures: Sequence[Path] = ()) -> str:
     parts += map(_table, make_sheets(record))
     parts += [f"![{path.stem}]({path.name})" for path in pictures]
     for label, advice in record["advice"].items():
-        listed = "\n".join(_item(sentence, lines) for sentence, lines in advice_lines(advice))
+        listed = "\n".join(map(_item, advice))
         parts.append(f"## What would help {label}, and what would not\n\n{listed}")
     return "\n\n".join(parts) + "\n"
 
@@ -41,6 +42,6 @@ def _table(sheet: Sheet) -> str:
     return f"## {sheet.title}\n\n" + "\n".join(lines)
 
 
-def _item(sentence: str, lines: str) -> str:
-    indented = "".join(f"\n      {line}" for line in lines.splitlines())
-    return f"- {sentence}" + (f"\n{indented}\n" if lines else "")
+def _item(advice: Mapping[str, Any]) -> str:
+    indented = "".join(f"\n      {line}" for line in advice["lines"].splitlines())
+    return f"- {advice['what']} {advice['why']}" + (f"{indented}\n" if indented else "")

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from shoal.bench.figures import Cell, Figures, Measured, rounded
+from shoal.bench.figures import Cell, Figures, Measured
 from shoal.bench.inputs import Inputs
-from shoal.bench.load import Load, closed_loop, open_loop
-from shoal.bench.steps import Counters, difference, read_counters, summarise_step
+from shoal.bench.load import Load, closed_loop
+from shoal.bench.steps import Counters, read_counters, summarise_step
 from shoal.bench.target import Sender, Target
 from shoal.bench.usage import Usage, read_usage
 from shoal.errors import ServerError
@@ -21,23 +20,17 @@ from shoal.machine import usable_cores
 from shoal.progress import OnProgress
 from shoal.server.launch import KEEP_LOG, Server, serve
 
-MOST_CALLERS = 64  # of an open loop: if it needs more, the server is overloaded
-
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a measurement: ``seconds`` per load, after ``warm_seconds``.
-
-    ``seed`` is for random arrivals; repeats use the numbers after it. None means evenly spaced arrivals.
-    """
+    """Settings of a measurement: ``seconds`` per load, after ``warm_seconds``."""
 
     protocol: str = "grpc"
     seconds: float = 4.0
     warm_seconds: float = 1.0
     repeats: int = 3
-    seed: int | None = 0
 
 
 @dataclass(frozen=True)
@@ -79,25 +72,13 @@ class Running:
         )  # fmt: skip
         return self._summarise(load, *readings)
 
-    def arrive(self, rate: float, repeat: int) -> Figures:
-        """Measure an open loop of single-row requests, ``rate`` per second; random arrivals differ by ``repeat``."""
-        settings = self._settings
-        self.sender.connect(MOST_CALLERS)
-        before = self._read()
-        load = open_loop(
-            lambda number: self.sender.send(number, 1),
-            rate=rate, seconds=settings.seconds + settings.warm_seconds,
-            seed=None if settings.seed is None else settings.seed + repeat, most_callers=MOST_CALLERS,
-        )  # fmt: skip
-        return self._summarise(load, before, self._read())
-
     def _read(self) -> _Reading:
         local_ms = self.sender.take_local_ms()
         return _Reading(read_counters(self.server), read_usage(self._process), time.perf_counter(), local_ms)
 
     def _summarise(self, load: Load, before: _Reading, after: _Reading) -> Figures:
         seconds, used = after.at - before.at, after.usage - before.usage
-        spent = difference(after.counters, before.counters)
+        spent = {name: now - before.counters.get(name, Counters()) for name, now in after.counters.items()}
         if any(counter.failed for counter in spent.values()):
             names = ", ".join(name for name, counter in spent.items() if counter.failed)
             raise ServerError(
@@ -127,93 +108,36 @@ class Running:
         )
 
 
-@contextmanager
-def start(
-    targets: Sequence[Target], inputs: Inputs, settings: Settings, on_progress: OnProgress
-) -> Iterator[list[Running]]:
-    """Start each target on its own server; all but the one being measured are idle."""
+def measure(
+    targets: Sequence[Target], cells: Sequence[Cell], inputs: Inputs, settings: Settings, on_progress: OnProgress
+) -> list[Measured]:
+    """Measure every load on every target, each on its own server, of which all but one are idle at any time.
+
+    Repeats are interleaved: every load once on every target, then all of them again. A machine that gets slower, or a
+    temporary neighbour, thus affects all targets alike. The first target rotates.
+    """
     with ExitStack() as held:
         running = []
         for number, target in enumerate(targets):
             on_progress("starting servers", number, len(targets))
             running.append(Running(target, inputs, settings, held))
         on_progress("starting servers", len(targets), len(targets))
-        yield running
-
-
-def measure(
-    running: Sequence[Running],
-    cells: Sequence[Cell],
-    repeats: int,
-    on_progress: OnProgress,
-    check: Callable[[Running, Cell, Figures], None] | None = None,
-) -> list[Measured]:
-    """Measure every load on every target, ``repeats`` times, interleaved: all of them once, then all of them again.
-
-    A machine that gets slower, or a temporary neighbour, thus affects all targets alike. The first target rotates.
-    ``check`` is called with each result as it is measured.
-    """
-    batches = sorted({cell.batch for cell in cells})
-    for number, batch in enumerate(batches):
-        on_progress("warming up", number, len(batches))
-        for one in running:
-            one.warm(batch)
-    on_progress("warming up", len(batches), len(batches))
-    found: dict[tuple[str, Cell], list[Figures]] = defaultdict(list)
-    total = repeats * len(cells) * len(running)
-    rounds = ((cell, one) for turn in range(repeats) for cell in cells for one in _rotated(running, turn))
-    for number, (cell, one) in enumerate(rounds):
-        on_progress("measuring", number, total)
-        figures = one.load(cell)
-        found[one.target.label, cell].append(figures)
-        if check:
-            check(one, cell, figures)
-    on_progress("measuring", total, total)
-    return [
-        Measured(label, cell, tuple(repeats)) for (label, cell), repeats in sorted(found.items(), key=_order(running))
-    ]
+        batches = sorted({cell.batch for cell in cells})
+        for number, batch in enumerate(batches):
+            on_progress("warming up", number, len(batches))
+            for one in running:
+                one.warm(batch)
+        on_progress("warming up", len(batches), len(batches))
+        found: dict[tuple[str, Cell], list[Figures]] = {(t.label, cell): [] for t in targets for cell in cells}
+        total = settings.repeats * len(cells) * len(running)
+        rounds = ((cell, one) for turn in range(settings.repeats) for cell in cells for one in _rotated(running, turn))
+        for number, (cell, one) in enumerate(rounds):
+            on_progress("measuring", number, total)
+            found[one.target.label, cell].append(one.load(cell))
+        on_progress("measuring", total, total)
+    return [Measured(label, cell, tuple(figures)) for (label, cell), figures in found.items()]
 
 
 def _rotated(items: Sequence[T], turn: int) -> list[T]:
     begin = turn % len(items)
     return [*items[begin:], *items[:begin]]
-
-
-def _order(running: Sequence[Running]) -> Callable[[Any], tuple[int, Cell]]:
-    labels = [one.target.label for one in running]
-    return lambda entry: (labels.index(entry[0][0]), entry[0][1])
-
-
-def measure_arrivals(
-    running: Sequence[Running], measured: Sequence[Measured], share: float, repeats: int, on_progress: OnProgress
-) -> list[dict[str, Any]]:
-    """Measure an open loop at ``share`` of each target's best single-row rate: percentiles, and p99 over p50."""
-    rates = {one.target.label: share * _best_single(measured, one.target.label) for one in running}
-    found: dict[str, list[Figures]] = defaultdict(list)
-    total = repeats * len(running)
-    for number in range(total):
-        on_progress("random arrivals", number, total)
-        one = running[number % len(running)]
-        found[one.target.label].append(one.arrive(rates[one.target.label], number // len(running)))
-    on_progress("random arrivals", total, total)
-    return [
-        _arrivals(Measured(label, Cell(1, 0), tuple(figures)), share, rates[label]) for label, figures in found.items()
-    ]
-
-
-def _best_single(measured: Sequence[Measured], label: str) -> float:
-    """Return the best rate at batch 1, in rows per second."""
-    return max(entry.median.rows_per_s for entry in measured if entry.label == label and entry.cell.batch == 1)
-
-
-def _arrivals(measured: Measured, share: float, rate: float) -> dict[str, Any]:
-    figures = measured.as_dict()
-    middle = measured.median
-    ratio = middle.p99_ms / middle.p50_ms
-    return {
-        "repository": measured.label,
-        "share": share,
-        **rounded({"rate": rate, "p50_ms": middle.p50_ms, "p99_ms": middle.p99_ms, "p99_over_p50": ratio}),
-        "min_max": figures["min_max"],
-        "repeats": figures["repeats"],
-    }

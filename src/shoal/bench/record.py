@@ -27,10 +27,6 @@ def make_record(
     inputs: Inputs,
     settings: Settings,
     measured: Sequence[Measured],
-    *,
-    tokens: Mapping[str, Any],
-    arrivals: Sequence[Mapping[str, Any]] = (),
-    analyzed: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Build the record: figures, machine, versions, settings and advice, as JSON values."""
     machine = describe_machine()
@@ -43,16 +39,12 @@ def make_record(
             "source": inputs.source,
             "num_rows": inputs.num_rows,
             "mean_bytes_a_row": rounded(inputs.text_bytes),
-            "tokens_a_row": tokens["per_row"],
-            "no_tokens_because": tokens["reason"],
         },
         "repositories": [{**t.describe(), "launch_flags": launch_flags(t.repository)} for t in targets],
         "loads": [entry.as_dict() for entry in measured],
-        "arrivals": list(arrivals),
-        "perf_analyzer": analyzed,
         "comparison": compare(measured),
         "notes": list(_notes(measured)),
-        "advice": {t.label: [a.as_dict() for a in advise(make_case(t, measured, machine))] for t in targets},
+        "advice": {t.label: [asdict(a) for a in advise(make_case(t, measured, machine))] for t in targets},
     }
 
 

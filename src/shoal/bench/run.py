@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from statistics import median
 from tempfile import NamedTemporaryFile
 from typing import Any
 
-from shoal.bench.figures import Cell, Figures, choose_cells, rounded
-from shoal.bench.inputs import Inputs, Texts, read_inputs
+from shoal.bench.figures import Cell
+from shoal.bench.inputs import Texts, read_inputs
 from shoal.bench.markdown import write_page
-from shoal.bench.measure import Running, Settings, measure, measure_arrivals, start
-from shoal.bench.perf_analyzer import Analyzed, PerfAnalyzer
+from shoal.bench.measure import Settings, measure
 from shoal.bench.record import make_record
 from shoal.bench.target import Target, find_targets
-from shoal.bench.tokens import try_to_count
 from shoal.errors import InputError, SetupError
 from shoal.progress import OnProgress
 
-MANY = Cell(1, 16)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
@@ -31,16 +26,13 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 class Wanted:
     """Loads to measure; without ``batches``, those of ``usual`` that the pipeline takes.
 
-    Without ``callers``, their number depends on the batch size. ``share`` of the best single-row rate is also measured
-    as an open loop, unless it is None.
+    Without ``callers``, their number depends on the batch size.
     """
 
     settings: Settings = field(default_factory=Settings)
     batches: tuple[int, ...] = ()
     usual: tuple[int, ...] = BATCHES
     callers: tuple[int, ...] = ()
-    share: float | None = None
-    perf_analyzer: Path | None = None
 
 
 def bench(
@@ -60,88 +52,34 @@ def bench(
         InputError: repositories do not belong together, or a size or the rows cannot be used.
         ArtifactError: a repository or the file of rows is missing or damaged.
         ServerError: a server does not start, or fails under load.
-        SetupError: the embedded server or perf_analyzer cannot run here.
+        SetupError: the embedded server cannot run here.
     """
     targets = find_targets(places, model)
     cells = find_cells(targets, wanted)
     inputs = read_inputs(targets[0].graph.config.spec, rows, text_column)
-    analyzer = _Analyzer(PerfAnalyzer(wanted.perf_analyzer), inputs, wanted.settings) if wanted.perf_analyzer else None
-    tokens = try_to_count(_on_host(targets).graph, inputs)
-    with start(targets, inputs, wanted.settings, on_progress) as running:
-        measured = measure(running, cells, wanted.settings.repeats, on_progress, analyzer.check if analyzer else None)
-        arrivals = []
-        if wanted.share is not None:
-            arrivals = measure_arrivals(running, measured, wanted.share, wanted.settings.repeats, on_progress)
-    return make_record(
-        targets, inputs, wanted.settings, measured,
-        tokens=tokens, arrivals=arrivals, analyzed=analyzer.as_dict() if analyzer else None,
-    )  # fmt: skip
+    measured = measure(targets, cells, inputs, wanted.settings, on_progress)
+    return make_record(targets, inputs, wanted.settings, measured)
 
 
 def find_cells(targets: Sequence[Target], wanted: Wanted) -> list[Cell]:
-    """Choose the loads to measure, all within the limits of every target.
+    """Choose the loads to measure, all within the limits of every target; the first is one caller with one row.
 
     Raises:
         InputError: a batch size given exceeds the limit of a target.
     """
     smallest = min(targets, key=lambda target: target.graph.config.spec.max_batch_size)
     limit = max(1, smallest.graph.config.spec.max_batch_size)
-    beyond = [batch for batch in wanted.batches if not 1 <= batch <= limit]
+    beyond = [batch for batch in wanted.batches if batch > limit]
     if beyond:
         raise InputError(
             f"{smallest.name} in {smallest.repository} takes 1 to {limit} rows per request, not {beyond[0]}.",
             f"Give sizes it takes: --batches 1,{limit}" if limit > 1 else "Leave --batches out.",
         )
-    cells = choose_cells(limit, wanted.batches or wanted.usual, wanted.callers)
-    if wanted.share is not None and not any(cell.batch == 1 and cell.callers > 1 for cell in cells):
-        cells.insert(1, MANY)  # the open loop needs the best rate, which one caller alone does not reach
-    return cells
-
-
-def _on_host(targets: Sequence[Target]) -> Target:
-    """Return the target whose first steps most likely run in this process: one not placed on the GPU."""
-    return min(targets, key=lambda target: target.plan["placement"] == "gpu")
-
-
-class _Analyzer:
-    """Runs perf_analyzer right after each of our own measurements, and collects both."""
-
-    def __init__(self, program: PerfAnalyzer, inputs: Inputs, settings: Settings) -> None:
-        self._program, self._inputs, self._settings = program, inputs, settings
-        self._pairs: dict[tuple[str, Cell], list[tuple[Figures, Analyzed]]] = defaultdict(list)
-        self._failed: dict[tuple[str, Cell], str] = {}
-
-    def check(self, running: Running, cell: Cell, figures: Figures) -> None:
-        """Repeat a measurement with perf_analyzer; it cannot run the client's steps of ``hybrid``."""
-        place = running.target.label, cell
-        if running.target.is_hybrid or place in self._failed:
-            return
-        try:
-            found = self._program.load(
-                running.server, running.target.name, self._inputs.rows(), batch=cell.batch, callers=cell.callers,
-                seconds=self._settings.seconds, protocol=self._settings.protocol,
-            )  # fmt: skip
-        except SetupError as error:  # our own figures remain valid
-            self._failed[place] = str(error)
-            return
-        self._pairs[place].append((figures, found))
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the record as JSON: medians of both, their ratio, and the loads where perf_analyzer failed."""
-        loads = []
-        complete = {place: pairs for place, pairs in self._pairs.items() if place not in self._failed}
-        for (label, cell), pairs in complete.items():
-            figures = {
-                "rows_per_s": median(ours.rows_per_s for ours, _ in pairs),
-                "perf_analyzer_rows_per_s": median(theirs.rows_per_s for _, theirs in pairs),
-                "ratio": median(ours.rows_per_s / theirs.rows_per_s for ours, theirs in pairs),
-                "p50_ms": median(ours.p50_ms for ours, _ in pairs),
-                "perf_analyzer_p50_ms": median(theirs.p50_ms for _, theirs in pairs),
-                "repeats": [[ours.rows_per_s, theirs.rows_per_s] for ours, theirs in pairs],
-            }
-            loads.append({"repository": label, **cell._asdict(), **rounded(figures)})
-        failed = [f"{label} with {cell} is left out: {reason}" for (label, cell), reason in self._failed.items()]
-        return {"version": self._program.version, "loads": loads, "failed": failed}
+    cells = {Cell(1, 1)}
+    for batch in wanted.batches or wanted.usual:
+        if batch <= limit:
+            cells |= {Cell(batch, callers) for callers in wanted.callers or ((1, 16) if batch == 1 else (2,))}
+    return sorted(cells)
 
 
 def make_folder(folder: Path) -> None:

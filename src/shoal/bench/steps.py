@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -115,8 +114,3 @@ def summarise_step(spent: Counters, seconds: float, instances: int, cpu_seconds:
         busy=spent.busy_ns / 1e9 / (seconds * max(1, instances)),
         cpu_ms=None if cpu_seconds is None else 1000 * cpu_seconds / max(1, spent.rows),
     )
-
-
-def difference(after: Mapping[str, Counters], before: Mapping[str, Counters]) -> dict[str, Counters]:
-    """Subtract two readings of the counters, model by model."""
-    return {name: counters - before.get(name, Counters()) for name, counters in after.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,41 +22,18 @@ class Sheet:
 
 
 def make_sheets(record: Record) -> list[Sheet]:
-    """Make all tables: repositories, latency, throughput, random arrivals, steps, and the perf_analyzer comparison."""
-    sheets = [_repositories(record), _latency(record), _throughput(record)]
-    if record["arrivals"]:
-        sheets.append(_arrivals(record))
-    sheets += _steps(record)
-    if record["perf_analyzer"] and record["perf_analyzer"]["loads"]:
-        sheets.append(_perf_analyzer(record))
-    return sheets
+    """Make all tables: repositories, latency, throughput, and steps."""
+    return [_repositories(record), _latency(record), _throughput(record), *_steps(record)]
 
 
 def remarks(record: Record) -> list[str]:
     """Return the sentences beside the tables: the rows, the comparison, and warnings."""
-    hybrid = [entry["label"] for entry in record["repositories"] if entry["placement"] == "hybrid"]
-    left_out = [f"perf_analyzer cannot do the client's part of {name}." for name in hybrid if record["perf_analyzer"]]
-    failed = record["perf_analyzer"].get("failed", []) if record["perf_analyzer"] else []
-    return [
-        *_inputs(record),
-        *record["comparison"],
-        *record["notes"],
-        *left_out,
-        *(f"perf_analyzer: {f}" for f in failed),
-    ]
-
-
-def _inputs(record: Record) -> Iterator[str]:
     inputs = record["inputs"]
     sizes = ", ".join(f"{name} {size:.0f} bytes" for name, size in inputs["mean_bytes_a_row"].items())
-    yield f"{inputs['num_rows']:,} different rows of {inputs['source']}" + (
-        f"; mean of a row: {sizes}." if sizes else "."
+    rows = f"{inputs['num_rows']:,} different rows of {inputs['source']}" + (
+        f"; mean of a row: {sizes}" if sizes else ""
     )
-    tokens = ", ".join(f"{name} {number:.1f}" for name, number in inputs["tokens_a_row"].items())
-    if tokens:
-        yield f"Non-zero values per row (tokens, in a mask or in ids): {tokens}."
-    else:
-        yield f"Tokens per row are not known: {inputs['no_tokens_because']}."
+    return [f"{rows}.", *record["comparison"], *record["notes"]]
 
 
 def _repositories(record: Record) -> Sheet:
@@ -90,20 +67,6 @@ def _throughput(record: Record) -> Sheet:
     return Sheet(
         "Throughput by rows per request, with the CPU shares of server, client and others", columns, tuple(rows)
     )
-
-
-def _arrivals(record: Record) -> Sheet:
-    columns = ("", "of the best rate", "requests/s", "p50 ms", "p99 ms", "p99/p50")
-    rows = (
-        (
-            a["repository"],
-            _share(a["share"]),
-            _rate(a["rate"]),
-            *map(_ms, (a["p50_ms"], a["p99_ms"], a["p99_over_p50"])),
-        )
-        for a in record["arrivals"]
-    )
-    return Sheet("Single rows in an open loop", columns, tuple(rows))
 
 
 def shown_loads(record: Record, label: str) -> list[Mapping[str, Any]]:
@@ -142,19 +105,6 @@ def _step_row(name: str, step: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _perf_analyzer(record: Record) -> Sheet:
-    columns = ("", "rows", "callers", "rows/s", "perf_analyzer's", "ratio", "p50 ms", "perf_analyzer's")
-    rows = (
-        (
-            *(load["repository"], str(load["batch"]), str(load["callers"]), _rate(load["rows_per_s"])),
-            *(_rate(load["perf_analyzer_rows_per_s"]), f"{load['ratio']:.3f}"),
-            *(_ms(load["p50_ms"]), _ms(load["perf_analyzer_p50_ms"])),
-        )
-        for load in record["perf_analyzer"]["loads"]
-    )
-    return Sheet(f"Our client beside perf_analyzer {record['perf_analyzer']['version']}", columns, tuple(rows))
-
-
 def _ms(value: float) -> str:
     return f"{value:,.1f}" if value >= 10 else f"{value:.2f}"
 
@@ -165,9 +115,3 @@ def _rate(value: float) -> str:
 
 def _share(value: float) -> str:
     return f"{value:.0%}"
-
-
-def advice_lines(advice: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Yield each proposal as a sentence with its reason, and the config lines; unhelpful ones come last."""
-    for entry in advice:
-        yield f"{entry['what']} {entry['why']}", entry["lines"]

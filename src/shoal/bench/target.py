@@ -47,15 +47,10 @@ class Target:
         """Whether Python components run in the client."""
         return self.plan["placement"] == HYBRID
 
-    @property
-    def models(self) -> dict[str, ModelConfig]:
-        """All models of the repository, by name."""
-        configs = (read_config(path.parent) for path in sorted(self.repository.glob("*/config.pbtxt")))
-        return {config.name: config for config in configs}
-
     def steps(self) -> dict[str, ModelConfig]:
         """Return the non-ensemble models of this pipeline and its nested ensembles, in the order of the steps."""
-        return _leaves(self.graph.config, self.models)
+        configs = (read_config(path.parent) for path in self.repository.glob("*/config.pbtxt"))
+        return _leaves(self.graph.config, {config.name: config for config in configs})
 
     def describe(self) -> dict[str, Any]:
         """Return the JSON form for the record."""
@@ -227,9 +222,9 @@ class Sender:
         tensors = self._inputs.take(number * rows, rows)
         if self._pipeline is None:
             self._pool.infer(self._target.name, tensors)
-            return rows
-        with self._clock:
-            self._pipeline(**tensors)
+        else:
+            with self._clock:
+                self._pipeline(**tensors)
         return rows
 
     def take_local_ms(self) -> float | None:

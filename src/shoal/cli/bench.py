@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,15 +38,6 @@ def bench(
     seconds: Annotated[float | None, typer.Option(min=0.1, help="Of each load, after its warm-up; else 4.")] = None,
     repeats: Annotated[int | None, typer.Option(min=1, help="Times that every load is measured; else 3.")] = None,
     is_quick: Annotated[bool, typer.Option("--quick", help="Three sizes, 1 second each, twice: a first look.")] = False,
-    share: Annotated[
-        float | None,
-        typer.Option("--load", help="Also single rows that arrive at random, at this share of the best rate: 0.7."),
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the random arrivals.")] = 0,
-    even: Annotated[bool, typer.Option("--even", help="Arrivals evenly spaced, not at random.")] = False,
-    perf_analyzer: Annotated[
-        Path | None, typer.Option(help="NVIDIA's perf_analyzer: also measure with it, and compare.")
-    ] = None,
     is_report: Annotated[
         bool, typer.Option("--report", help="Name the bottleneck, what would help, and what would not.")
     ] = False,
@@ -58,8 +48,6 @@ def bench(
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # for components that run here, as in the server
     if protocol not in PROTOCOLS:
         raise InputError(f"Unknown --protocol {protocol!r}.", f"Known: {', '.join(PROTOCOLS)}.")
-    if share is not None and not 0 < share <= 1:
-        raise InputError(f"--load {share:g} is not a share of a rate.", "Give one between 0 and 1: --load 0.7")
     from shoal.bench.measure import Settings
     from shoal.bench.run import BATCHES, Wanted, make_folder, write
     from shoal.bench.run import bench as run_bench
@@ -69,12 +57,10 @@ def bench(
         make_folder(out)  # fail before measuring if it cannot be written
     times = (1.0, 0.3, 2) if is_quick else (4.0, 1.0, 3)
     wanted = Wanted(
-        Settings(protocol, seconds or times[0], times[1], repeats or times[2], None if even else seed),
+        Settings(protocol, seconds or times[0], times[1], repeats or times[2]),
         _parse_numbers(batches, "--batches", "1,8,64"),
         QUICK if is_quick else BATCHES,
         _parse_numbers(callers, "--callers", "1,16"),
-        share,
-        perf_analyzer,
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop the servers in order, as on Ctrl-C
     with show_progress() as show:
@@ -108,15 +94,14 @@ def _parse_numbers(text: str, option: str, example: str) -> tuple[int, ...]:
 
 
 def _print(record: dict[str, Any], *, is_report: bool) -> None:
-    from shoal.bench.tables import advice_lines, make_sheets, remarks
+    from shoal.bench.tables import make_sheets, remarks
 
     for sheet in make_sheets(record):
-        names = enumerate(sheet.columns)
         columns = [
             Column(
                 name, justify="left" if place < sheet.texts else "right", no_wrap=place < sheet.texts, overflow="fold"
             )
-            for place, name in names
+            for place, name in enumerate(sheet.columns)
         ]
         table = Table(*columns, title=sheet.title, title_justify="left", box=SIMPLE_HEAD, padding=0)
         for row in sheet.rows:
@@ -126,15 +111,14 @@ def _print(record: dict[str, Any], *, is_report: bool) -> None:
         OUT.print(sentence, soft_wrap=True, markup=False)
     for label, advice in record["advice"].items() if is_report else ():
         OUT.print(f"\n{label}", soft_wrap=True, markup=False)
-        _print_advice(list(advice_lines(advice)), [entry["helps"] for entry in advice], advice)
+        for entry in advice:
+            _print_advice(entry)
 
 
-def _print_advice(
-    sentences: Sequence[tuple[str, str]], helps: Sequence[bool], advice: Sequence[dict[str, Any]]
-) -> None:
-    for (sentence, lines), is_help, entry in zip(sentences, helps, advice, strict=True):
-        OUT.print(f"{'[green]+[/]' if is_help else '[yellow]-[/]'} {plain(sentence)}", soft_wrap=True)
-        if lines:
-            OUT.print(f"    in {plain(entry['model'])}/config.pbtxt, instead of its present settings:", soft_wrap=True)
-            for line in lines.splitlines():
-                OUT.print(f"      {line}", soft_wrap=True, markup=False)
+def _print_advice(advice: dict[str, Any]) -> None:
+    sign = "[green]+[/]" if advice["helps"] else "[yellow]-[/]"
+    OUT.print(f"{sign} {plain(advice['what'])} {plain(advice['why'])}", soft_wrap=True)
+    if advice["lines"]:
+        OUT.print(f"    in {plain(advice['model'])}/config.pbtxt, instead of its present settings:", soft_wrap=True)
+    for line in advice["lines"].splitlines():
+        OUT.print(f"      {line}", soft_wrap=True, markup=False)

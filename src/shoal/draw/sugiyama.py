@@ -8,7 +8,7 @@ barycentres; the positions from least squares with minimum distances.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import combinations, pairwise
 from math import floor, inf
 from typing import NamedTuple
 
@@ -41,7 +41,7 @@ def order(layers: Sequence[Sequence[int]], links: Sequence[Link]) -> list[list[i
     # before, then swap adjacent items while that helps. A sweep may make things worse, so the best order is kept.
     neighbours = Neighbours(sum(map(len, layers)), links)
     current = [list(layer) for layer in layers]
-    best, fewest = [list(layer) for layer in current], count_crossings(current, links)
+    best, fewest = [list(layer) for layer in current], _count_crossings(current, neighbours)
     for _ in range(_SWEEPS):
         for side, sequence in ((neighbours.above, current), (neighbours.below, current[::-1])):
             place = _places(current)
@@ -49,24 +49,15 @@ def order(layers: Sequence[Sequence[int]], links: Sequence[Link]) -> list[list[i
                 layer.sort(key=lambda item: _barycentre(side[item], place, place[item]))
                 place |= {item: index for index, item in enumerate(layer)}
             _swap(current, neighbours)
-            if (crossings := count_crossings(current, links)) < fewest:
+            if (crossings := _count_crossings(current, neighbours)) < fewest:
                 best, fewest = [list(layer) for layer in current], crossings
     return best
 
 
-def count_crossings(layers: Sequence[Sequence[int]], links: Sequence[Link]) -> int:
+def _count_crossings(layers: Sequence[Sequence[int]], neighbours: Neighbours) -> int:
     """Count the pairs of lines that cross."""
     place = _places(layers)
-    level = {item: number for number, layer in enumerate(layers) for item in layer}
-    between: dict[int, list[tuple[int, int]]] = {}
-    for upper, lower, _ in links:
-        between.setdefault(level[upper], []).append((place[upper], place[lower]))
-    return sum(
-        (a[0] - b[0]) * (a[1] - b[1]) < 0
-        for pieces in between.values()
-        for number, a in enumerate(pieces)
-        for b in pieces[:number]
-    )
+    return sum(_crossed(neighbours.below, *pair, place) for layer in layers for pair in combinations(layer, 2))
 
 
 def _places(layers: Sequence[Sequence[int]]) -> dict[int, int]:
@@ -85,7 +76,9 @@ def _swap(layers: list[list[int]], neighbours: Neighbours) -> None:
         for layer in layers:
             for left in range(len(layer) - 1):
                 first, second = layer[left : left + 2]
-                if _crossed(first, second, neighbours, place) > _crossed(second, first, neighbours, place):
+                sides = (neighbours.above, neighbours.below)
+                now = sum(_crossed(side, first, second, place) for side in sides)
+                if now > sum(_crossed(side, second, first, place) for side in sides):
                     layer[left : left + 2] = second, first
                     place[first], place[second] = place[second], place[first]
                     has_changed = True
@@ -93,14 +86,9 @@ def _swap(layers: list[list[int]], neighbours: Neighbours) -> None:
             return
 
 
-def _crossed(left: int, right: int, neighbours: Neighbours, place: dict[int, int]) -> int:
-    """Count the crossings between the lines of two items, if they were in this order."""
-    return sum(
-        place[a] > place[b]
-        for side in (neighbours.above, neighbours.below)
-        for a, _ in side[left]
-        for b, _ in side[right]
-    )
+def _crossed(side: Sequence[Sequence[tuple[int, float]]], left: int, right: int, place: dict[int, int]) -> int:
+    """Count the crossings on one side between the lines of two items, if they were in this order."""
+    return sum(place[a] > place[b] for a, _ in side[left] for b, _ in side[right])
 
 
 def spread(

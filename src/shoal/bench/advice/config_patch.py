@@ -1,15 +1,10 @@
-"""Proposed lines of a config.pbtxt, and their insertion."""
+"""Proposed lines of a config.pbtxt."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from shoal.repository.config import ModelConfig
-
-
-def allow_batching() -> str:
-    """Return the line that turns dynamic batching on."""
-    return "dynamic_batching { }"
 
 
 def add_instances(config: ModelConfig, more: int) -> tuple[str, str]:
@@ -34,20 +29,6 @@ def drop_delay(config: ModelConfig) -> str:
     message.dynamic_batching.ClearField("max_queue_delay_microseconds")
     message.dynamic_batching.SetInParent()
     return _text(message)
-
-
-def put(text: str, lines: str) -> str:
-    """Replace the fields of the configuration ``text`` that ``lines`` set; comments are lost."""
-    from google.protobuf import text_format
-    from tritonclient.grpc import model_config_pb2
-
-    config, proposed = model_config_pb2.ModelConfig(), model_config_pb2.ModelConfig()
-    text_format.Parse(text, config)
-    text_format.Parse(lines, proposed)
-    for field, _ in proposed.ListFields():
-        config.ClearField(field.name)
-    config.MergeFrom(proposed)
-    return str(text_format.MessageToString(config, as_utf8=True))
 
 
 def _only(config: ModelConfig, field: str) -> Any:

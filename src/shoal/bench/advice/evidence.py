@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from shoal.bench.figures import Cell, Figures
 from shoal.repository.config import ModelConfig
-
-IDLE = 0.5  # of the time: an instance that runs less is not a bottleneck
-ALONE = 1.2  # requests per execution: up to this, requests are run one by one
-LARGE_SHARE = 0.3  # of a request's time
 
 
 @dataclass(frozen=True)
@@ -27,10 +22,6 @@ class Advice:
     why: str
     lines: str = ""
     helps: bool = True
-
-    def as_dict(self) -> dict[str, Any]:
-        """For the record."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

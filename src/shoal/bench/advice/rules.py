@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Set
 
-from shoal.bench.advice.config_patch import add_instances, allow_batching
-from shoal.bench.advice.evidence import ALONE, IDLE, LARGE_SHARE, Advice, Evidence
-from shoal.bench.advice.latency import advise_alone
+from shoal.bench.advice.config_patch import add_instances, drop_delay
+from shoal.bench.advice.evidence import Advice, Evidence
 from shoal.bench.figures import Cell, Figures
 from shoal.bench.steps import StepFigures
 from shoal.machine import BF16_FLAGS
 from shoal.repository.config import ModelConfig
 
+IDLE = 0.5  # of the time: an instance that runs less is not a bottleneck
 BUSY = 0.85  # of the time: an instance that runs this much is a bottleneck
 SATURATED = 0.9  # of all cores' time
 GAIN = 1.2  # smallest ratio of rates that is worth a change
 FULL = 0.95  # of the best rate: rates above it count as equal
+ALONE = 1.2  # requests per execution: up to this, requests are run one by one
+LARGE_SHARE = 0.3  # of a request's time
 COMPUTING = 0.2  # share of a run on a core: a step below it waits for something other than the CPU
 
 
@@ -32,7 +34,7 @@ def advise(evidence: Evidence) -> list[Advice]:
         found += _processor(evidence, cell, figures)
     found += _idle(evidence, {a.model for a in found if a.helps and a.kind in ("batching", "instances")})
     found += _request_size(evidence)
-    found += advise_alone(evidence)
+    found += _alone(evidence)
     chosen: dict[tuple[str, str], Advice] = {}
     for advice in sorted(found, key=lambda advice: not advice.helps):  # helpful under one load is enough
         chosen.setdefault((advice.kind, advice.model), advice)
@@ -81,7 +83,7 @@ def _waiting(evidence: Evidence, cell: Cell, figures: Figures) -> Iterator[Advic
                 f"With {cell} each execution has {step.requests_per_execution:.1f} requests of the"
                 f" {config.spec.max_batch_size} rows that it may have, its instances run {step.busy:.0%} of the time,"
                 f" and a request waits {step.queue_ms:.1f} of {step.total_ms:.1f} ms.",
-                allow_batching(),
+                "dynamic_batching { }",
             )
         elif step.busy >= BUSY:
             yield from _instances(evidence, cell, figures, name, step)
@@ -248,3 +250,49 @@ def _request_size(evidence: Evidence) -> Iterator[Advice]:
             f"{enough} give {rates[enough]:.1f} rows/s, {larger[-1]} give {rates[larger[-1]]:.1f}.",
             helps=False,
         )
+
+
+def _alone(evidence: Evidence) -> Iterator[Advice]:
+    """Advise on the time of one caller's request that is not spent in steps: queue delay, ensemble, transport."""
+    alone = evidence.cells.get(Cell(1, 1))
+    if alone is None:
+        return
+    for name, step in alone.steps.items():
+        delay = evidence.configs[name].message.dynamic_batching.max_queue_delay_microseconds / 1000
+        if delay and step.requests_per_execution <= ALONE and step.queue_ms >= IDLE * delay:
+            yield Advice(
+                "delay",
+                name,
+                f"Remove the queue delay of {name}.",
+                f"One caller's request waits there {step.queue_ms:.1f} of {alone.p50_ms:.1f} ms for others that do not"
+                f" arrive: max_queue_delay is {delay:g} ms. Under load, requests are batched without it.",
+                drop_delay(evidence.configs[name]),
+            )
+    if alone.server_ms is None:
+        return
+    between = alone.server_ms - _longest_way(evidence, alone)
+    if between >= LARGE_SHARE * alone.p50_ms and evidence.levels:
+        yield Advice(
+            "ensemble",
+            "",
+            "Fewer steps would help single requests: merge cheap adjacent ones into one model.",
+            f"Of {alone.server_ms:.1f} ms in the server, {between:.1f} are spent between the steps.",
+        )
+    outside = alone.p50_ms - alone.server_ms - (alone.local_ms or 0)
+    if outside >= LARGE_SHARE * alone.p50_ms:
+        yield Advice(
+            "protocol",
+            "",
+            "Nothing in the repository would help most of a single request's time; send more rows per request.",
+            f"Of {alone.p50_ms:.1f} ms, {outside:.1f} are spent in the client and in transit.",
+            helps=False,
+        )
+
+
+def _longest_way(evidence: Evidence, figures: Figures) -> float:
+    """Sum the milliseconds of the slowest step of each level: a lower bound of the latency."""
+    slowest: dict[int, float] = {}
+    for name, step in figures.steps.items():
+        level = evidence.levels.get(name, 0)
+        slowest[level] = max(slowest.get(level, 0.0), step.total_ms)
+    return sum(slowest.values())

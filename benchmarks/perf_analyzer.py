@@ -1,4 +1,4 @@
-"""Wrapper of perf_analyzer, NVIDIA's load generator, as a cross-check of our own.
+"""Wrapper of perf_analyzer, NVIDIA's load generator.
 
 It is in the wheels of tritonclient up to 2.60, and needs libb64 and libcudart on LD_LIBRARY_PATH.
 """
