@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, TypeAlias
 
 import typer
 
@@ -15,13 +15,27 @@ Data = Annotated[
         "or the downloaded corpus with --preset full."
     ),
 ]
-TextColumn = Annotated[str | None, typer.Option(help="The column of the texts, where it goes by another name.")]
-TargetColumn = Annotated[str | None, typer.Option(help="The column of the targets, where it goes by another name.")]
-Encoder = Annotated[str, typer.Option(help="A BERT-family encoder: a folder, or a Hugging Face name.")]
+TextColumn = Annotated[
+    str | None, typer.Option(metavar="NAME", help="The column of the texts, where it goes by another name.")
+]
+TargetColumn = Annotated[
+    str | None, typer.Option(metavar="NAME", help="The column of the targets, where it goes by another name.")
+]
+Encoder = Annotated[
+    str, typer.Option(metavar="ENCODER", help="A BERT-family encoder: a folder, or a Hugging Face name.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Placement = Annotated[str, typer.Option(help="Where the models run: cpu, hybrid (with a client), or gpu.")]
-Target = Annotated[str, typer.Option(help="embedded, or a release of NVIDIA's container such as 26.06.")]
-Gpu = Annotated[str, typer.Option(help="Pin the models to these: 0,1 (or none, for hybrid on the host).")]
+Placement = Annotated[
+    Literal["cpu", "hybrid", "gpu"],
+    typer.Option(help="Where the models run; hybrid: text and scores with the client, the models on the GPU."),
+]
+Protocol: TypeAlias = Literal["grpc", "http"]
+Target = Annotated[
+    str, typer.Option(metavar="RELEASE", help="embedded, or a release of NVIDIA's container such as 26.06.")
+]
+Gpu = Annotated[
+    str, typer.Option(metavar="NUMBERS", help="Pin the models to these: 0,1 (or none, for hybrid on the host).")
+]
 Concurrency = Annotated[int, typer.Option(help="Requests in flight that memory is sized for.")]
 
 SMALL_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"

@@ -171,7 +171,6 @@ def check_record(record: Mapping[str, Any]) -> None:
         (["{forest}", "--batches", "1,few"], r"--batches '1,few' is not a list of whole numbers above 0\. For example"),
         (["{forest}", "--callers", "0"], "--callers '0' is not a list of whole numbers above 0"),
         (["{forest}", "--batches", "1024"], r"forest in .* takes 1 to 512 rows per request, not 1024\. Give sizes"),
-        (["{forest}", "--protocol", "ftp"], r"Unknown --protocol 'ftp'\. Known: grpc, http\."),
         (["{forest}", "--model", "nope"], "There is no model nope"),
         (["{forest}", "--inputs", "/nowhere.csv"], r"There is no nowhere\.csv in /"),
         (["{forest}", "--inputs", "{other}/rows.csv"], r"rows\.csv has no column 'excerpt'; it has 'X'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from shoal import cli
+from shoal import __version__, cli
 from shoal.errors import InputError, ShoalError
 from shoal.readability import train as training
 from tests.support.commands import Shoal
@@ -25,10 +26,6 @@ def test_help_names_every_command(shoal: Shoal) -> None:
 
 @pytest.mark.usefixtures("trained_for_a_moment")
 def test_training_options_that_are_none(shoal: Shoal, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"Unknown --preset 'huge'\. Known: quick, full\."):
-        shoal("train", "--preset", "huge")
-    with pytest.raises(InputError, match=r"Unknown --dtype 'fp8'\. Known: auto, fp32, bf16\."):
-        shoal("train", "--dtype", "fp8")
     with pytest.raises(InputError, match="There is no file for column 'passage'"):
         shoal("train", "--text-column", "passage", "--out", tmp_path / "artifacts")
 
@@ -58,9 +55,39 @@ def test_quickstart_refuses_a_path_before_it_trains(shoal: Shoal, tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_unknown_presets_are_named(shoal: Shoal) -> None:
-    with pytest.raises(ShoalError, match=r"Unknown --preset 'huge'\. Known: quick"):
-        shoal("train", "--preset", "huge")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("train", "--preset", "huge"),
+        ("train", "--dtype", "fp8"),
+        ("bench", ".", "--protocol", "ftp"),
+        ("graph", ".", "--format", "gif"),
+        ("compose", "x", "y", "--placement", "tpu"),
+        ("env", "build", "--engine", "poetry"),
+        ("new", "component", "x", "--category", "middle"),
+        ("add-model", "x", "y", "--head", "tail"),
+    ],
+)
+def test_choices_are_checked_and_listed(arguments: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(cli.app, arguments, env={"COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert f"Invalid value for '{arguments[-2]}'" in result.output
+    assert f"'{arguments[-1]}' is not one of '" in result.output
+
+
+def test_help_shows_no_types_of_python() -> None:
+    for command in ((), ("infer",), ("env", "build"), ("new", "component")):
+        for option in ("-h", "--help"):
+            text = CliRunner().invoke(cli.app, [*command, option]).stdout
+            assert "Usage: " in text
+            assert not re.search(r"<(bool|str|path|list)", text)
+
+
+@pytest.mark.usefixtures("may_start_processes")
+def test_version() -> None:
+    assert CliRunner().invoke(cli.app, ["--version"]).stdout == f"shoal {__version__}\n"
+    done = subprocess.run([sys.executable, "-m", "shoal", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"shoal {__version__}\n"
 
 
 def test_doctor(shoal: Shoal, monkeypatch: pytest.MonkeyPatch) -> None:

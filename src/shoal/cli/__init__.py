@@ -3,19 +3,45 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 
+import shoal
 from shoal.cli import environment, project, repository, serving
 from shoal.cli.bench import bench
 from shoal.cli.check import check
 from shoal.cli.graph import describe, graph
 from shoal.cli.infer import infer
+from shoal.cli.usage import Command, Group
 from shoal.console import ERR, plain
 from shoal.errors import ShoalError
 from shoal.readability import commands as pipeline
 
-app = typer.Typer(no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False, help=__doc__)
+app = typer.Typer(
+    cls=Group,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        typer.echo(f"shoal {shoal.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Build, check, serve and query pipelines of models for NVIDIA Triton Inference Server."""
+    del version
+
+
 app.add_typer(environment.app, name="env")
 app.add_typer(project.app, name="new")
 for command in (
@@ -34,7 +60,7 @@ for command in (
     pipeline.quickstart,
     serving.doctor,
 ):
-    app.command()(command)
+    app.command(cls=Command)(command)
 
 
 def main() -> None:

@@ -14,10 +14,9 @@ from rich.text import Text
 
 from shoal.console import ERR, OUT, plain, print_json, show_progress
 from shoal.errors import InputError
-from shoal.options import Json
+from shoal.options import Json, Protocol
 
 QUICK = (1, 8, 32)  # rows per request
-PROTOCOLS = ("grpc", "http")
 
 
 def bench(
@@ -30,7 +29,7 @@ def bench(
     text_column: Annotated[
         str, typer.Option(help="The column of texts, where it is not named like the input.")
     ] = "text",
-    protocol: Annotated[str, typer.Option(help="grpc or http.")] = "grpc",
+    protocol: Annotated[Protocol, typer.Option(help="How to ask the server.")] = "grpc",
     batches: Annotated[str, typer.Option(help="Rows per request: 1,8,64. Else 1 to 512 by twos.")] = "",
     callers: Annotated[
         str, typer.Option(help="Requests at a time: 1,16. Else 1 and 16 of single rows, 2 of larger requests.")
@@ -46,8 +45,6 @@ def bench(
 ) -> None:
     """Measure pipelines on a real server: latency, throughput, and the time of each step."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # for components that run here, as in the server
-    if protocol not in PROTOCOLS:
-        raise InputError(f"Unknown --protocol {protocol!r}.", f"Known: {', '.join(PROTOCOLS)}.")
     from shoal.bench.measure import Settings
     from shoal.bench.run import BATCHES, Wanted, make_folder, write
     from shoal.bench.run import bench as run_bench

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
+from shoal.cli.usage import Command, Group
 from shoal.console import OUT, plain, print_json, show_progress
 from shoal.options import Json, Target
 
-app = typer.Typer(no_args_is_help=True, help=__doc__)
+app = typer.Typer(cls=Group, no_args_is_help=True, help=__doc__)
 
 Source = Annotated[
     Path | None,
@@ -22,18 +23,26 @@ Stub = Annotated[Path | None, typer.Option(help="A Python backend stub; else the
 NUM_LARGEST = 10
 
 
-@app.command()
+@app.command(cls=Command)
 def build(
     source: Source = None,
     out: Annotated[Path, typer.Option(help="The folder to write.")] = Path("build/env"),
     target: Target = "embedded",
-    python: Annotated[str, typer.Option(help="Such as 3.12; else the source's, else the target's own.")] = "",
+    python: Annotated[
+        str, typer.Option(metavar="VERSION", help="Such as 3.12; else the source's, else the target's own.")
+    ] = "",
     is_for_gpu: Annotated[bool, typer.Option("--gpu", help="Components on a GPU: RAPIDS 26.10 for CUDA 13.")] = False,
-    engine: Annotated[str, typer.Option(help="rattler, conda, mamba, micromamba or venv.")] = "rattler",
-    stub: Annotated[str, typer.Option(help="auto, wheel, compile, none, or a finished stub's path.")] = "auto",
+    engine: Annotated[
+        Literal["rattler", "conda", "mamba", "micromamba", "venv"], typer.Option(help="What makes it.")
+    ] = "rattler",
+    stub: Annotated[
+        str, typer.Option(metavar="auto|wheel|compile|none|PATH", help="How to get the stub, or a finished one.")
+    ] = "auto",
     stub_builder: Annotated[Path | None, typer.Option(help="Your program that compiles one.")] = None,
     is_for_numpy_2: Annotated[bool, typer.Option("--numpy2", help="Compile a stub that is right for NumPy 2.")] = False,
-    channel: Annotated[list[str] | None, typer.Option(help="A conda channel, in place of the source's.")] = None,
+    channel: Annotated[
+        list[str] | None, typer.Option(metavar="CHANNEL", help="A conda channel, in place of the source's.")
+    ] = None,
     is_offline: Annotated[bool, typer.Option("--offline", help="Use local channels and caches only.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -68,7 +77,7 @@ def build(
     OUT.print(f"next: shoal compose ENSEMBLE build/repository --target {target} --env {out}", soft_wrap=True)
 
 
-@app.command()
+@app.command(cls=Command)
 def inspect(place: Place, as_json: Json = False) -> None:
     """Show what an environment holds, without unpacking or running it."""
     from shoal.environment.build_record import locate
@@ -87,7 +96,7 @@ def inspect(place: Place, as_json: Json = False) -> None:
         OUT.print(f"[yellow]note[/] {plain(sentence)}", soft_wrap=True)
 
 
-@app.command()
+@app.command(cls=Command)
 def fit(place: Place, stub: Stub = None, target: Target = "embedded", as_json: Json = False) -> None:
     """Check whether environment, stub and server fit; exit code 1 if not, with each reason."""
     from shoal.environment.build_record import locate
@@ -111,7 +120,7 @@ def fit(place: Place, stub: Stub = None, target: Target = "embedded", as_json: J
         OUT.print(f"fits {target}: Python {environment.python}, NumPy {plain(environment.numpy)}", soft_wrap=True)
 
 
-@app.command()
+@app.command(cls=Command)
 def unpack(
     archive: Annotated[Path, typer.Argument(help="custom_env.tar.gz, or what `env build` wrote.")],
     folder: Annotated[Path, typer.Argument(help="The folder to make.")],

@@ -6,10 +6,11 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
+from shoal.cli.usage import Command, Group
 from shoal.console import OUT
 from shoal.errors import InputError, ShoalError
 
@@ -20,26 +21,28 @@ if TYPE_CHECKING:
     from shoal.project.scaffold.skeletons import Skeleton
 
 T = TypeVar("T")
-app = typer.Typer(no_args_is_help=True, help="Write a working, tested skeleton into your own project.")
+app = typer.Typer(cls=Group, no_args_is_help=True, help="Write a working, tested skeleton into your own project.")
 
 Name = Annotated[str | None, typer.Argument(help="Its name: letters, digits, _ and -.", show_default=False)]
 Project = Annotated[Path, typer.Option(help="The folder of your project.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the files, and write none.")]
-Inputs = Annotated[list[str] | None, typer.Option("--input", help="NAME:DTYPE:DIMS, such as TEXT:STRING:1.")]
-Outputs = Annotated[list[str] | None, typer.Option("--output", help="NAME:DTYPE:DIMS, such as LENGTH:FP32:1.")]
+Inputs = Annotated[list[str] | None, typer.Option("--input", metavar="NAME:DTYPE:DIMS", help="Such as TEXT:STRING:1.")]
+Outputs = Annotated[
+    list[str] | None, typer.Option("--output", metavar="NAME:DTYPE:DIMS", help="Such as LENGTH:FP32:1.")
+]
 
 
-@app.command()
+@app.command(cls=Command)
 def component(
     name: Name = None,
     inputs: Inputs = None,
     outputs: Outputs = None,
     category: Annotated[
-        str | None, typer.Option(help="preprocess or postprocess; else preprocess, or as MODEL.")
+        Literal["preprocess", "postprocess"] | None, typer.Option(help="Else preprocess, or as MODEL.")
     ] = None,
     like: Annotated[str | None, typer.Option(metavar="MODEL", help="Copy this one of shoal's or of yours.")] = None,
-    settings: Annotated[list[str] | None, typer.Option("--set", help="With --like: PARAMETER=VALUE.")] = None,
-    artifacts: Annotated[list[str] | None, typer.Option("--artifact", help="With --like: FILE=PATH.")] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", metavar="PARAMETER=VALUE", help="With --like.")] = None,
+    artifacts: Annotated[list[str] | None, typer.Option("--artifact", metavar="FILE=PATH", help="With --like.")] = None,
     project: Project = Path(),
     is_dry: DryRun = False,
 ) -> None:
@@ -70,7 +73,7 @@ def component(
     _finish(made, project, is_dry=is_dry)
 
 
-@app.command()
+@app.command(cls=Command)
 def model(
     name: Name = None,
     features: Annotated[int | None, typer.Option(help="How many numbers it takes.", show_default=False)] = None,
@@ -86,14 +89,17 @@ def model(
     _finish(draft_model(name, features, project=project), project, is_dry=is_dry)
 
 
-@app.command()
+@app.command(cls=Command)
 def pipeline(
     name: Name = None,
     steps: Annotated[
         list[str] | None, typer.Option("--step", metavar="MODEL", help="A model by name; else a component of its own.")
     ] = None,
     maps: Annotated[
-        list[str] | None, typer.Option("--map", help="What an input reads: MODEL.INPUT=MODEL.OUTPUT, or =REQUEST_NAME.")
+        list[str] | None,
+        typer.Option(
+            "--map", metavar="MODEL.INPUT=SOURCE", help="What an input reads: MODEL.OUTPUT or a request's name."
+        ),
     ] = None,
     project: Project = Path(),
     is_dry: DryRun = False,
@@ -117,22 +123,26 @@ def add_model(
     source: Annotated[str, typer.Argument(help="A model's file, or an encoder's folder or Hugging Face name.")],
     name: Annotated[str, typer.Argument(help="Its name in your project.")],
     inputs: Annotated[
-        list[str] | None, typer.Option("--input", help="TorchScript: [NAME:]DTYPE:DIMS of each argument: INT64:-1.")
+        list[str] | None,
+        typer.Option("--input", metavar="[NAME:]DTYPE:DIMS", help="TorchScript: each argument, such as INT64:-1."),
     ] = None,
     mask: Annotated[str | None, typer.Option(help="TorchScript, ONNX: the input that says how long a row is.")] = None,
     features: Annotated[int | None, typer.Option(min=1, help="Forests: how many it must take.")] = None,
     labels: Annotated[
-        list[str] | None, typer.Option("--label", help="Forests: the name of each class, in their order.")
+        list[str] | None,
+        typer.Option("--label", metavar="NAME", help="Forests: the name of each class, in their order."),
     ] = None,
-    head: Annotated[str | None, typer.Option(help="Encoders: embedding, classification or regression.")] = None,
-    pooling: Annotated[str | None, typer.Option(help="Encoders, for embedding: mean or cls.")] = None,
+    head: Annotated[
+        Literal["embedding", "classification", "regression"] | None, typer.Option(help="Encoders: what they give.")
+    ] = None,
+    pooling: Annotated[Literal["mean", "cls"] | None, typer.Option(help="Encoders, for embedding.")] = None,
     normalise: Annotated[
         bool | None, typer.Option("--normalise/--no-normalise", help="Encoders: embeddings of length 1.")
     ] = None,
     tokenizer: Annotated[str | None, typer.Option(help="Encoders: also write the component of this name.")] = None,
     max_length: Annotated[int | None, typer.Option(min=1, help="Encoders: the most tokens of a text.")] = None,
     revision: Annotated[str | None, typer.Option(help="Encoders: the commit on the hub.")] = None,
-    form: Annotated[str | None, typer.Option("--format", help="Encoders: torchscript or onnx.")] = None,
+    form: Annotated[Literal["torchscript", "onnx"] | None, typer.Option("--format", help="Encoders.")] = None,
     max_batch_size: Annotated[int | None, typer.Option(min=0, help="Else 512, or what the file allows.")] = None,
     project: Project = Path(),
     is_dry: DryRun = False,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -26,7 +26,8 @@ def compose(
     placement: Placement = "cpu",
     target: Target = "embedded",
     dtype: Annotated[
-        str, typer.Option(help="The encoder's: auto (bf16 where the CPU has it), fp32, bf16, fp16.")
+        Literal["auto", "fp32", "bf16", "fp16"],
+        typer.Option(help="The encoder's arithmetic; auto is bf16 where the CPU has it."),
     ] = "auto",
     gpu: Gpu = "",
     concurrency: Concurrency = 16,
@@ -35,9 +36,11 @@ def compose(
     ] = None,
     env: Annotated[
         list[str] | None,
-        typer.Option(help="An execution environment for the Python models, or MODEL=PATH for one of them."),
+        typer.Option(metavar="[MODEL=]PATH", help="An execution environment for all Python models, or for one."),
     ] = None,
-    stub: Annotated[list[str] | None, typer.Option(help="Its stub, if not built with it: PATH or MODEL=PATH.")] = None,
+    stub: Annotated[
+        list[str] | None, typer.Option(metavar="[MODEL=]PATH", help="Its stub, if not built with it.")
+    ] = None,
     warm_up: Annotated[bool, typer.Option(help="Give each model a request that it answers before it is ready.")] = True,
 ) -> None:
     """Write a model repository: model folders, artifacts, placement, execution environments."""

@@ -7,21 +7,21 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.table import Column, Table
 
 from shoal.console import ERR, OUT, plain, print_json, print_table, show_progress
-from shoal.errors import InputError, needs
+from shoal.errors import needs
 from shoal.options import SMALL_ENCODER, Data, Encoder, Json, TargetColumn, TextColumn
-
-DTYPES = ("auto", "fp32", "bf16")
 
 
 def train(
     out: Annotated[Path, typer.Option(help="The artifact folder to write.")] = Path("build/artifacts"),
-    preset: Annotated[str, typer.Option(help="How much to train: quick, or full with cross-validation.")] = "quick",
+    preset: Annotated[
+        Literal["quick", "full"], typer.Option(help="How much to train; full includes a cross-validation.")
+    ] = "quick",
     data: Data = None,
     text_column: TextColumn = None,
     target_column: TargetColumn = None,
@@ -37,7 +37,7 @@ def train(
     gradient_checkpointing: Annotated[
         bool, typer.Option("--gradient-checkpointing", help="Compute activations twice instead of keeping them.")
     ] = False,
-    dtype: Annotated[str, typer.Option(help="The encoder's arithmetic: auto, fp32 or bf16.")] = "auto",
+    dtype: Annotated[Literal["auto", "fp32", "bf16"], typer.Option(help="The encoder's arithmetic.")] = "auto",
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over, whatever was begun or finished there.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -48,10 +48,6 @@ def train(
         from shoal.readability.train import PAGE, PRESETS
         from shoal.readability.train import train as train_pipeline
 
-    if preset not in PRESETS:
-        raise InputError(f"Unknown --preset {preset!r}.", f"Known: {', '.join(PRESETS)}.")
-    if dtype not in DTYPES:
-        raise InputError(f"Unknown --dtype {dtype!r}.", f"Known: {', '.join(DTYPES)}.")
     chosen = PRESETS[preset]
     given: dict[str, Any] = {
         "max_epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate, "dropout": dropout,
@@ -89,7 +85,8 @@ def evaluate(
     text_column: TextColumn = None,
     target_column: TargetColumn = None,
     seen: Annotated[
-        str, typer.Option(help="Texts that the models were trained on: refuse, skip or include them.")
+        Literal["refuse", "skip", "include"],
+        typer.Option(help="What to do with texts that the models were trained on."),
     ] = "refuse",
     as_json: Json = False,
 ) -> None:

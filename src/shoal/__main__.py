@@ -1,0 +1,5 @@
+"""Entry point of ``python -m shoal``."""
+
+from shoal.cli import main
+
+main()

@@ -1,0 +1,37 @@
+"""Commands whose help shows kinds of values, ``TEXT`` or ``PATH``, and not Python's types."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from typer.core import TyperCommand, TyperGroup
+
+_KINDS = {"str": "TEXT", "int": "INTEGER", "float": "NUMBER"}
+
+
+def _name_kinds(params: list[Any], context: Any) -> list[Any]:
+    for param in params:
+        if param.param_type_name == "argument":
+            param.display_type_rich = lambda ctx: ""  # beside its name
+        elif param.is_flag:
+            param.metavar = ""  # typer shows <bool>
+        elif param.metavar is None and (kind := re.fullmatch(r"<(?:list\[)?(\w+)\]?>", param.display_type(context))):
+            param.metavar = _KINDS.get(kind[1], kind[1].upper())
+    return params
+
+
+class Command(TyperCommand):
+    """A command of shoal's."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return its parameters."""
+        return _name_kinds(super().get_params(ctx), ctx)
+
+
+class Group(TyperGroup):
+    """A group of commands of shoal's."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return its parameters."""
+        return _name_kinds(super().get_params(ctx), ctx)
