@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -44,18 +45,13 @@ def test_a_mistake_is_named(make: Make, options: dict[str, Any], message: str, f
     assert not (tmp_path / "models").exists()
 
 
-def test_what_is_no_forest_is_told_what_is() -> None:
-    with pytest.raises(InputError, match=r"A dict is not a forest that can be added\. Give an object of scikit-learn"):
-        draft_forest({}, "leaf")
-
-
 def test_a_reader_that_ends_is_a_damaged_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As Treelite does over some; the process that asks goes on."""
     for code, words in (("import os; os.abort()", "killed by SIGABRT"), ("raise SystemExit('gone')", "ended: gone")):
         (tmp_path / "treelite.py").write_text(code, encoding="utf-8")
-        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
         with pytest.raises(ArtifactError, match=words):
-            read_apart("lightgbm", tmp_path / "model.txt", "model.txt", "Save it again.")
+            read_apart("lightgbm", b"tree", "model.txt")
 
 
 def test_no_damage_of_a_booster_is_answered_otherwise(tmp_path: Path) -> None:

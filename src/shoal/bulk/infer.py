@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -12,8 +12,8 @@ from typing import Any, BinaryIO, Protocol
 
 from shoal.bulk.endpoint import Endpoint
 from shoal.bulk.journal import Journal, open_journal, partial_path, written
-from shoal.bulk.output_formats import Csv, Format, JsonLines, Layout
-from shoal.bulk.scoring import WINDOW, Feed, Scored, score
+from shoal.bulk.output_formats import ERROR, Csv, JsonLines
+from shoal.bulk.scoring import Feed, Scored, score
 from shoal.errors import ArtifactError, InputError
 from shoal.tables import Table, shorten_all
 from shoal.tables.common import Row
@@ -70,7 +70,7 @@ def make_feed(
     return Feed(columns, constants)
 
 
-def make_format(kind: str, table: Table[Row], model: Endpoint, origin: Path | None = None) -> Format:
+def make_format(kind: str, table: Table[Row], model: Endpoint, origin: Path | None = None) -> JsonLines:
     """Make the format of this kind (the ending of a file) for the answers of a model to a table's rows.
 
     ``origin`` is the file that the table is read from, if it is one.
@@ -79,21 +79,26 @@ def make_format(kind: str, table: Table[Row], model: Endpoint, origin: Path | No
         InputError: the kind is unknown, or the table has a column where an answer would go.
         SetupError: the library for Parquet is not installed.
     """
-    layout = Layout(table.columns, {model.columns[spec.name]: spec for spec in model.outputs})
-    layout.check(table.source.name)
+    added = {model.columns[spec.name]: spec for spec in model.outputs}
+    taken = [name for name in (*added, ERROR) if name in table.columns]
+    if taken:
+        where = table.source.name
+        raise InputError(f"{where} has a column {taken[0]!r}, where an answer would go.", "Rename that column.")
+    if ERROR in added:
+        raise InputError(f"The model gives an output {ERROR!r}, where errors go.", "Ask it with shoal.Client.")
     if kind == ".csv":
-        return Csv(layout)
+        return Csv(table.columns, added)
     if kind == ".jsonl":
-        return JsonLines(layout)
+        return JsonLines(table.columns, added)
     if kind == ".parquet":
         from shoal.bulk.parquet import Parquet
 
-        return Parquet(layout, origin if table.source.kind == ".parquet" else None)
+        return Parquet(table.columns, added, origin if table.source.kind == ".parquet" else None)
     raise InputError(f"Answers cannot be written as {kind!r}.", f"Known: {', '.join(OUTPUT_KINDS)}.")
 
 
 def infer_to_stream(
-    table: Table[Row], model: Endpoint, feed: Feed, form: Format, stream: BinaryIO, on_rows: OnRows
+    table: Table[Row], model: Endpoint, feed: Feed, form: JsonLines, stream: BinaryIO, on_rows: OnRows
 ) -> Summary:
     """Write the answers as they arrive, in order."""
     done = failed = 0
@@ -111,7 +116,7 @@ def infer_to_file(
     table: Table[Row],
     model: Endpoint,
     feed: Feed,
-    form: Format,
+    form: JsonLines,
     output: Path,
     *,
     settings: Mapping[str, Any],
@@ -133,32 +138,39 @@ def infer_to_file(
     if output.exists() and not (is_fresh or partial_path(output).exists()):
         raise InputError(f"{output} exists; it will not be replaced.", "Name another file, or replace it: --fresh")
     with open_journal(output, settings, is_fresh=is_fresh) as journal:
-        rows = _Hashed(table.rows)
-        _skip(rows, journal, table)
+        hashed = _skip(journal, table)
         on_rows(journal.num_rows, table.fraction_read())
-        for scored in score(rows, model, feed):
+        for scored in score(table.rows, model, feed):
+            for each in scored:
+                hashed.update(_as_bytes(each.row))
             window = list(map(form.admit, scored))
-            done = journal.num_rows + len(window)
-            failed = _count_failed(window)
-            journal.append(form.encode(window), num_rows=len(window), num_failed=failed, digest=rows.digest_after(done))
+            failed, digest = _count_failed(window), hashed.hexdigest()
+            journal.append(form.encode(window), num_rows=len(window), num_failed=failed, digest=digest)
             on_rows(journal.num_rows, table.fraction_read())
         _finish(form, journal, output)
         return Summary(journal.num_rows, journal.num_failed)
 
 
-def _skip(rows: _Hashed, journal: Journal, table: Table[Row]) -> None:
-    """Skip the rows that have been answered, and check that they are the same as before."""
-    skipped = sum(1 for _ in islice(rows, journal.num_rows))
-    digest = rows.begin_windows()
-    if skipped < journal.num_rows or (skipped and digest != journal.digest):
+def _skip(journal: Journal, table: Table[Row]) -> Any:
+    """Skip the rows that have been answered, and check that they are the same as before; return their running hash."""
+    hashed, skipped = hashlib.sha256(), 0
+    for _, row in islice(table.rows, journal.num_rows):
+        hashed.update(_as_bytes(row))
+        skipped += 1
+    if skipped < journal.num_rows or (skipped and hashed.hexdigest() != journal.digest):
         raise InputError(
             f"The first {journal.num_rows:,} rows of {table.source.name} are not those that {journal.path.name} has"
             " answers for.",
             "Give the same input, or start over: --fresh",
         )
+    return hashed
 
 
-def _finish(form: Format, journal: Journal, output: Path) -> None:
+def _as_bytes(row: Row) -> bytes:
+    return repr(row).encode("utf-8", "surrogatepass")
+
+
+def _finish(form: JsonLines, journal: Journal, output: Path) -> None:
     aside = output.with_name(f"{output.name}.partial.new")
     with written(output):
         try:
@@ -173,38 +185,3 @@ def _finish(form: Format, journal: Journal, output: Path) -> None:
 
 def _count_failed(window: list[Scored]) -> int:
     return sum(isinstance(scored.answer, str) for scored in window)
-
-
-class _Hashed:
-    """Rows as they are read, and a digest of all up to the end of each window."""
-
-    def __init__(self, rows: Iterator[tuple[int, Row]]) -> None:
-        self._rows = rows
-        self._hash = hashlib.sha256()
-        self._digests: dict[int, str] = {}
-        self._num_rows = self._next_end = 0
-
-    def __iter__(self) -> Iterator[tuple[int, Row]]:
-        return self
-
-    def __next__(self) -> tuple[int, Row]:
-        try:
-            number, row = next(self._rows)
-        except StopIteration:
-            self._digests[self._num_rows] = self._hash.hexdigest()
-            raise
-        self._hash.update(repr(row).encode("utf-8", "surrogatepass"))
-        self._num_rows += 1
-        if self._num_rows == self._next_end:
-            self._digests[self._num_rows] = self._hash.hexdigest()
-            self._next_end += WINDOW
-        return number, row
-
-    def begin_windows(self) -> str:
-        """Start the windows after the rows read so far; returns the digest of those."""
-        self._next_end = self._num_rows + WINDOW
-        return self._hash.hexdigest()
-
-    def digest_after(self, num_rows: int) -> str:
-        """Return the digest of the first ``num_rows`` rows, where a window ends."""
-        return self._digests.pop(num_rows)

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from shoal.bulk.output_formats import ERROR, JsonLines, Layout, Payloads, as_text, dump_json, writable
+from shoal.bulk.output_formats import ERROR, JsonLines, Payloads, as_text, dump_json, writable
 from shoal.bulk.scoring import Scored
 from shoal.component.spec import STRING, TensorSpec
 from shoal.errors import ArtifactError, needs
@@ -25,13 +25,13 @@ class Parquet(JsonLines):
     INT64, FP64, booleans and strings, whichever holds all that a column has; objects and lists as JSON.
     """
 
-    def __init__(self, layout: Layout, origin: Path | None = None) -> None:
-        super().__init__(layout)
+    def __init__(self, columns: Sequence[str], added: Mapping[str, TensorSpec], origin: Path | None) -> None:
+        super().__init__(columns, added)
         with needs("files"):
             import pyarrow
         self._arrow, self._origin = pyarrow, origin
-        added = {name: _type(pyarrow, spec) for name, spec in layout.added.items()}
-        self._added = [pyarrow.field(name, kind) for name, kind in {**added, ERROR: pyarrow.string()}.items()]
+        self._added = [pyarrow.field(name, _type(pyarrow, spec)) for name, spec in added.items()]
+        self._added.append(pyarrow.field(ERROR, pyarrow.string()))
 
     def encode(self, rows: Sequence[Scored]) -> bytes:
         """Encode as JSON Lines, since Parquet cannot be appended to; the answers alone if ``origin`` has the rows."""
@@ -48,12 +48,11 @@ class Parquet(JsonLines):
                 writer.write_table(group)
 
     def _of_rows(self, payloads: Payloads) -> tuple[Any, Iterator[Any]]:
-        own = {field.name for field in self._added}
         kinds = _find_kinds(name_value for row in _lines(payloads) for name_value in row.items())
         fields = [
             self._arrow.field(writable(name), getattr(self._arrow, _arrow_name(seen))())
             for name, seen in kinds.items()
-            if name not in own
+            if name not in self._reserved
         ]
         schema = self._arrow.schema([*fields, *self._added])
         texts = {field.name for field in fields if field.type == self._arrow.string()}

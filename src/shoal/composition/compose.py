@@ -148,7 +148,7 @@ def _make_aside(target: Path) -> Iterator[Path]:
 
 
 def _write_files(model: ModelConfig, folder: Path, artifacts: Path | None) -> None:
-    for source in _version_files(model.folder):
+    for source in version_files(model.folder):
         copy = folder / source.relative_to(model.folder)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, copy)
@@ -161,7 +161,7 @@ def _write_files(model: ModelConfig, folder: Path, artifacts: Path | None) -> No
             shutil.copyfile(path, version / path.name)
 
 
-def _version_files(model: Path) -> Iterator[Path]:
+def version_files(model: Path) -> Iterator[Path]:
     """Yield the files that Triton reads: those of the version folders and the warm-up, without scripts and caches."""
     for path in sorted(path for folder in ("[0-9]*", FOLDER) for path in model.glob(f"{folder}/**/*")):
         if path.is_file() and "__pycache__" not in path.parts:

@@ -4,46 +4,33 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.errors import InputError
 from shoal.paths import check_path_supported
 
 
-@dataclass
+@dataclass(frozen=True)
 class Draft:
     """Files to write under ``root``, by relative path: text, bytes, or the path of a file to copy."""
 
     root: Path
-    files: dict[str, str | bytes | Path] = field(default_factory=dict)
-
-    def add(self, files: Mapping[str, str | bytes | Path]) -> None:
-        """Add files; later ones replace earlier ones of the same path."""
-        self.files.update(files)
-
-    def check(self) -> None:
-        """Check that none of the files exists.
-
-        Raises:
-            InputError: a file exists, or Triton does not support the folder's path.
-        """
-        check_path_supported(self.root.resolve())
-        for name in self.files:
-            if (self.root / name).exists():
-                raise InputError(
-                    f"{self.root / name} already exists; it will not be overwritten.",
-                    "Choose another name, or remove it.",
-                )
+    files: Mapping[str, str | bytes | Path]
 
     def write(self, *, is_dry: bool = False) -> list[Path]:
         """Write all files, or none if one fails; return their paths. ``is_dry``: only return the paths.
 
         Raises:
-            InputError: as in ``check``.
+            InputError: a file exists, or Triton does not support the folder's path.
         """
-        self.check()
+        check_path_supported(self.root.resolve())
         paths = [self.root / name for name in self.files]
+        for path in paths:
+            if path.exists():
+                raise InputError(
+                    f"{path} already exists; it will not be overwritten.", "Choose another name, or remove it."
+                )
         if is_dry:
             return paths
         written: list[Path] = []

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, Generic, TypeVar
 from shoal.errors import ArtifactError
 from shoal.tables.binary import open_parquet, open_xlsx
 from shoal.tables.common import NotUtf8, Opened, Row, Rows, Source, Unnamed, shorten, shorten_all
-from shoal.tables.text import TEXT, as_cell, not_utf8, open_csv, open_jsonl, open_lines
+from shoal.tables.text import TEXT, as_cell, check_utf8, open_csv, open_jsonl, open_lines
 
 __all__ = [
     "KINDS",
@@ -131,17 +131,9 @@ def _demand(table: Table[Row], columns: tuple[str, ...]) -> Iterator[tuple[int, 
             row = {name: row.get(name) for name in columns}
         for value in row.values():
             if isinstance(value, NotUtf8):
-                raise not_utf8(table.where(number), _first_wrong_byte(value))
+                check_utf8(value.decode("utf-8", "surrogateescape"), table.where(number))
         if not (are_blanks_skipped and all(map(_is_blank, row.values()))):
             yield number, row
-
-
-def _first_wrong_byte(cell: bytes) -> int:
-    try:
-        cell.decode()
-    except UnicodeDecodeError as error:
-        return cell[error.start]
-    raise AssertionError("the cell is UTF-8")
 
 
 def _is_blank(cell: object) -> bool:

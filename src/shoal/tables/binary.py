@@ -27,34 +27,24 @@ def open_parquet(file: BinaryIO, source: Source, stack: ExitStack) -> Opened:
             f"{source.name} is not a Parquet file.", "Give the file the ending of what it is."
         ) from None
     check_distinct(columns, source.name)
-    rows = _ParquetRows(table, columns, source, (pyarrow.ArrowException, OSError))
-    return Opened(columns, iter(rows), rows.fraction_read)
+    number = 0
 
-
-class _ParquetRows:
-    def __init__(
-        self, table: Any, columns: tuple[str, ...], source: Source, damages: tuple[type[Exception], ...]
-    ) -> None:
-        self._table, self._columns, self._source, self._damages = table, columns, source, damages
-        self._number, self._num_rows = 0, max(1, table.metadata.num_rows)
-
-    def fraction_read(self) -> float:
-        return float(self._number / self._num_rows)
-
-    def __iter__(self) -> Iterator[tuple[int, dict[str, Any]]]:
+    def rows() -> Iterator[tuple[int, dict[str, Any]]]:
+        nonlocal number
         try:
-            for batch in self._table.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
-                named = list(zip(self._columns, batch.columns, strict=True))
+            for batch in table.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
+                named = list(zip(columns, batch.columns, strict=True))
                 for place in range(batch.num_rows):
                     row = {name: _to_python(column[place]) for name, column in named}
-                    self._number += 1
-                    yield self._number, row
-        except self._damages as error:
+                    number += 1
+                    yield number, row
+        except (pyarrow.ArrowException, OSError) as error:
             reason = next(iter(str(error).splitlines()), type(error).__name__)
             raise ArtifactError(
-                f"{self._source.name} is damaged at row {self._number + 1} or after: {reason}.",
-                "Write or copy it again.",
+                f"{source.name} is damaged at row {number + 1} or after: {reason}.", "Write or copy it again."
             ) from None
+
+    return Opened(columns, rows(), lambda: number / max(1, table.metadata.num_rows))
 
 
 def _to_python(scalar: Any) -> Any:

@@ -38,14 +38,15 @@ def _open_text(file: BinaryIO, stack: ExitStack, newline: str) -> TextIOWrapper:
     return stack.enter_context(TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline=newline))
 
 
-def not_utf8(where: str, byte: int) -> ArtifactError:
-    """Make the error for text in another encoding."""
-    return ArtifactError(f"{where} is not UTF-8: it has the byte 0x{byte:02x}.", "Save the file as UTF-8.")
+def check_utf8(text: str, where: str) -> None:
+    """Check that text decoded with ``surrogateescape`` was UTF-8.
 
-
-def _check_utf8(text: str, where: str) -> None:
+    Raises:
+        ArtifactError: it was not.
+    """
     if found := _NOT_UTF8.search(text):
-        raise not_utf8(where, ord(found.group()) - 0xDC00)
+        byte = ord(found.group()) - 0xDC00
+        raise ArtifactError(f"{where} is not UTF-8: it has the byte 0x{byte:02x}.", "Save the file as UTF-8.")
 
 
 def as_cell(text: str) -> str | NotUtf8:
@@ -63,7 +64,7 @@ def open_csv(file: BinaryIO, source: Source, stack: ExitStack) -> Opened:
     header = first[1]
     if isinstance(header, ArtifactError):
         raise header
-    _check_utf8("".join(header), source.where(1))
+    check_utf8("".join(header), source.where(1))
     named = name_columns(header, source)
     return Opened(tuple(named), _csv_rows(records, named, len(header), source))
 
@@ -166,7 +167,7 @@ def _parse_object(line: str, where: str) -> dict[str, Any]:
     try:
         value = json.loads(line, object_pairs_hook=distinct)
     except json.JSONDecodeError as error:
-        _check_utf8(line, where)
+        check_utf8(line, where)
         reason = f"{error.msg} at character {error.pos + 1}"
     except (ValueError, RecursionError) as error:  # a number of too many digits; brackets within brackets
         reason = str(error)

@@ -102,10 +102,8 @@ def add_model(
             check_name(other, {**available, name: as_config(imported.message, root / "models" / name)})
         for line in imported.said:
             tell(line)
-        made = Draft(root)
-        made.add(imported.beside)
-        made.add(_files(imported, name, scratch / "checked"))
-        return made.write(is_dry=is_dry)
+        files = _files(imported, name, scratch / "checked")
+        return Draft(root, {**imported.beside, **files}).write(is_dry=is_dry)
 
 
 def _find_kind(source: Any) -> _Kind:

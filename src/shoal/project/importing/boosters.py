@@ -8,21 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from shoal.component.artifact_files import describe_bytes
-from shoal.errors import ArtifactError
-from shoal.forests.boosters import (
-    Head,
-    is_json,
-    parse_xgboost,
-    read_fields,
-    read_lightgbm_head,
-    read_xgboost_head,
-)
+from shoal.forests.boosters import Head, is_json, parse_xgboost, read_fields, read_xgboost_head
+from shoal.project.importing.isolated_reader import read_apart, refuse
+from shoal.project.importing.verify_forest import Found
 
 # Objectives whose predictions Treelite reproduces, and whether they are class probabilities.
 _XGBOOST: Mapping[str, bool] = {
@@ -40,34 +33,12 @@ _CATEGORICAL, _MISSING, _ZERO = 1, 3, 1  # bits of LightGBM's decision_type, inc
 _END = "end of trees"
 
 
-@dataclass(frozen=True)
-class Booster:
-    """File of a boosted forest; ``name`` is used in errors, ``what`` describes the forest.
-
-    ``content`` is the part for Treelite, in ``format``: json, ubjson or lightgbm. ``is_classifier``: the answers are
-    class probabilities, else one score. ``gives_labels``: the library's own predict returns the most likely class.
-    """
-
-    name: str
-    what: str
-    format: str
-    content: bytes
-    is_classifier: bool
-    said: tuple[str, ...] = ()
-    gives_labels: bool = False
-
-
-def refuse(name: str, why: str, fix: str) -> ArtifactError:
-    """Build the error for a model that cannot be added."""
-    return ArtifactError(f"{name} cannot be added: {why}.", fix)
-
-
 # --- XGBoost -----------------------------------------------------------------------------------------------------
 
 _SAVE = 'Save it again: booster.save_model("model.ubj").'
 
 
-def read_xgboost(content: bytes, name: str) -> Booster:
+def read_xgboost(content: bytes, name: str) -> Found:
     """Read XGBoost's JSON or UBJSON.
 
     Raises:
@@ -79,13 +50,17 @@ def read_xgboost(content: bytes, name: str) -> Booster:
         kind = "JSON" if is_json(content) else "UBJSON" if content.startswith(b"{") else "JSON or UBJSON"
         raise refuse(name, describe_bytes(content[:32]) or f"it is not {kind}, or damaged: {error}", _SAVE) from error
     try:
-        return _describe_xgboost(document, name, "json" if is_json(content) else "ubjson", content)
+        what, is_classifier, said, gives_labels = _describe_xgboost(document, name)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise refuse(name, f"it is damaged, or of an unknown XGBoost version: {error!r}", _SAVE) from error
+    model, _ = read_apart("json" if is_json(content) else "ubjson", content, name)
+    return Found(name, model, what, is_classifier, said, gives_labels=gives_labels)
 
 
-def _describe_xgboost(document: Any, name: str, format_name: str, content: bytes) -> Booster:
-    learner = _find(document, name, *(["Model"] if _has(document, "Model") else []), "learner")  # "Model": a snapshot
+def _describe_xgboost(document: Any, name: str) -> tuple[str, bool, tuple[str, ...], bool]:
+    """Describe a model; return also whether it is a classifier, lines for people, and whether it predicts labels."""
+    is_snapshot = isinstance(document, dict) and "Model" in document
+    learner = _find(document, name, *(["Model"] if is_snapshot else []), "learner")
     _find(learner, name, "learner_model_param", "num_feature")
     _find(learner, name, "objective", "name")
     booster = str(_find(learner, name, "gradient_booster", "name"))
@@ -105,25 +80,14 @@ def _describe_xgboost(document: Any, name: str, format_name: str, content: bytes
         )
     version = document.get("version")
     version = ".".join(map(str, version)) if isinstance(version, list | np.ndarray) else "of unknown version"
-    return Booster(
-        name,
-        f"XGBoost {version}, objective {objective}, booster {booster}, {len(trees):,} trees",
-        format_name,
-        content,
-        _XGBOOST[objective],
-        tuple(_notes(learner)),
-        objective == "multi:softmax",
-    )
-
-
-def _has(value: Any, key: str) -> bool:
-    return isinstance(value, dict) and key in value
+    what = f"XGBoost {version}, objective {objective}, booster {booster}, {len(trees):,} trees"
+    return what, _XGBOOST[objective], tuple(_notes(learner)), objective == "multi:softmax"
 
 
 def _find(value: Any, name: str, *keys: str) -> Any:
     """Return the value at the nested ``keys``."""
     for depth, key in enumerate(keys):
-        if not _has(value, key):
+        if not isinstance(value, dict) or key not in value:
             raise refuse(name, f"it has no {'.'.join(keys[: depth + 1])}, so it is not a complete XGBoost model", _SAVE)
         value = value[key]
     return value
@@ -144,8 +108,6 @@ def _check_counts(head: Head, trees: Any, name: str) -> None:
         raise refuse(name, "it does not say how many features it takes", _SAVE)
     if not len(trees):
         raise refuse(name, "it has no trees", "Train it first.")
-    if head.num_targets > 1:
-        raise refuse(name, f"it predicts {head.num_targets} targets, and FIL supports one", "Train a forest for each.")
     if sizes - {0, 1}:
         raise refuse(
             name, "its leaves are vectors (multi_output_tree)", "Train with multi_strategy one_output_per_tree."
@@ -171,7 +133,7 @@ def _notes(learner: Mapping[str, Any]) -> Iterable[str]:
 _SAVE_TEXT = 'Save it again: booster.save_model("model.txt").'
 
 
-def read_lightgbm(content: bytes, name: str) -> Booster:
+def read_lightgbm(content: bytes, name: str) -> Found:
     """Read LightGBM's text format.
 
     Raises:
@@ -196,14 +158,9 @@ def read_lightgbm(content: bytes, name: str) -> Booster:
     names = re.search(rb"(?m)^pandas_categorical:(\[.*)", content)
     if names and names[1].strip() != b"[]":
         said.append(f"codes count from 0 in this order: {names[1].decode('utf-8', 'replace').strip()}")
-    return Booster(
-        name,
-        f"LightGBM {about.get('version', '')}, objective {objective}, {len(trees):,} trees",
-        "lightgbm",
-        content[: content.index(f"\n{_END}".encode())] + b"\n",
-        _LIGHTGBM[objective.split()[0]],
-        tuple(said),
-    )
+    model, _ = read_apart("lightgbm", content[: content.index(f"\n{_END}".encode())] + b"\n", name)
+    what = f"LightGBM {about.get('version', '')}, objective {objective}, {len(trees):,} trees"
+    return Found(name, model, what, _LIGHTGBM[objective.split()[0]], tuple(said))
 
 
 def _check_head(about: Mapping[str, str], name: str) -> str:
@@ -211,7 +168,7 @@ def _check_head(about: Mapping[str, str], name: str) -> str:
     for key in ("max_feature_idx", "num_class"):
         if not about.get(key, "").isdecimal():
             raise refuse(name, f"its line {key}= is missing, or not a number", _SAVE_TEXT)
-    objective = read_lightgbm_head(about).objective
+    objective = about.get("objective", "").strip()
     if not objective:
         raise refuse(
             name,

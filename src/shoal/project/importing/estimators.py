@@ -10,6 +10,7 @@ import copy
 import math
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.errors import InputError, needs
-from shoal.project.importing.boosters import Booster, read_lightgbm, read_xgboost, refuse
+from shoal.project.importing.boosters import read_lightgbm, read_xgboost
+from shoal.project.importing.isolated_reader import refuse
 from shoal.project.importing.verify_forest import CATEGORICAL, Found, Rows
 
 _KNOWN = (
@@ -39,12 +41,11 @@ def import_estimator(estimator: Any) -> Found:
         InputError: it is not a forest, or not trained.
         ArtifactError: it uses something that Treelite or FIL does not support.
     """
+    import treelite
     from sklearn import ensemble
     from sklearn.exceptions import NotFittedError
     from sklearn.utils.validation import check_is_fitted
 
-    with needs("serve"):
-        import treelite
     what = f"scikit-learn's {type(estimator).__name__}"
     if not isinstance(estimator, tuple(getattr(ensemble, name) for name in _KNOWN)):
         raise InputError(
@@ -85,10 +86,6 @@ def import_estimator(estimator: Any) -> Found:
 
 
 def _check_estimator(estimator: Any, what: str) -> None:
-    if getattr(estimator, "n_outputs_", 1) > 1:
-        raise refuse(
-            what, f"it predicts {estimator.n_outputs_} targets, and FIL supports one", "Train a forest for each."
-        )
     if len(getattr(estimator, "classes_", "ab")) < 2:
         raise refuse(what, f"it has only one class, {estimator.classes_[0]}", "Train it on rows of two classes.")
     for values in _categories(estimator).values():
@@ -165,7 +162,7 @@ def _mend_categories(tree: Any, known: Mapping[int, NDArray[Any]]) -> None:
         tree.set_field(name, values)
 
 
-def load_skops(path: Path) -> Any:
+def load_skops(path: Path, name: str) -> Any:
     """Load the estimator in a skops file, if all of its types belong to scikit-learn.
 
     Raises:
@@ -180,18 +177,17 @@ def load_skops(path: Path) -> Any:
         if not foreign:
             return io.load(path, trusted=unknown)
     except Exception as error:  # damaged files can raise anything
-        raise refuse(
-            str(path), f"it is not a skops file, or damaged: {error}", "Save it again: skops.io.dump(model, FILE)."
-        ) from error
+        why = f"it is not a skops file, or damaged: {error}"
+        raise refuse(name, why, "Save it again: skops.io.dump(model, FILE).") from error
     raise refuse(
-        str(path),
+        name,
         f"it contains types that are not part of a scikit-learn forest: {', '.join(foreign)}",
         "If you trust it, load it yourself, and add the forest in it as an object: shoal.add_model(model, NAME).",
     )
 
 
-def read_xgboost_object(source: Any) -> tuple[Booster, dict[str, Any]]:
-    """Read a Booster or an XGBModel of XGBoost; return it with the further arguments for ``Found``.
+def read_xgboost_object(source: Any) -> Found:
+    """Read a Booster or an XGBModel of XGBoost.
 
     Raises:
         ArtifactError: it is not trained, or as in ``read_xgboost``.
@@ -212,26 +208,28 @@ def read_xgboost_object(source: Any) -> tuple[Booster, dict[str, Any]]:
             booster = booster[: best + 1]
             booster.set_attr(best_iteration=None)
             said.append(f"its first {best + 1} rounds count, up to best_iteration, as in its own predict")
-    read = read_xgboost(bytes(_call(lambda: booster.save_raw("ubj"), what)), what)
-    return read, {
-        "said": (*said, *read.said),
-        "labels": _labels(source) if read.is_classifier else None,
-        "ask": lambda rows: booster.inplace_predict(rows, validate_features=False),
-        "has_missing": True,
-    }
+    found = read_xgboost(bytes(_call(lambda: booster.save_raw("ubj"), what)), what)
+    return replace(
+        found,
+        said=(*said, *found.said),
+        labels=_labels(source) if found.is_classifier else None,
+        ask=lambda rows: booster.inplace_predict(rows, validate_features=False),
+        has_missing=True,
+    )
 
 
-def read_lightgbm_object(source: Any) -> tuple[Booster, dict[str, Any]]:
-    """Read a Booster or an LGBMModel of LightGBM, up to its best iteration; also return the arguments for ``Found``.
+def read_lightgbm_object(source: Any) -> Found:
+    """Read a Booster or an LGBMModel of LightGBM, up to its best iteration.
 
     Raises:
         ArtifactError: it is not trained, or as in ``read_lightgbm``.
     """
     what = f"LightGBM's {type(source).__name__}"
     booster = _call(lambda: source.booster_, what) if hasattr(type(source), "booster_") else source
-    read = read_lightgbm(_call(booster.model_to_string, what).encode(), what)
-    labels = _labels(source) if read.is_classifier else None
-    return read, {"said": read.said, "labels": labels, "ask": booster.predict, "has_missing": True}
+    found = read_lightgbm(_call(booster.model_to_string, what).encode(), what)
+    return replace(
+        found, labels=_labels(source) if found.is_classifier else None, ask=booster.predict, has_missing=True
+    )
 
 
 def _labels(source: Any) -> tuple[str, ...] | None:

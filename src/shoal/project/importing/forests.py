@@ -8,21 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from shoal.component.artifact_files import describe_bytes
 from shoal.component.spec import TensorSpec
-from shoal.errors import ArtifactError, InputError, needs
-from shoal.forests.checkpoints import Forest, Task, read_forest
-from shoal.project.importing.boosters import Booster, read_lightgbm, read_xgboost, refuse
+from shoal.errors import InputError, needs
+from shoal.forests.checkpoints import Forest, Task
+from shoal.project.importing.boosters import read_lightgbm, read_xgboost
 from shoal.project.importing.estimators import import_estimator, read_lightgbm_object, read_xgboost_object
 from shoal.project.importing.imported import MAX_BATCH_SIZE, Imported, make_config
-from shoal.project.importing.isolated_reader import read_apart
+from shoal.project.importing.isolated_reader import CHECKPOINT, load_checkpoint, read_apart, refuse
 from shoal.project.importing.verify_forest import Found, write_proven
 
-CHECKPOINT = "checkpoint.tl"
 _NUM_TOLD = 10  # of the labels, in a line for people
-_PICKLES = (".pkl", ".pickle", ".joblib")
-_SAVE_AGAIN = "Save it again, with the library that trained it."
-_SUFFIXES = ".json or .ubj (XGBoost), .txt (LightGBM), .tl (Treelite), .skops (scikit-learn)"
 
 
 def draft_forest(
@@ -52,7 +47,7 @@ def draft_forest(
     """
     with needs("serve"):
         import treelite  # noqa: F401
-    found = find_forest(source)
+    found = _find_forest(source)
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
         path = Path(folder) / CHECKPOINT
         forest, proven = write_proven(found, path)
@@ -78,94 +73,47 @@ def draft_forest(
     return Imported(message, {f"1/{CHECKPOINT}": content}, said)
 
 
-def find_forest(source: Any) -> Found:
-    """Find the forest in a file or an object.
-
-    Raises:
-        ShoalError: as in ``draft_forest``.
-    """
+def _find_forest(source: Any) -> Found:
+    """Find the forest in a file or an object."""
     if isinstance(source, str | Path):
         return _read_file(Path(source))
     packages = {parent.__module__.partition(".")[0] for parent in type(source).__mro__}
     if "treelite" in packages:
         return _of_checkpoint(source.serialize_bytes(), "the Treelite model")
     if "lightgbm" in packages:
-        return _convert(*read_lightgbm_object(source))
+        return read_lightgbm_object(source)
     if "xgboost" in packages:
-        return _convert(*read_xgboost_object(source))
-    if "sklearn" in packages:
-        return import_estimator(source)
-    raise InputError(
-        f"A {type(source).__name__} is not a forest that can be added.",
-        f"Give an object of scikit-learn, XGBoost, LightGBM or Treelite, or a file: {_SUFFIXES}.",
-    )
+        return read_xgboost_object(source)
+    return import_estimator(source)
 
 
 def _read_file(path: Path) -> Found:
-    suffix, name = path.suffix.lower(), str(path)
-    if not path.is_file():
-        raise InputError(f"There is no file {path}.", "Name the forest's file.")
-    with path.open("rb") as file:
-        begins = file.read(32)
-    if not begins:
-        raise refuse(name, "it is empty", _SAVE_AGAIN)
-    if suffix in _PICKLES or begins.startswith(b"\x80"):
+    suffix, name, content = path.suffix.lower(), str(path), path.read_bytes()
+    if not content:
+        raise refuse(name, "it is empty")
+    if content.startswith(b"\x80"):
         raise InputError(
             f"{path} is a pickle, which runs code when it is read.",
             "If you trust it, read it yourself, and give the object: shoal.add_model(model, NAME); or save it with"
             " skops.io.dump.",
         )
     if suffix == ".tl":
-        return _of_checkpoint(path.read_bytes(), name)
+        return _of_checkpoint(content, name)
     if suffix == ".skops":
-        checkpoint, learnt = read_apart("skops", path, name, _SAVE_AGAIN)
+        model, learnt = read_apart("skops", content, name)
         labels = learnt["labels"] and tuple(learnt["labels"])
-        model = _load(checkpoint, name)
         return Found(name, model, learnt["what"], labels is not None, tuple(learnt["said"]), labels)
-    if suffix in (".json", ".ubj"):
-        return _convert(read_xgboost(path.read_bytes(), name), {})
-    if suffix == ".txt":
-        return _convert(read_lightgbm(path.read_bytes(), name), {})
-    raise InputError(f"{path} is not a forest that can be added.", f"Known: {_SUFFIXES}.")
-
-
-def _convert(booster: Booster, more: dict[str, Any]) -> Found:
-    with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
-        path = Path(folder) / "model"
-        path.write_bytes(booster.content)
-        checkpoint, _ = read_apart(booster.format, path, booster.name, _SAVE_AGAIN)
-    model = _load(checkpoint, booster.name)
-    given = {"said": booster.said, "gives_labels": booster.gives_labels, **more}
-    return Found(booster.name, model, booster.what, booster.is_classifier, **given)
+    return read_lightgbm(content, name) if suffix == ".txt" else read_xgboost(content, name)
 
 
 def _of_checkpoint(content: bytes, name: str) -> Found:
     """Read a checkpoint; it names no objective, so the kind of answer follows from its task and postprocessor."""
-    model, forest = _load(content, name), _read(content, name)
+    model, forest = load_checkpoint(content, name)
     is_chance = forest.postprocessor in ("sigmoid", "hinge") or forest.is_mean
     is_classifier = forest.task == Task.MULTICLASS or (forest.task == Task.BINARY and is_chance)
     task = forest.task.name.lower()
     what = f"Treelite, task {task}, postprocessor {forest.postprocessor}, {model.num_tree:,} trees"
     return Found(name, model, what, is_classifier)
-
-
-def _load(content: bytes, name: str) -> Any:
-    """Load Treelite's model after our own reader: Treelite may abort the process on a damaged checkpoint."""
-    import treelite
-
-    _read(content, name)
-    return treelite.Model.deserialize_bytes(content)
-
-
-def _read(content: bytes, name: str) -> Forest:
-    with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
-        path = Path(folder) / CHECKPOINT
-        path.write_bytes(content)
-        try:
-            return read_forest(path)
-        except ArtifactError as error:
-            why = error.what.partition(f"{path} is not a Treelite checkpoint: ")[2].rstrip(".") or error.what
-            raise refuse(name, describe_bytes(content[:32]) or why, _SAVE_AGAIN) from error
 
 
 def _check_forest(forest: Forest, found: Found, num_features: int | None) -> None:

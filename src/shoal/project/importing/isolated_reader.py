@@ -8,87 +8,96 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from shoal import errors
+from shoal.component.artifact_files import describe_bytes
 from shoal.errors import ArtifactError, ShoalError
+from shoal.forests.checkpoints import Forest, read_forest
 
+CHECKPOINT = "checkpoint.tl"
+SAVE_AGAIN = "Save it again, with the library that trained it."
 _PLACE = re.compile(r"^\[[\d:]+\] \S+:\d+: (Check failed: .*?: )?")  # Treelite's source location
 
 
-def read_apart(format_name: str, source: Path, name: str, fix: str) -> tuple[bytes, dict[str, Any]]:
-    """Convert ``source`` to a Treelite checkpoint in a subprocess; return it and the reader's findings.
+def refuse(name: str, why: str, fix: str = SAVE_AGAIN) -> ArtifactError:
+    """Build the error for a model that cannot be added."""
+    return ArtifactError(f"{name} cannot be added: {why}.", fix)
 
-    ``format_name``: json or ubjson (XGBoost), lightgbm, skops.
+
+def read_apart(format_name: str, content: bytes, name: str) -> tuple[Any, dict[str, Any]]:
+    """Convert a model file to Treelite's model in a subprocess; return it and the reader's findings.
+
+    ``format_name``: json or ubjson (XGBoost), lightgbm, skops. ``name`` is used in errors.
 
     Raises:
-        ArtifactError: it cannot be read; ``fix`` is the advice if only the library's message is known.
+        ArtifactError: it cannot be read.
         ShoalError: as raised by the reader.
     """
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
-        target = Path(folder) / "checkpoint.tl"
-        command = [sys.executable, "-P", "-m", __name__, format_name, str(source), str(target)]
+        source, target = Path(folder) / "model", Path(folder) / CHECKPOINT
+        source.write_bytes(content)
+        command = [sys.executable, "-P", "-m", __name__, format_name, str(source), str(target), name]
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
         if done.returncode < 0:
             ended_by = signal.Signals(-done.returncode).name
-            raise ArtifactError(f"{name} cannot be added: it is damaged: its reader was killed by {ended_by}.", fix)
+            raise refuse(name, f"it is damaged: its reader was killed by {ended_by}")
         try:
             answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         except (ValueError, IndexError):
             said = (done.stderr.strip() or done.stdout.strip() or "it said nothing").splitlines()[-1]
-            raise ArtifactError(f"{name} cannot be added: its reader ended: {said}.", fix) from None
+            raise refuse(name, f"its reader ended: {said}") from None
         if "refused" in answer:
-            raise _ERRORS[answer["refused"]](answer["what"], answer["fix"])
+            raise getattr(errors, answer["refused"])(answer["what"], answer["fix"])
         if "error" in answer:
-            raise ArtifactError(f"{name} cannot be added: {answer['error']}.", fix)
-        return target.read_bytes(), answer
+            raise refuse(name, answer["error"])
+        return load_checkpoint(target.read_bytes(), name)[0], answer
 
 
-def _errors(parent: type[ShoalError]) -> dict[str, type[ShoalError]]:
-    return {child.__name__: child for child in (parent, *parent.__subclasses__())}
-
-
-_ERRORS = _errors(ShoalError)
-
-
-def _read_xgboost(format_name: str, source: str, target: str) -> dict[str, Any]:
+def load_checkpoint(content: bytes, name: str) -> tuple[Any, Forest]:
+    """Load Treelite's model after our own reader: Treelite may abort the process on a damaged checkpoint."""
     import treelite
 
-    treelite.frontend.load_xgboost_model(source, format_choice=format_name).serialize(target)
+    with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
+        path = Path(folder) / CHECKPOINT
+        path.write_bytes(content)
+        try:
+            forest = read_forest(path)
+        except ArtifactError as error:
+            why = error.what.partition(f"{path} is not a Treelite checkpoint: ")[2].rstrip(".") or error.what
+            raise refuse(name, describe_bytes(content[:32]) or why) from error
+    return treelite.Model.deserialize_bytes(content), forest
+
+
+# --- in the subprocess -------------------------------------------------------------------------------------------
+
+
+def _read_booster(format_name: str, source: str, target: str) -> dict[str, Any]:
+    from treelite import frontend
+
+    if format_name == "lightgbm":
+        frontend.load_lightgbm_model(source).serialize(target)
+    else:
+        frontend.load_xgboost_model(source, format_choice=format_name).serialize(target)
     return {}
 
 
-def _read_lightgbm(_: str, source: str, target: str) -> dict[str, Any]:
-    import treelite
-
-    treelite.frontend.load_lightgbm_model(source).serialize(target)
-    return {}
-
-
-def _read_skops(format_name: str, source: str, target: str) -> dict[str, Any]:
+def _read_skops(source: str, target: str, name: str) -> dict[str, Any]:
     from shoal.project.importing.estimators import import_estimator, load_skops
     from shoal.project.importing.verify_forest import write_proven
 
-    del format_name
-    found = import_estimator(load_skops(Path(source)))
-    _, proven = write_proven(replace(found, name=source), Path(target))
+    found = import_estimator(load_skops(Path(source), name))
+    _, proven = write_proven(replace(found, name=name), Path(target))
     return {"what": found.what, "said": (*found.said, *proven), "labels": found.labels}
 
 
-_READERS: Mapping[str, Callable[[str, str, str], dict[str, Any]]] = {
-    "json": _read_xgboost,
-    "ubjson": _read_xgboost,
-    "lightgbm": _read_lightgbm,
-    "skops": _read_skops,
-}
-
-
-def main(format_name: str, source: str, target: str) -> None:
+def main(format_name: str, source: str, target: str, name: str) -> None:
     """Read ``source``, write ``target``, and print the findings as JSON in the last line."""
     try:
-        answer = _READERS[format_name](format_name, source, target)
+        is_skops = format_name == "skops"
+        answer = _read_skops(source, target, name) if is_skops else _read_booster(format_name, source, target)
     except ShoalError as error:
         answer = {"refused": type(error).__name__, "what": error.what, "fix": error.fix}
     except Exception as error:  # libraries raise anything on damaged files

@@ -66,11 +66,6 @@ def check_name(name: str, available: Mapping[str, ModelConfig]) -> None:
     raise InputError(f"There is a model {name} already, in {folder}.", "Choose another name, or remove that folder.")
 
 
-def python_name(name: str) -> str:
-    """Convert a model's name for a Python file: ``word-length`` to ``word_length``."""
-    return name.replace("-", "_")
-
-
 def class_name(name: str) -> str:
     """Convert a model's name for a Python class: ``word-length`` to ``WordLength``."""
     made = "".join(part[:1].upper() + part[1:] for part in re.split("[_-]", name))

@@ -12,13 +12,11 @@ from shoal.composition.accepted import check_accepted
 from shoal.composition.ensemble import Ensemble
 from shoal.composition.symbolic_tensor import Tensor
 from shoal.errors import InputError
-from shoal.project.draft import Draft
 from shoal.project.scaffold import text
 from shoal.project.scaffold.autowire import REQUEST, Ask, Join, Source
 from shoal.project.scaffold.names import check_name, find_project_folders
 from shoal.project.scaffold.sample_request import find_width
-from shoal.project.scaffold.skeletons import Skeleton, draft_component, gitignore, path_of_test, pipeline_files
-from shoal.project.scaffold.test_template import write_test
+from shoal.project.scaffold.skeletons import Skeleton, draft_component, make_skeleton
 from shoal.repository.config import ModelConfig
 from shoal.repository.ensemble_config import first_steps
 from shoal.repository.model_folders import collect
@@ -57,18 +55,10 @@ def draft_pipeline(
     spec = config.spec
     members = {member.name: member for step in steps for member in collect(step, available) if not member.is_ensemble}
     missing = sorted({file for member in members.values() for file in _missing(member)})
-    test = write_test(
+    test = text.write_test(
         name, name, spec.inputs, members.values(), is_batched=spec.is_batched, artifacts=missing,
         widths=_find_widths(models, sources, spec.inputs),
     )  # fmt: skip
-    draft = Draft(root)
-    draft.add(
-        {
-            **pipeline_files(name, text.write_ensemble(config.message, spec.inputs, spec.outputs)),
-            path_of_test(name): test,
-            **gitignore(root),
-        }
-    )
     first = [config.steps[index].model for index in first_steps(config.message)]
     if len(first) > 1:
         said.append(
@@ -77,7 +67,8 @@ def draft_pipeline(
         )
     if missing:
         said.append(f"It needs {', '.join(missing)}: in build/artifacts, or each in its model's folder 1.")
-    return Skeleton(draft, name, path_of_test(name), tuple(said), needs_artifacts=bool(missing))
+    ensemble = text.write_ensemble(config.message)
+    return make_skeleton(root, name, ensemble, name, test, said=said, needs_artifacts=bool(missing))
 
 
 def _refuse_maps(maps: Mapping[str, str]) -> None:

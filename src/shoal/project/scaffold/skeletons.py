@@ -6,12 +6,13 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from shoal.component.spec import STRING, TensorSpec
 from shoal.errors import InputError
 from shoal.project.draft import Draft
 from shoal.project.scaffold import text
-from shoal.project.scaffold.names import check_distinct, check_name, class_name, find_project_folders, python_name
+from shoal.project.scaffold.names import check_distinct, check_name, class_name, find_project_folders
 from shoal.repository.config import CONFIG
 from shoal.repository.sizes import Largest
 
@@ -21,6 +22,7 @@ OUTPUTS = (TensorSpec("LENGTH", "TYPE_FP32", (1,)),)
 MAX_BATCH_SIZE = 512  # as in shoal's own model folders; less if rows are large
 _MAX_BYTES, _MAX_TEXT = 16 * 2**20, 64 * 2**20  # per batch: a container's /dev/shm; a text in and out
 MAX_FEATURES = 10_000  # of a model that is fitted by least squares
+_WEIGHTS = 'parameters {\n  key: "artifacts"\n  value: { string_value: "weights.json" }\n}\n'
 _COUNTS = ("TYPE_INT32", "TYPE_INT64", "TYPE_UINT32", "TYPE_UINT64", "TYPE_FP32", "TYPE_FP64")
 _LENGTHS = f"[{', '.join(f'[{len(each)}]' for each in text.TEXTS)}]"
 
@@ -36,8 +38,8 @@ class Skeleton:
     draft: Draft
     pipeline: str
     test: str
-    said: tuple[str, ...] = ()
-    needs_artifacts: bool = False
+    said: tuple[str, ...]
+    needs_artifacts: bool
 
 
 def draft_component(
@@ -67,19 +69,15 @@ def draft_component(
     values = {"class_name": class_name(name), "name": tested, "pipeline": pipeline}
     code = _write_code(inputs, outputs, values)
     request, expected = _write_expected(inputs, outputs)
-    draft = Draft(root)
-    draft.add(
-        {
-            f"{category}/{name}/{CONFIG}": _write_config(
-                name, f"{_list(inputs)} in, {_list(outputs)} out.", inputs, outputs
-            ),
-            f"{category}/{name}/1/model.py": code,
-            **pipeline_files(pipeline, text.write_alone(pipeline, name, _batch_size(inputs, outputs), inputs, outputs)),
-            path_of_test(tested): text.fill("test_expected.py", **values, request=request, expected=expected),
-            **gitignore(root),
-        }
-    )
-    return Skeleton(draft, pipeline, path_of_test(tested))
+    files = {
+        f"{category}/{name}/{CONFIG}": _write_config(
+            name, f"{_list(inputs)} in, {_list(outputs)} out.", inputs, outputs
+        ),
+        f"{category}/{name}/1/model.py": code,
+    }
+    config = text.write_alone(pipeline, name, _batch_size(inputs, outputs), inputs, outputs)
+    test = text.fill("test_expected.py", **values, request=request, expected=expected)
+    return make_skeleton(root, pipeline, config, tested, test, files)
 
 
 def draft_model(name: str, num_features: int, *, project: Path | str = ".") -> Skeleton:
@@ -106,22 +104,17 @@ def draft_model(name: str, num_features: int, *, project: Path | str = ".") -> S
         "class_name": class_name(name), "name": name, "pipeline": pipeline, "num_features": num_features,
         "num_rows": num_features + 20, "path": f"{folder}/train.py",
     }  # fmt: skip
-    draft = Draft(root)
-    draft.add(
-        {
-            f"{folder}/{CONFIG}": _write_config(
-                name, "A linear model in NumPy; train.py fits it.", inputs, outputs, {"artifacts": "weights.json"}
-            ),
-            f"{folder}/1/model.py": text.fill("linear.py", **values),
-            f"{folder}/1/weights.json": json.dumps({"weights": [1 / num_features] * num_features, "bias": 0.0}) + "\n",
-            f"{folder}/train.py": text.fill("train.py", **values),
-            **pipeline_files(pipeline, text.write_alone(pipeline, name, _batch_size(inputs, outputs), inputs, outputs)),
-            path_of_test(name): text.fill("test_linear.py", **values),
-            **gitignore(root),
-        }
-    )
+    files = {
+        f"{folder}/{CONFIG}": _write_config(
+            name, "A linear model in NumPy; train.py fits it.", inputs, outputs, _WEIGHTS
+        ),
+        f"{folder}/1/model.py": text.fill("linear.py", **values),
+        f"{folder}/1/weights.json": json.dumps({"weights": [1 / num_features] * num_features, "bias": 0.0}) + "\n",
+        f"{folder}/train.py": text.fill("train.py", **values),
+    }
+    config = text.write_alone(pipeline, name, _batch_size(inputs, outputs), inputs, outputs)
     said = (f"Until {folder}/train.py has fitted it, {name} returns the mean of its features.",)
-    return Skeleton(draft, pipeline, path_of_test(name), said)
+    return make_skeleton(root, pipeline, config, name, text.fill("test_linear.py", **values), files, said)
 
 
 # --- parts of every skeleton -------------------------------------------------------------------------------------
@@ -130,11 +123,6 @@ def draft_model(name: str, num_features: int, *, project: Path | str = ".") -> S
 def alone(name: str) -> str:
     """Name the pipeline that runs only one model."""
     return f"{name[:58]}_alone"  # a name has at most 64 characters
-
-
-def path_of_test(name: str) -> str:
-    """Return the path of the test of a model or a pipeline."""
-    return f"tests/test_{python_name(name)}.py"
 
 
 def check_category(category: str) -> None:
@@ -148,14 +136,26 @@ def check_category(category: str) -> None:
         raise InputError(f"Unknown --category {category!r} for components.", f"Known: {known}.")
 
 
-def pipeline_files(pipeline: str, config: str) -> dict[str, str | bytes | Path]:
-    """Return the files of an ensemble's model folder."""
-    return {f"ensembles/{pipeline}/{CONFIG}": config, f"ensembles/{pipeline}/1/.gitkeep": ""}
+def make_skeleton(
+    root: Path,
+    pipeline: str,
+    config: str,
+    tested: str,
+    test: str,
+    files: Mapping[str, str | Path] = MappingProxyType({}),
+    said: Sequence[str] = (),
+    *,
+    needs_artifacts: bool = False,
+) -> Skeleton:
+    """Add to ``files`` the pipeline with its ``config``, the test of ``tested``, and a ``.gitignore`` if there is none.
 
-
-def gitignore(root: Path) -> dict[str, str | bytes | Path]:
-    """Return a ``.gitignore``, if the project has none."""
-    return {} if (root / ".gitignore").exists() else {".gitignore": text.fill("gitignore")}
+    The test's file is named after ``tested``, a model or a pipeline: ``word-length`` gives ``test_word_length.py``.
+    """
+    path = f"tests/test_{tested.replace('-', '_')}.py"
+    made = {**files, f"ensembles/{pipeline}/{CONFIG}": config, f"ensembles/{pipeline}/1/.gitkeep": "", path: test}
+    if not (root / ".gitignore").exists():
+        made[".gitignore"] = text.fill("gitignore")
+    return Skeleton(Draft(root, made), pipeline, path, tuple(said), needs_artifacts)
 
 
 # --- configuration and code --------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ def _write_config(
     comment: str,
     inputs: Sequence[TensorSpec],
     outputs: Sequence[TensorSpec],
-    parameters: Mapping[str, str] | None = None,
+    parameters: str = "",
 ) -> str:
     return text.fill(
         "python.pbtxt",
@@ -174,7 +174,7 @@ def _write_config(
         name=name,
         size=_batch_size(inputs, outputs),
         tensors=text.write_tensors(inputs, outputs),
-        parameters="".join(text.write_parameter(key, value) for key, value in (parameters or {}).items()),
+        parameters=parameters,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -10,13 +10,19 @@ from typing import Any
 import numpy as np
 
 from shoal.component.spec import DTYPES, STRING, TensorSpec
-from shoal.repository.config import Step
+from shoal.repository.config import ModelConfig, Step
 from shoal.repository.ensemble_config import make_ensemble
 
 _TEMPLATES = Path(__file__).parent / "templates"
 LINE = 120  # longest line of Python
 ROWS, WIDTH = 2, 4  # of a test's request; the width is the size of variable dimensions
 TEXTS = ("A cat sat.", "Füße")  # one per row; the second has more bytes than characters
+_EXACT = "        np.testing.assert_array_equal(served[name], expected)"
+_CLOSE = """\
+        if expected.dtype == np.object_:  # texts
+            np.testing.assert_array_equal(served[name], expected)
+        else:
+            np.testing.assert_allclose(served[name], expected, rtol=1e-5, atol=1e-5)"""
 
 
 def fill(template: str, **values: object) -> str:
@@ -30,72 +36,34 @@ def fill(template: str, **values: object) -> str:
 
 def write_tensors(inputs: Iterable[TensorSpec], outputs: Iterable[TensorSpec]) -> str:
     """Write the fields ``input`` and ``output``."""
-    return f"input [\n{_join(map(_entry, inputs))}\n]\noutput [\n{_join(map(_entry, outputs))}\n]"
+    takes, gives = (",\n".join(map(write_tensor, tensors)) for tensors in (inputs, outputs))
+    return f"input [\n{takes}\n]\noutput [\n{gives}\n]"
 
 
-def _entry(tensor: TensorSpec) -> str:
-    lines = [f'name: "{tensor.name}"', f"data_type: {tensor.dtype}", f"dims: [ {', '.join(map(str, tensor.dims))} ]"]
-    if tensor.dtype == STRING:
-        lines[0] += "  # UTF-8"
-    if tensor.is_optional:
-        lines.append("optional: true")
-    return "\n".join(["  {", *(f"    {line}" for line in lines), "  }"])
+def write_tensor(tensor: TensorSpec) -> str:
+    """Write an entry of ``input`` or ``output``."""
+    name = f'name: "{tensor.name}"{"  # UTF-8" if tensor.dtype == STRING else ""}'
+    return f"  {{\n    {name}\n    data_type: {tensor.dtype}\n    dims: {write_dims(tensor)}\n  }}"
 
 
-def _join(blocks: Iterable[str]) -> str:
-    return ",\n".join(blocks)
+def write_dims(tensor: TensorSpec) -> str:
+    """Write a tensor's dims: ``[ -1, 4 ]``."""
+    return f"[ {', '.join(map(str, tensor.dims))} ]"
 
 
-def write_parameter(key: str, value: str) -> str:
-    """Write an entry of ``parameters``."""
-    return f'parameters {{\n  key: "{key}"\n  value: {{ string_value: {quote(value)} }}\n}}\n'
+def write_ensemble(message: Any) -> str:
+    """Write the ``config.pbtxt`` of an ensemble from its ModelConfig."""
+    from google.protobuf import text_format
 
-
-def quote(text: str) -> str:
-    """Quote a text for Protobuf's text format."""
-    from google.protobuf.text_encoding import CEscape
-
-    return f'"{CEscape(text, as_utf8=True)}"'
-
-
-def write_ensemble(message: Any, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> str:
-    """Write an ensemble's ``config.pbtxt``; ``message`` is its ModelConfig with ``inputs`` and ``outputs``."""
-    steps = message.ensemble_scheduling.step
-    way = " -> ".join(step.model_name for step in steps)
-    names = (", ".join(tensor.name for tensor in tensors) for tensors in (inputs, outputs))
-    return "\n".join(
-        [
-            f"# {' in, '.join(names)} out: {way}.",
-            f'name: "{message.name}"',
-            'platform: "ensemble"',
-            f"max_batch_size: {message.max_batch_size}",
-            "",
-            write_tensors(inputs, outputs),
-            "",
-            "ensemble_scheduling {",
-            "  step [",
-            _join(map(_step, steps)),
-            "  ]",
-            "}",
-            "",
-        ]
-    )
-
-
-def _step(step: Any) -> str:
-    maps = [
-        f'{field} {{ key: "{key}" value: "{name}" }}'
-        for field, mapping in (("input_map", step.input_map), ("output_map", step.output_map))
-        for key, name in sorted(mapping.items())
-    ]
-    lines = [f'model_name: "{step.model_name}"', f"model_version: {step.model_version}", *maps]
-    return "\n".join(["    {", *(f"      {line}" for line in lines), "    }"])
+    way = " -> ".join(step.model_name for step in message.ensemble_scheduling.step)
+    takes, gives = (", ".join(tensor.name for tensor in tensors) for tensors in (message.input, message.output))
+    return f"# {takes} in, {gives} out: {way}.\n{text_format.MessageToString(message, as_utf8=True)}"
 
 
 def write_alone(name: str, model: str, size: int, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> str:
     """Write the ``config.pbtxt`` of an ensemble of one model, whose tensors keep their names."""
     step = Step(model, -1, {t.name: t.name for t in inputs}, {t.name: t.name for t in outputs})
-    return write_ensemble(make_ensemble(name, size, inputs, outputs, [step]), inputs, outputs)
+    return write_ensemble(make_ensemble(name, size, inputs, outputs, [step]))
 
 
 # --- Python ------------------------------------------------------------------------------------------------------
@@ -153,3 +121,43 @@ def write_entries(entries: Iterable[tuple[str, str]], indent: int) -> str:
             line = f'{" " * indent}"{name}": {function}(\n{inner}\n{" " * indent}),'
         lines.append(line)
     return "\n".join(lines)
+
+
+def write_test(
+    name: str,
+    pipeline: str,
+    inputs: Sequence[TensorSpec],
+    models: Iterable[ModelConfig],
+    *,
+    is_batched: bool,
+    widths: Mapping[str, int] | None = None,
+    artifacts: Sequence[str] = (),
+) -> str:
+    """Write the test ``name`` of ``pipeline``: the server must answer its ``inputs`` as this process does.
+
+    ``widths`` are the sizes of variable dimensions, by input. ``artifacts`` are those that no model folder contains:
+    the test takes them from ``build/artifacts``. Answers must be equal to the last bit if all models are Python
+    components, else within 1e-5.
+    """
+    known = widths or {}
+    entries = [
+        (t.name, write_sample(t, is_batched=is_batched, width=known.get(t.name, WIDTH)))
+        for t in inputs
+        if not t.is_optional
+    ]
+    before = ""
+    if artifacts:
+        line = f'ARTIFACTS = PROJECT / "build" / "artifacts"  # {", ".join(artifacts)}'
+        before += (line if len(line) <= LINE else line.partition("  #")[0]) + "\n"
+    if any("RANDOM." in value for _, value in entries):
+        before += "RANDOM = np.random.default_rng(0)\n"
+    is_exact = all(model.backend == "python" for model in models)
+    return fill(
+        "test_equal.py",
+        name=name,
+        pipeline=pipeline,
+        before=before,
+        artifacts="artifacts=ARTIFACTS, " if artifacts else "",
+        request=write_entries(entries, 4),
+        compare=_EXACT if is_exact else _CLOSE,
+    )
