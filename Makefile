@@ -12,7 +12,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 ifneq ($(shell pwd | tr -d 'A-Za-z0-9_./+@:,=\n-' | wc -c),0)
-$(error This folder's path ($(CURDIR)) has a character that Triton cannot bear: clone into one with letters, digits and _ . - + @ : , = only)
+$(error This folder's path ($(CURDIR)) has a character that Triton does not support: clone into a path with letters, digits and _ . - + @ : , = only)
 endif
 
 DOWNLOAD := $(BIN)/python -m pip download --quiet --only-binary=:all: --dest $(VENV)/wheels
@@ -76,7 +76,7 @@ gpu: .venv-gpu/.installed
 	.venv-gpu/bin/pytest -m gpu -p no:cacheprovider tests/gpu
 	.venv-gpu/bin/python benchmarks/gpu.py
 
-# RAPIDS needs NumPy 2, which the embedded server's stub cannot bear: no `serve` here.
+# RAPIDS needs NumPy 2, which the embedded server's stub corrupts: no `serve` here.
 .venv-gpu/.installed: pyproject.toml
 	$(PYTHON) -m venv .venv-gpu
 	.venv-gpu/bin/python -m pip install --quiet --editable '.[gpu,train,dev]'
