@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -130,29 +130,44 @@ class _RowLines:
         ERR.print(said, soft_wrap=True)
 
 
-def print_table(names: Sequence[str], rows: Iterable[tuple[Any, Sequence[Any]]], title: str = "") -> None:
-    """Print one line per text, truncated to the width that the values leave."""
-    table = Table("text", *(Column(name, justify="right") for name in names), title=title or None)
-    room = max(MIN_TEXT_WIDTH, OUT.width - sum(len(name) + 3 for name in names) - 4)
-    for text, values in rows:
-        table.add_row(_short_text(text, room), *map(_cell, values))
+def print_table(
+    given: Sequence[str], names: Sequence[str], rows: Iterable[tuple[Sequence[Any], Sequence[str]]], title: str = ""
+) -> None:
+    """Print one line per row: what was given, shortened to the width that the answers leave, and the answers, whole."""
+    found = [(shown, answers) for shown, answers in rows]
+    widths = [max([len(name), *(len(answers[at]) for _, answers in found)]) for at, name in enumerate(names)]
+    room = max(MIN_TEXT_WIDTH, (OUT.width - 1 - sum(width + 3 for width in widths)) // max(1, len(given)) - 3)
+    table = Table(
+        *(Column(name, no_wrap=True, overflow="ellipsis") for name in given),
+        *(Column(name, justify="right", min_width=width) for name, width in zip(names, widths, strict=True)),
+        title=title or None,
+    )
+    for shown, answers in found:
+        table.add_row(*(_short_text(value, room) for value in shown), *map(plain, answers))
     OUT.print(table)
 
 
-def print_answers(names: Sequence[str], rows: Sequence[tuple[Any, dict[str, Any] | str]]) -> None:
-    """Print one line per text with its answers; below, in red, the errors of failed texts."""
-    print_table(names, ((text, [_found(answer, name) for name in names]) for text, answer in rows))
+def print_answers(
+    given: Sequence[str],
+    names: Sequence[str],
+    rows: Sequence[tuple[Mapping[str, Any], dict[str, Any] | str]],
+    show: Callable[[Any], str],
+) -> None:
+    """Print one line per row with its answers; below, in red, the errors of failed rows."""
+    print_table(
+        given,
+        names,
+        (
+            (
+                [value if isinstance(value, bytes) else show(value) for value in map(row.get, given)],
+                ["-" if isinstance(answer, str) else show(answer[name]) for name in names],
+            )
+            for row, answer in rows
+        ),
+    )
     for number, (_, answer) in enumerate(rows, start=1):
         if isinstance(answer, str):
-            ERR.print(Text(f"text {number}: {answer}", style="red"), soft_wrap=True)
-
-
-def _found(answer: dict[str, Any] | str, name: str) -> Any:
-    return "-" if isinstance(answer, str) else answer[name]
-
-
-def _cell(value: Any) -> str:
-    return f"{value:.3f}" if isinstance(value, float) else str(value)
+            ERR.print(Text(f"row {number}: {answer}", style="red"), soft_wrap=True)
 
 
 def _short_text(text: Any, room: int) -> Text:

@@ -21,7 +21,7 @@ def test_infer(shoal: Shoal, server: Server) -> None:
     rows = json.loads(shoal(*arguments, "--set", "BERT_WEIGHT=1", "--json"))
     assert [row["score"] for row in rows] == [row["bert_score"] for row in rows]
     for fault, message in (
-        (("--set", "BERT_WEIGHT"), "--set 'BERT_WEIGHT' is not NAME=NUMBER"),
+        (("--set", "BERT_WEIGHT"), "--set 'BERT_WEIGHT' is not INPUT=VALUE"),
         (("--set", "W=1"), "There is no input W"),
         (("--set", "BERT_WEIGHT=2"), r"BERT_WEIGHT\[0\] is 2"),
         (("--model", "nope"), "nope"),

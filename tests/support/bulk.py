@@ -34,7 +34,7 @@ def run(model: Endpoint, source: Path, output: Path, stop_after: int | None = No
             raise Stopped
 
     with scan_table(source) as table:
-        feed = make_feed(model, table, text_column="text")
+        feed = make_feed(model, table)
         form = make_format(output.suffix, table, model, source)
         settings = {"model": model.name, **options.pop("settings", {})}
         return infer_to_file(table, model, feed, form, output, settings=settings, on_rows=on_rows, **options)

@@ -63,6 +63,7 @@ def test_quickstart_refuses_a_path_before_it_trains(shoal: Shoal, tmp_path: Path
         ("bench", ".", "--protocol", "ftp"),
         ("graph", ".", "--format", "gif"),
         ("compose", "x", "y", "--placement", "tpu"),
+        ("infer", "a", "--format", "xml"),
         ("env", "build", "--engine", "poetry"),
         ("new", "component", "x", "--category", "middle"),
         ("add-model", "x", "y", "--head", "tail"),

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from shoal.client.client import Client
 from shoal.client.failures import RestrictedError
@@ -20,6 +23,8 @@ SERVED_REQUESTS = 3  # at a time: one in the encoder, one before it, one that wa
 LOCAL_ROWS = 32  # per call in this process, where calls are not batched
 LOCAL_REQUESTS = 2  # at a time: one's text is read while the other's is in the encoder
 
+Ask: TypeAlias = Callable[[Mapping[str, Any]], Mapping[str, Array]]
+
 
 @dataclass(frozen=True)
 class Endpoint:
@@ -28,9 +33,10 @@ class Endpoint:
     name: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    call: Callable[[Mapping[str, Any]], Mapping[str, Array]]
+    call: Ask
     max_rows: int = LOCAL_ROWS
     num_callers: int = SERVED_REQUESTS
+    is_batched: bool = True
     sample: Mapping[str, Any] | None = None  # a request that was answered once
 
     def check_well(self) -> None:
@@ -47,15 +53,15 @@ class Endpoint:
                     f"Model {self.name} refuses what it answered before: {error.what}", error.fix
                 ) from None
 
-    def rehearsed(self, constants: Mapping[str, float], *, must_answer: bool = True) -> Endpoint:
-        """Return the model after a test request with one text, so that a failing server, or a wrong number given for
+    def rehearsed(self, constants: Mapping[str, Any], *, must_answer: bool = True) -> Endpoint:
+        """Return the model after a test request with one text, so that a failing server, or a wrong value given for
         every row, is found before the first row.
 
         Raises:
             InputError: it is refused, unless it need not be answered since rows give other inputs too.
             ServerError: no server answers, or it cannot.
         """
-        sample = {self.text_input: ["A text."], **{name: [value] for name, value in constants.items()}}
+        sample = {self.text_input: ["A text."], **{name: np.stack([value]) for name, value in constants.items()}}
         try:
             self.call(sample)
         except InputError:
@@ -64,17 +70,13 @@ class Endpoint:
             return self
         return replace(self, sample=sample)
 
-    @property
+    @cached_property
     def text_input(self) -> str:
-        """Name of the input that takes texts.
-
-        Raises:
-            InputError: there is none.
-        """
-        for spec in self.inputs:
-            if spec.dtype == STRING:
-                return spec.name
-        raise InputError(f"Model {self.name} takes no text.", "Name an ensemble that does: --model NAME")
+        """Name of the input that takes texts: the only one of TYPE_STRING, or the only required one; else empty."""
+        texts = [spec for spec in self.inputs if spec.dtype == STRING and spec.dims == (1,)]
+        required = [spec for spec in texts if not spec.is_optional]
+        found = required if len(required) == 1 else texts
+        return found[0].name if len(found) == 1 else ""
 
     def find_input(self, name: str) -> TensorSpec:
         """Return the declaration of an input.
@@ -99,7 +101,7 @@ def served(client: Client, name: str, *, max_rows: int | None = None, num_caller
     """Make the endpoint of a model on a server.
 
     Raises:
-        InputError: the server has no such model, or it does not batch.
+        InputError: the server has no such model, or it takes fewer rows.
         ServerError: no server answers.
     """
     try:
@@ -110,9 +112,10 @@ def served(client: Client, name: str, *, max_rows: int | None = None, num_caller
         name,
         client.inputs(name),
         client.outputs(name),
-        lambda inputs: client.infer(name, inputs),
+        _by_row(lambda inputs: client.infer(name, inputs), limit),
         _check_rows(name, max_rows, SERVED_ROWS, limit),
         num_callers or SERVED_REQUESTS,
+        is_batched=limit > 0,
     )
 
 
@@ -120,22 +123,34 @@ def local(pipeline: Pipeline, *, max_rows: int | None = None, num_callers: int |
     """Make the endpoint of a pipeline in this process; one with a remote half keeps more requests in flight.
 
     Raises:
-        InputError: it does not batch.
+        InputError: it takes fewer rows.
     """
     spec = pipeline.graph.config.spec
     return Endpoint(
         spec.name,
         spec.inputs,
         spec.outputs,
-        lambda inputs: pipeline(**inputs),
+        _by_row(lambda inputs: pipeline(**inputs), spec.max_batch_size),
         _check_rows(spec.name, max_rows, LOCAL_ROWS, spec.max_batch_size),
         num_callers or LOCAL_REQUESTS,
+        is_batched=spec.is_batched,
     )
 
 
+def _by_row(call: Ask, limit: int) -> Ask:
+    """Return ``call``; for a model without a batch dimension, take it from a request of one row, and add it again."""
+    if limit:
+        return call
+
+    def ask(inputs: Mapping[str, Any]) -> Mapping[str, Array]:
+        one = {name: value[0] if isinstance(value, np.ndarray) else value for name, value in inputs.items()}
+        return {name: array[None] for name, array in call(one).items()}
+
+    return ask
+
+
 def _check_rows(name: str, wanted: int | None, default: int, limit: int) -> int:
-    if limit == 0:
-        raise InputError(f"Model {name} does not batch.", "Ask it with shoal.Client, one request per text.")
+    limit = max(1, limit)  # a model without a batch dimension gets a request per row
     if wanted is not None and wanted > limit:
         raise InputError(
             f"Model {name} takes at most {limit} rows per request, not {wanted}.", "Give a smaller number."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -12,13 +12,15 @@ from typing import Any, BinaryIO, Protocol
 
 from shoal.bulk.endpoint import Endpoint
 from shoal.bulk.journal import Journal, open_journal, partial_path, written
-from shoal.bulk.output_formats import ERROR, Csv, JsonLines
+from shoal.bulk.output_formats import ERROR, Csv, JsonLines, Npy
 from shoal.bulk.scoring import Feed, Scored, score
+from shoal.bulk.values import show_example
+from shoal.component.spec import TensorSpec
 from shoal.errors import ArtifactError, InputError
-from shoal.tables import Table, shorten_all
+from shoal.tables import TEXT, Table, shorten_all
 from shoal.tables.common import Row
 
-OUTPUT_KINDS = (".csv", ".jsonl", ".parquet")
+OUTPUT_KINDS = (".csv", ".jsonl", ".parquet", ".npy")
 
 
 class OnRows(Protocol):
@@ -40,34 +42,71 @@ def make_feed(
     model: Endpoint,
     table: Table[Row],
     *,
-    text_column: str,
+    text_column: str = "",
     columns: Mapping[str, str] | None = None,
-    constants: Mapping[str, float] | None = None,
+    constants: Mapping[str, Any] | None = None,
 ) -> Feed:
-    """Map the table's rows to the model's inputs: ``columns`` and ``constants`` are by input.
+    """Map the table's rows to the model's inputs.
+
+    ``columns`` (one, or several joined by commas) and ``constants`` are by input. Another input takes the column of its
+    name, in any case; the model's only text input also the column ``text``, or ``text_column``.
 
     Raises:
         InputError: the model has no such input, or one is given twice.
-        ArtifactError: the table has no such column.
+        ArtifactError: the table has no such column, or none for a required input.
     """
     columns, constants = dict(columns or {}), dict(constants or {})
-    specs = {name: model.find_input(name) for name in (*columns, *constants)}
-    for name, value in constants.items():
-        if value.is_integer() and specs[name].numpy_dtype.kind in "iu":
-            constants[name] = int(value)
+    for name in (*columns, *constants):
+        model.find_input(name)
+    if text_column and not model.text_input:
+        raise InputError(f"Model {model.name} has no single text input.", "Name each: --column INPUT=COLUMN")
     twice = sorted((columns.keys() & constants.keys()) | ({model.text_input} & {*columns, *constants}))
-    if twice:
-        raise InputError(f"The input {twice[0]} is given twice.", "Give it once: as a number, or by its column.")
-    columns = {model.text_input: text_column, **columns}
-    for column in columns.values():
+    if twice and (text_column or twice[0] != model.text_input):
+        raise InputError(f"The input {twice[0]} is given twice.", "Give it once: as a value, or by its column.")
+    found: dict[str, str | tuple[str, ...]] = {}
+    for spec in model.inputs:
+        if spec.name in columns:
+            found[spec.name] = _split_columns(columns[spec.name], table)
+        elif spec.name not in constants:
+            wanted = [spec.name]
+            if spec.name == model.text_input:
+                wanted = [text_column] if text_column else [TEXT, spec.name]
+            column = _find_column(wanted, table)
+            if column is not None:
+                found[spec.name] = column
+            elif not spec.is_optional or wanted == [text_column]:
+                raise _no_column(wanted[0], spec, model, table)
+    return Feed(found, constants)
+
+
+def _split_columns(wanted: str, table: Table[Row]) -> str | tuple[str, ...]:
+    columns = (wanted,) if wanted in table.columns else tuple(wanted.split(","))
+    for column in columns:
         if column not in table.columns:
             raise ArtifactError(
                 f"{table.source.name} has no column {column!r}; it has {shorten_all(table.columns)}.",
-                "Name the column of the texts: --text-column NAME"
-                if column == text_column
-                else "Name one that it has: --column INPUT=COLUMN",
+                "Name one that it has: --column INPUT=COLUMN",
             )
-    return Feed(columns, constants)
+    return columns if len(columns) > 1 else columns[0]
+
+
+def _find_column(wanted: Sequence[str], table: Table[Row]) -> str | None:
+    for name in wanted:
+        if name in table.columns:
+            return name
+        alike = [column for column in table.columns if column.lower() == name.lower()]
+        if len(alike) == 1:
+            return alike[0]
+    return None
+
+
+def _no_column(wanted: str, spec: TensorSpec, model: Endpoint, table: Table[Row]) -> ArtifactError:
+    fix = f"Name it: --column {spec.name}=COLUMN, or give one value for all rows: {show_example(spec)}"
+    if spec.name == model.text_input:
+        fix = "Name the column of the texts: --text-column NAME"
+    elif spec.dims != (1,):
+        fix = f"Name it: --column {spec.name}=COLUMN, or the columns of its elements: --column {spec.name}=A,B,..."
+    return ArtifactError(f"{table.source.name} has no column {wanted!r}; it has {shorten_all(table.columns)}.", fix)
 
 
 def make_format(kind: str, table: Table[Row], model: Endpoint, origin: Path | None = None) -> JsonLines:
@@ -94,6 +133,8 @@ def make_format(kind: str, table: Table[Row], model: Endpoint, origin: Path | No
         from shoal.bulk.parquet import Parquet
 
         return Parquet(table.columns, added, origin if table.source.kind == ".parquet" else None)
+    if kind == ".npy":
+        return Npy(table.columns, added)
     raise InputError(f"Answers cannot be written as {kind!r}.", f"Known: {', '.join(OUTPUT_KINDS)}.")
 
 

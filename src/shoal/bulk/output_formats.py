@@ -1,4 +1,4 @@
-"""Output formats of answers: CSV, JSON Lines and Parquet.
+"""Output formats of answers: CSV, JSON Lines, Parquet and NumPy.
 
 A format encodes scored rows to bytes, which go to a pipe or a journal, and makes the whole file from a journal.
 """
@@ -12,9 +12,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from shoal.bulk.scoring import Scored
 from shoal.component.spec import TensorSpec
-from shoal.errors import ArtifactError
+from shoal.errors import ArtifactError, InputError
 from shoal.tables import NotUtf8, shorten
 
 ERROR = "error"  # the column that says why a row has no answer
@@ -132,3 +134,51 @@ def _csv_cell(value: Any) -> str:
 def writable(text: str) -> str:
     """Escape lone surrogates in ``text``, which UTF-8 cannot encode."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
+class Npy(JsonLines):
+    """NumPy's array file: the one output of a model, a row per row of the input; rows with an error are NaN.
+
+    Raises:
+        InputError: the model has several outputs, or one whose rows cannot be an array.
+    """
+
+    def __init__(self, columns: Sequence[str], added: Mapping[str, TensorSpec]) -> None:
+        super().__init__(columns, added)
+        if len(added) != 1:
+            raise InputError(
+                f"A .npy file holds one tensor; the model gives {', '.join(added)}.", "Write .jsonl or .parquet."
+            )
+        [(self._name, self._spec)] = added.items()
+        if self._spec.numpy_dtype.kind == "O":
+            raise InputError(f"A .npy file holds numbers; {self._name} is text.", "Write .jsonl or .parquet.")
+
+    def encode(self, rows: Sequence[Scored]) -> bytes:
+        return b"".join(dump_json({ERROR: s.answer} if isinstance(s.answer, str) else s.answer) for s in rows)
+
+    def finish(self, payloads: Payloads, path: Path) -> None:
+        number, missing = 0, ""
+        shape: tuple[int, ...] = (1,)
+        for line in _lines(payloads):
+            number += 1
+            missing = missing or line.get(ERROR, "")
+            shape = shape if ERROR in line else np.shape(line[self._name]) or (1,)
+        if missing and self._spec.numpy_dtype.kind != "f":
+            raise InputError(f"A .npy file of integers cannot hold errors: {missing}", "Write .jsonl or .parquet.")
+        if not number:
+            with path.open("wb") as file:
+                np.save(file, np.empty((0, *shape), self._spec.numpy_dtype))
+            return
+        array: Any = np.lib.format.open_memmap(path, "w+", self._spec.numpy_dtype, (number, *shape))  # type: ignore[no-untyped-call]
+        for at, line in enumerate(_lines(payloads)):
+            try:
+                array[at] = np.nan if ERROR in line else line[self._name]
+            except ValueError:
+                raise InputError(
+                    f"A .npy file cannot hold rows of different shapes: row {at + 1}.", "Write .jsonl or .parquet."
+                ) from None
+        array.flush()
+
+
+def _lines(payloads: Payloads) -> Iterator[dict[str, Any]]:
+    return (json.loads(line) for payload in payloads() for line in payload.splitlines())

@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shoal.bulk.endpoint import Endpoint
+from shoal.bulk.values import read_row
 from shoal.component.spec import STRING, TensorSpec
 from shoal.component.tensors import Array
-from shoal.errors import ArtifactError, ServerError, SetupError, ShoalError
+from shoal.errors import ArtifactError, InputError, ServerError, SetupError, ShoalError
+from shoal.tables import shorten
 from shoal.tables.common import Row
 
 # Rows that are sorted by length and cut into requests together. Which rows share a batch affects the last bits of an
@@ -35,28 +37,50 @@ class Scored(NamedTuple):
 
 @dataclass(frozen=True)
 class Feed:
-    """Mapping of a row to a model's inputs: ``columns`` by input, and ``constants``, the same for every row."""
+    """Mapping of a row to a model's inputs: ``columns`` by input, and ``constants``, the same for every row.
 
-    columns: Mapping[str, str]
-    constants: Mapping[str, float] = field(default_factory=dict)
+    Several columns are the elements of a vector.
+    """
+
+    columns: Mapping[str, str | tuple[str, ...]]
+    constants: Mapping[str, Any] = field(default_factory=dict)
 
     def inputs(self, row: Mapping[str, Any], specs: Mapping[str, TensorSpec]) -> dict[str, Any]:
-        """Return the inputs of one row; a number whose cell is empty is left out."""
-        given = {name: _value(row.get(column), specs[name]) for name, column in self.columns.items()}
+        """Return the inputs of one row; a number whose cell is empty is left out.
+
+        Raises:
+            InputError: a value is not what its input declares.
+        """
+        given = {name: _value(_take(row, columns), specs[name]) for name, columns in self.columns.items()}
         present = {n: v for n, v in given.items() if v is not None or specs[n].dtype == STRING}
         return {**present, **self.constants}
 
 
-def _value(value: Any, spec: TensorSpec) -> Any:
-    """Convert a value of a file to the input's type: text files hold numbers as text."""
-    if spec.dtype == STRING or not isinstance(value, str):
-        return value
-    if not value.strip():
-        return None
+def _take(row: Mapping[str, Any], columns: str | tuple[str, ...]) -> Any:
+    if isinstance(columns, str):
+        return row.get(columns)
+    cells = [row.get(column) for column in columns]
+    for column, cell in zip(columns, cells, strict=True):
+        if cell is None or (isinstance(cell, str) and not _is_number(cell)):
+            raise InputError(f"The column {column} holds {shorten(cell)}, not a number.", "Correct that cell.")
+    return [float(cell) if isinstance(cell, str) else cell for cell in cells]
+
+
+def _is_number(text: str) -> bool:
     try:
-        return int(value) if spec.numpy_dtype.kind in "iu" else float(value)
+        float(text)
     except ValueError:
-        return value  # refused later, with the usual error
+        return False
+    return True
+
+
+def _value(value: Any, spec: TensorSpec) -> Any:
+    """Convert a value of a file to the input's type: text files hold numbers, and vectors in JSON, as text."""
+    if spec.dtype == STRING and spec.dims == (1,):
+        return value
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return None
+    return read_row(spec, value)
 
 
 def score(rows: Iterable[tuple[int, Row]], model: Endpoint, feed: Feed) -> Iterator[list[Scored]]:
@@ -83,32 +107,40 @@ def score(rows: Iterable[tuple[int, Row]], model: Endpoint, feed: Feed) -> Itera
 class _Window(NamedTuple):
     rows: list[tuple[int, Row]]
     requests: list[tuple[list[int], Future[list[Answer]]]]
+    refused: dict[int, str]
 
     @classmethod
     def begin(cls, rows: list[tuple[int, Row]], model: Endpoint, feed: Feed, callers: ThreadPoolExecutor) -> _Window:
         specs = {spec.name: spec for spec in model.inputs}
-        inputs = {at: feed.inputs(row, specs) for at, (_, row) in enumerate(rows) if not isinstance(row, ArtifactError)}
+        inputs: dict[int, dict[str, Any]] = {}
+        refused: dict[int, str] = {}
+        for at, (_, row) in enumerate(rows):
+            try:
+                if isinstance(row, ArtifactError):
+                    raise row
+                inputs[at] = feed.inputs(row, specs)
+            except (ArtifactError, InputError) as error:
+                refused[at] = str(error)
         requests = []
         for chosen in _cut(inputs, model.max_rows):
             requests.append((chosen, callers.submit(ask, model, [inputs[at] for at in chosen])))
-        return cls(rows, requests)
+        return cls(rows, requests, refused)
 
     def finish(self) -> list[Scored]:
-        answers: dict[int, Answer] = {}
+        answers: dict[int, Answer] = {**self.refused}
         for chosen, answered in self.requests:
             answers.update(zip(chosen, answered.result(), strict=True))
-        return [
-            Scored(number, row, str(row) if isinstance(row, ArtifactError) else answers[at])
-            for at, (number, row) in enumerate(self.rows)
-        ]
+        return [Scored(number, row, answers[at]) for at, (number, row) in enumerate(self.rows)]
 
 
 def _cut(inputs: Mapping[int, Mapping[str, Any]], max_rows: int) -> Iterator[list[int]]:
-    """Length bucketing: cut a window into requests of rows with the same inputs and texts of similar length."""
+    """Length bucketing: cut a window into requests of rows with inputs of one shape and texts of similar length."""
     # An encoder pads to the longest text of a batch.
-    groups: dict[frozenset[str], list[int]] = {}
+    groups: dict[frozenset[Any], list[int]] = {}
     for at, given in inputs.items():
-        groups.setdefault(frozenset(given), []).append(at)
+        groups.setdefault(
+            frozenset((name, value.shape if isinstance(value, np.ndarray) else ()) for name, value in given.items()), []
+        ).append(at)
     for members in groups.values():
         members.sort(key=lambda at: _length(inputs[at]), reverse=True)
         for start in range(0, len(members), max_rows):
@@ -138,7 +170,9 @@ def ask(model: Endpoint, rows: Sequence[Mapping[str, Any]]) -> list[Answer]:
 
 
 def _column(values: list[Any]) -> list[Any] | Array:
-    """Return one value per row; a list among them is a value that is refused, not a dimension."""
+    """Return one value per row; a list among texts is a value that is refused, not a dimension."""
+    if isinstance(values[0], np.ndarray):
+        return np.stack(values)
     if not any(isinstance(value, list | dict) for value in values):
         return values
     array = np.empty(len(values), np.object_)

@@ -6,83 +6,126 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from shoal.console import ERR, plain, print_answers, print_json, show_rows
+from shoal.console import ERR, plain, print_answers, show_rows
 from shoal.errors import InputError, ServerError, SetupError
-from shoal.options import Json
+from shoal.options import Json, Protocol
 
 if TYPE_CHECKING:
     from shoal.bulk.endpoint import Endpoint
     from shoal.bulk.infer import Summary
+    from shoal.bulk.scoring import Feed
     from shoal.tables import Table
     from shoal.tables.common import Row
 
-STREAM_FORMATS = ("table", "csv", "jsonl")
-PLACEMENTS = ("server", "client")
 MAX_SHOWN = 1000  # rows of a table or of one JSON array, which are held in memory
 
 
 def infer(
-    texts: Annotated[list[str] | None, typer.Argument(help="Texts; without any, --input or standard input.")] = None,
-    source: Annotated[
-        str | None, typer.Option("--input", "-i", help="A .txt (a text per line), .csv, .jsonl, .parquet, .xlsx; or -.")
-    ] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="A .csv, .jsonl or .parquet to write.")] = None,
-    form: Annotated[str, typer.Option("--format", help="On standard output: table, csv or jsonl.")] = "table",
-    input_format: Annotated[str, typer.Option(help="Of standard input: txt, csv or jsonl.")] = "txt",
-    text_column: Annotated[str, typer.Option(help="The input's column of texts.")] = "text",
     values: Annotated[
-        list[str] | None, typer.Option("--set", help="Another input, the same for each text: BERT_WEIGHT=0.7.")
+        list[str] | None,
+        typer.Argument(
+            metavar="TEXT | INPUT=VALUE",
+            help="Texts; or inputs by name, as X=[5.1,3.5] or X=@file.npy; or a whole @request.json.",
+        ),
+    ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--input", "-i", metavar="FILE", help="A .txt (a text per line), .csv, .jsonl, .parquet, .xlsx; or -."
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="A .csv, .jsonl, .parquet or .npy to write."),
+    ] = None,
+    form: Annotated[
+        Literal["table", "csv", "jsonl"], typer.Option("--format", help="What is printed on standard output.")
+    ] = "table",
+    input_format: Annotated[Literal["txt", "csv", "jsonl"], typer.Option(help="Of standard input.")] = "txt",
+    text_column: Annotated[
+        str, typer.Option(metavar="NAME", help="The column of texts; else `text`, or the input's name.")
+    ] = "",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="INPUT=VALUE", help="An input that is the same for every row; repeat it."),
     ] = None,
     columns: Annotated[
-        list[str] | None, typer.Option("--column", help="Another input, from a column: BERT_WEIGHT=my_column.")
+        list[str] | None,
+        typer.Option(
+            "--column",
+            metavar="INPUT=NAME,...",
+            help="An input's column, where the name differs; several are joined to a vector. Repeat it.",
+        ),
     ] = None,
-    url: Annotated[str | None, typer.Option(help="The server; else 127.0.0.1 at the protocol's usual port.")] = None,
-    protocol: Annotated[str, typer.Option(help="grpc or http.")] = "grpc",
-    timeout: Annotated[float, typer.Option(help="Seconds that a request may take.")] = 60.0,
+    url: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="The server; else 127.0.0.1 at the protocol's usual port.")
+    ] = None,
+    protocol: Annotated[Protocol, typer.Option(help="How to ask the server.")] = "grpc",
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="For one request.")] = 60.0,
     model: Annotated[
-        str, typer.Option(help="The model; else the repository's or the server's only ensemble, or only model.")
+        str,
+        typer.Option(
+            metavar="NAME", help="The model; else the repository's or the server's only ensemble, or only model."
+        ),
     ] = "",
     is_local: Annotated[
         bool, typer.Option("--local", help="Without a server: the repository in this process.")
     ] = False,
     placement: Annotated[
-        str, typer.Option(help="server, or client: Python components here, the other models on the server.")
+        Literal["server", "client"],
+        typer.Option(help="client: Python components run here, the other models on the server."),
     ] = "server",
     repository: Annotated[Path, typer.Option(help="For --local and --placement client.")] = Path("build/repository"),
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Texts of a request.")] = None,
-    concurrency: Annotated[int | None, typer.Option(min=1, help="Requests at a time.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Rows per request.")] = None,
+    concurrency: Annotated[int | None, typer.Option(min=1, help="Requests in flight.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over, discarding what was written there.")] = False,
+    is_full: Annotated[bool, typer.Option("--full", help="Print every number of vectors.")] = False,
+    is_curl: Annotated[
+        bool, typer.Option("--curl", help="Print the request as a command of curl's; send nothing.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Score texts: given here, from standard input, or from a file; run the same command again to resume."""
+    """Ask a model: values given here, on standard input, or in a file; run the same command again to resume."""
     from shoal.bulk.infer import infer_to_file, infer_to_stream, make_feed, make_format
+    from shoal.bulk.values import read_rows
+    from shoal.tables import TEXT
 
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: active waiting is very slow beside other work
-    _check_choices(form, protocol, placement, output, is_local=is_local)
+    _check_choices(values, source, placement, output, is_local=is_local)
     with ExitStack() as held:
-        table = held.enter_context(_open_table(texts, source, f".{input_format}"))
-        origin = Path(source) if source not in (None, "-") and not texts else None
+        where = "local" if is_local else placement
+        table = None if values else held.enter_context(_open_table(source, f".{input_format}"))
+        origin = Path(source) if source not in (None, "-") else None
         if output and origin and output.exists() and output.samefile(origin):
             raise InputError(f"{output} is the input.", "Name another file to write.")
-        where = "local" if is_local else placement
         chosen = held.enter_context(
             _open_model(model, where, repository, url, protocol, timeout, max_rows=batch_size, num_callers=concurrency)
         )
-        constants, fed = _distinct(map(_parse_number, values or ())), _distinct(map(_parse_column, columns or ()))
+        if table is None:
+            from shoal.bulk.arguments import make_table
+
+            table = make_table(values or (), chosen)
+        given, fed = _distinct(map(_parse_setting, settings or ())), _distinct(map(_parse_column, columns or ()))
+        constants = {name: _one_row(name, read_rows(chosen.find_input(name), value)) for name, value in given.items()}
         feed = make_feed(chosen, table, text_column=text_column, columns=fed, constants=constants)
-        if constants or not texts:  # a trial request before many, which would all fail in the same way
+        if is_curl:
+            typer.echo(_write_curl(table, chosen, feed, url if protocol == "http" else None))
+            return
+        is_text = list(feed.columns) == [chosen.text_input]
+        if is_text and (constants or not values):  # a trial request before many, which would all fail in the same way
             chosen = chosen.rehearsed(feed.constants, must_answer=not fed)
         if output:
             scored_by = {"server": url or "here"} if where == "server" else {"repository": _digest(repository)}
             answers = {spec.name: [spec.dtype, *spec.dims] for spec in chosen.outputs}
             job = {
                 "model": chosen.name, "place": where, **scored_by, "batch_size": chosen.max_rows, "answers": answers,
-                "input_format": table.source.kind, "text_column": text_column, "set": constants, "column": fed,
+                "input_format": table.source.kind, "text_column": text_column or TEXT, "set": given, "column": fed,
             }  # fmt: skip
             written = make_format(output.suffix.lower(), table, chosen, origin)
             with show_rows() as show, _say_what_is_kept(output):
@@ -90,7 +133,7 @@ def infer(
                     table, chosen, feed, written, output, settings=job, on_rows=show, is_fresh=fresh
                 )
         elif form == "table" or as_json:
-            summary = _show(table, chosen, feed, text_column, as_json=as_json)
+            summary = _show(table, chosen, feed, as_json=as_json, is_full=is_full)
         else:
             with show_rows() as show:
                 stream = make_format(f".{form}", table, chosen)
@@ -100,11 +143,12 @@ def infer(
         raise typer.Exit(1)
 
 
-def _show(table: Table[Row], model: Endpoint, feed: Any, text_column: str, *, as_json: bool) -> Summary:
-    """Print a few rows as a table or as one JSON array."""
+def _show(table: Table[Row], model: Endpoint, feed: Feed, *, as_json: bool, is_full: bool) -> Summary:
+    """Print a few rows as a table or as one JSON array, a row per line."""
     from shoal.bulk.infer import Summary
-    from shoal.bulk.output_formats import answered, as_text
+    from shoal.bulk.output_formats import answered, dump_json
     from shoal.bulk.scoring import score
+    from shoal.bulk.values import show_value
 
     rows: list[Any] = []
     for window in score(table.rows, model, feed):
@@ -115,22 +159,36 @@ def _show(table: Table[Row], model: Endpoint, feed: Any, text_column: str, *, as
             )
     failed = sum(isinstance(scored.answer, str) for scored in rows)
     if as_json:
-        print_json([answered(scored) for scored in rows], as_text)
+        typer.echo(b"[" + b",\n ".join(dump_json(answered(scored)).rstrip(b"\n") for scored in rows) + b"]")
     else:
-        print_answers(list(model.columns.values()), [(answered(s).get(text_column), s.answer) for s in rows])
+        given = [
+            column
+            for columns in feed.columns.values()
+            for column in ((columns,) if isinstance(columns, str) else columns)
+        ]
+        shown = partial(show_value, is_full=is_full)
+        print_answers(given, list(model.columns.values()), [(answered(s), s.answer) for s in rows], shown)
     return Summary(len(rows), failed)
 
 
-def _check_choices(form: str, protocol: str, placement: str, output: Path | None, *, is_local: bool) -> None:
+def _write_curl(table: Table[Row], model: Endpoint, feed: Feed, url: str | None) -> str:
+    from shoal.bulk.arguments import write_curl
+
+    specs = {spec.name: spec for spec in model.inputs}
+    rows = [feed.inputs(row, specs) for _, row in table.rows if isinstance(row, dict)]
+    return write_curl(url or "127.0.0.1:8000", model, {name: [row[name] for row in rows] for name in rows[0]})
+
+
+def _check_choices(
+    values: Sequence[str] | None, source: str | None, placement: str, output: Path | None, *, is_local: bool
+) -> None:
     from shoal.bulk.infer import OUTPUT_KINDS
 
-    for option, value, known in (
-        ("--format", form, STREAM_FORMATS),
-        ("--protocol", protocol, ("grpc", "http")),
-        ("--placement", placement, PLACEMENTS),
-    ):
-        if value not in known:
-            raise InputError(f"Unknown {option} {value!r}.", f"Known: {', '.join(known)}.")
+    if values and source:
+        raise InputError(
+            f"There are values, such as {values[0]!r}, and an --input.",
+            "Leave one out; an input that is the same for every row of the file: --set INPUT=VALUE",
+        )
     if is_local and placement == "client":
         raise InputError("--local and --placement client exclude each other.", "Leave one out.")
     if output and output.suffix.lower() not in OUTPUT_KINDS:
@@ -138,18 +196,14 @@ def _check_choices(form: str, protocol: str, placement: str, output: Path | None
 
 
 @contextmanager
-def _open_table(texts: Sequence[str] | None, source: str | None, stream_kind: str) -> Iterator[Table[Row]]:
-    from shoal.tables import TEXT, Table, as_cell, open_stream, scan_table
-    from shoal.tables.common import Source
+def _open_table(source: str | None, stream_kind: str) -> Iterator[Table[Row]]:
+    from shoal.tables import open_stream, scan_table
 
-    if texts and source:
-        raise InputError("There are texts and an --input.", "Leave one out.")
-    if texts:
-        rows = ((number, {TEXT: as_cell(text)}) for number, text in enumerate(texts, start=1))
-        yield Table(Source("arguments", ".txt"), (TEXT,), rows, lambda: None)
-    elif source is None and (sys.stdin is None or sys.stdin.isatty()):
-        raise InputError("There are no texts.", 'Give some: shoal infer "A text.", or --input FILE')
-    elif source in (None, "-"):
+    if source is None and (sys.stdin is None or sys.stdin.isatty()):
+        raise InputError(
+            "There is nothing to ask.", 'Give a text: shoal infer "A text."; or INPUT=VALUE; or --input FILE'
+        )
+    if source in (None, "-"):
         with open_stream(sys.stdin.buffer, stream_kind) as table:
             yield table
     else:
@@ -200,12 +254,17 @@ def _distinct(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     return given
 
 
-def _parse_number(setting: str) -> tuple[str, float]:
+def _parse_setting(setting: str) -> tuple[str, str]:
     name, _, value = setting.partition("=")
-    try:
-        return name, float(value)
-    except ValueError:
-        raise InputError(f"--set {setting!r} is not NAME=NUMBER.", "For example: --set BERT_WEIGHT=0.7") from None
+    if not name or not value:
+        raise InputError(f"--set {setting!r} is not INPUT=VALUE.", "For example: --set BERT_WEIGHT=0.7")
+    return name, value
+
+
+def _one_row(name: str, rows: list[Any]) -> Any:
+    if len(rows) != 1:
+        raise InputError(f"--set {name} gives {len(rows)} rows, not one value for all.", f"For example: --set {name}=0")
+    return rows[0]
 
 
 def _parse_column(setting: str) -> tuple[str, str]:

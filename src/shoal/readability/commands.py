@@ -122,8 +122,8 @@ def quickstart(
 
     with show_progress() as show:
         result = run(out, data=data, encoder=encoder, on_progress=show)
-    rows = ((score.text, (score.bert, score.forest, score.blend)) for score in result.scores)
-    print_table(["BERT score", "forest score", "blended score"], rows, title="Higher is easier to read")
+    rows = (([s.text], [f"{number:.3f}" for number in (s.bert, s.forest, s.blend)]) for s in result.scores)
+    print_table(["text"], ["BERT score", "forest score", "blended score"], rows, title="Higher is easier to read")
     _print_rmse(result.rmse, result.is_demonstration)
     for name in ("artifacts", "repository", "report"):
         OUT.print(f"{name}: {getattr(result, name).resolve()}", soft_wrap=True)

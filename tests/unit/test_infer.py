@@ -1,0 +1,235 @@
+"""``shoal infer`` of any model: inputs by name, as values, files and columns; without a server."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+from shoal.cli import app
+from shoal.errors import ShoalError
+
+CODE = """
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import numpy as np
+from shoal.component import Component
+
+
+class Sums(Component):
+    def run(self, batch):
+        scaled = batch["X"] * batch.get("SCALE", np.float32(1))
+        return {"SUM": scaled.sum(axis=1, keepdims=True), "EACH": scaled}
+
+
+TritonPythonModel = Sums.for_triton()
+"""
+SUM = '"SUM": scaled.sum(axis=1, keepdims=True), '
+PAIR = """
+import numpy as np
+from shoal.component import Component
+
+
+class Pair(Component):
+    def run(self, batch):
+        return {"SAME": np.array([[a == b] for a, b in zip(batch["QUERY"][:, 0], batch["PASSAGE"][:, 0])])}
+
+
+TritonPythonModel = Pair.for_triton()
+"""
+CONFIGS = {
+    "sums": ('max_batch_size: 8', "X:FP32:4 SCALE:FP32:1?", "SUM:FP32:1 EACH:FP32:4", CODE),
+    "single": ("max_batch_size: 0", "X:FP32:2,2 SCALE:FP32:1?", "SUM:FP32:2,1 EACH:FP32:2,2", CODE),
+    "vector": ("max_batch_size: 8", "X:FP32:-1", "EACH:FP32:-1", CODE.replace(SUM, "")),
+    "pair": ("max_batch_size: 8", "QUERY:STRING:1 PASSAGE:STRING:1", "SAME:BOOL:1", PAIR),
+}  # fmt: skip
+
+
+def tensors(kind: str, declared: str) -> str:
+    parts = []
+    for tensor in declared.split():
+        name, dtype, dims = tensor.rstrip("?").split(":")
+        optional = " optional: true" if tensor.endswith("?") else ""
+        parts.append(f'{{ name: "{name}" data_type: TYPE_{dtype} dims: [ {dims} ]{optional} }}')
+    return f"{kind} [ {', '.join(parts)} ]"
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("tensors")
+    for name, (batch, inputs, outputs, code) in CONFIGS.items():
+        (root / name / "1").mkdir(parents=True)
+        lines = [f'name: "{name}"', 'backend: "python"', batch, tensors("input", inputs), tensors("output", outputs)]
+        (root / name / "config.pbtxt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        (root / name / "1" / "model.py").write_text(code, encoding="utf-8")
+    return root
+
+
+@pytest.fixture
+def infer(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    monkeypatch.chdir(tmp_path)
+
+    def run(model: str, *arguments: object) -> Result:
+        given = ["infer", "--local", "--repository", repository, "--model", model, *arguments]
+        return CliRunner().invoke(app, [str(a) for a in given], env={"COLUMNS": "100"})
+
+    return run
+
+
+Infer = Callable[..., Result]
+
+
+def rows(result: Result) -> Any:
+    assert result.exit_code == 0, (result.output, result.exception)
+    return json.loads(result.stdout)
+
+
+def fault(result: Result) -> str:
+    assert isinstance(result.exception, ShoalError), result.output
+    return str(result.exception)
+
+
+def test_values_by_name(infer: Infer) -> None:
+    assert rows(infer("sums", "X=[1,2,3,4]", "--json")) == [
+        {"X": [1.0, 2.0, 3.0, 4.0], "sum": 10.0, "each": [1.0, 2.0, 3.0, 4.0]}
+    ]
+    two = rows(infer("sums", "X=[[1,2,3,4],[0,0,0,1]]", "SCALE=2", "--json"))
+    assert [row["sum"] for row in two] == [20.0, 2.0]
+    assert [row["sum"] for row in rows(infer("sums", "X=[1,2,3,4]", "SCALE=[1,2,3]", "--json"))] == [10, 20, 30]
+    assert rows(infer("vector", "X=[1,2,3]", "--json"))[0]["each"] == [1, 2, 3]
+    same = rows(infer("pair", "QUERY=a = b", "PASSAGE=a = b", "--json"))
+    assert same == [{"QUERY": "a = b", "PASSAGE": "a = b", "same": True}]
+    assert [r["same"] for r in rows(infer("pair", 'QUERY=["a","b"]', "PASSAGE=b", "--json"))] == [False, True]
+
+
+def test_a_model_without_a_batch_dimension(infer: Infer) -> None:
+    assert rows(infer("single", "X=[[1,2],[3,4]]", "--json"))[0]["sum"] == [[3.0], [7.0]]
+    assert [row["sum"] for row in rows(infer("single", "X=[[[1,2],[3,4]],[[0,0],[0,1]]]", "--json"))] == [
+        [[3.0], [7.0]],
+        [[0.0], [1.0]],
+    ]
+
+
+def test_values_from_files(infer: Infer) -> None:
+    np.save("x.npy", np.arange(4))
+    np.save("xs.npy", np.arange(8, dtype=np.float64).reshape(2, 4))
+    Path("x.json").write_text("[1, 2, 3, 4]", encoding="utf-8")
+    Path("q.txt").write_text("ü", encoding="utf-8")
+    tensor = {"name": "X", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}
+    Path("request.json").write_text(json.dumps({"inputs": [tensor]}), encoding="utf-8")
+    assert [row["sum"] for row in rows(infer("sums", "X=@x.npy", "--json"))] == [6.0]
+    assert [row["sum"] for row in rows(infer("sums", "X=@xs.npy", "--json"))] == [6.0, 22.0]
+    for given in ("X=@x.json", "X=@request.json", "@request.json"):
+        assert [row["sum"] for row in rows(infer("sums", given, "--json"))] == [10.0], given
+    assert rows(infer("pair", "QUERY=@q.txt", "PASSAGE=ü", "--json"))[0]["same"] is True
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_columns_by_name(infer: Infer, kind: str, tmp_path: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    data: list[dict[str, Any]] = [
+        {"x": [1, 2, 3, 4], "scale": 1, "a": 1, "b": 2, "c": 3, "d": 4},
+        {"x": [1, 2, 3, 5], "scale": 2, "a": 0, "b": 0, "c": 0, "d": 1},
+    ]
+    source = tmp_path / f"in.{kind}"
+    if kind == "parquet":
+        parquet.write_table(pyarrow.Table.from_pylist(data), source)
+    elif kind == "jsonl":
+        source.write_text("".join(json.dumps(row) + "\n" for row in data), encoding="utf-8")
+    else:
+        cells = [
+            ",".join(data[0]),
+            *(",".join(f'"{cell}"' for cell in row.values()) for row in data),
+        ]
+        source.write_text("\n".join(cells) + "\n", encoding="utf-8")
+    for more, expected in (((), [10.0, 22.0]), (("--column", "X=a,b,c,d"), [10.0, 2.0])):
+        out = tmp_path / f"out{len(more)}.jsonl"
+        result = infer("sums", "-i", source, "-o", out, *more)
+        assert result.exit_code == 0, result.output
+        answers = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+        assert [row["sum"] for row in answers] == expected
+        assert answers[0]["each"] == [1, 2, 3, 4]
+
+
+def test_bad_rows_among_good_ones(infer: Infer, tmp_path: Path) -> None:
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    given = [[1, 2, 3, 4], [1, 2, 3], "many", None, [1, 2, "x", 4], [1, 2, 3, 5]]
+    source.write_text("".join(json.dumps({"X": x}) + "\n" for x in given), encoding="utf-8")
+    assert infer("sums", "-i", source, "-o", out).exit_code == 1
+    answers = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert [answers[at]["sum"] for at in (0, 5)] == [10, 11]
+    for at, words in ((1, "Input X has shape [3], expected [4]"), (2, "X='many' is not"), (3, "X"), (4, "X cannot be")):
+        assert words in answers[at]["error"]
+
+
+def test_npy_output(infer: Infer) -> None:
+    np.save("xs.npy", np.arange(6, dtype=np.float32).reshape(2, 3))
+    assert infer("vector", "X=@xs.npy", "-o", "out.npy").exit_code == 0
+    got = np.load("out.npy")
+    assert got.dtype == np.float32
+    assert np.array_equal(got, np.arange(6).reshape(2, 3))
+    assert "A .npy file holds one tensor; the model gives sum, each." in fault(
+        infer("sums", "X=[1,2,3,4]", "-o", "o.npy")
+    )
+
+
+def test_tables_are_short_and_full(infer: Infer) -> None:
+    long = "X=" + json.dumps([k / 7 for k in range(30)])
+    shown = infer("vector", long).stdout
+    assert "[0.000, 0.143, 0.286, …] 30" in shown
+    assert len(shown.splitlines()) == 5
+    assert "0.5714" in infer("vector", long, "--full").stdout
+    shown = infer("pair", "QUERY=one", "PASSAGE=two").stdout
+    assert all(word in shown for word in ("QUERY", "PASSAGE", "one", "two", "False"))
+
+
+def test_curl(infer: Infer) -> None:
+    words = shlex.split(infer("sums", "X=[1,2,3,4]", "SCALE=2", "--curl").stdout)
+    assert words[:2] == ["curl", "http://127.0.0.1:8000/v2/models/sums/infer"]
+    assert json.loads(words[-1]) == {
+        "inputs": [
+            {"name": "X", "shape": [1, 4], "datatype": "FP32", "data": [[1.0, 2.0, 3.0, 4.0]]},
+            {"name": "SCALE", "shape": [1, 1], "datatype": "FP32", "data": [[2.0]]},
+        ]
+    }
+    words = shlex.split(infer("pair", "QUERY=it's", "PASSAGE=b", "--curl").stdout)
+    assert json.loads(words[-1])["inputs"][0] == {
+        "name": "QUERY", "shape": [1, 1], "datatype": "BYTES", "data": [["it's"]],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments", "message"),
+    [
+        ("sums", ["X=[1,2]"], "Input X has shape [2], expected [4]. For example: X=[0.5,0.5,0.5,0.5]"),
+        ("sums", ["X=abc"], "X='abc' is not TYPE_FP32 [4]. For example: X=[0.5,0.5,0.5,0.5]"),
+        ("sums", ["x=[1,2,3,4]"], "There is no input x. Did you mean X=...?"),
+        ("sums", ["SCALE=1"], "The input X is missing. For example: X=[0.5,0.5,0.5,0.5]"),
+        ("sums", ["[1,2,3,4]"], "Model sums takes no text; '[1,2,3,4]' needs a name. Name each input: shoal infer X="),
+        ("sums", ["X=@no.npy"], "There is no file no.npy."),
+        ("sums", ["X=[[1,2,3,4],[1,2,3,4]]", "SCALE=[1,2,3]"], "X has 2 rows, another input 3."),
+        ("pair", ["one", "two"], 'Model pair has several text inputs; \'one\' needs a name.'),
+        ("pair", ["QUERY=a", "QUERY=b"], "The input QUERY is given twice."),
+        ("pair", ["QUERY=a"], "The input PASSAGE is missing. For example: PASSAGE=text"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(infer: Infer, model: str, arguments: list[str], message: str) -> None:
+    assert fault(infer(model, *arguments)).startswith(message)
+
+
+def test_columns_that_are_missing(infer: Infer, tmp_path: Path) -> None:
+    source = tmp_path / "in.csv"
+    source.write_text("a,b\n1,2\n", encoding="utf-8")
+    message = "in.csv has no column 'X'; it has 'a', 'b'. Name it: --column X=COLUMN, or the columns of its elements"
+    assert fault(infer("sums", "-i", source)).startswith(message)
+    assert fault(infer("sums", "-i", source, "--column", "X=a,z")).startswith("in.csv has no column 'z'")
