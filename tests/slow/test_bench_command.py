@@ -36,7 +36,11 @@ def test_the_command(forest: Path, hybrid_forest: Path, tmp_path: Path, monkeypa
     assert page == write_page(record, sorted(out.glob("*.svg"), key=lambda path: "steps" in path.name))
     assert "| cpu | 8 | 4 | " in page
     assert "## What would help hybrid, and what would not" in page
-    assert {path.name.rpartition("-")[2] for path in out.glob("*.svg")} == {"throughput.svg", "steps.svg"}
+    assert {path.name.rpartition("-")[2] for path in out.glob("*.svg")} == {
+        "throughput.svg",
+        "latency.svg",
+        "steps.svg",
+    }
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     files, missing = write(record, tmp_path / "without")
     assert missing == "There are no pictures: matplotlib is not installed. Type: pip install 'shoal[draw]'"

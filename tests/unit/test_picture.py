@@ -225,14 +225,17 @@ def test_a_circle_has_no_picture_but_its_text(tmp_path: Path) -> None:
         svg(graph)
 
 
-def test_png_has_the_size_of_the_svg(tmp_path: Path) -> None:
+def test_png_is_the_svg_at_a_scale(tmp_path: Path) -> None:
     members = [Member("漢字", ["$x$"], ["y"]), Member("last", ["y"], ["z"], "cpu")]
     graph = make_graph(tmp_path, members, ["$x$"], ["z"])
-    image = png(graph)
-    assert image.startswith(b"\x89PNG\r\n\x1a\n")
     root = ET.fromstring(svg(graph))
-    assert struct.unpack(">II", image[16:24]) == (int(root.attrib["width"]), int(root.attrib["height"]))
-    assert image == png(graph)
+    for scale in (1, 2, 3):
+        image = png(graph, scale)
+        assert image.startswith(b"\x89PNG\r\n\x1a\n")
+        width, height = struct.unpack(">II", image[16:24])
+        assert (width, height) == (scale * int(root.attrib["width"]), scale * int(root.attrib["height"]))
+        assert image == png(graph, scale)
+    assert png(graph) == png(graph, 2)
 
 
 def test_points_of_the_s_are_those_of_the_curve() -> None:

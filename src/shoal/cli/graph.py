@@ -30,6 +30,7 @@ def graph(
         Literal["mermaid", "svg", "png"] | None, typer.Option("--format", help="Else as --out ends; else mermaid.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write this file: .svg, .png, .mmd.")] = None,
+    scale: Annotated[int, typer.Option(min=1, max=8, help="Pixels of a PNG per pixel of the SVG.")] = 2,
     model: Model = "",
 ) -> None:
     """Draw an ensemble: steps and their devices, tensors with dtype and shape, host round trips in red."""
@@ -42,7 +43,7 @@ def graph(
         raise InputError("A PNG cannot be printed on a terminal.", "Name a file: --out ensemble.png")
     drawn = find_graph(folder, model)
     if chosen == "png":
-        content = picture.png(drawn)
+        content = picture.png(drawn, scale)
     else:
         content = (draw(drawn) if chosen == "mermaid" else picture.svg(drawn)).encode()
     if out is None:

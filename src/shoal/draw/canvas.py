@@ -150,8 +150,8 @@ def _pieces(line: Line) -> Iterator[tuple[Point, Point]]:
     yield from pairwise([*before, (x, y - ARROW + 1)])
 
 
-def to_png(scene: Scene) -> bytes:
-    """Write the scene as PNG of its size, for a light page; the same bytes each time.
+def to_png(scene: Scene, scale: int) -> bytes:
+    """Write the scene as PNG, ``scale`` times its size, for a light page; the same bytes each time.
 
     It uses matplotlib, which brings its own font: a server often has none.
 
@@ -167,7 +167,7 @@ def to_png(scene: Scene) -> bytes:
     with rc_context(style), warnings.catch_warnings():  # type: ignore[arg-type]
         warnings.filterwarnings("ignore", "Glyph .* missing")  # of a script that the font lacks: a box is drawn
         size = (scene.width / _DOTS_PER_INCH, scene.height / _DOTS_PER_INCH)
-        figure = Figure(figsize=size, dpi=_DOTS_PER_INCH)
+        figure = Figure(figsize=size, dpi=_DOTS_PER_INCH * scale)
         FigureCanvasAgg(figure)
         axes = figure.add_axes((0, 0, 1, 1), xlim=(0, scene.width), ylim=(scene.height, 0))
         axes.set_axis_off()

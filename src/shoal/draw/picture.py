@@ -86,14 +86,14 @@ def svg(graph: Graph) -> str:
     return to_svg(compose_scene(graph))
 
 
-def png(graph: Graph) -> bytes:
-    """Draw the graph as PNG, of the SVG's size, for a light page.
+def png(graph: Graph, scale: int = 2) -> bytes:
+    """Draw the graph as PNG, ``scale`` times the SVG's size in pixels, for a light page.
 
     Raises:
         ArtifactError: as in `svg`.
         SetupError: matplotlib is not installed.
     """
-    return to_png(compose_scene(graph))
+    return to_png(compose_scene(graph), scale)
 
 
 class _Text(NamedTuple):
