@@ -15,6 +15,7 @@ from typing import Any
 import shoal
 from shoal.component.artifact_files import sha256
 from shoal.component.spec import REPOSITORY
+from shoal.composition.accepted import check_made
 from shoal.composition.artifacts import (
     check_artifacts,
     check_present,
@@ -28,7 +29,7 @@ from shoal.composition.package import copy_package
 from shoal.composition.warmup import FOLDER, WarmUps, derive
 from shoal.composition.warmup import write as write_warm_up
 from shoal.environment.targets import EMBEDDED, FIRST_SIDE_BY_SIDE, parse_release
-from shoal.errors import ArtifactError, SetupError
+from shoal.errors import SetupError
 from shoal.paths import check_path_supported, check_replaceable, exchange
 from shoal.repository.config import ModelConfig, write_config
 from shoal.repository.ensemble_config import first_steps
@@ -111,7 +112,7 @@ def compose(
             named = _name_environments(models, placed)
             more = {"identity": identity, "contents": contents, "not_warmed_up": warm_ups.reasons, **named}
             _write_manifest(aside, graph, plan, files, more)
-            _check(aside, target, plan)
+            check_made(aside, str(target), plan.target)
             aside.chmod(0o755)  # mkdtemp's 0700 would keep a server under another user out
             exchange(aside, target)
     except OSError as error:
@@ -121,21 +122,6 @@ def compose(
             "What was there, if anything, is unchanged. Make room, or name another folder.",
         ) from error
     return target
-
-
-def _check(aside: Path, target: Path, plan: Plan) -> None:
-    """Refuse a repository that Triton would refuse, before it is put in place."""
-    from shoal.check import Severity, check
-
-    errors = [finding for finding in check(aside, target=plan.target) if finding.severity == Severity.ERROR]
-    if errors:
-        first = errors[0]
-        where = str(first.place).removeprefix(f"{aside.resolve()}/")
-        more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-        raise ArtifactError(
-            f"{target} is not written, since {where} would be wrong{more}: {first.what.rstrip('.')} [{first.rule.id}].",
-            first.fix,
-        )
 
 
 @contextmanager

@@ -15,7 +15,6 @@ from shoal.errors import InputError
 from shoal.repository.config import CONFIG, ModelConfig, Step, as_config, read_config, write_config
 from shoal.repository.default_model import find_graph
 from shoal.repository.ensemble_config import find_lost, make_ensemble, without_parts
-from shoal.repository.graph import Graph
 from shoal.repository.model_folders import find_model_folders
 from shoal.repository.shapes import Declared
 
@@ -35,7 +34,7 @@ class Ensemble:
         triage.write("ensembles/triage")
 
     Each tensor has dtype and shape, and a step takes only what fits. ``max_batch_size`` defaults to the smallest of the
-    models'; 0 where none of them has batches. Two definitions are equal if they write the same configuration.
+    models'; 0 where none of them has batches.
     """
 
     def __init__(
@@ -63,10 +62,6 @@ class Ensemble:
         graph = find_graph(Path(folder))
         if not graph.config.is_ensemble:
             raise InputError(f"{graph.config.name} is not an ensemble.", "Name an ensemble's folder.")
-        return cls._of(graph)
-
-    @classmethod
-    def _of(cls, graph: Graph) -> Self:
         spec, levels = graph.config.spec, graph.levels()
         made = cls(spec.name, projects=(), max_batch_size=spec.max_batch_size)
         made._models, made._rest = graph.members, without_parts(graph.config.message)
@@ -230,12 +225,6 @@ class Ensemble:
         (folder / "1" / ".gitkeep").touch()
         write_config(config.message, folder / CONFIG, comment=_COMMENT)
         return folder
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Ensemble):
-            return NotImplemented
-        mine, theirs = (made.config().message for made in (self, other))
-        return bool(mine.SerializeToString(deterministic=True) == theirs.SerializeToString(deterministic=True))
 
     def _find(self, model: str) -> ModelConfig:
         if model not in self._models or model == self.name:

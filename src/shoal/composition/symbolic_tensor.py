@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -36,24 +36,15 @@ class Tensor:
         return self.declared.tensor.dims
 
 
-class Outputs(Mapping[str, Tensor]):
+class Outputs(dict[str, Tensor]):
     """Outputs of a step, by its model's names for them."""
 
     def __init__(self, model: str, tensors: Mapping[str, Tensor]) -> None:
-        self._model, self._tensors = model, dict(tensors)
+        super().__init__(tensors)
+        self._model = model
 
-    def __getitem__(self, name: str) -> Tensor:
-        try:
-            return self._tensors[name]
-        except KeyError:
-            known = ", ".join(self._tensors)
-            raise InputError(f"Model {self._model} has no output {name}.", f"It has: {known}.") from None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
+    def __missing__(self, name: str) -> Tensor:
+        raise InputError(f"Model {self._model} has no output {name}.", f"It has: {', '.join(self)}.")
 
 
 def check_fits(tensor: Tensor, config: ModelConfig, name: str, rows: tuple[bool, ...]) -> None:
