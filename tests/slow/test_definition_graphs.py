@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import shoal
 from shoal.check import Severity, check
-from shoal.composition.symbolic_tensor import Tensor, check_fits
+from shoal.composition.ensemble import Tensor, check_fits
 from shoal.errors import InputError
 from shoal.repository.config import ModelConfig, read_config
 from tests.conftest import Scale

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 from shoal.bulk.endpoint import Endpoint
 from shoal.bulk.journal import Journal, open_journal, partial_path, written
-from shoal.bulk.output_formats import ERROR, Csv, JsonLines
+from shoal.bulk.output_formats import ERROR, Csv, JsonLines, Parquet
 from shoal.bulk.scoring import Feed, Scored, score
 from shoal.errors import ArtifactError, InputError
 from shoal.tables import Table, shorten_all
@@ -21,11 +21,8 @@ from shoal.tables.common import Row
 OUTPUT_KINDS = (".csv", ".jsonl", ".parquet")
 
 
-class OnRows(Protocol):
-    """Progress callback of a run."""
-
-    def __call__(self, done: int, fraction: float | None) -> None:
-        """Report that ``done`` rows are answered and ``fraction`` of the input is read, where its size is known."""
+# Progress callback: rows answered, and the fraction of the input that is read, where its size is known.
+OnRows = Callable[[int, float | None], None]
 
 
 @dataclass(frozen=True)
@@ -91,8 +88,6 @@ def make_format(kind: str, table: Table[Row], model: Endpoint, origin: Path | No
     if kind == ".jsonl":
         return JsonLines(table.columns, added)
     if kind == ".parquet":
-        from shoal.bulk.parquet import Parquet
-
         return Parquet(table.columns, added, origin if table.source.kind == ".parquet" else None)
     raise InputError(f"Answers cannot be written as {kind!r}.", f"Known: {', '.join(OUTPUT_KINDS)}.")
 

@@ -51,6 +51,8 @@ def read_xgboost(content: bytes, name: str) -> Found:
         raise refuse(name, describe_bytes(content[:32]) or f"it is not {kind}, or damaged: {error}", _SAVE) from error
     try:
         what, is_classifier, said, gives_labels = _describe_xgboost(document, name)
+    except KeyError as error:
+        raise refuse(name, f"it has no {error.args[0]}, so it is not a complete XGBoost model", _SAVE) from error
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise refuse(name, f"it is damaged, or of an unknown XGBoost version: {error!r}", _SAVE) from error
     model, _ = read_apart("json" if is_json(content) else "ubjson", content, name)
@@ -59,18 +61,16 @@ def read_xgboost(content: bytes, name: str) -> Found:
 
 def _describe_xgboost(document: Any, name: str) -> tuple[str, bool, tuple[str, ...], bool]:
     """Describe a model; return also whether it is a classifier, lines for people, and whether it predicts labels."""
-    is_snapshot = isinstance(document, dict) and "Model" in document
-    learner = _find(document, name, *(["Model"] if is_snapshot else []), "learner")
-    _find(learner, name, "learner_model_param", "num_feature")
-    _find(learner, name, "objective", "name")
-    booster = str(_find(learner, name, "gradient_booster", "name"))
+    learner = document.get("Model", document)["learner"]  # "Model": of a snapshot
+    booster = learner["gradient_booster"]["name"]
     if booster not in ("gbtree", "dart"):
         raise refuse(name, f"its booster is {booster}, which has no trees", "Train with booster gbtree or dart.")
     head = read_xgboost_head(learner)
     objective = head.objective
     _check_objective(objective, _XGBOOST, name)
-    model = _find(learner, name, "gradient_booster", *(["gbtree"] if booster == "dart" else []), "model")
-    trees = _find(model, name, "trees")
+    content = learner["gradient_booster"]
+    model = (content["gbtree"] if booster == "dart" else content)["model"]
+    trees = model["trees"]
     _check_counts(head, trees, name)
     if any(len(encoded.get("values", ())) for encoded in model.get("cats", {}).get("enc", ())):
         raise refuse(
@@ -82,15 +82,6 @@ def _describe_xgboost(document: Any, name: str) -> tuple[str, bool, tuple[str, .
     version = ".".join(map(str, version)) if isinstance(version, list | np.ndarray) else "of unknown version"
     what = f"XGBoost {version}, objective {objective}, booster {booster}, {len(trees):,} trees"
     return what, _XGBOOST[objective], tuple(_notes(learner)), objective == "multi:softmax"
-
-
-def _find(value: Any, name: str, *keys: str) -> Any:
-    """Return the value at the nested ``keys``."""
-    for depth, key in enumerate(keys):
-        if not isinstance(value, dict) or key not in value:
-            raise refuse(name, f"it has no {'.'.join(keys[: depth + 1])}, so it is not a complete XGBoost model", _SAVE)
-        value = value[key]
-    return value
 
 
 def _check_objective(objective: str, known: Mapping[str, bool], name: str) -> None:

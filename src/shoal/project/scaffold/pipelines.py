@@ -9,8 +9,7 @@ from pathlib import Path
 from shoal.component.artifact_files import find_repeated
 from shoal.component.spec import TensorSpec
 from shoal.composition.accepted import check_accepted
-from shoal.composition.ensemble import Ensemble
-from shoal.composition.symbolic_tensor import Tensor
+from shoal.composition.ensemble import Ensemble, Tensor
 from shoal.errors import InputError
 from shoal.project.scaffold import text
 from shoal.project.scaffold.autowire import REQUEST, Ask, Join, Source
