@@ -6,7 +6,7 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -24,7 +24,7 @@ from shoal.composition.artifacts import (
     has_trunks,
     read_report,
 )
-from shoal.composition.environments import Placed, find_environments
+from shoal.composition.environments import find_environments
 from shoal.composition.package import copy_package
 from shoal.composition.warmup import FOLDER, WarmUps, derive
 from shoal.composition.warmup import write as write_warm_up
@@ -109,8 +109,11 @@ def compose(
                 (aside / name / "1").mkdir(parents=True)
                 (aside / name / "1" / ".gitkeep").touch()
                 write_config(message, aside / name / "config.pbtxt", comment=_COMMENT)
-            named = _name_environments(models, placed)
-            more = {"identity": identity, "contents": contents, "not_warmed_up": warm_ups.reasons, **named}
+            more = {
+                "identity": identity, "contents": contents, "not_warmed_up": warm_ups.reasons,
+                "environments": {name: place.path for name, place in placed.items()},
+                "without_environment": [m.name for m in models if m.backend == "python" and m.name not in placed],
+            }  # fmt: skip
             _write_manifest(aside, graph, plan, files, more)
             check_made(aside, str(target), plan.target)
             aside.chmod(0o755)  # mkdtemp's 0700 would keep a server under another user out
@@ -154,12 +157,6 @@ def version_files(model: Path) -> Iterator[Path]:
     for path in sorted(path for folder in ("[0-9]*", FOLDER) for path in model.glob(f"{folder}/**/*")):
         if path.is_file() and "__pycache__" not in path.parts:
             yield path
-
-
-def _name_environments(models: Sequence[ModelConfig], placed: Mapping[str, Placed]) -> dict[str, Any]:
-    """Return the manifest's entries for Python models with an environment of their own, and for those without."""
-    others = [model.name for model in models if model.backend == "python" and model.name not in placed]
-    return {"environments": {name: place.path for name, place in placed.items()}, "without_environment": others}
 
 
 def _hash_files(repository: Path, known: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -58,7 +58,19 @@ def draft_encoder(
         InputError: it cannot be loaded, has no such head, or options do not go together.
         ArtifactError: the exported model's answers differ by more than 1e-5.
     """
-    head = _check_options(head, pooling, normalise, max_length, format, tokenizer)
+    for option, value, known in (("head", head, KINDS), ("pooling", pooling, HEADS), ("format", format, FORMATS)):
+        if value is not None and value not in known:
+            raise InputError(f"Unknown {option} {value!r}.", f"Known: {', '.join(known)}.")
+    if head is None:
+        raise InputError(
+            "The encoder's head is not given.",
+            f"Add --head {', --head '.join(KINDS)}: the last two use the checkpoint's own trained head.",
+        )
+    if head != EMBEDDING and (pooling is not None or normalise is not None):
+        given = "pooling" if pooling is not None else "normalise"
+        raise InputError(f"{given} is for embeddings; a {head} head pools as it was trained to.", f"Leave {given} out.")
+    if max_length is not None and tokenizer is None:
+        raise InputError("max_length is for a tokenizer, and none is given.", "Add --tokenizer NAME, or leave it out.")
     if max_batch_size < 1:
         raise InputError(f"max_batch_size is {max_batch_size}; an encoder takes rows.", "Give 1 or more.")
     backend, file = FORMATS[format]
@@ -82,31 +94,6 @@ def draft_encoder(
         beside = _copy_tokenizer(tokenizer, encoder, tokens, length, scratch)
         said.append(f"its tokens come from preprocess/{tokenizer}, at most {length} per text")
     return Imported(message, {f"1/{file}": scratch / file}, tuple(said), beside)
-
-
-def _check_options(
-    head: str | None,
-    pooling: str | None,
-    normalise: bool | None,
-    max_length: int | None,
-    format: str,  # noqa: A002
-    tokenizer: str | None,
-) -> str:
-    """Validate the options; return the head."""
-    for option, value, known in (("head", head, KINDS), ("pooling", pooling, HEADS), ("format", format, FORMATS)):
-        if value is not None and value not in known:
-            raise InputError(f"Unknown {option} {value!r}.", f"Known: {', '.join(known)}.")
-    if head is None:
-        raise InputError(
-            "The encoder's head is not given.",
-            f"Add --head {', --head '.join(KINDS)}: the last two use the checkpoint's own trained head.",
-        )
-    if head != EMBEDDING and (pooling is not None or normalise is not None):
-        given = "pooling" if pooling is not None else "normalise"
-        raise InputError(f"{given} is for embeddings; a {head} head pools as it was trained to.", f"Leave {given} out.")
-    if max_length is not None and tokenizer is None:
-        raise InputError("max_length is for a tokenizer, and none is given.", "Add --tokenizer NAME, or leave it out.")
-    return head
 
 
 # --- what was published ------------------------------------------------------------------------------------------

@@ -59,20 +59,21 @@ class Join:
         found: dict[str, Source] = {}
         for place, model in enumerate(self.models):
             found |= self._join(model, self.models[:place])
+        places = {model.name: place for place, model in enumerate(self.models)}
         if self.questions and ask is None:
             raise _several(self.questions)
         for question in self.questions:
             read = set(found.values())
             free = tuple(source for source in question.fits if source not in read)
             chosen = ask(replace(question, free=free)) if ask else ""
-            found[question.key] = self._read(chosen, self.models[: self._place(question.model)], f"{chosen!r}")
+            found[question.key] = self._read(chosen, self.models[: places[question.model]], f"{chosen!r}")
         return found
 
     def _join(self, model: ModelConfig, earlier: Sequence[ModelConfig]) -> dict[str, Source]:
         # Explicit maps and matching names first; the other inputs share the outputs that are left. An output is taken
         # if it is the only one left for an input and fits no other input alone; else the input becomes a question.
         found: dict[str, Source] = {}
-        fitting: dict[str, list[Source]] = {}
+        fitting: dict[str, tuple[TensorSpec, list[Source]]] = {}
         for tensor in model.spec.inputs:
             key = f"{model.name}.{tensor.name}"
             fits = _find_fits(tensor, model, earlier)
@@ -84,17 +85,16 @@ class Join:
             elif tensor.is_optional or not fits:
                 found[key] = Source(REQUEST, tensor.name)
             else:
-                fitting[key] = fits
-        # no step reads one tensor twice
-        left = {key: [source for source in fits if source not in found.values()] for key, fits in fitting.items()}
-        for tensor in model.spec.inputs:
-            key = f"{model.name}.{tensor.name}"
-            if not left.get(key, True):
+                fitting[key] = tensor, fits
+        taken = set(found.values())  # no step reads one tensor twice
+        left = [[source for source in fits if source not in taken] for _, fits in fitting.values()]
+        for (key, (tensor, _)), sources in zip(fitting.items(), left, strict=True):
+            if not sources:
                 found[key] = Source(REQUEST, tensor.name)
-            elif key in left and len(left[key]) == 1 and list(left.values()).count(left[key]) == 1:
-                found[key] = left[key][0]
-            elif key in left:
-                self.questions.append(Question(model.name, tensor, tuple(left[key])))
+            elif len(sources) == 1 and left.count(sources) == 1:
+                found[key] = sources[0]
+            else:
+                self.questions.append(Question(model.name, tensor, tuple(sources)))
         return found
 
     def _read(self, value: str, earlier: Sequence[ModelConfig], where: str) -> Source:
@@ -111,9 +111,6 @@ class Join:
             return Source(model.name, output)
         check_tensor_name(value, where)
         return Source(REQUEST, value)
-
-    def _place(self, model: str) -> int:
-        return [config.name for config in self.models].index(model)
 
     def _check_maps(self) -> None:
         known = [f"{model.name}.{tensor.name}" for model in self.models for tensor in model.spec.inputs]

@@ -41,7 +41,10 @@ def draft_pipeline(
             ``ask``; or Triton would refuse it.
     """
     if not steps:
-        _refuse_maps(maps or {})
+        for key in maps or ():
+            raise InputError(
+                f"--map {key} maps a step, and no steps are given.", "Name the models: --step MODEL --step MODEL"
+            )
         return draft_component(f"{name[:53]}_preprocess", project=project, pipeline=name)
     root = Path(project)
     available = find_project_folders(root)
@@ -67,14 +70,7 @@ def draft_pipeline(
     if missing:
         said.append(f"It needs {', '.join(missing)}: in build/artifacts, or each in its model's folder 1.")
     ensemble = text.write_ensemble(config.message)
-    return make_skeleton(root, name, ensemble, name, test, said=said, needs_artifacts=bool(missing))
-
-
-def _refuse_maps(maps: Mapping[str, str]) -> None:
-    for key in maps:
-        raise InputError(
-            f"--map {key} maps a step, and no steps are given.", "Name the models: --step MODEL --step MODEL"
-        )
+    return make_skeleton(root, name, ensemble, name, test, {}, said, needs_artifacts=bool(missing))
 
 
 def _find_models(steps: Sequence[str], available: Mapping[str, ModelConfig]) -> list[ModelConfig]:
