@@ -104,7 +104,11 @@ def open_journal(output: Path, settings: Mapping[str, Any], *, is_fresh: bool) -
     with file:
         journal = Journal(path, file)
         with written(path):
-            _lock(file, path)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                fix = "Wait for it, or name another output."
+                raise SetupError(f"Another process is writing {path}.", fix) from None
             _begin(journal, settings, is_fresh=is_fresh)
         yield journal
 
@@ -122,13 +126,6 @@ def _begin(journal: Journal, settings: Mapping[str, Any], *, is_fresh: bool) -> 
     else:  # none, or one whose header was being written
         journal.file.truncate(0)
         journal.write(wanted.encode() + b"\n")
-
-
-def _lock(file: FileIO, path: Path) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise SetupError(f"Another process is writing {path}.", "Wait for it, or name another output.") from None
 
 
 def _check_settings(begun: Mapping[str, Any], wanted: Mapping[str, Any], path: Path) -> None:

@@ -155,11 +155,9 @@ class Ensemble:
         """
         given = {**(inputs or {}), **more}
         config = self._find(model)
-        # Whether a request has rows: both are possible until max_batch_size is known.
-        rows = (True, False) if self._max_batch_size is None else (self._max_batch_size > 0,)
         for name, tensor in given.items():
             self._check_own(tensor)
-            check_fits(tensor, config, name, rows)
+            check_fits(tensor, config, name, self._rows)
             for output, (exported, _) in self._outputs.items():
                 if exported.name == tensor.name:
                     raise self._refuse_both(output, model)
@@ -300,6 +298,11 @@ class Ensemble:
             others = (base if number == 1 else f"{base}_{number}" for number in count(1))
             called[output] = base if output in names else next(name for name in others if name not in taken)
         return called
+
+    @property
+    def _rows(self) -> tuple[bool, ...]:
+        """Whether a request has rows: both are possible until ``max_batch_size`` is known."""
+        return (True, False) if self._max_batch_size is None else (self._max_batch_size > 0,)
 
     def _check_rows(self) -> None:
         """Check the batch sizes, with the error text of Triton's core, and all shapes, now that the rows are known."""

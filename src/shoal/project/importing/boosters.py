@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from shoal.component.artifact_files import describe_bytes
-from shoal.forests.boosters import Head, is_json, parse_xgboost, read_fields, read_xgboost_head
+from shoal.forests.boosters import is_json, parse_xgboost, read_fields, read_xgboost_head
 from shoal.project.importing.isolated_reader import read_apart, refuse
 from shoal.project.importing.verify_forest import Found
 
@@ -71,7 +71,15 @@ def _describe_xgboost(document: Any, name: str) -> tuple[str, bool, tuple[str, .
     content = learner["gradient_booster"]
     model = (content["gbtree"] if booster == "dart" else content)["model"]
     trees = model["trees"]
-    _check_counts(head, trees, name)
+    sizes = {int(tree["tree_param"].get("size_leaf_vector", 1)) for tree in trees}
+    if head.num_features < 1:
+        raise refuse(name, "it does not say how many features it takes", _SAVE)
+    if not len(trees):
+        raise refuse(name, "it has no trees", "Train it first.")
+    if sizes - {0, 1}:
+        raise refuse(
+            name, "its leaves are vectors (multi_output_tree)", "Train with multi_strategy one_output_per_tree."
+        )
     if any(len(encoded.get("values", ())) for encoded in model.get("cats", {}).get("enc", ())):
         raise refuse(
             name,
@@ -90,18 +98,6 @@ def _check_objective(objective: str, known: Mapping[str, bool], name: str) -> No
             name,
             f"its objective is {objective}, whose answers cannot be reproduced as in its library",
             f"Train with one of these: {', '.join(known)}.",
-        )
-
-
-def _check_counts(head: Head, trees: Any, name: str) -> None:
-    sizes = {int(tree["tree_param"].get("size_leaf_vector", 1)) for tree in trees}
-    if head.num_features < 1:
-        raise refuse(name, "it does not say how many features it takes", _SAVE)
-    if not len(trees):
-        raise refuse(name, "it has no trees", "Train it first.")
-    if sizes - {0, 1}:
-        raise refuse(
-            name, "its leaves are vectors (multi_output_tree)", "Train with multi_strategy one_output_per_tree."
         )
 
 

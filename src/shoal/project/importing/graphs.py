@@ -94,20 +94,16 @@ def _read(path: Path) -> Any:
 
     try:
         model = onnx.load(str(path), load_external_data=False)
+        if not model.graph.node:
+            raise ValueError("it has no nodes")
     except (DecodeError, ValueError, RecursionError) as error:
-        raise _refuse_file(path) from error
-    if not model.graph.node:
-        raise _refuse_file(path)
+        with path.open("rb") as file:
+            begins = file.read(32)
+        why = describe_bytes(begins) or ("it is empty" if not begins else "it is cut off, or something else")
+        raise ArtifactError(f"{path} is not an ONNX model: {why}.", "Export or copy it again.") from error
     if not model.graph.output:
         raise ArtifactError(f"{path} is an ONNX model without outputs.", "Export it with its outputs.")
     return model
-
-
-def _refuse_file(path: Path) -> ArtifactError:
-    with path.open("rb") as file:
-        begins = file.read(32)
-    why = describe_bytes(begins) or ("it is empty" if not begins else "it is cut off, or something else")
-    return ArtifactError(f"{path} is not an ONNX model: {why}.", "Export or copy it again.")
 
 
 def _start(path: Path) -> Any:
