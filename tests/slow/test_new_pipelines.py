@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from shoal.check import check
 from shoal.cli import project as commands
 from shoal.errors import InputError
-from shoal.project.scaffold.autowire import Question
-from shoal.project.scaffold.pipelines import draft_pipeline
+from shoal.project.scaffold.pipelines import Question, draft_pipeline
 from shoal.project.scaffold.skeletons import draft_model
 from shoal.repository.config import read_config
 from tests.support.imports import script

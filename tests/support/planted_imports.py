@@ -132,7 +132,7 @@ FAULTS: list[tuple[str, Make, str, str]] = [
     (
         "no features",
         edited(pop("learner_model_param", "num_feature")),
-        "it has no learner_model_param.num_feature,",
+        "it has no num_feature,",
         "save_model",
     ),
     (
@@ -143,7 +143,7 @@ FAULTS: list[tuple[str, Make, str, str]] = [
     ),
     ("six features", edited(lambda learner: learner["learner_model_param"].update(num_feature="six")), "damaged", ""),
     ("no parameters", edited(pop("learner_model_param")), "it has no learner_model_param,", "save_model"),
-    ("no booster", edited(pop("gradient_booster", "model")), "it has no gradient_booster.model,", "save_model"),
+    ("no booster", edited(pop("gradient_booster", "model")), "it has no model,", "save_model"),
     (
         "names of categories",
         edited(lambda learner: learner["gradient_booster"]["model"].update(cats={"enc": [{"values": [120, 121]}]})),

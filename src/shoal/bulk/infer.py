@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 from shoal.bulk.endpoint import Endpoint
 from shoal.bulk.journal import Journal, open_journal, partial_path, written
-from shoal.bulk.output_formats import ERROR, Csv, JsonLines, Npy
+from shoal.bulk.output_formats import ERROR, Csv, JsonLines, Npy, Parquet
 from shoal.bulk.scoring import Feed, Scored, score
 from shoal.bulk.values import show_example
 from shoal.component.spec import TensorSpec
@@ -23,11 +23,8 @@ from shoal.tables.common import Row
 OUTPUT_KINDS = (".csv", ".jsonl", ".parquet", ".npy")
 
 
-class OnRows(Protocol):
-    """Progress callback of a run."""
-
-    def __call__(self, done: int, fraction: float | None) -> None:
-        """Report that ``done`` rows are answered and ``fraction`` of the input is read, where its size is known."""
+# Progress callback: rows answered, and the fraction of the input that is read, where its size is known.
+OnRows = Callable[[int, float | None], None]
 
 
 @dataclass(frozen=True)
@@ -130,8 +127,6 @@ def make_format(kind: str, table: Table[Row], model: Endpoint, origin: Path | No
     if kind == ".jsonl":
         return JsonLines(table.columns, added)
     if kind == ".parquet":
-        from shoal.bulk.parquet import Parquet
-
         return Parquet(table.columns, added, origin if table.source.kind == ".parquet" else None)
     if kind == ".npy":
         return Npy(table.columns, added)

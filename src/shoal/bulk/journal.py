@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -99,18 +99,22 @@ def open_journal(output: Path, settings: Mapping[str, Any], *, is_fresh: bool) -
         SetupError: another process writes it, or the folder cannot be written.
     """
     path = partial_path(output)
-    with written(path), ExitStack() as held:
-        file = held.enter_context(path.open("ab", buffering=0))
-        _lock(file, path)
+    with written(path):
+        file = path.open("ab", buffering=0)
+    with file:
         journal = Journal(path, file)
-        _begin(journal, json.loads(json.dumps(dict(settings))), is_fresh=is_fresh)
-        keep_open = held.pop_all()
-    with keep_open:
+        with written(path):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                fix = "Wait for it, or name another output."
+                raise SetupError(f"Another process is writing {path}.", fix) from None
+            _begin(journal, settings, is_fresh=is_fresh)
         yield journal
 
 
 def _begin(journal: Journal, settings: Mapping[str, Any], *, is_fresh: bool) -> None:
-    wanted = json.dumps({MARK: _FORMAT, **{name: settings[name] for name in sorted(settings)}})
+    wanted = json.dumps({MARK: _FORMAT, **dict(sorted(settings.items()))})
     with journal.path.open("rb") as file:
         line = file.readline()
     is_begun = line.endswith(b"\n")
@@ -122,13 +126,6 @@ def _begin(journal: Journal, settings: Mapping[str, Any], *, is_fresh: bool) -> 
     else:  # none, or one whose header was being written
         journal.file.truncate(0)
         journal.write(wanted.encode() + b"\n")
-
-
-def _lock(file: FileIO, path: Path) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise SetupError(f"Another process is writing {path}.", "Wait for it, or name another output.") from None
 
 
 def _check_settings(begun: Mapping[str, Any], wanted: Mapping[str, Any], path: Path) -> None:

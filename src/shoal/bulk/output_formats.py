@@ -8,16 +8,17 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from shoal.bulk.scoring import Scored
-from shoal.component.spec import TensorSpec
-from shoal.errors import ArtifactError, InputError
+from shoal.component.spec import STRING, TensorSpec
+from shoal.errors import ArtifactError, InputError, needs
 from shoal.tables import NotUtf8, shorten
+from shoal.tables.binary import BUFFER
 
 ERROR = "error"  # the column that says why a row has no answer
 
@@ -70,12 +71,12 @@ class JsonLines:
 def dump_json(row: Mapping[str, Any]) -> bytes:
     """Encode a row as one line of JSON; values of types that JSON lacks become text."""
     try:
-        return json.dumps(row, ensure_ascii=False, default=as_text).encode() + b"\n"
+        return json.dumps(row, ensure_ascii=False, default=_as_text).encode() + b"\n"
     except UnicodeEncodeError:  # a lone surrogate, which only an escape can write
-        return json.dumps(row, default=as_text).encode() + b"\n"
+        return json.dumps(row, default=_as_text).encode() + b"\n"
 
 
-def as_text(value: object) -> str:
+def _as_text(value: object) -> str:
     """Convert a value of another type to text: bytes with escapes for what is not UTF-8, times in ISO 8601."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "backslashreplace")
@@ -90,7 +91,7 @@ class Csv(JsonLines):
     """
 
     def header(self) -> bytes:
-        return _csv_lines([[writable(name) for name in (*self._columns, *self._reserved)]])
+        return _csv_lines([[_writable(name) for name in (*self._columns, *self._reserved)]])
 
     def admit(self, scored: Scored) -> Scored:
         others = [name for name in scored.row if name not in self._columns] if isinstance(scored.row, dict) else []
@@ -123,15 +124,15 @@ def _csv_cell(value: Any) -> str:
     if isinstance(value, NotUtf8):
         return value.decode("utf-8", "surrogateescape")
     if isinstance(value, str):
-        return writable(value)
+        return _writable(value)
     if value is None:
         return ""
     if isinstance(value, bool | dict | list):
-        return writable(json.dumps(value, ensure_ascii=False, default=as_text))
-    return as_text(value)
+        return _writable(json.dumps(value, ensure_ascii=False, default=_as_text))
+    return _as_text(value)
 
 
-def writable(text: str) -> str:
+def _writable(text: str) -> str:
     """Escape lone surrogates in ``text``, which UTF-8 cannot encode."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
@@ -180,5 +181,125 @@ class Npy(JsonLines):
         array.flush()
 
 
+# --- Parquet -----------------------------------------------------------------------------------------------------
+
+_GROUP_ROWS = 4096  # rows per row group, which are in memory together
+_EXACT = 2**53  # FP64 holds all whole numbers up to this one
+
+
+class Parquet(JsonLines):
+    """Parquet with the rows' columns, the answers', and ``error``, null where a row has an answer.
+
+    Rows of ``origin``, a Parquet file, keep their types: it is read again when the answers are complete. Others get
+    INT64, FP64, booleans and strings, whichever holds all that a column has; objects and lists as JSON.
+    """
+
+    def __init__(self, columns: Sequence[str], added: Mapping[str, TensorSpec], origin: Path | None) -> None:
+        super().__init__(columns, added)
+        with needs("files"):
+            import pyarrow
+        self._arrow, self._origin = pyarrow, origin
+        self._added = [pyarrow.field(name, _type(pyarrow, spec)) for name, spec in added.items()]
+        self._added.append(pyarrow.field(ERROR, pyarrow.string()))
+
+    def encode(self, rows: Sequence[Scored]) -> bytes:
+        """Encode as JSON Lines, since Parquet cannot be appended to; the answers alone if ``origin`` has the rows."""
+        if self._origin is None:
+            return super().encode(rows)
+        return b"".join(dump_json({ERROR: s.answer} if isinstance(s.answer, str) else s.answer) for s in rows)
+
+    def finish(self, payloads: Payloads, path: Path) -> None:
+        from pyarrow import parquet
+
+        schema, groups = self._of_rows(payloads) if self._origin is None else self._of_file(payloads, self._origin)
+        with parquet.ParquetWriter(path, schema) as writer:
+            for group in groups:
+                writer.write_table(group)
+
+    def _of_rows(self, payloads: Payloads) -> tuple[Any, Iterator[Any]]:
+        kinds = _find_kinds(name_value for row in _lines(payloads) for name_value in row.items())
+        fields = [
+            self._arrow.field(_writable(name), getattr(self._arrow, _arrow_name(seen))())
+            for name, seen in kinds.items()
+            if name not in self._reserved
+        ]
+        schema = self._arrow.schema([*fields, *self._added])
+        texts = {field.name for field in fields if field.type == self._arrow.string()}
+
+        def groups() -> Iterator[Any]:
+            rows = _lines(payloads)
+            while group := [_with_texts(row, texts) for row in islice(rows, _GROUP_ROWS)]:
+                yield self._arrow.Table.from_pylist(group, schema)
+
+        return schema, groups()
+
+    def _of_file(self, payloads: Payloads, origin: Path) -> tuple[Any, Iterator[Any]]:
+        from pyarrow import parquet
+
+        schema = parquet.read_schema(origin)
+        for field in self._added:
+            schema = schema.append(field)
+
+        def groups() -> Iterator[Any]:
+            answers = _lines(payloads)
+            with parquet.ParquetFile(origin, pre_buffer=False, buffer_size=BUFFER) as file:
+                for batch in file.iter_batches(batch_size=_GROUP_ROWS, use_threads=False):
+                    rows = list(islice(answers, batch.num_rows))
+                    if len(rows) < batch.num_rows:
+                        raise ArtifactError(f"{origin.name} changed while it was read.", "Start over: --fresh")
+                    added = [self._arrow.array([row.get(f.name) for row in rows], f.type) for f in self._added]
+                    yield self._arrow.Table.from_arrays([*batch.columns, *added], schema=schema)
+
+        return schema, groups()
+
+
+def _type(arrow: Any, spec: TensorSpec) -> Any:
+    kind = arrow.string() if spec.dtype == STRING else arrow.from_numpy_dtype(spec.numpy_dtype)
+    for _ in () if spec.dims == (1,) else spec.dims:
+        kind = arrow.list_(kind)
+    return kind
+
+
 def _lines(payloads: Payloads) -> Iterator[dict[str, Any]]:
-    return (json.loads(line) for payload in payloads() for line in payload.splitlines())
+    for payload in payloads():
+        for line in payload.splitlines():
+            yield json.loads(line)
+
+
+def _find_kinds(values: Iterator[tuple[str, Any]]) -> dict[str, set[str]]:
+    """Collect the kinds of values in each column, in the order in which columns appear."""
+    kinds: dict[str, set[str]] = {}
+    for name, value in values:
+        seen = kinds.setdefault(name, set())
+        if value is not None:
+            seen.add(_kind(value))
+    return kinds
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, bool):
+        return "bool"
+    if isinstance(value, int):
+        return "exact" if abs(value) <= _EXACT else "long" if -(2**63) <= value < 2**63 else "text"
+    return "float" if isinstance(value, float) else "text"
+
+
+def _arrow_name(seen: set[str]) -> str:
+    if seen == {"bool"}:
+        return "bool_"
+    if seen and seen <= {"exact", "long"}:
+        return "int64"
+    return "float64" if seen and seen <= {"exact", "float"} else "string"
+
+
+def _with_texts(row: Mapping[str, Any], texts: set[str]) -> dict[str, Any]:
+    named = {_writable(name): value for name, value in row.items()}
+    return {name: _as_string(value) if name in texts else value for name, value in named.items()}
+
+
+def _as_string(value: Any) -> str | None:
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return _writable(value)
+    return _writable(json.dumps(value, ensure_ascii=False, default=_as_text))

@@ -17,7 +17,7 @@ from shoal.errors import InputError, ShoalError
 if TYPE_CHECKING:
     from shoal.component.spec import TensorSpec
     from shoal.project.draft import Draft
-    from shoal.project.scaffold.autowire import Question
+    from shoal.project.scaffold.pipelines import Question
     from shoal.project.scaffold.skeletons import Skeleton
 
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""Whether Triton would take an ensemble beside the models it calls."""
+"""Checks by ``shoal check`` of model folders that are about to be written."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from shoal.check import Severity, check
-from shoal.errors import InputError
+from shoal.errors import ArtifactError, InputError
 from shoal.repository.config import CONFIG, ModelConfig, write_config
+from shoal.repository.model_folders import collect
 
 
 def check_accepted(config: ModelConfig, models: Mapping[str, ModelConfig]) -> None:
@@ -19,7 +20,7 @@ def check_accepted(config: ModelConfig, models: Mapping[str, ModelConfig]) -> No
     """
     with tempfile.TemporaryDirectory() as folder:
         categories = Path(folder) / "ensembles"  # as model folders, whose files come later
-        for each in [*(models[name] for name in sorted(_called(config, models))), config]:
+        for each in collect(config.name, {**models, config.name: config}):
             (categories / each.name).mkdir(parents=True)
             write_config(each.message, categories / each.name / CONFIG, comment="")
         path = (categories / config.name / CONFIG).resolve()
@@ -28,12 +29,18 @@ def check_accepted(config: ModelConfig, models: Mapping[str, ModelConfig]) -> No
                 raise InputError(finding.what, finding.fix)
 
 
-def _called(config: ModelConfig, models: Mapping[str, ModelConfig]) -> set[str]:
-    """Return the models that an ensemble calls, directly or through others."""
-    found: set[str] = set()
-    waiting = [config]
-    while waiting:
-        new = {step.model for step in waiting.pop().steps} - found - {config.name}
-        found |= new & models.keys()
-        waiting += [models[name] for name in sorted(new & models.keys())]
-    return found
+def check_made(repository: Path, what: str, target: str | None = None) -> None:
+    """Check a repository that was made aside, before ``what`` is written from it.
+
+    Raises:
+        ArtifactError: Triton would refuse it.
+    """
+    errors = [finding for finding in check(repository, target=target) if finding.severity == Severity.ERROR]
+    if errors:
+        first = errors[0]
+        where = str(first.place).removeprefix(f"{repository.resolve()}/")
+        more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+        raise ArtifactError(
+            f"{what} is not written, since {where} would be wrong{more}: {first.what.rstrip('.')} [{first.rule.id}].",
+            first.fix,
+        )

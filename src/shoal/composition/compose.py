@@ -6,7 +6,7 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 import shoal
 from shoal.component.artifact_files import sha256
 from shoal.component.spec import REPOSITORY
+from shoal.composition.accepted import check_made
 from shoal.composition.artifacts import (
     check_artifacts,
     check_present,
@@ -22,12 +23,12 @@ from shoal.composition.artifacts import (
     has_trunks,
     read_contents,
 )
-from shoal.composition.environments import Placed, find_environments
+from shoal.composition.environments import find_environments
 from shoal.composition.package import copy_package
 from shoal.composition.warmup import FOLDER, WarmUps, derive
 from shoal.composition.warmup import write as write_warm_up
 from shoal.environment.targets import EMBEDDED, FIRST_SIDE_BY_SIDE, parse_release
-from shoal.errors import ArtifactError, SetupError
+from shoal.errors import SetupError
 from shoal.paths import check_path_supported, check_replaceable, exchange
 from shoal.repository.config import ModelConfig, write_config
 from shoal.repository.ensemble_config import first_steps
@@ -106,10 +107,13 @@ def compose(
                 (aside / name / "1").mkdir(parents=True)
                 (aside / name / "1" / ".gitkeep").touch()
                 write_config(message, aside / name / "config.pbtxt", comment=_COMMENT)
-            named = _name_environments(models, placed)
-            more = {"identity": identity, "contents": contents, "not_warmed_up": warm_ups.reasons, **named}
+            more = {
+                "identity": identity, "contents": contents, "not_warmed_up": warm_ups.reasons,
+                "environments": {name: place.path for name, place in placed.items()},
+                "without_environment": [m.name for m in models if m.backend == "python" and m.name not in placed],
+            }  # fmt: skip
             _write_manifest(aside, graph, plan, files, more)
-            _check(aside, target, plan)
+            check_made(aside, str(target), plan.target)
             aside.chmod(0o755)  # mkdtemp's 0700 would keep a server under another user out
             exchange(aside, target)
     except OSError as error:
@@ -119,21 +123,6 @@ def compose(
             "What was there, if anything, is unchanged. Make room, or name another folder.",
         ) from error
     return target
-
-
-def _check(aside: Path, target: Path, plan: Plan) -> None:
-    """Refuse a repository that Triton would refuse, before it is put in place."""
-    from shoal.check import Severity, check
-
-    errors = [finding for finding in check(aside, target=plan.target) if finding.severity == Severity.ERROR]
-    if errors:
-        first = errors[0]
-        where = str(first.place).removeprefix(f"{aside.resolve()}/")
-        more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-        raise ArtifactError(
-            f"{target} is not written, since {where} would be wrong{more}: {first.what.rstrip('.')} [{first.rule.id}].",
-            first.fix,
-        )
 
 
 @contextmanager
@@ -166,12 +155,6 @@ def version_files(model: Path) -> Iterator[Path]:
     for path in sorted(path for folder in ("[0-9]*", FOLDER) for path in model.glob(f"{folder}/**/*")):
         if path.is_file() and "__pycache__" not in path.parts:
             yield path
-
-
-def _name_environments(models: Sequence[ModelConfig], placed: Mapping[str, Placed]) -> dict[str, Any]:
-    """Return the manifest's entries for Python models with an environment of their own, and for those without."""
-    others = [model.name for model in models if model.backend == "python" and model.name not in placed]
-    return {"environments": {name: place.path for name, place in placed.items()}, "without_environment": others}
 
 
 def _hash_files(repository: Path, known: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -3,25 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any, Self
 
 from shoal.component.spec import DTYPES, TensorSpec
 from shoal.composition.accepted import check_accepted
-from shoal.composition.symbolic_tensor import Outputs, Tensor, check_fits, describe, dims_in
 from shoal.errors import InputError
 from shoal.repository.config import CONFIG, ModelConfig, Step, as_config, read_config, write_config
 from shoal.repository.default_model import find_graph
 from shoal.repository.ensemble_config import find_lost, make_ensemble, without_parts
-from shoal.repository.graph import Graph
 from shoal.repository.model_folders import find_model_folders
-from shoal.repository.shapes import Declared
+from shoal.repository.shapes import Declared, show
 
 LATEST = -1  # a step's model_version
 _COMMENT = "Written by shoal's Ensemble."
 _PASS_ON = "Let a component pass it on, under another name."
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor of a pipeline: an input of the request, or an output of a step.
+
+    ``name`` is its name in the ensemble; ``declared`` holds dtype, shape, and the model that declares them. ``owner``
+    is the definition that it belongs to; ``is_requested``: it is an input of the request.
+    """
+
+    name: str
+    declared: Declared
+    owner: Any = field(repr=False, compare=False)
+    is_requested: bool = False
+
+    @property
+    def dtype(self) -> str:
+        """Data type in Triton's form: ``TYPE_FP32``."""
+        return self.declared.tensor.dtype
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """Dimensions without the rows; -1 is any size."""
+        return self.declared.tensor.dims
+
+
+class Outputs(dict[str, Tensor]):
+    """Outputs of a step, by its model's names for them."""
+
+    def __init__(self, model: str, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__(tensors)
+        self._model = model
+
+    def __missing__(self, name: str) -> Tensor:
+        raise InputError(f"Model {self._model} has no output {name}.", f"It has: {', '.join(self)}.")
 
 
 class Ensemble:
@@ -35,7 +68,7 @@ class Ensemble:
         triage.write("ensembles/triage")
 
     Each tensor has dtype and shape, and a step takes only what fits. ``max_batch_size`` defaults to the smallest of the
-    models'; 0 where none of them has batches. Two definitions are equal if they write the same configuration.
+    models'; 0 where none of them has batches.
     """
 
     def __init__(
@@ -63,10 +96,6 @@ class Ensemble:
         graph = find_graph(Path(folder))
         if not graph.config.is_ensemble:
             raise InputError(f"{graph.config.name} is not an ensemble.", "Name an ensemble's folder.")
-        return cls._of(graph)
-
-    @classmethod
-    def _of(cls, graph: Graph) -> Self:
         spec, levels = graph.config.spec, graph.levels()
         made = cls(spec.name, projects=(), max_batch_size=spec.max_batch_size)
         made._models, made._rest = graph.members, without_parts(graph.config.message)
@@ -135,7 +164,7 @@ class Ensemble:
         missing = [t.name for t in config.spec.inputs if t.name not in given and not t.is_optional]
         if missing or not given:
             wanted = ", ".join(missing) or "any input"
-            has = ", ".join(describe(tensor) for tensor in config.spec.inputs)
+            has = ", ".join(_describe(tensor) for tensor in config.spec.inputs)
             raise InputError(f"The step {model} of {self.name} is not given {wanted}.", f"Model {model} takes: {has}.")
         called = self._name_outputs(config, names or {})
         self._steps.append(Step(model, version, {n: t.name for n, t in sorted(given.items())}, called))
@@ -167,7 +196,7 @@ class Ensemble:
         if not fits:
             raise InputError(
                 f"Output {name} of {self.name} has dims {list(dims or ())}; {tensor.declared.who} gives"
-                f" {describe(tensor.declared.tensor)}.",
+                f" {_describe(tensor.declared.tensor)}.",
                 "Leave dims out.",
             )
         self._outputs[name] = tensor, None if dims is None else tuple(dims)
@@ -205,7 +234,7 @@ class Ensemble:
             self.max_batch_size,
             [tensor.declared.tensor for tensor in self._inputs],
             [
-                TensorSpec(name, tensor.dtype, dims or dims_in(tensor, has_rows=self.max_batch_size > 0))
+                TensorSpec(name, tensor.dtype, dims or _dims_in(tensor, has_rows=self.max_batch_size > 0))
                 for name, (tensor, dims) in self._outputs.items()
             ],
             steps,
@@ -230,12 +259,6 @@ class Ensemble:
         (folder / "1" / ".gitkeep").touch()
         write_config(config.message, folder / CONFIG, comment=_COMMENT)
         return folder
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Ensemble):
-            return NotImplemented
-        mine, theirs = (made.config().message for made in (self, other))
-        return bool(mine.SerializeToString(deterministic=True) == theirs.SerializeToString(deterministic=True))
 
     def _find(self, model: str) -> ModelConfig:
         if model not in self._models or model == self.name:
@@ -294,3 +317,47 @@ class Ensemble:
                 )
             for name, tensor in step.inputs.items():
                 check_fits(self._tensors[tensor], config, name, (size > 0,))
+
+
+def check_fits(tensor: Tensor, config: ModelConfig, name: str, rows: tuple[bool, ...]) -> None:
+    """Check that a model may read ``tensor`` as its input ``name``.
+
+    ``rows``: whether a request has rows, every possible value; for an output of a step, its model decides.
+
+    Raises:
+        InputError: there is no such input, or dtype, shape, or leaving it out do not fit.
+    """
+    specs = {spec.name: spec for spec in config.spec.inputs}
+    if name not in specs:
+        raise InputError(f"Model {config.name} has no input {name}.", f"It has: {', '.join(specs)}.")
+    wanted, given = Declared(config.name, specs[name], config.spec.is_batched), tensor.declared
+    what = f"Input {name} of model {config.name}"
+    if tensor.dtype != specs[name].dtype:
+        raise InputError(
+            f"{what} is {specs[name].dtype}, and {tensor.name} of {given.who} is {tensor.dtype}.",
+            "Triton converts nothing: put a component between them.",
+        )
+    ways = [replace(given, is_batched=has_rows) for has_rows in rows] if tensor.is_requested else [given]
+    if not any(way.fits(wanted) for way in ways):
+        raise InputError(
+            f"{what} has shape {show(wanted.full)}, and {tensor.name} of {given.who} {show(ways[0].full)}.",
+            "Give them the same dims; -1 fits any.",
+        )
+    if given.tensor.is_optional and not specs[name].is_optional:
+        raise InputError(
+            f"{what} must be given, and {tensor.name} of {given.who} may be left out.",
+            f"Declare {name} optional in {config.name}, or {tensor.name} not.",
+        )
+
+
+def _dims_in(tensor: Tensor, *, has_rows: bool) -> tuple[int, ...]:
+    """Return the dims of a step's tensor as an ensemble's output: either may have rows where the other has none."""
+    full = tensor.declared.full
+    if has_rows == tensor.declared.is_batched:
+        return tensor.dims
+    return full[1:] if has_rows and full[0] == -1 and len(full) > 1 else full
+
+
+def _describe(tensor: TensorSpec) -> str:
+    """Format a declaration on one line: ``EMBEDDING FP32 [384]``."""
+    return f"{tensor.name} {tensor.dtype.removeprefix('TYPE_')} {show(tensor.dims)}"

@@ -47,17 +47,13 @@ class Placed:
             if first == folder / ARCHIVE:
                 shutil.copyfile(self.environment, first)
             else:
-                _link(first, folder / ARCHIVE)
+                try:
+                    os.link(first, folder / ARCHIVE)
+                except OSError:  # some file systems have no hard links
+                    shutil.copyfile(first, folder / ARCHIVE)
         if self.stub:
             shutil.copyfile(self.stub, folder / STUB)
             (folder / STUB).chmod(0o755)
-
-
-def _link(first: Path, other: Path) -> None:
-    try:
-        os.link(first, other)
-    except OSError:  # some file systems have no hard links
-        shutil.copyfile(first, other)
 
 
 def find_environments(

@@ -6,7 +6,6 @@ components can run it; their outputs become the warm-up inputs of the models tha
 
 from __future__ import annotations
 
-import struct
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -40,20 +39,13 @@ TEXT = (
 
 @dataclass
 class WarmUps:
-    """Warm-up ``requests``, the inputs of one row by model, and the ``reasons`` why other models have none."""
+    """Warm-up ``requests``, the inputs of one row by model, and the ``reasons`` why other models have none.
+
+    A model that several steps call has the first request that it answers.
+    """
 
     requests: dict[str, Arrays] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
-
-    def keep(self, model: str, inputs: Arrays) -> None:
-        """Keep the first request of a model, even where it fails in another step."""
-        self.requests.setdefault(model, inputs)
-        self.reasons.pop(model, None)
-
-    def refuse(self, model: str, reason: str) -> None:
-        """Note why a model has no request, unless it has one."""
-        if model not in self.requests:
-            self.reasons.setdefault(model, reason)
 
 
 def derive(graph: Graph, repository: Path) -> WarmUps:
@@ -64,21 +56,14 @@ def derive(graph: Graph, repository: Path) -> WarmUps:
     """
     found = WarmUps()
     _walk(graph, repository, requested(graph.config.spec), found)
-    return found
+    return WarmUps(found.requests, {name: why for name, why in found.reasons.items() if name not in found.requests})
 
 
 def _walk(graph: Graph, repository: Path, tensors: dict[str, Any], found: WarmUps) -> None:
     """Fill ``found`` and ``tensors``, the graph's by name, step by step."""
-    waiting = list(graph.steps)
-    while due := [step for step in waiting if _is_due(graph, step, waiting)]:
-        waiting = [step for step in waiting if step not in due]
-        for step in due:
-            _warm(graph, step, repository, tensors, found)
-
-
-def _is_due(graph: Graph, step: Step, waiting: list[Step]) -> bool:
-    writers = (graph.producer(tensor) for tensor in step.inputs.values())
-    return all(writer is None or graph.steps[writer] not in waiting for writer in writers)
+    levels = graph.levels()
+    for index in sorted(range(len(levels)), key=levels.__getitem__):
+        _warm(graph, graph.steps[index], repository, tensors, found)
 
 
 def _warm(graph: Graph, step: Step, repository: Path, tensors: dict[str, Any], found: WarmUps) -> None:
@@ -90,13 +75,13 @@ def _warm(graph: Graph, step: Step, repository: Path, tensors: dict[str, Any], f
         outputs = dict(inputs)
         _walk(Graph.build(config, graph.members), repository, outputs, found)
     elif missing:
-        found.refuse(step.model, f"nothing is known to give it as {', '.join(missing)}")
+        found.reasons.setdefault(step.model, f"nothing is known to give it as {', '.join(missing)}")
     else:
         try:
             outputs = _run(config, repository, inputs) if config.backend == "python" else {}
-            found.keep(step.model, inputs)
+            found.requests.setdefault(step.model, inputs)
         except Exception as error:  # a user's component, whose libraries may be in another environment
-            found.refuse(step.model, f"it does not run here: {_describe(error, repository)}")
+            found.reasons.setdefault(step.model, f"it does not run here: {_describe(error, repository)}")
     shapes = {t.name: t for t in config.spec.outputs}
     for name, tensor in step.outputs.items():
         value = outputs[name] if name in outputs else _nothing(shapes[name], config.spec)
@@ -170,7 +155,8 @@ def write(message: Any, folder: Path, inputs: Arrays) -> None:
 
 def serialize(array: Any) -> bytes:
     """Serialize a tensor in Triton's wire format: a text is its length, four bytes, and its bytes."""
+    from tritonclient.utils import serialize_byte_tensor
+
     if array.dtype == object:
-        texts = [text if isinstance(text, bytes) else str(text).encode() for text in array.ravel()]
-        return b"".join(struct.pack("<I", len(text)) + text for text in texts)
+        return bytes(serialize_byte_tensor(array).item())
     return bytes(np.ascontiguousarray(array).tobytes())

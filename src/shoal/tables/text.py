@@ -144,14 +144,15 @@ def open_jsonl(file: BinaryIO, source: Source, stack: ExitStack) -> Opened:
 def _jsonl_rows(lines: Iterable[str], source: Source) -> Rows:
     for number, line in enumerate(lines, start=1):
         if line.strip():
-            yield number, _read_object(line, source.where(number))
+            try:
+                row: Row = _read_object(line, source.where(number))
+            except ArtifactError as error:
+                row = error
+            yield number, row
 
 
-def _read_object(line: str, where: str) -> Row:
-    try:
-        row = _parse_object(line, where)
-    except ArtifactError as error:
-        return error
+def _read_object(line: str, where: str) -> dict[str, Any]:
+    row = _parse_object(line, where)
     if not line.isascii() and _NOT_UTF8.search(line):
         return {name: as_cell(value) if isinstance(value, str) else value for name, value in row.items()}
     return row

@@ -10,7 +10,8 @@ from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 
-from shoal.errors import ArtifactError, InputError, needs
+from shoal.composition.accepted import check_made
+from shoal.errors import InputError, needs
 from shoal.project.draft import Draft
 from shoal.project.importing.imported import Imported
 from shoal.project.scaffold.names import check_name, find_project_folders
@@ -141,9 +142,8 @@ def _check_options(kind: _Kind, draft: Callable[..., Imported], options: Mapping
     taken = signature(draft).parameters.values()
     known = [p.name for p in taken if p.kind == Parameter.KEYWORD_ONLY and p.name != _SCRATCH]
     unknown = [name for name in options if name not in known]
-    if unknown and not any(p.kind == Parameter.VAR_KEYWORD for p in taken):
-        listed = f"It takes: {', '.join(known)}." if known else "It takes none."
-        raise InputError(f"Unknown option for {kind.what}: {', '.join(unknown)}.", listed)
+    if unknown:
+        raise InputError(f"Unknown option for {kind.what}: {', '.join(unknown)}.", f"It takes: {', '.join(known)}.")
     return dict(options)
 
 
@@ -160,7 +160,7 @@ def _files(imported: Imported, name: str, repository: Path) -> Mapping[str, str 
         _put(repository.joinpath(*Path(path).parts[1:]), content)
     comment = "\n# ".join(" ".join(line.split()) for line in imported.said)
     write_config(imported.message, folder / CONFIG, comment=comment)
-    _check(repository, name)
+    check_made(repository, f"models/{name}")
     text = (folder / CONFIG).read_text(encoding="utf-8")
     return {f"models/{name}/{path}": file for path, file in {CONFIG: text, **imported.files}.items()}
 
@@ -172,18 +172,3 @@ def _put(path: Path, content: str | bytes | Path) -> None:
         path.symlink_to(content.resolve())
     else:
         path.write_bytes(content.encode() if isinstance(content, str) else content)
-
-
-def _check(repository: Path, name: str) -> None:
-    from shoal.check import Severity, check
-
-    errors = [finding for finding in check(repository) if finding.severity == Severity.ERROR]
-    if errors:
-        first = errors[0]
-        where = str(first.place).removeprefix(f"{repository.resolve()}/")
-        more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-        raise ArtifactError(
-            f"models/{name} is not written, since {where} would be wrong{more}: {first.what.rstrip('.')}"
-            f" [{first.rule.id}].",
-            first.fix,
-        )

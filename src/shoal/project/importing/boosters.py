@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from shoal.component.artifact_files import describe_bytes
-from shoal.forests.boosters import Head, is_json, parse_xgboost, read_fields, read_xgboost_head
+from shoal.forests.boosters import is_json, parse_xgboost, read_fields, read_xgboost_head
 from shoal.project.importing.isolated_reader import read_apart, refuse
 from shoal.project.importing.verify_forest import Found
 
@@ -51,6 +51,8 @@ def read_xgboost(content: bytes, name: str) -> Found:
         raise refuse(name, describe_bytes(content[:32]) or f"it is not {kind}, or damaged: {error}", _SAVE) from error
     try:
         what, is_classifier, said, gives_labels = _describe_xgboost(document, name)
+    except KeyError as error:
+        raise refuse(name, f"it has no {error.args[0]}, so it is not a complete XGBoost model", _SAVE) from error
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise refuse(name, f"it is damaged, or of an unknown XGBoost version: {error!r}", _SAVE) from error
     model, _ = read_apart("json" if is_json(content) else "ubjson", content, name)
@@ -59,19 +61,25 @@ def read_xgboost(content: bytes, name: str) -> Found:
 
 def _describe_xgboost(document: Any, name: str) -> tuple[str, bool, tuple[str, ...], bool]:
     """Describe a model; return also whether it is a classifier, lines for people, and whether it predicts labels."""
-    is_snapshot = isinstance(document, dict) and "Model" in document
-    learner = _find(document, name, *(["Model"] if is_snapshot else []), "learner")
-    _find(learner, name, "learner_model_param", "num_feature")
-    _find(learner, name, "objective", "name")
-    booster = str(_find(learner, name, "gradient_booster", "name"))
+    learner = document.get("Model", document)["learner"]  # "Model": of a snapshot
+    booster = learner["gradient_booster"]["name"]
     if booster not in ("gbtree", "dart"):
         raise refuse(name, f"its booster is {booster}, which has no trees", "Train with booster gbtree or dart.")
     head = read_xgboost_head(learner)
     objective = head.objective
     _check_objective(objective, _XGBOOST, name)
-    model = _find(learner, name, "gradient_booster", *(["gbtree"] if booster == "dart" else []), "model")
-    trees = _find(model, name, "trees")
-    _check_counts(head, trees, name)
+    content = learner["gradient_booster"]
+    model = (content["gbtree"] if booster == "dart" else content)["model"]
+    trees = model["trees"]
+    sizes = {int(tree["tree_param"].get("size_leaf_vector", 1)) for tree in trees}
+    if head.num_features < 1:
+        raise refuse(name, "it does not say how many features it takes", _SAVE)
+    if not len(trees):
+        raise refuse(name, "it has no trees", "Train it first.")
+    if sizes - {0, 1}:
+        raise refuse(
+            name, "its leaves are vectors (multi_output_tree)", "Train with multi_strategy one_output_per_tree."
+        )
     if any(len(encoded.get("values", ())) for encoded in model.get("cats", {}).get("enc", ())):
         raise refuse(
             name,
@@ -84,33 +92,12 @@ def _describe_xgboost(document: Any, name: str) -> tuple[str, bool, tuple[str, .
     return what, _XGBOOST[objective], tuple(_notes(learner)), objective == "multi:softmax"
 
 
-def _find(value: Any, name: str, *keys: str) -> Any:
-    """Return the value at the nested ``keys``."""
-    for depth, key in enumerate(keys):
-        if not isinstance(value, dict) or key not in value:
-            raise refuse(name, f"it has no {'.'.join(keys[: depth + 1])}, so it is not a complete XGBoost model", _SAVE)
-        value = value[key]
-    return value
-
-
 def _check_objective(objective: str, known: Mapping[str, bool], name: str) -> None:
     if objective not in known:
         raise refuse(
             name,
             f"its objective is {objective}, whose answers cannot be reproduced as in its library",
             f"Train with one of these: {', '.join(known)}.",
-        )
-
-
-def _check_counts(head: Head, trees: Any, name: str) -> None:
-    sizes = {int(tree["tree_param"].get("size_leaf_vector", 1)) for tree in trees}
-    if head.num_features < 1:
-        raise refuse(name, "it does not say how many features it takes", _SAVE)
-    if not len(trees):
-        raise refuse(name, "it has no trees", "Train it first.")
-    if sizes - {0, 1}:
-        raise refuse(
-            name, "its leaves are vectors (multi_output_tree)", "Train with multi_strategy one_output_per_tree."
         )
 
 

@@ -13,13 +13,12 @@ import torch
 
 from shoal.component.artifact_files import sha256
 from shoal.component.spec import TensorSpec
-from shoal.encoders.encoder import HEADS, Trunked, describe_revision, published, read_tokenizer
+from shoal.encoders.encoder import HEADS, POOLINGS, Trunked, describe_revision, published, read_tokenizer
 from shoal.encoders.export import NAMES, TOLERANCE, export_encoder
 from shoal.encoders.heads import NOTHING, SIGMOID, SOFTMAX, Embedder, Headed
 from shoal.encoders.length_bucketing import ATTENTION_MASK
 from shoal.errors import InputError, needs
 from shoal.project.importing.imported import MAX_BATCH_SIZE, Imported, make_config
-from shoal.project.importing.sentence_transformers import Sentences, read_sentences
 from shoal.project.scaffold.clone import draft_like
 from shoal.text.wordpiece import LENGTHS
 
@@ -59,7 +58,19 @@ def draft_encoder(
         InputError: it cannot be loaded, has no such head, or options do not go together.
         ArtifactError: the exported model's answers differ by more than 1e-5.
     """
-    head = _check_options(head, pooling, normalise, max_length, format, tokenizer)
+    for option, value, known in (("head", head, KINDS), ("pooling", pooling, HEADS), ("format", format, FORMATS)):
+        if value is not None and value not in known:
+            raise InputError(f"Unknown {option} {value!r}.", f"Known: {', '.join(known)}.")
+    if head is None:
+        raise InputError(
+            "The encoder's head is not given.",
+            f"Add --head {', --head '.join(KINDS)}: the last two use the checkpoint's own trained head.",
+        )
+    if head != EMBEDDING and (pooling is not None or normalise is not None):
+        given = "pooling" if pooling is not None else "normalise"
+        raise InputError(f"{given} is for embeddings; a {head} head pools as it was trained to.", f"Leave {given} out.")
+    if max_length is not None and tokenizer is None:
+        raise InputError("max_length is for a tokenizer, and none is given.", "Add --tokenizer NAME, or leave it out.")
     if max_batch_size < 1:
         raise InputError(f"max_batch_size is {max_batch_size}; an encoder takes rows.", "Give 1 or more.")
     backend, file = FORMATS[format]
@@ -85,31 +96,6 @@ def draft_encoder(
     return Imported(message, {f"1/{file}": scratch / file}, tuple(said), beside)
 
 
-def _check_options(
-    head: str | None,
-    pooling: str | None,
-    normalise: bool | None,
-    max_length: int | None,
-    format: str,  # noqa: A002
-    tokenizer: str | None,
-) -> str:
-    """Validate the options; return the head."""
-    for option, value, known in (("head", head, KINDS), ("pooling", pooling, HEADS), ("format", format, FORMATS)):
-        if value is not None and value not in known:
-            raise InputError(f"Unknown {option} {value!r}.", f"Known: {', '.join(known)}.")
-    if head is None:
-        raise InputError(
-            "The encoder's head is not given.",
-            f"Add --head {', --head '.join(KINDS)}: the last two use the checkpoint's own trained head.",
-        )
-    if head != EMBEDDING and (pooling is not None or normalise is not None):
-        given = "pooling" if pooling is not None else "normalise"
-        raise InputError(f"{given} is for embeddings; a {head} head pools as it was trained to.", f"Leave {given} out.")
-    if max_length is not None and tokenizer is None:
-        raise InputError("max_length is for a tokenizer, and none is given.", "Add --tokenizer NAME, or leave it out.")
-    return head
-
-
 # --- what was published ------------------------------------------------------------------------------------------
 
 
@@ -126,7 +112,7 @@ class _Encoder:
     tokenizer: Any
     vocabulary: tuple[str, ...]
     is_lowercase: bool
-    sentences: Sentences
+    sentences: _Sentences
 
 
 def _load(name: str, revision: str | None, head: str) -> _Encoder:
@@ -139,7 +125,7 @@ def _load(name: str, revision: str | None, head: str) -> _Encoder:
         model, report = kind.from_pretrained(
             place, revision=pinned, attn_implementation="sdpa", dtype=torch.float32, output_loading_info=True
         )
-        sentences = read_sentences(place, pinned)
+        sentences = _read_sentences(place, pinned)
     missing = sorted(key for key in report["missing_keys"] if head != EMBEDDING or not key.startswith("pooler."))
     if missing and head != EMBEDDING:
         raise InputError(
@@ -168,6 +154,53 @@ def _load(name: str, revision: str | None, head: str) -> _Encoder:
 def _few(names: list[str]) -> str:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return f"{', '.join(names[:3])}{more}"
+
+
+# --- settings of sentence-transformers -----------------------------------------------------------------------------
+
+_MODULES, _LENGTH = "modules.json", "sentence_bert_config.json"
+# modules.json gives each module's class with its import path, which has changed between releases.
+_TRANSFORMER, _POOLING, _NORMALIZE = "Transformer", "Pooling", "Normalize"
+_MODES = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
+
+
+@dataclass(frozen=True)
+class _Sentences:
+    """Settings of an encoder. ``pooling`` is empty if unknown, ``why`` is the reason. ``max_length`` 0: not given."""
+
+    pooling: str = ""
+    why: str = f"it has no {_MODULES} of sentence-transformers"
+    is_normalised: bool = False
+    max_length: int = 0
+
+
+def _read_sentences(place: str, revision: str | None) -> _Sentences:
+    """Read the settings from a folder or a hub repository; every file is optional."""
+    modules = _read_published(place, _MODULES, revision)
+    length = (_read_published(place, _LENGTH, revision) or {}).get("max_seq_length")
+    max_length = length if isinstance(length, int) else 0
+    if not isinstance(modules, list):
+        return _Sentences(max_length=max_length)
+    kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
+    if kinds not in ([_TRANSFORMER, _POOLING], [_TRANSFORMER, _POOLING, _NORMALIZE]):
+        return _Sentences(why=f"its {_MODULES} lists {', '.join(kinds)}", max_length=max_length)
+    config = _read_published(place, f"{modules[1].get('path', '')}/config.json", revision) or {}
+    modes = [key for key, value in config.items() if key.startswith("pooling_mode_") and value is True]
+    chosen = config.get("pooling_mode") or (_MODES.get(modes[0], modes[0]) if len(modes) == 1 else ", ".join(modes))
+    if chosen not in POOLINGS:
+        return _Sentences(why=f"its pooling is {chosen or 'not given'}, which is not known", max_length=max_length)
+    return _Sentences(chosen, "", kinds[-1] == _NORMALIZE, max_length)
+
+
+def _read_published(place: str, name: str, revision: str | None) -> Any:
+    """Load a published JSON file; None if it is not available."""
+    from transformers.utils.hub import cached_file
+
+    try:
+        path = cached_file(place, name, revision=revision, _raise_exceptions_for_missing_entries=False)
+        return None if path is None else json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
 
 
 # --- what it gives -----------------------------------------------------------------------------------------------

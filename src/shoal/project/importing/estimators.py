@@ -89,12 +89,13 @@ def _check_estimator(estimator: Any, what: str) -> None:
     if len(getattr(estimator, "classes_", "ab")) < 2:
         raise refuse(what, f"it has only one class, {estimator.classes_[0]}", "Train it on rows of two classes.")
     for values in _categories(estimator).values():
-        for odd in [value for value in values.tolist() if not _is_code(value)][:1]:
-            raise refuse(
-                what,
-                f"it splits on categories such as {odd!r}; a Treelite checkpoint supports only whole numbers",
-                "Encode them from 0 on before training, and send the same codes.",
-            )
+        for value in values.tolist():
+            if not (isinstance(value, int | float) and 0 <= value < _MOST_CATEGORIES and value % 1 == 0):
+                raise refuse(
+                    what,
+                    f"it splits on categories such as {value!r}; a Treelite checkpoint supports only whole numbers",
+                    "Encode them from 0 on before training, and send the same codes.",
+                )
 
 
 def _categories(estimator: Any) -> dict[int, NDArray[Any]]:
@@ -108,10 +109,6 @@ def _categories(estimator: Any) -> dict[int, NDArray[Any]]:
         for values in encoder.named_transformers_["encoder"].categories_
     ]  # not NaN
     return dict(zip(features, found, strict=True))
-
-
-def _is_code(value: Any) -> bool:
-    return isinstance(value, int | float) and 0 <= value < _MOST_CATEGORIES and value % 1 == 0
 
 
 def _settle(estimator: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.component.artifact_files import describe_bytes, describe_place
+from shoal.component.artifact_files import describe_bytes
 from shoal.component.spec import STRING, ModelSpec, TensorSpec
 from shoal.errors import ArtifactError, InputError, needs
 from shoal.project.importing.imported import MAX_BATCH_SIZE, Imported, make_config
@@ -92,24 +92,18 @@ def _read(path: Path) -> Any:
         import onnx
     from google.protobuf.message import DecodeError
 
-    if not path.is_file():
-        raise InputError(f"{path} is {describe_place(path)}.", "Name the model's file.")
     try:
         model = onnx.load(str(path), load_external_data=False)
+        if not model.graph.node:
+            raise ValueError("it has no nodes")
     except (DecodeError, ValueError, RecursionError) as error:
-        raise _refuse_file(path) from error
-    if not model.graph.node:
-        raise _refuse_file(path)
+        with path.open("rb") as file:
+            begins = file.read(32)
+        why = describe_bytes(begins) or ("it is empty" if not begins else "it is cut off, or something else")
+        raise ArtifactError(f"{path} is not an ONNX model: {why}.", "Export or copy it again.") from error
     if not model.graph.output:
         raise ArtifactError(f"{path} is an ONNX model without outputs.", "Export it with its outputs.")
     return model
-
-
-def _refuse_file(path: Path) -> ArtifactError:
-    with path.open("rb") as file:
-        begins = file.read(32)
-    why = describe_bytes(begins) or ("it is empty" if not begins else "it is cut off, or something else")
-    return ArtifactError(f"{path} is not an ONNX model: {why}.", "Export or copy it again.")
 
 
 def _start(path: Path) -> Any:
@@ -132,7 +126,10 @@ def _start(path: Path) -> Any:
 
 def _find_weights(model: Any, path: Path) -> Iterator[tuple[str, Path]]:
     """Find the external weight files, by their paths relative to the model."""
-    for location in sorted({location for tensor in _tensors(model.graph) if (location := _location(tensor))}):
+    from onnx.external_data_helper import ExternalDataInfo, uses_external_data
+
+    external = filter(uses_external_data, _tensors(model.graph))
+    for location in sorted({ExternalDataInfo(tensor).location for tensor in external}):
         place = PurePosixPath(location)
         if place.is_absolute() or ".." in place.parts:
             raise ArtifactError(
@@ -143,12 +140,6 @@ def _find_weights(model: Any, path: Path) -> Iterator[tuple[str, Path]]:
                 f"{path} takes weights from {location}, which is not there.", f"Copy it to {path.parent / place}."
             )
         yield str(place), path.parent / place
-
-
-def _location(tensor: Any) -> str:
-    if tensor.data_location != tensor.EXTERNAL:
-        return ""
-    return next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
 
 
 def _tensors(graph: Any) -> Iterator[Any]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 from shoal.component.spec import STRING, TensorSpec
 from shoal.errors import InputError
@@ -69,10 +68,9 @@ def draft_component(
     values = {"class_name": class_name(name), "name": tested, "pipeline": pipeline}
     code = _write_code(inputs, outputs, values)
     request, expected = _write_expected(inputs, outputs)
+    takes, gives = (", ".join(tensor.name for tensor in tensors) for tensors in (inputs, outputs))
     files = {
-        f"{category}/{name}/{CONFIG}": _write_config(
-            name, f"{_list(inputs)} in, {_list(outputs)} out.", inputs, outputs
-        ),
+        f"{category}/{name}/{CONFIG}": _write_config(name, f"{takes} in, {gives} out.", inputs, outputs),
         f"{category}/{name}/1/model.py": code,
     }
     config = text.write_alone(pipeline, name, _batch_size(inputs, outputs), inputs, outputs)
@@ -142,7 +140,7 @@ def make_skeleton(
     config: str,
     tested: str,
     test: str,
-    files: Mapping[str, str | Path] = MappingProxyType({}),
+    files: Mapping[str, str | Path],
     said: Sequence[str] = (),
     *,
     needs_artifacts: bool = False,
@@ -185,10 +183,6 @@ def _batch_size(*sides: Sequence[TensorSpec]) -> int:
         tensors = [tensor for side in sides for tensor in side if (tensor.dtype == STRING) == is_text]
         rows = min(rows, most // max(1, sum(Largest(rows=1).num_bytes(tensor) for tensor in tensors)))
     return int(2 ** max(1, rows.bit_length() - 1))
-
-
-def _list(tensors: Iterable[TensorSpec]) -> str:
-    return ", ".join(tensor.name for tensor in tensors)
 
 
 def _is_countable(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> bool:

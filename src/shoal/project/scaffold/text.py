@@ -93,16 +93,12 @@ def write_sample(tensor: TensorSpec, *, is_batched: bool = True, width: int = WI
     """Write a sample array for a request: texts, floats in [0, 1), or integers 0 and 1."""
     shape = _shape(tensor, ROWS if is_batched else "", width)
     if tensor.dtype == STRING and is_batched and tensor.dims == (1,):
-        return f"[{', '.join(_literal(text) for text in TEXTS)}]"
+        return "[" + ", ".join(f'"{text}"' for text in TEXTS) + "]"
     if tensor.dtype == STRING:
         return f'np.full({shape}, b"A cat sat.", np.object_)'
     if tensor.dtype in ("TYPE_FP16", "TYPE_FP32", "TYPE_FP64"):
         return f"RANDOM.random({shape}).astype({name_dtype(tensor)})"
     return f"RANDOM.integers(0, 2, {shape}).astype({name_dtype(tensor)})"
-
-
-def _literal(text: str) -> str:
-    return '"' + text.replace('"', '\\"') + '"'
 
 
 def _shape(tensor: TensorSpec, rows: str | int, width: int) -> str:
