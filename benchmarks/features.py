@@ -27,7 +27,8 @@ import numpy as np
 import typer
 
 from shoal.component.tensors import Device
-from shoal.encoders.encoder import SMALL_ENCODER, load_encoder
+from shoal.encoders.encoder import load_encoder
+from shoal.encoders.packaged import SMALL_ENCODER
 from shoal.machine import describe_machine, library_versions
 from shoal.readability.corpus import find_corpus
 from shoal.readability.features import Features

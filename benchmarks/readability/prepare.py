@@ -60,7 +60,8 @@ def make_artifacts(corpus: Corpus, out: Path, *, encoder: str, layers: int) -> d
 
 
 def _small_geometry() -> dict[str, int]:
-    from shoal.encoders.encoder import SMALL_ENCODER, load_encoder
+    from shoal.encoders.encoder import load_encoder
+    from shoal.encoders.packaged import SMALL_ENCODER
 
     config: Any = load_encoder(SMALL_ENCODER, seed=0).candidates.trunk.config
     return {"layers": config.num_hidden_layers, "hidden": config.hidden_size}

@@ -37,5 +37,3 @@ Gpu = Annotated[
     str, typer.Option(metavar="NUMBERS", help="Pin the models to these: 0,1 (or none, for hybrid on the host).")
 ]
 Concurrency = Annotated[int, typer.Option(help="Requests in flight that memory is sized for.")]
-
-SMALL_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"

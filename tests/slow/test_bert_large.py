@@ -14,7 +14,8 @@ import pytest
 
 from shoal.client.client import Client
 from shoal.composition.compose import compose
-from shoal.encoders.encoder import SMALL_ENCODER, _locate
+from shoal.encoders.encoder import _locate
+from shoal.encoders.packaged import SMALL_ENCODER
 from shoal.local import load
 from shoal.readability.corpus import Corpus
 from shoal.server.launch import serve

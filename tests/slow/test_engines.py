@@ -39,7 +39,7 @@ def leaves(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_onnx_runtime_serves_the_slot(leaves: Path, artifacts: Path, tmp_path: Path) -> None:
-    from shoal.encoders.encoder import SMALL_ENCODER
+    from shoal.encoders.packaged import SMALL_ENCODER
 
     encoder = load_encoder(SMALL_ENCODER, seed=0).candidates.pick("mean")
     own = tmp_path / "artifacts"

@@ -10,7 +10,8 @@ from transformers import AutoModel, AutoTokenizer
 from shoal.check import check
 from shoal.client.client import Client
 from shoal.composition.compose import compose
-from shoal.encoders.encoder import SMALL_ENCODER, _locate
+from shoal.encoders.encoder import _locate
+from shoal.encoders.packaged import SMALL_ENCODER
 from shoal.local import load
 from shoal.readability.corpus import Corpus
 from shoal.repository.config import read_config

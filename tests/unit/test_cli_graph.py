@@ -123,7 +123,7 @@ def test_a_repository_that_means_nothing(shoal: Shoal, tmp_path: Path) -> None:
         InputError, match=r"has 2 ensembles that no other one calls: a, b\. Name one, such as --model a"
     ):
         shoal("describe", tmp_path)
-    (tmp_path / "manifest.json").write_text('{"ensemble": "b"}', encoding="utf-8")
+    (tmp_path / "manifest.json").write_text('{"ensembles": ["b"]}', encoding="utf-8")
     assert shoal("describe", tmp_path).startswith(b"b: 1 step, ")
 
 
@@ -234,5 +234,5 @@ def test_a_hybrid_repository_means_what_it_was_composed_for(shoal: Shoal, tmp_pa
     write_config(models_ensemble(Graph.load(repository / "ensemble_all")), path, comment="The models alone.")
     with pytest.raises(InputError, match="has 2 ensembles"):
         shoal("graph", repository)
-    (repository / "manifest.json").write_text('{"ensemble": "ensemble_all"}', encoding="utf-8")
+    (repository / "manifest.json").write_text('{"ensembles": ["ensemble_all"]}', encoding="utf-8")
     assert b"preprocess<br/>" in shoal("graph", repository)

@@ -21,6 +21,7 @@ from shoal.readability.corpus import Corpus
 from shoal.repository.config import read_config
 from shoal.repository.manifest import MANIFEST, read_manifest
 from shoal.repository.placement import Plan
+from tests.support.bulk import MODEL_FOLDERS
 from tests.support.once import ROOT
 
 
@@ -41,7 +42,7 @@ def test_the_manifest_lists_every_file(repository: Path) -> None:
     present = files(repository)
     del present[MANIFEST]
     assert manifest["files"] == present
-    assert (manifest["ensemble"], manifest["placement"], manifest["target"]) == ("ensemble_all", "cpu", "embedded")
+    assert (manifest["ensembles"], manifest["placement"], manifest["target"]) == (["ensemble_all"], "cpu", "embedded")
     assert "MiniLM" in read_config(repository / "bert-large").spec.parameters["content"]
     assert read_manifest(repository / "cuml") == {}
 
@@ -194,9 +195,28 @@ def test_bf16_is_chosen_once_and_written_down(
     """On a processor that computes in it; the scores stay within 0.02 of fp32's."""
     monkeypatch.setattr("shoal.repository.placement.computes_bf16", lambda: True)
     repository = compose("ensemble_all", tmp_path / "repository", artifacts=artifacts)
-    assert read_manifest(repository)["dtype"] == "bf16"
+    manifest = read_manifest(repository)
+    assert manifest["dtype"] == manifest["precision"]["bert-large"]["dtype"] == "bf16"
+    assert manifest["precision"]["bert-large"]["reason"].startswith("this processor computes in BF16")
     assert read_config(repository / "bert-large").message.parameters["dtype"].string_value == "bf16"
     texts = list(passages.texts[:3])
     faster = load(repository / "ensemble_all")(excerpt=texts)["SCORE"]
     np.testing.assert_allclose(faster, pipeline(excerpt=texts)["SCORE"], rtol=0, atol=0.02)
     assert not np.array_equal(faster, pipeline(excerpt=texts)["SCORE"])
+
+
+def test_several_ensembles_share_their_members(artifacts: Path, tmp_path: Path) -> None:
+    repository = compose(["ensemble_all", "forest"], tmp_path / "two", artifacts=artifacts, projects=[MODEL_FOLDERS])
+    one = compose("ensemble_all", tmp_path / "one", artifacts=artifacts)
+    assert {path.name for path in repository.iterdir()} == {path.name for path in one.iterdir()} | {"forest"}
+    assert read_manifest(repository)["ensembles"] == ["ensemble_all", "forest"]
+    texts = ["The cat sat.", "Epistemology interrogates."]
+    both = load(repository / "ensemble_all")(excerpt=texts), load(repository / "forest")(excerpt=texts)
+    assert np.array_equal(both[0]["FOREST_SCORE"], both[1]["SCORE"])
+    with pytest.raises(InputError, match=r"has 2 ensembles that no other one calls: ensemble_all, forest\. Name one"):
+        load(repository)
+    with pytest.raises(InputError, match="Placement hybrid takes one ensemble, not ensemble_all, forest"):
+        compose(
+            ["ensemble_all", "forest"], tmp_path / "h", artifacts=artifacts, projects=[MODEL_FOLDERS],
+            plan=Plan(placement="hybrid", gpus=()),
+        )  # fmt: skip

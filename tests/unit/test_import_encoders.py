@@ -14,7 +14,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification, AutoToke
 
 import shoal
 from shoal.component.provenance import read_archive
-from shoal.composition.artifacts import has_trunks
+from shoal.composition.artifacts import choose_precisions
 from shoal.composition.compose import compose
 from shoal.errors import ArtifactError
 from shoal.local import load, load_component
@@ -157,7 +157,7 @@ def test_what_the_configuration_says(project: Path) -> None:
     assert spec.parameters["attention_mask"] == "INPUT__1"
     assert spec.parameters["content"] == "triage, 3 probabilities, the softmax of its own trained head"
     assert (config.backend, spec.max_batch_size, config.artifacts) == ("pytorch", 512, (Artifact(("model.pt",), True),))
-    assert has_trunks([config], None)
+    assert choose_precisions([config], None, Plan())["triage"].dtype == "fp32"  # as it was verified
     onnx = read_config(project / "models" / "triage_onnx")
     assert (onnx.backend, onnx.artifacts) == ("onnxruntime", (Artifact(("model.onnx",), True),))
     assert "sigmoid" in read_config(project / "models" / "many").spec.parameters["content"]

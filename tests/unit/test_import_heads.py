@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shoal.encoders.encoder import SMALL_ENCODER
+from shoal.encoders.packaged import SMALL_ENCODER
 from shoal.errors import ArtifactError, InputError
 from shoal.project.importing.add_model import add_model
 from tests.support.imports import add

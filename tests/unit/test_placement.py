@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from shoal.composition.artifacts import choose_precisions
 from shoal.errors import ArtifactError, InputError, SetupError
 from shoal.machine import computes_bf16
 from shoal.paths import shipped_root
 from shoal.repository.config import read_config
 from shoal.repository.model_folders import collect, find_model_folders
-from shoal.repository.placement import PYTHON_BASED_BACKENDS, Plan, place
+from shoal.repository.placement import PYTHON_BASED_BACKENDS, Plan, choose_precision, place
 from shoal.server.runtime import BACKENDS
 from tests.support.once import ROOT
 
@@ -115,7 +116,9 @@ def test_auto_is_the_fastest_dtype_that_can_be_had(
     monkeypatch: pytest.MonkeyPatch, plan: Plan, is_fast: bool, can_convert: bool, dtype: str
 ) -> None:
     monkeypatch.setattr("shoal.repository.placement.computes_bf16", lambda: is_fast)
-    assert plan.with_dtype(collect("bert-large", find_model_folders()), lambda: can_convert).dtype == dtype
+    assert choose_precision(plan, is_imported=False, has_trunk=lambda: can_convert).dtype == dtype
+    asked = "fp32" if plan.dtype == "auto" else plan.dtype
+    assert choose_precision(plan, is_imported=True, has_trunk=lambda: can_convert).dtype == asked
 
 
 @pytest.mark.parametrize(
@@ -133,8 +136,8 @@ def test_bf16_may_be_said_for_the_machine(monkeypatch: pytest.MonkeyPatch, said:
 def test_a_dtype_that_no_model_takes_is_refused() -> None:
     forest = collect("cuml", find_model_folders())
     with pytest.raises(InputError, match=r"No model runs in dtype bf16: only shoal's pytorch backend takes one"):
-        Plan(dtype="bf16").with_dtype(forest, lambda: True)
-    assert Plan(dtype="fp32").with_dtype(forest, lambda: True).dtype == "fp32"
+        choose_precisions(forest, None, Plan(dtype="bf16"))
+    assert choose_precisions(forest, None, Plan(dtype="fp32")) == {}
 
 
 def test_dtype_is_the_encoders() -> None:

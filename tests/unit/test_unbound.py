@@ -25,9 +25,10 @@ from shoal.check import check
 from shoal.component.artifact_files import sha256
 from shoal.composition.compose import compose
 from shoal.encoders import export
-from shoal.encoders.encoder import SMALL_ENCODER, Encoder, Trunked, load_encoder
+from shoal.encoders.encoder import Encoder, Trunked, load_encoder
 from shoal.encoders.fusing import fuse
 from shoal.encoders.heads import SIGMOID, SOFTMAX, Embedder, Headed
+from shoal.encoders.packaged import SMALL_ENCODER
 from shoal.errors import ArtifactError
 from shoal.local import load
 from shoal.readability.report import REPORT

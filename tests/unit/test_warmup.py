@@ -18,7 +18,7 @@ MEMBERS = ("preprocess", "bert-large", "cuml", "postprocess")
 
 
 def test_every_model_is_warmed_up_with_what_the_text_becomes(repository: Path, pipeline: Pipeline) -> None:
-    found = derive(Graph.load(repository / "ensemble_all"), repository)
+    found = derive([Graph.load(repository / "ensemble_all")], repository)
     assert sorted(found.requests) == sorted(MEMBERS)
     assert found.reasons == {}
     read = load(repository / "preprocess")(INPUT0=[TEXT])
@@ -30,7 +30,7 @@ def test_every_model_is_warmed_up_with_what_the_text_becomes(repository: Path, p
 
 
 def test_what_is_written_is_what_was_derived(repository: Path) -> None:
-    found = derive(Graph.load(repository / "ensemble_all"), repository)
+    found = derive([Graph.load(repository / "ensemble_all")], repository)
     for model in MEMBERS:
         (entry,) = read_config(repository / model).message.model_warmup
         assert (entry.batch_size, entry.count) == (1, 2)

@@ -59,7 +59,7 @@ def ensemble(root: Path, name: str, *steps: tuple[str, str, str]) -> None:
 
 def derived(root: Path, name: str) -> WarmUps:
     members = {path.parent.name: read_config(path.parent) for path in root.glob("*/config.pbtxt")}
-    return derive(Graph.build(members[name], members), root)
+    return derive([Graph.build(members[name], members)], root)
 
 
 def test_a_last_step_that_fails_is_not_asked_by_the_server(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -15,7 +15,9 @@ _DEFAULT = Path("build/artifacts")  # where `shoal train` writes
 
 
 def compose(
-    ensemble: Annotated[str, typer.Argument(help="The ensemble's name, as its model folder has it.")],
+    ensembles: Annotated[
+        list[str], typer.Argument(help="The ensemble's name, as its model folder has it; or several.")
+    ],
     repository: Annotated[Path, typer.Argument(help="The model repository to write.")],
     artifacts: Annotated[
         Path | None,
@@ -50,7 +52,7 @@ def compose(
 
     plan = Plan(placement, target, dtype, _parse_gpus(gpu), concurrency)
     path = compose_repository(
-        ensemble,
+        ensembles,
         repository,
         artifacts=artifacts or (_DEFAULT if _DEFAULT.is_dir() else None),
         plan=plan,
@@ -59,7 +61,10 @@ def compose(
         stubs=_by_model(stub),
         is_warmed_up=warm_up,
     )
-    for model, reason in read_manifest(path)["not_warmed_up"].items():
+    manifest = read_manifest(path)
+    for model, chosen in manifest["precision"].items():
+        OUT.print(f"precision: {model} {chosen['dtype']} ({plain(chosen['reason'])})", soft_wrap=True)
+    for model, reason in manifest["not_warmed_up"].items():
         ERR.print(f"Model {model} starts cold, without a warm-up request: {plain(reason)}", soft_wrap=True)
     OUT.print(f"repository: {path}", soft_wrap=True)
     serve_it = f"shoal serve {path}"

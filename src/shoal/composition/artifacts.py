@@ -10,6 +10,7 @@ import os
 import pickle
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,11 @@ from typing import Any
 from shoal.component.artifact_files import MAKE_AGAIN, describe_place, read_json, refusal
 from shoal.component.onnx_ties import read_onnx
 from shoal.component.provenance import check_tie, read_archive
-from shoal.errors import ArtifactError
+from shoal.errors import ArtifactError, InputError
 from shoal.forests.checkpoints import read_forest
 from shoal.paths import shipped_root
 from shoal.repository.config import ModelConfig
+from shoal.repository.placement import AUTO, Plan, Precision, choose_precision
 
 REPORT = "report.json"
 # An application checks what its model folders read: called with their artifacts by name, and all TorchScript encoders.
@@ -109,12 +111,29 @@ def _read(model: ModelConfig, path: Path, *, is_embedded: bool) -> Mapping[str, 
     return {}
 
 
-def has_trunks(models: Sequence[ModelConfig], artifacts: Path | None) -> bool:
-    """Whether there are TorchScript encoders and each has a submodule ``trunk``, which shoal's backend runs in another
-    dtype than the rest.
+def choose_precisions(models: Sequence[ModelConfig], artifacts: Path | None, plan: Plan) -> dict[str, Precision]:
+    """Choose the dtype of each TorchScript encoder, by model.
+
+    Raises:
+        InputError: the plan asks for a dtype, and there is no encoder that takes one.
     """
-    encoders = [path for model in models for path in find_artifacts(model, artifacts) if _is_encoder(model, path)]
-    return bool(encoders) and all(any(name.startswith("trunk.") for name in read_sizes(path)) for path in encoders)
+    found = {}
+    for model in models:
+        for path in find_artifacts(model, artifacts):
+            if _is_encoder(model, path):
+                found[model.name] = choose_precision(
+                    plan, is_imported=path.parent != artifacts, has_trunk=partial(_has_trunk, path)
+                )
+    if plan.dtype not in (AUTO, "fp32") and not found:
+        raise InputError(
+            f"No model runs in dtype {plan.dtype}: only shoal's pytorch backend takes one, and none here has it.",
+            "Leave the dtype out.",
+        )
+    return found
+
+
+def _has_trunk(path: Path) -> bool:
+    return any(name.startswith("trunk.") for name in read_sizes(path))
 
 
 def read_contents(artifacts: Path | None) -> Mapping[str, str]:

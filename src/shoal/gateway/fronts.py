@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from shoal.errors import ArtifactError, InputError
@@ -45,7 +45,7 @@ def find_exposed(configs: Mapping[str, ModelConfig], names: Iterable[str]) -> se
     return found or set(configs)
 
 
-def find_default(configs: Mapping[str, ModelConfig], exposed: Container[str], composed_for: object) -> str:
+def find_default(configs: Mapping[str, ModelConfig], exposed: Container[str], composed_for: Sequence[str]) -> str:
     """Return the default model for clients that name none; empty if there are several."""
     try:
         return find_top(read_calls({n: c for n, c in configs.items() if n in exposed}), "The server", composed_for)

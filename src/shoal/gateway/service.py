@@ -81,7 +81,7 @@ class _Service:
             configs,
             exposed=exposed,
             told=exposed | steps,
-            default=find_default(configs, exposed, read_manifest(self._repository).get("ensemble")),
+            default=find_default(configs, exposed, read_manifest(self._repository).get("ensembles", ())),
             max_wait=options.max_wait,
             resends=options.resends,
             limits=options.limits,

@@ -13,8 +13,9 @@ import typer
 from rich.table import Column, Table
 
 from shoal.console import ERR, OUT, plain, print_json, print_table, show_progress
+from shoal.encoders.packaged import SMALL_ENCODER, check_available
 from shoal.errors import needs
-from shoal.options import SMALL_ENCODER, Data, Encoder, Json, TargetColumn, TextColumn
+from shoal.options import Data, Encoder, Json, TargetColumn, TextColumn
 
 
 def train(
@@ -43,6 +44,7 @@ def train(
 ) -> None:
     """Train encoder and forest, and write the artifact folder with a report; run it again to resume."""
     _wait_passively()
+    check_available(encoder)
     with needs("train"):
         from shoal.readability.corpus import find_corpus
         from shoal.readability.train import PAGE, PRESETS
@@ -117,6 +119,7 @@ def quickstart(
 ) -> None:
     """Train, compose, serve with a real Triton, score passages, stop."""
     _wait_passively()
+    check_available(encoder)
     with needs("train"):
         from shoal.readability.quickstart import run
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from shoal.client.client import Client
 from shoal.composition.compose import compose
-from shoal.encoders.encoder import SMALL_ENCODER
+from shoal.encoders.packaged import SMALL_ENCODER
 from shoal.paths import check_path_supported
 from shoal.progress import OnProgress
 from shoal.readability.corpus import find_corpus, read_passages

@@ -16,6 +16,7 @@ import shoal
 from shoal.component.artifact_files import find_changed, sha256
 from shoal.encoders import encoder as encoders
 from shoal.encoders.export import export_encoder
+from shoal.encoders.packaged import SMALL_ENCODER
 from shoal.errors import InputError
 from shoal.paths import check_replaceable, exchange
 from shoal.progress import OnProgress
@@ -65,7 +66,7 @@ def train(
     corpus: Corpus,
     out: Path | str,
     *,
-    encoder: str = encoders.SMALL_ENCODER,
+    encoder: str = SMALL_ENCODER,
     revision: str | None = None,
     preset: Preset | None = None,
     seed: int = 0,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from shoal.errors import ArtifactError, InputError
@@ -52,7 +52,7 @@ def _find_top(repository: Path) -> str:
             f"{repository} is neither a model's folder nor a repository: there is no {CONFIG} in it, nor one below.",
             "Name a repository, or the folder of a model in it.",
         )
-    return find_top(read_calls(configs), str(repository), read_manifest(repository).get("ensemble"))
+    return find_top(read_calls(configs), str(repository), read_manifest(repository).get("ensembles", ()))
 
 
 def read_calls(configs: Mapping[str, ModelConfig]) -> dict[str, list[str] | None]:
@@ -60,15 +60,15 @@ def read_calls(configs: Mapping[str, ModelConfig]) -> dict[str, list[str] | None
     return {name: [s.model for s in config.steps] if config.is_ensemble else None for name, config in configs.items()}
 
 
-def find_top(calls: Mapping[str, Iterable[str] | None], where: str, composed_for: object = None) -> str:
+def find_top(calls: Mapping[str, Iterable[str] | None], where: str, composed_for: Sequence[str] = ()) -> str:
     """Choose the default model of a repository or a server: what it was composed for, if it is there, else the only
     ensemble that no other one calls, else the only model. ``calls`` is what ``read_calls`` returns.
 
     Raises:
         InputError: there are several, or none.
     """
-    if composed_for in calls:
-        return str(composed_for)
+    if len(composed_for) == 1 and composed_for[0] in calls:
+        return composed_for[0]
     ensembles = [name for name, called in calls.items() if called is not None]
     inner = {name for called in calls.values() for name in called or ()}
     tops = [name for name in ensembles if name not in inner] or ensembles or list(calls)

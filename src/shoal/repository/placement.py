@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from shoal.encoders.length_bucketing import ATTENTION_MASK
@@ -26,8 +26,8 @@ class Plan:
     client) or ``cpu``. ``gpus`` are the indices that the models are pinned to, one instance on each: the first GPU
     where it is None; with none at all, ``hybrid`` keeps its models on the host. ``target`` is ``embedded`` (Triton
     24.10 of the PyPI wheel, with shoal's python-based backends) or a release of NVIDIA's container such as ``26.06``
-    (with its native backends). ``dtype`` is the encoder's; ``auto`` is bf16 on a host whose processor computes in it,
-    else fp32. ``concurrency`` is the number of requests in flight that memory is sized for.
+    (with its native backends). ``dtype`` is the encoders'; for ``auto`` see ``choose_precision``. ``concurrency`` is
+    the number of requests in flight that memory is sized for.
     """
 
     placement: str = CPU
@@ -52,22 +52,6 @@ class Plan:
             object.__setattr__(self, "gpus", () if self.placement == CPU else (0,))
         self._check_gpus(self.gpus or ())
 
-    def with_dtype(self, models: Iterable[ModelConfig], can_convert: Callable[[], bool]) -> Plan:
-        """Return the plan with ``auto`` resolved to a dtype; ``can_convert``: whether the encoders run in another one.
-
-        Raises:
-            InputError: none of ``models`` takes the requested dtype.
-        """
-        if self.dtype not in (AUTO, "fp32") and not any(model.backend == "pytorch" for model in models):
-            raise InputError(
-                f"No model runs in dtype {self.dtype}: only shoal's pytorch backend takes one, and none here has it.",
-                "Leave the dtype out.",
-            )
-        if self.dtype != AUTO:
-            return self
-        is_fast = self.target == EMBEDDED and not self.gpus and computes_bf16() and can_convert()
-        return replace(self, dtype="bf16" if is_fast else "fp32")
-
     def _check_gpus(self, gpus: tuple[int, ...]) -> None:
         if len(set(gpus)) != len(gpus) or any(gpu < 0 for gpu in gpus):
             raise InputError(f"GPUs {list(gpus)} are not different indices from 0 up.", "For example: --gpu 0,1")
@@ -82,8 +66,39 @@ class Plan:
         return () if is_elsewhere else self.gpus or ()
 
 
-def place(config: ModelConfig, plan: Plan) -> Any:
+@dataclass(frozen=True)
+class Precision:
+    """Dtype in which an encoder computes, and the reason for it."""
+
+    dtype: str
+    reason: str
+
+
+def choose_precision(plan: Plan, *, is_imported: bool, has_trunk: Callable[[], bool]) -> Precision:
+    """Choose the dtype of a TorchScript encoder: what the plan says, or for ``auto`` BF16 where that is faster.
+
+    ``is_imported``: the model folder brings its file, which was compared with its library in FP32. Only the submodule
+    ``trunk`` of a file is converted, so one without it (``has_trunk``) stays as it is.
+    """
+    if plan.dtype != AUTO:
+        return Precision(plan.dtype, f"--dtype {plan.dtype}")
+    if plan.target != EMBEDDED:
+        return Precision("fp32", f"the native backend of {plan.target} runs the file as it is")
+    if is_imported:
+        return Precision("fp32", "an imported model is served as it was verified; --dtype bf16 converts it")
+    if plan.gpus:
+        return Precision("fp32", "it runs on a GPU; --dtype bf16 or fp16 converts it")
+    if not computes_bf16():
+        return Precision("fp32", "this processor has no BF16 instructions")
+    if not has_trunk():
+        return Precision("fp32", "its file has no submodule `trunk` that could be converted")
+    return Precision("bf16", "this processor computes in BF16; scores differ by up to 0.02 from --dtype fp32")
+
+
+def place(config: ModelConfig, plan: Plan, dtype: str = "") -> Any:
     """Make the configuration message of one model under ``plan``; the model folder's own is not changed.
+
+    ``dtype`` is that of a TorchScript encoder, the plan's unless given.
 
     Between two targets only lines of the python-based backends differ: ``runtime``, and ``allow_ragged_batch``, since
     shoal's backend pads requests of different widths to one batch, which the native one does not. Without a mask that
@@ -104,6 +119,6 @@ def place(config: ModelConfig, plan: Plan) -> Any:
             tensor.allow_ragged_batch = tensor.allow_ragged_batch or -1 in tensor.dims
     if config.backend in ("python", *PYTHON_BASED_BACKENDS):  # or Triton would bring them copies on the host
         message.parameters["FORCE_CPU_ONLY_INPUT_TENSORS"].string_value = "no"
-    if config.backend == "pytorch" and plan.dtype not in (AUTO, "fp32"):
-        message.parameters["dtype"].string_value = plan.dtype
+    if config.backend == "pytorch" and (dtype or plan.dtype) not in (AUTO, "fp32"):
+        message.parameters["dtype"].string_value = dtype or plan.dtype
     return message
