@@ -7,8 +7,9 @@ ShoalError
 └── ServerError     Triton did not start, went away, or refused
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 
 
 class ShoalError(Exception):
@@ -38,6 +39,13 @@ class SetupError(ShoalError):
 
 class ServerError(ShoalError):
     """Triton did not start, went away, or refused the request."""
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Return the advice for an unknown name: the known one that is nearest to it, else all of them."""
+    names = list(known)
+    close = [other for other in names if other.lower() == name.lower()] or get_close_matches(name, names, 1)
+    return f"Did you mean {close[0]}?" if close else f"Known: {', '.join(names) or 'none'}."
 
 
 # The libraries of each extra in pyproject.toml, by import name.

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from shoal.client.arrays import to_arrays, too_many_rows
+from shoal.client.calls import Answer
 from shoal.client.copies import Copies
 from shoal.client.failures import ModelRefusalError
 from shoal.component.base import Component, Context
-from shoal.component.spec import OTHER_REPOSITORY, REPOSITORY, STRING
+from shoal.component.spec import OTHER_REPOSITORY, REPOSITORY, STRING, TensorSpec
 from shoal.component.tensors import Array, Arrays, Device
 from shoal.errors import ArtifactError, ShoalError
 from shoal.repository.config import ModelConfig, Step, read_config
@@ -76,7 +77,25 @@ class Pipeline:
         """Release what the components hold."""
         self._held.close()
 
-    def __call__(self, **inputs: Any) -> dict[str, Array]:
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """Inputs of a request."""
+        return self._graph.config.spec.inputs
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """Outputs of an answer."""
+        return self._graph.config.spec.outputs
+
+    @property
+    def signature(self) -> str:
+        """The pipeline as a function: ``name(TEXT: STRING [1]) -> SCORE: FP32 [1]``."""
+        return self._graph.config.spec.signature
+
+    def __repr__(self) -> str:
+        return f"<Pipeline {self.signature}>"
+
+    def __call__(self, **inputs: Any) -> Answer:
         """Run one request: lists or arrays in, by input name; returns every output, ``[rows, *dims]``.
 
         Raises:
@@ -88,7 +107,7 @@ class Pipeline:
         if num_rows > spec.max_batch_size:
             raise too_many_rows(num_rows, spec.name, spec.max_batch_size)
         self._run(tensors)
-        return {output.name: self._fetch(output.name, tensors[output.name]) for output in spec.outputs}
+        return Answer({out.name: self._fetch(out.name, tensors[out.name]) for out in spec.outputs}, model=spec.name)
 
     def _fetch(self, tensor: str, array: Array) -> Array:
         """Copy an output of the graph to host memory."""

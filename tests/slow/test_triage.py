@@ -136,7 +136,7 @@ def test_the_vote_is_of_its_two_models(built: Built, pipeline: Pipeline, held_ou
     """Seven parts encoder and three parts trees: the same, made of single models."""
     texts = [row["text"] for row in held_out]
 
-    def ask(model: str, **inputs: Any) -> dict[str, Any]:
+    def ask(model: str, **inputs: Any) -> Mapping[str, Any]:
         loaded = shoal.load(built.repository / model)
         answer = loaded(**inputs)
         loaded.close()

@@ -106,7 +106,7 @@ def test_a_repository_means_its_only_top_ensemble(shoal: Shoal, tmp_path: Path) 
     assert b'"inner<br/>ensemble"' in shoal("graph", tmp_path)
     assert b'"one<br/>python' in shoal("graph", tmp_path, "--model", "inner")
     assert b'"one<br/>python' in shoal("graph", tmp_path / "inner")
-    with pytest.raises(InputError, match=r"There is no model two in .*\. It has: inner, one, outer\."):
+    with pytest.raises(InputError, match=r"There is no model two in .*\. Known: inner, one, outer\."):
         shoal("graph", tmp_path, "--model", "two")
 
 

@@ -213,7 +213,7 @@ def test_curl(infer: Infer) -> None:
     [
         ("sums", ["X=[1,2]"], "Input X has shape [2], expected [4]. For example: X=[0.5,0.5,0.5,0.5]"),
         ("sums", ["X=abc"], "X='abc' is not TYPE_FP32 [4]. For example: X=[0.5,0.5,0.5,0.5]"),
-        ("sums", ["x=[1,2,3,4]"], "There is no input x. Did you mean X=...?"),
+        ("sums", ["x=[1,2,3,4]"], "There is no input x. Did you mean X?"),
         ("sums", ["SCALE=1"], "The input X is missing. For example: X=[0.5,0.5,0.5,0.5]"),
         ("sums", ["[1,2,3,4]"], "Model sums takes no text; '[1,2,3,4]' needs a name. Name each input: shoal infer X="),
         ("sums", ["X=@no.npy"], "There is no file no.npy."),

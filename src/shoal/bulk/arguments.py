@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 import shlex
@@ -15,11 +14,9 @@ import numpy as np
 from shoal.bulk.endpoint import Endpoint
 from shoal.bulk.values import read_request, read_rows, show_example
 from shoal.component.spec import STRING, TensorSpec
-from shoal.errors import InputError
+from shoal.errors import InputError, suggest
 from shoal.tables import TEXT, Table, as_cell
 from shoal.tables.common import Row, Source
-
-_CLOSE = 0.75  # of difflib's ratio; above it, a name counts as a misspelt input
 
 
 def divide(arguments: Sequence[str], model: Endpoint) -> tuple[list[str], dict[str, str], list[Path]]:
@@ -46,12 +43,9 @@ def divide(arguments: Sequence[str], model: Endpoint) -> tuple[list[str], dict[s
 
 
 def _check_name(name: str, names: Sequence[str], *, is_text: bool) -> None:
-    close = [known for known in names if known.lower() == name.lower()] or difflib.get_close_matches(
-        name, names, 1, _CLOSE
-    )
-    if close or not is_text:
-        fix = f"Did you mean {close[0]}=...?" if close else f"Inputs: {', '.join(names)}."
-        raise InputError(f"There is no input {name}.", fix)
+    advice = suggest(name, names)
+    if advice.startswith("Did you mean") or not is_text:
+        raise InputError(f"There is no input {name}.", advice)
 
 
 def make_table(arguments: Sequence[str], model: Endpoint) -> Table[Row]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from shoal.component.spec import STRING, ModelSpec, TensorSpec
 from shoal.component.tensors import Array
-from shoal.errors import InputError
+from shoal.errors import InputError, suggest
 
 Parameter: TypeAlias = str | int | bool | float
 
@@ -50,7 +50,13 @@ class Call:
         return {name: int(array.shape[0]) for name, array in self.arrays.items() if array.ndim}
 
 
-class Answer(Mapping[str, Array]):
+class NoOutputError(InputError, KeyError):
+    """An answer has no output of this name."""
+
+    __str__ = InputError.__str__  # KeyError would show the message as a quoted key
+
+
+class Answer(Mapping[str, np.ndarray[Any, Any]]):
     """Every output of one request, by name, as a read-only NumPy array ``[rows, *dims]``.
 
     ``version`` is that of the model that answered; ``parameters`` are the response parameters.
@@ -58,7 +64,7 @@ class Answer(Mapping[str, Array]):
 
     def __init__(
         self,
-        arrays: Mapping[str, Array],
+        arrays: Mapping[str, np.ndarray[Any, Any]],
         *,
         model: str,
         version: str = "",
@@ -91,8 +97,11 @@ class Answer(Mapping[str, Array]):
         """Response parameters sent beside the tensors, as a copy."""
         return dict(self._parameters)
 
-    def __getitem__(self, name: str) -> Array:
-        return self._arrays[name]
+    def __getitem__(self, name: str) -> np.ndarray[Any, Any]:
+        try:
+            return self._arrays[name]
+        except KeyError:
+            raise NoOutputError(f"{self._model} gave no output {name}.", suggest(name, self._arrays)) from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._arrays)
@@ -102,7 +111,8 @@ class Answer(Mapping[str, Array]):
 
     def __repr__(self) -> str:
         tensors = ", ".join(f"{name} {array.dtype} {list(array.shape)}" for name, array in self._arrays.items())
-        return f"Answer({self._model}, version {self._version}: {tensors})"
+        version = f", version {self._version}" if self._version else ""
+        return f"Answer({self._model}{version}: {tensors})"
 
 
 class Description(NamedTuple):

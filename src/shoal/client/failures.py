@@ -15,7 +15,7 @@ import numpy as np
 from shoal.client.arrays import different_rows, missing_input, too_many_rows, unknown_input
 from shoal.client.calls import Call, dtype_name, unknown_output
 from shoal.component.spec import DTYPES
-from shoal.errors import InputError, ServerError, ShoalError
+from shoal.errors import InputError, ServerError, ShoalError, suggest
 
 PORTS = {"grpc": 8001, "http": 8000}
 
@@ -229,9 +229,10 @@ def _server_failed(message: str, url: str) -> ServerError:
 
 def _refused(message: str, call: Call, url: str) -> InputError:
     if message == "Not Found" or message.startswith("Request for unknown model"):
-        return UnknownModelError(
-            f"The server at {url} has no model {call.model}.", "Name one that its repository holds."
-        )
+        listed = re.search(r"Models: (.+)\.$", message)
+        known = listed[1].split(", ") if listed else []
+        fix = suggest(call.model, known) if known else "Name one that its repository holds."
+        return UnknownModelError(f"The server at {url} has no model {call.model}.", fix)
     for pattern, say in _REFUSALS:
         found = re.search(pattern, message)
         error = found and say(found, call)

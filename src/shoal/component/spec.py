@@ -68,6 +68,11 @@ class TensorSpec:
                 f"Known: {', '.join(DTYPES)}.",
             ) from None
 
+    @property
+    def kind(self) -> str:
+        """Dtype and shape, without the batch dimension: ``FP32 [31]``."""
+        return f"{self.dtype.removeprefix('TYPE_')} {list(self.dims)}"
+
     def mismatch(self, array: Any, *, is_batched: bool) -> str:
         """Describe how ``array`` differs from this declaration; empty if it fits."""
         if array.dtype != self.numpy_dtype and str(array.dtype).removeprefix("torch.") != str(self.numpy_dtype):
@@ -106,6 +111,12 @@ class ModelSpec:
             num_instances=max(1, sum(int(g.get("count", 1)) * max(1, len(g.get("gpus", ()))) for g in groups)),
             parameters={key: entry.get("string_value", "") for key, entry in config.get("parameters", {}).items()},
         )
+
+    @property
+    def signature(self) -> str:
+        """The model as a function: ``name(TEXT: STRING [1], WEIGHT: FP32 [1] = None) -> SCORE: FP32 [1]``."""
+        inputs = ", ".join(f"{t.name}: {t.kind}{' = None' if t.is_optional else ''}" for t in self.inputs)
+        return f"{self.name}({inputs}) -> {', '.join(f'{t.name}: {t.kind}' for t in self.outputs)}"
 
     @property
     def is_batched(self) -> bool:

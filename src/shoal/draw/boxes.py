@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shoal.component.spec import TensorSpec
 from shoal.repository.config import ModelConfig
 from shoal.repository.devices import ROUND_TRIP, TO_OTHER_GPU, is_on_gpu, is_on_host
 from shoal.repository.graph import Edge, Graph
@@ -56,11 +55,6 @@ def join_edges(graph: Graph) -> list[Joined]:
         if edge.name not in [other.name for other in edges]:
             edges.append(edge)
     return [Joined(source, target, tuple(edges)) for (source, target), edges in joined.items()]
-
-
-def write_type(tensor: TensorSpec) -> str:
-    """Format dtype and shape, without the batch dimension: ``FP32 [31]``."""
-    return f"{tensor.dtype.removeprefix('TYPE_')} {list(tensor.dims)}"
 
 
 def _kind(config: ModelConfig) -> str:

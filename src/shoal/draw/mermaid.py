@@ -14,7 +14,6 @@ from shoal.draw.boxes import (
     join_edges,
     legible,
     list_boxes,
-    write_type,
 )
 from shoal.repository.graph import Graph
 
@@ -50,7 +49,7 @@ def draw(graph: Graph) -> str:
 def _label(arrow: Joined) -> str:
     words = [arrow.warning] if arrow.warning else []
     for edge in arrow.edges:
-        words += [edge.name, write_type(edge.tensor)]
+        words += [edge.name, edge.tensor.kind]
     return "<br/>".join(map(escape, words))
 
 

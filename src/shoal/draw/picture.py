@@ -16,7 +16,6 @@ from shoal.draw.boxes import (
     join_edges,
     legible,
     list_boxes,
-    write_type,
 )
 from shoal.draw.canvas import Block, Line, Look, Scene, Theme, Type, Words, measure, to_png, to_svg
 from shoal.draw.layout import INSET, PORT_GAP, Arrow, Rect, Size, arrange
@@ -145,7 +144,7 @@ def _box_texts(box: Box) -> list[_Text]:
 def _label_texts(arrow: Joined) -> list[_Text]:
     texts = [_Text(arrow.warning, "alarm")] if arrow.warning else []
     for edge in arrow.edges:
-        texts += [_Text(edge.name, "name"), _Text(write_type(edge.tensor), "detail")]
+        texts += [_Text(edge.name, "name"), _Text(edge.tensor.kind, "detail")]
     return texts
 
 
@@ -174,7 +173,7 @@ def _tell(boxes: Sequence[Box], arrows: Sequence[Joined]) -> str:
     steps = [f"{box.title} ({box.subtitle})" for box in boxes if box.kind != END]
     ways = [
         f"{boxes[arrow.source].title} to {boxes[arrow.target].title}:"
-        f" {', '.join(f'{edge.name} {write_type(edge.tensor)}' for edge in arrow.edges)}"
+        f" {', '.join(f'{edge.name} {edge.tensor.kind}' for edge in arrow.edges)}"
         + (f" ({arrow.warning})" if arrow.warning else "")
         for arrow in arrows
     ]

@@ -71,6 +71,11 @@ class Dispatcher:
         """Names of all models."""
         return [name for name in self._models if name]
 
+    @property
+    def exposed(self) -> list[str]:
+        """Names of the models that clients may send requests to."""
+        return sorted(self._exposed)
+
     def is_exposed(self, model: str) -> bool:
         """Whether clients may send requests to a model."""
         return model in self._exposed

@@ -26,6 +26,7 @@ PRIVATE = ("parameters", "model_warmup", "cc_model_filenames", "default_model_fi
 # Triton's messages for a dead model process, when a request was running and when it was queued.
 _DEAD = re.compile(r"Stub process '.*' is not healthy|Failed to process the request\(s\).*Broken pipe")
 _TRACE = re.compile(r"\n+At:\n.*", re.DOTALL)
+_MOST_LISTED = 20  # models in a refusal
 _OURS = (Why.BUSY, Why.UNAVAILABLE)  # counted by model
 
 
@@ -53,9 +54,10 @@ def find_default(configs: Mapping[str, ModelConfig], exposed: Container[str], co
         return ""
 
 
-def absent(model: str) -> RefusedError:
-    """Build the refusal for an unknown or hidden model: one wording for both, which is Triton's."""
-    return RefusedError(Why.ABSENT, f"Request for unknown model: {model!r} is not found")
+def absent(model: str, dispatcher: Dispatcher) -> RefusedError:
+    """Build the refusal for an unknown or hidden model: Triton's wording for both, and the models that there are."""
+    known = ", ".join(dispatcher.exposed[:_MOST_LISTED])
+    return RefusedError(Why.ABSENT, f"Request for unknown model: {model[:100]!r} is not found. Models: {known}.")
 
 
 def closed(what: str) -> RefusedError:

@@ -157,7 +157,7 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def _told(self, model: str) -> None:
         if not self._dispatcher.is_told(model):
-            raise absent(model)
+            raise absent(model, self._dispatcher)
 
     async def _fetch(self, method: str, request: bytes) -> bytes:
         """Ask Triton with the administrator's key, on behalf of a client."""
@@ -175,7 +175,7 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
     async def _answer_infer(self, request: bytes, address: str, context: Any) -> bytes:
         model, request_id = await screen(request)
         if not self._dispatcher.is_exposed(model):
-            raise absent(model)
+            raise absent(model, self._dispatcher)
         metadata = kept(context.invocation_metadata())
         held = self._dispatcher.hold(address)
         self._dispatcher.grow(held, len(request))

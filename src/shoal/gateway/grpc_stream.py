@@ -149,7 +149,7 @@ class Relay:
     async def _judge(self, message: bytes) -> tuple[str, str]:
         model, request_id = await screen(message)
         if not self._dispatcher.is_exposed(model):
-            raise absent(model)
+            raise absent(model, self._dispatcher)
         return model, request_id
 
     async def _next(self) -> bytes | None:

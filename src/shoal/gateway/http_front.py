@@ -75,7 +75,7 @@ class HttpFront:
                 return await self._answer_of_all(path)
             if path == _NO_MODEL:
                 if not self._dispatcher.default:
-                    raise absent("")
+                    raise absent("", self._dispatcher)
                 path = f"/v2/models/{self._dispatcher.default}/config"
             found = _MODEL.fullmatch(path)
             what = (found["what"] or "") if found else ""
@@ -87,7 +87,7 @@ class HttpFront:
                 return web.Response(status=400)
             is_known = self._dispatcher.is_told if what in ("", "config", "stats") else self._dispatcher.is_exposed
             if not is_known(model):
-                raise absent(model)
+                raise absent(model, self._dispatcher)
             if _ASKED[what] == "GET":
                 document = await self._fetch("GET", path)
                 return web.json_response(trim_config(document) if what == "config" else document)
@@ -140,7 +140,10 @@ class HttpFront:
 
         status, content = await self._dispatcher.send("", path.encode(), call, lambda reply: reply[0] >= 400)
         if status >= 400:
-            message = json.loads(_cleaned(content) or b'{"error": "Triton gave no reason"}')["error"]
+            try:
+                message = str(json.loads(_cleaned(content))["error"])
+            except (ValueError, KeyError, TypeError):  # an error that is not Triton's JSON
+                message = f"The server answered with status {status} and gave no reason."
             raise RefusedError(Why.ABSENT if status == 404 else Why.WRONG, message)
         return json.loads(content) if content else None
 

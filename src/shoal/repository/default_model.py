@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from shoal.errors import ArtifactError, InputError
+from shoal.errors import ArtifactError, InputError, suggest
 from shoal.repository.config import CONFIG, ModelConfig, read_config
 from shoal.repository.graph import Graph
 from shoal.repository.manifest import read_manifest
@@ -23,10 +23,12 @@ def find_graph(folder: Path, model: str = "") -> Graph:
         ArtifactError: there is no model, or it does not fit its members.
     """
     folder = folder.resolve()
+    if not folder.exists():
+        raise ArtifactError(f"{folder} does not exist.", "Name a model repository, or a model's folder.")
     if model:
         if not (folder / model / CONFIG).is_file():
-            known = ", ".join(path.parent.name for path in _configs(folder))
-            raise InputError(f"There is no model {model} in {folder}.", f"It has: {known or 'none'}.")
+            known = [path.parent.name for path in _configs(folder)]
+            raise InputError(f"There is no model {model} in {folder}.", suggest(model, known))
         return _load(folder / model)
     return _load(folder if (folder / CONFIG).is_file() else folder / _find_top(folder))
 
