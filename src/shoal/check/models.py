@@ -43,7 +43,7 @@ class Model:
 
     ``unreadable`` is why the file could not be read, ``problem`` why its text could not, with the line,
     ``broken_line`` the first line that is not UTF-8; ``has_unknown_fields`` says that the schema lacks some.
-    ``is_leaf`` marks a folder that shoal composes repositories from.
+    ``is_model_folder`` marks a folder that shoal composes repositories from.
     """
 
     folder: Path
@@ -208,6 +208,14 @@ def entries(folder: Path) -> list[Path]:
         return sorted(folder.iterdir())
     except OSError:
         return []
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is a file; False for a name that is too long, or a folder that cannot be read."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 def is_decoupled(model: Model, known: Mapping[str, Model] | None = None, above: tuple[str, ...] = ()) -> bool:

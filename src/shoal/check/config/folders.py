@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 from shoal.check.findings import Findings, Place, Rule, Severity
-from shoal.check.models import Model, Repository, entries
+from shoal.check.models import Model, Repository, entries, is_file
 from shoal.repository.config import CONFIG
 
 NAME = Rule("folder-name", Severity.ERROR, is_core=True)
@@ -92,7 +91,7 @@ def _versions(model: Model) -> Findings:
 def _labels(model: Model) -> Findings:
     for index, tensor in enumerate(model.message.output if model.message is not None else ()):
         name = tensor.label_filename
-        if name and not _is_file(model.folder / name):
+        if name and not is_file(model.folder / name):
             yield LABELS.at(
                 model.at("output", index, "label_filename"),
                 f"failed to open text file for read: {model.name}/{name} is not there.",
@@ -128,13 +127,6 @@ def _expected(model: Model) -> tuple[str, ...]:
 
 def _has_agents(model: Model) -> bool:
     return model.message is not None and bool(model.message.model_repository_agents.agents)
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # a name that is too long
-        return False
 
 
 def _found(names: set[str]) -> str:

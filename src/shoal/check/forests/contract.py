@@ -7,15 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.check.findings import Findings, Place, Rule, Severity
-from shoal.check.forests.files import (
-    BINARY,
-    FILES,
-    MULTICLASS,
-    REGRESSOR,
-    Trees,
-    UnreadableError,
-    read_trees,
-)
+from shoal.check.forests.files import BINARY, FILES, MULTICLASS, REGRESSOR, Trees, UnreadableError, read_trees
 from shoal.check.models import Model, Repository
 from shoal.environment.targets import Target
 
