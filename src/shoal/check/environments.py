@@ -48,7 +48,7 @@ def find(model: Model, repository: Repository) -> Findings:
     place = model.at_entry("parameters", key=PARAMETER)
     if value and not runs_python:
         what = "An ensemble" if model.is_ensemble else f"The backend {model.backend}"
-        yield IGNORED.at(place, f"{what} has no use for {PARAMETER}.", "Give it to the Python models that need it.")
+        yield IGNORED.at(place, f"{what} does not use {PARAMETER}.", "Give it to the Python models that need it.")
     elif value and "://" not in value:
         yield from _find_environment(model, value, place, repository)
 
@@ -65,13 +65,13 @@ def _find_stubs(model: Model, *, runs_python: bool) -> Findings:
     for version in model.versions:
         path = model.folder / str(version) / STUB
         if is_file(path):
-            yield MISPLACED.at(Place(path), "Triton looks for no stub in a version folder.", fix)
+            yield MISPLACED.at(Place(path), "Triton ignores a stub in a version folder.", fix)
     path = model.folder / STUB
     if not is_file(path):
         return
     if not runs_python:
         what = "an ensemble" if model.is_ensemble else f"the backend {model.backend}"
-        yield MISPLACED.at(Place(path), f"No stub runs {what}.", fix)
+        yield MISPLACED.at(Place(path), f"A stub does not run {what}.", fix)
     elif not path.stat().st_mode & 0o111:
         yield NOT_EXECUTABLE.at(Place(path), "It is not executable.", f"chmod +x {model.folder.name}/{STUB}")
 
@@ -91,7 +91,7 @@ def _find_environment(model: Model, value: str, place: Place, repository: Reposi
     path = Path(os.path.normpath(f"{model.folder}{rest}" if is_in_model else value))
     is_inside = path.is_relative_to(model.folder)
     if not (is_in_model and is_inside) and not repository.manifest:  # compose places them by the user's choice
-        what = "is bound to this path" if is_inside else "lies outside of the model's folder"
+        what = "is an absolute path" if is_inside else "is outside of the model's folder"
         name = str(path.relative_to(model.folder)) if is_inside else path.name
         yield OUTSIDE.at(place, f"{value} {what}.", f"Put it into the model's folder, and write {VARIABLE}/{name}")
     is_here = is_in_model or (repository.target is not None and repository.target.is_embedded)
@@ -103,7 +103,7 @@ def _find_environment(model: Model, value: str, place: Place, repository: Reposi
         yield from _find_misfits(model, path, place, repository.target)
     elif is_here:  # a container's own paths are not visible here
         yield MISSING.at(
-            place, f"{path} is not there.", f"Put the environment there, or write {VARIABLE}/ and its file's name."
+            place, f"{path} does not exist.", f"Put the environment there, or write {VARIABLE}/ and its file's name."
         )
 
 
@@ -194,7 +194,7 @@ def _read_folder(folder: Path) -> Environment:
 
 def _require_python(environment: Environment) -> Environment:
     if not environment.python:
-        raise ArtifactError(f"{environment.source} holds no lib/python3.X.", "Name what conda-pack or venv made.")
+        raise ArtifactError(f"{environment.source} contains no lib/python3.X.", "Name what conda-pack or venv made.")
     return environment
 
 

@@ -50,8 +50,8 @@ def _check_names(model: Model) -> Findings:
         if odd:
             yield NAME.at(
                 place,
-                f"{what}, {value!r}, holds {', '.join(map(repr, odd))}.",
-                "Use letters, digits and _ . - + @ : , = % ^ alone.",
+                f"{what}, {value!r}, contains {', '.join(map(repr, odd))}.",
+                "Use only letters, digits and _ . - + @ : , = % ^",
             )
 
 

@@ -63,7 +63,7 @@ def _batcher(model: Model) -> Findings:
                     model.at(*path, "preferred_batch_size", position),
                     f"{name or 'sequence batching preferred batch size'} {most} for {model.name}: it is {size}, and"
                     f" max_batch_size is {model.message.max_batch_size}.",
-                    "Take it out: by default a batch grows up to max_batch_size.",
+                    "Remove it: by default a batch grows up to max_batch_size.",
                 )
                 break
     if model.message.HasField("dynamic_batching"):
@@ -92,7 +92,7 @@ def _priorities(model: Model, batching: Any) -> Findings:
     place = model.at("dynamic_batching", "preserve_ordering")
     if levels > 1:
         what = f"Only one priority level is allowed when 'preserve_ordering' is true for {model.name}; it has {levels}."
-        yield ORDERING.at(place, what, "Take one of the two out.")
+        yield ORDERING.at(place, what, "Remove one of the two.")
     policies = [batching.default_queue_policy, *batching.priority_queue_policy.values()]
     if any(p.default_timeout_microseconds and p.timeout_action == p.DELAY for p in policies):
         yield ORDERING.at(
@@ -110,21 +110,21 @@ def _instances(model: Model) -> Findings:
                 model.at("instance_group", index, "gpus"),
                 f"instance group {group.name or f'{model.name}_{index}'} of model {model.name} has kind {kind} but"
                 f" specifies one or more GPUs: {list(group.gpus)}.",
-                "Write kind: KIND_GPU, or take the GPUs out.",
+                "Write kind: KIND_GPU, or remove gpus.",
             )
         if group.profile and model.backend != "tensorrt":
             yield PROFILE.at(
                 model.at("instance_group", index, "profile"),
                 f"instance group {group.name or f'{model.name}_{index}'} of model {model.name} specifies profile field"
                 " which is only supported for TensorRT models.",
-                "Take profile out.",
+                "Remove profile.",
             )
         for gpu in (gpu for gpu in group.gpus if gpu < 0):
             yield INSTANCE_GPUS.at(
                 model.at("instance_group", index, "gpus"),
                 f"instance group {group.name or f'{model.name}_{index}'} of model {model.name} specifies invalid or"
                 f" unsupported gpu id {gpu}.",
-                "nvidia-smi -L lists those of a machine; they count from 0.",
+                "nvidia-smi -L lists the GPUs of a machine, from 0.",
             )
 
 
@@ -136,7 +136,7 @@ def _cache(model: Model) -> Findings:
         yield CACHE.at(
             model.at("response_cache"),
             f"Response Cache does not currently support model {model.name} with {how}.",
-            "Take response_cache out.",
+            "Remove response_cache.",
         )
 
 
@@ -157,7 +157,7 @@ def _backend(model: Model) -> Findings:
         yield PLATFORM.at(
             model.at("platform"),
             f"unexpected 'platform' and 'backend' pair, got:{message.platform}, {message.backend}.",
-            f'Take platform out, or write backend: "{expected or message.backend}" alone.',
+            f'Remove platform and write backend: "{expected or message.backend}".',
         )
 
 
@@ -206,7 +206,7 @@ def _sequences(model: Model) -> Findings:
         yield CONTROL.at(
             model.at("sequence_batching", "direct", "minimum_slot_utilization"),
             f"sequence batching minimum slot utilization must be in range (0.0, 1.0] for {model.name}; it is {slots}.",
-            "Write a share of the slots, such as 0.5.",
+            "Write a fraction of the slots, such as 0.5.",
         )
 
 
@@ -214,7 +214,7 @@ def _values(control: Any, kind: str) -> tuple[str, str]:
     given = [name for name in _VALUES if len(getattr(control, name))]
     if kind == _CORRELATION:
         if given:
-            return f"sequence batching must not specify {given[0]}", "Take it out; CORRID has a data_type."
+            return f"sequence batching must not specify {given[0]}", "Remove it; CORRID has a data_type."
         if control.data_type not in _CORRELATION_TYPES:
             return "unexpected data type", "Allowed are TYPE_UINT64, TYPE_INT64, TYPE_UINT32, TYPE_INT32, TYPE_STRING."
         return "", ""

@@ -149,12 +149,12 @@ def _check_methods(source: Source, owner: ast.ClassDef, *, is_decoupled: bool) -
     if isinstance(initialize, ast.AsyncFunctionDef):
         yield SIGNATURE.at(source.at(initialize), "Triton does not await initialize: it never runs.", "Write def.")
     if lacks_execute:
-        what = f"{owner.name} has no execute: it loads, and fails every request."
+        what = f"{owner.name} has no execute: it loads, but every request fails."
         yield SIGNATURE.at(source.at(owner), what, f"Write {_CALLS['execute'][1]}.")
     if execute is None:
         return
     if any(isinstance(node, ast.Yield | ast.YieldFrom) for node in walk_within(execute)):
-        what = "It yields, which gives Triton a generator in place of a list: every request fails."
+        what = "It yields, so Triton gets a generator in place of a list: every request fails."
         yield SIGNATURE.at(source.at(execute), what, "Return a list, or send each part through a response sender.")
     elif is_decoupled and _is_plain(source, execute) and "set_model_transaction_policy" not in source.words:
         yield from _check_returns(source, execute)
@@ -178,7 +178,7 @@ def _check_returns(source: Source, execute: Function) -> Findings:
         else:
             values = [value]
         if all(isinstance(value, ast.List | ast.ListComp) for value in values):
-            what = "It returns a list, which a decoupled model must not."
+            what = "It returns a list, which a decoupled model must not do."
             yield RETURNS.at(source.at(node), what, "Send each response through its request's sender; return None.")
 
 
@@ -220,8 +220,8 @@ def _check_capsules(source: Source) -> Findings:
                 if _is_capsule(given) or (isinstance(given, ast.Name) and values.get(given.id)):
                     yield CAPSULE.at(
                         source.at(call),
-                        "It is given a capsule, whose stream Triton cannot wait for.",
-                        "Pass the array itself; where it has no __dlpack__, synchronize its stream first.",
+                        "It gets a capsule; Triton cannot wait for its stream.",
+                        "Pass the array itself; if it has no __dlpack__, synchronize its stream first.",
                     )
 
 

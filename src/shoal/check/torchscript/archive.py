@@ -51,10 +51,10 @@ class Script:
         has_code = any(name.startswith(f"{self._root}/code/") for name in names)
         if self._data and not has_code:
             self.close()
-            raise ForeignError("it holds weights and no code: torch.save wrote it, and torch.jit.save is wanted")
+            raise ForeignError("it contains weights and no code: it was saved with torch.save, not torch.jit.save")
         if not self._data and not self.is_old:
             self.close()
-            raise ForeignError("it is a zip archive of something else")
+            raise ForeignError("it is another zip archive")
 
     def close(self) -> None:
         """Close the file."""
