@@ -131,6 +131,12 @@ class Model:
         """As declared."""
         return tuple(map(_tensor, self.message.output)) if self.message is not None else ()
 
+    @property
+    def num_server_inputs(self) -> int:
+        """Number of inputs that the server itself supplies, for batches and sequences."""
+        sequences = self.message.sequence_batching
+        return len(self.message.batch_input) + len(sequences.control_input) + len(sequences.state)
+
     @cached_property
     def parameters(self) -> Mapping[str, str]:
         """Parameters of its configuration."""

@@ -77,10 +77,7 @@ def _compare(model: Model, graph: Any) -> Findings:
     inputs = {tensor.name: _describe(tensor) for tensor in graph.input}
     needed = [name for name in inputs if name not in weights]
     outputs = {tensor.name: _describe(tensor) for tensor in graph.output}
-    num_controls = len(model.message.batch_input)
-    if model.message.HasField("sequence_batching"):
-        num_controls += len(model.message.sequence_batching.control_input) + len(model.message.sequence_batching.state)
-    if model.inputs and not num_controls:
+    if model.inputs and not model.num_server_inputs:
         declared = {tensor.name for tensor in model.inputs}
         missing = [name for name in needed if name not in declared]
         if missing:

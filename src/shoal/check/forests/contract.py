@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from shoal.check.findings import Findings, Place, Rule, Severity
-from shoal.check.forests.files import BINARY, FILES, MULTICLASS, REGRESSOR, Trees, UnreadableError, read_trees
+from shoal.check.forests.files import FILES, Trees, UnreadableError, read_trees
 from shoal.check.models import Model, Repository
 from shoal.environment.targets import Target
+from shoal.forests.checkpoints import Task
 
 BACKEND = "fil"
 _PARAMETER = 'parameters {{ key: "{}" value {{ string_value: "{}" }} }}'
@@ -182,7 +183,7 @@ def _find_task(model: Model, path: Path, trees: Trees, target: Target | None) ->
     given = model.parameters
     is_class = given.get("is_classifier", given.get("output_class")) == "true"
     gives_chances = given.get("predict_proba") == "true"
-    if trees.task == REGRESSOR and (is_class or gives_chances):
+    if trees.task == Task.REGRESSION and (is_class or gives_chances):
         for name in ("output_class", "is_classifier", "predict_proba"):
             if given.get(name) == "true":
                 yield TASK.at(_at(model, name), f"{path.name} is a regressor, and {name} is true.", "Write false.")
@@ -191,19 +192,25 @@ def _find_task(model: Model, path: Path, trees: Trees, target: Target | None) ->
     width = _width(model, "output", index) if index is not None else None
     widths = sorted(_widths(trees, target, is_class=is_class, gives_chances=gives_chances))
     if index is not None and width is not None and widths and width not in widths:
-        kinds = {BINARY: "two classes", MULTICLASS: f"{trees.num_classes} classes", REGRESSOR: "one score"}
-        kind = kinds[trees.task or 0]
+        kinds = {
+            Task.BINARY: "two classes",
+            Task.MULTICLASS: f"{trees.num_classes} classes",
+            Task.REGRESSION: "one score",
+        }
+        kind = kinds[trees.task or Task.BINARY]
         what = f"output__0 is {width} wide; {path.name} has {kind}, so the width is {widths[0]} with these settings."
         yield TASK.at(model.at("output", index, "dims"), what, f"Write dims: [ {widths[0]} ].")
 
 
 def _widths(trees: Trees, target: Target | None, *, is_class: bool, gives_chances: bool) -> Iterator[int]:
     """Yield the possible output widths for these settings."""
-    if trees.task == REGRESSOR or (trees.task in (BINARY, MULTICLASS) and is_class and not gives_chances):
+    if trees.task == Task.REGRESSION or (
+        trees.task in (Task.BINARY, Task.MULTICLASS) and is_class and not gives_chances
+    ):
         yield 1
-    elif trees.task == MULTICLASS and trees.num_classes:
+    elif trees.task == Task.MULTICLASS and trees.num_classes:
         yield trees.num_classes
-    elif trees.task == BINARY:
+    elif trees.task == Task.BINARY:
         is_new = target is None or target.release >= _FIRST_CLASSIFIER  # before, it always wrote both
         if not gives_chances or is_new:
             yield 1

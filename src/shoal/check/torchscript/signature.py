@@ -103,7 +103,7 @@ def _find_inputs(model: Model, taken: list[tuple[str, str, bool]], *, is_native:
     if not taken or not model.inputs:
         return
     shown = ", ".join(f"{name}: {kind}" for name, kind, _ in taken)
-    num_given = len(model.inputs) + _num_others(model)
+    num_given = len(model.inputs) + model.num_server_inputs
     least = len(taken) if is_native else sum(not has_default for _, _, has_default in taken)
     if not least <= num_given <= len(taken):
         most = str(least) if least == len(taken) else f"{least} to {len(taken)}"
@@ -116,21 +116,12 @@ def _find_inputs(model: Model, taken: list[tuple[str, str, bool]], *, is_native:
                 yield INPUTS.at(model.at("input"), what, f"Wrap the module in one whose {name} is a Tensor.")
 
 
-def _num_others(model: Model) -> int:
-    """Number of inputs that the server itself supplies."""
-    message = model.message
-    num = len(message.batch_input)
-    if message.HasField("sequence_batching"):
-        num += len(message.sequence_batching.control_input) + len(message.sequence_batching.state)
-    return num
-
-
 def _find_names(model: Model, *, is_native: bool) -> Findings:
     """Find indices in names that leave a gap, or contradict the order of the list."""
     for kind, tensors in (("input", model.inputs), ("output", model.outputs)):
         found = [_INDEX.fullmatch(tensor.name) for tensor in tensors]
         indices = [int(match[1]) for match in found if match]
-        if not tensors or len(indices) < len(tensors) or (kind == "input" and _num_others(model)):
+        if not tensors or len(indices) < len(tensors) or (kind == "input" and model.num_server_inputs):
             continue
         shown = ", ".join(tensor.name for tensor in tensors)
         wanted = list(range(len(indices)))
