@@ -6,20 +6,11 @@ from tests.support.planted import MODEL, Plant
 
 FIRST, CODE = "first/config.pbtxt", "first/1/model.py"
 START = "    def execute(self, requests):\n"
+METHOD = "    def answer(self, requests):\n"
 ASKS = """    def initialize(self, args):
         model_config = json.loads(args["model_config"])
         self.dtype = pb_utils.get_output_config_by_name(model_config, "Y")["data_type"]
 
-"""
-COMPONENT = """from shoal.component.base import Component
-
-
-class Double(Component):
-    def run(self, batch):
-        return {"Y": batch["X"] * 2}
-
-
-TritonPythonModel = Double.for_triton()
 """
 CALLS = MODEL.replace(
     "            responses",
@@ -40,57 +31,26 @@ PLANTS = (
         {CODE: MODEL.replace('"X"', "self.NAME").replace(START, f'    NAME = "X"\n\n{START}')},
     ),
     Plant(
-        "an input of a loop",
+        "a misspelt input in a method",
         "reads-unknown-input",
         CODE,
-        "get_input_tensor_by_name",
-        {CODE: ('("X",)', '("X", "X2")')},
+        '"TXET"',
+        {CODE: ('"TEXT"', '"TXET"')},
         {
-            CODE: MODEL.replace(
-                'x = pb_utils.get_input_tensor_by_name(request, "X").as_numpy()',
-                'x = sum(pb_utils.get_input_tensor_by_name(request, name).as_numpy() for name in ("X",))',
-            )
+            FIRST: ('"X"', '"TEXT"'),
+            "all/config.pbtxt": ('{ key: "X" value: "IN" }', '{ key: "TEXT" value: "IN" }'),
+            CODE: MODEL.replace('"X"', '"TEXT"').replace(
+                START, f"{START}        return self.answer(requests)\n\n{METHOD}"
+            ),
         },
     ),
-    Plant(
-        "an input of a component",
-        "reads-unknown-input",
-        CODE,
-        'batch["IN"]',
-        {CODE: ('batch["X"]', 'batch["IN"]')},
-        {CODE: COMPONENT},
-    ),
     Plant("an output of another name", "writes-unknown-output", CODE, '"OUT"', {CODE: ('"Y"', '"OUT"')}),
-    Plant(
-        "an output beside the inputs of another model",
-        "writes-unknown-output",
-        CODE,
-        '"OUT"',
-        {CODE: ('"Y"', '"OUT"')},
-        {CODE: CALLS},
-    ),
-    Plant(
-        "an output of a component",
-        "writes-unknown-output",
-        CODE,
-        '"OUT"',
-        {CODE: ('"Y"', '"OUT"')},
-        {CODE: COMPONENT},
-    ),
     Plant(
         "an output that never comes",
         "output-never-written",
         FIRST,
         '"Z"',
         {FIRST: ("dynamic", SECOND)},
-    ),
-    Plant(
-        "an output that a component never returns",
-        "output-never-written",
-        FIRST,
-        '"Z"',
-        {FIRST: ("dynamic", SECOND)},
-        {CODE: COMPONENT},
     ),
     Plant(
         "the dtype of another name",

@@ -209,7 +209,7 @@ def test_a_folder_is_read_by_its_names(tmp_path: Path) -> None:
 
 
 def test_of_a_large_archive_the_beginning_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environments, "_WHOLE_BYTES", 10)
+    monkeypatch.setattr(environments, "_MAX_BYTES", 10)
     environments._read_archive.cache_clear()
     plant = Plant("", "", "", "", {}, planted_environments.GOOD)
     root = plant.write(tmp_path / "r", is_bad=False)

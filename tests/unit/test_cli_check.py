@@ -93,7 +93,7 @@ def test_what_cannot_be_checked_ends_with_2(here: Path, arguments: list[str], me
 
 def test_explain() -> None:
     entry = run("--explain", "tensor-dims").stdout
-    assert entry.startswith("### tensor-dims\n\n*error, core* — A tensor has dimensions: each 1 or more")
+    assert entry.startswith("### tensor-dims\n\n*error, core* — A tensor has no dimensions, or one that is")
     assert entry in run("--explain", "all").stdout
 
 

@@ -23,10 +23,6 @@ class Node:
     value: str = ""
     children: dict[str, list[Node]] = field(default_factory=dict)
 
-    def add(self, name: str, node: Node) -> None:
-        """Append a field."""
-        self.children.setdefault(name, []).append(node)
-
     def find(self, *path: str | int) -> Node:
         """Find the field at ``path``, names and indices in turn; the nearest enclosing one if it does not exist.
 
@@ -63,22 +59,10 @@ def locate(text: str) -> Node:
 def _read_fields(tokens: Any, node: Node, end: str, depth: int) -> None:
     while not tokens.AtEnd() and not (end and tokens.TryConsume(end)):
         line = _line(tokens)
-        name = _read_name(tokens)
+        name = str(tokens.ConsumeIdentifierOrNumber())
         _read_value(tokens, node, name, line, depth)
         if not tokens.TryConsume(","):
             tokens.TryConsume(";")
-
-
-def _read_name(tokens: Any) -> str:
-    if not tokens.TryConsume("["):
-        return str(tokens.ConsumeIdentifierOrNumber())
-    parts = []
-    while not tokens.TryConsume("]"):  # an extension, or an Any: no configuration has one
-        parts.append(tokens.token)
-        tokens.NextToken()
-        if tokens.AtEnd():
-            break
-    return "".join(parts)
 
 
 def _read_value(tokens: Any, node: Node, name: str, line: int, depth: int) -> None:
@@ -96,7 +80,7 @@ def _read_one(tokens: Any, node: Node, name: str, line: int, depth: int) -> None
     if depth > MAX_DEPTH or tokens.AtEnd():
         raise tokens.ParseError("Nested too deep, or cut short.")
     child = Node(line)
-    node.add(name, child)
+    node.children.setdefault(name, []).append(child)
     for start, end in (("{", "}"), ("<", ">")):
         if tokens.TryConsume(start):
             _read_fields(tokens, child, end, depth + 1)

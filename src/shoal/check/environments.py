@@ -5,17 +5,15 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
 from shoal.check.findings import Findings, Place, Rule, Severity
-from shoal.check.models import Model, Repository
-from shoal.environment.archive import Limits, read_archive
+from shoal.check.models import Model, Repository, is_file
+from shoal.environment.archive import read_archive
 from shoal.environment.contents import ARCHIVE, CONDA, VENV, Environment
 from shoal.environment.fit import Misfit, find_misfits
-from shoal.environment.inspection import inspect
 from shoal.environment.stub import STUB, Stub, read_stub
 from shoal.environment.targets import EMBEDDED, Target
 from shoal.errors import ArtifactError, SetupError
@@ -36,9 +34,7 @@ RULES = (MISSING, RELATIVE, DOLLAR, OUTSIDE, MISFIT, IGNORED, MISPLACED, NOT_EXE
 
 # C++ backends; `runtime` selects a Python one of the same name, which is also used if the library is missing.
 _NATIVE = {"onnxruntime", "tensorrt", "tensorflow", "openvino", "dali", "tensorrtllm", "pytorch", "fil"}
-_WHOLE_BYTES = 24 * 2**20  # an archive up to this size is read whole, which takes a second at most
-_MOST_RATIO = 20  # unpacked bytes per packed byte: environments have 2 to 5; limits decompression bombs
-_PEEK_BYTES = 96 * 2**20  # unpacked bytes read of a larger archive
+_MAX_BYTES = 96 * 2**20  # unpacked, that are read of an archive: a second at most
 _ANY_RELEASE = (99, 12)
 
 
@@ -52,7 +48,7 @@ def find(model: Model, repository: Repository) -> Findings:
     place = model.at_entry("parameters", key=PARAMETER)
     if value and not runs_python:
         what = "An ensemble" if model.is_ensemble else f"The backend {model.backend}"
-        yield IGNORED.at(place, f"{what} has no use for {PARAMETER}.", "Give it to the Python models that need it.")
+        yield IGNORED.at(place, f"{what} does not use {PARAMETER}.", "Give it to the Python models that need it.")
     elif value and "://" not in value:
         yield from _find_environment(model, value, place, repository)
 
@@ -68,23 +64,16 @@ def _find_stubs(model: Model, *, runs_python: bool) -> Findings:
     fix = f"Move it to {model.folder.name}/{STUB}." if runs_python else "Remove it."
     for version in model.versions:
         path = model.folder / str(version) / STUB
-        if _is_file(path):
-            yield MISPLACED.at(Place(path), "Triton looks for no stub in a version folder.", fix)
+        if is_file(path):
+            yield MISPLACED.at(Place(path), "Triton ignores a stub in a version folder.", fix)
     path = model.folder / STUB
-    if not _is_file(path):
+    if not is_file(path):
         return
     if not runs_python:
         what = "an ensemble" if model.is_ensemble else f"the backend {model.backend}"
-        yield MISPLACED.at(Place(path), f"No stub runs {what}.", fix)
+        yield MISPLACED.at(Place(path), f"A stub does not run {what}.", fix)
     elif not path.stat().st_mode & 0o111:
         yield NOT_EXECUTABLE.at(Place(path), "It is not executable.", f"chmod +x {model.folder.name}/{STUB}")
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:
-        return False
 
 
 def _find_environment(model: Model, value: str, place: Place, repository: Repository) -> Findings:
@@ -102,7 +91,7 @@ def _find_environment(model: Model, value: str, place: Place, repository: Reposi
     path = Path(os.path.normpath(f"{model.folder}{rest}" if is_in_model else value))
     is_inside = path.is_relative_to(model.folder)
     if not (is_in_model and is_inside) and not repository.manifest:  # compose places them by the user's choice
-        what = "is bound to this path" if is_inside else "lies outside of the model's folder"
+        what = "is an absolute path" if is_inside else "is outside of the model's folder"
         name = str(path.relative_to(model.folder)) if is_inside else path.name
         yield OUTSIDE.at(place, f"{value} {what}.", f"Put it into the model's folder, and write {VARIABLE}/{name}")
     is_here = is_in_model or (repository.target is not None and repository.target.is_embedded)
@@ -114,7 +103,7 @@ def _find_environment(model: Model, value: str, place: Place, repository: Reposi
         yield from _find_misfits(model, path, place, repository.target)
     elif is_here:  # a container's own paths are not visible here
         yield MISSING.at(
-            place, f"{path} is not there.", f"Put the environment there, or write {VARIABLE}/ and its file's name."
+            place, f"{path} does not exist.", f"Put the environment there, or write {VARIABLE}/ and its file's name."
         )
 
 
@@ -125,7 +114,7 @@ def _find_misfits(model: Model, path: Path, place: Place, target: Target | None)
     stub_path = model.folder / STUB
     stub = None
     try:
-        stub = read_stub(stub_path) if _is_file(stub_path) else None
+        stub = read_stub(stub_path) if is_file(stub_path) else None
     except ArtifactError as error:
         yield MISFIT.at(Place(stub_path), error.what, error.fix)
         return
@@ -160,9 +149,9 @@ def _compare(environment: Environment, stub: Stub | None, target: Target | None)
 
 
 def _read(path: Path) -> Environment | None:
-    """Read an environment as far as a second allows: of a folder and of a large archive, its names."""
+    """Read the names in an environment; None where they do not show what it is."""
     if path.is_dir():
-        return _peek_folder(path)
+        return _read_folder(path)
     if not path.is_file():
         return None
     status = path.stat()
@@ -170,49 +159,54 @@ def _read(path: Path) -> Environment | None:
 
 
 @lru_cache(maxsize=32)
-def _read_archive(path: Path, device: int, inode: int, size: int, mtime: int) -> Environment | None:
-    """Cached: compose links one archive into each model."""
-    del device, inode, mtime
-    if size <= _WHOLE_BYTES:
-        return inspect(path, Limits(ratio=_MOST_RATIO), reads_binaries=False)
-    # What is not at its beginning is assumed to be right.
-    environment = Environment(path, ARCHIVE, numpy="1", has_interpreter=True, has_activate=True)
+def _read_archive(path: Path, *identity: int) -> Environment | None:
+    """Cached by the file's ``identity``: compose links one archive into each model."""
+    del identity
+    environment = Environment(path, ARCHIVE)
     num_bytes = 0
     for entry in read_archive(path):
-        num_bytes += entry.size
         _note(environment, entry.path)
-        if num_bytes > _PEEK_BYTES:
+        num_bytes += entry.size
+        if num_bytes > _MAX_BYTES:
             break
+    else:
+        return _require_python(environment)
+    if not environment.python:
+        return None
+    # What is not at its beginning is assumed to be right.
+    environment.has_activate = environment.has_interpreter = True
+    environment.numpy = environment.numpy or "1"
     environment.own_libraries.add(f"libpython{environment.python_minor}.so.1.0")
-    return environment if environment.python else None
+    return environment
 
 
-def _peek_folder(folder: Path) -> Environment:
+def _read_folder(folder: Path) -> Environment:
     environment = Environment(folder, VENV if (folder / "pyvenv.cfg").is_file() else CONDA)
     environment.has_activate = (folder / "bin" / "activate").is_file()
     environment.has_interpreter = os.path.lexists(folder / "bin" / "python3")
-    for place in (
-        *folder.glob("lib/*.so*"),
-        *folder.glob("lib/python3.*"),
-        *folder.glob("lib/python3.*/site-packages/numpy-*"),
-    ):
-        if ".so" in place.name or not place.is_symlink():  # conda links lib/python3.1 to python3.11
-            _note(environment, place.relative_to(folder).as_posix())
+    # conda links lib/python3.1 to lib/python3.11
+    packages = [path / "site-packages" for path in folder.glob("lib/python3.*") if not path.is_symlink()]
+    numpy = [path for folder in packages for path in folder.glob("numpy-*")]
+    for path in (*folder.glob("lib/*.so*"), *packages, *numpy):
+        _note(environment, path.relative_to(folder).as_posix())
+    return _require_python(environment)
+
+
+def _require_python(environment: Environment) -> Environment:
     if not environment.python:
-        raise ArtifactError(f"{folder} holds no lib/python3.X.", "Name what conda-pack or venv made.")
+        raise ArtifactError(f"{environment.source} contains no lib/python3.X.", "Name what conda-pack or venv made.")
     return environment
 
 
 def _note(environment: Environment, path: str) -> None:
     """Read what the name of a file or folder in an environment says about it."""
     path = path.removeprefix("./").rstrip("/")
-    with suppress(ValueError):
-        folder, name = path.rsplit("/", 1)
-        found = re.match(r"lib/python(\d\.\d\d?)(?:/|$)", path)
-        if found and not environment.python:
-            environment.python = found[1]
-        if folder == "lib" and ".so" in name:
-            environment.own_libraries.add(name)
-        numpy = re.match(r"lib/python[\d.]+/site-packages/numpy-([\d.]+)[^/]*\.dist-info", path)
-        if numpy:
-            environment.numpy = numpy[1]
+    folder, _, name = path.rpartition("/")
+    environment.has_activate |= path == "bin/activate"
+    environment.has_interpreter |= path == "bin/python3"
+    if folder == "lib" and ".so" in name:
+        environment.own_libraries.add(name)
+    found = re.match(r"lib/python(\d\.\d+)/site-packages/(?:numpy-([\d.]+)[^/]*\.dist-info)?", f"{path}/")
+    if found:
+        environment.python = environment.python or found[1]
+        environment.numpy = environment.numpy or found[2] or ""

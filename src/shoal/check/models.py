@@ -43,7 +43,7 @@ class Model:
 
     ``unreadable`` is why the file could not be read, ``problem`` why its text could not, with the line,
     ``broken_line`` the first line that is not UTF-8; ``has_unknown_fields`` says that the schema lacks some.
-    ``is_leaf`` marks a folder that shoal composes repositories from.
+    ``is_model_folder`` marks a folder that shoal composes repositories from.
     """
 
     folder: Path
@@ -131,6 +131,12 @@ class Model:
         """As declared."""
         return tuple(map(_tensor, self.message.output)) if self.message is not None else ()
 
+    @property
+    def num_server_inputs(self) -> int:
+        """Number of inputs that the server itself supplies, for batches and sequences."""
+        sequences = self.message.sequence_batching
+        return len(self.message.batch_input) + len(sequences.control_input) + len(sequences.state)
+
     @cached_property
     def parameters(self) -> Mapping[str, str]:
         """Parameters of its configuration."""
@@ -208,6 +214,14 @@ def entries(folder: Path) -> list[Path]:
         return sorted(folder.iterdir())
     except OSError:
         return []
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is a file; False for a name that is too long, or a folder that cannot be read."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 def is_decoupled(model: Model, known: Mapping[str, Model] | None = None, above: tuple[str, ...] = ()) -> bool:

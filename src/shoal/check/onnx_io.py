@@ -54,7 +54,7 @@ def find(model: Model, repository: Repository) -> Findings:
         if graph is None:
             with path.open("rb") as file:
                 begins = file.read(32)
-            why = describe_bytes(begins) or ("it is empty" if not begins else "it is cut off, or something else")
+            why = describe_bytes(begins) or ("it is empty" if not begins else "it is cut off, or another kind of file")
             yield UNREADABLE.at(Place(path), f"It is not an ONNX model: {why}.", "Export or copy it again.")
             continue
         yield from _compare(model, graph)
@@ -77,14 +77,11 @@ def _compare(model: Model, graph: Any) -> Findings:
     inputs = {tensor.name: _describe(tensor) for tensor in graph.input}
     needed = [name for name in inputs if name not in weights]
     outputs = {tensor.name: _describe(tensor) for tensor in graph.output}
-    num_controls = len(model.message.batch_input)
-    if model.message.HasField("sequence_batching"):
-        num_controls += len(model.message.sequence_batching.control_input) + len(model.message.sequence_batching.state)
-    if model.inputs and not num_controls:
+    if model.inputs and not model.num_server_inputs:
         declared = {tensor.name for tensor in model.inputs}
         missing = [name for name in needed if name not in declared]
         if missing:
-            what = f"It does not declare {', '.join(missing)}, which the graph takes."
+            what = f"It does not declare {', '.join(missing)}, which the graph requires."
             yield TENSORS.at(model.at("input"), what, f"Declare all of {', '.join(needed)}.")
     yield from _compare_all(model, "input", inputs, needed)
     yield from _compare_all(model, "output", outputs, list(outputs))
@@ -120,7 +117,7 @@ def _misfit(
     full = (-1, *dims) if is_batched else dims
     if len(shape) == len(full) and all(there in (-1, said) for there, said in zip(shape, full, strict=True)):
         return None
-    behind = ", behind the batch that max_batch_size adds" if is_batched else ""
+    behind = ", after the batch dimension of max_batch_size," if is_batched else ""
     return (
         f"dims {list(dims)}{behind} do not fit the graph's {shown}",
         f"Write dims: {shown[1:] if is_batched else shown}.",

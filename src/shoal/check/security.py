@@ -6,6 +6,7 @@ import errno
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from shoal.check.findings import Findings, Place, Rule, Severity
@@ -29,8 +30,8 @@ def find(model: Model, repository: Repository) -> Findings:
     if runs_python:
         yield from _check_names(model)
     is_container = repository.target is None or not repository.target.is_embedded
-    for path, is_link in _files(model.folder):
-        if is_link and not path.name.startswith(_LOCK):
+    for path in _links(model.folder):
+        if not path.name.startswith(_LOCK):
             yield from _check_link(path, repository.root, is_container=is_container)
     yield from imports.find(model)
 
@@ -49,33 +50,26 @@ def _check_names(model: Model) -> Findings:
         if odd:
             yield NAME.at(
                 place,
-                f"{what}, {value!r}, holds {', '.join(map(repr, odd))}.",
-                "Use letters, digits and _ . - + @ : , = % ^ alone.",
+                f"{what}, {value!r}, contains {', '.join(map(repr, odd))}.",
+                "Use only letters, digits and _ . - + @ : , = % ^",
             )
 
 
-def _files(folder: Path) -> Iterator[tuple[Path, bool]]:
-    """Yield the files of a model, and whether each is a link; skip unreadable ones and environments."""
-    waiting, count = [folder], 0
-    while waiting:
-        try:
-            entries = sorted(os.scandir(waiting.pop()), key=lambda entry: entry.name)
-        except OSError:
+def _links(folder: Path) -> Iterator[Path]:
+    """Yield the links in a model's folder; skip unreadable folders and environments, which are made of links."""
+    count = 0
+    for place, folders, files in os.walk(folder):
+        names = sorted((*folders, *files))
+        if {"pyvenv.cfg", "conda-meta"} & set(names):
+            folders.clear()
             continue
-        if {"pyvenv.cfg", "conda-meta"} & {entry.name for entry in entries}:
-            continue
-        for entry in entries:
-            count += 1
-            if count > MAX_FILES:
-                return
-            try:
-                is_folder, is_link = entry.is_dir(follow_symlinks=False), entry.is_symlink()
-            except OSError:
-                continue
-            if is_folder:
-                waiting.append(Path(entry.path))
-            else:
-                yield Path(entry.path), is_link
+        count += len(names)
+        if count > MAX_FILES:
+            return
+        for path in (Path(place, name) for name in names):
+            with suppress(OSError):  # another user's
+                if path.is_symlink():
+                    yield path
 
 
 def _check_link(path: Path, root: Path, *, is_container: bool) -> Findings:
@@ -97,12 +91,11 @@ def _check_link(path: Path, root: Path, *, is_container: bool) -> Findings:
 def _is_missing(path: Path) -> bool:
     try:
         path.stat()
-    except PermissionError:
-        return False
     except OSError as error:
-        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            return True
+        if not isinstance(error, PermissionError):
             raise
-        return True
     return False
 
 

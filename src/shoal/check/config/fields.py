@@ -71,8 +71,8 @@ def _stricter(model: Model, parts: Parts) -> Findings:
         found = _BAD_ESCAPE.search(part) if is_quoted else _NOT_ASCII.search(part)
         if found:
             kind = f"the escape {found[1]}" if is_quoted else f"the character U+{ord(found[0]):04X} outside of quotes"
-            fix = f"Write \\{found[1]} for a backslash." if is_quoted else "Take it out; pasted text often brings it."
-            yield SYNTAX.at(Place(model.path, number), f"failed to read text proto: {kind} is none.", fix)
+            fix = f"Write \\{found[1]} for a backslash." if is_quoted else "Remove it; pasted text often contains it."
+            yield SYNTAX.at(Place(model.path, number), f"failed to read text proto: {kind} is not valid.", fix)
 
 
 def _parts(text: str) -> Iterator[tuple[int, str]]:
@@ -90,7 +90,7 @@ def _shown(text: str, line: int) -> str:
 
 def _advise(what: str, text: str) -> str:
     if "oneof" in what and "ensemble_scheduling" in text:
-        return "An ensemble has no batching of its own: take that out, and give its models theirs."
+        return "An ensemble has no batching of its own. Remove it, and set it in the models."
     if "multiple" in what:
         return "Keep one of the two."
     enum = re.search(r'Enum type "inference\.(\w+(?:\.\w+)*)" has no value named (\S+)', what)
@@ -123,16 +123,16 @@ def _unknown(model: Model, node: Node, message: Any, repository: Repository, pat
                 yield UNKNOWN.at(
                     place,
                     f"{where} has no field {name} in the schema of this machine's tritonclient.",
-                    "Take it out, or make sure that your Triton is new enough to know it.",
+                    "Remove it, or make sure that your Triton is new enough to support it.",
                 )
             continue
         first = _FIRST.get((path[-1] if path else "", name))
         if first and repository.target and repository.target.release < first:
             yield TOO_NEW.at(
                 place,
-                f"{name} is a field of Triton {first[0]}.{first[1]:02} and later; the target is"
+                f"{name} is supported from Triton {first[0]}.{first[1]:02} on; the target is"
                 f" {repository.target.name} ({repository.target.version}).",
-                "Take it out, or serve with a newer release.",
+                "Remove it, or serve with a newer release.",
             )
         if known[name].message_type is not None:
             for child in nodes:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 from shoal.check.findings import Findings, Place, Rule, Severity
-from shoal.check.models import Model, Repository, entries
+from shoal.check.models import Model, Repository, entries, is_file
 from shoal.repository.config import CONFIG
 
 NAME = Rule("folder-name", Severity.ERROR, is_core=True)
@@ -52,14 +51,14 @@ def _name(model: Model) -> Findings:
             model.at("name"),
             f"unexpected directory name '{model.folder.name}' for model '{model.message.name}', directory name must"
             " equal model name.",
-            f'Write name: "{model.folder.name}", or leave the name out.',
+            f'Write name: "{model.folder.name}", or remove the name.',
         )
 
 
 def _versions(model: Model) -> Findings:
     for path in entries(model.folder):
         if path.is_dir() and _LIKE_A_VERSION.fullmatch(path.name):
-            fix = f"Call it {re.sub(r'[^0-9]', '', path.name).lstrip('0') or '1'}."
+            fix = f"Rename it to {re.sub(r'[^0-9]', '', path.name).lstrip('0') or '1'}."
             yield IGNORED.at(Place(path), f"ignore version directory '{path.name}' of {model.name}.", fix)
     latest = max([*model.versions, *(number for _, number in model.misread)], default=0)
     for name, number in model.misread:
@@ -67,13 +66,15 @@ def _versions(model: Model) -> Findings:
             yield MISREAD.at(
                 Place(model.folder / name),
                 f"Triton takes '{name}' for version {number} of {model.name}, and looks for {model.name}/{number}/.",
-                "Move it out of the model's folder, or call it by a name that begins with no digit.",
+                "Move it out of the model's folder, or rename it: the name must not begin with a digit.",
             )
     wanted = list(model.message.version_policy.specific.versions) if model.message is not None else []
     present = [version for version in model.versions if version in wanted] if wanted else list(model.versions)
     if not present and not model.misread and not _has_agents(model):
         place = model.at("version_policy") if wanted else Place(model.folder)
-        missing = f"it wants {wanted}, and has {list(model.versions)}" if wanted else "it has no numbered folder"
+        missing = (
+            f"it names {wanted}, and the folder has {list(model.versions)}" if wanted else "it has no numbered folder"
+        )
         yield NO_VERSION.at(
             place,
             f"at least one version must be available under the version policy of model '{model.name}': {missing}.",
@@ -85,18 +86,18 @@ def _versions(model: Model) -> Findings:
             yield POLICY.at(
                 model.at("version_policy"),
                 f"version {version} is specified for model '{model.name}', but the version directory is not present.",
-                f"Take {version} out, or add {model.name}/{version}/.",
+                f"Remove {version}, or add {model.name}/{version}/.",
             )
 
 
 def _labels(model: Model) -> Findings:
     for index, tensor in enumerate(model.message.output if model.message is not None else ()):
         name = tensor.label_filename
-        if name and not _is_file(model.folder / name):
+        if name and not is_file(model.folder / name):
             yield LABELS.at(
                 model.at("output", index, "label_filename"),
-                f"failed to open text file for read: {model.name}/{name} is not there.",
-                f"Put {name} beside {CONFIG}, or take label_filename out.",
+                f"failed to open text file for read: {model.name}/{name} does not exist.",
+                f"Put {name} next to {CONFIG}, or remove label_filename.",
             )
 
 
@@ -108,7 +109,7 @@ def _files(model: Model) -> Findings:
         if expected and not any((folder / name).exists() for name in expected):
             yield FILE.at(
                 Place(folder),
-                f"{model.name}/{version}/ holds no {' or '.join(expected)}, which backend {model.backend} opens"
+                f"{model.name}/{version}/ does not contain {' or '.join(expected)}, which backend {model.backend} opens"
                 f"{_found(names)}.",
                 f"Put {expected[0]} there, or name the file in default_model_filename.",
             )
@@ -130,13 +131,6 @@ def _has_agents(model: Model) -> bool:
     return model.message is not None and bool(model.message.model_repository_agents.agents)
 
 
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # a name that is too long
-        return False
-
-
 def _found(names: set[str]) -> str:
     shown = sorted(name for name in names if not name.startswith("."))[:5]
-    return f"; it holds {', '.join(shown)}" if shown else ""
+    return f"; it contains {', '.join(shown)}" if shown else ""

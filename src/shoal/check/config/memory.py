@@ -48,8 +48,8 @@ def find(model: Model, repository: Repository) -> Findings:
     if HEADROOM * _sum(pool) > limit:
         yield POOL.at(
             place,
-            f"The largest batch of {model.name}, {rows} rows, hands on {_show(pool)} bytes on the GPU ({_GUESS}),"
-            f" and the pool has {limit:,}; it is never filled to the last byte.",
+            f"The largest batch of {model.name}, {rows} rows, passes {_show(pool)} bytes between steps on the GPU"
+            f" ({_GUESS}), and the pool has {limit:,}, which can never be used completely.",
             f"tritonserver --cuda-memory-pool-byte-size=0:{_round(HEADROOM * _sum(pool))}",
         )
     limit, where = _shared_limit(repository)
@@ -107,9 +107,9 @@ def _pool_limit(repository: Repository) -> int:
 
 
 def _shared_limit(repository: Repository) -> tuple[int, str]:
-    told = repository.manifest.get("launch", {}).get("shared_memory")
-    if isinstance(told, int):
-        return told, "the manifest"
+    given = repository.manifest.get("launch", {}).get("shared_memory")
+    if isinstance(given, int):
+        return given, "the manifest"
     if repository.target and repository.target.is_embedded and Path("/dev/shm").is_dir():
         status = os.statvfs("/dev/shm")
         return status.f_blocks * status.f_frsize, "/dev/shm here"

@@ -47,13 +47,13 @@ def _edge(model: Model, repository: Repository, graph: Graph, edge: Edge) -> Fin
         key = "FORCE_CPU_ONLY_INPUT_TENSORS"
         yield COPIES.at(
             repository.known[target.name].at("instance_group"),
-            f"{target.name} runs on the GPU and gets {edge.name}, which {source.name} wrote there, through the host.",
+            f"{target.name} runs on the GPU and gets {edge.name} of {source.name}, on the GPU too, through the host.",
             f'Add parameters {{ key: "{key}" value {{ string_value: "no" }} }} to {target.name}.',
         )
     elif edge.crossing == ROUND_TRIP:
         yield ROUND.at(
             place,
-            f"{edge.name} goes from {source.name} on the GPU to {target.name} on the host, and what comes of it goes"
+            f"{edge.name} goes from {source.name} on the GPU to {target.name} on the host, and the result goes"
             " back to the GPU.",
             f"Let {target.name} run on the GPU (KIND_GPU), or move it to the pipeline's end.",
         )
@@ -62,7 +62,7 @@ def _edge(model: Model, repository: Repository, graph: Graph, edge: Edge) -> Fin
         yield HOP.at(
             place,
             f"{edge.name} goes from {source.name} on GPU {first} to {target.name} on GPU {then}.",
-            "Give both the same one in gpus: [ ... ]; for several GPUs, an ensemble for each.",
+            "Give both the same gpus: [ ... ]. To use several GPUs, write an ensemble for each.",
         )
 
 

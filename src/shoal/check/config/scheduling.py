@@ -1,4 +1,4 @@
-"""Batching, queues, instances, caches: core's own rules, in core's words."""
+"""Batching, sequences, queues, instances, caches: core's own rules, in core's words."""
 
 from __future__ import annotations
 
@@ -16,19 +16,13 @@ PROFILE = Rule("profile-without-tensorrt", Severity.ERROR, is_core=True)
 CACHE = Rule("cache-on-uncacheable", Severity.ERROR, is_core=True)
 BACKEND = Rule("no-backend", Severity.ERROR, is_core=True)
 PLATFORM = Rule("platform-and-backend", Severity.ERROR, is_core=True)
+CONTROL = Rule("sequence-control", Severity.ERROR, is_core=True)
 METRICS = Rule("metric-control", Severity.ERROR, is_core=True)
-RULES = (
-    BATCH_SIZE,
-    PREFERRED,
-    PRIORITY,
-    ORDERING,
-    INSTANCE_GPUS,
-    PROFILE,
-    CACHE,
-    BACKEND,
-    PLATFORM,
-    METRICS,
-)
+RULES = (BATCH_SIZE, PREFERRED, PRIORITY, ORDERING, INSTANCE_GPUS, PROFILE, CACHE, BACKEND, PLATFORM, METRICS, CONTROL)
+
+_VALUES = ("int32_false_true", "fp32_false_true", "bool_false_true")
+_CORRELATION = "CONTROL_SEQUENCE_CORRID"
+_CORRELATION_TYPES = {5: "UINT64", 9: "INT64", 4: "UINT32", 8: "INT32", 13: "STRING"}
 
 
 def find(model: Model, _: Repository) -> Findings:
@@ -53,6 +47,8 @@ def find(model: Model, _: Repository) -> Findings:
     yield from _cache(model)
     yield from _backend(model)
     yield from _metrics(model)
+    if message.HasField("sequence_batching"):
+        yield from _sequences(model)
 
 
 def _batcher(model: Model) -> Findings:
@@ -67,7 +63,7 @@ def _batcher(model: Model) -> Findings:
                     model.at(*path, "preferred_batch_size", position),
                     f"{name or 'sequence batching preferred batch size'} {most} for {model.name}: it is {size}, and"
                     f" max_batch_size is {model.message.max_batch_size}.",
-                    "Take it out: by default a batch grows up to max_batch_size.",
+                    "Remove it: by default a batch grows up to max_batch_size.",
                 )
                 break
     if model.message.HasField("dynamic_batching"):
@@ -96,7 +92,7 @@ def _priorities(model: Model, batching: Any) -> Findings:
     place = model.at("dynamic_batching", "preserve_ordering")
     if levels > 1:
         what = f"Only one priority level is allowed when 'preserve_ordering' is true for {model.name}; it has {levels}."
-        yield ORDERING.at(place, what, "Take one of the two out.")
+        yield ORDERING.at(place, what, "Remove one of the two.")
     policies = [batching.default_queue_policy, *batching.priority_queue_policy.values()]
     if any(p.default_timeout_microseconds and p.timeout_action == p.DELAY for p in policies):
         yield ORDERING.at(
@@ -114,21 +110,21 @@ def _instances(model: Model) -> Findings:
                 model.at("instance_group", index, "gpus"),
                 f"instance group {group.name or f'{model.name}_{index}'} of model {model.name} has kind {kind} but"
                 f" specifies one or more GPUs: {list(group.gpus)}.",
-                "Write kind: KIND_GPU, or take the GPUs out.",
+                "Write kind: KIND_GPU, or remove gpus.",
             )
         if group.profile and model.backend != "tensorrt":
             yield PROFILE.at(
                 model.at("instance_group", index, "profile"),
                 f"instance group {group.name or f'{model.name}_{index}'} of model {model.name} specifies profile field"
                 " which is only supported for TensorRT models.",
-                "Take profile out.",
+                "Remove profile.",
             )
         for gpu in (gpu for gpu in group.gpus if gpu < 0):
             yield INSTANCE_GPUS.at(
                 model.at("instance_group", index, "gpus"),
                 f"instance group {group.name or f'{model.name}_{index}'} of model {model.name} specifies invalid or"
                 f" unsupported gpu id {gpu}.",
-                "nvidia-smi -L lists those of a machine; they count from 0.",
+                "nvidia-smi -L lists the GPUs of a machine, from 0.",
             )
 
 
@@ -140,7 +136,7 @@ def _cache(model: Model) -> Findings:
         yield CACHE.at(
             model.at("response_cache"),
             f"Response Cache does not currently support model {model.name} with {how}.",
-            "Take response_cache out.",
+            "Remove response_cache.",
         )
 
 
@@ -161,7 +157,7 @@ def _backend(model: Model) -> Findings:
         yield PLATFORM.at(
             model.at("platform"),
             f"unexpected 'platform' and 'backend' pair, got:{message.platform}, {message.backend}.",
-            f'Take platform out, or write backend: "{expected or message.backend}" alone.',
+            f'Remove platform and write backend: "{expected or message.backend}".',
         )
 
 
@@ -183,3 +179,51 @@ def _metrics(model: Model) -> Findings:
         )  # fmt: skip
         if missing:
             yield METRICS.at(model.at("model_metrics", "metric_control", index), f"{missing}.", "Add it.")
+
+
+def _sequences(model: Model) -> Findings:
+    seen, kinds = set(), set()
+    for index, tensor in enumerate(model.message.sequence_batching.control_input):
+        place = model.at("sequence_batching", "control_input", index)
+        if not tensor.name:
+            what = f"sequence batching control tensor must have a name for {model.name}."
+            yield CONTROL.at(place, what, 'Add name: "...".')
+        elif tensor.name in seen:
+            what = f"sequence batching control tensor '{tensor.name}' is specified for multiple control kinds"
+            yield CONTROL.at(place, f"{what} for {model.name}.", "Give each kind a tensor of its own.")
+        seen.add(tensor.name)
+        for control in tensor.control:
+            kind = enum_name(control.Kind, control.kind)
+            if kind in kinds:
+                what = f"sequence batching specifies multiple {kind} tensors for {model.name}."
+                yield CONTROL.at(place, what, "Keep one.")
+            kinds.add(kind)
+            what, fix = _values(control, kind)
+            if what:
+                yield CONTROL.at(place, f"{what} for {kind} for {model.name}.", fix)
+    slots = model.message.sequence_batching.direct.minimum_slot_utilization
+    if not 0 <= slots <= 1:
+        yield CONTROL.at(
+            model.at("sequence_batching", "direct", "minimum_slot_utilization"),
+            f"sequence batching minimum slot utilization must be in range (0.0, 1.0] for {model.name}; it is {slots}.",
+            "Write a fraction of the slots, such as 0.5.",
+        )
+
+
+def _values(control: Any, kind: str) -> tuple[str, str]:
+    given = [name for name in _VALUES if len(getattr(control, name))]
+    if kind == _CORRELATION:
+        if given:
+            return f"sequence batching must not specify {given[0]}", "Remove it; CORRID has a data_type."
+        if control.data_type not in _CORRELATION_TYPES:
+            return "unexpected data type", "Allowed are TYPE_UINT64, TYPE_INT64, TYPE_UINT32, TYPE_INT32, TYPE_STRING."
+        return "", ""
+    example = "int32_false_true: [ 0, 1 ]"
+    if not given:
+        names = "'int32_false_true', 'fp32_false_true' or 'bool_false_true'"
+        return f"sequence batching must specify either {names}", f"Add {example}."
+    if len(given) > 1:
+        return f"sequence batching specifies more than one from {' and '.join(given)}", f"Keep {given[0]}."
+    if len(getattr(control, given[0])) != 2:
+        return f"sequence batching control '{given[0]}' must have exactly 2 entries", f"For example: {example}"
+    return "", ""

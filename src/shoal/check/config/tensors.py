@@ -33,8 +33,8 @@ def find(model: Model, _: Repository) -> Findings:
                 first = model.at(kind, seen[tensor.name]).line
                 yield TWICE.at(
                     model.at(kind, index, "name"),
-                    f"{model.name} declares the {kind} {tensor.name} twice: here, and in line {first}.",
-                    "Take one out, or give it its own name.",
+                    f"{model.name} declares the {kind} {tensor.name} twice: here and in line {first}.",
+                    "Remove one, or rename it.",
                 )
             seen.setdefault(tensor.name, index)
     yield from _batch_tensors(model)
@@ -46,12 +46,12 @@ def _one(model: Model, kind: str, index: int, tensor: Any, spec: TensorSpec) -> 
     if not tensor.name:
         yield NAME.at(place, f"model {kind} must specify 'name' for {model.name}.", 'Add name: "...".')
     if str(spec.dtype).lstrip("-").isdecimal():
-        what = f"{who} has data type {tensor.data_type} for {model.name}, which is none."
+        what = f"{who} has data type {tensor.data_type} for {model.name}, which does not exist."
         yield DTYPE.at(model.at(kind, index, "data_type"), what, "Write TYPE_FP32, or another by its name.")
     if not tensor.data_type and not _is_read_from_file(model):
         yield DTYPE.at(place, f"{who} must specify 'data_type' for {model.name}.", "Add data_type: TYPE_...")
     if not tensor.dims and not _is_read_from_file(model):
-        one = "[ 1 ] for one value a row" if model.message.max_batch_size else "[ 1 ] for one value"
+        one = "[ 1 ] for one value per row" if model.message.max_batch_size else "[ 1 ] for one value"
         yield DIMS.at(place, f"{who} must specify 'dims' for {model.name}.", f"Add dims: {one}.")
     for position, size in enumerate(tensor.dims):
         if size < 1 and size != -1:
@@ -117,7 +117,7 @@ def _special(model: Model, kind: str, index: int, tensor: Any) -> Findings:
         yield FORMAT.at(
             model.at(kind, index, "format"),
             f"model input NHWC/NCHW require 3 dims for {model.name}; {tensor.name} has {len(tensor.dims)}.",
-            "Give the three, or take the format out.",
+            "Declare three dims, or remove the format.",
         )
     if model.message.platform == "tensorrt_plan" or model.backend == "tensorrt":
         return
@@ -127,7 +127,7 @@ def _special(model: Model, kind: str, index: int, tensor: Any) -> Findings:
     ):
         if getattr(tensor, field, False):
             place = model.at(kind, index, field)
-            yield TENSORRT_ONLY.at(place, f"{what} for {model.name}.", f"Take {field} out.")
+            yield TENSORRT_ONLY.at(place, f"{what} for {model.name}.", f"Remove {field}.")
 
 
 def _batch_tensors(model: Model) -> Findings:

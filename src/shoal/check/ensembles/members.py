@@ -30,7 +30,7 @@ def find(model: Model, repository: Repository) -> Findings:
         yield CIRCLE.at(
             model.at("ensemble_scheduling", "step", index, "model_name"),
             f"circular dependency between ensembles: {' -> '.join(circle)}.",
-            "Take one step out.",
+            "Remove one of these steps.",
         )
         return
     for index, step in enumerate(steps):
@@ -77,9 +77,9 @@ def _sizes(model: Model, index: int, step: Any, member: Model) -> Findings:
             f"Write max_batch_size: {theirs} in {model.name}, or raise that of {member.name}.",
         )
     version, served = step.model_version, member.served_versions
-    is_told = bool(version) and (member.is_model_folder or not member.versions)  # no versions to compare
-    if version != -1 and version not in served and not is_told:
-        unset = "" if version else " (which it is where the step says nothing)"
+    is_unknown = bool(version) and (member.is_model_folder or not member.versions)  # no versions to compare
+    if version != -1 and version not in served and not is_unknown:
+        unset = "" if version else " (the default)"
         yield VERSION.at(
             model.at("ensemble_scheduling", "step", index, "model_version"),
             f"ensemble '{model.name}' depends on '{member.name}' whose required version {version}{unset} is not"

@@ -22,14 +22,14 @@ def find(model: Model, repository: Repository) -> Findings:
     """Find mismatches of the tensors between an ensemble's models."""
     if model.message is None or find_circle(model, repository.known):
         return
-    told: dict[str, Declared] = {}
+    declared: dict[str, Declared] = {}
     for name, tensor in _own(model):
-        told.setdefault(name, Declared(model.name, tensor, model.message.max_batch_size > 0))
+        declared.setdefault(name, Declared(model.name, tensor, model.message.max_batch_size > 0))
     steps = list(model.message.ensemble_scheduling.step)
     for index, step in enumerate(steps):
         member = repository.known.get(step.model_name)
         if member is not None and member.message is not None:
-            yield from _meanings(model, index, step, member, told)
+            yield from _meanings(model, index, step, member, declared)
     yield from _decoupled(model, steps, repository.known)
 
 
@@ -42,7 +42,7 @@ def _own(model: Model) -> Iterator[tuple[str, TensorSpec]]:
         yield tensor.name, TensorSpec(tensor.name, tensor.dtype, shape)
 
 
-def _meanings(model: Model, index: int, step: Any, member: Model, told: dict[str, Declared]) -> Findings:
+def _meanings(model: Model, index: int, step: Any, member: Model, declared: dict[str, Declared]) -> Findings:
     """Compare declarations as core does: the first one of a tensor counts, the ensemble's, then those of its steps."""
     is_batched = member.message.max_batch_size > 0
     is_open = member.is_completed and not is_batched  # the server may let it take batches
@@ -56,7 +56,7 @@ def _meanings(model: Model, index: int, step: Any, member: Model, told: dict[str
             if spec is None or not spec.dims or spec.dtype == "TYPE_INVALID":
                 continue
             here = Declared(member.name, spec, is_batched)
-            first = told.setdefault(name, here)
+            first = declared.setdefault(name, here)
             place = model.at_entry("ensemble_scheduling", "step", index, field, key=key)
             if is_open:
                 here = replace(here, tensor=replace(spec, dims=first.tensor.dims), is_batched=first.is_batched)

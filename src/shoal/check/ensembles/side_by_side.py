@@ -29,9 +29,9 @@ def _first(model: Model, target: Target) -> Findings:
         names = ", ".join(steps[index].model_name for index in first)
         yield FIRST.at(
             model.at("ensemble_scheduling", "step", first[1], "model_name"),
-            f"The steps {names} read the request side by side; where one refuses it, Triton {target.version}"
+            f"The steps {names} read the request in parallel; if one refuses it, Triton {target.version}"
             " may stop answering.",
-            "Let one step read it first and hand it on, as shoal's checked_text does with a text, or serve with 26.05"
+            "Let one step read it first and pass it on, as shoal's checked_text does with a text, or serve with 26.05"
             " or later.",
         )
 
@@ -50,10 +50,10 @@ def _limits(model: Model, repository: Repository, target: Target) -> Findings:
             other = steps[beside[0]].model_name
             yield LIMIT.at(
                 model.at("ensemble_scheduling", "step", index, "model_name"),
-                f"The queue of {step.model_name} has a limit, and {other} runs beside it; where it refuses a request,"
-                f" Triton {target.version} may never answer that.",
-                f"Take max_queue_size and default_timeout_microseconds out of {step.model_name}, or serve with 26.05 or"
-                " later.",
+                f"The queue of {step.model_name} has a limit, and {other} runs in parallel; if it refuses a request,"
+                f" Triton {target.version} may never answer it.",
+                f"Remove max_queue_size and default_timeout_microseconds from {step.model_name}, or serve with 26.05"
+                " or later.",
             )
 
 

@@ -31,7 +31,7 @@ def find(model: Model, _: Repository) -> Findings:
             model.at("backend"),
             f"Ensemble model '{model.name}' must have platform type 'ensemble' and empty backend type; its backend is"
             f" '{message.backend}'.",
-            'Write platform: "ensemble" and take backend out.',
+            'Write platform: "ensemble" and remove backend.',
         )
     if message.HasField("ensemble_scheduling") and not model.is_misplatformed:
         yield from _carries(model)
@@ -90,7 +90,7 @@ def _written(model: Model, steps: Iterable[Any]) -> Findings:
                     model.at_entry("ensemble_scheduling", "step", index, "output_map", key=key),
                     f"ensemble tensor '{tensor}' can appear in an output map only once for ensemble '{model.name}' step"
                     f" {index}; step {writers[tensor]} writes it too.",
-                    "Give each its own name.",
+                    "Give each tensor its own name.",
                 )
             writers.setdefault(tensor, index)
 
@@ -105,7 +105,7 @@ def _flow(model: Model, steps: Iterable[Any]) -> Findings:
             yield INPUT.at(
                 model.at("input", index, "name"),
                 f"ensemble input '{tensor.name}' for ensemble {model.name}' is not used.",
-                f"Map it in a step, or take it out; the steps read: {', '.join(sorted(reads)) or 'nothing'}.",
+                f"Map it in a step, or remove it; the steps read: {', '.join(sorted(reads)) or 'nothing'}.",
             )
     waiting, grown = [step for step in steps if step.input_map], True
     while grown:
@@ -128,11 +128,11 @@ def _outputs(model: Model, made: dict[str, Any], reads: set[str], ready: set[str
             source = _source(name, made, ready)
             why = "" if source == name else f": at least one of its depending tensors, '{source}', is not connected"
             what = f"output '{name}' for ensemble '{model.name}' is not written{why}."
-            fix = "Take one step out of the circle." if source in made else f"Let a step write '{source}'."
+            fix = "Remove one step from the circle." if source in made else f"Let a step write '{source}'."
             yield OUTPUT.at(place, what, fix)
         elif name in reads and name in made:
             what = f"Output '{name}' of ensemble '{model.name}' is also read by a step."
-            yield INSIDE.at(place, what, "Let the step that reads it pass it on, under another name.")
+            yield INSIDE.at(place, what, "Let the step that reads it return it too, under another name.")
 
 
 def _source(name: str, made: dict[str, Any], ready: set[str]) -> str:
@@ -165,14 +165,14 @@ def _circles(model: Model, reads: set[str], ready: set[str]) -> Findings:
     for index, step in enumerate(model.message.ensemble_scheduling.step):
         for key, name in sorted(step.output_map.items()):
             if name in reads and name not in ready:
-                fix = "Take one step out of the circle."
+                fix = "Remove one step from the circle."
                 yield _unused(model, index, "output_map", key, name, fix, "steps wait for one another in a circle")
                 return
 
 
 def _unused(model: Model, index: int, field: str, key: str, name: str, fix: str = "", why: str = "") -> Finding:
     is_written = field == "output_map"
-    fixes = (f"Take {key} out of the output_map; what is not mapped is dropped.", "Let a step write it.")
+    fixes = (f"Remove {key} from the output_map; outputs that are not mapped are dropped.", "Let a step write it.")
     return UNUSED.at(
         model.at_entry("ensemble_scheduling", "step", index, field, key=key),
         f"ensemble tensor '{name}' is unused in ensemble '{model.name}':"

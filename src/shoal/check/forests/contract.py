@@ -7,17 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from shoal.check.findings import Findings, Place, Rule, Severity
-from shoal.check.forests.files import (
-    BINARY,
-    FILES,
-    MULTICLASS,
-    REGRESSOR,
-    Trees,
-    UnreadableError,
-    read_trees,
-)
+from shoal.check.forests.files import FILES, Trees, UnreadableError, read_trees
 from shoal.check.models import Model, Repository
 from shoal.environment.targets import Target
+from shoal.forests.checkpoints import Task
 
 BACKEND = "fil"
 _PARAMETER = 'parameters {{ key: "{}" value {{ string_value: "{}" }} }}'
@@ -53,7 +46,7 @@ def find(model: Model, repository: Repository) -> Findings:
         yield MODEL_TYPE.at(_at(model, "model_type"), f"Unknown model_type {model_type}.", _known())
         return
     if model_type == "xgboost_ubj" and target and target.release < _FIRST_UBJSON and not _is_in_python(model, target):
-        what = f"xgboost_ubj is known to 24.10 and later; the target is {target.version}."
+        what = f"xgboost_ubj is supported from 24.10 on; the target is {target.version}."
         yield MODEL_TYPE.at(_at(model, "model_type"), what, "Save the model as xgboost.json, model_type xgboost_json.")
     if model.is_model_folder:
         return  # compose adds its file
@@ -85,7 +78,7 @@ def _find_tensors(model: Model) -> Findings:
             continue
         index = list(model.inputs if kind == "input" else model.outputs).index(tensors[0])
         if tensors[0].name != wanted:
-            what = f"Its {kind} is called {tensors[0].name}."
+            what = f"The {kind} is called {tensors[0].name}."
             yield TENSORS.at(model.at(kind, index, "name"), what, f"Call it {wanted}.")
         if tensors[0].dtype != "TYPE_FP32":
             what = f"{tensors[0].name} is declared {tensors[0].dtype}."
@@ -97,15 +90,17 @@ def _find_settings(model: Model, target: Target | None) -> Findings:
     given = model.parameters
     for name in ("output_class", "is_classifier", "predict_proba", "xgboost_allow_unknown_field"):
         if given.get(name, "true") not in ("true", "false"):
-            yield TASK.at(_at(model, name), f"{name} is {given[name]!r}.", "Write true or false, in small letters.")
+            yield TASK.at(_at(model, name), f"{name} is {given[name]!r}.", "Write true or false, in lower case.")
     if _is_in_python(model, target):
         return
     is_new = target is not None and target.release >= _FIRST_CLASSIFIER
     if "output_class" not in given and ("is_classifier" not in given or (target is not None and not is_new)):
         name = "is_classifier" if is_new else "output_class"
-        what = f"It has no parameter {name}, without which FIL does not load."
+        what = f"The parameter {name} is missing; FIL does not load without it."
         if "is_classifier" in given:
-            what = f"is_classifier is known from 25.09 on; FIL of {target and target.version} demands output_class."
+            what = (
+                f"is_classifier is supported from 25.09 on; FIL of {target and target.version} requires output_class."
+            )
         yield TASK.at(_at(model, "is_classifier"), what, f"Add {_PARAMETER.format(name, 'true')}, or false.")
     name = "output_class" if "output_class" in given else "is_classifier"
     if given.get(name) == "true" and "threshold" not in given:
@@ -134,7 +129,7 @@ def _find_file(model: Model, folder: Path, model_type: str, target: Target | Non
 
 def _find_other(model: Model, path: Path, model_type: str) -> Findings:
     other = next((kind for kind, name in FILES.items() if (path.parent / name).is_file()), "")
-    said = "" if "model_type" in model.parameters else " (what FIL takes where none is named)"
+    said = "" if "model_type" in model.parameters else " (the default)"
     there = f"; {FILES[other]} is" if other else ""
     fix = f"Write model_type {other}." if other else f"Put {path.name} there, or name another model_type. {_known()}"
     what = f"model_type {model_type}{said} reads {path.name}, which is not in {path.parent.name}/{there}."
@@ -182,13 +177,13 @@ def _width(model: Model, kind: str, index: int) -> int | None:
 
 def _find_task(model: Model, path: Path, trees: Trees, target: Target | None) -> Findings:
     if trees.num_targets > 1:
-        what = f"{path.name} predicts {trees.num_targets} targets; FIL knows one."
+        what = f"{path.name} predicts {trees.num_targets} targets; FIL supports one."
         yield TASK.at(Place(path), what, "Train a forest for each.")
         return
     given = model.parameters
     is_class = given.get("is_classifier", given.get("output_class")) == "true"
     gives_chances = given.get("predict_proba") == "true"
-    if trees.task == REGRESSOR and (is_class or gives_chances):
+    if trees.task == Task.REGRESSION and (is_class or gives_chances):
         for name in ("output_class", "is_classifier", "predict_proba"):
             if given.get(name) == "true":
                 yield TASK.at(_at(model, name), f"{path.name} is a regressor, and {name} is true.", "Write false.")
@@ -197,19 +192,25 @@ def _find_task(model: Model, path: Path, trees: Trees, target: Target | None) ->
     width = _width(model, "output", index) if index is not None else None
     widths = sorted(_widths(trees, target, is_class=is_class, gives_chances=gives_chances))
     if index is not None and width is not None and widths and width not in widths:
-        kinds = {BINARY: "two classes", MULTICLASS: f"{trees.num_classes} classes", REGRESSOR: "one score"}
-        kind = kinds[trees.task or 0]
-        what = f"output__0 is {width} wide; {path.name} knows {kind}: with these settings, write {widths[0]}."
+        kinds = {
+            Task.BINARY: "two classes",
+            Task.MULTICLASS: f"{trees.num_classes} classes",
+            Task.REGRESSION: "one score",
+        }
+        kind = kinds[trees.task or Task.BINARY]
+        what = f"output__0 is {width} wide; {path.name} has {kind}, so the width is {widths[0]} with these settings."
         yield TASK.at(model.at("output", index, "dims"), what, f"Write dims: [ {widths[0]} ].")
 
 
 def _widths(trees: Trees, target: Target | None, *, is_class: bool, gives_chances: bool) -> Iterator[int]:
     """Yield the possible output widths for these settings."""
-    if trees.task == REGRESSOR or (trees.task in (BINARY, MULTICLASS) and is_class and not gives_chances):
+    if trees.task == Task.REGRESSION or (
+        trees.task in (Task.BINARY, Task.MULTICLASS) and is_class and not gives_chances
+    ):
         yield 1
-    elif trees.task == MULTICLASS and trees.num_classes:
+    elif trees.task == Task.MULTICLASS and trees.num_classes:
         yield trees.num_classes
-    elif trees.task == BINARY:
+    elif trees.task == Task.BINARY:
         is_new = target is None or target.release >= _FIRST_CLASSIFIER  # before, it always wrote both
         if not gives_chances or is_new:
             yield 1

@@ -15,7 +15,7 @@ from pathlib import Path
 from shoal.component.artifact_files import describe_bytes
 from shoal.errors import ArtifactError
 from shoal.forests.boosters import read_fields, read_lightgbm_head, read_xgboost_head
-from shoal.forests.checkpoints import read_forest
+from shoal.forests.checkpoints import Task, read_forest
 
 # By `model_type`, the file that it reads: fil_backend, src/model.h: model_file.
 FILES: Mapping[str, str] = {
@@ -25,8 +25,7 @@ FILES: Mapping[str, str] = {
     "lightgbm": "model.txt",
     "treelite_checkpoint": "checkpoint.tl",
 }
-BINARY, REGRESSOR, MULTICLASS = range(3)  # Treelite's TaskType, as far as they matter here
-_MAX_BYTES = 32 * 2**20  # of a file that is read whole
+_MAX_JSON, _MAX_CHECKPOINT = 32 * 2**20, 512 * 2**20  # bytes of files that are read whole, in a second at most
 _HEAD, _TAIL = 2**16, 2**20
 _READER = 4  # the Treelite whose checkpoints are understood here; of others the version alone is read
 
@@ -37,10 +36,10 @@ class UnreadableError(ValueError):
 
 @dataclass(frozen=True)
 class Trees:
-    """``task`` is one of Treelite's; ``num_classes`` is 1 for a binary classifier and for a regressor."""
+    """``num_classes`` is 1 for a binary classifier and for a regressor."""
 
     num_features: int | None = None
-    task: int | None = None
+    task: Task | None = None
     num_classes: int | None = None
     num_targets: int = 1
     version: tuple[int, int, int] | None = None  # of the Treelite that wrote it
@@ -81,27 +80,20 @@ def _read_checkpoint(path: Path, head: bytes, size: int) -> Trees:
     if not (0 < major < 100 and 0 <= minor < 1000 and 0 <= patch < 1000):
         raise UnreadableError("it is not a Treelite checkpoint: it does not begin with a version")
     version = (major, minor, patch)
-    if major != _READER:
+    if major != _READER or size > _MAX_CHECKPOINT:
         return Trees(version=version)
-    if size <= _MAX_BYTES:
-        try:
-            read_forest(path)
-        except ArtifactError as error:
-            raise UnreadableError(error.what.partition(": ")[2].rstrip(".") or error.what) from None
     try:
-        num_features, task, num_targets = struct.unpack_from("<xxxxxxxxiBxi", head, 14)
-        count = struct.unpack_from("<Q", head, 32)[0]
-        classes = struct.unpack_from(f"<{min(count, 1024)}i", head, 40)
-    except struct.error:
-        raise UnreadableError("it is cut off in its header") from None
-    return Trees(num_features, task, max(classes, default=None), num_targets, version)
+        forest = read_forest(path)
+    except ArtifactError as error:
+        raise UnreadableError(error.what.partition(": ")[2].rstrip(".") or error.what) from None
+    return Trees(forest.num_features, forest.task, forest.num_classes, forest.num_targets, version)
 
 
 def _read_json(path: Path, head: bytes, tail: bytes, size: int) -> Trees:
     if not head.lstrip().startswith(b"{") or head.startswith((b"{L", b"{i", b"{U", b"{l")):
         is_ubjson = head.startswith(b"{")
         raise UnreadableError("it is UBJSON, which is model_type xgboost_ubj" if is_ubjson else "it is not JSON")
-    if size > _MAX_BYTES:  # XGBoost writes this parameter after the trees
+    if size > _MAX_JSON:  # XGBoost writes this parameter after the trees
         found = re.search(rb'"learner_model_param"\s*:\s*\{[^{}]*"num_feature"\s*:\s*"?(\d{1,9})', tail)
         return Trees(int(found[1])) if found else Trees()
     try:
@@ -128,11 +120,11 @@ def _read_text(head: bytes) -> Trees:
     return Trees(about.num_features, _task(about.objective.split(" ")[0]), about.num_classes)
 
 
-def _task(objective: str) -> int | None:
+def _task(objective: str) -> Task | None:
     """The task of an XGBoost or LightGBM objective, where its name shows it."""
     if objective in ("multi:softmax", "multi:softprob", "multiclass"):
-        return MULTICLASS
+        return Task.MULTICLASS
     if objective in ("binary:logistic", "binary"):
-        return BINARY
+        return Task.BINARY
     is_regressor = objective.startswith(("reg:", "regression", "count:", "survival:")) and objective != "reg:logistic"
-    return REGRESSOR if is_regressor else None
+    return Task.REGRESSION if is_regressor else None

@@ -1,4 +1,4 @@
-"""The shape of a ``model.py``: can the Python backend import it, and call its methods?"""
+"""The code of a ``model.py``: can the Python backend import it, and call its methods? And two common pitfalls."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 from shoal.check.findings import Findings, Place, Rule, Severity
 from shoal.check.models import Model, Repository
-from shoal.check.python import pitfalls as habits
 from shoal.check.python.source import (
+    PB,
     Function,
     Source,
+    argument,
     examine,
     is_literal,
     parse,
@@ -23,7 +24,9 @@ NO_CLASS = Rule("no-model-class", Severity.ERROR, is_core=True)
 SIGNATURE = Rule("wrong-signature", Severity.ERROR, is_core=True)
 FINALIZE = Rule("finalize-not-callable", Severity.WARNING)
 RETURNS = Rule("decoupled-returns", Severity.ERROR)
-RULES = (SYNTAX, NO_CLASS, SIGNATURE, FINALIZE, RETURNS, *habits.RULES)
+CAPSULE = Rule("dlpack-capsule", Severity.WARNING)
+ASCII = Rule("text-opened-as-ascii", Severity.WARNING)
+RULES = (SYNTAX, NO_CLASS, SIGNATURE, FINALIZE, RETURNS, CAPSULE, ASCII)
 
 CLASS = "TritonPythonModel"
 # The number of arguments that Triton passes, and the right signature.
@@ -35,6 +38,7 @@ _CALLS = {
     "finalize": (0, "finalize(self)"),
     "auto_complete_config": (1, "@staticmethod auto_complete_config(auto_complete_model_config)"),
 }
+_CAPSULES = frozenset({"to_dlpack", "toDlpack", "toDLPack", "__dlpack__"})
 _KEEPS_SIGNATURE = frozenset({"no_grad", "inference_mode", "override", "annotate", "enable_grad", "autocast"})
 
 
@@ -51,7 +55,8 @@ def find(model: Model, repository: Repository) -> Findings:
             yield from _check_class(source)
         else:
             yield from _check_methods(source, owner, is_decoupled=is_decoupled)
-        yield from habits.look(source)
+        yield from _check_capsules(source)
+        yield from _check_opens(source)
 
     yield from examine(model, look)
 
@@ -118,36 +123,21 @@ def _check_class(source: Source) -> Findings:
 
 
 def _methods(source: Source, owner: ast.ClassDef) -> tuple[dict[str, Function], bool]:
-    """Its methods and those it inherits within the file, where they are plain; whether these are all."""
-    found: dict[str, Function] = {}
-    unclear: set[str] = set()
-    classes, waiting, seen, is_all = _classes(source), [owner], set(), True
-    while waiting:
-        current = waiting.pop(0)
-        seen.add(current.name)
-        is_all = is_all and not current.decorator_list and not current.keywords
-        own: dict[str, list[ast.AST]] = {}
-        for node in walk_within(current):
-            if isinstance(node, Function):
-                own.setdefault(node.name, []).append(node)
-            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                own.setdefault(node.id, []).append(node)
-        for name, nodes in own.items():
-            if name not in found and len(nodes) == 1 and isinstance(nodes[0], Function) and name not in unclear:
-                found[name] = nodes[0]
-            else:
-                unclear.add(name)
-        for base in current.bases:
-            known = classes.get(source.name(base))
-            if known is not None and known.name not in seen:
-                waiting.append(known)
-            elif source.name(base) != "object":
-                is_all = False
-    return found, is_all and "execute" not in unclear
+    """The methods that a class defines once, and whether it certainly has no ``execute``."""
+    defined: dict[str, list[ast.AST]] = {}
+    for node in walk_within(owner):
+        if isinstance(node, Function):
+            defined.setdefault(node.name, []).append(node)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            defined.setdefault(node.id, []).append(node)
+    methods = {name: nodes[0] for name, nodes in defined.items() if len(nodes) == 1 and isinstance(nodes[0], Function)}
+    has_bases = any(source.name(base) != "object" for base in owner.bases)
+    is_plain = not has_bases and not owner.decorator_list and not owner.keywords
+    return methods, is_plain and "execute" not in defined and "execute" not in source.words
 
 
 def _check_methods(source: Source, owner: ast.ClassDef, *, is_decoupled: bool) -> Findings:
-    methods, is_all = _methods(source, owner)
+    methods, lacks_execute = _methods(source, owner)
     for name, (given, form) in _CALLS.items():
         method = methods.get(name)
         if method is not None and not _is_callable(source, method, given, on_class=name == "auto_complete_config"):
@@ -158,12 +148,13 @@ def _check_methods(source: Source, owner: ast.ClassDef, *, is_decoupled: bool) -
     initialize, execute = methods.get("initialize"), methods.get("execute")
     if isinstance(initialize, ast.AsyncFunctionDef):
         yield SIGNATURE.at(source.at(initialize), "Triton does not await initialize: it never runs.", "Write def.")
+    if lacks_execute:
+        what = f"{owner.name} has no execute: it loads, but every request fails."
+        yield SIGNATURE.at(source.at(owner), what, f"Write {_CALLS['execute'][1]}.")
     if execute is None:
-        if is_all and "execute" not in source.words:
-            what = f"{owner.name} has no execute: it loads, and fails every request."
-            yield SIGNATURE.at(source.at(owner), what, f"Write {_CALLS['execute'][1]}.")
-    elif any(isinstance(node, ast.Yield | ast.YieldFrom) for node in walk_within(execute)):
-        what = "It yields, which gives Triton a generator in place of a list: every request fails."
+        return
+    if any(isinstance(node, ast.Yield | ast.YieldFrom) for node in walk_within(execute)):
+        what = "It yields, so Triton gets a generator in place of a list: every request fails."
         yield SIGNATURE.at(source.at(execute), what, "Return a list, or send each part through a response sender.")
     elif is_decoupled and _is_plain(source, execute) and "set_model_transaction_policy" not in source.words:
         yield from _check_returns(source, execute)
@@ -187,7 +178,7 @@ def _check_returns(source: Source, execute: Function) -> Findings:
         else:
             values = [value]
         if all(isinstance(value, ast.List | ast.ListComp) for value in values):
-            what = "It returns a list, which a decoupled model must not."
+            what = "It returns a list, which a decoupled model must not do."
             yield RETURNS.at(source.at(node), what, "Send each response through its request's sender; return None.")
 
 
@@ -212,3 +203,40 @@ def _is_callable(source: Source, method: Function, given: int, *, on_class: bool
     if any(default is None for default in args.kw_defaults):
         return False
     return most - len(args.defaults) <= given and (given <= most or args.vararg is not None)
+
+
+def _check_capsules(source: Source) -> Findings:
+    for function in (node for node in source.nodes if isinstance(node, Function)):
+        within = list(walk_within(function))
+        if {"synchronize", "cpu"} & {node.attr for node in within if isinstance(node, ast.Attribute)}:
+            continue  # it waits itself, or there is nothing to wait for
+        values: dict[str, bool] = {}  # of each name, whether all that it is bound to are capsules
+        for node in (node for node in within if isinstance(node, ast.Assign)):
+            for target in (target for target in node.targets if isinstance(target, ast.Name)):
+                values[target.id] = values.get(target.id, True) and _is_capsule(node.value)
+        for call in within:
+            if isinstance(call, ast.Call) and source.name(call.func) == f"{PB}.Tensor.from_dlpack":
+                given = argument(call, 1, "tensor")
+                if _is_capsule(given) or (isinstance(given, ast.Name) and values.get(given.id)):
+                    yield CAPSULE.at(
+                        source.at(call),
+                        "It gets a capsule; Triton cannot wait for its stream.",
+                        "Pass the array itself; if it has no __dlpack__, synchronize its stream first.",
+                    )
+
+
+def _is_capsule(node: ast.expr | None) -> bool:
+    return isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in _CAPSULES
+
+
+def _check_opens(source: Source) -> Findings:
+    if any(source.name(call.func) == "locale.setlocale" for call in source.calls):
+        return
+    for call in source.calls:
+        if source.name(call.func) not in ("open", "io.open") or any(k.arg is None for k in call.keywords):
+            continue
+        mode = argument(call, 1, "mode")
+        is_text = mode is None or (isinstance(mode, ast.Constant) and "b" not in str(mode.value))
+        starred = any(isinstance(arg, ast.Starred) for arg in call.args)
+        if is_text and argument(call, 3, "encoding") is None and not starred:
+            yield ASCII.at(source.at(call), "This open reads or writes ASCII in Triton.", 'Add encoding="utf-8".')

@@ -7,12 +7,13 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TypeAlias
 
-from shoal.check.findings import Finding, Findings, Place
+from shoal.check.findings import Findings, Place
 from shoal.check.models import Model
 
 PB = "triton_python_backend_utils"
@@ -94,14 +95,6 @@ def served_sources(model: Model) -> tuple[tuple[Path, str], ...]:
     return tuple((path, text) for path, text in model.sources if int(path.parent.name) in model.served_versions)
 
 
-def read_sources(model: Model) -> Iterator[Source]:
-    """Yield the sources that parse."""
-    for path, text in served_sources(model):
-        source = _read(path, text)
-        if source is not None:
-            yield source
-
-
 @lru_cache(maxsize=4)
 def _read(path: Path, text: str) -> Source | None:
     found = parse(text)
@@ -110,13 +103,11 @@ def _read(path: Path, text: str) -> Source | None:
 
 def examine(model: Model, look: Callable[[Source], Findings]) -> Findings:
     """Collect what ``look`` finds in each source; what is nested too deep to follow is left out."""
-    for source in read_sources(model):
-        found: list[Finding] = []
-        try:
-            found.extend(look(source))
-        except RecursionError:
-            continue
-        yield from found
+    for path, text in served_sources(model):
+        source = _read(path, text)
+        if source is not None:
+            with suppress(RecursionError):
+                yield from list(look(source))
 
 
 @lru_cache(maxsize=4)  # each family asks for the same ones

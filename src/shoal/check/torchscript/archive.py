@@ -16,11 +16,10 @@ from pathlib import Path
 from shoal.component.artifact_files import describe_bytes
 
 _MAX_TEXT = 4 * 2**20  # of one file of code
-_MAX_FILES = 512  # that are parsed
 _ROOT = "__torch__"
-_DEVICE_CALLS = ("torch.device", "torch.cuda", "torch.cpu")
-_DEVICE_TYPES = ("Device", "Optional[Device]")
-_NAMES_DEVICE = re.compile(rb"torch\.(device|cuda|cpu)\(|: (Device|Optional\[Device\])\s")
+# torch writes the code, in one form: a call that names a device, or an attribute that holds one.
+_DEVICE = re.compile(r"(?<![\w.])torch\.(device|cuda|cpu)\(|^\s+\w+ : (Device|Optional\[Device\])\s*$")
+_DEFAULT = re.compile(r": (Device|Optional\[Device\])=torch\.device\([^)]*\)")
 # What zipfile raises over damaged archives; RuntimeError: they seem encrypted, or compressed in an unknown way.
 _DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, ValueError, RuntimeError, LookupError)
 
@@ -37,7 +36,6 @@ class Script:
     """
 
     def __init__(self, path: Path) -> None:
-        self._modules: dict[str, ast.Module | None] = {}
         begins = b""
         try:
             with path.open("rb") as file:
@@ -53,10 +51,10 @@ class Script:
         has_code = any(name.startswith(f"{self._root}/code/") for name in names)
         if self._data and not has_code:
             self.close()
-            raise ForeignError("it holds weights and no code: torch.save wrote it, and torch.jit.save is wanted")
+            raise ForeignError("it contains weights and no code: it was saved with torch.save, not torch.jit.save")
         if not self._data and not self.is_old:
             self.close()
-            raise ForeignError("it is a zip archive of something else")
+            raise ForeignError("it is another zip archive")
 
     def close(self) -> None:
         """Close the file."""
@@ -79,8 +77,11 @@ class Script:
         module, _, last = name.rpartition(".")
         if module.split(".")[0] != _ROOT:
             return None
-        tree = self._parse(f"{self._root}/code/{module.replace('.', '/')}.py")
-        classes = (statement for statement in (tree.body if tree else ()) if isinstance(statement, ast.ClassDef))
+        try:
+            tree = ast.parse(self._read(f"{self._root}/code/{module.replace('.', '/')}.py", _MAX_TEXT).decode())
+        except (*_DAMAGE, SyntaxError, RecursionError, MemoryError):
+            return None
+        classes = (statement for statement in tree.body if isinstance(statement, ast.ClassDef))
         return next((found for found in classes if found.name == last), None)
 
     def devices(self) -> Iterator[tuple[str, int, str]]:
@@ -92,40 +93,13 @@ class Script:
             if not name.startswith(f"{self._root}/code/") or not name.endswith(".py"):
                 continue
             with suppress(*_DAMAGE):
-                text = self._read(name, _MAX_TEXT)
-                tree = self._parse(name) if _NAMES_DEVICE.search(text) else None
-                for line in sorted(set(_device_lines(tree))) if tree else ():
-                    yield name.partition("/")[2], line, text.decode().splitlines()[line - 1].strip()
-
-    def _parse(self, name: str) -> ast.Module | None:
-        if name not in self._modules and len(self._modules) < _MAX_FILES:
-            try:
-                self._modules[name] = ast.parse(self._read(name, _MAX_TEXT).decode())
-            except (*_DAMAGE, SyntaxError, RecursionError, MemoryError):
-                self._modules[name] = None
-        return self._modules.get(name)
+                for number, line in enumerate(self._read(name, _MAX_TEXT).decode().splitlines(), start=1):
+                    if _DEVICE.search(_DEFAULT.sub("", line)):
+                        yield name.partition("/")[2], number, line.strip()
 
     def _read(self, name: str, most: int) -> bytes:
         with self._zip.open(name) as file:
             return file.read(most)
-
-
-def _device_lines(tree: ast.Module) -> Iterator[int]:
-    """Lines with a call that names a device (torch.device("cpu"), torch.cuda(x)), or an attribute that holds one."""
-    defaults = {
-        inner
-        for function in ast.walk(tree)
-        if isinstance(function, ast.FunctionDef)
-        for default in function.args.defaults
-        for inner in ast.walk(default)
-    }
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            names_device = ast.unparse(node.func) in _DEVICE_CALLS and node not in defaults
-        else:
-            names_device = isinstance(node, ast.AnnAssign) and ast.unparse(node.annotation) in _DEVICE_TYPES
-        if names_device:
-            yield getattr(node, "lineno", 0)
 
 
 def find_method(owner: ast.ClassDef, name: str) -> ast.FunctionDef | None:

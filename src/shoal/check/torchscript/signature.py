@@ -103,7 +103,7 @@ def _find_inputs(model: Model, taken: list[tuple[str, str, bool]], *, is_native:
     if not taken or not model.inputs:
         return
     shown = ", ".join(f"{name}: {kind}" for name, kind, _ in taken)
-    num_given = len(model.inputs) + _num_others(model)
+    num_given = len(model.inputs) + model.num_server_inputs
     least = len(taken) if is_native else sum(not has_default for _, _, has_default in taken)
     if not least <= num_given <= len(taken):
         most = str(least) if least == len(taken) else f"{least} to {len(taken)}"
@@ -112,17 +112,8 @@ def _find_inputs(model: Model, taken: list[tuple[str, str, bool]], *, is_native:
     elif is_native:
         for name, kind, _ in taken:
             if kind != "Tensor" and not kind.startswith("List["):
-                what = f"forward({shown}): the native backend gives no {kind}."
+                what = f"forward({shown}): the native backend cannot pass a {kind}."
                 yield INPUTS.at(model.at("input"), what, f"Wrap the module in one whose {name} is a Tensor.")
-
-
-def _num_others(model: Model) -> int:
-    """Number of inputs that the server itself supplies."""
-    message = model.message
-    num = len(message.batch_input)
-    if message.HasField("sequence_batching"):
-        num += len(message.sequence_batching.control_input) + len(message.sequence_batching.state)
-    return num
 
 
 def _find_names(model: Model, *, is_native: bool) -> Findings:
@@ -130,7 +121,7 @@ def _find_names(model: Model, *, is_native: bool) -> Findings:
     for kind, tensors in (("input", model.inputs), ("output", model.outputs)):
         found = [_INDEX.fullmatch(tensor.name) for tensor in tensors]
         indices = [int(match[1]) for match in found if match]
-        if not tensors or len(indices) < len(tensors) or (kind == "input" and _num_others(model)):
+        if not tensors or len(indices) < len(tensors) or (kind == "input" and model.num_server_inputs):
             continue
         shown = ", ".join(tensor.name for tensor in tensors)
         wanted = list(range(len(indices)))
@@ -139,7 +130,7 @@ def _find_names(model: Model, *, is_native: bool) -> Findings:
         if not is_gapless:
             yield NAMES.at(model.at(kind, 0, "name"), f"The {kind}s {shown} leave or repeat an index.", fix)
         elif not is_native and indices != wanted and kind == "input":
-            what = f"{shown}: a backend in Python goes by the list's order, not by the names'."
+            what = f"{shown}: a backend in Python uses the order of the list, not the indices in the names."
             yield NAMES.at(model.at(kind, 0, "name"), what, "List them in the order of their indices.")
 
 
@@ -156,7 +147,7 @@ def _find_order(model: Model, taken: list[str], *, is_native: bool) -> Findings:
         return
     for index, name in enumerate(names):
         if name in taken and taken.index(name) != index:
-            what = f"{name} is forward's argument {taken.index(name)}, and gets input {index}: the list's order counts."
+            what = f"{name} is forward's argument {taken.index(name)}, but gets input {index}: the order counts."
             yield NAMES.at(
                 model.at("input", index, "name"),
                 what,
@@ -170,7 +161,7 @@ def _find_outputs(model: Model, kind: str, num: int | None, *, repository: Repos
         return
     place, num_declared = model.at("output"), len(model.outputs)
     if kind.startswith("Dict[") or (kind == "List[Tensor]" and is_native):
-        what = f"forward gives a {kind}, not a tensor or a tuple of tensors."
+        what = f"forward returns a {kind}, not a tensor or a tuple of tensors."
         yield OUTPUTS.at(place, what, "Return a tuple; in transformers, with torchscript=True or return_dict=False.")
         return
     if num is None:
@@ -179,8 +170,8 @@ def _find_outputs(model: Model, kind: str, num: int | None, *, repository: Repos
     is_by_index = is_native and all(_INDEX.fullmatch(tensor.name) for tensor in model.outputs)
     needed = max(num_declared, most) if is_by_index else num_declared
     if needed > num:
-        what = f"Declared outputs: {num_declared}, up to number {needed - 1}; forward gives {num}, from 0 on."
+        what = f"Declared outputs: {num_declared}, up to number {needed - 1}; forward returns {num}, counted from 0."
         yield OUTPUTS.at(place, what, f"Declare {num}, counted from 0.")
     elif num_declared < num and repository.manifest and not is_native:
-        what = f"Declared outputs: {num_declared}; forward gives {num}, and shoal's backend wants each declared."
+        what = f"Declared outputs: {num_declared}; forward returns {num}, and shoal's backend requires all of them."
         yield OUTPUTS.at(place, what, f"Declare {num}.")
