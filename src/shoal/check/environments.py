@@ -12,7 +12,7 @@ from pathlib import Path
 
 from shoal.check.findings import Findings, Place, Rule, Severity
 from shoal.check.models import Model, Repository
-from shoal.environment.archive import Limits, read_archive
+from shoal.environment.archive import read_archive
 from shoal.environment.contents import ARCHIVE, CONDA, VENV, Environment
 from shoal.environment.fit import Misfit, find_misfits
 from shoal.environment.inspection import inspect
@@ -117,7 +117,6 @@ RULES = (MISSING, RELATIVE, DOLLAR, OUTSIDE, MISFIT, IGNORED, MISPLACED, NOT_EXE
 # C++ backends; `runtime` selects a Python one of the same name, which is also used if the library is missing.
 _NATIVE = {"onnxruntime", "tensorrt", "tensorflow", "openvino", "dali", "tensorrtllm", "pytorch", "fil"}
 _WHOLE_BYTES = 24 * 2**20  # an archive up to this size is read whole, which takes a second at most
-_MOST_RATIO = 20  # unpacked bytes per packed byte: environments have 2 to 5; limits decompression bombs
 _PEEK_BYTES = 96 * 2**20  # unpacked bytes read of a larger archive
 _ANY_RELEASE = (99, 12)
 
@@ -254,7 +253,7 @@ def _read_archive(path: Path, device: int, inode: int, size: int, mtime: int) ->
     """Cached: compose links one archive into each model."""
     del device, inode, mtime
     if size <= _WHOLE_BYTES:
-        return inspect(path, Limits(ratio=_MOST_RATIO), reads_binaries=False)
+        return inspect(path, reads_binaries=False)
     # What is not at its beginning is assumed to be right.
     environment = Environment(path, ARCHIVE, numpy="1", has_interpreter=True, has_activate=True)
     num_bytes = 0

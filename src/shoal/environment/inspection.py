@@ -11,17 +11,16 @@ from email.parser import BytesHeaderParser
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-from shoal.environment.archive import FILE, FOLDER, HARD_LINK, SYMLINK, Entry, Guard, Limits, read_archive, read_folder
+from shoal.environment.archive import FILE, FOLDER, HARD_LINK, SYMLINK, Entry, read_archive, read_folder
 from shoal.environment.contents import ARCHIVE, CONDA, VENV, Environment, Need, Package
 from shoal.environment.elf import MAGIC, read_binary
 from shoal.errors import ArtifactError, SetupError, needs
 
 _SPOOL = 64 * 2**20  # a binary larger than this is read from a temporary file
-_MAX_TEXT = 32 * 2**20  # of a file with package metadata; the longest seen, of torch, has 2 MiB
 _SITE = re.compile(r"lib/python(\d+\.\d+)/site-packages/")
 
 
-def inspect(source: Path, limits: Limits | None = None, *, reads_binaries: bool = True) -> Environment:
+def inspect(source: Path, *, reads_binaries: bool = True) -> Environment:
     """Read an environment: a packed ``.tar.gz``, an unpacked folder, or a venv.
 
     Without ``reads_binaries`` the requirements of binaries, which take most of the time, are left out.
@@ -32,7 +31,7 @@ def inspect(source: Path, limits: Limits | None = None, *, reads_binaries: bool 
     is_folder = source.is_dir()
     kind = VENV if (source / "pyvenv.cfg").is_file() else CONDA if is_folder else ARCHIVE
     reading = _Reading(Environment(source.absolute(), kind), reads_binaries)
-    for entry in read_folder(source) if is_folder else read_archive(source, limits):
+    for entry in read_folder(source) if is_folder else read_archive(source):
         reading.take(entry)
     return reading.finish()
 
@@ -43,7 +42,6 @@ class _Reading:
     def __init__(self, environment: Environment, reads_binaries: bool) -> None:
         self.environment = environment
         self.reads_binaries = reads_binaries
-        self.guard = Guard() if environment.kind == ARCHIVE else None
         self.sizes: dict[str, int] = {}
         self.records: dict[str, list[str]] = {}  # folder of a distribution -> its files
         self.metadata: dict[str, tuple[str, str, list[str]]] = {}  # the same -> name, version, requirements
@@ -55,9 +53,8 @@ class _Reading:
         env = self.environment
         env.num_entries += 1
         env.num_bytes += entry.size
-        refusal = self.guard.refusal(entry) if self.guard else ""
-        if refusal:
-            env.escapes.append(f"{entry.path[:200]!r}: {refusal}")
+        if entry.refusal:
+            env.escapes.append(f"{entry.path[:200]!r}: {entry.refusal}")
             return
         path = PurePosixPath(entry.path).as_posix()
         self._note_place(path, entry)
@@ -101,7 +98,7 @@ class _Reading:
             read = self._read_links
         elif folder == "conda-meta" and name.endswith(".json"):
             read = self._read_conda
-        if read and entry.size <= _MAX_TEXT:
+        if read:
             read(path, b"".join(entry.chunks()))
         elif self.reads_binaries:
             self._read_binary(path, entry)
