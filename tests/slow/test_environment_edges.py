@@ -18,10 +18,11 @@ from typer.testing import CliRunner
 from shoal import cli
 from shoal.composition.compose import compose
 from shoal.environment.build_record import Built, is_whole, read_built
-from shoal.environment.building import Request, build
+from shoal.environment.building import build
 from shoal.environment.fit import find_misfits
 from shoal.environment.inspection import inspect
 from shoal.environment.rattler import check_cached
+from shoal.environment.spec import Request
 from shoal.environment.targets import find_target
 from shoal.environment.tools import run, without_secrets
 from shoal.environment.unpacking import unpack

@@ -161,7 +161,6 @@ def test_an_environment_is_read_the_same_from_a_folder_and_an_archive(tmp_path: 
             f"{SITE}/a.pth": b"/home/u/.local/lib\n/opt/c\n",
             f"{SITE}/b.pth": b"/opt/b\n",
             f"{SITE}/__editable__.d-1.pth": b"/src/d\n",
-            f"{SITE}/c.egg-link": b"/src/c\n.",
             **({"lib/libstdc++.so.6": STDCXX.read_bytes()} if STDCXX.is_file() else {}),
         },
     )
@@ -176,7 +175,7 @@ def test_an_environment_is_read_the_same_from_a_folder_and_an_archive(tmp_path: 
         numpy="1.26.4",
         machine=stub.machine,
         glibc=found.glibc,
-        glibcxx=Need(stub.requires["GLIBCXX"], "lib/deep/needy"),
+        glibcxx=Need(stub.requires["GLIBCXX"], "lib/deep/needy-too"),
         own_glibcxx=find_target("embedded").glibcxx if STDCXX.is_file() else (),
         own_libraries={path.name for path in (folder / "lib").glob("*.so*")},
         has_interpreter=True,
@@ -184,11 +183,8 @@ def test_an_environment_is_read_the_same_from_a_folder_and_an_archive(tmp_path: 
         packages=[Package("a", "1", 0), Package("NumPy", "1.26.4", len(library) + 6), Package("python", "3.11.9", 0)],
         num_entries=len(list(folder.rglob("*"))),
         num_bytes=sum(path.stat().st_size for path in files),
-        editable=[
-            f"{SITE}/__editable__.d-1.pth is an editable install of /src/d",
-            f"{SITE}/c.egg-link is an editable install of /src/c",
-        ],
         leaks=[
+            f"{SITE}/__editable__.d-1.pth lets packages outside in: /src/d",
             f"{SITE}/a.pth lets a user's own packages in: /home/u/.local/lib",
             f"{SITE}/a.pth lets packages outside in: /opt/c",
             f"{SITE}/b.pth lets packages outside in: /opt/b",
@@ -198,7 +194,7 @@ def test_an_environment_is_read_the_same_from_a_folder_and_an_archive(tmp_path: 
     assert found.glibc.version >= stub.requires["GLIBC"]
     assert (found.python_minor, found.has_libpython) == ("3.11", True)
     assert found.remarks() == [*found.editable, *found.leaks, *found.unmet]
-    assert json.loads(json.dumps(found.as_dict()))["glibcxx_needed_by"] == "lib/deep/needy"
+    assert json.loads(json.dumps(found.as_dict()))["glibcxx_needed_by"] == "lib/deep/needy-too"
     archive = pack_folder(folder)
     assert replace(inspect(archive), source=folder, kind="folder") == found
     assert inspect(archive).kind == "archive"
@@ -210,7 +206,10 @@ ODD: dict[str, tuple[dict[str, bytes | str], list[str]]] = {
     "editable": ({f"{PACKAGE}/direct_url.json": EDITABLE}, ["mine is an editable install of file:///src/mine"]),
     "editable, told twice": (
         {f"{PACKAGE}/direct_url.json": EDITABLE, f"{SITE}/__editable__.mine-1.pth": b"/src/mine"},
-        ["mine is an editable install of file:///src/mine"],
+        [
+            "mine is an editable install of file:///src/mine",
+            f"{SITE}/__editable__.mine-1.pth lets packages outside in: /src/mine",
+        ],
     ),
     "a folder, installed": ({f"{PACKAGE}/direct_url.json": b'{"url": "file:///src", "dir_info": {}}'}, []),
     "a link to itself": ({f"{SITE}/x.pth": b"@/lib/more\nimport x\nrelative\n#/comment\n\n"}, []),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,15 +75,21 @@ def check_ours(out: Path) -> None:
         )
 
 
-def aside_prefix(out: Path) -> str:
-    """Prefix of the temporary folders in which ``out`` is built."""
-    return f".{out.name}.building-"
-
-
 @contextlib.contextmanager
 def alone(out: Path) -> Iterator[None]:
     """Lock the parent of ``out`` for this build, and clean up after killed ones."""
     with lock(out.parent, f"Another build is at work in {out.parent}.", "Wait for it, or name another folder."):
-        for left in out.parent.glob(f"{aside_prefix(out)}*"):
+        for left in out.parent.glob(f".{out.name}.building-*"):
             shutil.rmtree(left, ignore_errors=True)
         yield
+
+
+@contextlib.contextmanager
+def aside(out: Path) -> Iterator[Path]:
+    """Make a temporary folder beside ``out``, to be moved there when it is complete."""
+    folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.building-", dir=out.parent))
+    try:
+        folder.chmod(0o755)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,16 +1,7 @@
 """Run a user's build program that compiles NVIDIA's stub, after checking the machine for what such a build needs.
 
 NVIDIA documents the commands under "Building Custom Python Backend Stub" in python_backend's README; the program runs
-them. Environment variables say what to build:
-
-=====================  ======================================================================================
-SHOAL_STUB_OUT         the file to write
-SHOAL_STUB_BRANCH      python_backend's branch, and the tag of its three sister repositories: ``r24.10``
-SHOAL_STUB_PYTHON      the interpreter that it is for
-SHOAL_STUB_PYBIND11    the oldest pybind11 that works with the environment's NumPy; empty where any does
-SHOAL_STUB_GPU         ``ON`` or ``OFF``: whether it supports tensors on a GPU
-SHOAL_STUB_WORK        an empty folder to work in; it is removed afterwards
-=====================  ======================================================================================
+them. Environment variables say what to build: docs/environments.md lists them.
 """
 
 from __future__ import annotations
@@ -20,10 +11,11 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
+from shoal.environment.contents import Environment
 from shoal.environment.elf import parse_version, show_version
+from shoal.environment.spec import Request
 from shoal.environment.stub import read_stub
 from shoal.environment.targets import Target
 from shoal.environment.tools import run
@@ -47,25 +39,22 @@ def find_missing(release: tuple[int, int]) -> list[tuple[str, str]]:
 
     Boost is included: NVIDIA's build downloads one of its own, which not every machine may.
     """
-    return list(_find_missing(release))
-
-
-def _find_missing(release: tuple[int, int]) -> Iterator[tuple[str, str]]:
+    missing = []
     if shutil.which("git") is None:
-        yield "git", "apt install git"
+        missing.append(("git", "apt install git"))
     cmake = shutil.which("cmake")
     oldest = NEWER_CMAKE[1] if release >= NEWER_CMAKE[0] else OLDER_CMAKE
     if cmake is None or _cmake_version(cmake) < oldest:
-        yield f"cmake {show_version(oldest)} or newer", "pip install cmake"
+        missing.append((f"cmake {show_version(oldest)} or newer", "pip install cmake"))
     compiler = shlex.split(os.environ.get("CXX", "")) or ["c++"]
     if shutil.which(compiler[0]) is None:
-        yield "a C++ compiler", "apt install g++"
-        return
+        return [*missing, ("a C++ compiler", "apt install g++")]
     for header, package in HEADERS.items():
         check = [*compiler, "-E", "-x", "c++", "-"]
         source = f"#include <{header}>\n"
         if subprocess.run(check, input=source, capture_output=True, text=True, check=False).returncode:
-            yield header, f"apt install {package}"
+            missing.append((header, f"apt install {package}"))
+    return missing
 
 
 def _cmake_version(cmake: str) -> tuple[int, ...]:
@@ -95,44 +84,35 @@ def check_builder(builder: Path | None, target: Target, what: str) -> Path:
     return Path(named).absolute()
 
 
-def compile_stub(
-    target: Target,
-    python: Path,
-    stub: Path,
-    *,
-    what: str,
-    builder: Path | None,
-    needs_pybind11: str,
-    is_for_gpu: bool,
-    log: Path,
-) -> None:
-    """Have ``builder``, or the program that SHOAL_STUB_BUILDER names, compile the stub for ``python``.
-
-    ``what`` is what needs it, for the error.
+def compile_stub(request: Request, environment: Environment, target: Target, stub: Path, log: Path) -> None:
+    """Have the build program compile a stub for the Python and NumPy of ``environment``.
 
     Raises:
         InputError: no program is named.
         SetupError: something that the build needs is missing, or it failed.
         ArtifactError: it did not write a stub.
     """
-    program = check_builder(builder, target, what)
+    python, numpy = environment.python_minor, environment.numpy
+    what = f"Python {python} with NumPy {numpy or 'missing'} for target {target.name}"
+    program = check_builder(request.builder, target, what)
+    is_for_numpy_2 = request.is_for_numpy_2 or parse_version(numpy) >= (2,)
+    needs_newer = is_for_numpy_2 and not target.bears_numpy_2
     work = stub.with_name(f"{stub.name}.work")
     work.mkdir()
     variables = {
         "SHOAL_STUB_OUT": str(stub),
         "SHOAL_STUB_BRANCH": f"r{target.version}",
-        "SHOAL_STUB_PYTHON": str(python),
-        "SHOAL_STUB_PYBIND11": needs_pybind11,
-        "SHOAL_STUB_GPU": "ON" if is_for_gpu else "OFF",
+        "SHOAL_STUB_PYTHON": str(environment.source / "bin" / "python3"),
+        "SHOAL_STUB_PYBIND11": FIRST_PYBIND11 if needs_newer else "",
+        "SHOAL_STUB_GPU": "ON" if request.is_for_gpu else "OFF",
         "SHOAL_STUB_WORK": str(work),
     }
     run([program], log=log, what=f"Compiling the stub by {program.name}", cwd=work, variables=variables)
     shutil.rmtree(work)
     if not stub.is_file():
         raise ArtifactError(f"{program} wrote no stub.", "It must write the file that SHOAL_STUB_OUT names.")
-    stub.chmod(0o755)
-    if needs_pybind11 and not read_stub(stub).bears_numpy_2:
+    if needs_newer and not read_stub(stub).bears_numpy_2:
         raise ArtifactError(
             f"The stub that {program} wrote corrupts tensors under NumPy 2: its pybind11 is too old.",
-            f"Build it with pybind11 {needs_pybind11} or newer, as SHOAL_STUB_PYBIND11 says.",
+            f"Build it with pybind11 {FIRST_PYBIND11} or newer, as SHOAL_STUB_PYBIND11 says.",
         )

@@ -27,7 +27,7 @@ class Package:
     num_bytes: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Need:
     """The highest version of a symbol family that a file asks for, and the file."""
 

@@ -16,7 +16,6 @@ from shoal.errors import ArtifactError
 STUB = "triton_python_backend_stub"  # the file name that Triton looks for, in the backend's folder or in the model's
 RECORD = "env.json"  # what `shoal env build` writes beside a stub
 _WHEEL_LIBRARY, _WHEEL_RELEASE = "libcudart-", "24.10"  # auditwheel puts a hash into a library's name
-_MAX_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True)
@@ -62,8 +61,7 @@ def read_stub(path: Path) -> Stub:
         ArtifactError: there is none, or the file is not a Python backend stub.
     """
     try:
-        size = path.stat().st_size
-        content = path.read_bytes() if size <= _MAX_BYTES else b""
+        content = path.read_bytes()
     except OSError as error:
         raise ArtifactError(f"The stub {path} cannot be read: {error.strerror}.", f"Name a {STUB} file.") from None
     fix = "Take the file `triton_python_backend_stub` of a Python backend, or let `shoal env build` make one."

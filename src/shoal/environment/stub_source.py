@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.environment.compile import FIRST_PYBIND11, check_builder, compile_stub
+from shoal.environment.compile import check_builder, compile_stub
 from shoal.environment.contents import Environment
 from shoal.environment.elf import parse_version
+from shoal.environment.spec import Request
 from shoal.environment.stub import read_stub
-from shoal.environment.targets import FIRST_NUMPY_2, Target
+from shoal.environment.targets import Target
 from shoal.environment.wheel import take_stub
 from shoal.errors import InputError
 
@@ -18,79 +18,48 @@ AUTO, WHEEL, COMPILE, NONE = STUBS = ("auto", "wheel", "compile", "none")
 GIVEN = "given"  # the record's name for a finished stub
 
 
-@dataclass(frozen=True)
-class StubOrder:
-    """An order for a stub: its source, the environment (a folder) and the target server.
-
-    ``choice`` is one of ``STUBS``, or the path of a finished stub. ``builder`` is the program that compiles one.
-    """
-
-    choice: str
-    environment: Environment
-    target: Target
-    is_for_numpy_2: bool = False
-    is_for_gpu: bool = False
-    builder: Path | None = None
-    is_offline: bool = False
-
-
-def check_choice(choice: str, builder: Path | None, target: Target, *, is_for_numpy_2: bool) -> None:
-    """Refuse a choice that could only fail, before anything is built.
+def check_choice(request: Request, target: Target) -> None:
+    """Refuse a choice of stub that could only fail, before anything is built.
 
     Raises:
         InputError: the choice is unknown, no program can compile a stub, or the wheel's would have to support NumPy 2.
         ArtifactError: the finished stub is not a stub.
         SetupError: the machine lacks what compiling needs.
     """
+    choice = request.stub
     if choice == COMPILE:
-        check_builder(builder, target, "--stub compile")
-    elif choice == WHEEL and is_for_numpy_2:
+        check_builder(request.builder, target, "--stub compile")
+    elif choice == WHEEL and request.is_for_numpy_2:
         raise InputError("The wheel's stubs corrupt tensors under NumPy 2.", "Leave --numpy2 out, or --stub wheel.")
     elif choice not in STUBS:
-        _check_given(choice)
+        if not Path(choice).is_file():
+            raise InputError(f"Unknown stub {choice!r}.", f"Known: {', '.join(STUBS)}, or the path of a stub.")
+        read_stub(Path(choice))
 
 
-def provide_stub(order: StubOrder, stub: Path, log: Path) -> str:
-    """Put the stub that is needed at ``stub``; returns how it was made, empty where none is needed.
+def provide_stub(request: Request, environment: Environment, target: Target, stub: Path, log: Path) -> str:
+    """Put the stub that ``environment``, a folder, needs at ``stub``; returns how it was made, empty if none is needed.
 
     Raises:
-        InputError: the choice is unknown, or no program can compile a stub.
-        ArtifactError: the file is not a stub.
+        InputError: no program can compile a stub.
+        ArtifactError: the compiled file is not a stub.
         SetupError: it is not available, or the compiler lacks something.
     """
-    if order.choice not in STUBS:
-        return _copy(Path(order.choice), stub)
-    python, numpy = order.environment.python_minor, order.environment.numpy
-    has_numpy_2 = parse_version(numpy) >= (2,)
-    choice = choose(order.target, python, has_numpy_2 or order.is_for_numpy_2) if order.choice == AUTO else order.choice
+    choice, python = request.stub, environment.python_minor
+    if choice == AUTO:
+        is_for_numpy_2 = request.is_for_numpy_2 or parse_version(environment.numpy) >= (2,)
+        choice = choose(target, python, is_for_numpy_2)
+    if choice == NONE:
+        return ""
     if choice == WHEEL:
-        take_stub(python, stub, is_offline=order.is_offline, log=log)
+        take_stub(python, stub, is_offline=request.is_offline, log=log)
     elif choice == COMPILE:
-        wants_newer = (has_numpy_2 or order.is_for_numpy_2) and order.target.release < FIRST_NUMPY_2
-        compile_stub(
-            order.target,
-            order.environment.source / "bin" / "python3",
-            stub,
-            what=f"Python {python} with NumPy {numpy or 'missing'} for target {order.target.name}",
-            builder=order.builder,
-            needs_pybind11=FIRST_PYBIND11 if wants_newer else "",
-            is_for_gpu=order.is_for_gpu,
-            log=log,
-        )
-    return "" if choice == NONE else choice
-
-
-def _check_given(choice: str) -> None:
-    if not Path(choice).is_file():
-        raise InputError(f"Unknown stub {choice!r}.", f"Known: {', '.join(STUBS)}, or the path of a stub.")
-    read_stub(Path(choice))
-
-
-def _copy(given: Path, stub: Path) -> str:
-    _check_given(str(given))
-    shutil.copyfile(given, stub)
+        compile_stub(request, environment, target, stub, log)
+    else:
+        shutil.copyfile(choice, stub)
+        choice = GIVEN
     stub.chmod(0o755)
-    return GIVEN
+    return choice
 
 
 def choose(target: Target, python: str, is_for_numpy_2: bool) -> str:

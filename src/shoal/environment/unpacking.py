@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from pathlib import Path
 
 from shoal.environment.archive import FILE, FOLDER, SYMLINK, Entry, read_archive
-from shoal.environment.build_record import alone, aside_prefix
+from shoal.environment.build_record import alone, aside
 from shoal.errors import ArtifactError, InputError, SetupError
 from shoal.paths import check_path_supported
 from shoal.progress import OnProgress
-
-_ALWAYS = 0o755, 0o644  # modes of folders and files that a server under another user needs, whatever the umask
 
 
 def unpack(archive: Path, folder: Path, *, on_progress: OnProgress = lambda stage, done, total: None) -> Path:
@@ -34,32 +30,24 @@ def unpack(archive: Path, folder: Path, *, on_progress: OnProgress = lambda stag
         raise InputError(f"{target} exists; it will not be replaced.", "Name another folder, or remove that one.")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with alone(target):
-            _unpack_aside(archive, target, on_progress)
+        with alone(target), aside(target) as made:
+            on_progress("unpack", 0, 1)
+            for entry in read_archive(archive):
+                if entry.refusal:
+                    raise ArtifactError(
+                        f"{archive} holds {entry.path[:200]!r}: {entry.refusal}.",
+                        "Do not use it; have its maker pack it again.",
+                    )
+                _write(entry, made)
+            for parent, _, _ in os.walk(made):
+                Path(parent).chmod(0o755)  # whatever the umask, for a server under another user
+            on_progress("unpack", 1, 1)
+            made.rename(target)
     except OSError as error:
         raise SetupError(
             f"{archive} cannot be unpacked into {target}: {error.strerror or error}.", "Nothing was left there."
         ) from error
     return target
-
-
-def _unpack_aside(archive: Path, target: Path, on_progress: OnProgress) -> None:
-    aside = Path(tempfile.mkdtemp(prefix=aside_prefix(target), dir=target.parent))
-    try:
-        on_progress("unpack", 0, 1)
-        for entry in read_archive(archive):
-            if entry.refusal:
-                raise ArtifactError(
-                    f"{archive} holds {entry.path[:200]!r}: {entry.refusal}.",
-                    "Do not use it; have its maker pack it again.",
-                )
-            _write(entry, aside)
-        for folder, _, _ in os.walk(aside):
-            Path(folder).chmod(_ALWAYS[0])
-        on_progress("unpack", 1, 1)
-        aside.rename(target)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _write(entry: Entry, folder: Path) -> None:
@@ -74,7 +62,7 @@ def _write(entry: Entry, folder: Path) -> None:
     elif entry.kind == FILE:
         with path.open("xb") as file:
             file.writelines(entry.chunks())
-        path.chmod(entry.mode & 0o755 | _ALWAYS[1])
+        path.chmod(entry.mode & 0o755 | 0o644)
         os.utime(path, (entry.mtime, entry.mtime))  # compiled modules are used only if their source is of this time
     else:
         path.hardlink_to(folder / entry.link)
