@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,24 @@ def test_without_the_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(SetupError, match=r"Downloading nvidia-pytriton failed: ERROR: Could not find a version"):
         take_stub("3.12", tmp_path / "stub", is_offline=False, log=tmp_path / "log")
+
+
+def test_the_wheel_is_downloaded_where_it_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = "nvidia_pytriton-0.7.0.dist-info"
+    with zipfile.ZipFile(tmp_path / "nvidia_pytriton-0.7.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("pytriton/tritonserver/python_backend_stubs/3.12/triton_python_backend_stub", b"a stub")
+        wheel.writestr(f"{record}/METADATA", "Metadata-Version: 2.1\nName: nvidia-pytriton\nVersion: 0.7.0\n")
+        wheel.writestr(f"{record}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{record}/RECORD", "")
+    monkeypatch.setattr("shoal.environment.wheel.find_installed", lambda: None)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    (tmp_path / "out").mkdir()
+    take_stub("3.12", tmp_path / "out" / "stub", is_offline=False, log=tmp_path / "log")
+    assert (tmp_path / "out" / "stub").read_bytes() == b"a stub"
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["stub"]
+    with pytest.raises(SetupError, match=r"has no stub for Python 3\.13\. Use one of 3\.12, or"):
+        take_stub("3.13", tmp_path / "out" / "other", is_offline=False, log=tmp_path / "log")
 
 
 def test_no_stub_is_needed(tmp_path: Path) -> None:

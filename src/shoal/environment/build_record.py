@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from shoal.component.artifact_files import find_changed
-from shoal.environment.inspection import inspect
 from shoal.environment.stub import RECORD, STUB
-from shoal.errors import ArtifactError, InputError
+from shoal.errors import InputError
 from shoal.paths import lock
 
 ARCHIVE, FOLDER, LOG = "custom_env.tar.gz", "environment", "build.log"
@@ -49,17 +48,10 @@ def locate(place: Path) -> tuple[Path, Path | None]:
 
 
 def is_whole(out: Path, built: Built) -> bool:
-    """Whether the files of a build are unchanged."""
+    """Whether the files of a build are unchanged, and a venv's Python is still there."""
     files: dict[str, str] = built.record["files"]
-    if find_changed(out, files):
-        return False
-    if built.environment.is_file():
-        return True
-    try:  # a folder: by the total size of the files that its packages list
-        there = inspect(built.environment, reads_binaries=False)
-    except ArtifactError:
-        return False
-    return there.has_interpreter and there.package_bytes == built.record.get("package_bytes")
+    environment = built.environment
+    return not find_changed(out, files) and (environment.is_file() or (environment / "bin" / "python3").exists())
 
 
 def check_ours(out: Path) -> None:

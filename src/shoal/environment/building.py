@@ -155,7 +155,6 @@ def _make(
         "glibc": show_version(environment.glibc.version),
         "glibcxx": show_version(environment.glibcxx.version),
         "num_bytes": environment.num_bytes,
-        "package_bytes": environment.package_bytes,
         "made": {
             "engine": request.engine,
             "from": request.source.name,

@@ -68,7 +68,8 @@ def main(order: dict[str, Any]) -> None:
 async def _make(order: dict[str, Any]) -> None:
     import rattler
 
-    cache = Path(os.environ.get("RATTLER_CACHE_DIR") or _user_cache()).absolute()
+    user_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    cache = Path(os.environ.get("RATTLER_CACHE_DIR") or user_cache / "rattler" / "cache").absolute()
     action: Literal["force-cache-only", "cache-or-fetch"]
     action = "force-cache-only" if order["is_offline"] else "cache-or-fetch"
     gateway = rattler.Gateway(cache_dir=cache, default_config=rattler.SourceConfig(cache_action=action))
@@ -91,10 +92,6 @@ async def _make(order: dict[str, Any]) -> None:
         platform=rattler.Subdir("linux-64"),
         show_progress=False,
     )
-
-
-def _user_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rattler" / "cache"
 
 
 async def _solve(order: dict[str, Any], gateway: rattler.Gateway) -> list[rattler.RepoDataRecord]:

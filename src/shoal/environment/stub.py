@@ -34,7 +34,6 @@ class Stub:
     glibcxx: Version
     libraries: tuple[str, ...]
     bears_numpy_2: bool
-    digest: str
     release: str
 
     @property
@@ -69,7 +68,6 @@ def read_stub(path: Path) -> Stub:
     python = soname_python(binary.needed)
     if not python or b"triton_python_backend_utils" not in content:
         raise ArtifactError(f"{path} is an ELF file, but not a Python backend stub.", fix)
-    digest = sha256(path)
     stub = Stub(
         path=path,
         python=python,
@@ -78,16 +76,15 @@ def read_stub(path: Path) -> Stub:
         glibcxx=binary.requires.get("GLIBCXX", ()),
         libraries=binary.needed,
         bears_numpy_2=b"numpy._core" in content,
-        digest=digest,
-        release=_recorded_release(path, digest),
+        release=_recorded_release(path),
     )
     return replace(stub, release=_WHEEL_RELEASE) if stub.is_of_wheel else stub
 
 
-def _recorded_release(path: Path, digest: str) -> str:
-    """Return the release that the record beside a stub gives for a file with this content."""
+def _recorded_release(path: Path) -> str:
+    """Return the release that the record beside a stub gives for it, unless the file is another one since."""
     try:
         record = json.loads((path.parent / RECORD).read_text(encoding="utf-8"))
-        return str(record["stub"]["release"] or "") if record["files"][path.name] == digest else ""
+        return str(record["stub"]["release"] or "") if record["files"][path.name] == sha256(path) else ""
     except (OSError, ValueError, KeyError, TypeError):
         return ""

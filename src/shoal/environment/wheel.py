@@ -14,7 +14,6 @@ from shoal.environment.tools import run
 from shoal.errors import SetupError
 
 DISTRIBUTION, VERSION = "nvidia-pytriton", "0.7.0"
-_STUBS = "python_backend_stubs"
 
 
 def find_installed() -> Path | None:
@@ -33,7 +32,7 @@ def take_stub(python: str, stub: Path, *, is_offline: bool, log: Path) -> None:
     if installed is None and is_offline:
         raise SetupError(f"{DISTRIBUTION} is not installed.", f"Type: pip install {DISTRIBUTION}=={VERSION}")
     with tempfile.TemporaryDirectory(dir=stub.parent) as folder:
-        stubs = installed / _STUBS if installed else _download(Path(folder), log) / "pytriton" / "tritonserver" / _STUBS
+        stubs = (installed or _download(Path(folder), log)) / "python_backend_stubs"
         if not (stubs / python / STUB).is_file():
             known = sorted((path.name for path in stubs.glob("*")), key=lambda name: int(name.split(".")[-1]))
             raise SetupError(
@@ -44,10 +43,10 @@ def take_stub(python: str, stub: Path, *, is_offline: bool, log: Path) -> None:
 
 
 def _download(folder: Path, log: Path) -> Path:
-    """Download the wheel into ``folder`` and unpack its stubs there."""
+    """Download the wheel into ``folder``, unpack its stubs, and return its tritonserver's folder."""
     pip: list[str | Path] = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--no-input", "--dest", folder]
     run([*pip, f"{DISTRIBUTION}=={VERSION}"], log=log, what=f"Downloading {DISTRIBUTION}")
     (wheel,) = folder.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder, [name for name in archive.namelist() if name.endswith(f"/{STUB}")])
-    return folder
+    return folder / "pytriton" / "tritonserver"
