@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from shoal.environment.compile import find_missing
 from shoal.environment.contents import CONDA, Environment
 from shoal.environment.spec import Request
 from shoal.environment.stub import read_stub
-from shoal.environment.stub_source import check_choice, choose, provide_stub
+from shoal.environment.stub_source import check_choice, choose, find_missing, provide_stub
 from shoal.environment.targets import find_target
 from shoal.environment.wheel import find_installed, take_stub
 from shoal.errors import ArtifactError, InputError, SetupError
@@ -125,7 +124,7 @@ COMPILES = 'exported=$(export | grep SHOAL_STUB); echo "$exported"; cp "$FINISHE
 @pytest.fixture
 def can_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the machine had what NVIDIA's build needs."""
-    monkeypatch.setattr("shoal.environment.compile.find_missing", lambda release: [])
+    monkeypatch.setattr("shoal.environment.stub_source.find_missing", lambda release: [])
 
 
 @pytest.mark.usefixtures("can_compile")

@@ -27,14 +27,13 @@ from shoal.environment.build_record import (
     is_whole,
     read_built,
 )
-from shoal.environment.compile import BUILDER
 from shoal.environment.elf import parse_version, show_version
 from shoal.environment.engines import VENV
 from shoal.environment.fit import check_fit
 from shoal.environment.inspection import inspect
 from shoal.environment.spec import Job, Request, Wanted, read_wanted
 from shoal.environment.stub import RECORD, STUB, read_stub
-from shoal.environment.stub_source import GIVEN, check_choice, provide_stub
+from shoal.environment.stub_source import BUILDER, GIVEN, check_choice, provide_stub
 from shoal.environment.targets import EMBEDDED, FIRST_NUMPY_2, Target, find_target, parse_release
 from shoal.environment.tools import run, without_secrets
 from shoal.errors import ArtifactError, InputError, SetupError, needs

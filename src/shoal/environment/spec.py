@@ -21,7 +21,7 @@ class Request:
 
     ``python`` is a version such as ``3.12``; where empty, the one that ``source`` pins, else the target's own, else
     this process's. ``stub`` is ``auto``, ``wheel``, ``compile``, ``none`` or the path of a finished one; ``builder`` is
-    the program that compiles one (see ``compile``), and ``is_for_numpy_2`` makes it fit for NumPy 2 whatever the
+    the program that compiles one (see ``stub_source``), and ``is_for_numpy_2`` makes it fit for NumPy 2 whatever the
     environment holds. ``channels`` replace those of ``source``.
     """
 
