@@ -28,7 +28,8 @@ import typer
 
 from shoal import compose, serve
 from shoal.environment.build_record import Built
-from shoal.environment.building import Request, build
+from shoal.environment.building import build
+from shoal.environment.spec import Request
 from shoal.environment.unpacking import unpack
 from shoal.machine import describe_machine, library_versions
 from shoal.readability.corpus import find_corpus

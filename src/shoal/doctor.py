@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from shoal.environment.compile import find_missing
 from shoal.environment.engines import CONDAS, RATTLER, VENV
 from shoal.environment.stub import read_stub
+from shoal.environment.stub_source import find_missing
 from shoal.environment.targets import EMBEDDED_RELEASE
 from shoal.errors import ShoalError
 from shoal.paths import check_path_supported

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from shoal.environment.build_record import Built, alone, read_built
-from shoal.environment.building import Request, build, pack
+from shoal.environment.building import build, pack
 from shoal.environment.inspection import inspect
+from shoal.environment.spec import Request
 from shoal.environment.unpacking import unpack
 from shoal.errors import ArtifactError, InputError, SetupError
 from tests.support.channel import write_package

@@ -12,8 +12,9 @@ import pytest
 from shoal.client.client import Client
 from shoal.composition.compose import compose
 from shoal.environment.build_record import Built
-from shoal.environment.building import Request, build
+from shoal.environment.building import build
 from shoal.environment.engines import find_python
+from shoal.environment.spec import Request
 from shoal.environment.unpacking import unpack
 from shoal.errors import ArtifactError, InputError, ServerError
 from shoal.local import Pipeline

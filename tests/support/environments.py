@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from shoal.environment.build_record import Built, read_built
-from shoal.environment.building import Request, build
+from shoal.environment.building import build
 from shoal.environment.engines import find_python
+from shoal.environment.spec import Request
 from shoal.errors import SetupError
 from tests.support.channel import build_channel
 from tests.support.once import ROOT, once

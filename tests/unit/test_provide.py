@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
+import zipfile
 from pathlib import Path
 
 import pytest
 
-from shoal.environment.compile import find_missing
 from shoal.environment.contents import CONDA, Environment
+from shoal.environment.spec import Request
 from shoal.environment.stub import read_stub
-from shoal.environment.stub_source import StubOrder, choose, provide_stub
+from shoal.environment.stub_source import check_choice, choose, find_missing, provide_stub
 from shoal.environment.targets import find_target
 from shoal.environment.wheel import find_installed, take_stub
 from shoal.errors import ArtifactError, InputError, SetupError
@@ -20,11 +21,13 @@ from tests.support.environments import find_stub
 pytestmark = pytest.mark.usefixtures("may_start_processes")  # a program that stands in for a compiler
 
 
-def order(
-    tmp_path: Path, choice: str = "auto", python: str = "3.12", numpy: str = "1.26.4", target: str = "embedded"
-) -> StubOrder:
-    environment = Environment(tmp_path / "env", CONDA, python=python, numpy=numpy)
-    return StubOrder(choice, environment, find_target(target))
+def provide(
+    stub: Path, choice: str = "auto", python: str = "3.12", numpy: str = "1.26.4", target: str = "embedded"
+) -> str:
+    """How the stub was made; the log is beside it."""
+    environment = Environment(stub.with_name("env"), CONDA, python=python, numpy=numpy)
+    request = Request(Path("environment.yml"), stub.parent, target=target, stub=choice)
+    return provide_stub(request, environment, find_target(target), stub, stub.with_name("log"))
 
 
 def program(path: Path, *lines: str) -> Path:
@@ -54,7 +57,7 @@ def test_what_auto_means(target: str, python: str, is_for_numpy_2: bool, choice:
 
 @pytest.mark.parametrize("python", ["3.8", "3.9", "3.10", "3.11", "3.12", "3.13"])
 def test_the_wheel_has_a_stub_for_each_python(tmp_path: Path, python: str) -> None:
-    assert provide_stub(order(tmp_path, python=f"{python}.1"), tmp_path / "stub", tmp_path / "log") == "wheel"
+    assert provide(tmp_path / "stub", python=f"{python}.1") == "wheel"
     stub = read_stub(tmp_path / "stub")
     assert (stub.python, stub.release, stub.bears_numpy_2) == (python, "24.10", False)
     assert os.access(tmp_path / "stub", os.X_OK)
@@ -78,8 +81,26 @@ def test_without_the_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         take_stub("3.12", tmp_path / "stub", is_offline=False, log=tmp_path / "log")
 
 
+def test_the_wheel_is_downloaded_where_it_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = "nvidia_pytriton-0.7.0.dist-info"
+    with zipfile.ZipFile(tmp_path / "nvidia_pytriton-0.7.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("pytriton/tritonserver/python_backend_stubs/3.12/triton_python_backend_stub", b"a stub")
+        wheel.writestr(f"{record}/METADATA", "Metadata-Version: 2.1\nName: nvidia-pytriton\nVersion: 0.7.0\n")
+        wheel.writestr(f"{record}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{record}/RECORD", "")
+    monkeypatch.setattr("shoal.environment.wheel.find_installed", lambda: None)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    (tmp_path / "out").mkdir()
+    take_stub("3.12", tmp_path / "out" / "stub", is_offline=False, log=tmp_path / "log")
+    assert (tmp_path / "out" / "stub").read_bytes() == b"a stub"
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["stub"]
+    with pytest.raises(SetupError, match=r"has no stub for Python 3\.13\. Use one of 3\.12, or"):
+        take_stub("3.13", tmp_path / "out" / "other", is_offline=False, log=tmp_path / "log")
+
+
 def test_no_stub_is_needed(tmp_path: Path) -> None:
-    assert provide_stub(order(tmp_path, target="26.06"), tmp_path / "stub", tmp_path / "log") == ""
+    assert provide(tmp_path / "stub", target="26.06") == ""
     assert not (tmp_path / "stub").exists()
 
 
@@ -87,12 +108,12 @@ def test_a_finished_stub_is_taken_as_it_is(tmp_path: Path) -> None:
     installed = find_installed()
     assert installed
     finished = next(installed.glob("python_backend_stubs/3.12/*"))
-    assert provide_stub(order(tmp_path, str(finished)), tmp_path / "stub", tmp_path / "log") == "given"
+    assert provide(tmp_path / "stub", str(finished)) == "given"
     assert (tmp_path / "stub").read_bytes() == finished.read_bytes()
     with pytest.raises(InputError, match=r"Unknown stub 'latest'\. Known: auto, wheel, compile, none"):
-        provide_stub(order(tmp_path, "latest"), tmp_path / "other", tmp_path / "log")
+        check_choice(Request(Path("environment.yml"), tmp_path, stub="latest"), find_target("embedded"))
     with pytest.raises(ArtifactError, match="is not a whole ELF file"):
-        provide_stub(order(tmp_path, __file__), tmp_path / "other", tmp_path / "log")
+        check_choice(Request(Path("environment.yml"), tmp_path, stub=__file__), find_target("embedded"))
 
 
 # --- a stub that is compiled: by a program of the user's ----------------------------------------------------------
@@ -103,7 +124,7 @@ COMPILES = 'exported=$(export | grep SHOAL_STUB); echo "$exported"; cp "$FINISHE
 @pytest.fixture
 def can_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the machine had what NVIDIA's build needs."""
-    monkeypatch.setattr("shoal.environment.compile.find_missing", lambda release: [])
+    monkeypatch.setattr("shoal.environment.stub_source.find_missing", lambda release: [])
 
 
 @pytest.mark.usefixtures("can_compile")
@@ -112,8 +133,7 @@ def test_the_program_is_told_what_to_build(tmp_path: Path, monkeypatch: pytest.M
     assert installed
     monkeypatch.setenv("FINISHED", str(next(installed.glob("python_backend_stubs/3.12/*"))))
     monkeypatch.setenv("SHOAL_STUB_BUILDER", str(program(tmp_path / "build.sh", COMPILES)))
-    wanted = order(tmp_path, target="26.06", choice="compile")
-    assert provide_stub(wanted, tmp_path / "stub", tmp_path / "log") == "compile"
+    assert provide(tmp_path / "stub", "compile", target="26.06") == "compile"
     log = (tmp_path / "log").read_text(encoding="utf-8")
     for line in (
         "SHOAL_STUB_BRANCH='r26.06'",
@@ -134,15 +154,15 @@ def test_what_it_wrote_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(
         ArtifactError, match=r"corrupts tensors under NumPy 2: its pybind11 is too old\. Build it with pybind11 2\.12"
     ):
-        provide_stub(order(tmp_path, numpy="2.5.5"), tmp_path / "a", tmp_path / "log")
+        provide(tmp_path / "a", numpy="2.5.5")
     monkeypatch.setenv("SHOAL_STUB_BUILDER", str(program(tmp_path / "build.sh", "true")))
     with pytest.raises(ArtifactError, match=r"build\.sh wrote no stub"):
-        provide_stub(order(tmp_path, numpy="2.5.5"), tmp_path / "b", tmp_path / "log")
+        provide(tmp_path / "b", numpy="2.5.5")
     monkeypatch.setenv(
         "SHOAL_STUB_BUILDER", str(program(tmp_path / "build.sh", "echo 'x.cc:1: error: no Boost'", "false"))
     )
     with pytest.raises(SetupError, match=r"Compiling the stub by build\.sh failed: x\.cc:1: error: no Boost"):
-        provide_stub(order(tmp_path, numpy="2.5.5"), tmp_path / "c", tmp_path / "log")
+        provide(tmp_path / "c", numpy="2.5.5")
 
 
 def test_without_a_program_the_way_out_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +170,7 @@ def test_without_a_program_the_way_out_is_said(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(
         InputError, match=r"^Python 3\.12 with NumPy 2\.5\.5 for target embedded needs a program that compiles a stub"
     ):
-        provide_stub(order(tmp_path, numpy="2.5.5"), tmp_path / "stub", tmp_path / "log")
+        provide(tmp_path / "stub", numpy="2.5.5")
 
 
 def test_a_finished_stub_that_bears_numpy_2() -> None:
@@ -198,5 +218,5 @@ def test_a_missing_prerequisite_is_named_before_anything_runs(tmp_path: Path, mo
         SetupError,
         match=r"Compiling a stub needs git, cmake 3\.17 or newer, a C\+\+ compiler\. Type: apt install git && ",
     ):
-        provide_stub(order(tmp_path, numpy="2.5.5"), tmp_path / "stub", tmp_path / "log")
+        provide(tmp_path / "stub", numpy="2.5.5")
     assert not (tmp_path / "log").exists()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.environment.files import find_file
+from shoal.environment.building import find_file
 from shoal.environment.spec import Wanted, read_wanted
 from shoal.errors import InputError
 from tests.support.once import ROOT

@@ -47,8 +47,8 @@ def build(
     as_json: Json = False,
 ) -> None:
     """Make an environment, pack it, make its stub, and check that they fit."""
-    from shoal.environment.building import Request, build
-    from shoal.environment.files import find_file
+    from shoal.environment.building import build, find_file
+    from shoal.environment.spec import Request
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # leave nothing half made, as on Ctrl-C
     request = Request(

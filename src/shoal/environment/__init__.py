@@ -6,13 +6,13 @@ from shoal import face
 
 if TYPE_CHECKING:
     from shoal.environment.build_record import Built as Built
-    from shoal.environment.building import Request as Request
     from shoal.environment.building import build as build
     from shoal.environment.contents import Environment as Environment
     from shoal.environment.fit import Misfit as Misfit
     from shoal.environment.fit import check_fit as check_fit
     from shoal.environment.fit import find_misfits as find_misfits
     from shoal.environment.inspection import inspect as inspect
+    from shoal.environment.spec import Request as Request
     from shoal.environment.stub import Stub as Stub
     from shoal.environment.stub import read_stub as read_stub
     from shoal.environment.targets import Target as Target

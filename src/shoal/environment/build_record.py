@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from shoal.component.artifact_files import find_changed
-from shoal.environment.inspection import inspect
 from shoal.environment.stub import RECORD, STUB
-from shoal.errors import ArtifactError, InputError
+from shoal.errors import InputError
 from shoal.paths import lock
 
 ARCHIVE, FOLDER, LOG = "custom_env.tar.gz", "environment", "build.log"
@@ -48,17 +48,10 @@ def locate(place: Path) -> tuple[Path, Path | None]:
 
 
 def is_whole(out: Path, built: Built) -> bool:
-    """Whether the files of a build are unchanged."""
+    """Whether the files of a build are unchanged, and a venv's Python is still there."""
     files: dict[str, str] = built.record["files"]
-    if find_changed(out, files):
-        return False
-    if built.environment.is_file():
-        return True
-    try:  # a folder: by the total size of the files that its packages list
-        there = inspect(built.environment, reads_binaries=False)
-    except ArtifactError:
-        return False
-    return there.has_interpreter and there.package_bytes == built.record.get("package_bytes")
+    environment = built.environment
+    return not find_changed(out, files) and (environment.is_file() or (environment / "bin" / "python3").exists())
 
 
 def check_ours(out: Path) -> None:
@@ -74,15 +67,21 @@ def check_ours(out: Path) -> None:
         )
 
 
-def aside_prefix(out: Path) -> str:
-    """Prefix of the temporary folders in which ``out`` is built."""
-    return f".{out.name}.building-"
-
-
 @contextlib.contextmanager
 def alone(out: Path) -> Iterator[None]:
     """Lock the parent of ``out`` for this build, and clean up after killed ones."""
     with lock(out.parent, f"Another build is at work in {out.parent}.", "Wait for it, or name another folder."):
-        for left in out.parent.glob(f"{aside_prefix(out)}*"):
+        for left in out.parent.glob(f".{out.name}.building-*"):
             shutil.rmtree(left, ignore_errors=True)
         yield
+
+
+@contextlib.contextmanager
+def aside(out: Path) -> Iterator[Path]:
+    """Make a temporary folder beside ``out``, to be moved there when it is complete."""
+    folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.building-", dir=out.parent))
+    try:
+        folder.chmod(0o755)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -8,9 +8,8 @@ import json
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,51 +22,43 @@ from shoal.environment.build_record import (
     LOG,
     Built,
     alone,
-    aside_prefix,
+    aside,
     check_ours,
     is_whole,
     read_built,
 )
-from shoal.environment.compile import BUILDER
-from shoal.environment.contents import Environment
 from shoal.environment.elf import parse_version, show_version
-from shoal.environment.engines import RATTLER, VENV
+from shoal.environment.engines import VENV
 from shoal.environment.fit import check_fit
 from shoal.environment.inspection import inspect
-from shoal.environment.spec import Job, Wanted, read_wanted
-from shoal.environment.stub import RECORD, STUB, Stub, read_stub
-from shoal.environment.stub_source import AUTO, GIVEN, StubOrder, check_choice, provide_stub
-from shoal.environment.targets import EMBEDDED, Target, find_target
+from shoal.environment.spec import Job, Request, Wanted, read_wanted
+from shoal.environment.stub import RECORD, STUB, read_stub
+from shoal.environment.stub_source import BUILDER, GIVEN, check_choice, provide_stub
+from shoal.environment.targets import EMBEDDED, FIRST_NUMPY_2, Target, find_target, parse_release
 from shoal.environment.tools import run, without_secrets
 from shoal.errors import ArtifactError, InputError, SetupError, needs
-from shoal.paths import check_path_supported, exchange
+from shoal.paths import check_path_supported, exchange, shipped_root
 from shoal.progress import OnProgress
 
 _OLDEST_PYTHON = (3, 11)  # that shoal's components run on
 _COMPRESS_LEVEL = 4  # conda-pack's own; 9 takes three times as long for a few per cent
 
 
-@dataclass(frozen=True)
-class Request:
-    """A build request: the source of an environment, the target server, and build options.
+def find_file(target: str, engine: str, *, is_for_gpu: bool) -> Path:
+    """Return the environment file of the readability components: for GPU, CPU, or the embedded server.
 
-    ``python`` is a version such as ``3.12``; where empty, the one that ``source`` pins, else the target's own, else
-    this process's. ``stub`` is ``auto``, ``wheel``, ``compile``, ``none`` or the path of a finished one; ``builder`` is
-    the program that compiles one (see ``compile``), and ``is_for_numpy_2`` makes it fit for NumPy 2 whatever the
-    environment holds. ``channels`` replace those of ``source``.
+    Raises:
+        InputError: the target's own stub cannot serve RAPIDS.
     """
-
-    source: Path
-    out: Path
-    target: str = EMBEDDED
-    python: str = ""
-    engine: str = RATTLER
-    stub: str = AUTO
-    is_for_numpy_2: bool = False
-    is_for_gpu: bool = False
-    builder: Path | None = None
-    channels: tuple[str, ...] = ()
-    is_offline: bool = False
+    is_old = parse_release(target) < FIRST_NUMPY_2
+    if is_for_gpu and is_old:
+        raise InputError(
+            f"RAPIDS needs NumPy 2, whose tensors the stub of target {target} corrupts.",
+            "Name a release from 24.11 on, such as --target 26.06; or a file of your own, and --stub compile.",
+        )
+    flavour = "-gpu" if is_for_gpu else "-embedded" if is_old else ""
+    name = f"requirements{flavour}.txt" if engine == VENV else f"environment{flavour}.yml"
+    return shipped_root() / "env" / name
 
 
 def build(request: Request, on_progress: OnProgress = lambda stage, done, total: None) -> Built:
@@ -88,8 +79,11 @@ def build(request: Request, on_progress: OnProgress = lambda stage, done, total:
     python = request.python or wanted.python or _default_python(target)
     if wanted.conda or wanted.pip:
         wanted = wanted.with_python(python)
-    check_choice(request.stub, request.builder, target, is_for_numpy_2=request.is_for_numpy_2)
+    check_choice(request, target)
     inputs = _digest(request, wanted, python)
+    log = out.with_name(f"{out.name}.{LOG}")
+    oldest = min(filter(None, (target.glibc, find_target(EMBEDDED).glibc)), default=())  # it must run here, too
+    job = Job(python, request.channels or wanted.channels, request.is_offline, log, show_version(oldest))
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with alone(out):
@@ -97,7 +91,10 @@ def build(request: Request, on_progress: OnProgress = lambda stage, done, total:
             there = read_built(out)
             if there and there.record.get("inputs") == inputs and is_whole(out, there):
                 return there
-            _replace(request, wanted, python, target, out, inputs, on_progress)
+            with aside(out) as folder:
+                record = {**_make(request, wanted, target, job, folder, on_progress), "inputs": inputs}
+                (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+                exchange(folder, out)
     except OSError as error:
         raise SetupError(
             f"{out} cannot be built: {error.strerror or error}.", "What was there, if anything, is unchanged."
@@ -107,35 +104,12 @@ def build(request: Request, on_progress: OnProgress = lambda stage, done, total:
     return replace(built, is_new=True)
 
 
-def _replace(
-    request: Request, wanted: Wanted, python: str, target: Target, out: Path, inputs: str, on_progress: OnProgress
-) -> None:
-    """Build in a temporary folder, and move the result to ``out``."""
-    aside = Path(tempfile.mkdtemp(prefix=aside_prefix(out), dir=out.parent))
-    try:
-        record = _make(request, wanted, python, target, aside, out, on_progress)
-        (aside / RECORD).write_text(json.dumps({**record, "inputs": inputs}, indent=1) + "\n", encoding="utf-8")
-        aside.chmod(0o755)
-        exchange(aside, out)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-
-
 def _make(
-    request: Request,
-    wanted: Wanted,
-    python: str,
-    target: Target,
-    aside: Path,
-    out: Path,
-    on_progress: OnProgress,
+    request: Request, wanted: Wanted, target: Target, job: Job, folder: Path, on_progress: OnProgress
 ) -> dict[str, Any]:
-    """Fill ``aside``; returns its record."""
-    log = out.with_name(f"{out.name}.{LOG}")
-    log.write_bytes(b"")
-    oldest = min(filter(None, (target.glibc, find_target(EMBEDDED).glibc)), default=())  # it must run here, too
-    job = Job(python, request.channels or wanted.channels, request.is_offline, log, show_version(oldest))
-    prefix = wanted.folder or aside / FOLDER
+    """Fill ``folder``, which will be moved to ``request.out``; returns its record."""
+    job.log.write_bytes(b"")
+    prefix = wanted.folder or folder / FOLDER
     is_venv = request.engine == VENV and not wanted.folder
     with _stage(on_progress, "environment"):
         if not wanted.folder:
@@ -152,36 +126,42 @@ def _make(
                 "Triton's machine will not have that folder: install the package as a wheel, without -e.",
             )
     with _stage(on_progress, "stub"):
-        order = StubOrder(
-            request.stub,
-            there,
-            target,
-            is_for_numpy_2=request.is_for_numpy_2,
-            is_for_gpu=request.is_for_gpu,
-            builder=request.builder,
-            is_offline=request.is_offline,
-        )
-        made = provide_stub(order, aside / STUB, log)
+        made = provide_stub(request, there, target, folder / STUB, job.log)
     with _stage(on_progress, "pack"):
         if is_venv:
-            engines.relocate(prefix, out / FOLDER)
+            engines.relocate(prefix, request.out.resolve() / FOLDER)
         else:
-            pack(prefix, aside / ARCHIVE, log)
+            pack(prefix, folder / ARCHIVE, job.log)
             if not wanted.folder:
                 shutil.rmtree(prefix)
     with _stage(on_progress, "verify"):
-        environment = inspect(aside / (FOLDER if is_venv else ARCHIVE))
-        stub = _read_stub(aside / STUB, request, target, made) if made else None
+        environment = inspect(folder / (FOLDER if is_venv else ARCHIVE))
+        stub = read_stub(folder / STUB) if made else None
+        if stub:  # a finished one may have a record beside it; the others are made for the target
+            release = read_stub(Path(request.stub)).release if made == GIVEN else target.version
+            stub = replace(stub, release=release)
         check_fit(environment, stub, target, f"The environment of {request.source.name}")
-    log.rename(aside / LOG)
-    return _record(request, job.channels, environment, stub, made, target, aside)
-
-
-def _read_stub(path: Path, request: Request, target: Target, made: str) -> Stub:
-    """Read the stub, with its release: the target's if it was made for it, else that of its own record."""
-    if made == GIVEN:
-        return replace(read_stub(path), release=read_stub(Path(request.stub)).release)
-    return replace(read_stub(path), release=target.version)
+    job.log.rename(folder / LOG)
+    return {
+        "format": 1,
+        "shoal": shoal.__version__,
+        "environment": environment.source.name,
+        "stub": {"made": made, "release": stub.release, "bears_numpy_2": stub.bears_numpy_2} if stub else None,
+        "target": target.name,
+        "python": environment.python,
+        "numpy": environment.numpy,
+        "platform": f"linux-{environment.machine or target.machine}",
+        "glibc": show_version(environment.glibc.version),
+        "glibcxx": show_version(environment.glibcxx.version),
+        "num_bytes": environment.num_bytes,
+        "made": {
+            "engine": request.engine,
+            "from": request.source.name,
+            "channels": list(map(without_secrets, job.channels)),
+        },
+        "packages": {package.name: package.version for package in environment.packages},
+        "files": {path.name: sha256(path) for path in sorted(folder.iterdir()) if path.is_file()},
+    }
 
 
 def pack(prefix: Path, archive: Path, log: Path) -> None:
@@ -206,38 +186,6 @@ def pack(prefix: Path, archive: Path, log: Path) -> None:
     archive.chmod(0o644)
 
 
-def _record(
-    request: Request,
-    channels: tuple[str, ...],
-    environment: Environment,
-    stub: Stub | None,
-    made: str,
-    target: Target,
-    folder: Path,
-) -> dict[str, Any]:
-    return {
-        "format": 1,
-        "shoal": shoal.__version__,
-        "environment": environment.source.name,
-        "stub": {"made": made, "release": stub.release, "bears_numpy_2": stub.bears_numpy_2} if stub else None,
-        "target": target.name,
-        "python": environment.python,
-        "numpy": environment.numpy,
-        "platform": f"linux-{environment.machine or target.machine}",
-        "glibc": show_version(environment.glibc.version),
-        "glibcxx": show_version(environment.glibcxx.version),
-        "num_bytes": environment.num_bytes,
-        "package_bytes": environment.package_bytes,
-        "made": {
-            "engine": request.engine,
-            "from": request.source.name,
-            "channels": list(map(without_secrets, channels)),
-        },
-        "packages": {package.name: package.version for package in environment.packages},
-        "files": {path.name: sha256(path) for path in sorted(folder.iterdir()) if path.is_file()},
-    }
-
-
 def _default_python(target: Target) -> str:
     """Return the target's own, if shoal's components run on it; else, and for the embedded server, this process's."""
     running = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -245,25 +193,11 @@ def _default_python(target: Target) -> str:
 
 
 def _digest(request: Request, wanted: Wanted, python: str) -> str:
-    parts = (
-        shoal.__version__,
-        wanted.digest,
-        python,
-        request.target,
-        request.engine,
-        request.stub,
-        request.is_for_numpy_2,
-        request.is_for_gpu,
-        request.channels,
-        *_digest_of_files(request),
-    )
-    return hashlib.sha256(repr(parts).encode()).hexdigest()
-
-
-def _digest_of_files(request: Request) -> list[str]:
-    """Return the sha256 of files named besides the source: a finished stub, a build program."""
+    """Return the hash of everything that the result depends on, with the contents of the files that are named."""
+    options = replace(request, source=Path(), out=Path(), python=python, builder=None, is_offline=False)
     builder = str(request.builder or os.environ.get(BUILDER, ""))
-    return [sha256(Path(name)) for name in (request.stub, builder) if Path(name).is_file()]
+    files = [sha256(Path(name)) for name in (request.stub, builder) if Path(name).is_file()]
+    return hashlib.sha256(repr((shoal.__version__, wanted.digest, options, files)).encode()).hexdigest()
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ class Package:
     num_bytes: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Need:
     """The highest version of a symbol family that a file asks for, and the file."""
 
@@ -77,36 +77,23 @@ class Environment:
         return ".".join(self.python.split(".")[:2])
 
     @property
-    def package_bytes(self) -> int:
-        """Total size of the files that the packages list."""
-        return sum(package.num_bytes for package in self.packages)
-
-    @property
     def has_libpython(self) -> bool:
         """Whether ``lib/`` holds the shared library that stubs load."""
         return f"libpython{self.python_minor}.so.1.0" in self.own_libraries
 
     def as_dict(self) -> dict[str, Any]:
         """Return all fields, ready for JSON."""
+        fields = asdict(self)
+        del fields["own_libraries"]
         return {
+            **fields,
             "source": str(self.source),
-            "kind": self.kind,
-            "python": self.python,
-            "numpy": self.numpy,
-            "machine": self.machine,
             "glibc": show_version(self.glibc.version),
             "glibc_needed_by": self.glibc.path,
             "glibcxx": show_version(self.glibcxx.version),
             "glibcxx_needed_by": self.glibcxx.path,
             "own_glibcxx": show_version(self.own_glibcxx),
             "has_libpython": self.has_libpython,
-            "has_activate": self.has_activate,
-            "has_interpreter": self.has_interpreter,
-            "num_entries": self.num_entries,
-            "num_bytes": self.num_bytes,
-            "num_hard_links": self.num_hard_links,
-            **{name: getattr(self, name) for name in SENTENCES},
-            "packages": [asdict(package) for package in self.packages],
         }
 
     def summary(self) -> dict[str, str]:

@@ -61,13 +61,13 @@ def make_conda(tool: str, wanted: Wanted, prefix: Path, job: Job) -> None:
         raise InputError(f"{tool} cannot read {wanted.source.name}.", f"Use --engine {RATTLER}.")
     options: list[str | Path] = ["--yes", "--prefix", prefix, *(["--offline"] if job.is_offline else [])]
     variables = {"CONDA_OVERRIDE_GLIBC": job.glibc} if job.glibc else {}
-    what = f"Installing by {tool}"
     if wanted.urls:
-        run([program, "create", *options, "--file", wanted.source], log=job.log, what=what, variables=variables)
-        return
-    channels = [word for channel in job.channels if channel != "nodefaults" for word in ("--channel", channel)]
-    override = ["--override-channels"] if channels else []
-    run([program, "create", *options, *channels, *override, *wanted.specs], log=job.log, what=what, variables=variables)
+        packages: list[str | Path] = ["--file", wanted.source]
+    else:
+        channels = [channel for channel in job.channels if channel != "nodefaults"]
+        packages = [word for channel in channels for word in ("--channel", channel)]
+        packages += [*(["--override-channels"] if channels else []), *wanted.specs]
+    run([program, "create", *options, *packages], log=job.log, what=f"Installing by {tool}", variables=variables)
 
 
 def make_venv(wanted: Wanted, prefix: Path, job: Job) -> None:

@@ -84,15 +84,13 @@ def _brings_libpython(stub: Stub) -> bool:
 
 def _python(env: Environment, stub: Stub | None, target: Target) -> Iterator[Misfit]:
     python = env.python_minor
-    if stub and stub.python != python:
-        yield Misfit(
-            f"It is for Python {python} and the stub for Python {stub.python}.",
-            f"Make both for one: {_BUILD.format(target=target.name, python=python)}",
+    if python != (stub.python if stub else target.python):
+        other = (
+            f"the stub for Python {stub.python}" if stub else f"the stub of {target.name} for Python {target.python}"
         )
-    if not stub and target.python != python:
+        fix = "Make both for one" if stub else "Make a stub for it"
         yield Misfit(
-            f"It is for Python {python} and the stub of {target.name} for Python {target.python}.",
-            f"Make a stub for it: {_BUILD.format(target=target.name, python=python)}",
+            f"It is for Python {python} and {other}.", f"{fix}: {_BUILD.format(target=target.name, python=python)}"
         )
 
 

@@ -11,17 +11,16 @@ from email.parser import BytesHeaderParser
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-from shoal.environment.archive import FILE, FOLDER, HARD_LINK, SYMLINK, Entry, Guard, Limits, read_archive, read_folder
+from shoal.environment.archive import FILE, FOLDER, HARD_LINK, SYMLINK, Entry, read_archive, read_folder
 from shoal.environment.contents import ARCHIVE, CONDA, VENV, Environment, Need, Package
 from shoal.environment.elf import MAGIC, read_binary
 from shoal.errors import ArtifactError, SetupError, needs
 
 _SPOOL = 64 * 2**20  # a binary larger than this is read from a temporary file
-_MAX_TEXT = 32 * 2**20  # of a file with package metadata; the longest seen, of torch, has 2 MiB
 _SITE = re.compile(r"lib/python(\d+\.\d+)/site-packages/")
 
 
-def inspect(source: Path, limits: Limits | None = None, *, reads_binaries: bool = True) -> Environment:
+def inspect(source: Path, *, reads_binaries: bool = True) -> Environment:
     """Read an environment: a packed ``.tar.gz``, an unpacked folder, or a venv.
 
     Without ``reads_binaries`` the requirements of binaries, which take most of the time, are left out.
@@ -32,7 +31,7 @@ def inspect(source: Path, limits: Limits | None = None, *, reads_binaries: bool 
     is_folder = source.is_dir()
     kind = VENV if (source / "pyvenv.cfg").is_file() else CONDA if is_folder else ARCHIVE
     reading = _Reading(Environment(source.absolute(), kind), reads_binaries)
-    for entry in read_folder(source) if is_folder else read_archive(source, limits):
+    for entry in read_folder(source) if is_folder else read_archive(source):
         reading.take(entry)
     return reading.finish()
 
@@ -43,11 +42,9 @@ class _Reading:
     def __init__(self, environment: Environment, reads_binaries: bool) -> None:
         self.environment = environment
         self.reads_binaries = reads_binaries
-        self.guard = Guard() if environment.kind == ARCHIVE else None
         self.sizes: dict[str, int] = {}
         self.records: dict[str, list[str]] = {}  # folder of a distribution -> its files
         self.metadata: dict[str, tuple[str, str, list[str]]] = {}  # the same -> name, version, requirements
-        self.links: dict[str, str] = {}  # path of a link to a source folder -> that folder
         self.full_version = ""
 
     def take(self, entry: Entry) -> None:
@@ -55,9 +52,8 @@ class _Reading:
         env = self.environment
         env.num_entries += 1
         env.num_bytes += entry.size
-        refusal = self.guard.refusal(entry) if self.guard else ""
-        if refusal:
-            env.escapes.append(f"{entry.path[:200]!r}: {refusal}")
+        if entry.refusal:
+            env.escapes.append(f"{entry.path[:200]!r}: {entry.refusal}")
             return
         path = PurePosixPath(entry.path).as_posix()
         self._note_place(path, entry)
@@ -97,11 +93,11 @@ class _Reading:
         read = readers.get(name)
         if name == "pyvenv.cfg" and folder:
             read = None  # a template, or a test's
-        elif is_in_site and name.endswith((".pth", ".egg-link")):  # elsewhere torch saves weights as .pth
+        elif is_in_site and name.endswith(".pth"):  # elsewhere torch saves weights as .pth
             read = self._read_links
         elif folder == "conda-meta" and name.endswith(".json"):
             read = self._read_conda
-        if read and entry.size <= _MAX_TEXT:
+        if read:
             read(path, b"".join(entry.chunks()))
         elif self.reads_binaries:
             self._read_binary(path, entry)
@@ -121,8 +117,8 @@ class _Reading:
             return
         if env.machine == "" or path.startswith("bin/python"):
             env.machine = binary.machine
-        env.glibc = _higher(env.glibc, Need(binary.requires.get("GLIBC", ()), path))
-        env.glibcxx = _higher(env.glibcxx, Need(binary.requires.get("GLIBCXX", ()), path))
+        env.glibc = max(env.glibc, Need(binary.requires.get("GLIBC", ()), path))
+        env.glibcxx = max(env.glibcxx, Need(binary.requires.get("GLIBCXX", ()), path))
         if path.startswith("lib/libstdc++.so.6"):
             env.own_glibcxx = max(env.own_glibcxx, binary.provides.get("GLIBCXX", ()))
 
@@ -159,11 +155,7 @@ class _Reading:
         self.records[folder.as_posix()] = [f"{folder.parent}/{line.split(',')[0].strip(chr(34))}" for line in lines]
 
     def _read_links(self, path: str, content: bytes) -> None:
-        name = path.rsplit("/", 1)[-1]
         lines = [line.strip() for line in content.decode(errors="replace").splitlines()]
-        if name.endswith(".egg-link") or name.startswith("__editable__"):
-            self.links[path] = lines[0] if lines else ""
-            return
         inside = str(self.environment.source)
         for line in lines:
             if not line or line.startswith(("#", "import ", "import\t")):  # as Python's site module reads them
@@ -197,7 +189,6 @@ class _Reading:
                 env.packages.append(Package(name, version, size))
         env.packages.sort(key=lambda package: package.name.lower())
         env.numpy = next((package.version for package in env.packages if normalise(package.name) == "numpy"), "")
-        env.editable += self._find_linked(env.editable)
         env.editable.sort()
         env.leaks.sort()
         env.prefixes.sort()
@@ -205,15 +196,6 @@ class _Reading:
         if not env.python:
             raise ArtifactError(f"{env.source} holds no Python environment.", "Name one that conda-pack or venv made.")
         return env
-
-    def _find_linked(self, told: list[str]) -> list[str]:
-        """List editable installs that have only a link; newer ones have a record of their origin, too."""
-        known = {sentence.split()[0].lower() for sentence in told}
-        return [
-            f"{path} is an editable install of {where}"
-            for path, where in self.links.items()
-            if path.rsplit("/", 1)[-1].removeprefix("__editable__").strip("._").split("-")[0].lower() not in known
-        ]
 
     def _find_unmet(self, present: set[str]) -> set[str]:
         with needs("env"):
@@ -262,12 +244,6 @@ def _spool(first: bytes, chunks: Iterator[bytes]) -> IO[bytes]:
         ) from error
     file.seek(0)
     return file
-
-
-def _higher(one: Need, other: Need) -> Need:
-    if other.version == one.version:
-        return min(one, other, key=lambda need: need.path or "\x7f")
-    return other if other.version > one.version else one
 
 
 def _read_json(content: bytes) -> dict[str, Any]:

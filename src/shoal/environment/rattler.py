@@ -43,7 +43,7 @@ def make_rattler(wanted: Wanted, prefix: Path, job: Job) -> None:
     order = {
         "conda": wanted.specs,
         "channels": [channel for channel in channels if channel != "nodefaults"],
-        "explicit": str(wanted.source.absolute()) if wanted.urls else "",
+        "urls": wanted.urls,
         "lock": str(wanted.lock or ""),
         "prefix": str(prefix),  # absolute: it is written into files unchanged
         "is_offline": job.is_offline,
@@ -68,16 +68,17 @@ def main(order: dict[str, Any]) -> None:
 async def _make(order: dict[str, Any]) -> None:
     import rattler
 
-    cache = Path(os.environ.get("RATTLER_CACHE_DIR") or _user_cache()).absolute()
+    user_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    cache = Path(os.environ.get("RATTLER_CACHE_DIR") or user_cache / "rattler" / "cache").absolute()
     action: Literal["force-cache-only", "cache-or-fetch"]
     action = "force-cache-only" if order["is_offline"] else "cache-or-fetch"
     gateway = rattler.Gateway(cache_dir=cache, default_config=rattler.SourceConfig(cache_action=action))
     if order["lock"]:
         records = _read_lock(Path(order["lock"]))
-    elif order["explicit"]:
+    elif order["urls"]:
         if order["is_offline"]:
-            check_cached(read_urls(Path(order["explicit"])), cache)
-        records = await _read_explicit(Path(order["explicit"]), gateway)
+            check_cached([url.partition("#")[0] for url in order["urls"]], cache)
+        records = await _read_explicit(order["urls"], gateway)
     else:
         records = await _solve(order, gateway)
     check_local(records)
@@ -91,10 +92,6 @@ async def _make(order: dict[str, Any]) -> None:
         platform=rattler.Subdir("linux-64"),
         show_progress=False,
     )
-
-
-def _user_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rattler" / "cache"
 
 
 async def _solve(order: dict[str, Any], gateway: rattler.Gateway) -> list[rattler.RepoDataRecord]:
@@ -138,14 +135,13 @@ def _read_lock(path: Path) -> list[rattler.RepoDataRecord]:
     return list(environment.conda_repodata_records_for_platform(platform) or [])
 
 
-async def _read_explicit(path: Path, gateway: rattler.Gateway) -> list[rattler.RepoDataRecord]:
+async def _read_explicit(urls: list[str], gateway: rattler.Gateway) -> list[rattler.RepoDataRecord]:
     """Read the packages of a conda ``@EXPLICIT`` list, ``URL#HASH``; each is downloaded and read."""
     import rattler
-    from rattler.explicit_environment import ExplicitEnvironmentSpec
 
     records = []
-    for entry in ExplicitEnvironmentSpec.from_path(path).packages:
-        url, _, digest = entry.url.partition("#")
+    for line in urls:
+        url, _, digest = line.partition("#")
         digest = digest.removeprefix("sha256:").removeprefix("md5:")
         kind = {64: "sha256", 32: "md5"}.get(len(digest))
         name = url.rpartition("/")[2].rsplit("-", 2)[0]
@@ -154,13 +150,6 @@ async def _read_explicit(path: Path, gateway: rattler.Gateway) -> list[rattler.R
         [[record]] = await gateway.query([], PLATFORMS, [spec], recursive=False)
         records.append(record)
     return records
-
-
-def read_urls(path: Path) -> list[str]:
-    """Read the package URLs of an ``@EXPLICIT`` list, without their hashes."""
-    from rattler.explicit_environment import ExplicitEnvironmentSpec
-
-    return [entry.url.partition("#")[0] for entry in ExplicitEnvironmentSpec.from_path(path).packages]
 
 
 def check_cached(urls: list[str], cache: Path) -> None:

@@ -1,4 +1,4 @@
-"""Source of an environment: an environment.yml, a requirements file, a lock file, or an existing environment."""
+"""Request for an environment, and its source: environment.yml, requirements, a lock file, an existing environment."""
 
 from __future__ import annotations
 
@@ -7,13 +7,35 @@ import re
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from shoal.component.artifact_files import sha256
+from shoal.environment.targets import EMBEDDED
 from shoal.errors import InputError, needs
 
 EXPLICIT = "@EXPLICIT"  # the first line of conda's own lock files
-_MAX_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class Request:
+    """A build request: the source of an environment, the target server, and build options.
+
+    ``python`` is a version such as ``3.12``; where empty, the one that ``source`` pins, else the target's own, else
+    this process's. ``stub`` is ``auto``, ``wheel``, ``compile``, ``none`` or the path of a finished one; ``builder`` is
+    the program that compiles one (see ``stub_source``), and ``is_for_numpy_2`` makes it fit for NumPy 2 whatever the
+    environment holds. ``channels`` replace those of ``source``.
+    """
+
+    source: Path
+    out: Path
+    target: str = EMBEDDED
+    python: str = ""
+    engine: str = "rattler"
+    stub: str = "auto"
+    is_for_numpy_2: bool = False
+    is_for_gpu: bool = False
+    builder: Path | None = None
+    channels: tuple[str, ...] = ()
+    is_offline: bool = False
 
 
 @dataclass(frozen=True)
@@ -114,17 +136,7 @@ def read_wanted(source: Path) -> Wanted:
     """
     if source.is_dir():
         return Wanted(source, folder=source.absolute())
-    try:
-        if source.stat().st_size > _MAX_BYTES:
-            raise InputError(
-                f"{source} has more than {_MAX_BYTES:,} bytes.", "Name a list of packages, not an archive."
-            )
-        text = source.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise InputError(
-            f"{source} cannot be read: {reason}.", "Name an environment.yml, a requirements.txt or a lock file."
-        ) from None
+    text = _read_text(source, f"{source} cannot be read", "Name an environment.yml, a requirements.txt or a lock file.")
     if EXPLICIT in text.splitlines():
         urls = [line.strip() for line in text.splitlines() if re.match(r"\s*(https?|file)://|\s*/", line)]
         return Wanted(source, urls=tuple(urls))
@@ -156,11 +168,9 @@ def _read_yaml(source: Path, text: str) -> Wanted:
             conda.append(item)
         else:
             raise InputError(f"{source} has the dependency {item!r}, which is not text.", "Write NAME=VERSION.")
-    return Wanted(source, channels=_texts(content.get("channels")), conda=tuple(conda), pip=_pip_lines(pip, source))
-
-
-def _texts(value: Any) -> tuple[str, ...]:
-    return tuple(map(str, value)) if isinstance(value, list) else ()
+    channels = content.get("channels")
+    channels = tuple(map(str, channels)) if isinstance(channels, list) else ()
+    return Wanted(source, channels=channels, conda=tuple(conda), pip=_pip_lines(pip, source))
 
 
 def _pip_lines(lines: list[str], source: Path, seen: tuple[Path, ...] = ()) -> tuple[str, ...]:
@@ -185,7 +195,8 @@ def _pip_lines(lines: list[str], source: Path, seen: tuple[Path, ...] = ()) -> t
             if option.startswith(("-c", "--c")):
                 found.append(f"-c {path.absolute()}")
             elif path.absolute() not in seen:
-                found += _pip_lines(_read_lines(path, source), path, (*seen, path.absolute()))
+                text = _read_text(path, f"{source.name} refers to {path}, which cannot be read")
+                found += _pip_lines(text.splitlines(), path, (*seen, path.absolute()))
             continue
         line = re.sub(r"(^|\s)#.*$", "", line).strip()
         for word in words[:2] if option in ("-f", "--find-links") else words[:1]:
@@ -195,9 +206,9 @@ def _pip_lines(lines: list[str], source: Path, seen: tuple[Path, ...] = ()) -> t
     return tuple(found)
 
 
-def _read_lines(path: Path, asker: Path) -> list[str]:
+def _read_text(path: Path, what: str, fix: str = "") -> str:
     try:
-        return path.read_text(encoding="utf-8").splitlines()
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise InputError(f"{asker.name} refers to {path}, which cannot be read: {reason}.") from None
+        raise InputError(f"{what}: {reason}.", fix) from None

@@ -16,7 +16,6 @@ from shoal.errors import ArtifactError
 STUB = "triton_python_backend_stub"  # the file name that Triton looks for, in the backend's folder or in the model's
 RECORD = "env.json"  # what `shoal env build` writes beside a stub
 _WHEEL_LIBRARY, _WHEEL_RELEASE = "libcudart-", "24.10"  # auditwheel puts a hash into a library's name
-_MAX_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,6 @@ class Stub:
     glibcxx: Version
     libraries: tuple[str, ...]
     bears_numpy_2: bool
-    digest: str
     release: str
 
     @property
@@ -62,8 +60,7 @@ def read_stub(path: Path) -> Stub:
         ArtifactError: there is none, or the file is not a Python backend stub.
     """
     try:
-        size = path.stat().st_size
-        content = path.read_bytes() if size <= _MAX_BYTES else b""
+        content = path.read_bytes()
     except OSError as error:
         raise ArtifactError(f"The stub {path} cannot be read: {error.strerror}.", f"Name a {STUB} file.") from None
     fix = "Take the file `triton_python_backend_stub` of a Python backend, or let `shoal env build` make one."
@@ -71,7 +68,6 @@ def read_stub(path: Path) -> Stub:
     python = soname_python(binary.needed)
     if not python or b"triton_python_backend_utils" not in content:
         raise ArtifactError(f"{path} is an ELF file, but not a Python backend stub.", fix)
-    digest = sha256(path)
     stub = Stub(
         path=path,
         python=python,
@@ -80,16 +76,15 @@ def read_stub(path: Path) -> Stub:
         glibcxx=binary.requires.get("GLIBCXX", ()),
         libraries=binary.needed,
         bears_numpy_2=b"numpy._core" in content,
-        digest=digest,
-        release=_recorded_release(path, digest),
+        release=_recorded_release(path),
     )
     return replace(stub, release=_WHEEL_RELEASE) if stub.is_of_wheel else stub
 
 
-def _recorded_release(path: Path, digest: str) -> str:
-    """Return the release that the record beside a stub gives for a file with this content."""
+def _recorded_release(path: Path) -> str:
+    """Return the release that the record beside a stub gives for it, unless the file is another one since."""
     try:
         record = json.loads((path.parent / RECORD).read_text(encoding="utf-8"))
-        return str(record["stub"]["release"] or "") if record["files"][path.name] == digest else ""
+        return str(record["stub"]["release"] or "") if record["files"][path.name] == sha256(path) else ""
     except (OSError, ValueError, KeyError, TypeError):
         return ""
