@@ -132,6 +132,6 @@ def test_errors_are_two_lines_and_exit_1() -> None:
     assert run.returncode == 1
     assert run.stdout == ""
     assert run.stderr.splitlines()[-2:] == [
-        "error: /nowhere is not a model repository: it holds no MODEL/config.pbtxt.",
+        "error: /nowhere does not exist.",
         "  Make one: shoal compose ENSEMBLE REPOSITORY --artifacts DIR",
     ]

@@ -54,7 +54,7 @@ def check_repository(path: Path) -> None:
     """
     check_path_supported(path)
     if not path.exists():
-        raise InputError(f"{path} does not exist.", "Make it: shoal compose ENSEMBLE REPOSITORY --artifacts DIR")
+        raise InputError(f"{path} does not exist.", "Make one: shoal compose ENSEMBLE REPOSITORY --artifacts DIR")
     if (path / "config.pbtxt").is_file():
         raise InputError(f"{path} is the folder of one model.", f"Name the repository that holds it: {path.parent}")
     if not any(path.glob("*/config.pbtxt")):
