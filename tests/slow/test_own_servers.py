@@ -126,6 +126,11 @@ def test_serve_until_interrupted(repository: Path, tmp_path: Path, stop: signal.
         assert running.stdout is not None
         line = running.stdout.readline()
         assert line.startswith("ready: http 127.0.0.1:")
+        said = [running.stdout.readline().strip() for _ in range(6)]
+        assert f'shoal infer --model ensemble_all --url {line.split()[4]} "A text."' in said
+        assert any(
+            words.startswith("ensemble_all(excerpt: STRING [1], BERT_WEIGHT: FP32 [1] = None) -> ") for words in said
+        )
         with Client(line.split()[4]) as client:
             assert client.is_ready("ensemble_all")
         running.send_signal(stop)

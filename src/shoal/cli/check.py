@@ -53,12 +53,14 @@ def check(
         entries = [finding.as_dict() for finding in findings]
         print_json({"errors": errors, "warnings": len(findings) - errors, "findings": entries})
     else:
-        _print(findings, errors)
+        print_findings(findings)
     raise typer.Exit(FAILED if errors or (strict and findings) else CLEAN)
 
 
-def _print(findings: Sequence[Finding], errors: int) -> None:
+def print_findings(findings: Sequence[Finding]) -> None:
+    """Print findings, their fixes, and how many there are."""
     here = Path.cwd()
+    errors = sum(finding.severity == "error" for finding in findings)
     for finding in findings:
         place = str(finding.place).removeprefix(f"{here}/")
         kind = str(finding.severity)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from shoal.component.spec import STRING
 from shoal.console import OUT, plain, print_copies, print_json
-from shoal.errors import ShoalError
+from shoal.errors import InputError, ShoalError
 from shoal.options import Json
 
 
@@ -79,6 +81,9 @@ def serve(
     max_inflation: Annotated[float, _limit("Times that a body may grow when inflated.")] = 100.0,
     pid_file: Annotated[Path | None, typer.Option(help="Write the process's id to this file.")] = None,
     log: Annotated[Path | None, typer.Option(help="Also write the whole log to this file, as JSON lines.")] = None,
+    is_checked: Annotated[
+        bool, typer.Option("--check/--no-check", help="Start nothing if `shoal check` finds an error.")
+    ] = True,
     is_printed: Annotated[
         bool, typer.Option("--print", help="Print the command for NVIDIA's container instead.")
     ] = False,
@@ -113,11 +118,49 @@ def serve(
     if not os.environ.get(SERVER_VARIABLE):
         told.info("Embedded Triton 24.10: for development and tests. In production: --print")
 
+    if is_checked:
+        _check(repository)
+
     def tell(at: Addresses) -> None:
         OUT.print(f"ready: http {at.http}  grpc {at.grpc}  metrics {at.metrics}")
+        _print_pipelines(repository, options.exposed, at.grpc)
 
     if code := run_service(repository, options, tell):
         raise typer.Exit(code)
+
+
+def _check(repository: Path) -> None:
+    """Print the mistakes that would keep models from loading, with file and line, which Triton's messages lack."""
+    from shoal.check import check
+    from shoal.cli.check import print_findings
+
+    try:
+        errors = [finding for finding in check(repository) if finding.severity == "error"]
+    except InputError:
+        return  # no repository: named with the other conditions of a start
+    if errors:
+        print_findings(errors)
+        raise InputError(
+            f"{repository} has {len(errors)} mistake{'s' if len(errors) > 1 else ''} and was not started.",
+            f"Correct them, or start it as it is: shoal serve {repository} --no-check",
+        )
+
+
+def _print_pipelines(repository: Path, exposed: Iterable[str], address: str) -> None:
+    """Print what clients may ask: each pipeline's signature, and a command that asks it."""
+    from shoal.bulk.values import show_example
+    from shoal.gateway.fronts import find_exposed
+    from shoal.repository.default_model import read_configs
+
+    configs = read_configs(repository)
+    server = "" if address == "127.0.0.1:8001" else f" --url {address}"
+    for name in sorted(find_exposed(configs, exposed)):
+        spec = configs[name].spec
+        required = [tensor for tensor in spec.inputs if not tensor.is_optional]
+        is_text = len(required) == 1 and required[0].dtype == STRING
+        values = '"A text."' if is_text else " ".join(map(show_example, required))
+        OUT.print(f"  {plain(spec.signature)}", soft_wrap=True, highlight=False)
+        OUT.print(f"    shoal infer --model {name}{server} {plain(values)}", soft_wrap=True, highlight=False)
 
 
 def doctor(

@@ -1,0 +1,41 @@
+"""``shoal serve`` before a server starts: what it refuses, and how."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from shoal.cli import app
+from shoal.errors import InputError
+from tests.support.planted import Plant
+
+MISTAKE = Plant("", "", "", "", {"first/config.pbtxt": ("dims: [ 4 ]", "dims: [ 0 ]")})
+
+
+def serve(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["serve", *arguments], env={"COLUMNS": "200"})
+
+
+def test_nothing_starts_with_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    MISTAKE.write(tmp_path / "r", is_bad=True)
+    result = serve("r")
+    assert isinstance(result.exception, InputError)
+    assert str(result.exception).startswith("r has 2 mistakes and was not started. Correct them, or start it as it is: ")
+    assert "first/config.pbtxt:" in result.stdout
+    assert "(tensor-dims)" in result.stdout
+    assert "2 errors, 0 warnings." in result.stdout
+
+
+def test_what_is_not_a_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    MISTAKE.write(tmp_path / "r", is_bad=False)
+    (tmp_path / "empty").mkdir()
+    for path, message in (
+        ("nowhere", "nowhere does not exist. Make one: shoal compose"),
+        ("r/first", "r/first is the folder of one model. Name the repository that holds it: "),
+        ("empty", "empty is not a model repository: it holds no MODEL/config.pbtxt."),
+    ):
+        assert message in str(serve(path).exception)
