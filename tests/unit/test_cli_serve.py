@@ -23,7 +23,7 @@ def test_nothing_starts_with_mistakes(tmp_path: Path, monkeypatch: pytest.Monkey
     MISTAKE.write(tmp_path / "r", is_bad=True)
     result = serve("r")
     assert isinstance(result.exception, InputError)
-    assert str(result.exception).startswith("r has 2 mistakes and was not started. Correct them, or start it as it is: ")
+    assert str(result.exception).startswith("r has 2 mistakes and was not started. Correct them, or start it")
     assert "first/config.pbtxt:" in result.stdout
     assert "(tensor-dims)" in result.stdout
     assert "2 errors, 0 warnings." in result.stdout
