@@ -168,7 +168,12 @@ def test_bad_rows_among_good_ones(infer: Infer, tmp_path: Path) -> None:
     assert infer("sums", "-i", source, "-o", out).exit_code == 1
     answers = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     assert [answers[at]["sum"] for at in (0, 5)] == [10, 11]
-    for at, words in ((1, "Input X has shape [3], expected [4]"), (2, "X='many' is not"), (3, "X"), (4, "X cannot be")):
+    for at, words in (
+        (1, "Input X has shape [3], expected [4]"),
+        (2, "X cannot be read as TYPE_FP32: 'many' is"),
+        (3, "X"),
+        (4, "X cannot be"),
+    ):
         assert words in answers[at]["error"]
 
 
@@ -212,7 +217,7 @@ def test_curl(infer: Infer) -> None:
     ("model", "arguments", "message"),
     [
         ("sums", ["X=[1,2]"], "Input X has shape [2], expected [4]. For example: X=[0.5,0.5,0.5,0.5]"),
-        ("sums", ["X=abc"], "X='abc' is not TYPE_FP32 [4]. For example: X=[0.5,0.5,0.5,0.5]"),
+        ("sums", ["X=abc"], "X cannot be read as TYPE_FP32: 'abc' is not a number. For example: X=[0.5,0.5,0.5,0.5]"),
         ("sums", ["x=[1,2,3,4]"], "There is no input x. Did you mean X?"),
         ("sums", ["SCALE=1"], "The input X is missing. For example: X=[0.5,0.5,0.5,0.5]"),
         ("sums", ["[1,2,3,4]"], "Model sums takes no text; '[1,2,3,4]' needs a name. Name each input: shoal infer X="),

@@ -110,6 +110,7 @@ def report_on(evaluation: Evaluation, *, name: str = "CLEAR corpus", is_full: bo
     report: dict[str, Any] = {
         "corpus": {"name": name, "sha256": "c0" * 32, "num_texts": len(evaluation.targets), "num_duplicates": 2},
         "is_demonstration": False,
+        "num_trained_on": 80,
         "evaluation": {
             "kind": f"{num_folds}-fold cross-validation" if num_folds > 1 else "held-out texts",
             "num_folds": num_folds,
@@ -131,7 +132,7 @@ def report_on(evaluation: Evaluation, *, name: str = "CLEAR corpus", is_full: bo
             "histories": [history(fold) for fold in folds],
             "chosen": [{"fold": k + 1, "head": "mean", "best_step": 100, "inner_rmse": 0.6} for k in folds],
         },
-        "preset": {"num_folds": num_folds, "encoder": {"max_epochs": 1.5}},
+        "preset": {"num_folds": num_folds, "num_rows": 1000, "encoder": {"max_epochs": 1.5, "max_steps": 1212}},
         "seed": 41,
         "seconds": {"train forest": 3.21, "train encoder": 3725.0},
         "peak_memory_gib": 2.1,
@@ -188,7 +189,20 @@ def test_every_figure_is_on_the_page(path: Path, evaluation: Evaluation) -> None
     for group in (*report["evaluation"]["groups"]["genre"], *report["evaluation"]["groups"]["length"]):
         assert group["group"] in text
         assert all(fixed(figure) in text for model in group["models"].values() for figure in model.values())
-    known = ("c0" * 32, "ab" * 32, "41", "1,212", "1.5", "Some CPU", "2.1 GiB", "3.11.9", "1 h 2 min", "3.2 s", "0.1.0")
+    known = (
+        "c0" * 32,
+        "ab" * 32,
+        "41",
+        "1,212",
+        "80 (at most 1000)",
+        "1.5",
+        "Some CPU",
+        "2.1 GiB",
+        "3.11.9",
+        "1 h 2 min",
+        "3.2 s",
+        "0.1.0",
+    )
     assert all(value in text for value in known)
     assert "A demonstration" not in text
     assert "the other 2" in text  # folds

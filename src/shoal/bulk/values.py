@@ -55,7 +55,7 @@ def read_array(spec: TensorSpec, value: Any) -> Array:
             raise TypeError(f"{spec.dtype} cannot hold all of these numbers")
     except (TypeError, ValueError, OverflowError) as error:
         raise InputError(
-            f"{spec.name} cannot be read as {spec.dtype} {list(spec.dims)}: {error}.",
+            f"{spec.name} cannot be read as {spec.dtype}: {error}.",
             f"For example: {show_example(spec)}",
         ) from None
     return array
@@ -65,9 +65,8 @@ def _parse(spec: TensorSpec, text: str) -> Any:
     try:
         return json.loads(text) if text.lstrip().startswith(("[", "true", "false")) else float(text)
     except ValueError:
-        raise InputError(
-            f"{spec.name}={shorten(text)} is not {spec.dtype} {list(spec.dims)}.", f"For example: {show_example(spec)}"
-        ) from None
+        fix = "" if spec.dims == (1,) else f"For example: {show_example(spec)}"
+        raise InputError(f"{spec.name} cannot be read as {spec.dtype}: {shorten(text)} is not a number.", fix) from None
 
 
 def show_example(spec: TensorSpec) -> str:

@@ -102,6 +102,8 @@ def _to_numbers(spec: TensorSpec, value: Any) -> Array:
         return value  # an array's dtype is its caller's decision: it is checked, not converted
     try:
         given = np.asarray(value)
+        if given.dtype.kind in "US":
+            raise TypeError(f"{str(given.flat[0])!r} is not a number")
         are_integers = given.dtype.kind in "iu" and spec.numpy_dtype.kind in "iu"  # whose range is checked below
         array = given.astype(spec.numpy_dtype, casting="unsafe" if are_integers else "same_kind")
     except (TypeError, ValueError) as error:

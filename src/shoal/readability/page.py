@@ -38,11 +38,26 @@ def write_page(path: Path, report: Mapping[str, Any], evaluation: Evaluation) ->
         targets=evaluation.targets,
         models=evaluation.named(MODEL),
         pictures=_draw(report, evaluation),
-        settings=dict(flatten(report["preset"])),
+        settings=_settings_used(report),
         heads=HEADS,
         num_resamples=NUM_RESAMPLES,
     )
     path.write_text(page, encoding="utf-8")
+
+
+def _settings_used(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings, with what was done where a small corpus gave less than was asked for."""
+    done = {
+        "num_rows": report["num_trained_on"],
+        "num_held_out": report["evaluation"]["num_texts"],
+        "encoder.max_steps": report["encoder"]["num_steps"],
+    }
+    asked = dict(flatten(report["preset"]))
+    used = {name: done.get(name, value) for name, value in asked.items()}
+    return {
+        name: value if asked[name] in (None, value) else f"{value} (at most {asked[name]})"
+        for name, value in used.items()
+    }
 
 
 def _draw(report: Mapping[str, Any], evaluation: Evaluation) -> dict[str, str]:
