@@ -15,9 +15,9 @@ import pytest
 
 from shoal.client.aio import AsyncClient
 from shoal.client.calls import Answer
-from shoal.client.channels import ChannelPool
 from shoal.client.client import Client
 from shoal.client.failures import CallError
+from shoal.client.transports import ChannelPool
 from shoal.errors import InputError
 from shoal.local import Pipeline
 from shoal.server.launch import Server
