@@ -62,4 +62,4 @@ def test_which_model_is_asked(forest: Path) -> None:
         assert isinstance(run.exception, InputError)
         assert str(run.exception).endswith("Which model is meant? Name it, as in --model NAME")
         run = CliRunner().invoke(app, ["infer", "A text.", "--url", server.grpc_url, "--model", "cuml"])
-        assert str(run.exception) == "Model cuml takes no text. Name an ensemble that does: --model NAME"
+        assert str(run.exception).startswith("Model cuml takes no text; 'A text.' needs a name. Name each input: ")

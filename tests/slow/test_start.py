@@ -105,7 +105,9 @@ def run(*arguments: object) -> tuple[int, str, float]:
 def test_a_model_that_does_not_load(repository: Path) -> None:
     """Its own error, and not what follows from it."""
     (repository / "first" / "1" / "model.py").write_text("raise ValueError('no such weights')", encoding="utf-8")
-    code, said, seconds = run("serve", repository, "--http-port", 0, "--grpc-port", 0, "--metrics-port", 0)
+    code, said, seconds = run(
+        "serve", repository, "--no-check", "--http-port", 0, "--grpc-port", 0, "--metrics-port", 0
+    )
     assert code == 1
     assert "failed to load 'first' version 1" in said
     assert "no such weights" in said
