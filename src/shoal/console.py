@@ -144,7 +144,18 @@ def print_table(
     )
     for shown, answers in found:
         table.add_row(*(_short_text(value, room) for value in shown), *map(plain, answers))
-    OUT.print(table)
+    if sum(widths) + 3 * (len(names) + len(given)) + MIN_TEXT_WIDTH * len(given) > OUT.width:
+        print_blocks((*given, *names), ((*(_short_text(v, OUT.width) for v in shown), *a) for shown, a in found))
+    else:
+        OUT.print(table)
+
+
+def print_blocks(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Print rows that are too wide for a table: a line per value, and a blank line after each row."""
+    for row in rows:
+        for name, value in zip(names, row, strict=True):
+            OUT.print(f"{name}: {plain(str(value))}", soft_wrap=True)
+        OUT.print()
 
 
 def print_answers(

@@ -238,3 +238,13 @@ def test_columns_that_are_missing(infer: Infer, tmp_path: Path) -> None:
     message = "in.csv has no column 'X'; it has 'a', 'b'. Name it: --column X=COLUMN, or the columns of its elements"
     assert fault(infer("sums", "-i", source)).startswith(message)
     assert fault(infer("sums", "-i", source, "--column", "X=a,z")).startswith("in.csv has no column 'z'")
+
+
+def test_narrow_terminals_get_whole_numbers(repository: Path) -> None:
+    given = ["infer", "--local", "--repository", repository, "--model", "sums", "X=[1,2,3,4]"]
+    result = CliRunner().invoke(app, [str(a) for a in given], env={"COLUMNS": "30"})
+    assert result.stdout.splitlines()[:3] == [
+        "X: [1.000, 2.000, 3.000, 4.0…",
+        "sum: 10.000",
+        "each: [1.000, 2.000, 3.000, 4.000]",
+    ]

@@ -12,7 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from shoal.console import OUT, print_json
+from shoal.console import OUT, print_blocks, print_json
 from shoal.errors import InputError, SetupError
 from shoal.options import Json
 
@@ -113,16 +113,17 @@ def _print_members(steps: Iterable[Mapping[str, Any]]) -> None:
 def _print_tensors(tensors: Iterable[Mapping[str, Any]]) -> None:
     from shoal.repository.devices import ROUND_TRIP
 
-    _print_table(
-        ("tensor", "type", "from", "to", _WRAPPED),
+    rows = [
         (
-            (
-                *(tensor["name"], _type(tensor), tensor["from"], tensor["to"]),
-                Text(tensor["crossing"], style="red" if tensor["crossing"] == ROUND_TRIP else ""),
-            )
-            for tensor in tensors
-        ),
-    )
+            *(tensor["name"], _type(tensor), tensor["from"], tensor["to"]),
+            Text(tensor["crossing"], style="red" if tensor["crossing"] == ROUND_TRIP else ""),
+        )
+        for tensor in tensors
+    ]
+    if any(row[-1] for row in rows):
+        _print_table(("tensor", "type", "from", "to", _WRAPPED), rows)
+    else:  # nothing moves between devices
+        _print_table(("tensor", "type", "from", "to"), [row[:-1] for row in rows])
 
 
 def _print_table(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
@@ -131,13 +132,19 @@ def _print_table(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
 
     cells = [[cell if isinstance(cell, Text) else Text(legible(str(cell))) for cell in row] for row in rows]
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    needed = 0
     for number, name in enumerate(names):
         longest = max((row[number].cell_len for row in cells), default=0)
-        table.add_column(name, overflow="fold", no_wrap=name != _WRAPPED and longest <= _USUAL)
+        is_whole = name != _WRAPPED and longest <= _USUAL
+        needed += max(len(name), longest if is_whole else _USUAL // 2) + 2
+        table.add_column(name, overflow="fold", no_wrap=is_whole)
     for row in cells:
         table.add_row(*row)
     OUT.print()
-    OUT.print(table)
+    if needed > OUT.width:
+        print_blocks(names, cells)
+    else:
+        OUT.print(table)
 
 
 def _type(tensor: Mapping[str, Any]) -> str:
