@@ -244,7 +244,7 @@ def test_narrow_terminals_get_whole_numbers(repository: Path) -> None:
     given = ["infer", "--local", "--repository", repository, "--model", "sums", "X=[1,2,3,4]"]
     result = CliRunner().invoke(app, [str(a) for a in given], env={"COLUMNS": "30"})
     assert result.stdout.splitlines()[:3] == [
-        "X: [1.000, 2.000, 3.000, 4.0…",
+        "X: [1.000, 2.000, 3.000, 4.000]",
         "sum: 10.000",
         "each: [1.000, 2.000, 3.000, 4.000]",
     ]

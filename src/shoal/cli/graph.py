@@ -136,7 +136,7 @@ def _print_table(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     for number, name in enumerate(names):
         longest = max((row[number].cell_len for row in cells), default=0)
         is_whole = name != _WRAPPED and longest <= _USUAL
-        needed += max(len(name), longest if is_whole else _USUAL // 2) + 2
+        needed += max(len(name), longest if is_whole else len(name)) + 2
         table.add_column(name, overflow="fold", no_wrap=is_whole)
     for row in cells:
         table.add_row(*row)
