@@ -1,4 +1,7 @@
-"""Mistakes in warm-up requests."""
+"""Mistakes in warm-up requests.
+
+Where a request fails in the backend, Triton 24.10 refuses the model or crashes: such plants have no words of core's.
+"""
 
 from __future__ import annotations
 
@@ -97,28 +100,23 @@ PLANTS = (
     ),
     plant("a warm-up file of three", "input_data_file", {FILE: ROW[:12]}, "warmup setting expects 16 bytes", GOOD_FILE),
     plant(
-        "a warm-up of a bare text", "input_data_file", {TEXT_FILE: b"hello world"}, "incomplete string data", GOOD_TEXT
-    ),
-    plant(
         "a warm-up of two texts",
         "input_data_file",
         {TEXT_FILE: text(b"a") * 2},
         "unexpected number of string",
         GOOD_TEXT,
     ),
-    # Triton 24.10 refuses some of these, and crashes over others.
-    Plant(
-        "a warm-up of half a text",
-        "warm-up-data",
-        "texts/config.pbtxt",
-        "input_data_file",
-        {TEXT_FILE: text(b"abc")[:5]},
-        GOOD_TEXT,
+    *(
+        Plant(name, "warm-up-mismatch", "texts/config.pbtxt", "input_data_file", {TEXT_FILE: content}, GOOD_TEXT)
+        for name, content in (
+            ("a warm-up of half a text", text(b"abc")[:5]),
+            ("a warm-up of a bare text", b"hello world"),
+        )
     ),
     plant("a warm-up of an empty file", "input_data_file", {TEXT_FILE: b""}, "expected 1 string elements", GOOD_TEXT),
     Plant(
         "a warm-up of another input too",
-        "warm-up-surplus",
+        "warm-up-mismatch",
         FIRST,
         "Z",
         change(
@@ -126,10 +124,10 @@ PLANTS = (
         ),
         good(),
     ),
-    Plant("a warm-up file of seven", "warm-up-surplus", FIRST, "input_data_file", {FILE: ROW + ROW[:12]}, GOOD_FILE),
+    Plant("a warm-up file of seven", "warm-up-mismatch", FIRST, "input_data_file", {FILE: ROW + ROW[:12]}, GOOD_FILE),
     Plant(
         "a warm-up file of a batch",
-        "warm-up-surplus",
+        "warm-up-mismatch",
         FIRST,
         "input_data_file",
         {FILE: ROW * 3},
@@ -142,8 +140,6 @@ PLANTS = (
         "batch_size: 16",
         change("  batch_size: 8", "  batch_size: 16"),
         good(count=8),
-        core="batch size 16 for 'first_0_0', max allowed is 8",
-        model="first",
     ),
     Plant(
         "a warm-up of two without batches",
@@ -155,8 +151,6 @@ PLANTS = (
             "alone/config.pbtxt": config("alone", batching="").replace("size: 8", "size: 0") + request(),
             "alone/1/model.py": MODEL,
         },
-        core="batch size 2 for 'alone_0_0', max allowed is 0",
-        model="alone",
     ),
     Plant("a warm-up of none", "warm-up-skipped", FIRST, "model_warmup", change("  batch_size: 1\n", ""), good()),
 )

@@ -13,10 +13,10 @@ from shoal.component.spec import DTYPES, STRING, TensorSpec
 
 DATA = Rule("warm-up-data", Severity.ERROR, is_core=True)
 INPUT = Rule("warm-up-input", Severity.ERROR, is_core=True)
-BATCH = Rule("warm-up-batch-size", Severity.ERROR, is_core=True)
-SURPLUS = Rule("warm-up-surplus", Severity.ERROR)
+BATCH = Rule("warm-up-batch-size", Severity.ERROR)
+MISMATCH = Rule("warm-up-mismatch", Severity.ERROR)
 SKIPPED = Rule("warm-up-skipped", Severity.WARNING)
-RULES = (DATA, INPUT, BATCH, SURPLUS, SKIPPED)
+RULES = (DATA, INPUT, BATCH, MISMATCH, SKIPPED)
 
 FOLDER = "warmup"  # in a model's folder, for input_data_file
 MAX_BYTES = 64 * 2**20  # of a file of texts that is read here
@@ -62,7 +62,7 @@ def _inputs(model: Model, index: int, sample: Any) -> Findings:
             yield from _fit(model, spec, data, place, sample.batch_size)
         elif key not in ours and not model.is_completed:
             what = f"The warm-up request '{sample.name}' has the input {key}, and {model.name} does not."
-            yield SURPLUS.at(place(""), what, f"Its inputs are: {', '.join(sorted(declared)) or 'none'}.")
+            yield MISMATCH.at(place(""), what, f"Its inputs are: {', '.join(sorted(declared)) or 'none'}.")
     missing = [name for name, spec in declared.items() if name not in sample.inputs and not spec.is_optional]
     if missing:
         yield INPUT.at(
@@ -132,7 +132,7 @@ def _file(model: Model, spec: TensorSpec, data: Any, place: Callable[[str], Plac
         number = _count_strings(content)
         if number is None:
             what = f"incomplete string data for inference input '{spec.name}': {FOLDER}/{path.name} is not texts, each"
-            yield DATA.at(
+            yield MISMATCH.at(
                 source,
                 f"{what} after its length.",
                 "Write each text as its length, four bytes with the lowest first, and its bytes.",
@@ -147,7 +147,7 @@ def _file(model: Model, spec: TensorSpec, data: Any, place: Callable[[str], Plac
             what = f"warmup setting expects {expected} bytes, but the data provided from {path.name} only has {size}"
             yield DATA.at(source, f"{what} bytes: {about}.", "Write as many bytes, or correct data_type and dims.")
         elif size not in (expected, rows * expected):
-            yield SURPLUS.at(source, f"{about}: Triton ignores the rest.", "Write as many, or correct dims.")
+            yield MISMATCH.at(source, f"{about}: Triton ignores the rest.", "Write as many, or correct dims.")
 
 
 def _count_strings(content: bytes) -> int | None:
