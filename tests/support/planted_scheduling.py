@@ -253,6 +253,18 @@ PLANTS = (
     ),
     Plant("a place left open", "kind-left-open", FIRST, "", first("instance_group [ { kind: KIND_CPU } ]", "")),
     Plant("a place left to Triton", "kind-left-open", FIRST, "instance_group", first("KIND_CPU", "KIND_AUTO")),
+    Plant(
+        "a misspelt backend with a runtime",
+        "misspelt-backend",
+        FIRST,
+        'backend: "pytroch"',
+        {
+            **first('backend: "python"', 'backend: "pytroch"\nruntime: "model.py"'),
+            "first/1/model.py": None,
+            "first/1/model.pt": "",
+        },
+        core="backend library 'model.py' for model 'first', searched",
+    ),
     *(
         Plant(
             f"a {field} called {name}",

@@ -180,13 +180,13 @@ def _spelling(model: Model) -> Findings:
     backend, runtime = model.message.backend, model.message.runtime
     library = f"libtriton_{backend}.so"
     folders = [model.folder, *(model.folder / str(version) for version in model.versions)]
-    if backend and backend not in _BACKENDS and not runtime and not any(is_file(each / library) for each in folders):
+    opened = runtime or library
+    if backend and backend not in _BACKENDS and not any(is_file(each / opened) for each in folders):
         close = difflib.get_close_matches(backend.lower(), _BACKENDS, 1, _CLOSE)
         if close:
             yield MISSPELT.at(
                 model.at("backend"),
-                f"unable to find backend library for backend '{backend}', try specifying runtime on the model"
-                f" configuration: {model.name}.",
+                f"unable to find backend library '{opened}' for model '{model.name}': its backend is '{backend}'.",
                 f'Write backend: "{close[0]}"',
             )
     known = ("model.py", library)
