@@ -122,6 +122,14 @@ SEQUENCES = tuple(
         ("join", "sequence_batching { max_sequence_idle_microseconds: 5000000 }\n"),
     )
 )
+SEQUENCE_WITHIN = Plant(
+    "sequences in a step of an ensemble within",
+    "sequence-in-ensemble",
+    ALL,
+    'model_name: "join"',
+    {"join/config.pbtxt": (BATCHING, SEQUENCE)},
+    {"outer/config.pbtxt": OUTER.replace(" optional: true", ""), "outer/1/.gitkeep": ""},
+)
 TWICE = tuple(
     Plant(
         f"input {tensor} of {name} twice",
@@ -143,4 +151,4 @@ TWICE = tuple(
         ("join", "B", "TYPE_FP32"),
     )
 )
-PLANTS = (*OPTIONALS, *SEQUENCES, *TWICE)
+PLANTS = (*OPTIONALS, *SEQUENCES, SEQUENCE_WITHIN, *TWICE)

@@ -39,7 +39,7 @@ def test_github(here: Path) -> None:
     result = run(ONE_ERROR.write(here / "r", is_bad=True), "--format", "github")
     assert result.exit_code == 1
     assert result.stdout.splitlines()[0].startswith(
-        "::error file=r/first/config.pbtxt,line=2,title=misspelt-backend::unable to find backend library 'libtriton_pyhton.so'"
+        "::error file=r/first/config.pbtxt,line=2,title=misspelt-backend::unable to find backend library"
     )
     assert run(CLEAN.write(here / "clean", is_bad=False), "--format", "github").stdout == ""
 
