@@ -86,11 +86,10 @@ PLANTS = (
         "EXECUTION_ENV_PATH",
         instead("custom_env.tar.gz"),
         GOOD,
-        core=NOT_THERE,
     ),
     Plant(
         "an environment in a home",
-        "environment-relative",
+        "environment-missing",
         FIRST,
         "EXECUTION_ENV_PATH",
         instead("~/custom_env.tar.gz"),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from tests.support.planted import BATCHING, MODEL, SENDS, Edit, Plant, config
+from tests.support.planted import MODEL, SENDS, Edit, Plant, config
 
 FIRST = "first/config.pbtxt"
+ALONE = "alone/config.pbtxt"
 QUEUE = "default_queue_policy { max_queue_size: 64 }"
 DECOUPLED = "model_transaction_policy { decoupled: true }\ninstance_group"
 SEQUENCE = """sequence_batching {
@@ -18,6 +19,15 @@ METRIC = (
 
 def first(old: str, new: str) -> dict[str, Edit]:
     return {FIRST: (old, new)}
+
+
+def alone(old: str, new: str) -> dict[str, Edit]:
+    return {ALONE: (old, new)}
+
+
+def sequences(batching: str = SEQUENCE) -> dict[str, Edit]:
+    """A model with sequences, which no ensemble calls."""
+    return {ALONE: config("alone", batching=batching), "alone/1/model.py": MODEL}
 
 
 PLANTS = (
@@ -113,15 +123,15 @@ PLANTS = (
     Plant(
         "a sequence's number without a type",
         "sequence-control",
-        FIRST,
+        ALONE,
         "control_input",
-        first("data_type: TYPE_UINT64 } ] }", "} ] }"),
-        first(
-            BATCHING,
+        alone("data_type: TYPE_UINT64 } ] }", "} ] }"),
+        sequences(
             'sequence_batching { control_input [ { name: "C" control [ {\n'
             "  kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 } ] } ] }\n",
         ),
         core="unexpected data type for control CONTROL_SEQUENCE_CORRID",
+        model="alone",
     ),
     Plant(
         "a GPU below 0",
@@ -150,11 +160,12 @@ PLANTS = (
     Plant(
         "a cache of sequences",
         "cache-on-uncacheable",
-        FIRST,
+        ALONE,
         "response_cache",
-        first("instance_group", "response_cache { enable: true }\ninstance_group"),
-        first(BATCHING, SEQUENCE),
+        alone("instance_group", "response_cache { enable: true }\ninstance_group"),
+        sequences(),
         core="Response Cache does not currently support",
+        model="alone",
     ),
     Plant(
         "nothing that runs it",
@@ -191,42 +202,46 @@ PLANTS = (
     Plant(
         "a control without values",
         "sequence-control",
-        FIRST,
+        ALONE,
         "START",
-        first("int32_false_true: [ 0, 1 ]", ""),
-        first(BATCHING, SEQUENCE),
+        alone("int32_false_true: [ 0, 1 ]", ""),
+        sequences(),
         core="must specify either 'int32_false_true'",
+        model="alone",
     ),
     Plant(
         "a control of three values",
         "sequence-control",
-        FIRST,
+        ALONE,
         "START",
-        first("[ 0, 1 ]", "[ 0, 1, 2 ]"),
-        first(BATCHING, SEQUENCE),
+        alone("[ 0, 1 ]", "[ 0, 1, 2 ]"),
+        sequences(),
         core="must have exactly 2 entries",
+        model="alone",
     ),
     Plant(
         "a control without name",
         "sequence-control",
-        FIRST,
+        ALONE,
         "control_input",
-        first('name: "START"', ""),
-        first(BATCHING, SEQUENCE),
+        alone('name: "START"', ""),
+        sequences(),
         core="control tensor must have a name",
+        model="alone",
     ),
     Plant(
         "two starts",
         "sequence-control",
-        FIRST,
+        ALONE,
         "control_input",
-        first(
+        alone(
             "sequence_batching {\n",
             "sequence_batching {\n"
             '  control_input { name: "A" control { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } }\n',
         ),
-        first(BATCHING, SEQUENCE),
+        sequences(),
         core="specifies multiple CONTROL_SEQUENCE_START",
+        model="alone",
     ),
     Plant(
         "a queue without end",
@@ -238,4 +253,38 @@ PLANTS = (
     ),
     Plant("a place left open", "kind-left-open", FIRST, "", first("instance_group [ { kind: KIND_CPU } ]", "")),
     Plant("a place left to Triton", "kind-left-open", FIRST, "instance_group", first("KIND_CPU", "KIND_AUTO")),
+    Plant(
+        "a misspelt backend with a runtime",
+        "misspelt-backend",
+        FIRST,
+        'backend: "pytroch"',
+        {
+            **first('backend: "python"', 'backend: "pytroch"\nruntime: "model.py"'),
+            "first/1/model.py": None,
+            "first/1/model.pt": "",
+        },
+        core="backend library 'model.py' for model 'first', searched",
+    ),
+    *(
+        Plant(
+            f"a {field} called {name}",
+            "misspelt-backend",
+            FIRST,
+            f'{field}: "{name}"',
+            first(
+                'backend: "python"',
+                f'backend: "{name}"' if field == "backend" else f'backend: "python"\nruntime: "{name}"',
+            ),
+            core="unable to find backend library",
+        )
+        for field, name in (
+            ("backend", "pyhton"),
+            ("backend", "Python"),
+            ("backend", "phyton"),
+            ("backend", "onnx_runtime"),
+            ("backend", "tensorflw"),
+            ("runtime", "modle.py"),
+            ("runtime", "libtriton_pyhton.so"),
+        )
+    ),
 )

@@ -107,11 +107,11 @@ PLANTS = (
         {FIRST: ("dynamic", 'output { name: "Y" data_type: TYPE_FP32 dims: [ 4 ] }\ndynamic')},
     ),
     Plant(
-        "an input twice",
+        "an optional input twice",
         "tensor-twice",
         FIRST,
         'input { name: "X"',
-        {FIRST: ("dynamic", 'input { name: "X" data_type: TYPE_FP32 dims: [ 4 ] }\ndynamic')},
+        {FIRST: ("dynamic", 'input { name: "X" data_type: TYPE_FP32 dims: [ 4 ] optional: true }\ndynamic')},
     ),
     Plant(
         "a batch input of nothing known",

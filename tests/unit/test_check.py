@@ -11,19 +11,23 @@ import pytest
 from shoal.check import RULES, check
 from shoal.check.explain import read_pages, split_entries
 from tests.support import (
+    planted_artifacts,
     planted_code,
     planted_ensembles,
     planted_environments,
     planted_fields,
     planted_folders,
     planted_forest,
+    planted_modules,
     planted_names,
     planted_onnx,
     planted_placement,
+    planted_requests,
     planted_scheduling,
     planted_security,
     planted_tensors,
     planted_torchscript,
+    planted_warmups,
     planted_wiring,
 )
 from tests.support.once import ROOT
@@ -43,6 +47,10 @@ PLANTS: tuple[Plant, ...] = (
     *planted_code.PLANTS,
     *planted_names.PLANTS,
     *planted_security.PLANTS,
+    *planted_warmups.PLANTS,
+    *planted_artifacts.PLANTS,
+    *planted_requests.PLANTS,
+    *planted_modules.PLANTS,
 )
 HERE = PLANTS + (planted_onnx.PLANTS if find_spec("onnx") else ())
 

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from shoal.check import security
+from shoal.check import check, security
 from shoal.check.repositories import read_repository
 from shoal.environment.targets import find_target
-from tests.support.planted import MODEL, config
+from tests.support import planted_modules
+from tests.support.planted import MODEL, UNBOUNDED, Edit, Plant, config
+from tests.support.planted import write as write_file
+from tests.support.planted_scheduling import SEQUENCE
 from tests.support.sources import check_source, find
 
 MASK = 'pb_utils.get_input_tensor_by_name(request, "MASK").as_numpy()'
@@ -144,3 +147,78 @@ def test_a_config_has_the_tensors_of_all(tmp_path: Path) -> None:
     more = 'input { name: "MASK" data_type: TYPE_FP32 dims: [ 4 ] }\n'
     assert check_source(tmp_path, write(GUARDED["if"]), more) == []
     assert "MASK" not in config("m")
+
+
+# --- settings that may be right -----------------------------------------------------------------------------------
+
+FIRST = "first/config.pbtxt"
+PATH_OF_MODEL = 'parameters { key: "model_checkpoint_path" value { string_value: "/models/gpt" } }\ninstance_group'
+ARTIFACTS = 'parameters { key: "artifacts" value { string_value: "vocab.txt" } }\ninstance_group'
+ALONE = "alone/config.pbtxt"
+UNLIMITED = config("alone", batching=UNBOUNDED)
+OPEN = config("first").replace("instance_group [ { kind: KIND_CPU } ]\n", "")
+IMPORTS = "import torch\n" + MODEL
+CONTROLS = """model_warmup { name: "w" batch_size: 1
+  inputs { key: "X" value { data_type: TYPE_FP32 dims: [ 4 ] zero_data: true } }
+  inputs { key: "START" value { data_type: TYPE_INT32 dims: [ 1 ] zero_data: true } }
+}
+"""
+ENSEMBLE_WITHOUT_END: dict[str, Edit] = {"all/config.pbtxt": ("ensemble_scheduling {", "ensemble_scheduling { {")}
+RIGHT: dict[str, dict[str, Edit]] = {
+    "a backend of one's own": {FIRST: ('backend: "python"', 'backend: "my_decoder"')},
+    "a backend's library beside the model": {
+        FIRST: ('backend: "python"', 'backend: "pythom"'),
+        "first/libtriton_pythom.so": b"",
+    },
+    "a runtime of one's own": {FIRST: ("max_batch", 'runtime: "decode.py"\nmax_batch')},
+    "a queue that never holds a batch": {ALONE: UNLIMITED.replace("size: 8", "size: 1"), "alone/1/model.py": MODEL},
+    "artifacts of another kind of model": {FIRST: ("instance_group", ARTIFACTS)},
+    "an import that a changed sys.path finds": {
+        **planted_modules.FOLDER,
+        "first/1/model.py": "import sys\nsys.path.append('/opt/libraries')\n" + IMPORTS,
+    },
+    "an import that a .pth file finds": {
+        **planted_modules.FOLDER,
+        f"{planted_modules.PACKAGES}/torch.pth": "/opt/torch\n",
+        "first/1/model.py": IMPORTS,
+    },
+    "an import of the system's packages": {
+        **planted_modules.FOLDER,
+        "first/env/pyvenv.cfg": "include-system-site-packages = true\n",
+        "first/1/model.py": IMPORTS,
+    },
+    "an import beside model.py, which puts its folder first": {
+        **planted_modules.FOLDER,
+        "first/1/model.py": "import os, sys\nsys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))\n"
+        "import beside\n" + MODEL,
+    },
+    "a warm-up of a sequence": {ALONE: config("alone", batching=SEQUENCE) + CONTROLS, "alone/1/model.py": MODEL},
+}
+
+
+@pytest.mark.parametrize("edits", RIGHT.values(), ids=RIGHT)
+def test_settings_that_may_be_right(edits: dict[str, Edit], tmp_path: Path) -> None:
+    assert check(Plant("", "", "", "", edits).write(tmp_path, is_bad=True)) == []
+
+
+def test_a_backend_that_takes_its_path_from_a_parameter(tmp_path: Path) -> None:
+    named = config("gpt").replace('"python"', '"fastertransformer"\ndefault_model_filename: "gpt"')
+    edits: dict[str, Edit] = {"gpt/config.pbtxt": named, "gpt/1/.gitkeep": ""}
+    (finding,) = check(Plant("", "", "", "", edits).write(tmp_path / "bad", is_bad=True))
+    assert finding.rule.id == "model-file-missing"
+    edits["gpt/config.pbtxt"] = named.replace("instance_group", PATH_OF_MODEL)
+    assert check(Plant("", "", "", "", edits).write(tmp_path / "good", is_bad=True)) == []
+
+
+def test_no_advice_about_members_of_an_ensemble_that_cannot_be_read(tmp_path: Path) -> None:
+    plant = Plant("", "", "", "", {**ENSEMBLE_WITHOUT_END, FIRST: OPEN})
+    (finding,) = check(plant.write(tmp_path, is_bad=True))
+    assert finding.rule.id == "config-syntax"
+    assert finding.what.startswith("failed to read text proto. In the words of Python's protobuf: ")
+
+
+def test_artifacts_of_a_model_folder_come_from_elsewhere(tmp_path: Path) -> None:
+    folder = tmp_path / "preprocess" / "first"
+    write_file(folder / "config.pbtxt", config("first").replace("instance_group", ARTIFACTS))
+    write_file(folder / "1" / "model.py", f"# A component of shoal.\n{MODEL}")
+    assert check(tmp_path) == []

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
 from shoal.check.findings import Findings, Place, Rule, Severity
-from shoal.check.models import Model, Repository, is_file
+from shoal.check.models import Model, Repository, entries, is_file
+from shoal.check.python import modules
 from shoal.environment.archive import read_archive
 from shoal.environment.contents import ARCHIVE, CONDA, VENV, Environment
 from shoal.environment.fit import Misfit, find_misfits
@@ -23,19 +24,28 @@ PARAMETER = "EXECUTION_ENV_PATH"
 VARIABLE = "$$TRITON_MODEL_DIRECTORY"
 
 MISSING = Rule("environment-missing", Severity.ERROR, is_core=True)
-RELATIVE = Rule("environment-relative", Severity.ERROR, is_core=True)
+RELATIVE = Rule("environment-relative", Severity.WARNING)
 DOLLAR = Rule("environment-dollar", Severity.ERROR, is_core=True)
 OUTSIDE = Rule("environment-outside", Severity.WARNING)
 MISFIT = Rule("environment-misfit", Severity.ERROR, is_core=True)
 IGNORED = Rule("environment-ignored", Severity.WARNING)
 MISPLACED = Rule("stub-misplaced", Severity.WARNING)
 NOT_EXECUTABLE = Rule("stub-not-executable", Severity.WARNING)
-RULES = (MISSING, RELATIVE, DOLLAR, OUTSIDE, MISFIT, IGNORED, MISPLACED, NOT_EXECUTABLE)
+RULES = (MISSING, RELATIVE, DOLLAR, OUTSIDE, MISFIT, IGNORED, MISPLACED, NOT_EXECUTABLE, *modules.RULES)
 
 # C++ backends; `runtime` selects a Python one of the same name, which is also used if the library is missing.
 _NATIVE = {"onnxruntime", "tensorrt", "tensorflow", "openvino", "dali", "tensorrtllm", "pytorch", "fil"}
 _MAX_BYTES = 96 * 2**20  # unpacked, that are read of an archive: a second at most
 _ANY_RELEASE = (99, 12)
+_KNOWN_PTH = re.compile(r"distutils-precedence|_virtualenv|.*-nspkg")  # others may add folders to sys.path
+
+
+@dataclass
+class _Environment(Environment):
+    """``modules`` are the names that can be imported from it; ``is_open`` where others may be too."""
+
+    modules: set[str] = field(default_factory=set)
+    is_open: bool = False
 
 
 def find(model: Model, repository: Repository) -> Findings:
@@ -84,9 +94,13 @@ def _find_environment(model: Model, value: str, place: Place, repository: Reposi
         name = value.rpartition("/")[2]
         yield DOLLAR.at(place, f"{value}: the model's folder is {where}.", f"Write {VARIABLE}/{name}")
         return
+    if value.startswith("~"):
+        fix = f"Write the whole path, or {VARIABLE}/{value.rpartition('/')[2]}"
+        yield MISSING.at(place, f"{value} does not exist: Triton does not expand ~.", fix)
+        return
     if not is_in_model and not value.startswith("/"):
-        name = value.removeprefix("./").removeprefix("~/")
-        yield RELATIVE.at(place, f"{value} is a relative path.", f"Write {VARIABLE}/{name}")
+        what = f"{value} is a relative path, found only if the server was started in the right folder."
+        yield RELATIVE.at(place, what, f"Write {VARIABLE}/{value.removeprefix('./')}")
         return
     path = Path(os.path.normpath(f"{model.folder}{rest}" if is_in_model else value))
     is_inside = path.is_relative_to(model.folder)
@@ -101,6 +115,7 @@ def _find_environment(model: Model, value: str, place: Place, repository: Reposi
         exists = False
     if exists:
         yield from _find_misfits(model, path, place, repository.target)
+        yield from _find_imports(model, path)
     elif is_here:  # a container's own paths are not visible here
         yield MISSING.at(
             place, f"{path} does not exist.", f"Put the environment there, or write {VARIABLE}/ and its file's name."
@@ -133,6 +148,15 @@ def _find_misfits(model: Model, path: Path, place: Place, target: Target | None)
         yield MISFIT.at(place, f"{path.name}: {misfit.what}", misfit.fix)
 
 
+def _find_imports(model: Model, path: Path) -> Findings:
+    try:
+        environment = _read(path)
+    except (ArtifactError, SetupError, OSError):
+        return  # reported above
+    if environment is not None and not environment.is_open:
+        yield from modules.find_missing(model, environment.modules, path.name)
+
+
 def _compare(environment: Environment, stub: Stub | None, target: Target | None) -> Iterator[Misfit]:
     if stub and any(name.startswith("libstdc++.so") for name in environment.own_libraries):
         environment = replace(environment, own_glibcxx=stub.glibcxx)  # what it provides was not read
@@ -148,7 +172,7 @@ def _compare(environment: Environment, stub: Stub | None, target: Target | None)
         yield Misfit(misfit.what, misfit.fix.replace(f"--target {EMBEDDED}", "--target RELEASE"))
 
 
-def _read(path: Path) -> Environment | None:
+def _read(path: Path) -> _Environment | None:
     """Read the names in an environment; None where they do not show what it is."""
     if path.is_dir():
         return _read_folder(path)
@@ -159,10 +183,10 @@ def _read(path: Path) -> Environment | None:
 
 
 @lru_cache(maxsize=32)
-def _read_archive(path: Path, *identity: int) -> Environment | None:
+def _read_archive(path: Path, *identity: int) -> _Environment | None:
     """Cached by the file's ``identity``: compose links one archive into each model."""
     del identity
-    environment = Environment(path, ARCHIVE)
+    environment = _Environment(path, ARCHIVE)
     num_bytes = 0
     for entry in read_archive(path):
         _note(environment, entry.path)
@@ -174,31 +198,37 @@ def _read_archive(path: Path, *identity: int) -> Environment | None:
     if not environment.python:
         return None
     # What is not at its beginning is assumed to be right.
+    environment.is_open = True
     environment.has_activate = environment.has_interpreter = True
     environment.numpy = environment.numpy or "1"
     environment.own_libraries.add(f"libpython{environment.python_minor}.so.1.0")
     return environment
 
 
-def _read_folder(folder: Path) -> Environment:
-    environment = Environment(folder, VENV if (folder / "pyvenv.cfg").is_file() else CONDA)
+def _read_folder(folder: Path) -> _Environment:
+    environment = _Environment(folder, VENV if (folder / "pyvenv.cfg").is_file() else CONDA)
     environment.has_activate = (folder / "bin" / "activate").is_file()
     environment.has_interpreter = os.path.lexists(folder / "bin" / "python3")
     # conda links lib/python3.1 to lib/python3.11
-    packages = [path / "site-packages" for path in folder.glob("lib/python3.*") if not path.is_symlink()]
-    numpy = [path for folder in packages for path in folder.glob("numpy-*")]
-    for path in (*folder.glob("lib/*.so*"), *packages, *numpy):
+    libraries = [path for path in folder.glob("lib/python3.*") if not path.is_symlink()]
+    packages = [library / "site-packages" for library in libraries]
+    within = [library / "lib-dynload" for library in libraries]
+    names = [path for parent in (*libraries, *packages, *within) for path in entries(parent)]
+    for path in (*folder.glob("lib/*.so*"), *packages, *names):
         _note(environment, path.relative_to(folder).as_posix())
+    if environment.kind == VENV:
+        settings = (folder / "pyvenv.cfg").read_text(encoding="utf-8", errors="replace")
+        environment.is_open |= re.search(r"(?im)^include-system-site-packages\s*=\s*true", settings) is not None
     return _require_python(environment)
 
 
-def _require_python(environment: Environment) -> Environment:
+def _require_python(environment: _Environment) -> _Environment:
     if not environment.python:
         raise ArtifactError(f"{environment.source} contains no lib/python3.X.", "Name what conda-pack or venv made.")
     return environment
 
 
-def _note(environment: Environment, path: str) -> None:
+def _note(environment: _Environment, path: str) -> None:
     """Read what the name of a file or folder in an environment says about it."""
     path = path.removeprefix("./").rstrip("/")
     folder, _, name = path.rpartition("/")
@@ -210,3 +240,8 @@ def _note(environment: Environment, path: str) -> None:
     if found:
         environment.python = environment.python or found[1]
         environment.numpy = environment.numpy or found[2] or ""
+    module = re.match(r"lib/python\d\.\d+/(?:site-packages/|lib-dynload/)?(\w+)", path)
+    if module:
+        environment.modules.add(module[1])
+        is_pth = folder.endswith("/site-packages") and name.endswith(".pth")
+        environment.is_open |= is_pth and not _KNOWN_PTH.match(name)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from shoal.check import environments, onnx_io, security
-from shoal.check.config import advice, fields, folders, memory, placement, scheduling, tensors
+from shoal.check import artifacts, environments, onnx_io, security
+from shoal.check.config import advice, fields, folders, memory, placement, scheduling, tensors, warmups
 from shoal.check.ensembles import members, shapes, side_by_side, wiring
 from shoal.check.findings import Finding
 from shoal.check.forests import contract as forest
@@ -18,8 +18,8 @@ from shoal.environment.targets import find_target
 
 # Each has RULES, and find(model, repository), which never raises because of a repository's contents.
 FAMILIES = (
-    fields, folders, tensors, scheduling, wiring, side_by_side, members, shapes, placement,
-    memory, environments, code, names, forest, torchscript, onnx_io, security, advice,
+    fields, folders, tensors, scheduling, warmups, wiring, side_by_side, members, shapes, placement,
+    memory, environments, artifacts, code, names, forest, torchscript, onnx_io, security, advice,
 )  # fmt: skip
 RULES = {rule.id: rule for family in FAMILIES for rule in family.RULES}
 

@@ -176,12 +176,12 @@ class Model:
         """The place of a field of its configuration."""
         return Place(self.path, lambda: self.fields.find(*path).line)
 
-    def at_entry(self, *path: str | int, key: str) -> Place:
-        """The place of the entry ``key`` of a map field; ``path`` ends with that field's name."""
+    def at_entry(self, *path: str | int, key: str, within: tuple[str | int, ...] = ()) -> Place:
+        """The place of the entry ``key`` of a map field, or of a field ``within`` it; ``path`` ends with the map's."""
 
         def line() -> int:
             around = self.fields.find(*path[:-1]) if len(path) > 1 else self.fields
-            return next(around.entries(str(path[-1]), key), around).line
+            return next(around.entries(str(path[-1]), key), around).find(*within).line
 
         return Place(self.path, line)
 

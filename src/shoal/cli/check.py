@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -20,38 +20,52 @@ _COLOURS = {"error": "red", "warning": "yellow"}
 
 
 def check(
-    path: Annotated[Path | None, typer.Argument(help="A model repository, a model's folder, or model folders.")] = None,
+    paths: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[PATH]...", help="Model repositories, models' folders, or model folders."),
+    ] = None,
     target: Annotated[
         str | None, typer.Option(help="The server it is for: embedded, or a release of NVIDIA's container: 26.06.")
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Warnings fail too.")] = False,
     explain: Annotated[str, typer.Option(help="Explain a rule and its reason; `all` for every rule.")] = "",
+    output: Annotated[
+        Literal["text", "json", "github", "sarif"],
+        typer.Option("--format", help="github: annotations of a workflow; sarif: SARIF 2.1.0, for code scanning."),
+    ] = "text",
     as_json: Json = False,
 ) -> None:
-    """Find the mistakes in a model repository before Triton does.
+    """Find the mistakes in model repositories before Triton does.
 
     It needs no server, no GPU, and none of the models' libraries, and runs no code of the repository. The exit code is
     0 without errors, 1 after an error (with --strict a warning too), and 2 if there is nothing to check.
     """
     from shoal.check import check as find
     from shoal.check.explain import explain_rules
+    from shoal.check.reports import github, sarif
 
+    output = "json" if as_json else output
     try:
         if explain:
             typer.echo(explain_rules(explain), nl=False)
             return
-        if path is None:
+        if not paths:
             raise typer.BadParameter("Name a repository, or --explain RULE.", param_hint="PATH")
-        findings = find(path, target=target)
+        findings = [finding for path in paths for finding in find(path, target=target)]
     except ShoalError as error:
-        if as_json:
+        if output == "json":
             print_json({"error": error.what, "fix": error.fix})
         ERR.print(f"[red]error:[/] {plain(str(error))}", soft_wrap=True)
         raise typer.Exit(UNUSABLE) from None
     errors = sum(finding.severity == "error" for finding in findings)
-    if as_json:
+    if output == "json":
         entries = [finding.as_dict() for finding in findings]
         print_json({"errors": errors, "warnings": len(findings) - errors, "findings": entries})
+    elif output == "github":
+        for finding in findings:
+            typer.echo(github(finding))
+    elif output == "sarif":
+        print_json(sarif(findings))
     else:
         print_findings(findings)
     raise typer.Exit(FAILED if errors or (strict and findings) else CLEAN)

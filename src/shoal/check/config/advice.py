@@ -13,9 +13,10 @@ RULES = (QUEUE, KIND)
 def find(model: Model, repository: Repository) -> Findings:
     """Find what is likely not meant."""
     message = model.message
-    if message is None or model.is_ensemble:
+    if message is None or model.is_ensemble or _is_in_unreadable(model, repository):
         return
-    if message.HasField("dynamic_batching") and not (model.is_model_folder or _is_step(model, repository)):
+    is_batched = message.HasField("dynamic_batching") and message.max_batch_size > 1
+    if is_batched and not (model.is_model_folder or _is_step(model, repository)):
         policies = [message.dynamic_batching.default_queue_policy]
         if not any(policy.max_queue_size for policy in policies):
             yield QUEUE.at(
@@ -37,3 +38,9 @@ def _is_step(model: Model, repository: Repository) -> bool:
     """Whether an ensemble calls it."""
     messages = (other.message for other in repository.known.values() if other.message is not None)
     return any(step.model_name == model.name for message in messages for step in message.ensemble_scheduling.step)
+
+
+def _is_in_unreadable(model: Model, repository: Repository) -> bool:
+    """Whether an ensemble that cannot be read names it: what it needs is open until that one is corrected."""
+    texts = (other.text for other in repository.known.values() if other.message is None)
+    return any("ensemble" in text and f'"{model.name}"' in text for text in texts)

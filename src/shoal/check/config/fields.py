@@ -47,7 +47,8 @@ def find(model: Model, repository: Repository) -> Findings:
         shown = _shown(model.text, line)
         yield SYNTAX.at(
             Place(model.path, line),
-            f"failed to read text proto: {what}{f'; the line is: {shown}' if shown else ''}.",
+            "failed to read text proto. In the words of Python's protobuf:"
+            f" {what}{f'; the line is: {shown}' if shown else ''}.",
             _advise(what, model.text),
         )
     is_new = any(name in model.text for _, name in _FIRST)

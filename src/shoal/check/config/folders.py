@@ -26,6 +26,8 @@ _FILES = {
     "tensorrt": ("model.plan",),
     "openvino": ("model.xml",),
 }
+# Parameters with the path of the model, of backends that open nothing else: fastertransformer, tensorrtllm.
+_PATHS = frozenset({"model_checkpoint_path", "gpt_model_path", "engine_dir", "encoder_model_path", "visual_model_path"})
 _LIKE_A_VERSION = re.compile(r"0[0-9]+|[vV][0-9]+|latest")
 
 
@@ -116,8 +118,13 @@ def _files(model: Model) -> Findings:
 
 
 def _expected(model: Model) -> tuple[str, ...]:
-    """Return the alternative file names; none if compose or an agent provides them, or the backend is not known."""
+    """Return the alternative file names; none if compose, an agent or a parameter's path provides them.
+
+    None either if the backend is not known.
+    """
     message = model.message
+    if model.backend not in _FILES and _PATHS & model.parameters.keys():
+        return ()
     is_brought = model.is_model_folder and "artifacts" in model.parameters and not model.is_python
     if message is None or is_brought or _has_agents(model):
         return ()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import Any
 
 from shoal.check.findings import Findings, Place, Rule, Severity
-from shoal.check.models import PLATFORMS, Model, Repository, enum_name, is_decoupled
+from shoal.check.models import PLATFORMS, Model, Repository, enum_name, is_decoupled, is_file
 
 BATCH_SIZE = Rule("negative-batch-size", Severity.ERROR, is_core=True)
 PREFERRED = Rule("preferred-batch-size", Severity.ERROR, is_core=True)
@@ -16,9 +17,20 @@ PROFILE = Rule("profile-without-tensorrt", Severity.ERROR, is_core=True)
 CACHE = Rule("cache-on-uncacheable", Severity.ERROR, is_core=True)
 BACKEND = Rule("no-backend", Severity.ERROR, is_core=True)
 PLATFORM = Rule("platform-and-backend", Severity.ERROR, is_core=True)
+MISSPELT = Rule("misspelt-backend", Severity.ERROR, is_core=True)
 CONTROL = Rule("sequence-control", Severity.ERROR, is_core=True)
 METRICS = Rule("metric-control", Severity.ERROR, is_core=True)
-RULES = (BATCH_SIZE, PREFERRED, PRIORITY, ORDERING, INSTANCE_GPUS, PROFILE, CACHE, BACKEND, PLATFORM, METRICS, CONTROL)
+RULES = (
+    BATCH_SIZE, PREFERRED, PRIORITY, ORDERING, INSTANCE_GPUS, PROFILE, CACHE, BACKEND, PLATFORM, MISSPELT, METRICS,
+    CONTROL,
+)  # fmt: skip
+
+# NVIDIA's backends and widespread ones of others. A name unlike all of them is a backend of the user's own.
+_BACKENDS = frozenset({
+    *PLATFORMS.values(), "armnn_tflite", "dali", "fastertransformer", "fil", "hps", "hugectr", "identity", "mlflow",
+    "openvino", "paddle", "python", "repeat", "square", "stateful", "tensorflow1", "tensorflow2", "tensorrtllm", "vllm",
+})  # fmt: skip
+_CLOSE = 0.8  # of difflib's ratio; above it, a name counts as misspelt
 
 _VALUES = ("int32_false_true", "fp32_false_true", "bool_false_true")
 _CORRELATION = "CONTROL_SEQUENCE_CORRID"
@@ -46,6 +58,8 @@ def find(model: Model, _: Repository) -> Findings:
     yield from _instances(model)
     yield from _cache(model)
     yield from _backend(model)
+    if not model.is_ensemble:
+        yield from _spelling(model)
     yield from _metrics(model)
     if message.HasField("sequence_batching"):
         yield from _sequences(model)
@@ -159,6 +173,31 @@ def _backend(model: Model) -> Findings:
             f"unexpected 'platform' and 'backend' pair, got:{message.platform}, {message.backend}.",
             f'Remove platform and write backend: "{expected or message.backend}".',
         )
+
+
+def _spelling(model: Model) -> Findings:
+    """Find names that are nearly those of a backend, or of the file that runs it."""
+    backend, runtime = model.message.backend, model.message.runtime
+    library = f"libtriton_{backend}.so"
+    folders = [model.folder, *(model.folder / str(version) for version in model.versions)]
+    opened = runtime or library
+    if backend and backend not in _BACKENDS and not any(is_file(each / opened) for each in folders):
+        close = difflib.get_close_matches(backend.lower(), _BACKENDS, 1, _CLOSE)
+        if close:
+            yield MISSPELT.at(
+                model.at("backend"),
+                f"unable to find backend library '{opened}' for model '{model.name}': its backend is '{backend}'.",
+                f'Write backend: "{close[0]}"',
+            )
+    known = ("model.py", library)
+    if runtime and runtime not in known and not any(is_file(each / runtime) for each in folders):
+        close = difflib.get_close_matches(runtime.lower(), known, 1, _CLOSE)
+        if close:
+            yield MISSPELT.at(
+                model.at("runtime"),
+                f"unable to find backend library '{runtime}' for model '{model.name}'.",
+                f'Write runtime: "{close[0]}", or remove it.',
+            )
 
 
 def _is_guessed(model: Model) -> bool:

@@ -17,8 +17,9 @@ RESHAPE = Rule("reshape-size", Severity.ERROR, is_core=True)
 FORMAT = Rule("image-format", Severity.ERROR, is_core=True)
 TENSORRT_ONLY = Rule("tensorrt-only", Severity.ERROR, is_core=True)
 TWICE = Rule("tensor-twice", Severity.WARNING)
+INPUT_TWICE = Rule("input-twice", Severity.ERROR)
 BATCH_TENSOR = Rule("batch-tensor", Severity.ERROR, is_core=True)
-RULES = (NAME, DTYPE, DIMS, RESHAPE, FORMAT, TENSORRT_ONLY, TWICE, BATCH_TENSOR)
+RULES = (NAME, DTYPE, DIMS, RESHAPE, FORMAT, TENSORRT_ONLY, TWICE, INPUT_TWICE, BATCH_TENSOR)
 
 
 def find(model: Model, _: Repository) -> Findings:
@@ -31,11 +32,11 @@ def find(model: Model, _: Repository) -> Findings:
             yield from _one(model, kind, index, tensor, (model.inputs if kind == "input" else model.outputs)[index])
             if tensor.name and tensor.name in seen:
                 first = model.at(kind, seen[tensor.name]).line
-                yield TWICE.at(
-                    model.at(kind, index, "name"),
-                    f"{model.name} declares the {kind} {tensor.name} twice: here and in line {first}.",
-                    "Remove one, or rename it.",
-                )
+                what = f"{model.name} declares the {kind} {tensor.name} twice: here and in line {first}"
+                # A request must have as many inputs as are required, and cannot have one of them twice.
+                is_refused = kind == "input" and not (tensor.optional or model.inputs[seen[tensor.name]].is_optional)
+                rule, what = (INPUT_TWICE, f"{what}. Triton refuses every request") if is_refused else (TWICE, what)
+                yield rule.at(model.at(kind, index, "name"), f"{what}.", "Remove one, or rename it.")
             seen.setdefault(tensor.name, index)
     yield from _batch_tensors(model)
 

@@ -1,4 +1,4 @@
-"""An ensemble and the models it calls, by name: core's rules, in core's words."""
+"""An ensemble and the models it calls, by name: core's rules, in core's words, and which requests they answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ INPUT = Rule("step-input-unknown", Severity.ERROR, is_core=True)
 OUTPUT = Rule("step-output-unknown", Severity.ERROR, is_core=True)
 OUTPUT_TWICE = Rule("step-output-twice", Severity.ERROR, is_core=True)
 UNMAPPED = Rule("step-input-unmapped", Severity.ERROR, is_core=True)
-RULES = (MISSING, VERSION, CIRCLE, BATCH, INPUT, OUTPUT, OUTPUT_TWICE, UNMAPPED)
+OPTIONAL = Rule("optional-input-required", Severity.ERROR)
+SEQUENCE = Rule("sequence-in-ensemble", Severity.WARNING)
+RULES = (MISSING, VERSION, CIRCLE, BATCH, INPUT, OUTPUT, OUTPUT_TWICE, UNMAPPED, OPTIONAL, SEQUENCE)
 
 
 def find(model: Model, repository: Repository) -> Findings:
@@ -40,6 +42,7 @@ def find(model: Model, repository: Repository) -> Findings:
         elif member.message is not None:
             yield from _sizes(model, index, step, member)
             yield from _names(model, index, step, member)
+            yield from _requests(model, index, step, member)
 
 
 def find_circle(model: Model, known: Mapping[str, Model]) -> list[str]:
@@ -123,3 +126,26 @@ def _names(model: Model, index: int, step: Any, member: Model) -> Findings:
                 f"in ensemble {model.name}, input {name} in model {member.name} is not mapped to any ensemble tensors.",
                 f'Add input_map {{ key: "{name}" value: "..." }}, or declare it optional: true in {member.name}.',
             )
+
+
+def _requests(model: Model, index: int, step: Any, member: Model) -> Findings:
+    """Find steps that refuse requests which the ensemble itself accepts."""
+    where = ("ensemble_scheduling", "step", index)
+    optional = {spec.name for spec in model.inputs if spec.is_optional}
+    required = {spec.name for spec in member.inputs if not spec.is_optional} if not member.is_completed else set()
+    for key, tensor in sorted(step.input_map.items()):
+        if tensor in optional and key in required:
+            yield OPTIONAL.at(
+                model.at_entry(*where, "input_map", key=key),
+                f"Input {tensor} of ensemble {model.name} is optional, but input {key} of model {member.name} is"
+                f" required: each request without {tensor} fails.",
+                f"Write optional: true for {key} in {member.name}, or remove it from {tensor} in {model.name}.",
+            )
+    if member.message.HasField("sequence_batching"):
+        yield SEQUENCE.at(
+            model.at(*where, "model_name"),
+            f"Model {member.name} has sequence_batching: a request to ensemble {model.name} fails unless it has a"
+            " sequence id.",
+            f"Let every client send sequence_id, sequence_start and sequence_end, or remove sequence_batching from"
+            f" {member.name}.",
+        )

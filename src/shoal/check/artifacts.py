@@ -1,0 +1,117 @@
+"""Files beside a component's code: are they there, whole, and those that ``compose`` put there?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from shoal.check.findings import Findings, Place, Rule, Severity
+from shoal.check.models import Model, Repository, is_file
+from shoal.component.artifact_files import sha256
+from shoal.errors import ShoalError
+from shoal.repository.config import CONFIG
+
+MISSING = Rule("artifact-missing", Severity.ERROR)
+UNREADABLE = Rule("artifact-unreadable", Severity.ERROR)
+CHANGED = Rule("file-changed", Severity.ERROR)
+RULES = (MISSING, UNREADABLE, CHANGED)
+
+PARAMETER = "artifacts"
+APPLICATIONS = "shoal.artifacts"  # as in shoal.composition.artifacts
+
+
+def find(model: Model, repository: Repository) -> Findings:
+    """Find artifacts of a Python component that are missing or damaged, and files that differ from the manifest."""
+    if PARAMETER in model.parameters and _is_component(model, repository):
+        for version in model.served_versions:
+            yield from _artifacts(model, repository, model.folder / str(version))
+    yield from _changes(model, repository)
+
+
+def _is_component(model: Model, repository: Repository) -> bool:
+    """Whether its parameter is shoal's; the artifacts of a model folder may come from elsewhere."""
+    is_ours = bool(repository.manifest) or any("shoal" in text for _, text in model.sources)
+    return is_ours and model.is_python and not model.is_model_folder
+
+
+def _artifacts(model: Model, repository: Repository, folder: Path) -> Findings:
+    found: dict[str, Path] = {}
+    damaged: list[Path] = []
+    for artifact in model.config.artifacts if model.config else ():
+        paths = artifact.find([folder])
+        found |= {path.name: path for path in paths}
+        if artifact.is_required and not paths:
+            where = f"{model.name}/{folder.name}"
+            yield MISSING.at(
+                model.at_entry("parameters", key=PARAMETER),
+                f"{where}/ does not contain {artifact}, which the parameter {PARAMETER} lists.",
+                f"Put it into {where}/, or compose again; {artifact.names[0]}? in {PARAMETER} makes it optional.",
+            )
+    for path in found.values():
+        if path.suffix == ".json":
+            for finding in _json(path):
+                damaged.append(path)
+                yield finding
+    if not damaged:
+        yield from _contents(model, repository, found)
+
+
+def _json(path: Path) -> Findings:
+    try:
+        json.loads(path.read_bytes(), parse_constant=_refuse)
+    except (ValueError, RecursionError, OSError) as error:
+        line = error.lineno if isinstance(error, json.JSONDecodeError) else 0
+        yield UNREADABLE.at(Place(path, line), f"It is not JSON: {error}.", "Make it again, or copy the whole file.")
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"it holds {name}, which is not a JSON number")
+
+
+def _contents(model: Model, repository: Repository, found: dict[str, Path]) -> Findings:
+    """Let the application whose code the model imports read its files, as ``shoal compose`` does."""
+    for application in entry_points(group=APPLICATIONS):
+        package = application.module.rpartition(".")[0]
+        if not any(package in text for _, text in model.sources):
+            continue
+        try:
+            application.load()(found, list(_encoders(repository)))
+        except ShoalError as error:
+            # An encoder that cannot be read is reported as such.
+            named = [path for path in found.values() if str(path) in error.what]
+            if named:
+                yield UNREADABLE.at(Place(named[0]), error.what, error.fix)
+
+
+def _encoders(repository: Repository) -> Iterator[Path]:
+    for model in repository.known.values():
+        for version in model.served_versions if model.backend == "pytorch" else ():
+            path = model.folder / str(version) / "model.pt"
+            if is_file(path):
+                yield path
+
+
+def _changes(model: Model, repository: Repository) -> Findings:
+    """Compare with the manifest, as ``shoal serve`` does: a configuration may be tuned by hand."""
+    files = repository.manifest.get("files")
+    artifacts = {name for artifact in (model.config.artifacts if model.config else ()) for name in artifact.names}
+    for name, expected in files.items() if isinstance(files, dict) else ():
+        path = model.folder.parent / str(name)
+        if not str(name).startswith(f"{model.folder.name}/") or path.name == CONFIG:
+            continue
+        try:
+            is_changed = path.is_file() and sha256(path) != expected
+            is_missing = not path.exists() and path.name not in artifacts  # those have a rule of their own
+        except OSError:
+            continue
+        if is_changed or is_missing:
+            what = (
+                "is not the file that manifest.json lists" if is_changed else "is missing, and manifest.json lists it"
+            )
+            yield CHANGED.at(
+                Place(path),
+                f"{name} {what}: shoal serve refuses the repository.",
+                "Compose again; if the change is yours, remove manifest.json.",
+            )

@@ -1,0 +1,75 @@
+"""Findings in the forms that other tools read: GitHub's workflow commands, and SARIF."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import shoal
+from shoal.check.explain import read_pages, split_entries
+from shoal.check.families import RULES
+from shoal.check.findings import Finding
+from shoal.paths import shipped_root
+
+SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+
+
+def github(finding: Finding) -> str:
+    """Return a workflow command, which GitHub shows as an annotation of the line."""
+    place = {"file": _relative(finding.place.path), "line": str(finding.place.line or 1), "title": finding.rule.id}
+    properties = ",".join(f"{name}={_escape(value, ':,')}" for name, value in place.items())
+    return f"::{finding.severity} {properties}::{_escape(f'{finding.what} {finding.fix}')}"
+
+
+def _escape(text: str, more: str = "") -> str:
+    for char in f"%\r\n{more}":
+        text = text.replace(char, f"%{ord(char):02X}")
+    return text
+
+
+def _relative(path: Path) -> str:
+    """Return the path from the current folder; the whole path if it is not within that."""
+    here = Path.cwd()
+    return (path.relative_to(here) if path.is_relative_to(here) else path).as_posix()
+
+
+def sarif(findings: Sequence[Finding]) -> dict[str, Any]:
+    """Return a SARIF 2.1.0 log with all rules and the findings."""
+    numbers = {name: number for number, name in enumerate(RULES)}
+    driver = {"name": "shoal check", "version": shoal.__version__, "rules": list(_rules())}
+    results = [_result(finding, numbers[finding.rule.id]) for finding in findings]
+    return {"$schema": SCHEMA, "version": "2.1.0", "runs": [{"tool": {"driver": driver}, "results": results}]}
+
+
+def _rules() -> Iterator[dict[str, Any]]:
+    pages = shipped_root() / "docs" / "rules"
+    entries = {
+        rule: (name, entry) for name, page in read_pages().items() for rule, entry in split_entries(page).items()
+    }
+    for rule in RULES.values():
+        page, entry = entries[rule.id]
+        summary = entry.partition(" — ")[2].partition("\n")[0]
+        yield {
+            "id": rule.id,
+            "shortDescription": {"text": summary},
+            "help": {"text": entry, "markdown": entry},
+            "helpUri": f"{(pages / f'{page}.md').as_uri()}#{rule.id}",
+            "defaultConfiguration": {"level": str(rule.severity)},
+        }
+
+
+def _result(finding: Finding, number: int) -> dict[str, Any]:
+    path = finding.place.path
+    uri = quote(_relative(path)) if path.is_relative_to(Path.cwd()) else path.as_uri()
+    location: dict[str, Any] = {"artifactLocation": {"uri": uri}}
+    if finding.place.line:
+        location["region"] = {"startLine": finding.place.line}
+    return {
+        "ruleId": finding.rule.id,
+        "ruleIndex": number,
+        "level": str(finding.severity),
+        "message": {"text": f"{finding.what} {finding.fix}"},
+        "locations": [{"physicalLocation": location}],
+    }
