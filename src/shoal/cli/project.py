@@ -222,8 +222,7 @@ def _ask_source(question: Question) -> str:
 
     fits = ", ".join(map(str, question.fits))
     asked = f"What does {question.key} read, {describe(question.tensor, '')}: {fits}, or a name in the request"
-    default = str((question.free or question.fits)[0])
-    return str(typer.prompt(asked, default=default))
+    return str(typer.prompt(asked, default=str(question.nearest)))
 
 
 # --- answers -----------------------------------------------------------------------------------------------------
