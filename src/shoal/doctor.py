@@ -26,7 +26,7 @@ from shoal.server.checks import check_glibc, checks
 from shoal.server.launch import find_ports
 from shoal.server.runtime import STUB_VARIABLE, check_numpy, find_runtime
 
-OK, WARNING, FAULT = "ok", "warning", "fault"
+OK, OPTIONAL, WARNING, FAULT = "ok", "optional", "warning", "fault"
 SHARED_MEMORY_MIB = 256  # containers get 64 by default, too little for one batch of 512 rows of 256 tokens
 DISK_GIB = 2
 PORTS = (8000, 8001, 8002)
@@ -34,7 +34,7 @@ PORTS = (8000, 8001, 8002)
 
 @dataclass(frozen=True)
 class Finding:
-    """Result of one check; ``fix`` is empty if there is nothing to do."""
+    """Result of one check; ``fix`` is empty if there is nothing to do. ``optional``: serving does not need it."""
 
     check: str
     level: str
@@ -44,7 +44,10 @@ class Finding:
 
 def examine(repository: Path | None = None) -> list[Finding]:
     """Run all checks, in the order of a server's start, and those of ``repository`` if given."""
-    found = [finding for check in _CHECKS for finding in check()]
+    found: list[Finding] = []
+    for finding in (each for check in _CHECKS for each in check()):
+        if finding.level != FAULT or finding.found not in [other.found for other in found]:  # NumPy's is also Triton's
+            found.append(finding)
     if repository is not None:
         for name, check in checks(repository.resolve()):
             found += _passes(f"{repository.name}: {name}", "fit", check)
@@ -119,8 +122,12 @@ def _tools() -> Iterator[Finding]:
     condas = [tool for tool in CONDAS if shutil.which(tool)]
     yield Finding("environments", OK, f"can be built with {', '.join([RATTLER, VENV, *condas])}")
     missing = find_missing(EMBEDDED_RELEASE)
-    lacks = f"lacks {', '.join(f'{name} ({fix})' for name, fix in missing)}" if missing else "has all it needs"
-    yield Finding("compiling stubs", OK, f"this machine {lacks}")
+    if not missing:
+        yield Finding("compiling stubs", OK, "this machine has all it needs")
+        return
+    names, fixes = zip(*missing, strict=True)
+    found = f"this machine lacks {', '.join(names)}, which only the compiling of a stub needs"
+    yield Finding("compiling stubs", OPTIONAL, found, f"For that, type: {'; '.join(fixes)}")
 
 
 def _libraries() -> Iterator[Finding]:

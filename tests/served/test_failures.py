@@ -65,7 +65,7 @@ def failure(way: str, url: str, *args: Any, inputs: Any = None, **options: Any) 
 def test_the_cores_refusals_are_put_into_our_words(
     client: Client, pipeline: Pipeline, arrays: dict[str, Any], message: str
 ) -> None:
-    """Sent past the client's own checks; those, and this process, say the same."""
+    """Sent past the client's own checks; those, and this process, say the same, and how to convert an array."""
     names, outputs = ("excerpt", "BERT_WEIGHT"), ("SCORE",)
     call = Call(
         Method.INFER, "ensemble_all", arrays, request_id="m", known_inputs=names, known_outputs=outputs, first_row=10
@@ -75,11 +75,12 @@ def test_the_cores_refusals_are_put_into_our_words(
     assert str(refused.value) == message
     with pytest.raises(InputError) as here:
         pipeline(**arrays)
-    assert str(here.value) == message.replace("[10]", "[0]")
+    convert = ' Convert it: array.astype("float32")' if "dtype" in message else ""
+    assert str(here.value) == message.replace("[10]", "[0]") + convert
     if len(arrays.get("excerpt", ())) < 513:  # which the client splits
         with pytest.raises(InputError) as checked:
             client.infer("ensemble_all", arrays)
-        assert str(checked.value) == message.replace("[10]", "[0]")
+        assert str(checked.value) == message.replace("[10]", "[0]") + convert
 
 
 def test_outputs_and_models_that_are_not_there(client: Client) -> None:

@@ -133,7 +133,7 @@ def test_refused(ask: Callable[..., Any], name: str) -> None:
         ),
         (
             {"excerpt": ["a"], "BERT_WEIGHT": np.array([0.5])},
-            "Input BERT_WEIGHT has dtype float64, expected float32 (TYPE_FP32).",
+            'Input BERT_WEIGHT has dtype float64, expected float32 (TYPE_FP32). Convert it: array.astype("float32")',
         ),
         ({"excerpt": [["a", "b"]]}, "Input excerpt has shape [1, 2], expected [rows, 1]."),
         ({"excerpt": []}, "The request has no rows. Give at least one."),

@@ -28,6 +28,19 @@ def test_labels_that_name_nothing_are_left_out(published: Path, tmp_path: Path) 
     assert config.spec.max_batch_size == 8
 
 
+def test_a_head_that_may_be_of_pairs(published: Path, tmp_path: Path) -> None:
+    """A cross-encoder would be added as what it is not: this is said, with the way out."""
+    for source, head in (("score", "regression"), ("unnamed", "classification")):
+        _, said = add(tmp_path, published / source, source, head=head)
+        (note,) = [line for line in said if line.startswith("note: ")]
+        assert "without a second text and without segment ids" in note
+        assert note.endswith("shoal add-model pair.pt NAME --input INT64:-1 --input INT64:-1 --input INT64:-1")
+    _, said = add(tmp_path, published / "score", "embedding", head="embedding", pooling="mean")
+    assert not any(line.startswith("note: ") for line in said)
+    _, said = add(tmp_path, published / "triage", "distil", head="classification")  # which takes no segment ids
+    assert not any(line.startswith("note: ") for line in said)
+
+
 def write_sentences(folder: Path, kinds: list[str], **pooling: Any) -> None:
     modules = [{"type": f"sentence_transformers.models.{kind}", "path": f"{i}_{kind}"} for i, kind in enumerate(kinds)]
     (folder / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
@@ -54,6 +67,17 @@ def test_pooling_as_its_own_files_say(published: Path, tmp_path: Path) -> None:
         add_model(folder, "n", project=tmp_path, head="embedding")
     _, said = add(tmp_path, folder, "n", head="embedding", pooling="mean")
     assert "not normalised: the default" in said
+
+
+def test_stages_are_reported(published: Path, tmp_path: Path) -> None:
+    stages: list[tuple[str, int, int]] = []
+    options: dict[str, Any] = {"head": "classification", "on_progress": lambda *stage: stages.append(stage)}
+    add_model(published / "triage", "m", project=tmp_path, **options)
+    assert stages[::2] == [(name, 0, 1) for name, _, _ in stages[1::2]]
+    assert [name for name, done, _ in stages if done] == [
+        "loading the libraries for an encoder", f"loading {published / 'triage'}",
+        "exporting model.pt and comparing its answers", "checking the model folder",
+    ]  # fmt: skip
 
 
 # --- what cannot be ----------------------------------------------------------------------------------------------

@@ -33,6 +33,18 @@ def test_what_forward_gives_is_seen(tmp_path: Path) -> None:
     assert declared(config) == ["INPUT__0 FP32 [7, 5]", "OUTPUT__0 FP32 [7]", "OUTPUT__1 INT64 [7, 1]"]
 
 
+def test_the_mask_is_named_as_forward_names_it(tmp_path: Path) -> None:
+    class Marked(nn.Module):
+        def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+            return (ids * mask).sum(1, keepdim=True).to(torch.float32)
+
+    marked = script(Marked(), tmp_path / "marked.pt")
+    for name, mask in (("one", "mask"), ("two", "INPUT__1")):
+        config, said = add(tmp_path, marked, name, inputs=["INT64:-1", "INT64:-1"], mask=mask)
+        assert config.spec.parameters["attention_mask"] == "INPUT__1"
+        assert said[-1] == "INPUT__1 gives row lengths, as given: parameter attention_mask"
+
+
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [

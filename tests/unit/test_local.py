@@ -51,7 +51,14 @@ def test_lists_become_the_declared_arrays() -> None:
         ({"excerpt": []}, "The request has no rows. Give at least one."),
         ({"excerpt": ["a"], "WEIGHT": [1, 1]}, "The inputs have different numbers of rows: excerpt 1, WEIGHT 2."),
         ({"excerpt": ["a"], "WEIGHT": ["x"]}, "WEIGHT cannot be read as TYPE_FP32: Cannot cast array data"),
-        ({"excerpt": ["a"], "WEIGHT": np.ones(1)}, "Input WEIGHT has dtype float64, expected float32 (TYPE_FP32)."),
+        (
+            {"excerpt": ["a"], "WEIGHT": np.ones(1)},
+            'Input WEIGHT has dtype float64, expected float32 (TYPE_FP32). Convert it: array.astype("float32")',
+        ),
+        (
+            {"excerpt": ["a"], "WEIGHT": np.ones(1, np.uint8)},
+            'Input WEIGHT has dtype uint8, expected float32 (TYPE_FP32). Convert it: array.astype("float32")',
+        ),
         ({"excerpt": ["a"], "WEIGHT": [[1, 2]]}, "Input WEIGHT has shape [1, 2], expected [rows, 1]."),
         ({"excerpt": ["a"], "WEIGHT": 1}, "Input WEIGHT has shape [], expected [rows, 1]."),
     ],

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
-from shoal.errors import InputError
+from shoal.errors import InputError, SetupError
+from shoal.project.scaffold.skeletons import draft_component
 from tests.support.skeletons import files, new, write_leaf
 
 
@@ -74,6 +77,41 @@ def test_refusals(here: Path, arguments: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         new(*arguments.split())
     assert files(here) == before
+
+
+def test_a_category_that_is_for_models(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"Unknown --category 'models' for components\. Known: preprocess, post"):
+        draft_component("it", category="models", project=tmp_path)
+
+
+@pytest.mark.parametrize("command", ["component it", "model it --features 4", "pipeline it"])
+def test_a_file_where_a_folder_is_needed(here: Path, command: str) -> None:
+    (here / "tests").touch()
+    with pytest.raises(SetupError) as refused:
+        new(*command.split())
+    assert refused.value.what == "tests/test_it.py cannot be written: tests is a file, and a folder is needed."
+    assert refused.value.fix == "Rename or remove it, or name another folder: --project FOLDER"
+    assert files(here) == {"tests"}
+
+
+@pytest.mark.parametrize(
+    ("code", "fix"),
+    [
+        (errno.EACCES, "Make the folder writable for this user, or name another folder: --project FOLDER"),
+        (errno.EROFS, "Make the folder writable for this user, or name another folder: --project FOLDER"),
+        (errno.ENOSPC, "Free some space, or name another folder: --project FOLDER"),
+    ],
+)
+def test_a_folder_that_cannot_be_written(here: Path, monkeypatch: pytest.MonkeyPatch, code: int, fix: str) -> None:
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code), str(path))
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+    with pytest.raises(SetupError) as refused:
+        new("component", "it")
+    assert refused.value.what == f"preprocess/it/config.pbtxt cannot be written: {os.strerror(code)}."
+    assert refused.value.fix == fix
+    assert files(here) == set()
 
 
 def test_a_second_skeleton_leaves_the_first_ones_files(here: Path) -> None:

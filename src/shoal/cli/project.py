@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import typer
 
 from shoal.cli.usage import Command, Group
-from shoal.console import OUT
+from shoal.console import OUT, show_progress
 from shoal.errors import InputError, ShoalError
 
 if TYPE_CHECKING:
@@ -158,7 +158,11 @@ def add_model(
         "normalise": normalise, "tokenizer": tokenizer, "max_length": max_length, "revision": revision, "format": form,
         "max_batch_size": max_batch_size,
     }  # fmt: skip
-    paths = add(source, name, project=project, is_dry=is_dry, tell=_print, **options)
+    said: list[str] = []
+    with show_progress() as show:
+        paths = add(source, name, project=project, is_dry=is_dry, tell=said.append, on_progress=show, **options)
+    for line in said:
+        _print(line)
     _print_paths(paths, is_dry=is_dry)
     if not is_dry:
         steps = [part for step in (tokenizer, name) if step for part in ("--step", step)]
@@ -222,8 +226,7 @@ def _ask_source(question: Question) -> str:
 
     fits = ", ".join(map(str, question.fits))
     asked = f"What does {question.key} read, {describe(question.tensor, '')}: {fits}, or a name in the request"
-    default = str((question.free or question.fits)[0])
-    return str(typer.prompt(asked, default=default))
+    return str(typer.prompt(asked, default=str(question.nearest)))
 
 
 # --- answers -----------------------------------------------------------------------------------------------------

@@ -175,7 +175,7 @@ def doctor(
         print_json([asdict(finding) for finding in findings])
     else:
         for finding in findings:
-            colour = {"ok": "green", "warning": "yellow"}.get(finding.level, "red")
+            colour = {"ok": "green", "optional": "cyan", "warning": "yellow"}.get(finding.level, "red")
             OUT.print(f"[{colour}]{finding.level:8}[/] {finding.check}: {plain(finding.found)}", soft_wrap=True)
             if finding.level != OK:
                 OUT.print(f"         {plain(finding.fix)}", soft_wrap=True)

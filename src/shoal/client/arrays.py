@@ -93,7 +93,8 @@ def _to_array(spec: TensorSpec, value: Any, *, is_batched: bool) -> Array:
         array = array[:, None]
     mismatch = spec.mismatch(array, is_batched=is_batched)
     if mismatch:
-        raise InputError(f"Input {mismatch}.")
+        is_same = array.dtype == spec.numpy_dtype
+        raise InputError(f"Input {mismatch}.", "" if is_same else f'Convert it: array.astype("{spec.numpy_dtype}")')
     return array
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.errors import InputError
+from shoal.errors import InputError, SetupError
 from shoal.paths import check_path_supported
 
 
@@ -23,6 +25,7 @@ class Draft:
 
         Raises:
             InputError: a file exists, or Triton does not support the folder's path.
+            SetupError: a file cannot be written.
         """
         check_path_supported(self.root.resolve())
         paths = [self.root / name for name in self.files]
@@ -34,6 +37,7 @@ class Draft:
         if is_dry:
             return paths
         written: list[Path] = []
+        path = self.root
         try:
             for path, content in zip(paths, self.files.values(), strict=True):
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,8 +48,24 @@ class Draft:
                     path.write_bytes(content)
                 else:
                     path.write_text(content, encoding="utf-8")
-        except BaseException:
-            for path in written:
-                path.unlink(missing_ok=True)
+        except BaseException as error:
+            for made in written:
+                with suppress(OSError):
+                    made.unlink()
+            if isinstance(error, OSError):
+                raise _refuse(path, error) from error
             raise
         return paths
+
+
+def _refuse(path: Path, error: OSError) -> SetupError:
+    """Build the error for a file that cannot be written."""
+    another = "name another folder: --project FOLDER"
+    if error.errno in (errno.EEXIST, errno.ENOTDIR):
+        blocking = next((folder for folder in path.parents if folder.is_file()), path.parent)
+        return SetupError(
+            f"{path} cannot be written: {blocking} is a file, and a folder is needed.",
+            f"Rename or remove it, or {another}",
+        )
+    fix = "Free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "Make the folder writable for this user"
+    return SetupError(f"{path} cannot be written: {error.strerror or error}.", f"{fix}, or {another}")

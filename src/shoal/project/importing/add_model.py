@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from inspect import Parameter, signature
@@ -12,12 +13,13 @@ from typing import Any
 
 from shoal.composition.accepted import check_made
 from shoal.errors import InputError, needs
+from shoal.progress import OnProgress
 from shoal.project.draft import Draft
-from shoal.project.importing.imported import Imported
+from shoal.project.importing.imported import Imported, stage
 from shoal.project.scaffold.names import check_name, find_project_folders
 from shoal.repository.config import CONFIG, as_config, write_config
 
-_SCRATCH = "scratch"  # parameter of a draft function that needs a temporary folder
+_SCRATCH, _PROGRESS = _GIVEN = ("scratch", "on_progress")  # parameters of a draft function that add_model gives
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,13 @@ _ADVICE = {
     ".bin": _TORCH_SAVE, ".safetensors": "Name the folder that holds it beside its config.json, and its head.",
     ".model": _XGBOOST, ".bst": _XGBOOST, ".h5": _TENSORFLOW, ".keras": _TENSORFLOW, ".pb": _TENSORFLOW,
 }  # fmt: skip
+# scikit-learn's other estimators: the words of their refusal, and the way out.
+_NOT_A_FOREST = "is not a forest"
+_OTHER_ESTIMATORS = (
+    "Convert it to ONNX, a Pipeline as a whole: skl2onnx.to_onnx(model, rows[:1]), for a classifier with"
+    " options={'zipmap': False}; then type: shoal add-model model.onnx NAME. Or write it as a component; one that is"
+    " linear begins with: shoal new model NAME."
+)
 # Kinds of objects, by the package that a class of theirs is defined in.
 _PACKAGES = {"sklearn": _FOREST, "xgboost": _FOREST, "lightgbm": _FOREST, "treelite": _FOREST, "torch": _TORCHSCRIPT}
 _SAVED_FIRST = {
@@ -68,6 +77,7 @@ def add_model(
     project: Path | str = ".",
     is_dry: bool = False,
     tell: Callable[[str], None] = lambda line: None,
+    on_progress: OnProgress = lambda stage, done, total: None,
     **options: Any,
 ) -> list[Path]:
     """Write ``models/NAME`` of a project from a model; return the paths of its files.
@@ -79,31 +89,42 @@ def add_model(
 
     Nothing is written if ``shoal.check`` reports an error, and no file is overwritten. ``is_dry``: only return the
     paths. ``tell`` receives lines for people: what was derived, and from what; they are also the comment in
-    ``config.pbtxt``.
+    ``config.pbtxt``. ``on_progress`` is called with each stage's name and 0 of 1 at its start, 1 of 1 at its end.
 
     Raises:
         InputError: the name or an option is invalid, a file exists, or an option is missing that cannot be derived from
             the model.
         ArtifactError: the model is damaged, or cannot be served.
-        SetupError: a library that reads it is not installed.
+        SetupError: a library that reads it is not installed, or the project's folder cannot be written.
     """
     root = Path(project)
     available = find_project_folders(root)
     check_name(name, available)
     kind = _find_kind(source)
-    draft = kind.load()
+    with stage(on_progress, f"loading the libraries for {kind.what}"):
+        draft = kind.load()
     given = _check_options(kind, draft, {key: value for key, value in options.items() if value is not None})
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
         scratch = Path(folder)
-        if _SCRATCH in signature(draft).parameters:
+        taken = signature(draft).parameters
+        if _SCRATCH in taken:
             (scratch / "made").mkdir()
             given[_SCRATCH] = scratch / "made"
-        imported = draft(source, name, **given)
+        if _PROGRESS in taken:
+            given[_PROGRESS] = on_progress
+        try:
+            with stage(on_progress, f"reading and trying {kind.what}") if _PROGRESS not in taken else nullcontext():
+                imported = draft(source, name, **given)
+        except InputError as error:
+            if kind == _FOREST and _NOT_A_FOREST in error.what:
+                raise InputError(error.what, f"{_OTHER_ESTIMATORS} {error.fix}") from error
+            raise
         for other in {Path(path).parts[1] for path in imported.beside}:
             check_name(other, {**available, name: as_config(imported.message, root / "models" / name)})
         for line in imported.said:
             tell(line)
-        files = _files(imported, name, scratch / "checked")
+        with stage(on_progress, "checking the model folder"):
+            files = _files(imported, name, scratch / "checked")
         return Draft(root, {**imported.beside, **files}).write(is_dry=is_dry)
 
 
@@ -140,7 +161,7 @@ def _kind_of_object(source: Any) -> _Kind:
 
 def _check_options(kind: _Kind, draft: Callable[..., Imported], options: Mapping[str, Any]) -> dict[str, Any]:
     taken = signature(draft).parameters.values()
-    known = [p.name for p in taken if p.kind == Parameter.KEYWORD_ONLY and p.name != _SCRATCH]
+    known = [p.name for p in taken if p.kind == Parameter.KEYWORD_ONLY and p.name not in _GIVEN]
     unknown = [name for name in options if name not in known]
     if unknown:
         raise InputError(f"Unknown option for {kind.what}: {', '.join(unknown)}.", f"It takes: {', '.join(known)}.")

@@ -18,7 +18,8 @@ from shoal.encoders.export import NAMES, TOLERANCE, export_encoder
 from shoal.encoders.heads import NOTHING, SIGMOID, SOFTMAX, Embedder, Headed
 from shoal.encoders.length_bucketing import ATTENTION_MASK
 from shoal.errors import InputError, needs
-from shoal.project.importing.imported import MAX_BATCH_SIZE, Imported, make_config
+from shoal.progress import OnProgress
+from shoal.project.importing.imported import MAX_BATCH_SIZE, Imported, make_config, stage
 from shoal.project.scaffold.clone import draft_like
 from shoal.text.wordpiece import LENGTHS
 
@@ -26,6 +27,12 @@ EMBEDDING, CLASSIFICATION, REGRESSION = KINDS = ("embedding", "classification", 
 FORMATS = {"torchscript": ("pytorch", "model.pt"), "onnx": ("onnxruntime", "model.onnx")}
 VOCABULARY, TOKENIZER = "vocab.txt", "tokenizer.json"
 _LEAF = "tokenizer"  # shoal's model folder to copy
+_ONE_TEXT = (
+    "note: it takes one text per row, without a second text and without segment ids (token_type_ids are 0). If its head"
+    " was trained on pairs of texts (a cross-encoder), its answers would be wrong: trace the model with input_ids,"
+    " attention_mask and token_type_ids (torch.jit.trace), and add that file:"
+    " shoal add-model pair.pt NAME --input INT64:-1 --input INT64:-1 --input INT64:-1"
+)
 
 
 def draft_encoder(
@@ -41,6 +48,7 @@ def draft_encoder(
     tokenizer: str | None = None,
     max_batch_size: int = MAX_BATCH_SIZE,
     scratch: Path,
+    on_progress: OnProgress = lambda stage, done, total: None,
 ) -> Imported:
     """Draft a model folder that runs an encoder: token ids and mask, INT64 ``[-1]`` each, to FP32.
 
@@ -74,10 +82,12 @@ def draft_encoder(
     if max_batch_size < 1:
         raise InputError(f"max_batch_size is {max_batch_size}; an encoder takes rows.", "Give 1 or more.")
     backend, file = FORMATS[format]
-    encoder = _load(str(source), revision, head)
+    with stage(on_progress, f"loading {source}"):
+        encoder = _load(str(source), revision, head)
     made = _embed(encoder, pooling, normalise) if head == EMBEDDING else _classify(encoder, head)
     tokens = _write_tokens(encoder, scratch)
-    export_encoder(made.module, scratch / file, ties={tokens.name: sha256(tokens)})
+    with stage(on_progress, f"exporting {file} and comparing its answers"):
+        export_encoder(made.module, scratch / file, ties={tokens.name: sha256(tokens)})
     (ids, mask), (out,) = NAMES
     message = make_config(
         name, backend, [TensorSpec(each, "TYPE_INT64", (-1,)) for each in (ids, mask)],
@@ -240,6 +250,7 @@ def _embed(encoder: _Encoder, pooling: str | None, normalise: bool | None) -> _M
 def _classify(encoder: _Encoder, head: str) -> _Made:
     config = encoder.model.config
     width, problem = int(config.num_labels), config.problem_type
+    pairs = (_ONE_TEXT,) if getattr(config, "type_vocab_size", 0) > 1 else ()
     if head == REGRESSION and width != 1:
         raise InputError(
             f"The head of {encoder.name} gives {width} numbers, not a score.", "Use --head classification."
@@ -248,7 +259,7 @@ def _classify(encoder: _Encoder, head: str) -> _Made:
         what = "a score" if width == 1 else f"{width} scores"
         raise InputError(f"The head of {encoder.name} gives {what}, not classes.", "Use --head regression.")
     if head == REGRESSION:
-        return _Made(Headed(encoder.model, NOTHING), width, "the score of its own trained head")
+        return _Made(Headed(encoder.model, NOTHING), width, "the score of its own trained head", pairs)
     activation = SIGMOID if problem == "multi_label_classification" else SOFTMAX
     labels = [str(config.id2label.get(index, "")) for index in range(width)]
     is_named = all(labels) and labels != [f"LABEL_{index}" for index in range(width)]
@@ -257,7 +268,7 @@ def _classify(encoder: _Encoder, head: str) -> _Made:
     if activation == SIGMOID:
         notes.append("one sigmoid per class: its configuration says multi_label_classification")
     parameters = {"labels": json.dumps(labels, ensure_ascii=False)} if is_named else {}
-    return _Made(Headed(encoder.model, activation), width, what, tuple(notes), parameters)
+    return _Made(Headed(encoder.model, activation), width, what, (*notes, *pairs), parameters)
 
 
 # --- its tokens --------------------------------------------------------------------------------------------------

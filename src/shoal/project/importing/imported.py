@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from shoal.component.spec import TensorSpec
+from shoal.progress import OnProgress
 
 MAX_BATCH_SIZE = 512  # default for a model whose file sets no limit
 
@@ -26,6 +28,14 @@ class Imported:
     files: Mapping[str, bytes | Path]
     said: tuple[str, ...]
     beside: Mapping[str, str | bytes | Path] = field(default_factory=dict)
+
+
+@contextmanager
+def stage(on_progress: OnProgress, name: str) -> Iterator[None]:
+    """Report the start of a stage, and its end unless it fails."""
+    on_progress(name, 0, 1)
+    yield
+    on_progress(name, 1, 1)
 
 
 def make_config(

@@ -48,8 +48,8 @@ def draft_torchscript(
     ``inputs`` adds what the file does not contain: ``DTYPE:DIMS`` for each of forward's arguments, without the rows, in
     order (``INT64:-1``, ``FP32:3,224,224``; -1 is any size); or ``NAME:DTYPE:DIMS`` with names for the model's inputs,
     instead of INPUT__0, INPUT__1, ... The outputs are called OUTPUT__0, OUTPUT__1, ...; their dtypes
-    and dims are observed by running forward on generated rows. ``mask`` names the input that gives the length of a row.
-    ``max_batch_size`` 0 is for a module without a batch dimension.
+    and dims are observed by running forward on generated rows. ``mask`` names the input that gives the length of a
+    row, or forward's argument. ``max_batch_size`` 0 is for a module without a batch dimension.
 
     Raises:
         InputError: ``inputs`` is missing, or does not fit forward.
@@ -60,6 +60,8 @@ def draft_torchscript(
     module, path, notes = _load(path, scratch)
     taken = _arguments(module, path)
     specs = _declare(inputs, taken)
+    if mask in taken:
+        mask = specs[taken.index(mask)].name
     trial = Trial(specs, lambda arrays: _call(module, arrays), is_batched=max_batch_size > 0)
     outputs = _observe(trial, path)
     spec = ModelSpec(name, specs, outputs, max_batch_size)

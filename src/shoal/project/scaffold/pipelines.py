@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal.component.artifact_files import find_repeated
@@ -38,12 +38,12 @@ class Source:
 
 @dataclass(frozen=True)
 class Question:
-    """An input that several outputs fit; ``free`` are the outputs that no other input reads."""
+    """An input that several outputs fit; ``nearest`` is the last of them that skips no step."""
 
     model: str
     tensor: TensorSpec
     fits: tuple[Source, ...]
-    free: tuple[Source, ...] = ()
+    nearest: Source
 
     @property
     def key(self) -> str:
@@ -65,9 +65,10 @@ def draft_pipeline(
     """Draft a pipeline of the models ``steps``, from shoal and the project, in an order in which they can run.
 
     An input reads the earlier output with its name, dtype and shape (an attention mask also one called so); else the
-    only remaining one of its dtype and shape, unless it is optional; else the request. ``maps`` override this:
-    ``MODEL.INPUT`` to ``MODEL.OUTPUT``, or to a name in the request. If several outputs fit, ``ask`` is called. Outputs
-    that no step reads become the answer. Without ``steps`` it gets a component of its own, ``NAME_preprocess``.
+    only one of its dtype and shape that no step reads yet, or the only one at all, unless it is optional; else the
+    request. ``maps`` override this: ``MODEL.INPUT`` to ``MODEL.OUTPUT``, or to a name in the request. If several
+    outputs fit, or the one with its name would skip a step that fits as well, ``ask`` is called. Outputs that no step
+    reads become the answer. Without ``steps`` it gets a component of its own, ``NAME_preprocess``.
 
     Raises:
         InputError: a name cannot be used; there is no such model or tensor; several outputs fit and there is no
@@ -193,10 +194,15 @@ def _request(definition: Ensemble, models: Sequence[ModelConfig], sources: Mappi
 
 @dataclass
 class _Join:
-    """Wires models in order; ``maps`` override the source of ``MODEL.INPUT``: ``MODEL.OUTPUT``, or a request tensor."""
+    """Wires models in order; ``maps`` override the source of ``MODEL.INPUT``: ``MODEL.OUTPUT``, or a request tensor.
+
+    ``found`` are the sources of inputs so far, ``behind`` the steps that lead to each step.
+    """
 
     models: Sequence[ModelConfig]
     maps: Mapping[str, str]
+    found: dict[str, Source] = field(default_factory=dict)
+    behind: dict[str, set[str]] = field(default_factory=dict)
     questions: list[Question] = field(default_factory=list)
 
     def answer(self, ask: Ask | None) -> dict[str, Source]:
@@ -205,47 +211,78 @@ class _Join:
         for key in self.maps:
             if key not in known:
                 raise InputError(f"Unknown input {key} to map.", f"Known: {', '.join(known)}.")
-        found: dict[str, Source] = {}
         for place, model in enumerate(self.models):
-            found |= self._join(model, self.models[:place])
-        places = {model.name: place for place, model in enumerate(self.models)}
+            for tensor in model.spec.inputs:
+                key = f"{model.name}.{tensor.name}"
+                if key in self.maps:
+                    self.found[key] = self._read(self.maps[key], self.models[:place], f"--map {key}={self.maps[key]}")
+        for place, model in enumerate(self.models):
+            self._join(model, self.models[:place], ask)
+            read = {self.found[f"{model.name}.{tensor.name}"].model for tensor in model.spec.inputs} - {REQUEST}
+            self.behind[model.name] = read.union(*(self.behind[name] for name in read))
         if self.questions and ask is None:
             raise _several(self.questions)
-        for question in self.questions:
-            read = set(found.values())
-            free = tuple(source for source in question.fits if source not in read)
-            chosen = ask(replace(question, free=free)) if ask else ""
-            found[question.key] = self._read(chosen, self.models[: places[question.model]], f"{chosen!r}")
-        return found
+        return self.found
 
-    def _join(self, model: ModelConfig, earlier: Sequence[ModelConfig]) -> dict[str, Source]:
-        # Explicit maps and matching names first; the other inputs share the outputs that are left. An output is taken
-        # if it is the only one left for an input and fits no other input alone; else the input becomes a question.
-        found: dict[str, Source] = {}
+    def _join(self, model: ModelConfig, earlier: Sequence[ModelConfig], ask: Ask | None) -> None:
+        # Explicit maps and matching names first; the other inputs share the outputs that are left. An output that no
+        # step reads yet comes before one that is read: another step processes that one already, and reading it would
+        # skip this step. An output is taken if it is the only one left for an input and fits no other input alone;
+        # else the input becomes a question.
         fitting: dict[str, tuple[TensorSpec, list[Source]]] = {}
+        named: dict[str, Source] = {}
         for tensor in model.spec.inputs:
             key = f"{model.name}.{tensor.name}"
+            if key in self.found:
+                continue
             fits = _find_fits(tensor, model, earlier)
             is_mask = model.spec.parameters.get(MASK) == tensor.name
             same = [source for source in fits if source.name == tensor.name or (is_mask and source.name == MASK)]
-            if key in self.maps:
-                found[key] = self._read(self.maps[key], earlier, f"--map {key}={self.maps[key]}")
-            elif len(same) == 1:
-                found[key] = same[0]
-            elif tensor.is_optional or not fits:
-                found[key] = Source(REQUEST, tensor.name)
+            same = self._unread(same) or same
+            if len(same) == 1:
+                named[key] = same[0]
+            if tensor.is_optional or not fits:
+                self.found[key] = named.pop(key, Source(REQUEST, tensor.name))
             else:
                 fitting[key] = tensor, fits
-        taken = set(found.values())  # no step reads one tensor twice
-        left = [[source for source in fits if source not in taken] for _, fits in fitting.values()]
-        for (key, (tensor, _)), sources in zip(fitting.items(), left, strict=True):
-            if not sources:
-                found[key] = Source(REQUEST, tensor.name)
-            elif len(sources) == 1 and left.count(sources) == 1:
-                found[key] = sources[0]
+        claimed = set(named.values())
+        for key, source in named.items():
+            others = [other for other in self._unread(fitting[key][1]) if other not in claimed]
+            if not any(source.model in self.behind[other.model] for other in others):  # none of them is skipped
+                self.found[key] = source
+                del fitting[key]
+        taken = {self.found.get(f"{model.name}.{tensor.name}") for tensor in model.spec.inputs}
+        left = {key: [source for source in fits if source not in taken] for key, (_, fits) in fitting.items()}
+        best = {key: self._unread(sources) or sources for key, sources in left.items()}
+        asked = []
+        for key, sources in best.items():
+            if not sources:  # no step reads one tensor twice
+                self.found[key] = Source(REQUEST, fitting[key][0].name)
+            elif len(sources) == 1 and list(best.values()).count(sources) == 1 and key not in named:
+                self.found[key] = sources[0]
             else:
-                self.questions.append(Question(model.name, tensor, tuple(sources)))
-        return found
+                asked.append(key)
+        for place, key in enumerate(asked):
+            alike = sum(left[other] == left[key] for other in asked[place:])
+            question = self._question(model, fitting[key][0], left[key], alike, earlier)
+            self.questions.append(question)
+            chosen = ask(question) if ask else str(question.nearest)
+            self.found[key] = self._read(chosen, earlier, f"{chosen!r}")
+
+    def _question(
+        self, model: ModelConfig, tensor: TensorSpec, fits: list[Source], alike: int, earlier: Sequence[ModelConfig]
+    ) -> Question:
+        """Make the question of an input, the first of ``alike`` that the same outputs fit."""
+        taken = {self.found.get(f"{model.name}.{other.name}") for other in model.spec.inputs}
+        left = [source for source in fits if source not in taken]
+        unread, places = self._unread(left), [other.name for other in earlier]
+        ranked = sorted(left, key=lambda source: (source not in unread, -places.index(source.model)))[:alike]
+        nearest = next((source for source in left if source in ranked), Source(REQUEST, tensor.name))
+        return Question(model.name, tensor, tuple(fits), nearest)
+
+    def _unread(self, sources: Iterable[Source]) -> list[Source]:
+        read = set(self.found.values())
+        return [source for source in sources if source not in read]
 
     def _read(self, value: str, earlier: Sequence[ModelConfig], where: str) -> Source:
         """Parse ``MODEL.OUTPUT``, or a name in the request."""
@@ -275,5 +312,5 @@ def _find_fits(tensor: TensorSpec, model: ModelConfig, earlier: Iterable[ModelCo
 
 def _several(questions: Sequence[Question]) -> InputError:
     said = [f"{q.key} ({text.describe(q.tensor, '')}) fits {' and '.join(map(str, q.fits))}." for q in questions]
-    examples = " ".join(f"--map {q.key}={q.fits[place % len(q.fits)]}" for place, q in enumerate(questions))
+    examples = " ".join(f"--map {q.key}={q.nearest}" for q in questions)
     return InputError(" ".join(said), f"Map each to an output or to a name in the request. For example: {examples}")
