@@ -83,8 +83,10 @@ def describe(folder: Folder, model: Model = "", as_json: Json = False) -> None:
     _print_tensors(found["tensors"])
 
 
-def _print_steps(steps: Iterable[Mapping[str, Any]]) -> None:
-    """Print the table of steps; steps of one level run concurrently."""
+def _print_steps(steps: Sequence[Mapping[str, Any]]) -> None:
+    """Print the table of steps and what their models hold; steps of one level run concurrently."""
+    from shoal.draw.boxes import legible
+
     names = ("level", "step", "backend", "device", "instances", "rows", "batching")
     _print_table(
         names,
@@ -96,6 +98,8 @@ def _print_steps(steps: Iterable[Mapping[str, Any]]) -> None:
             for step in steps
         ),
     )
+    for model, content in {step["model"]: step["content"] for step in steps if step["content"]}.items():
+        OUT.print(f"{model} holds {legible(content)}", soft_wrap=True, markup=False)
 
 
 def _print_members(steps: Iterable[Mapping[str, Any]]) -> None:
