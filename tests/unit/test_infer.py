@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from shoal.cli import app
+from shoal.console import OUT
 from shoal.errors import ShoalError
 
 CODE = """
@@ -240,10 +241,9 @@ def test_columns_that_are_missing(infer: Infer, tmp_path: Path) -> None:
     assert fault(infer("sums", "-i", source, "--column", "X=a,z")).startswith("in.csv has no column 'z'")
 
 
-def test_narrow_terminals_get_whole_numbers(repository: Path) -> None:
-    given = ["infer", "--local", "--repository", repository, "--model", "sums", "X=[1,2,3,4]"]
-    result = CliRunner().invoke(app, [str(a) for a in given], env={"COLUMNS": "30"})
-    assert result.stdout.splitlines()[:3] == [
+def test_narrow_terminals_get_whole_numbers(infer: Infer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OUT, "_width", 30)
+    assert infer("sums", "X=[1,2,3,4]").stdout.splitlines()[:3] == [
         "X: [1.000, 2.000, 3.000, 4.000]",
         "sum: 10.000",
         "each: [1.000, 2.000, 3.000, 4.000]",
