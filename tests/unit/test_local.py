@@ -50,7 +50,7 @@ def test_lists_become_the_declared_arrays() -> None:
         ({"excerpt": ["a\ud800"]}, "excerpt[0] holds the lone surrogate U+D800 at position 1."),
         ({"excerpt": []}, "The request has no rows. Give at least one."),
         ({"excerpt": ["a"], "WEIGHT": [1, 1]}, "The inputs have different numbers of rows: excerpt 1, WEIGHT 2."),
-        ({"excerpt": ["a"], "WEIGHT": ["x"]}, "WEIGHT cannot be read as TYPE_FP32: Cannot cast array data"),
+        ({"excerpt": ["a"], "WEIGHT": ["x"]}, "WEIGHT cannot be read as TYPE_FP32: 'x' is not a number"),
         (
             {"excerpt": ["a"], "WEIGHT": np.ones(1)},
             'Input WEIGHT has dtype float64, expected float32 (TYPE_FP32). Convert it: array.astype("float32")',
