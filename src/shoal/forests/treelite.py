@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.errors import needs
+from shoal.errors import InputError, needs
 
 Predict: TypeAlias = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 
@@ -41,6 +41,40 @@ def load_forest(path: Path) -> Predict:
         return np.asarray(values.reshape(len(rows), num_outputs), np.float32)
 
     return predict
+
+
+def find_categories(path: Path) -> tuple[int, ...]:
+    """Return the features that a checkpoint's splits take for category codes, in order."""
+    with needs("serve"):
+        import treelite
+
+    model = treelite.Model.deserialize(str(path))
+    found: set[int] = set()
+    for index in range(model.num_tree):
+        tree = model.get_tree_accessor(index)
+        begin, end = tree.get_field("category_list_begin"), tree.get_field("category_list_end")
+        found.update(tree.get_field("split_index")[: len(begin)][end > begin].tolist())
+    return tuple(sorted(found))
+
+
+def check_categories(rows: NDArray[np.float32], categories: Sequence[int], name: str) -> None:
+    """Check that category codes are whole numbers, or NaN where one is missing.
+
+    For other numbers each library has a rule of its own: LightGBM drops the fraction, scikit-learn treats the code as
+    unknown.
+
+    Raises:
+        InputError: one is not; the message names row and feature.
+    """
+    for feature in categories:
+        codes = rows[:, feature]
+        is_wrong = ~(np.isnan(codes) | (np.isfinite(codes) & (codes == np.floor(codes))))
+        if is_wrong.any():
+            row = int(is_wrong.argmax())
+            raise InputError(
+                f"{name}[{row}] has {codes[row]} for feature {feature}, a category code; it must be a whole number.",
+                "Send the code that the model was trained with, or NaN where it is missing.",
+            )
 
 
 def round_forest(model: Any) -> bool:

@@ -6,6 +6,7 @@ parsing after LightGBM's trees, where a feature's name may look like a field.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -50,12 +51,17 @@ def read_xgboost(content: bytes, name: str) -> Found:
         kind = "JSON" if is_json(content) else "UBJSON" if content.startswith(b"{") else "JSON or UBJSON"
         raise refuse(name, describe_bytes(content[:32]) or f"it is not {kind}, or damaged: {error}", _SAVE) from error
     try:
+        is_cut, rounds = _keep_best(document)
         what, is_classifier, said, gives_labels = _describe_xgboost(document, name)
+        said = (*rounds, *said)
     except KeyError as error:
         raise refuse(name, f"it has no {error.args[0]}, so it is not a complete XGBoost model", _SAVE) from error
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise refuse(name, f"it is damaged, or of an unknown XGBoost version: {error!r}", _SAVE) from error
-    model, _ = read_apart("json" if is_json(content) else "ubjson", content, name)
+    if is_cut:
+        model, _ = read_apart("json", json.dumps(document, default=np.ndarray.tolist).encode(), name)
+    else:
+        model, _ = read_apart("json" if is_json(content) else "ubjson", content, name)
     return Found(name, model, what, is_classifier, said, gives_labels=gives_labels)
 
 
@@ -101,14 +107,38 @@ def _check_objective(objective: str, known: Mapping[str, bool], name: str) -> No
         )
 
 
-def _notes(learner: Mapping[str, Any]) -> Iterable[str]:
+def _keep_best(document: Any) -> tuple[bool, tuple[str, ...]]:
+    """Cut a model that stopped early after its best round, as ``XGBModel.predict`` does.
+
+    Return whether trees were cut, and a line for people.
+    """
+    learner = document.get("Model", document)["learner"]
     attributes = learner.get("attributes")
     best = str(attributes.get("best_iteration", "")) if isinstance(attributes, dict) else ""
-    if best.isdecimal():
-        yield (
-            f"all of its rounds count, as for Booster.predict; best_iteration is {best}, and XGBModel.predict stops"
-            f" there: to do so here too, save booster[: {int(best) + 1}]"
-        )
+    content = learner["gradient_booster"]
+    booster = content.get("gbtree", content)
+    if not best.isdecimal() or "model" not in booster:
+        return False, ()
+    model, rounds = booster["model"], int(best) + 1
+    trees = model["trees"]
+    starts = model.get("iteration_indptr")
+    if starts is None or len(starts) == 0:  # older files: every round has as many trees
+        groups = max(1, int(learner["learner_model_param"].get("num_class", 0)))
+        size = groups * max(1, int(model["gbtree_model_param"].get("num_parallel_tree", 1)))
+        starts = list(range(0, len(trees) + 1, size))
+    if rounds >= len(starts) - 1:
+        return False, ()
+    kept = int(starts[rounds])
+    model["trees"], model["tree_info"] = trees[:kept], model["tree_info"][:kept]
+    model["iteration_indptr"] = starts[: rounds + 1]
+    model["gbtree_model_param"]["num_trees"] = str(kept)
+    if "weight_drop" in content:
+        content["weight_drop"] = content["weight_drop"][:kept]
+    line = f"{rounds} of its {len(starts) - 1} rounds are used, up to best_iteration, as XGBModel.predict does"
+    return True, (f"{line}; Booster.predict uses all",)
+
+
+def _notes(learner: Mapping[str, Any]) -> Iterable[str]:
     types = learner.get("feature_types")
     categories = [str(i) for i, kind in enumerate(types) if kind == "c"] if isinstance(types, list) else []
     if categories:

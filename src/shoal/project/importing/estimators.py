@@ -28,9 +28,11 @@ _KNOWN = (
     "HistGradientBoostingClassifier", "IsolationForest",
 )  # fmt: skip
 _MOST_CATEGORIES = 2**24  # FP32 represents every whole number up to here
-# Prefixes of types that such estimators contain and skops does not trust by default.
+# Prefixes of types that such estimators contain and skops does not trust by default. The last two are in the encoder of
+# categories, which is read and never called: a partial of check_array.
 _TRUSTED = (
     "sklearn._loss.", "sklearn.ensemble._hist_gradient_boosting.", "sklearn.tree._tree.", "sklearn.utils._bunch.",
+    "functools.partial", "sklearn.utils.validation.check_array",
 )  # fmt: skip
 
 

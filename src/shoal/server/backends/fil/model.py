@@ -10,7 +10,7 @@ from shoal.component.provenance import check_ties
 from shoal.errors import needs
 from shoal.forests import checkpoints
 from shoal.forests.postprocessing import Settings
-from shoal.forests.treelite import load_forest
+from shoal.forests.treelite import check_categories, find_categories, load_forest
 
 _DEFAULT_STREAM = 1  # cudaStreamLegacy of cuda_runtime_api.h; nvForest's default stream is not ordered after it
 
@@ -29,6 +29,12 @@ class Forest(Component):
         forest.check(context.spec, path, is_ours=True)
         self.settings = Settings.read(context.spec)
         self.predict = load_forest(path) if context.device.is_host else _on_gpu(path, forest, context.device)
+
+        self.categories = find_categories(path) if context.device.is_host else ()
+
+    def check(self, inputs: Arrays) -> None:
+        (features,) = self.context.spec.inputs
+        check_categories(inputs[features.name], self.categories, features.name)
 
     def run(self, batch: Arrays) -> Arrays:
         (features,), (scores,) = self.context.spec.inputs, self.context.spec.outputs
