@@ -188,7 +188,7 @@ def test_the_other_protocols_port(server: Server, way: str) -> None:
     url, other = (server.http_url, "http") if way.startswith("grpc") else (server.grpc_url, "grpc")
     said = failure(way, url)
     assert said.startswith(f"The server at {url} is not a Triton that speaks {way.split('-')[0]} (")
-    assert said.endswith(f"; for its {other} port: protocol='{other}'")
+    assert said.endswith(f"; for its {other} port: --protocol {other}, in Python protocol='{other}'")
 
 
 @pytest.mark.parametrize(

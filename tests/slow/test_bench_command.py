@@ -51,7 +51,7 @@ def test_the_command(forest: Path, hybrid_forest: Path, tmp_path: Path, monkeypa
     ("kind", "seconds", "more"),
     [
         ("batching", "0.01", ""),  # whatever the rows
-        ("instances", "0.03 * len(batch['X'])", BATCHING),  # for every row
+        ("instances", "0.02 * len(batch['X'])", BATCHING),  # for every row
     ],
 )
 def test_following_the_advice_helps(tmp_path: Path, kind: str, seconds: str, more: str) -> None:

@@ -248,3 +248,18 @@ def test_narrow_terminals_get_whole_numbers(infer: Infer, monkeypatch: pytest.Mo
         "sum: 10.000",
         "each: [1.000, 2.000, 3.000, 4.000]",
     ]
+
+
+def test_advice_that_first_users_needed(infer: Infer, tmp_path: Path) -> None:
+    assert "curl speaks HTTP, and 127.0.0.1:8001 is the address for gRPC." in fault(
+        infer("sums", "X=[1,2,3,4]", "--curl", "--url", "127.0.0.1:8001")
+    )
+    np.save("turned.npy", np.zeros((1, 2, 2, 4)))
+    assert "X has shape [2, 2, 4], expected [4]" in fault(infer("sums", "X=@turned.npy"))
+    Path("rows.json").write_text('{"QUERY": ["a", "b"], "PASSAGE": ["a", "a"]}', encoding="utf-8")
+    assert [row["same"] for row in rows(infer("pair", "@rows.json", "--json"))] == [True, False]
+    Path("q.txt").write_text("a\n", encoding="utf-8")
+    assert rows(infer("pair", "QUERY=@q.txt", "PASSAGE=a", "--json"))[0]["same"] is True
+    (tmp_path / "p.txt").write_text("a\nb\n", encoding="utf-8")
+    message = fault(infer("pair", "-i", "p.txt", "--set", "QUERY=a"))
+    assert message.endswith("Name it: --column PASSAGE=COLUMN, or give one value for all rows: --set PASSAGE=text")

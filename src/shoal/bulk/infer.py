@@ -98,7 +98,7 @@ def _find_column(wanted: Sequence[str], table: Table[Row]) -> str | None:
 
 
 def _no_column(wanted: str, spec: TensorSpec, model: Endpoint, table: Table[Row]) -> ArtifactError:
-    fix = f"Name it: --column {spec.name}=COLUMN, or give one value for all rows: {show_example(spec)}"
+    fix = f"Name it: --column {spec.name}=COLUMN, or give one value for all rows: --set {show_example(spec)}"
     if spec.name == model.text_input:
         fix = "Name the column of the texts: --text-column NAME"
     elif spec.dims != (1,):

@@ -32,7 +32,9 @@ def read_row(spec: TensorSpec, value: Any) -> Any:
         array = array.reshape(1)
     mismatch = spec.mismatch(array, is_batched=False)
     if mismatch:
-        raise InputError(f"Input {mismatch}.", f"For example: {show_example(spec)}")
+        is_turned = array.ndim > 1 and array.ndim == len(spec.dims) and sorted(array.shape) == sorted(spec.dims)
+        order = f"Its dimensions are in another order: transpose it. {spec.name} is {spec.kind}."
+        raise InputError(f"Input {mismatch}.", order if is_turned else f"For example: {show_example(spec)}")
     return array
 
 
@@ -120,7 +122,7 @@ def _read_file(spec: TensorSpec, path: Path) -> Any:
             return np.load(path, allow_pickle=False)
         text = path.read_text(encoding="utf-8")
         if path.suffix != ".json":
-            return text
+            return text.removesuffix("\n")
         value = json.loads(text)
     except FileNotFoundError:
         raise InputError(f"There is no file {path}.", f"Give {spec.name}=@ and a file's path.") from None
@@ -135,7 +137,8 @@ def _read_file(spec: TensorSpec, path: Path) -> Any:
 
 
 def read_request(path: Path, specs: Mapping[str, TensorSpec]) -> dict[str, list[Any]]:
-    """Read a request in KServe's JSON form, ``{"inputs": [{"name", "shape", "datatype", "data"}]}``: rows by input.
+    """Read a request: KServe's JSON form, ``{"inputs": [{"name", "shape", "datatype", "data"}]}``, or rows by input,
+    ``{"TEXT": ["a", "b"]}``.
 
     Raises:
         InputError: it cannot be read, or holds another input.
@@ -154,6 +157,8 @@ def read_request(path: Path, specs: Mapping[str, TensorSpec]) -> dict[str, list[
 
 
 def _read_kserve(request: Any, path: Path) -> dict[str, Any]:
+    if isinstance(request, dict) and request and "inputs" not in request:
+        return {name: value if isinstance(value, list) else [value] for name, value in request.items()}
     try:
         return {
             tensor["name"]: np.asarray(

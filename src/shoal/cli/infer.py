@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from shoal.console import ERR, plain, print_answers, show_rows
+from shoal.console import ERR, plain, print_answers, print_blocks, show_rows
 from shoal.errors import InputError, ServerError, SetupError
 from shoal.options import Json, Protocol
 
@@ -115,6 +115,11 @@ def infer(
         constants = {name: _one_row(name, read_rows(chosen.find_input(name), value)) for name, value in given.items()}
         feed = make_feed(chosen, table, text_column=text_column, columns=fed, constants=constants)
         if is_curl:
+            if url and protocol != "http":
+                raise InputError(
+                    f"curl speaks HTTP, and {url} is the address for gRPC.",
+                    "Give the HTTP address, which shoal serve prints: --protocol http --url HOST:PORT",
+                )
             typer.echo(_write_curl(table, chosen, feed, url if protocol == "http" else None))
             return
         is_text = list(feed.columns) == [chosen.text_input]
@@ -146,7 +151,7 @@ def infer(
 def _show(table: Table[Row], model: Endpoint, feed: Feed, *, as_json: bool, is_full: bool) -> Summary:
     """Print a few rows as a table or as one JSON array, a row per line."""
     from shoal.bulk.infer import Summary
-    from shoal.bulk.output_formats import answered, dump_json
+    from shoal.bulk.output_formats import ERROR, answered, dump_json
     from shoal.bulk.scoring import score
     from shoal.bulk.values import show_value
 
@@ -166,8 +171,12 @@ def _show(table: Table[Row], model: Endpoint, feed: Feed, *, as_json: bool, is_f
             for columns in feed.columns.values()
             for column in ((columns,) if isinstance(columns, str) else columns)
         ]
-        shown = partial(show_value, is_full=is_full)
-        print_answers(given, list(model.columns.values()), [(answered(s), s.answer) for s in rows], shown)
+        shown, added = partial(show_value, is_full=is_full), list(model.columns.values())
+        if is_full:
+            columns = (*given, *added, ERROR) if failed else (*given, *added)
+            print_blocks(columns, ([shown(answered(s).get(name, "-")) for name in columns] for s in rows))
+        else:
+            print_answers(given, added, [(answered(s), s.answer) for s in rows], shown)
     return Summary(len(rows), failed)
 
 

@@ -169,7 +169,7 @@ def explain(failure: CallError, call: Call, server: Server) -> ShoalError:
             return ServerError(
                 f"The server at {url} is not a Triton that speaks {protocol} ({message}).",
                 f"Triton's port for {protocol} is {PORTS[protocol]} unless it was started with another; "
-                f"for its {other} port: protocol={other!r}",
+                f"for its {other} port: --protocol {other}, in Python protocol={other!r}",
             )
         case Kind.CONNECTION_LOST:
             return ServerError(
@@ -232,6 +232,11 @@ def _refused(message: str, call: Call, url: str) -> InputError:
         listed = re.search(r"Models: (.+)\.$", message)
         known = listed[1].split(", ") if listed else []
         fix = suggest(call.model, known) if known else "Name one that its repository holds."
+        if "closed to clients" in message:
+            return UnknownModelError(
+                f"The server at {url} keeps {call.model} to itself: it is a step of an ensemble.",
+                f"Open it: shoal serve REPOSITORY --expose {call.model}",
+            )
         return UnknownModelError(f"The server at {url} has no model {call.model}.", fix)
     for pattern, say in _REFUSALS:
         found = re.search(pattern, message)

@@ -53,7 +53,8 @@ def check_url(url: str, protocol: str) -> str:
     if scheme not in ("", protocol):
         raise InputError(
             f"{url} names the protocol {scheme}; this client speaks {protocol}, without encryption.",
-            f"Give the address alone, {example}" + (", and protocol='http'" if scheme == "http" else ""),
+            f"Give the address alone, {rest.rstrip('/') if scheme == 'http' else example}"
+            + (", and the protocol: --protocol http, in Python protocol='http'" if scheme == "http" else ""),
         )
     address = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^\s:/@?#\[\]]+):(\d{1,5})/?", rest)
     if not address or not 0 < int(address[2]) < 2**16:

@@ -57,7 +57,8 @@ def find_default(configs: Mapping[str, ModelConfig], exposed: Container[str], co
 def absent(model: str, dispatcher: Dispatcher) -> RefusedError:
     """Build the refusal for an unknown or hidden model: Triton's wording for both, and the models that there are."""
     known = ", ".join(dispatcher.exposed[:_MOST_LISTED])
-    return RefusedError(Why.ABSENT, f"Request for unknown model: {model[:100]!r} is not found. Models: {known}.")
+    what = "is a step, and closed to clients" if dispatcher.is_told(model) else "is not found"
+    return RefusedError(Why.ABSENT, f"Request for unknown model: {model[:100]!r} {what}. Models: {known}.")
 
 
 def closed(what: str) -> RefusedError:

@@ -78,7 +78,10 @@ def find_top(calls: Mapping[str, Iterable[str] | None], where: str, composed_for
         raise InputError(f"{where} has no model that is ready.")
     if len(tops) > 1:
         what = "ensembles that no other one calls" if ensembles else "models and no ensemble"
-        raise InputError(f"{where} has {len(tops)} {what}: {', '.join(tops)}.", f"Name one, such as --model {tops[0]}")
+        raise InputError(
+            f"{where} has {len(tops)} {what}: {', '.join(tops)}.",
+            f"Name one, such as --model {tops[0]}; in Python, its folder or its name.",
+        )
     return tops[0]
 
 
