@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import lightgbm
 import numpy as np
 import pytest
-import skops.io
 import treelite
 import xgboost
-from sklearn.ensemble import HistGradientBoostingRegressor, RandomForestClassifier
+from sklearn.ensemble import RandomForestClassifier
 
 import shoal
 from shoal.check import check
-from shoal.errors import InputError
 from shoal.project.importing.forests import draft_forest
 from shoal.repository.config import read_config
 from tests.support.grown import BINARY, CASES, HOLED, NAMES, NUM_FEATURES, ROWS, SERVED, THREE, Array
@@ -176,32 +173,6 @@ def test_xgboosts_estimators_and_files_stop_at_their_best_round(tmp_path: Path) 
         assert difference(ask(tmp_path / kind, "leaf", HOLED), model.predict_proba(HOLED)) <= TOLERANCE
         rounds = model.get_booster().num_boosted_rounds()
         assert any(line.startswith(f"{best + 1} of its {rounds} rounds are used, up to best_iter") for line in said)
-
-
-@pytest.mark.parametrize("library", ["lightgbm", "sklearn"])
-def test_category_codes_that_are_not_whole_numbers_are_refused(library: str, tmp_path: Path) -> None:
-    """Each library has another rule for them; missing and unknown ones are answered as it does."""
-    draw = np.random.default_rng(3)
-    rows = np.column_stack([draw.integers(0, 6, 1000), draw.normal(size=1000)]).astype(np.float32)
-    targets = np.where(rows[:, 0] % 2 == 0, 1.0, -1.0) + rows[:, 1]
-    model: Any
-    if library == "lightgbm":
-        model = lightgbm.LGBMRegressor(n_estimators=20, verbosity=-1, n_jobs=1)
-        model.fit(rows, targets, categorical_feature=[0])
-    else:
-        model = HistGradientBoostingRegressor(max_iter=20, categorical_features=[0]).fit(rows, targets)
-    if library == "sklearn":
-        skops.io.dump(model, tmp_path / "model.skops")
-    add(tmp_path, model if library == "lightgbm" else tmp_path / "model.skops", "leaf")
-    odd = rows.copy()
-    odd[::7, 0], odd[::11, 0] = np.nan, 17
-    expected = np.asarray(model.predict(odd))
-    assert np.all(np.abs(ask(tmp_path, "leaf", odd)[:, 0] - expected) <= 1e-5 * np.maximum(1, np.abs(expected)))
-    for code in (1.5, np.inf, -np.inf):
-        odd = rows[:3].copy()
-        odd[1, 0] = code
-        with pytest.raises(InputError, match=r"input__0\[1\] has .* for feature 0, a category code; it must be"):
-            ask(tmp_path, "leaf", odd)
 
 
 def test_xgboosts_softmax_gives_chances(tmp_path: Path) -> None:
