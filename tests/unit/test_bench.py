@@ -172,7 +172,7 @@ def check_record(record: Mapping[str, Any]) -> None:
         (["{forest}", "--callers", "0"], "--callers '0' is not a list of whole numbers above 0"),
         (["{forest}", "--batches", "1024"], r"forest in .* takes 1 to 512 rows per request, not 1024\. Give sizes"),
         (["{forest}", "--model", "nope"], "There is no model nope"),
-        (["{forest}", "--inputs", "/nowhere.csv"], r"There is no nowhere\.csv in /"),
+        (["{forest}", "--inputs", "/nowhere.csv"], r"There is no file /nowhere\.csv\."),
         (["{forest}", "--inputs", "{other}/rows.csv"], r"rows\.csv has no column 'excerpt'; it has 'X'"),
         (["{forest}", "{forest}"], "A repository is named twice"),
         (["{forest}", "{other}"], "both in .* takes different inputs from forest in"),

@@ -206,7 +206,7 @@ def test_texts_given_with_the_command(infer: Infer) -> None:
     [
         ("a.csv", "id,body\n1,a\n", (), "a.csv has no column 'text'; it has 'id', 'body'. Name the column of the te"),
         ("a.csv", "text,score\na,1\n", (), "a.csv has a column 'score', where an answer would go. Rename that column."),
-        ("a.csv", "text\na\n", ("--set", "W=1"), "There is no input W. Inputs: excerpt."),
+        ("a.csv", "text\na\n", ("--set", "W=1"), "There is no input W. Known: excerpt."),
         (
             "a.csv",
             "text\na\n",

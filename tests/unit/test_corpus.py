@@ -257,7 +257,7 @@ def test_the_folder_of_the_environment(tmp_path: Path, monkeypatch: pytest.Monke
     assert find_corpus(text_column="id").texts == ("1", "2")
     write_table(tmp_path / CLEAR_FILE, ["Excerpt", "BT_easiness"], TWO)
     assert find_corpus().name == "CLEAR corpus"
-    with pytest.raises(ArtifactError, match=r"^There is no x\.csv in "):
+    with pytest.raises(ArtifactError, match=r"^There is no file .*x\.csv\."):
         find_corpus(tmp_path / "x.csv")
     monkeypatch.delenv(corpora.DATA_DIR)
     assert find_corpus().sha256 == read_passages().sha256

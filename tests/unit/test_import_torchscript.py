@@ -59,7 +59,7 @@ def test_the_mask_is_named_as_forward_names_it(tmp_path: Path) -> None:
         (["INT64:-1", "INT64:2,x"], r"The input 'INT64:2,x' is not "),
         (
             ["a:INT64:-1", "b:INT64:-1"],
-            r"The inputs are named a, b; forward\(ids, mask\) has other names\. Name all of",
+            r"The inputs are named a, b; forward\(ids, mask\) has other names\. Use those names \(",
         ),
         (["ids:INT64:-1", "INT64:-1"], r"The inputs are named ids, nothing; forward\(ids, mask\) has other names"),
     ],

@@ -262,7 +262,7 @@ def test_files_that_cannot_be_opened(tmp_path: Path) -> None:
     (tmp_path / "folder.csv").mkdir()
     long = tmp_path / ("x" * 300 + ".csv")
     for path, message in (
-        (tmp_path / "x.csv", f"There is no x.csv in {tmp_path}. Check the file's name."),
+        (tmp_path / "x.csv", f"There is no file {tmp_path / 'x.csv'}. Check the file's name."),
         (tmp_path / "folder.csv", f"{tmp_path}/folder.csv is a folder. Name a file in it: {', '.join(KINDS)}, .txt."),
         (long, f"{long} cannot be read: File name too long. Copy it to where you can read it."),
     ):

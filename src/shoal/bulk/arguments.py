@@ -86,6 +86,8 @@ def make_table(arguments: Sequence[str], model: Endpoint) -> Table[Row]:
 def _refuse_texts(text: str, model: Endpoint) -> str:
     """Raise the error for a text without a name, to a model without a single text input."""
     examples = " ".join(show_example(spec) for spec in model.inputs if not spec.is_optional) or "NAME=VALUE"
+    if text.startswith("@"):
+        raise InputError(f"{text} has no input's name.", f"Name it: {model.inputs[0].name}={text}")
     several = sum(spec.dtype == STRING for spec in model.inputs) > 1
     what = "has several text inputs" if several else "takes no text"
     raise InputError(f"Model {model.name} {what}; {text!r} needs a name.", f"Name each input: shoal infer {examples}")
@@ -118,6 +120,9 @@ def write_curl(url: str, model: Endpoint, inputs: Mapping[str, Sequence[Any]]) -
 
 
 def _plain(value: Any) -> Any:
+    """Convert an array to lists; FP32 numbers as they were typed: 5.1, not 5.099999904632568."""
+    if isinstance(value, np.ndarray) and value.dtype == np.float32:
+        value = value.astype(str).astype(np.float64)
     return value.tolist() if isinstance(value, np.ndarray) else value
 
 

@@ -13,7 +13,7 @@ from shoal.client.client import Client
 from shoal.client.failures import RestrictedError
 from shoal.component.spec import STRING, TensorSpec
 from shoal.component.tensors import Array
-from shoal.errors import InputError, ServerError
+from shoal.errors import InputError, ServerError, suggest
 from shoal.local import Pipeline
 
 # Rows per request to a server, which batches requests that wait: on a CPU, 16 were faster than 1, 8 or 32
@@ -87,7 +87,7 @@ class Endpoint:
         for spec in self.inputs:
             if spec.name == name:
                 return spec
-        raise InputError(f"There is no input {name}.", f"Inputs: {', '.join(spec.name for spec in self.inputs)}.")
+        raise InputError(f"There is no input {name}.", suggest(name, [spec.name for spec in self.inputs]))
 
     @property
     def columns(self) -> dict[str, str]:

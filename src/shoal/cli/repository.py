@@ -16,7 +16,8 @@ _DEFAULT = Path("build/artifacts")  # where `shoal train` writes
 
 def compose(
     ensembles: Annotated[
-        list[str], typer.Argument(help="The ensemble's name, as its model folder has it; or several.")
+        list[str],
+        typer.Argument(help="The name of an ensemble or of a single model, as its folder has it; or several."),
     ],
     repository: Annotated[Path, typer.Argument(help="The model repository to write.")],
     artifacts: Annotated[

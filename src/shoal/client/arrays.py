@@ -93,8 +93,12 @@ def _to_array(spec: TensorSpec, value: Any, *, is_batched: bool) -> Array:
         array = array[:, None]
     mismatch = spec.mismatch(array, is_batched=is_batched)
     if mismatch:
-        is_same = array.dtype == spec.numpy_dtype
-        raise InputError(f"Input {mismatch}.", "" if is_same else f'Convert it: array.astype("{spec.numpy_dtype}")')
+        if array.dtype != spec.numpy_dtype:
+            fix = f'Convert it: array.astype("{spec.numpy_dtype}")'
+        else:
+            is_row = is_batched and not spec.mismatch(array, is_batched=False)
+            fix = f"For one row: {spec.name}=[row]." if is_row else ""
+        raise InputError(f"Input {mismatch}.", fix)
     return array
 
 

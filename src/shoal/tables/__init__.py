@@ -84,7 +84,9 @@ def scan_table(path: Path) -> Iterator[Table[Row]]:
             source = Source(path.name, path.suffix.lower())
             read = _READERS.get(source.kind)
             if read is None:
-                raise ArtifactError(f"{path.name} is not one of {', '.join(_READERS)}.", "Save it as one of these.")
+                is_array = source.kind in (".npy", ".json")
+                fix = f"Give it as an input's value: NAME=@{path}" if is_array else "Save it as one of these."
+                raise ArtifactError(f"{path.name} is not one of {', '.join(_READERS)}.", fix)
             before = os.fstat(file.fileno())
             opened = read(file, source, stack)
         fraction = opened.fraction_read or _fraction_read(file, before.st_size)
@@ -154,7 +156,7 @@ def _explained(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise ArtifactError(f"There is no {path.name} in {path.parent}.", "Check the file's name.") from None
+        raise ArtifactError(f"There is no file {path}.", "Check the file's name.") from None
     except IsADirectoryError:
         raise ArtifactError(f"{path} is a folder.", f"Name a file in it: {', '.join(_READERS)}.") from None
     except OSError as error:

@@ -149,7 +149,7 @@ def _declare(inputs: Sequence[str] | None, taken: list[str]) -> tuple[TensorSpec
     if order is None:
         raise InputError(
             f"The inputs are named {', '.join(name or 'nothing' for name in names)}; {forward} has other names.",
-            f"Name all of {', '.join(taken)}, or leave the names out.",
+            f"Use those names ({', '.join(taken)}), or give no names at all: then they are {', '.join(standard)}.",
         )
     return tuple(parsed[names.index(name)] for name in order)
 
