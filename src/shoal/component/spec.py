@@ -89,7 +89,8 @@ class TensorSpec:
 class ModelSpec:
     """Declaration of one model: tensors, batching, instances and parameters.
 
-    ``max_batch_size`` 0 means that tensors have no batch dimension.
+    ``max_batch_size`` 0 means that tensors have no batch dimension. ``is_decoupled``: a request has any number of
+    answers, none included; an ensemble's configuration does not say so itself.
     """
 
     name: str
@@ -98,6 +99,7 @@ class ModelSpec:
     max_batch_size: int = 0
     num_instances: int = 1
     parameters: Mapping[str, str] = field(default_factory=dict)
+    is_decoupled: bool = False
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelSpec:
@@ -110,6 +112,7 @@ class ModelSpec:
             max_batch_size=int(config.get("max_batch_size", 0)),
             num_instances=max(1, sum(int(g.get("count", 1)) * max(1, len(g.get("gpus", ()))) for g in groups)),
             parameters={key: entry.get("string_value", "") for key, entry in config.get("parameters", {}).items()},
+            is_decoupled=bool(config.get("model_transaction_policy", {}).get("decoupled", False)),
         )
 
     @property

@@ -68,6 +68,11 @@ class ModelConfig:
         return self.platform == "ensemble"
 
     @property
+    def calls(self) -> tuple[str, ...]:
+        """Models that this one's code calls (BLS): the parameter ``calls`` lists them, separated by spaces."""
+        return tuple(self.spec.parameters.get("calls", "").split())
+
+    @property
     def artifacts(self) -> tuple[Artifact, ...]:
         """Files that belong in the version folder beside the code.
 
