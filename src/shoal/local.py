@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -15,9 +16,11 @@ from shoal.client.calls import Answer
 from shoal.client.copies import Copies
 from shoal.client.failures import ModelRefusalError
 from shoal.component.base import Component, Context
+from shoal.component.callees import Callees, LocalCallees
 from shoal.component.spec import OTHER_REPOSITORY, REPOSITORY, STRING, TensorSpec
+from shoal.component.streams import Stream
 from shoal.component.tensors import Array, Arrays, Device
-from shoal.errors import ArtifactError, ShoalError
+from shoal.errors import ArtifactError, InputError, ShoalError
 from shoal.repository.config import ModelConfig, Step, read_config
 from shoal.repository.default_model import find_graph
 from shoal.repository.graph import Graph
@@ -42,6 +45,9 @@ class Remote(Protocol):
         **named: Any,
     ) -> Arrays:
         """Return the outputs of one request; ``parameters`` are sent beside its tensors."""
+
+    def stream(self, model: str, inputs: Mapping[str, Any] | None = None, /, **named: Any) -> Any:
+        """Return an iterator over the answers to one request, with ``close``."""
 
 
 class Pipeline:
@@ -69,6 +75,16 @@ class Pipeline:
         return Copies.read({name: model.device.ledger for name, model in self._models.items()})
 
     @property
+    def name(self) -> str:
+        """The model's name in its repository."""
+        return self._graph.config.name
+
+    @property
+    def is_decoupled(self) -> bool:
+        """Whether a request may have any number of answers: ask with ``stream``."""
+        return any(self._models[step.model].is_decoupled for step in self._graph.steps)
+
+    @property
     def graph(self) -> Graph:
         """Graph of the steps."""
         return self._graph
@@ -76,6 +92,12 @@ class Pipeline:
     def close(self) -> None:
         """Release what the components hold."""
         self._held.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
@@ -99,14 +121,54 @@ class Pipeline:
         """Run one request: lists or arrays in, by input name; returns every output, ``[rows, *dims]``.
 
         Raises:
-            InputError: an input is not what the model declares, or there are more rows than ``max_batch_size``.
+            InputError: an input is not what the model declares, there are more rows than ``max_batch_size``, or the
+                model answers in pieces.
         """
+        if self.is_decoupled:
+            raise InputError(f"{self.name} answers in pieces.", "Use stream(...).")
+        tensors = self._read(inputs)
+        self._run(tensors)
+        return self._answer(tensors)
+
+    def stream(self, **inputs: Any) -> Generator[Answer]:
+        """Run one request and yield its answers as they come, each with every output.
+
+        A pipeline without a decoupled model gives one. Close the generator to leave: the model computes no more.
+
+        Raises:
+            InputError: as in a call; and errors of the model, which may come after some answers.
+        """
+        tensors = self._read(inputs)
+        return self._stream(tensors, list(self._graph.steps))
+
+    def _stream(self, tensors: dict[str, Array], waiting: list[Step]) -> Generator[Answer]:
+        """Run what is due; the steps behind a decoupled one run once for each of its answers."""
+        while waiting:
+            due = [step for step in waiting if self._is_due(step, tensors)]
+            if not due:
+                raise self._stuck(waiting)
+            step = next((step for step in due if not self._models[step.model].is_decoupled), due[0])
+            waiting = [other for other in waiting if other is not step]
+            if self._models[step.model].is_decoupled:
+                with closing(self._models[step.model].stream(self._inputs(step, tensors))) as answers:
+                    for outputs in answers:
+                        now = dict(tensors)
+                        _keep(step, outputs, now)
+                        yield from self._stream(now, waiting)
+                return
+            _keep(step, self._call(step, tensors), tensors)
+        yield self._answer(tensors)
+
+    def _read(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
         spec = self._graph.config.spec
         tensors = to_arrays(spec.inputs, inputs, is_batched=spec.is_batched)
         num_rows = len(next(iter(tensors.values()))) if spec.is_batched else 0
         if num_rows > spec.max_batch_size:
             raise too_many_rows(num_rows, spec.name, spec.max_batch_size)
-        self._run(tensors)
+        return tensors
+
+    def _answer(self, tensors: Arrays) -> Answer:
+        spec = self._graph.config.spec
         return Answer({out.name: self._fetch(out.name, tensors[out.name]) for out in spec.outputs}, model=spec.name)
 
     def _fetch(self, tensor: str, array: Array) -> Array:
@@ -128,14 +190,19 @@ class Pipeline:
                 continue
             running |= {self._pool.submit(self._call, step, tensors): step for step in due}
             if not running:
-                stuck = ", ".join(step.model for step in waiting)
-                raise ArtifactError(f"Steps {stuck} of {self._graph.config.name} wait for tensors that no step writes.")
+                raise self._stuck(waiting)
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 _keep(running.pop(future), future.result(), tensors)
 
+    def _stuck(self, waiting: Iterable[Step]) -> ArtifactError:
+        stuck = ", ".join(step.model for step in waiting)
+        return ArtifactError(f"Steps {stuck} of {self.name} wait for tensors that no step writes.")
+
     def _call(self, step: Step, tensors: Arrays) -> Arrays:
-        inputs = {name: tensors[tensor] for name, tensor in step.inputs.items() if tensor in tensors}
-        return self._models[step.model].call(inputs)
+        return self._models[step.model].call(self._inputs(step, tensors))
+
+    def _inputs(self, step: Step, tensors: Arrays) -> dict[str, Array]:
+        return {name: tensors[tensor] for name, tensor in step.inputs.items() if tensor in tensors}
 
     def _is_due(self, step: Step, tensors: Arrays) -> bool:
         """Whether every tensor that the step reads is there, or was left out of the request."""
@@ -185,34 +252,70 @@ def load(path: Path | str, *, remote: Remote | None = None) -> Pipeline:
         return Pipeline(graph, models, held.pop_all())
 
 
-class Model(NamedTuple):
-    """One member of the graph, and the device of its outputs."""
+@dataclass(frozen=True)
+class Model:
+    """One member of the graph: how to ask it, and the device of its outputs."""
 
-    call: Callable[[Arrays], Arrays]
-    device: Device
+    name: str
+    ask: Callable[[Arrays], Arrays]
+    ask_stream: Callable[[Arrays, Stream | None], Generator[Arrays]]
+    is_decoupled: bool
+    device: Device = field(default_factory=Device)
+
+    def call(self, inputs: Arrays) -> Arrays:
+        """Answer once."""
+        if self.is_decoupled:
+            raise InputError(f"Model {self.name} answers in pieces.", "Use stream(...).")
+        return self.ask(inputs)
+
+    def stream(self, inputs: Arrays, until: Stream | None = None) -> Generator[Arrays]:
+        """Yield the answers; closing the generator leaves, and so does the client of ``until``."""
+        if self.is_decoupled:
+            yield from self.ask_stream(inputs, until)
+        else:
+            yield self.ask(inputs)
 
 
 def _load_model(config: ModelConfig, remote: Remote | None, held: ExitStack) -> Model:
     if remote is not None and config.backend != "python" and (config.name == MODELS or not config.is_ensemble):
-        return Model(lambda inputs: remote.infer(config.name, inputs), Device())
+        return Model(
+            config.name,
+            lambda inputs: remote.infer(config.name, inputs),
+            lambda inputs, _: remote.stream(config.name, inputs),
+            is_decoupled=config.spec.is_decoupled,
+        )
     if config.is_ensemble:
         nested = load(config.folder, remote=remote)
         held.callback(nested.close)
-        return Model(lambda inputs: nested(**inputs), Device())
-    component = load_component(config)
+        return Model(
+            config.name,
+            lambda inputs: nested(**inputs),
+            lambda inputs, _: nested.stream(**inputs),
+            is_decoupled=nested.is_decoupled,
+        )
+    callees = {name: _load_model(read_config(config.folder.parent / name), remote, held) for name in config.calls}
+    component = load_component(config, LocalCallees(callees))
     held.callback(component.close)
 
-    def call(inputs: Arrays) -> Arrays:
+    def ask(inputs: Arrays) -> Arrays:
         (answer,) = component.process([inputs])
         if isinstance(answer, ShoalError):
             raise answer
         return answer
 
-    return Model(call, component.context.device)
+    def ask_stream(inputs: Arrays, until: Stream | None) -> Generator[Arrays]:
+        with closing(component.stream(inputs)) as answers:  # type: ignore[attr-defined]  # a StreamingComponent
+            if until is not None:
+                until.on_leave(answers.leave)
+            yield from answers
+
+    return Model(config.name, ask, ask_stream, component.is_decoupled, component.context.device)
 
 
-def load_component(config: ModelConfig) -> Component:
+def load_component(config: ModelConfig, models: Callees | None = None) -> Component:
     """Start the component of a model: its own ``1/model.py``, or the python-based backend it names.
+
+    ``models`` are those that its code asks.
 
     Raises:
         ArtifactError: there is neither.
@@ -226,7 +329,8 @@ def load_component(config: ModelConfig) -> Component:
         )
     component = component_class(path)
     device = _device(config, component.library)
-    return component(Context(spec=config.spec, folder=version.resolve(), device=device))
+    context = Context(spec=config.spec, folder=version.resolve(), device=device, models=models or LocalCallees())
+    return component(context)
 
 
 def _device(config: ModelConfig, library: str) -> Device:

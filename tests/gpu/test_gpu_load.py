@@ -9,6 +9,7 @@ import json
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ def test_a_planted_copy_is_seen(gpu_pipeline: Pipeline, monkeypatch: pytest.Monk
         return planted.call({**inputs, "INPUT__0": ids.cuda()})
 
     gpu_pipeline(excerpt=["The cat sat."])
-    monkeypatch.setitem(gpu_pipeline._models, "bert-large", planted._replace(call=call))
+    monkeypatch.setitem(gpu_pipeline._models, "bert-large", replace(planted, ask=call))
     before = gpu_pipeline.copies()
     seen = profile(lambda: gpu_pipeline(excerpt=["The cat sat."]), tmp_path)
     moved = told(gpu_pipeline.copies() - before)

@@ -70,7 +70,7 @@ def rows(*values: list[float]) -> Array:
 
 
 def answers(made: Stub, *requests: dict[str, Array]) -> list[Any]:
-    return [r.error.message() if r.error else r.arrays()["Y"].tolist() for r in made.infer(*requests)]
+    return [r.error().message() if r.has_error() else r.arrays()["Y"].tolist() for r in made.infer(*requests)]
 
 
 def test_requests_become_one_batch_and_part_again(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_bad_input_fails_alone(tmp_path: Path) -> None:
     made = stub(tmp_path)
     bad, good = {"X": rows([13])}, {"X": rows([1])}
     assert answers(made, good, bad, good) == [[[2]], "X holds 13. Give another number.", [[2]]]
-    error = made.infer(bad)[0].error
+    error = made.infer(bad)[0].error()
     assert error is not None
     assert error.code() == TritonError.INVALID_ARG
 
@@ -146,7 +146,7 @@ def test_requests_of_no_rows_fail_alone(tmp_path: Path) -> None:
     message = "Input X has shape [1], expected [rows, -1], as the config of model double declares. Send 1 row or more."
     made = stub(tmp_path)
     assert answers(made, good, rowless, good) == [[[2]], message, [[2]]]
-    error = made.infer(rowless)[0].error
+    error = made.infer(rowless)[0].error()
     assert error is not None
     assert error.code() == TritonError.INVALID_ARG
 
@@ -156,8 +156,8 @@ def test_unreadable_requests_fail_alone(tmp_path: Path) -> None:
     unreadable = InferenceRequest([Tensor("X", np.array([[b"a"]], np.object_), is_on_gpu=True)])
     first, second, third = stub(tmp_path).infer(good, unreadable, good)
     assert first.arrays()["Y"].tolist() == third.arrays()["Y"].tolist() == [[2]]
-    assert second.error is not None
-    assert second.error.message().startswith("Model double failed on this request (")
+    assert second.has_error()
+    assert second.error().message().startswith("Model double failed on this request (")
 
 
 def test_answers_that_cannot_be_sent_fail_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +185,7 @@ def test_errors_have_codes(tmp_path: Path) -> None:
             raise ServerError("The other server is gone.") if batch["X"][0, 0] else ArtifactError("Lost.")
 
     made = Stub(Failing, tmp_path, CONFIG)
-    first, second = (made.infer({"X": rows([x])})[0].error for x in (1, 0))
+    first, second = (made.infer({"X": rows([x])})[0].error() for x in (1, 0))
     assert first is not None
     assert second is not None
     assert (first.code(), second.code()) == (TritonError.UNAVAILABLE, TritonError.INTERNAL)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -102,7 +103,7 @@ def test_a_planted_copy_breaks_the_budget(on_gpu: Pipeline, model: str, monkeypa
         device = planted.device
         return {name: device.put(device.fetch(array, name), name) for name, array in planted.call(inputs).items()}
 
-    monkeypatch.setitem(on_gpu._models, model, planted._replace(call=call))
+    monkeypatch.setitem(on_gpu._models, model, replace(planted, ask=call))
     before = on_gpu.copies()
     on_gpu(excerpt=TEXTS)
     with pytest.raises(ShoalError, match=rf"Copied beyond the budget: {model}: .* went (up|down) 1 times"):

@@ -61,7 +61,7 @@ def request(*rows: list[float], is_on_gpu: bool = False) -> InferenceRequest:
 
 
 def answers(responses: list[Any]) -> list[Any]:
-    return [r.error.message() if r.error else r.output_tensors[0]._array.tolist() for r in responses]
+    return [r.error().message() if r.has_error() else r.output_tensors()[0]._array.tolist() for r in responses]
 
 
 def test_requests_on_the_host_go_up_as_one(gpu: PretendGpu, tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_strings_are_serialised_as_triton_does() -> None:
 
 
 def test_requests_and_responses() -> None:
-    request = InferenceRequest([Tensor("X", np.ones(1))], id="7", has_gone=True)
+    request = InferenceRequest([Tensor("X", np.ones(1))], request_id="7", has_gone=True)
     assert (request.request_id(), request.is_cancelled()) == ("7", True)
     assert fake_triton.get_input_tensor_by_name(request, "Y") is None
     with pytest.raises(TritonModelException, match="no luck"):

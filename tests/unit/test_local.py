@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ def test_branches_run_side_by_side(repository: Path) -> None:
             meeting.wait()
             return model.call(inputs)
 
-        return model._replace(call=call)
+        return replace(model, ask=call)
 
     models = dict(pipeline._models)
     for name in ("bert-large", "cuml"):

@@ -17,6 +17,7 @@ from array_api_compat import device as device_of
 
 from shoal.component import tensors
 from shoal.component.artifact_files import describe_place
+from shoal.component.callees import Callees, LocalCallees, TritonCallees
 from shoal.component.heartbeat import Beacon
 from shoal.component.ledger import BATCHES, ROWS, Metrics
 from shoal.component.spec import OTHER_REPOSITORY, REPOSITORY, ModelSpec, TensorSpec
@@ -32,13 +33,15 @@ class Context:
     """A component's start-up context: declaration, artifacts, device and threads.
 
     ``folder`` is the model's version folder, which holds its artifacts. ``num_threads`` is the number of compute
-    threads this instance may use; None keeps the process's own setting.
+    threads this instance may use; None keeps the process's own setting. ``models`` asks the models that the
+    configuration's parameter ``calls`` lists.
     """
 
     spec: ModelSpec
     folder: Path
     device: Device = field(default_factory=Device)
     num_threads: int | None = None
+    models: Callees = field(default_factory=LocalCallees)
 
     def artifact(self, name: str) -> Path:
         """Return the path of a required artifact of this model.
@@ -75,12 +78,22 @@ class Component:
                 return {"Y": batch["X"] * 2}
 
     Tensors are declared once, in the model's ``config.pbtxt``; ``self.context.spec`` holds them. On a GPU arrays are
-    CuPy arrays; set ``library = "torch"`` for torch tensors.
+    CuPy arrays; set ``library = "torch"`` for torch tensors. With ``is_stateful = True`` requests are answered one by
+    one, in order: a batch that failed would be run again request by request, and change the state twice.
     """
 
     library: ClassVar[str] = "cupy"
+    is_stateful: ClassVar[bool] = False
+    is_decoupled: ClassVar[bool] = False
 
     def __init__(self, context: Context) -> None:
+        if self.is_decoupled != context.spec.is_decoupled:
+            raise SetupError(
+                f"{type(self).__name__} answers {'in pieces' if self.is_decoupled else 'once'}, and the config of model"
+                f" {context.spec.name} says otherwise.",
+                f"{'Add' if self.is_decoupled else 'Remove'} model_transaction_policy {{ decoupled: true }}"
+                f"{'' if self.is_decoupled else ', or write a StreamingComponent'}.",
+            )
         self.context = context
         context.device.prepare()
         with context.device.active():
@@ -122,7 +135,7 @@ class Component:
             except Exception as error:
                 answers[index] = self.failure(error)
             else:
-                alone = 0 if self.context.spec.is_batched else index
+                alone = 0 if self.context.spec.is_batched and not self.is_stateful else index
                 groups.setdefault((frozenset(inputs), alone), []).append(index)
         for members in groups.values():
             for index, answer in zip(members, self._answer([requests[i] for i in members]), strict=True):
@@ -255,6 +268,7 @@ class TritonModel:
                 folder=folder,
                 device=device,
                 num_threads=_threads(spec),
+                models=TritonCallees(spec, device),
             )
         )
         self._metrics = Metrics(device.ledger, tensors.metric_family(), spec.name, args["model_instance_name"])

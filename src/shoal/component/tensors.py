@@ -10,7 +10,7 @@ import importlib
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -278,6 +278,33 @@ def _tensor(name: str, array: Array) -> Any:
     is_torch = hasattr(array, "contiguous")
     array = array.detach().contiguous() if is_torch else namespace(array).ascontiguousarray(array)
     return triton().Tensor.from_dlpack(name, array)
+
+
+def final_flag() -> Any:
+    """Return the flag that ends the answers to a request."""
+    return triton().TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
+
+def make_request(model: str, inputs: Arrays, outputs: Sequence[str], request_id: str) -> Any:
+    """Build a request to another model of this server; no ``outputs`` asks for all."""
+    tensors = [_tensor(name, array) for name, array in inputs.items()]
+    return triton().InferenceRequest(
+        model_name=model, requested_output_names=list(outputs), inputs=tensors, request_id=request_id
+    )
+
+
+def read_response(response: Any, device: Device) -> dict[str, Array]:
+    """Return the outputs of another model's response, as arrays of ``device`` or of the host.
+
+    Raises:
+        ShoalError: it is an error. Triton 24.10 does not say of which kind.
+    """
+    if response.has_error():
+        raise ShoalError(response.error().message())
+    return {
+        tensor.name(): tensor.as_numpy() if tensor.is_cpu() else device.put(tensor, tensor.name())
+        for tensor in response.output_tensors()
+    }
 
 
 def metric_family() -> Any:

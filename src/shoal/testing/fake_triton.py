@@ -13,8 +13,9 @@ import struct
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,11 @@ from shoal.component.base import Component
 from shoal.component.spec import ModelSpec
 
 Array = np.ndarray[Any, Any]
+_PATIENCE = 60.0  # seconds that an answer may take
 _CPU, _CUDA = 1, 2  # DLDeviceType
+TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
+known_models: dict[str, Stub] = {}  # that requests made by a model reach
+deaths: list[str] = []  # what would have ended or blocked the real server
 
 
 class TritonModelException(Exception):  # noqa: N818
@@ -107,18 +112,27 @@ class _Holder:
         return (_CPU, 0)
 
 
-@dataclass
 class InferenceRequest:
-    """Request as passed to ``execute``."""
+    """Request as passed to ``execute``, or made by a model that asks another one of ``known_models``."""
 
-    tensors: Sequence[Tensor]
-    id: str = ""
-    has_gone: bool = False
-    sent_beside: Mapping[str, Any] = field(default_factory=dict)
+    def __init__(
+        self,
+        inputs: Sequence[Tensor],
+        request_id: str = "",
+        *,
+        model_name: str = "",
+        requested_output_names: Sequence[str] = (),
+        parameters: Mapping[str, Any] | None = None,
+        has_gone: bool = False,
+    ) -> None:
+        self.tensors, self.id, self.has_gone = inputs, request_id, has_gone
+        self._model, self._wanted = model_name, requested_output_names
+        self._parameters = dict(parameters or {})
+        self._sender: ResponseSender | None = None
 
     def parameters(self) -> str:
         """Return the request's parameters as JSON."""
-        return json.dumps(dict(self.sent_beside))
+        return json.dumps(self._parameters)
 
     def inputs(self) -> list[Tensor]:
         """Return the input tensors."""
@@ -132,13 +146,40 @@ class InferenceRequest:
         """Whether the client has cancelled."""
         return self.has_gone
 
+    def get_response_sender(self) -> ResponseSender:
+        """Return the sender of a decoupled model's answers."""
+        self._sender = self._sender or ResponseSender(self)
+        return self._sender
 
-@dataclass
+    def exec(self, *, decoupled: bool = False) -> Any:
+        """Ask the model ``model_name``: one response, or with ``decoupled`` an iterator over any number."""
+        if self._model not in known_models:
+            raise TritonModelException(f"Failed for execute the inference request. Model '{self._model}' is not ready.")
+        stub = known_models[self._model]
+        if decoupled:
+            return _as_bls_gives(stub.stream(self))
+        if stub.spec.is_decoupled:
+            raise TritonModelException("Models using decoupled transaction policy may only run with decoupled=True.")
+        return stub.infer(self)[0]
+
+
 class InferenceResponse:
     """Response to one request: tensors, or an error."""
 
-    output_tensors: Sequence[Tensor] = field(default_factory=list)
-    error: TritonError | None = None
+    def __init__(self, output_tensors: Sequence[Tensor] = (), error: TritonError | None = None) -> None:
+        self.tensors, self.fault = output_tensors, error
+
+    def output_tensors(self) -> list[Tensor]:
+        """Return the outputs."""
+        return list(self.tensors)
+
+    def has_error(self) -> bool:
+        """Whether it is an error."""
+        return self.fault is not None
+
+    def error(self) -> Any:
+        """Return the error."""
+        return self.fault
 
     def arrays(self) -> dict[str, Array]:
         """Return the outputs by name.
@@ -146,9 +187,46 @@ class InferenceResponse:
         Raises:
             TritonModelException: the response is an error.
         """
-        if self.error is not None:
-            raise TritonModelException(self.error.message())
-        return {tensor.name(): tensor.as_numpy() for tensor in self.output_tensors}
+        if self.fault is not None:
+            raise TritonModelException(self.fault.message())
+        return {tensor.name(): tensor.as_numpy() for tensor in self.tensors}
+
+
+class ResponseSender:
+    """Sender of a request's answers, with the traps of the real one."""
+
+    def __init__(self, request: InferenceRequest) -> None:
+        self._request = request
+        self._has_ended = False
+        self.sent: Queue[InferenceResponse | None] = Queue()
+
+    def send(self, response: InferenceResponse | None = None, *, flags: int = 0) -> None:
+        """Send an answer, the end, or both."""
+        if self._has_ended:
+            raise TritonModelException("Unable to send response. Response sender has been closed.")
+        if response is not None:
+            self.sent.put(response)
+        if flags & TRITONSERVER_RESPONSE_COMPLETE_FINAL:
+            self._has_ended = True
+            self.sent.put(None)
+
+    def is_cancelled(self) -> bool:
+        """Whether the client has left; the real server of 24.10 ends with signal 11 if this is asked after the end."""
+        if self._has_ended:
+            deaths.append("is_cancelled() after the final flag ends the real server with signal 11")
+        return self._request.has_gone
+
+
+def _as_bls_gives(responses: Iterator[InferenceResponse]) -> Iterator[InferenceResponse]:
+    """Yield what the real 24.10 does: the end, and an error after an answer, is a response without either."""
+    for number, response in enumerate(responses):
+        if response.has_error():
+            yield InferenceResponse() if number else response
+            if not number:
+                deaths.append("reading on after an error in the first response never ends on the real server")
+            return
+        yield response
+    yield InferenceResponse()
 
 
 class MetricFamily:
@@ -259,6 +337,18 @@ class Stub:
                 raise TritonModelException("A request got no response: with the real server its client waits for ever.")
             answers += responses
         return answers
+
+    def stream(self, request: Mapping[str, Array] | InferenceRequest) -> Iterator[InferenceResponse]:
+        """Yield a decoupled model's answers to one request. Its threads need ``installed()`` for as long as it runs."""
+        made = request if isinstance(request, InferenceRequest) else _request(request)
+        if not self.spec.is_decoupled:
+            yield from self.infer(made)
+            return
+        if self._model.execute([made]) is not None:
+            raise TritonModelException("A decoupled model returns nothing from execute.")
+        sent = made.get_response_sender().sent
+        while (response := sent.get(timeout=_PATIENCE)) is not None:
+            yield response
 
     def finalize(self) -> None:
         """Unload the model."""
