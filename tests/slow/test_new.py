@@ -74,6 +74,16 @@ def test_a_component_of_any_tensors(here: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("tensors", [[], ["--input", "A:FP32:4", "--input", "NOTE:STRING:1", "--output", "Y:FP16:2"]])
+def test_a_component_that_answers_in_pieces(here: Path, tensors: list[str]) -> None:
+    printed = new("component", "talk", "--streaming", *tensors)
+    leaf, pipeline = "preprocess/talk", "ensembles/talk_alone"
+    wanted = {f"{leaf}/config.pbtxt", f"{leaf}/1/model.py", f"{pipeline}/config.pbtxt", f"{pipeline}/1/.gitkeep"}
+    check_made(here, printed, {*wanted, "tests/test_talk.py", ".gitignore"}, "tests/test_talk.py")
+    with pytest.raises(ShoalError, match="A copy answers as what it is a copy of"):
+        new("component", "copy", "--like", "talk", "--streaming")
+
+
 @pytest.mark.parametrize("dtype", ["BOOL", "UINT8", "INT16", "UINT32", "FP64", "STRING"])
 def test_every_dtype_runs_here(tmp_path: Path, dtype: str) -> None:
     tensor = parse_tensor(f"X:{dtype}:1", "--input")

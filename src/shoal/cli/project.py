@@ -43,16 +43,21 @@ def component(
     like: Annotated[str | None, typer.Option(metavar="MODEL", help="Copy this one of shoal's or of yours.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", metavar="PARAMETER=VALUE", help="With --like.")] = None,
     artifacts: Annotated[list[str] | None, typer.Option("--artifact", metavar="FILE=PATH", help="With --like.")] = None,
+    is_streaming: Annotated[
+        bool, typer.Option("--streaming", help="It answers in pieces, such as word by word.")
+    ] = False,
     project: Project = Path(),
     is_dry: DryRun = False,
 ) -> None:
     """A component: code that runs before or behind a model, a pipeline that uses it, a test that serves it."""
     from shoal.project.scaffold.clone import draft_like
     from shoal.project.scaffold.names import parse_settings
-    from shoal.project.scaffold.skeletons import INPUTS, OUTPUTS, draft_component
+    from shoal.project.scaffold.skeletons import INPUTS, OUTPUTS, STREAMED, draft_component
 
     name = _ask_name(name, "component")
     if like is not None:
+        if is_streaming:
+            raise InputError("A copy answers as what it is a copy of.", "Leave out --streaming, or --like.")
         given = parse_settings(artifacts or (), "--artifact")
         made = draft_like(
             name,
@@ -68,8 +73,12 @@ def component(
         for option, values in (("--set", settings), ("--artifact", artifacts)):
             if values:
                 raise InputError(f"{option} {values[0]} is of a component that exists.", "Name it: --like MODEL")
-        takes, gives = _ask_tensors(inputs, "--input", INPUTS), _ask_tensors(outputs, "--output", OUTPUTS)
-        made = draft_component(name, inputs=takes, outputs=gives, category=category or "preprocess", project=project)
+        takes = _ask_tensors(inputs, "--input", INPUTS)
+        gives = _ask_tensors(outputs, "--output", STREAMED if is_streaming else OUTPUTS)
+        made = draft_component(
+            name, inputs=takes, outputs=gives, category=category or "preprocess", project=project,
+            is_streaming=is_streaming,
+        )  # fmt: skip
     _finish(made, project, is_dry=is_dry)
 
 

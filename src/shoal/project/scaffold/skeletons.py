@@ -18,6 +18,8 @@ from shoal.repository.sizes import Largest
 COMPONENT_CATEGORIES = ("preprocess", "postprocess")
 INPUTS = (TensorSpec("TEXT", STRING, (1,)),)
 OUTPUTS = (TensorSpec("LENGTH", "TYPE_FP32", (1,)),)
+STREAMED = (TensorSpec("WORD", STRING, (1,)),)  # outputs of a streaming component
+_STOP = TensorSpec("stop", "TYPE_BOOL", (1,), is_optional=True)
 MAX_BATCH_SIZE = 512  # as in shoal's own model folders; less if rows are large
 _MAX_BYTES, _MAX_TEXT = 16 * 2**20, 64 * 2**20  # per batch: a container's /dev/shm; a text in and out
 MAX_FEATURES = 10_000  # of a model that is fitted by least squares
@@ -49,11 +51,13 @@ def draft_component(
     category: str = "preprocess",
     project: Path | str = ".",
     pipeline: str = "",
+    is_streaming: bool = False,
 ) -> Skeleton:
     """Draft a component with the declared tensors, whose ``run`` works without changes.
 
     With one text ``STRING [1]`` in and one number ``[1]`` out it counts characters, otherwise it returns zeros. The
-    pipeline is called ``NAME_alone``, and the test after the component; both after ``pipeline``, if given.
+    pipeline is called ``NAME_alone``, and the test after the component; both after ``pipeline``, if given. With
+    ``is_streaming`` it answers in pieces: the words of a text, or zeros twice.
 
     Raises:
         InputError: a name or the category cannot be used, or two tensors have one name.
@@ -66,15 +70,23 @@ def draft_component(
     check_category(category)
     check_distinct(inputs, outputs)
     values = {"class_name": class_name(name), "name": tested, "pipeline": pipeline}
-    code = _write_code(inputs, outputs, values)
-    request, expected = _write_expected(inputs, outputs)
     takes, gives = (", ".join(tensor.name for tensor in tensors) for tensors in (inputs, outputs))
+    comment = f"{takes} in, {gives} out."
+    if is_streaming:
+        check_distinct((*inputs, _STOP), outputs)
+        tensors = text.write_tensors((*inputs, _STOP), outputs)
+        own = text.fill("streaming.pbtxt", comment=comment, name=name, tensors=tensors)
+        size, test = 1, "test_streaming.py"
+    else:
+        own = _write_config(name, comment, inputs, outputs)
+        size, test = _batch_size(inputs, outputs), "test_expected.py"
     files = {
-        f"{category}/{name}/{CONFIG}": _write_config(name, f"{takes} in, {gives} out.", inputs, outputs),
-        f"{category}/{name}/1/model.py": code,
+        f"{category}/{name}/{CONFIG}": own,
+        f"{category}/{name}/1/model.py": _write_code(inputs, outputs, values, is_streaming=is_streaming),
     }
-    config = text.write_alone(pipeline, name, _batch_size(inputs, outputs), inputs, outputs)
-    test = text.fill("test_expected.py", **values, request=request, expected=expected)
+    request, expected = _write_expected(inputs, outputs, is_streaming=is_streaming)
+    config = text.write_alone(pipeline, name, size, inputs, outputs)
+    test = text.fill(test, **values, request=request, expected=expected)
     return make_skeleton(root, pipeline, config, tested, test, files)
 
 
@@ -191,31 +203,51 @@ def _is_countable(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -
     return inputs[0].dtype == STRING and inputs[0].dims == outputs[0].dims == (1,)
 
 
-def _write_code(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], values: Mapping[str, str]) -> str:
-    if _is_countable(inputs, outputs):
+def _are_words(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> bool:
+    """Whether a streaming component can answer its text word by word."""
+    return [(tensor.dtype, tensor.dims) for tensor in (*inputs, *outputs)] == [(STRING, (1,))] * 2
+
+
+def _write_code(
+    inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], values: Mapping[str, str], *, is_streaming: bool
+) -> str:
+    if is_streaming and _are_words(inputs, outputs):
+        return text.fill("words.py", **values, input=inputs[0].name, output=outputs[0].name)
+    if not is_streaming and _is_countable(inputs, outputs):
         names = {"input": inputs[0].name, "output": outputs[0].name, "dtype": text.name_dtype(outputs[0])}
         return text.fill("count.py", **values, **names)
-    comments = [f'# batch["{tensor.name}"]: {text.describe(tensor)}' for tensor in inputs]
-    entries = [(tensor.name, text.write_nothing(tensor, "num_rows")) for tensor in outputs]
+    given, rows = ("inputs", "1") if is_streaming else ("batch", "rows")
+    comments = [f'# {given}["{tensor.name}"]: {text.describe(tensor, rows)}' for tensor in inputs]
+    entries = [(tensor.name, text.write_nothing(tensor, 1 if is_streaming else "num_rows")) for tensor in outputs]
     return text.fill(
-        "zeros.py",
+        "pieces.py" if is_streaming else "zeros.py",
         **values,
         nothing="Empty texts" if all(tensor.dtype == STRING for tensor in outputs) else "Zeros",
         inputs="\n".join(f"        {line}"[:120] for line in comments),
-        outputs=text.write_entries(entries, 12),
+        outputs=text.write_entries(entries, 16 if is_streaming else 12),
     )
 
 
-def _write_expected(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> tuple[str, str]:
-    """Write a test's request and its expected answer."""
+def _write_expected(
+    inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], *, is_streaming: bool
+) -> tuple[str, str]:
+    """Write a test's request and its expected answer; of a streaming component all of them."""
+    if is_streaming:
+        request = [(tensor.name, _write_ones(tensor, 1)) for tensor in inputs]
+        zeros = [(tensor.name, text.write_nothing(tensor, 1)) for tensor in outputs]
+        answers = [f"    {{\n{text.write_entries(zeros, 8)}\n    }}," for _ in range(2)]
+        if _are_words(inputs, outputs):
+            request = [(inputs[0].name, f'["{text.TEXTS[0]}"]')]
+            answers = [f'    {{"{outputs[0].name}": [[b"{word}"]]}},' for word in text.TEXTS[0].split()]
+        return text.write_entries(request, 4), "\n".join(answers)
     request = [(tensor.name, _write_ones(tensor)) for tensor in inputs]
     zeros = [(tensor.name, text.write_nothing(tensor)) for tensor in outputs]
     expected = [(outputs[0].name, _LENGTHS)] if _is_countable(inputs, outputs) else zeros
     return text.write_entries(request, 4), text.write_entries(expected, 4)
 
 
-def _write_ones(tensor: TensorSpec) -> str:
+def _write_ones(tensor: TensorSpec, rows: int = text.ROWS) -> str:
     """Write a request's array for a component that ignores its values."""
     if tensor.dtype == STRING:
-        return text.write_sample(tensor)
-    return text.write_nothing(tensor).replace("np.zeros(", "np.ones(", 1)
+        return text.write_sample(tensor) if rows > 1 else text.write_nothing(tensor, rows)
+    return text.write_nothing(tensor, rows).replace("np.zeros(", "np.ones(", 1)

@@ -43,7 +43,8 @@ def write_tensors(inputs: Iterable[TensorSpec], outputs: Iterable[TensorSpec]) -
 def write_tensor(tensor: TensorSpec) -> str:
     """Write an entry of ``input`` or ``output``."""
     name = f'name: "{tensor.name}"{"  # UTF-8" if tensor.dtype == STRING else ""}'
-    return f"  {{\n    {name}\n    data_type: {tensor.dtype}\n    dims: {write_dims(tensor)}\n  }}"
+    optional = "\n    optional: true" if tensor.is_optional else ""
+    return f"  {{\n    {name}\n    data_type: {tensor.dtype}\n    dims: {write_dims(tensor)}{optional}\n  }}"
 
 
 def write_dims(tensor: TensorSpec) -> str:
