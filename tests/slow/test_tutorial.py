@@ -15,7 +15,9 @@ from tests.slow.test_readme import Reader
 from tests.support.once import ROOT
 from tests.unit.test_pages import BLOCK
 
-TUTORIAL = BLOCK.findall((ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8"))
+TUTORIAL, STREAMING = (
+    BLOCK.findall((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")) for name in ("tutorial", "streaming")
+)
 COMMANDS = Path(sys.executable).parent
 
 
@@ -32,7 +34,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "site"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def newcomer(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
     reader = Reader(tmp_path_factory.mktemp("empty"))
     reader.environment |= {"PATH": f"{COMMANDS}:{reader.environment['PATH']}", "PYTHONPATH": str(wheel)}
@@ -64,3 +66,11 @@ def test_every_block_of_the_tutorial_works(newcomer: Reader, wheel: Path) -> Non
 def numbers(text: str) -> list[float]:
     """Those with three digits behind the point, as tables of scores have them."""
     return [float(number) for number in re.findall(r"-?\d+\.\d{3}\b", text)]
+
+
+def test_every_block_of_the_streaming_page_works(newcomer: Reader) -> None:
+    made, _, asked, in_python, others = (newcomer.type(language, block) for language, block in STREAMING)
+    assert made.endswith("A\ncat\nsat.\n") or "Acatsat." in made
+    assert asked.count("data: ") == 3
+    assert "[b'A', b'cat', b'sat.']" in in_python
+    assert "CAT" in others
