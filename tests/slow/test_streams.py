@@ -71,9 +71,9 @@ def test_an_error_after_answers(given: str, words: str, model: str, client: Clie
     output, first = MODELS[model]
     found: list[int] = []
     start = time.monotonic()
+    answers = client.stream(model, ask(9, DELAY=0.02, **{given: 3}))
     with pytest.raises(ShoalError, match=words):
-        for answer in client.stream(model, ask(9, DELAY=0.02, **{given: 3})):
-            found.append(answer[output].item())
+        found.extend(answer[output].item() for answer in answers)
     assert time.monotonic() - start < 5
     assert found == list(range(first, first + 3))
     assert len(list(client.stream(model, ask(4)))) == len(expected(model, 4))
