@@ -17,7 +17,7 @@ _SETTLING = 40  # rounds after which positions no longer move by a pixel
 
 
 class Link(NamedTuple):
-    """A piece of a line between an item and one of the next layer; a heavier one is drawn straighter."""
+    """Segment of an edge between items of adjacent layers; segments of higher weight are drawn straighter."""
 
     upper: int
     lower: int

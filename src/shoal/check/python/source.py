@@ -34,7 +34,7 @@ class Source:
         return Place(self.path, getattr(node, "lineno", 0))
 
     def name(self, node: ast.AST) -> str:
-        """Resolve ``node`` to a full dotted name through the imports; empty where it is not a name."""
+        """Resolve ``node`` to a full dotted name through the imports; empty if it is not a name or a dotted name."""
         parts: list[str] = []
         while isinstance(node, ast.Attribute):
             parts.append(node.attr)
@@ -45,7 +45,7 @@ class Source:
 
     @cached_property
     def nodes(self) -> tuple[ast.AST, ...]:
-        """All nodes of its tree."""
+        """All nodes of the file's syntax tree."""
         return tuple(ast.walk(self.tree))
 
     @cached_property

@@ -62,7 +62,7 @@ class Script:
 
     @cached_property
     def main(self) -> str:
-        """The qualified name of the module that is called; empty where it is unknown."""
+        """Qualified class name of the archive's root module; empty if unknown."""
         try:
             for opcode, argument, _ in pickletools.genops(self._read(self._data, 2**16)):
                 if opcode.name == "GLOBAL":

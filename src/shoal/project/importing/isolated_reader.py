@@ -1,4 +1,4 @@
-"""Reader of foreign model files in a subprocess, since a library may crash on a damaged one."""
+"""Reader of foreign model files, in a subprocess, because the library that reads it may crash on a damaged file."""
 
 from __future__ import annotations
 
