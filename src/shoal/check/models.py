@@ -237,5 +237,5 @@ def is_decoupled(model: Model, known: Mapping[str, Model] | None = None, above: 
 
 
 def enum_name(enum: Any, number: int) -> str:
-    """The name of an enum's value; the number itself where there is none, which protobuf allows."""
+    """Name of an enum's value, or its number if the enum does not define it, which protobuf allows."""
     return str(dict(map(reversed, enum.items())).get(number, number))

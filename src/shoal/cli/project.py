@@ -46,7 +46,7 @@ def component(
     project: Project = Path(),
     is_dry: DryRun = False,
 ) -> None:
-    """A component: code that runs before or behind a model, a pipeline that uses it, a test that serves it."""
+    """A component (code that runs before or after a model), a pipeline that uses it, and a test that serves it."""
     from shoal.project.scaffold.clone import draft_like
     from shoal.project.scaffold.names import parse_settings
     from shoal.project.scaffold.skeletons import INPUTS, OUTPUTS, draft_component

@@ -36,7 +36,7 @@ class NotUtf8(bytes):
 
 @dataclass(frozen=True)
 class Source:
-    """Source of rows: its name in messages, and its kind, as the ending of a file: ``.csv``."""
+    """Source of rows: its name for messages, and its kind as a file ending, such as ``.csv``."""
 
     name: str
     kind: str

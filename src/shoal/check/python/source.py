@@ -176,7 +176,7 @@ def is_literal(node: ast.AST | None, *values: object) -> bool:
 
 
 def walk_within(node: ast.AST) -> Iterator[ast.AST]:
-    """Every node under ``node``, in the order of the text, without those of functions and classes within."""
+    """Walk the nodes under ``node`` in source order, but not the bodies of functions and classes in it."""
     stack = [node]
     while stack:
         current = stack.pop()
