@@ -20,14 +20,16 @@ QUICK = (1, 8, 32)  # rows per request
 
 
 def bench(
-    repositories: Annotated[list[Path], typer.Argument(help="Repositories of one pipeline, such as its placements.")],
-    model: Annotated[str, typer.Option(help="The model of the repository, where it has several ensembles.")] = "",
+    repositories: Annotated[
+        list[Path], typer.Argument(help="Repositories of one pipeline, such as cpu, hybrid and gpu.")
+    ],
+    model: Annotated[str, typer.Option(help="The model, if the repository has several ensembles.")] = "",
     rows: Annotated[
         Path | None,
         typer.Option("--inputs", help="Rows: a .csv, .jsonl, .parquet or .xlsx. Default: shoal's own texts."),
     ] = None,
     text_column: Annotated[
-        str, typer.Option(help="The column of texts, where it is not named like the input.")
+        str, typer.Option(help="The column of texts, if it does not have the input's name.")
     ] = "text",
     protocol: Annotated[Protocol, typer.Option(help="How to ask the server.")] = "grpc",
     batches: Annotated[str, typer.Option(help="Rows per request: 1,8,64. Default: 1, 2, 4 ... 512.")] = "",

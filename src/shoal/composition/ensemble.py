@@ -203,7 +203,7 @@ class Ensemble:
 
     @property
     def max_batch_size(self) -> int:
-        """Maximum rows per request; 0: requests have no rows."""
+        """Maximum rows per request; 0 if requests have no batch dimension."""
         if self._max_batch_size is not None:
             return self._max_batch_size
         sizes = [self._find(step.model).spec.max_batch_size for step in self._steps]

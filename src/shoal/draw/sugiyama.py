@@ -1,8 +1,8 @@
 """Layered graph drawing: the order of boxes and lines within each layer, and their positions.
 
 The method of Sugiyama, Tagawa and Toda, "Methods for visual understanding of hierarchical system structures" (1981):
-an edge gets an item in each layer that it crosses, so that it does not run through a box; the order within a layer comes
-from barycentres, and the positions from least squares with minimum distances.
+an edge gets an item in each layer that it crosses, so that it does not run through a box. Barycentres give the order in
+a layer, least squares with minimum distances the positions.
 """
 
 from __future__ import annotations

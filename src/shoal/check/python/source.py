@@ -50,7 +50,7 @@ class Source:
 
     @cached_property
     def parents(self) -> Mapping[ast.AST, ast.AST]:
-        """The parent of each node."""
+        """Parent of each node."""
         return {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
 
     def function_of(self, node: ast.AST) -> Function | ast.Module:
