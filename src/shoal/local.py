@@ -233,8 +233,8 @@ def _check_same(graph: Graph, remote: Remote, identity: str | None) -> None:
 def load(path: Path | str, *, remote: Remote | None = None) -> Pipeline:
     """Load a model, usually an ensemble with its members, to be called in this process.
 
-    ``path`` is its folder, or a repository: then the ensemble that it was composed for is loaded, else its only one.
-    With ``remote``, a ``Client``, only Python components run here and the other models there.
+    ``path`` is a model's folder or a repository. Of a repository, the ensemble that it was composed for is loaded, or
+    its only ensemble. With ``remote``, a ``Client``, only Python components run here and the other models there.
 
     Raises:
         ArtifactError: a model, an artifact or a backend is missing.

@@ -11,8 +11,8 @@ Data = Annotated[
     Path | None,
     typer.Option(
         help="Labelled texts: the CLEAR corpus, CommonLit's train.csv, any .csv, .jsonl, .parquet or .xlsx; "
-        "`clear` downloads the corpus. Else what SHOAL_DATA_DIR holds; else shoal's own passages, "
-        "or the downloaded corpus with --preset full."
+        "`clear` downloads the corpus. Default: the corpus in SHOAL_DATA_DIR, or shoal's own "
+        "passages (with --preset full: the downloaded corpus)."
     ),
 ]
 TextColumn = Annotated[

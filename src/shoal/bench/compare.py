@@ -10,9 +10,10 @@ _EQUAL = 1.05  # rates within this ratio count as equal, even if the repeats var
 
 
 def compare(measured: Sequence[Measured]) -> list[str]:
-    """Write a sentence for each repository that does not win under a load: latency with one caller, else the rate.
+    """For each load, write a sentence for every repository other than the best one.
 
-    Two repositories whose repeats overlap count as equal.
+    Repositories are compared by p50 with one caller and single rows, by rows/s under other loads. Two whose ranges
+    overlap, or whose medians differ by less than 5 %, count as equal.
     """
     cells = list(dict.fromkeys(entry.cell for entry in measured))
     labels = list(dict.fromkeys(entry.label for entry in measured))

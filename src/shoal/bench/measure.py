@@ -44,7 +44,7 @@ class _Reading:
 
 
 class Running:
-    """A target with its running server and clients."""
+    """A measured pipeline (``target``) with its running server and clients."""
 
     def __init__(self, target: Target, inputs: Inputs, settings: Settings, held: ExitStack) -> None:
         self.target, self._settings = target, settings

@@ -65,7 +65,7 @@ class Journal:
                 yield file.read(json.loads(line)["bytes"])
 
     def read_back(self) -> None:
-        """Count the frames that are whole, and cut off what follows them."""
+        """Count the complete frames, and truncate the file after the last of them."""
         with self.path.open("rb") as file:
             file.readline()
             end = file.tell()

@@ -138,7 +138,7 @@ def _writable(text: str) -> str:
 
 
 class Npy(JsonLines):
-    """NumPy's array file: the one output of a model, a row per row of the input; rows with an error are NaN.
+    """NumPy array file with the only output of a model, one row per input row; rows with an error are NaN.
 
     Raises:
         InputError: the model has several outputs, or one whose rows cannot be an array.

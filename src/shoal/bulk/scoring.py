@@ -152,9 +152,9 @@ def _length(inputs: Mapping[str, Any]) -> int:
 
 
 def ask(model: Endpoint, rows: Sequence[Mapping[str, Any]]) -> list[Answer]:
-    """Answer rows that give the same inputs in one request; if it is refused, bisect it.
+    """Send rows that have the same set of inputs as one request.
 
-    So a bad row ends up alone and with its own error, and all others are answered.
+    If it is refused, split it in halves and retry, so that only the bad row gets an error.
     """
     try:
         outputs = model.call({name: _column([row[name] for row in rows]) for name in rows[0]})

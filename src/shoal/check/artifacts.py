@@ -31,7 +31,7 @@ def find(model: Model, repository: Repository) -> Findings:
 
 
 def _is_component(model: Model, repository: Repository) -> bool:
-    """Whether its parameter is shoal's; the artifacts of a model folder may come from elsewhere."""
+    """Whether ``artifacts`` is the parameter of a shoal component, whose artifacts must be in this repository."""
     is_ours = bool(repository.manifest) or any("shoal" in text for _, text in model.sources)
     return is_ours and model.is_python and not model.is_model_folder
 

@@ -57,7 +57,7 @@ class Model:
 
     @cached_property
     def fields(self) -> Node:
-        """Lines of its fields. Read only when something is shown: it takes as long as reading the message."""
+        """Line numbers of the configuration's fields; read when needed, since it takes as long as parsing."""
         return locate(self.text)
 
     @property
@@ -72,7 +72,7 @@ class Model:
 
     @property
     def is_ensemble(self) -> bool:
-        """Whether it is meant as a graph of other models."""
+        """Whether the model is configured as an ensemble."""
         return self.message is not None and (
             ENSEMBLE in (self.message.platform, self.message.backend) or self.message.HasField("ensemble_scheduling")
         )
@@ -217,7 +217,7 @@ def entries(folder: Path) -> list[Path]:
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is a file; False for a name that is too long, or a folder that cannot be read."""
+    """Whether ``path`` is a file; False if the name is too long or the folder cannot be read."""
     try:
         return path.is_file()
     except OSError:
@@ -237,5 +237,5 @@ def is_decoupled(model: Model, known: Mapping[str, Model] | None = None, above: 
 
 
 def enum_name(enum: Any, number: int) -> str:
-    """The name of an enum's value; the number itself where there is none, which protobuf allows."""
+    """Name of an enum's value, or its number if the enum does not define it, which protobuf allows."""
     return str(dict(map(reversed, enum.items())).get(number, number))

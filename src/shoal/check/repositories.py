@@ -141,7 +141,7 @@ def _explain(error: Exception) -> tuple[str, int]:
 
 
 def _has_versions(folder: Path) -> bool:
-    """Whether ``folder`` is a model's: it holds a numbered folder that is not itself a model."""
+    """Whether ``folder`` is a model folder: it holds a numbered folder that is not itself a model."""
     return any(p.is_dir() and p.name.isdecimal() and not (p / CONFIG).exists() for p in entries(folder))
 
 

@@ -20,22 +20,24 @@ QUICK = (1, 8, 32)  # rows per request
 
 
 def bench(
-    repositories: Annotated[list[Path], typer.Argument(help="Repositories of one pipeline, such as its placements.")],
-    model: Annotated[str, typer.Option(help="The model of the repository, where it has several ensembles.")] = "",
+    repositories: Annotated[
+        list[Path], typer.Argument(help="Repositories of one pipeline, such as cpu, hybrid and gpu.")
+    ],
+    model: Annotated[str, typer.Option(help="The model, if the repository has several ensembles.")] = "",
     rows: Annotated[
         Path | None,
-        typer.Option("--inputs", help="Rows: a .csv, .jsonl, .parquet or .xlsx; else shoal's own texts."),
+        typer.Option("--inputs", help="Rows: a .csv, .jsonl, .parquet or .xlsx. Default: shoal's own texts."),
     ] = None,
     text_column: Annotated[
-        str, typer.Option(help="The column of texts, where it is not named like the input.")
+        str, typer.Option(help="The column of texts, if it does not have the input's name.")
     ] = "text",
     protocol: Annotated[Protocol, typer.Option(help="How to ask the server.")] = "grpc",
-    batches: Annotated[str, typer.Option(help="Rows per request: 1,8,64. Else 1 to 512 by twos.")] = "",
+    batches: Annotated[str, typer.Option(help="Rows per request: 1,8,64. Default: 1, 2, 4 ... 512.")] = "",
     callers: Annotated[
-        str, typer.Option(help="Requests at a time: 1,16. Else 1 and 16 of single rows, 2 of larger requests.")
+        str, typer.Option(help="Requests at a time: 1,16. Default: 1 and 16 of single rows, 2 of larger requests.")
     ] = "",
-    seconds: Annotated[float | None, typer.Option(min=0.1, help="Of each load, after its warm-up; else 4.")] = None,
-    repeats: Annotated[int | None, typer.Option(min=1, help="Times that every load is measured; else 3.")] = None,
+    seconds: Annotated[float | None, typer.Option(min=0.1, help="Of each load, after its warm-up. Default: 4.")] = None,
+    repeats: Annotated[int | None, typer.Option(min=1, help="Times that every load is measured. Default: 3.")] = None,
     is_quick: Annotated[bool, typer.Option("--quick", help="Three sizes, 1 second each, twice: a first look.")] = False,
     is_report: Annotated[
         bool, typer.Option("--report", help="Name the bottleneck, what would help, and what would not.")

@@ -16,10 +16,12 @@ app = typer.Typer(cls=Group, no_args_is_help=True, help=__doc__)
 
 Source = Annotated[
     Path | None,
-    typer.Argument(help="environment.yml, requirements.txt, a lock file, or a conda environment; else shoal's own."),
+    typer.Argument(
+        help="environment.yml, requirements.txt, a lock file, or a conda environment. Default: shoal's own."
+    ),
 ]
 Place = Annotated[Path, typer.Argument(help="A packed environment, its folder, or what `env build` wrote.")]
-Stub = Annotated[Path | None, typer.Option(help="A Python backend stub; else the one that was built with it.")]
+Stub = Annotated[Path | None, typer.Option(help="A Python backend stub. Default: the one that was built with it.")]
 NUM_LARGEST = 10
 
 
@@ -29,7 +31,7 @@ def build(
     out: Annotated[Path, typer.Option(help="The folder to write.")] = Path("build/env"),
     target: Target = "embedded",
     python: Annotated[
-        str, typer.Option(metavar="VERSION", help="Such as 3.12; else the source's, else the target's own.")
+        str, typer.Option(metavar="VERSION", help="Such as 3.12. Default: the source's, or the target's.")
     ] = "",
     is_for_gpu: Annotated[bool, typer.Option("--gpu", help="Components on a GPU: RAPIDS 26.10 for CUDA 13.")] = False,
     engine: Annotated[

@@ -27,7 +27,8 @@ Model = Annotated[str, typer.Option(help="The model of the repository, where it 
 def graph(
     folder: Folder,
     form: Annotated[
-        Literal["mermaid", "svg", "png"] | None, typer.Option("--format", help="Else as --out ends; else mermaid.")
+        Literal["mermaid", "svg", "png"] | None,
+        typer.Option("--format", help="Default: by the ending of --out, or mermaid."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write this file: .svg, .png, .mmd.")] = None,
     scale: Annotated[int, typer.Option(min=1, max=8, help="Pixels of a PNG per pixel of the SVG.")] = 2,

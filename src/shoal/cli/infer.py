@@ -49,7 +49,7 @@ def infer(
     ] = "table",
     input_format: Annotated[Literal["txt", "csv", "jsonl"], typer.Option(help="Of standard input.")] = "txt",
     text_column: Annotated[
-        str, typer.Option(metavar="NAME", help="The column of texts; else `text`, or the input's name.")
+        str, typer.Option(metavar="NAME", help="The column of texts. Default: `text`, or the input's name.")
     ] = "",
     settings: Annotated[
         list[str] | None,
@@ -64,14 +64,15 @@ def infer(
         ),
     ] = None,
     url: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="The server; else 127.0.0.1 at the protocol's usual port.")
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="The server. Default: 127.0.0.1 at the protocol's usual port."),
     ] = None,
     protocol: Annotated[Protocol, typer.Option(help="How to ask the server.")] = "grpc",
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="For one request.")] = 60.0,
     model: Annotated[
         str,
         typer.Option(
-            metavar="NAME", help="The model; else the repository's or the server's only ensemble, or only model."
+            metavar="NAME", help="The model. Default: the only ensemble, or the only model, of repository or server."
         ),
     ] = "",
     is_local: Annotated[

@@ -38,7 +38,7 @@ def component(
     inputs: Inputs = None,
     outputs: Outputs = None,
     category: Annotated[
-        Literal["preprocess", "postprocess"] | None, typer.Option(help="Else preprocess, or as MODEL.")
+        Literal["preprocess", "postprocess"] | None, typer.Option(help="Default: preprocess, or that of MODEL.")
     ] = None,
     like: Annotated[str | None, typer.Option(metavar="MODEL", help="Copy this one of shoal's or of yours.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", metavar="PARAMETER=VALUE", help="With --like.")] = None,
@@ -49,7 +49,7 @@ def component(
     project: Project = Path(),
     is_dry: DryRun = False,
 ) -> None:
-    """A component: code that runs before or behind a model, a pipeline that uses it, a test that serves it."""
+    """A component (code that runs before or after a model), a pipeline that uses it, and a test that serves it."""
     from shoal.project.scaffold.clone import draft_like
     from shoal.project.scaffold.names import parse_settings
     from shoal.project.scaffold.skeletons import INPUTS, OUTPUTS, STREAMED, draft_component
@@ -102,7 +102,8 @@ def model(
 def pipeline(
     name: Name = None,
     steps: Annotated[
-        list[str] | None, typer.Option("--step", metavar="MODEL", help="A model by name; else a component of its own.")
+        list[str] | None,
+        typer.Option("--step", metavar="MODEL", help="A model by name; repeat it. Default: a new component."),
     ] = None,
     maps: Annotated[
         list[str] | None,
@@ -152,7 +153,7 @@ def add_model(
     max_length: Annotated[int | None, typer.Option(min=1, help="Encoders: the most tokens of a text.")] = None,
     revision: Annotated[str | None, typer.Option(help="Encoders: the commit on the hub.")] = None,
     form: Annotated[Literal["torchscript", "onnx"] | None, typer.Option("--format", help="Encoders.")] = None,
-    max_batch_size: Annotated[int | None, typer.Option(min=0, help="Else 512, or what the file allows.")] = None,
+    max_batch_size: Annotated[int | None, typer.Option(min=0, help="Default: 512, or what the file allows.")] = None,
     project: Project = Path(),
     is_dry: DryRun = False,
 ) -> None:

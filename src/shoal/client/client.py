@@ -28,10 +28,11 @@ class Client:
 
     ``protocol`` is ``grpc`` (port 8001, as Triton has it) or ``http`` (port 8000). ``timeout`` is in seconds, for one
     request including retries. ``concurrency`` is how many parts of a split request are in flight at a time. ``retries``
-    is how often a request is sent again that the server certainly did not run: it could not be reached, or its queue
-    was full. With ``is_repeatable`` also one whose connection broke, which may run twice.
+    is how many times a request may be resent. Only requests that the server certainly did not run are resent: it could
+    not be reached, or its queue was full. With ``is_repeatable``, requests whose connection broke are resent too, and
+    may run twice.
 
-    Threads may share a client. Close it: Triton waits for open HTTP connections before it stops.
+    Threads may share a client. Close it after use, because Triton waits for open HTTP connections before it stops.
 
     Raises:
         InputError: one of these cannot be used.

@@ -31,7 +31,7 @@ CONTROL_BYTES = 1024  # per batch, for scalars that decide sizes on the host
 
 
 class Copy(NamedTuple):
-    """The traffic over one edge of one model."""
+    """Copies over one edge of one model, between host and device."""
 
     model: str
     edge: Edge

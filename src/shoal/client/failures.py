@@ -247,7 +247,7 @@ def _refused(message: str, call: Call, url: str) -> InputError:
 
 
 def _shifted(message: str, first_row: int) -> str:
-    """Renumber the row in a component's message: row indices of a part count from ``first_row`` of the whole."""
+    """Add ``first_row`` to the row number in a component's message, which counts from the start of its part."""
     return re.sub(r"^([^\s\[\]]+)\[(\d+)\]", lambda row: f"{row[1]}[{int(row[2]) + first_row}]", message)
 
 

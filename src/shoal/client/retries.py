@@ -25,7 +25,7 @@ class Attempts:
 
     @property
     def server(self) -> Server:
-        """Address and time-out of the call, for error messages."""
+        """Address, protocol and time-out, for error messages."""
         return Server(self._settings.url, self._settings.protocol, self.seconds)
 
     @property

@@ -202,7 +202,7 @@ def _prepare_cupy(index: int) -> int:
 
 
 def _share_pool(cupy: Any) -> None:
-    """Install RMM's asynchronous pool if RMM is installed (libcudf allocates from it), else CUDA's through CuPy."""
+    """Let CuPy allocate from RMM's asynchronous pool, as libcudf does, or from CUDA's if RMM is not installed."""
     try:
         import rmm
         from rmm.allocators.cupy import rmm_cupy_allocator

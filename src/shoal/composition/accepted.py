@@ -30,7 +30,7 @@ def check_accepted(config: ModelConfig, models: Mapping[str, ModelConfig]) -> No
 
 
 def check_made(repository: Path, what: str, target: str | None = None) -> None:
-    """Check a repository that was made aside, before ``what`` is written from it.
+    """Check a repository in a temporary folder, before ``what`` is written from it.
 
     Raises:
         ArtifactError: Triton would refuse it.

@@ -203,7 +203,7 @@ class Ensemble:
 
     @property
     def max_batch_size(self) -> int:
-        """Maximum rows per request; 0: requests have no rows."""
+        """Maximum rows per request; 0 if requests have no batch dimension."""
         if self._max_batch_size is not None:
             return self._max_batch_size
         sizes = [self._find(step.model).spec.max_batch_size for step in self._steps]
@@ -305,7 +305,7 @@ class Ensemble:
         return (True, False) if self._max_batch_size is None else (self._max_batch_size > 0,)
 
     def _check_rows(self) -> None:
-        """Check the batch sizes, with the error text of Triton's core, and all shapes, now that the rows are known."""
+        """Check batch sizes (with Triton's own error text) and all shapes, once ``max_batch_size`` is decided."""
         size = self.max_batch_size
         for step in self._steps:
             config = self._find(step.model)

@@ -56,7 +56,7 @@ class Block(NamedTuple):
 
 
 class Line(NamedTuple):
-    """An arrow down from point to point: straight, or in an S where the next one is aside."""
+    """An arrow that goes down through the points: straight to a point below, or in an S-curve to one beside it."""
 
     points: tuple[Point, ...]
     look: str

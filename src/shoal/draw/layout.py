@@ -56,9 +56,7 @@ Point = tuple[int, int]
 
 @dataclass(frozen=True)
 class Layout:
-    """A finished layout; ``routes`` are the points of each arrow's line from border to border: straight down, or in an
-    S between.
-    """
+    """A finished layout; ``routes`` are the points of each arrow, from the border of one box to that of the next."""
 
     width: int
     height: int

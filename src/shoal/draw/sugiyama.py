@@ -1,8 +1,8 @@
 """Layered graph drawing: the order of boxes and lines within each layer, and their positions.
 
 The method of Sugiyama, Tagawa and Toda, "Methods for visual understanding of hierarchical system structures" (1981):
-a line gets an item in each layer that it passes, so that it runs through no box; the order within the layers comes from
-barycentres; the positions from least squares with minimum distances.
+an edge gets an item in each layer that it crosses, so that it does not run through a box. Barycentres give the order in
+a layer, least squares with minimum distances the positions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SETTLING = 40  # rounds after which positions no longer move by a pixel
 
 
 class Link(NamedTuple):
-    """A piece of a line between an item and one of the next layer; a heavier one is drawn straighter."""
+    """Segment of an edge between items of adjacent layers; segments of higher weight are drawn straighter."""
 
     upper: int
     lower: int

@@ -42,7 +42,7 @@ def read_built(folder: Path) -> Built | None:
 
 
 def locate(place: Path) -> tuple[Path, Path | None]:
-    """Return the environment at ``place`` and its stub: those of a build, else the archive or folder itself."""
+    """Return environment and stub of the build at ``place``, else ``place`` itself and no stub."""
     built = read_built(place)
     return (built.environment, built.stub) if built else (place.absolute(), None)
 

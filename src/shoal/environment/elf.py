@@ -79,9 +79,9 @@ def show_version(version: Version) -> str:
 
 
 def soname_python(needed: tuple[str, ...]) -> str:
-    """Return the Python, such as ``3.12``, whose shared library a binary needs; empty where it needs none.
+    """Return the Python, such as ``3.12``, whose shared library a binary needs; empty if it needs none.
 
-    Wheels carry it under a name with a hash in it: ``libpython3-419a3a08.13.so.1.0``.
+    In wheels, the name of that library contains a hash: ``libpython3-419a3a08.13.so.1.0``.
     """
     for name in needed:
         found = re.match(r"libpython(\d)(?:-[0-9a-f]+)?\.(\d+)", name)

@@ -78,7 +78,7 @@ def _completeness(env: Environment, stub: Stub | None) -> Iterator[Misfit]:
 
 
 def _brings_libpython(stub: Stub) -> bool:
-    """Whether the wheel that the stub comes from brings its Python library too."""
+    """Whether the stub comes from a wheel that also contains the libpython that the stub loads."""
     return any(name.startswith("libpython") and "-" in name for name in stub.libraries)
 
 

@@ -62,7 +62,7 @@ class Target:
 
     @property
     def is_embedded(self) -> bool:
-        """Whether it is the wheel's, on this machine."""
+        """Whether the target is the embedded Triton of the wheel, on this machine."""
         return self.name == EMBEDDED
 
 

@@ -80,7 +80,7 @@ def _reason(log: Path, start: int) -> str:
 
 
 def _shorten(line: str) -> str:
-    """Keep both ends of a long line: what failed is at its beginning, and why at its end."""
+    """Keep both ends of a long line: its beginning says what failed, its end says why."""
     return line if len(line) <= _LONG else f"{line[: _LONG // 2]} ... {line[-_LONG // 2 :]}"
 
 

@@ -1,4 +1,4 @@
-"""Unpack an environment beside its folder, and rename it."""
+"""Unpack an environment under a temporary name beside its folder, then rename it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from shoal.progress import OnProgress
 def unpack(archive: Path, folder: Path, *, on_progress: OnProgress = lambda stage, done, total: None) -> Path:
     """Unpack a packed environment into ``folder``, which must not exist; returns its absolute path.
 
-    Triton starts at once from a folder; it unpacks an archive at each start, in releases before 26.06 to wherever the
-    archive says. Here an entry that would leave the folder makes the whole archive invalid. It is unpacked beside
-    ``folder`` and renamed at the end.
+    Triton uses a folder as it is, but unpacks an archive at each start, and releases before 26.06 do so to wherever the
+    archive says. Here an archive with an entry that would leave the folder is refused.
 
     Raises:
         ArtifactError: the archive is damaged, or holds such an entry.

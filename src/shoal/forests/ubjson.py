@@ -1,7 +1,7 @@
 """Reader for Universal Binary JSON, the subset that XGBoost writes.
 
-The format: ubjson.org, draft 12. Of the optimised containers XGBoost uses arrays with a count, with or without a type:
-xgboost, src/common/json.cc: UBJWriter.
+The format: ubjson.org, draft 12. Of UBJSON's optimised containers, XGBoost writes only arrays with a count,
+typed or untyped: xgboost, src/common/json.cc: UBJWriter.
 """
 
 from __future__ import annotations

@@ -111,7 +111,10 @@ Inputs = dict[str, tuple[str, list[int], bytes]]  # Triton's name of the dtype, 
 
 
 def _of_warmup(config: ModelConfig) -> Inputs:
-    """Build inputs from the first warm-up request, adding the batch dimension that it omits."""
+    """Build inputs from the first warm-up request.
+
+    Warm-up data has no batch dimension, so it is added; inputs without a data file are zeros.
+    """
     from tritonclient.grpc import model_config_pb2
 
     found: Inputs = {}

@@ -53,11 +53,11 @@ class Door(asyncio.Protocol):
             self._behind.data_received(data)
 
     def begin(self) -> None:
-        """Stop the time-out: the head of a request is complete."""
+        """Stop the time-out, once the head of a request is complete."""
         self._deadline = float("inf")
 
     def end(self) -> None:
-        """Start the idle time-out: the request is answered."""
+        """Start the idle time-out, once the request is answered."""
         self._is_idle, self._deadline = True, time.monotonic() + self._limits.idle_seconds
 
     def look(self, now: float) -> None:

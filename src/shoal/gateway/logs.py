@@ -68,7 +68,7 @@ class Plain(logging.Formatter):
 
 
 class Flood(logging.Filter):
-    """Rate limit per log statement, of ours or Triton's: at most so many records in ten seconds."""
+    """Rate limit for each log statement of shoal and of Triton, in records per ten seconds."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -43,7 +43,7 @@ class Stream:
 
 @dataclass(eq=False)
 class Upstream:
-    """A server that is ready, and the requests that it has."""
+    """A ready server, with its requests and streams in flight."""
 
     server: Server
     sent: dict[asyncio.Future[Any], str] = field(default_factory=dict)  # with the model of each

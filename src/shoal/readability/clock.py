@@ -21,7 +21,7 @@ KEPT_EVERY = 10.0  # seconds between writes; an interruption loses at most these
 class Clock:
     """Seconds per stage, saved in ``path``; each stage is also reported to ``on_progress``.
 
-    Seconds spent on a stage before an interruption are kept and added to.
+    After an interruption, a stage's time continues from the saved value.
     """
 
     on_progress: OnProgress

@@ -98,7 +98,7 @@ def _read_report(artifacts: Path) -> dict[str, Any]:
 
 
 def _sort_out(artifacts: Path, corpus: Corpus, seen: str) -> tuple[Corpus, int]:
-    """Return the rows to score, and the number of texts that the models were trained on."""
+    """Return the rows to score, and how many of the corpus's texts the models were trained on."""
     if seen not in SEEN:
         raise InputError(f"seen is {seen!r}.", f"Say one of {', '.join(SEEN)}.")
     trained = set((artifacts / TRAINED_ON).read_text(encoding="utf-8").split())

@@ -291,7 +291,8 @@ def blend_weight(encoder: FP64, forest: FP64, targets: FP64) -> float:
 def cross_fitted_blend(encoder: FP64, forest: FP64, targets: FP64, folds: INT64) -> FP64:
     """Blend each row, FP64 ``[n]``, with the weight that is best on the rows of all *other* folds.
 
-    A weight fitted to a row's own target would make the blend look better than it is. With a single fold it is 0.5.
+    A weight fitted to a row's own target would make the blend look better than it is. With a single fold
+    the weight is 0.5.
     """
     combined: FP64 = blend(EVEN, encoder, forest)
     for fold in np.unique(folds):

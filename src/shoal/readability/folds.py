@@ -1,4 +1,4 @@
-"""Grouped splits: duplicate texts never cross a split."""
+"""Grouped splits: all copies of one text are in the same fold."""
 
 from __future__ import annotations
 

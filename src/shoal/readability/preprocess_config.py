@@ -142,7 +142,7 @@ def read_weight(path: Path) -> float:
     """Read the default weight, between 0 and 1, from ``postprocess.json``.
 
     Raises:
-        ArtifactError: it is not such a file, or the weight is not such a number.
+        ArtifactError: the file is not a valid ``postprocess.json``, or the weight is not a number from 0 to 1.
     """
     weight = read_object(path, _SETTING, ["bert_weight"])["bert_weight"]
     if not is_number(weight) or not 0 <= weight <= 1:

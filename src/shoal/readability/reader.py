@@ -147,7 +147,7 @@ class DeviceReader(Reader):
     def _decide(self, pieces: Ragged, is_exact: Array) -> tuple[np.ndarray[tuple[int], np.dtype[np.intp]], int]:
         """Return the rows to read on the host, and the width of the other rows in steps of 8.
 
-        One copy to the host, of one byte per row and one more.
+        Both are copied to the host at once: one byte per row, and one for the width.
         """
         xp = namespace(is_exact)
         lengths = xp.minimum(pieces.lengths, self._max_length - 2)

@@ -71,7 +71,7 @@ def describe_changes(begun: Mapping[str, Any], wanted: Mapping[str, Any]) -> str
 
 @dataclass(frozen=True)
 class Result:
-    """Result of a stage: arrays, and facts that are stored as JSON."""
+    """Result of a stage: arrays, and values stored as JSON (``facts``)."""
 
     arrays: Arrays
     facts: dict[str, Any] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class Checkpoint:
     _cost: float = 0.0
 
     def load(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """Return the saved tensors by name, and the facts; None if nothing was saved."""
+        """Return the saved tensors by name, and the values saved with them; None if nothing was saved."""
         if not self.path.is_file():
             return None
         from safetensors import safe_open

@@ -80,7 +80,7 @@ def _batching(config: ModelConfig) -> str:
 
 
 def _describe_tensors(step: Step, config: ModelConfig) -> dict[str, Any]:
-    """Return the model's tensors, each with the ensemble tensor it is mapped to; None where it is not mapped."""
+    """Return the model's tensors, each with the ensemble tensor it is mapped to, None if it is not mapped."""
     return {
         kind: [{"name": t.name, **_type(t), "tensor": mapped.get(t.name)} for t in tensors]
         for kind, tensors, mapped in (

@@ -1,7 +1,7 @@
-"""Placement ``hybrid``: the models of an ensemble as one ensemble of their own, called once by a client.
+"""Placement ``hybrid``: the client runs the Python components of an ensemble, the server the other models.
 
-The client runs the Python components, the server the rest: ``ensemble_models``. It is left out where the server would
-not survive that one of several models refuses the request; then the client calls each.
+The ensemble ``ensemble_models`` runs these models in one request. It is not made for Triton releases that may crash if
+one of several parallel models refuses a request; the client then sends a request to each model.
 """
 
 from __future__ import annotations

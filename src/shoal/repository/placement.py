@@ -61,7 +61,7 @@ class Plan:
             raise InputError("Placement gpu needs a GPU.", "Name one, --gpu 0, or say --placement cpu.")
 
     def gpus_of(self, config: ModelConfig) -> tuple[int, ...]:
-        """Return the GPUs that a model has an instance on; none where it runs on the host, or is an ensemble."""
+        """Return the GPUs that a model has an instance on; none if it runs on the host or is an ensemble."""
         is_elsewhere = config.is_ensemble or (self.placement == HYBRID and config.backend == "python")
         return () if is_elsewhere else self.gpus or ()
 

@@ -43,7 +43,7 @@ _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no pro
 
 
 class Server:
-    """A running Triton, on loopback. Use ``serve`` to make one."""
+    """A running Triton, on loopback. Use ``serve`` to start one."""
 
     def __init__(
         self,

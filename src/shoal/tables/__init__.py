@@ -120,7 +120,7 @@ def open_stream(stream: BinaryIO, kind: str) -> Iterator[Table[Row]]:
 
 
 def _fraction_read(file: BinaryIO, size: int) -> Callable[[], float | None]:
-    """Return a function of the fraction read, in bytes; an estimate where a file is not read from front to back."""
+    """Return a function that gives the fraction of bytes read; None once the file is closed."""
     return lambda: None if file.closed or not size else min(1.0, file.tell() / size)
 
 

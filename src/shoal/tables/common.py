@@ -36,7 +36,7 @@ class NotUtf8(bytes):
 
 @dataclass(frozen=True)
 class Source:
-    """Source of rows: its name in messages, and its kind, as the ending of a file: ``.csv``."""
+    """Source of rows: its name for messages, and its kind as a file ending, such as ``.csv``."""
 
     name: str
     kind: str
@@ -86,5 +86,5 @@ def no_rows(source: Source) -> ArtifactError:
 
 
 def by_name(cells: Sequence[Any], named: dict[str, int]) -> dict[str, Any]:
-    """Return a row's values by column; None where it is too short."""
+    """Return a row's values by column name; None for columns beyond the end of a short row."""
     return {name: cells[place] if place < len(cells) else None for name, place in named.items()}

@@ -55,7 +55,7 @@ def as_cell(text: str) -> str | NotUtf8:
 
 
 def open_csv(file: BinaryIO, source: Source, stack: ExitStack) -> Opened:
-    """Open the columns and rows of CSV; a row is an error where its quotes or its number of fields are wrong."""
+    """Open the columns and rows of CSV; a row with wrong quotes or a wrong number of fields becomes an error."""
     csv.field_size_limit(_MAX_CELL)  # of the whole process; the default refuses texts of more than 128 KiB
     records = _records(_Lines(_open_text(file, stack, newline="")), source)
     first = next(records, None)

@@ -57,7 +57,7 @@ class FastTokenizer:
         return min(self._max_length, max(1, steps) * WIDTH_MULTIPLE)
 
     def frame(self, pieces: Ragged, width: int) -> tuple[Array, Array]:
-        """Return ids and mask, INT64 ``[rows, width]`` each, on the device of the pieces."""
+        """Pad ids to ``width``; return ids and mask, INT64 ``[rows, width]`` each, on the device of the pieces."""
         xp = namespace(pieces.values)
         columns = xp.arange(width, dtype=xp.int64, device=device_of(pieces.values))
         return pieces.pad(width, self._pad_id), xp.astype(columns < pieces.lengths[:, None], xp.int64)

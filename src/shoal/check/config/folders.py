@@ -1,4 +1,4 @@
-"""A model's folder: its name, its versions, and the file that the backend opens."""
+"""Find mistakes in a model folder: its name, its versions and the files that the backend opens."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LIKE_A_VERSION = re.compile(r"0[0-9]+|[vV][0-9]+|latest")
 
 
 def find(model: Model, _: Repository) -> Findings:
-    """Find mistakes in a model's folder."""
+    """Find mistakes in a model folder."""
     if not model.is_model_folder:
         yield from _name(model)
         if not model.path.exists() and not model.versions:

@@ -1,4 +1,4 @@
-"""An ensemble and the models it calls, by name: core's rules, in core's words, and which requests they answer."""
+"""Find mistakes in an ensemble and the models that it calls, by the rules of Triton's core, in its words."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def find(model: Model, repository: Repository) -> Findings:
 
 
 def find_circle(model: Model, known: Mapping[str, Model]) -> list[str]:
-    """Find a cycle of calls from an ensemble back to itself; empty where there is none."""
+    """Find a cycle of calls from an ensemble back to itself; empty if there is none."""
     ways, seen = [[model.name]], set()
     while ways:
         way = ways.pop()

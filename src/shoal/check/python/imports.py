@@ -34,7 +34,10 @@ def _look(source: Source) -> Findings:
 
 
 def _calls_at_import(source: Source) -> Iterator[tuple[ast.Call, str]]:
-    """Yield the calls that the import itself makes, and those in functions of the file that it calls, by name."""
+    """Yield the calls made while the module is imported.
+
+    They are at module level, or in the module's own functions that are called there; the string names that function.
+    """
     seen: set[str] = set()
     for node in _run(source.tree):
         if not isinstance(node, ast.Call):

@@ -135,7 +135,7 @@ def _survey(function: Function | ast.Module) -> tuple[Mapping[str, list[ast.AST]
 
 
 def _fails_on_none(source: Source, call: ast.Call) -> bool:
-    """Whether the code fails where ``call`` returns None: it takes an attribute or an item of it, and no more."""
+    """Whether the code fails if ``call`` returns None: it only takes attributes or items of the result."""
     uses: list[ast.AST] = [call]
     match source.parents[call]:
         case ast.Assign(targets=[ast.Name(id=name)]):

@@ -34,7 +34,7 @@ class Source:
         return Place(self.path, getattr(node, "lineno", 0))
 
     def name(self, node: ast.AST) -> str:
-        """Resolve ``node`` to a full dotted name through the imports; empty where it is not a name."""
+        """Resolve ``node`` to a full dotted name through the imports; empty if it is not a name or a dotted name."""
         parts: list[str] = []
         while isinstance(node, ast.Attribute):
             parts.append(node.attr)
@@ -45,12 +45,12 @@ class Source:
 
     @cached_property
     def nodes(self) -> tuple[ast.AST, ...]:
-        """All nodes of its tree."""
+        """All nodes of the file's syntax tree."""
         return tuple(ast.walk(self.tree))
 
     @cached_property
     def parents(self) -> Mapping[ast.AST, ast.AST]:
-        """The parent of each node."""
+        """Parent of each node."""
         return {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
 
     def function_of(self, node: ast.AST) -> Function | ast.Module:
@@ -176,7 +176,7 @@ def is_literal(node: ast.AST | None, *values: object) -> bool:
 
 
 def walk_within(node: ast.AST) -> Iterator[ast.AST]:
-    """Every node under ``node``, in the order of the text, without those of functions and classes within."""
+    """Walk the nodes under ``node`` in source order, but not the bodies of functions and classes in it."""
     stack = [node]
     while stack:
         current = stack.pop()

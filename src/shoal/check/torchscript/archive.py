@@ -25,7 +25,7 @@ _DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, Valu
 
 
 class ForeignError(ValueError):
-    """A file that is not a TorchScript archive; its text completes a sentence about it."""
+    """A file is not a TorchScript archive; the message says why, as the end of a sentence."""
 
 
 class Script:
@@ -62,7 +62,7 @@ class Script:
 
     @cached_property
     def main(self) -> str:
-        """The qualified name of the module that is called; empty where it is unknown."""
+        """Qualified class name of the archive's root module; empty if unknown."""
         try:
             for opcode, argument, _ in pickletools.genops(self._read(self._data, 2**16)):
                 if opcode.name == "GLOBAL":
@@ -117,7 +117,7 @@ def arguments(function: ast.FunctionDef) -> Iterator[tuple[str, str, bool]]:
 
 
 def returned(function: ast.FunctionDef) -> tuple[str, int | None]:
-    """The return type of a function as written, and its number of values where it is tensors or a tuple."""
+    """Return a function's return type as written, and its number of values; None unless it is a tensor or a tuple."""
     kind = function.returns
     if isinstance(kind, ast.Subscript) and ast.unparse(kind.value) == "Tuple":
         return "Tuple", len(kind.slice.elts) if isinstance(kind.slice, ast.Tuple) else 1

@@ -43,7 +43,7 @@ def find(model: Model, repository: Repository) -> Findings:
 
 
 def _is_native(model: Model, target: Target | None) -> bool:
-    """Whether NVIDIA's C++ backend serves it."""
+    """Whether NVIDIA's C++ backend serves the model."""
     return not model.message.runtime.endswith(".py") and not (target and target.is_embedded)
 
 
@@ -89,7 +89,7 @@ def _find_devices(model: Model, path: Path, script: Script) -> Findings:
 
 
 def _is_elsewhere(text: str, groups: Any) -> bool:
-    """Whether code names a device that instances do not run on, as far as the code shows it."""
+    """Whether TorchScript code names a device that an instance of these groups does not run on."""
     named = re.search(r"""torch\.(?:device\(["'])?(cpu|cuda)(?::([0-9]+))?""", text)
     if not named:
         return False

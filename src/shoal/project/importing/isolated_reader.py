@@ -1,4 +1,4 @@
-"""Reader of foreign model files in a subprocess, since a library may crash on a damaged one."""
+"""Reader of foreign model files, in a subprocess, because the library that reads it may crash on a damaged file."""
 
 from __future__ import annotations
 
@@ -55,7 +55,10 @@ def read_apart(format_name: str, content: bytes, name: str) -> tuple[Any, dict[s
 
 
 def load_checkpoint(content: bytes, name: str) -> tuple[Any, Forest]:
-    """Load Treelite's model after our own reader: Treelite may abort the process on a damaged checkpoint."""
+    """Load a Treelite checkpoint, after shoal's own reader has accepted it.
+
+    Treelite may abort the process on a damaged checkpoint.
+    """
     import treelite
 
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:

@@ -155,7 +155,7 @@ def _declare(inputs: Sequence[str] | None, taken: list[str]) -> tuple[TensorSpec
 
 
 def _parse(text: str) -> TensorSpec:
-    """Parse an input in the form of the command line."""
+    """Parse an input as written on the command line."""
     name, _, rest = text.rpartition(":")[0].rpartition(":")
     kind, dims = rest, text.rpartition(":")[2]
     dtype = f"TYPE_{kind.upper().removeprefix('TYPE_')}"

@@ -122,7 +122,7 @@ def _find_models(steps: Sequence[str], available: Mapping[str, ModelConfig]) -> 
 def _find_widths(
     models: Sequence[ModelConfig], sources: Mapping[str, Source], inputs: Sequence[TensorSpec]
 ) -> dict[str, int]:
-    """Find a size for each variable-size tensor of the request that the model reading it accepts, if known."""
+    """Choose a size for each variable-size request tensor, one that its model accepts; left out if none is known."""
     widths: dict[str, int] = {}
     for model in models:
         read = {sources[f"{model.name}.{tensor.name}"] for tensor in model.spec.inputs}

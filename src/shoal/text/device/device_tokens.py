@@ -65,8 +65,8 @@ class CodePoints:
 def code_points(values: Array) -> Array:
     """Decode the code point that begins at each byte of valid UTF-8, INT64; undefined at continuation bytes.
 
-    RFC 3629: a lead byte below 0x80 is the code point; 0xC0, 0xE0 and 0xF0 lead two, three and four bytes, of which the
-    following carry six bits each.
+    RFC 3629: a lead byte below 0x80 is the code point; lead bytes from 0xC0, 0xE0 and 0xF0 begin sequences of two,
+    three and four bytes; each continuation byte carries six bits.
     """
     xp = namespace(values)
     padded = xp.concat([xp.astype(values, xp.int64), xp.zeros(3, dtype=xp.int64, device=device_of(values))])
