@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from dataclasses import dataclass, field
@@ -12,9 +13,12 @@ import numpy as np
 
 from shoal.component.spec import DTYPES, STRING, TensorSpec
 from shoal.composition.warmup import FOLDER, requested, serialize
+from shoal.errors import ArtifactError
 from shoal.gateway.fronts import is_dead
+from shoal.gateway.models import is_decoupled
 from shoal.repository.config import ModelConfig
 
+PARAMETER = "canary"  # of a decoupled model's configuration: the inputs of its canary
 TOLERANCE = 0.03  # relative and absolute: batch neighbours and BF16 change less
 MOST_SECONDS = 30.0  # between two canaries of a slow model
 PATIENCE = 60.0  # seconds; a hanging process is detected earlier by Watch
@@ -49,6 +53,7 @@ class Canary:
 
     model: str
     request: Any
+    is_decoupled: bool = False
     expected: dict[str, Any] = field(default_factory=dict)
     sent: float = 0.0
     latency: float = 0.0
@@ -69,8 +74,10 @@ class Canary:
 
         start = self.sent = time.monotonic()
         try:
-            answer = await stub.ModelInfer(self.request, timeout=PATIENCE)
-            found = dict(_read(answer))
+            if self.is_decoupled:
+                found = await self._ask_stream(stub)
+            else:
+                found = dict(_read(await stub.ModelInfer(self.request, timeout=PATIENCE)))
         except grpc.aio.AioRpcError as error:
             raise WrongError(_judge(error), f"{error.code().name}: {error.details()}") from None
         except ValueError as error:  # the bytes do not match the shape
@@ -85,6 +92,19 @@ class Canary:
             if name not in found or not _is_same(found[name], right):
                 raise WrongError(Verdict.WRONG, f"its output {name} is not what it was at the start")
 
+    async def _ask_stream(self, stub: Any) -> dict[str, Any]:
+        """Return all answers of a decoupled model: their outputs, named with the answer's number, and how many."""
+        found: dict[str, Any] = {}
+        number = 0
+        async for answer in stub.ModelStreamInfer(iter([self.request]), timeout=PATIENCE):
+            if answer.error_message:
+                verdict = Verdict.GONE if is_dead(answer.error_message) else Verdict.FAILED
+                raise WrongError(verdict, answer.error_message)
+            outputs = dict(_read(answer.infer_response))
+            found |= {f"{name} of answer {number}": value for name, value in outputs.items()}
+            number += bool(outputs)
+        return found | {"number of answers": np.array(number)}
+
 
 def _judge(error: Any) -> Verdict:
     code, details = error.code().name, error.details() or ""
@@ -98,12 +118,22 @@ def _judge(error: Any) -> Verdict:
 
 
 def make_canaries(configs: dict[str, ModelConfig]) -> dict[str, Canary]:
-    """Make a canary for each model with a warm-up, and for each ensemble whose inputs can be synthesised."""
+    """Make a canary for each model with a warm-up, and for each ensemble whose inputs can be synthesised.
+
+    A decoupled model is asked only what its parameter ``canary`` says, a JSON object of inputs: any other request may
+    take long, or have another answer each time.
+
+    Raises:
+        ArtifactError: such a parameter is no such object.
+    """
     found = {}
     for name, config in configs.items():
-        inputs = _of_ensemble(config) if config.is_ensemble else _of_warmup(config)
+        if is_decoupled(name, configs):
+            inputs = _of_parameter(config)
+        else:
+            inputs = _of_ensemble(config) if config.is_ensemble else _of_warmup(config)
         if inputs:
-            found[name] = Canary(name, _make_request(name, inputs))
+            found[name] = Canary(name, _make_request(name, inputs), is_decoupled(name, configs))
     return found
 
 
@@ -130,6 +160,28 @@ def _of_warmup(config: ModelConfig) -> Inputs:
                 content = bytes(int(np.prod(shape)) * size)
             found[name] = ("BYTES" if dtype == "STRING" else dtype, shape, content)
     return found
+
+
+def _of_parameter(config: ModelConfig) -> Inputs:
+    """Read inputs from the parameter ``canary``: ``{"COUNT": [[2]]}``."""
+    text = config.spec.parameters.get(PARAMETER)
+    if text is None:
+        return {}
+    try:
+        given = json.loads(text)
+        specs = {tensor.name: tensor for tensor in config.spec.inputs}
+        arrays = {
+            name: np.array(value, specs[name].numpy_dtype)
+            if specs[name].dtype != STRING
+            else np.vectorize(str.encode, otypes=[np.object_])(value)
+            for name, value in given.items()
+        }
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ArtifactError(
+            f"{config.name}: the parameter {PARAMETER} is not a JSON object of inputs: {error!r}.",
+            'Write for example {"COUNT": [[2]]}.',
+        ) from None
+    return {name: (_wire_name(specs[name]), list(x.shape), serialize(x)) for name, x in arrays.items()}
 
 
 def _of_ensemble(config: ModelConfig) -> Inputs:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import TypeVar
 
@@ -42,6 +42,7 @@ class Dispatcher:
         max_wait: float,
         resends: bool,
         limits: Limits,
+        slots: Mapping[str, int] | None = None,
     ) -> None:
         self.upstream: Upstream | None = None
         self.blocked: dict[str, str] = {}
@@ -60,7 +61,8 @@ class Dispatcher:
         self._suspects = Suspects()
         self._exposed, self._told = frozenset(exposed), frozenset(told)
         # unknown names share the entry "", or clients could fill the memory with them
-        self._models = {name: Admission(max_wait) for name in (*models, "")}
+        self._models = {name: Admission(max_wait, slots=(slots or {}).get(name, 0)) for name in (*models, "")}
+        self.first_answers: dict[str, list[float]] = {}  # by decoupled model: how many, and the sum of their seconds
         self._changed = asyncio.Condition()
         self._num_settled = 0
 
@@ -89,6 +91,16 @@ class Dispatcher:
         """Number of requests in flight, including streams that are not quiet."""
         streams = self.upstream.streams if self.upstream else ()
         return sum(model.num_requests for model in self._models.values()) + sum(not s.is_quiet for s in streams)
+
+    def is_full(self, model: str) -> bool:
+        """Whether a model's engine runs as many streams as it can."""
+        return self._models[model].is_full
+
+    def note_first(self, model: str, seconds: float) -> None:
+        """Record how long the first answer to a request took."""
+        known = self.first_answers.setdefault(model, [0, 0.0])
+        known[0] += 1
+        known[1] += seconds
 
     def in_flight(self, model: str) -> int:
         """Return the number of requests in flight to a model, without streams."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache, partial
 from typing import Any
 from urllib.parse import unquote
@@ -26,6 +26,8 @@ from shoal.gateway.grpc_messages import (
 from shoal.gateway.grpc_stream import Relay
 from shoal.gateway.limits import Limits, Pool
 from shoal.gateway.refusals import LostError, RefusedError, Why
+from shoal.gateway.stops import Stops
+from shoal.repository.config import ModelConfig
 from shoal.server.launch import Server
 
 SERVICE = "/inference.GRPCInferenceService/"
@@ -42,9 +44,10 @@ _CLOSED = {
 class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Handler of all methods, backed by the active server."""
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
+    def __init__(self, dispatcher: Dispatcher, configs: Mapping[str, ModelConfig]) -> None:
         self._dispatcher = dispatcher
         self._channels: dict[str, Any] = {}
+        self.stops = Stops(configs, self.channel)
         self._calls = Pool(MOST_CALLS, dispatcher.limits.client_share)
         # a message is in memory before its size is known: bounds how many arrive at a time
         most = max(4, dispatcher.memory.most // dispatcher.limits.request_bytes)
@@ -230,7 +233,7 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
             with self._dispatcher.place(address):
                 first = await arrive(self._opening, address, context, self._dispatcher.limits.head_seconds)
                 if first is not None:
-                    await Relay(self._dispatcher, self.channel, address, context).run(first)
+                    await Relay(self._dispatcher, self.stops, self.channel, address, context).run(first)
 
         # Triton 24.10 can crash when a stream is abandoned: the rest of it is read and discarded
         relaying = asyncio.ensure_future(relay())

@@ -23,6 +23,7 @@ _STATUS = {
     Why.CLOSED: grpc.StatusCode.PERMISSION_DENIED, Why.METHOD: grpc.StatusCode.UNIMPLEMENTED,
     Why.LARGE: grpc.StatusCode.INVALID_ARGUMENT, Why.SLOW: grpc.StatusCode.DEADLINE_EXCEEDED,
 }  # fmt: skip
+WITH_END, END = "triton_enable_empty_final_response", "triton_final_response"  # parameters of request and answer
 _NO_SERVER = (Kind.UNREACHABLE, Kind.NOT_TRITON, Kind.CONNECTION_LOST)
 _PAUSE = 0.02  # seconds between two checks of the pool
 _NAME = 0x0A  # the first field of a request for inference, a string: the model's name
@@ -131,6 +132,34 @@ def is_cut(code: Any, details: str) -> bool:
     """Whether a status says that the server, or the model's process, has died."""
     is_unavailable = code == grpc.StatusCode.UNAVAILABLE
     return is_dead(details) or (is_unavailable and grpc_failure(code.name, details).kind in _NO_SERVER)
+
+
+def mark(request: bytes, own_id: str) -> tuple[bytes, bool]:
+    """Give a request an id of ours, and ask for a mark on its last answer; return whether the client asked for it too.
+
+    Triton then ends the answers with an empty one, if the last is not known as such when it is sent.
+    """
+    message = parse("ModelInferRequest", request)
+    is_wanted = bool(message.parameters[WITH_END].bool_param)
+    message.id = own_id
+    message.parameters[WITH_END].bool_param = True
+    return bytes(message.SerializeToString()), is_wanted
+
+
+def unmark(message: Any, request_id: str, *, is_end_wanted: bool) -> tuple[bytes | None, bool]:
+    """Put the client's id back into an answer; return it, and whether it is the last of its request.
+
+    It is None if the client did not ask for it: the empty one that only marks the end.
+    """
+    answer = message.infer_response
+    is_last = END in answer.parameters and bool(answer.parameters[END].bool_param)
+    if is_last and not is_end_wanted and not answer.outputs and not message.error_message:
+        return None, True
+    answer.id = request_id
+    if not is_end_wanted:
+        answer.parameters.pop(END, None)
+    message.error_message = clean(message.error_message)
+    return bytes(message.SerializeToString()), is_last
 
 
 def clean_answer(answer: bytes) -> bytes:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]
@@ -17,35 +18,58 @@ from shoal.gateway.grpc_messages import (
     clean_answer,
     is_cut,
     kept,
+    mark,
+    parse,
     refusal,
     screen,
+    unmark,
 )
 from shoal.gateway.limits import Hold
 from shoal.gateway.refusals import RefusedError, Why, lost
+from shoal.gateway.stops import METHOD, Stops
 from shoal.gateway.upstream import Stream
 
-_METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 _MOST_UNANSWERED = 64  # messages; further ones wait in the client (back-pressure)
 _SILENT_SECONDS = 30.0  # after which an unanswered message is taken to have no answer
+
+
+@dataclass
+class _Message:
+    """A client's message that Triton has; ``is_marked`` if its model is decoupled, and has our id and mark."""
+
+    model: str
+    num_bytes: int
+    request_id: str
+    is_marked: bool = False
+    is_end_wanted: bool = False
+    is_begun: bool = False  # it has had an answer
+    sent: float = field(default_factory=time.monotonic)
 
 
 class Relay:
     """Passes messages to Triton and answers to the client.
 
-    Only the model knows how many answers a message has: each answer counts as that to the oldest unanswered message,
-    which then releases its memory and its share of the model's capacity.
+    Messages to decoupled models get ids of ours, and a mark on their last answer. Any other model gives one answer to
+    each: it counts as that to the oldest unanswered message. The last answer releases the message's memory and its
+    share of the model's capacity.
     """
 
-    def __init__(self, dispatcher: Dispatcher, channel: Callable[[Any], Any], address: str, context: Any) -> None:
-        self._dispatcher, self._channel, self._address, self._context = dispatcher, channel, address, context
-        self._unanswered: deque[tuple[str, int]] = deque()  # models, and bytes
+    def __init__(
+        self, dispatcher: Dispatcher, stops: Stops, channel: Callable[[Any], Any], address: str, context: Any
+    ) -> None:
+        self._dispatcher, self._stops, self._channel = dispatcher, stops, channel
+        self._address, self._context = address, context
+        self._unanswered: dict[str, _Message] = {}  # by our id, oldest first
+        self._stopping: set[asyncio.Task[None]] = set()
         self._moved = asyncio.Event()
         self._writing = asyncio.Lock()
         self._has_left = self._has_ended = False
         self._held: Hold
         self._stream: Stream
+        self._server: Any = None
         self._call: Any = None
         self._feeding: asyncio.Task[None] | None = None
+        context.add_done_callback(lambda _: self._leave())
 
     async def run(self, first: bytes) -> None:
         """Relay until Triton has answered all messages.
@@ -56,8 +80,8 @@ class Relay:
         """
         model, first_id = await self._judge(first)
         with self._dispatcher.hold(self._address, model) as self._held:
-            async with self._dispatcher.stream(model, self._address, self._end) as (server, self._stream):
-                self._call = self._channel(server).stream_stream(_METHOD)(
+            async with self._dispatcher.stream(model, self._address, self._end) as (self._server, self._stream):
+                self._call = self._channel(self._server).stream_stream(METHOD)(
                     metadata=kept(self._context.invocation_metadata())
                 )
                 self._feeding = asyncio.create_task(self._feed(first))
@@ -65,8 +89,8 @@ class Relay:
                     code, details = await self._read()
                 finally:
                     self._feeding.cancel()
-                    while self._unanswered:
-                        self._settle(is_done=False)
+                    for own_id in list(self._unanswered):
+                        self._settle(own_id, is_done=False)
         if code == grpc.StatusCode.CANCELLED or (code != grpc.StatusCode.OK and is_cut(code, details)):
             self._dispatcher.suspected.set()
             tell_failure(model, first_id, lost(model).message)
@@ -87,10 +111,9 @@ class Relay:
     async def _read(self) -> tuple[Any, str]:
         try:
             while (answer := await self._call.read()) is not grpc.aio.EOF:
-                self._stream.note(is_answer=True)
-                if self._unanswered:
-                    self._settle(is_done=True)
-                await self._write(clean_answer(answer))
+                passed_on = self._receive(answer)
+                if passed_on is not None:
+                    await self._write(passed_on)
         except grpc.aio.AioRpcError as error:
             return error.code(), error.details() or ""
         except asyncio.CancelledError:
@@ -99,16 +122,52 @@ class Relay:
             return grpc.StatusCode.CANCELLED, ""
         return await self._call.code(), await self._call.details() or ""
 
+    def _receive(self, answer: bytes) -> bytes | None:
+        """Count an answer; return what the client gets of it."""
+        if any(message.is_marked for message in self._unanswered.values()):
+            parsed = parse("ModelStreamInferResponse", answer)
+            own_id = str(parsed.infer_response.id)
+            message = self._unanswered.get(own_id)
+            if message is not None and message.is_marked:
+                passed_on, is_last = unmark(parsed, message.request_id, is_end_wanted=message.is_end_wanted)
+                if not message.is_begun:
+                    message.is_begun = True
+                    self._dispatcher.note_first(message.model, time.monotonic() - message.sent)
+                self._stream.note_answer(is_last=is_last)
+                if is_last:
+                    self._settle(own_id, is_done=True)
+                return passed_on
+        self._stream.note_answer(is_last=True)
+        if oldest := self._find_oldest():
+            self._settle(oldest, is_done=True)
+        return clean_answer(answer)
+
     async def _write(self, answer: bytes) -> None:
         """Write an answer to the client, unless it has disconnected or read nothing for too long."""
-        if self._has_left or self._context.done():
-            self._has_left = True
+        if self._has_left:
             return
         try:
             async with self._writing, asyncio.timeout(self._dispatcher.limits.unread_seconds):
                 await self._context.write(answer)
         except Exception:  # TimeoutError, or gRPC's unexported error for disconnected clients
-            self._has_left = True
+            self._leave()
+
+    def _leave(self) -> None:
+        """Tell the engines of what is under way that the client has left; its answers are read and discarded."""
+        if self._has_left:
+            return
+        self._has_left = True
+        for own_id in self._unanswered:
+            self._stop(own_id)
+
+    def _stop(self, own_id: str) -> None:
+        message = self._unanswered[own_id]
+        if not message.is_marked:
+            return
+        work = self._stops.leave(self._server, message.model, own_id, lambda: own_id not in self._unanswered)
+        task = asyncio.ensure_future(work)
+        self._stopping.add(task)
+        task.add_done_callback(self._stopping.discard)
 
     # --- the client's messages -----------------------------------------------------------------------------------
 
@@ -127,23 +186,30 @@ class Relay:
 
     async def _pass(self, message: bytes) -> None:
         request_id = ""
+        size = len(message)
         try:
             model, request_id = await self._judge(message)
             self._dispatcher.find(model)
             most = self._dispatcher.limits.request_bytes
-            await self._wait(lambda: not self._unanswered or self._held.num_bytes + len(message) <= most)
-            self._dispatcher.grow(self._held, len(message))
+            await self._wait(lambda: not self._unanswered or self._held.num_bytes + size <= most)
+            self._dispatcher.grow(self._held, size)
             try:
-                self._dispatcher.enter(model, len(message))
+                self._dispatcher.enter(model, size)
             except RefusedError:
-                self._held.grow(-len(message))
+                self._held.grow(-size)
                 raise
         except RefusedError as refused:
             note(self._dispatcher, refused)
             await self._write(refusal(refused, request_id))
             return
-        self._unanswered.append((model, len(message)))
-        self._stream.note(is_answer=False)
+        own_id, given = self._stops.next_id(), _Message(model, size, request_id)
+        if self._stops.is_decoupled(model):
+            message, given.is_end_wanted = mark(message, own_id)
+            given.is_marked = True
+        self._unanswered[own_id] = given
+        self._stream.note_request()
+        if self._has_left:
+            self._stop(own_id)
         await self._call.write(message)
 
     async def _judge(self, message: bytes) -> tuple[str, str]:
@@ -170,13 +236,18 @@ class Relay:
         """Wait until answers make ``is_so`` true; a message that gets no answer is settled after a time-out."""
         while not is_so():
             self._moved.clear()
-            try:
+            with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._moved.wait(), _SILENT_SECONDS)
-            except TimeoutError:
-                self._settle(is_done=False)
+                continue
+            if oldest := self._find_oldest():
+                self._settle(oldest, is_done=False)
 
-    def _settle(self, *, is_done: bool) -> None:
-        model, num_bytes = self._unanswered.popleft()
-        self._dispatcher.leave(model, num_bytes, is_done=is_done)
-        self._held.grow(-num_bytes)
+    def _find_oldest(self) -> str:
+        """Return our id of the oldest message to a model that is not decoupled; empty if there is none."""
+        return next((own_id for own_id, message in self._unanswered.items() if not message.is_marked), "")
+
+    def _settle(self, own_id: str, *, is_done: bool) -> None:
+        message = self._unanswered.pop(own_id)
+        self._dispatcher.leave(message.model, message.num_bytes, is_done=is_done)
+        self._held.grow(-message.num_bytes)
         self._moved.set()

@@ -11,13 +11,14 @@ from aiohttp import web
 
 from shoal.gateway.canary import Canary
 from shoal.gateway.dispatcher import Dispatcher
+from shoal.gateway.stops import Stops
 
 
 class Health:
     """``/health/live``, ``/health/ready`` and ``/metrics``: Triton's metrics, and the service's own."""
 
-    def __init__(self, dispatcher: Dispatcher, canaries: dict[str, Canary]) -> None:
-        self._dispatcher, self._canaries = dispatcher, canaries
+    def __init__(self, dispatcher: Dispatcher, canaries: dict[str, Canary], stops: Stops) -> None:
+        self._dispatcher, self._canaries, self._stops = dispatcher, canaries, stops
         self.restarts: Counter[str] = Counter()  # by what went wrong
         self.app = web.Application(client_max_size=0)
         self.app.router.add_get("/health/live", self._answer_live)
@@ -59,7 +60,7 @@ class Health:
 
     def collect(self) -> Iterator[Any]:
         """Yield the service's own metrics (prometheus_client's interface)."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
 
         dispatcher = self._dispatcher
         yield GaugeMetricFamily("shoal_ready", "Whether requests are let in", value=not dispatcher.trouble())
@@ -68,6 +69,16 @@ class Health:
         for name in dispatcher.names:
             ready.add_metric([name], not dispatcher.trouble(name))
             in_flight.add_metric([name], dispatcher.in_flight(name))
+        streams = GaugeMetricFamily(
+            "shoal_streams", "Requests that are answered in pieces, under way", labels=["model"]
+        )
+        first = SummaryMetricFamily(
+            "shoal_first_answer_seconds", "From such a request to its first answer", labels=["model"]
+        )
+        for name in filter(dispatcher.is_exposed, self._stops.models):
+            streams.add_metric([name], dispatcher.in_flight(name))
+            first.add_metric([name], *dispatcher.first_answers.get(name, (0, 0.0)))
+        yield from (streams, first)
         latency = GaugeMetricFamily("shoal_canary_seconds", "What the last canary of a model took", labels=["model"])
         for name, canary in self._canaries.items():
             latency.add_metric([name], canary.latency)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
@@ -30,6 +32,8 @@ from shoal.gateway.fronts import (
 from shoal.gateway.limits import Hold
 from shoal.gateway.refusals import LostError, RefusedError, Why, lost
 from shoal.gateway.screening import LARGE, ScreenError, check_json, screen_json, screen_nesting
+from shoal.gateway.stops import Stops, restore_id, split_events
+from shoal.gateway.upstream import Stream
 from shoal.server.launch import Server
 
 # Model names are not percent-decoded: Triton does not decode them either.
@@ -55,14 +59,72 @@ _REQUEST_HEADERS = (*HEADERS, "Content-Type", _HEAD_LENGTH)
 # Answers are not compressed, so that errors can be read.
 _ANSWER_HEADERS = ("Content-Type", _HEAD_LENGTH)
 _ADDED_HEADERS = "Accept", "Accept-Encoding", "Content-Type", "User-Agent"  # which aiohttp would add
+_LOOK_SECONDS = 0.05  # between two looks whether a stream's client has left
+# Triton's words.
+_NOT_ONE = "generate expects model to produce exactly 1 response, use generate stream for models that produce more."
 _BROKEN = (aiohttp.ClientError, ConnectionError)
+
+
+@dataclass
+class _Answer:
+    """What a client gets of a stream: its events as they come, or with ``is_whole`` its only one."""
+
+    request: web.Request
+    model: str
+    is_whole: bool
+    own_id: str = ""  # of the request, if its model is decoupled
+    given_id: str = ""
+    response: web.StreamResponse | None = None
+    is_done: bool = False
+    num_events: int = 0
+    first: bytes = b""
+    began: float = field(default_factory=time.monotonic)
+
+    def mark(self, body: bytes, own_id: str) -> bytes:
+        """Give the request an id of ours."""
+        document = json.loads(body)
+        self.own_id, self.given_id = own_id, str(document.get("id", ""))
+        return json.dumps({**document, "id": own_id}).encode()
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the client has closed its connection."""
+        return self.request.transport is None or self.request.transport.is_closing()
+
+    async def take(self, event: bytes, reply: aiohttp.ClientResponse) -> None:
+        """Pass on an event, or keep the first."""
+        self.num_events += 1
+        if self.is_whole:
+            self.first = self.first or event
+            return
+        if self.response is None:
+            self.response = web.StreamResponse(status=reply.status, headers=_kept(reply.headers))
+            await self.response.prepare(self.request)
+        # Triton 24.10 can crash when a stream is abandoned: the rest of it is read and discarded
+        if not self.has_left:
+            await _write(self.response, event)
+
+    async def finish(self, reply: aiohttp.ClientResponse) -> web.StreamResponse:
+        """End the answer."""
+        if self.is_whole:
+            if self.num_events != 1:
+                raise RefusedError(Why.WRONG, f"{_NOT_ONE} {self.model} gave {self.num_events} answers.")
+            body = self.first.removeprefix(b"data: ").strip()
+            status = 400 if body.startswith(b'{"error"') else 200
+            return web.Response(status=status, body=body, content_type="application/json")
+        if self.response is None:  # no event at all
+            self.response = web.StreamResponse(status=reply.status, headers=_kept(reply.headers))
+            await self.response.prepare(self.request)
+        if not self.has_left:
+            await self.response.write_eof()
+        return self.response
 
 
 class HttpFront:
     """aiohttp application backed by the active server."""
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
-        self._dispatcher = dispatcher
+    def __init__(self, dispatcher: Dispatcher, stops: Stops) -> None:
+        self._dispatcher, self._stops = dispatcher, stops
         self._sessions: dict[str, aiohttp.ClientSession] = {}
         self.app = web.Application()
         self.app.router.add_route("*", "/{path:.*}", self._answer)
@@ -157,8 +219,8 @@ class HttpFront:
             body, request_id = await asyncio.to_thread(_screen, body, lengths, what, headers)
         else:
             body, request_id = _screen(body, lengths, what, headers)
-        if what == "generate_stream":
-            return await self._stream(request, model, address, headers, body, request_id)
+        if what == "generate_stream" or (what == "generate" and self._stops.is_decoupled(model)):
+            return await self._stream(request, model, address, headers, body, is_whole=what == "generate")
         path = request.rel_url.raw_path
 
         async def call(server: Server) -> web.Response:
@@ -207,10 +269,12 @@ class HttpFront:
             yield reply
 
     async def _stream(
-        self, request: web.Request, model: str, address: str, headers: Mapping[str, str], body: bytes, request_id: str
+        self, request: web.Request, model: str, address: str, headers: Mapping[str, str], body: bytes, *, is_whole: bool
     ) -> web.StreamResponse:
-        """Stream answers as they arrive; a stream that has begun cannot be resent."""
-        response: web.StreamResponse | None = None
+        """Stream answers as they arrive, or collect the only one; a stream that has begun cannot be resent."""
+        answer = _Answer(request, model, is_whole=is_whole)
+        if self._stops.is_decoupled(model):
+            body = answer.mark(body, self._stops.next_id())
         task = asyncio.current_task()
         assert task is not None
         has_ended = False
@@ -220,38 +284,55 @@ class HttpFront:
             has_ended = True
             task.cancel()
 
+        path = re.sub("generate$", "generate_stream", request.rel_url.raw_path)
         try:
             with self._dispatcher.place(address):
-                async with (
-                    self._dispatcher.stream(model, address, end) as (server, stream),
-                    self._ask(server, "POST", request.rel_url.raw_path, headers, body) as reply,
-                ):
-                    stream.note(is_answer=False)
-                    if reply.status >= 400:
-                        content = _cleaned(await reply.read())
-                        return web.Response(status=reply.status, body=content, headers=_kept(reply.headers))
-                    response = web.StreamResponse(status=reply.status, headers=_kept(reply.headers))
-                    await response.prepare(request)
-                    has_left = False
-                    async for part, _ in reply.content.iter_chunks():
-                        stream.note(is_answer=True)
-                        # Triton 24.10 can crash when a stream is abandoned: the rest of it is read and discarded
-                        has_left = has_left or not await _write(response, _ESCAPED_TRACE.sub(b"", part))
-            if not has_left:
-                await response.write_eof()
-            return response
+                self._dispatcher.enter(model, len(body))
+                try:
+                    async with self._dispatcher.stream(model, address, end) as (server, stream):
+                        leaving = asyncio.create_task(self._leave(server, answer))
+                        try:
+                            async with self._ask(server, "POST", path, headers, body) as reply:
+                                return await self._relay(reply, stream, answer)
+                        finally:
+                            answer.is_done = True
+                            leaving.cancel()
+                finally:
+                    self._dispatcher.leave(model, len(body), is_done=answer.is_done)
         except (*_BROKEN, LostError):
             self._dispatcher.suspected.set()
         except asyncio.CancelledError:
             if not has_ended:
                 raise
             task.uncancel()
-        tell_failure(model, request_id, lost(model).message)
-        if response is None:
+        tell_failure(model, answer.given_id, lost(model).message)
+        if answer.response is None:
             raise lost(model)
-        await _write(response, b"data: " + json.dumps({"error": words(lost(model))}).encode() + b"\n\n")
-        await response.write_eof()
-        return response
+        await _write(answer.response, b"data: " + json.dumps({"error": words(lost(model))}).encode() + b"\n\n")
+        await answer.response.write_eof()
+        return answer.response
+
+    async def _relay(self, reply: aiohttp.ClientResponse, stream: Stream, answer: _Answer) -> web.StreamResponse:
+        stream.note_request()
+        if reply.status >= 400:
+            content = _cleaned((await reply.read()).removeprefix(b"data: ").strip())
+            return web.Response(status=reply.status, body=content, headers=_kept(reply.headers))
+        rest = b""
+        async for part in reply.content.iter_any():
+            events, rest = split_events(rest + part)
+            stream.note_answer(is_last=False)
+            for event in events:
+                if answer.num_events == 0:
+                    self._dispatcher.note_first(answer.model, time.monotonic() - answer.began)
+                await answer.take(restore_id(_ESCAPED_TRACE.sub(b"", event), answer.own_id, answer.given_id), reply)
+        return await answer.finish(reply)
+
+    async def _leave(self, server: Server, answer: _Answer) -> None:
+        """Wait until the client has left, and tell the engine."""
+        while not answer.has_left:
+            await asyncio.sleep(_LOOK_SECONDS)
+        if answer.own_id:
+            await self._stops.leave(server, answer.model, answer.own_id, lambda: answer.is_done)
 
     async def forget(self, server: Server) -> None:
         """Close the connections to a server that is about to stop: it would wait for them."""

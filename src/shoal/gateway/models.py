@@ -8,19 +8,22 @@ from shoal.errors import ArtifactError
 from shoal.gateway.watch import HANG_PARAMETER
 from shoal.repository.config import ModelConfig
 
+SLOTS_PARAMETER = "slots"  # of an engine's configuration: how many streams it runs at once
+STREAM_SECONDS = 60.0  # that a model which answers in pieces may wait without processor time, as for another model
+
 
 def find_users(configs: Mapping[str, ModelConfig]) -> dict[str, set[str]]:
-    """Map each model to the ensembles that call it, directly or through another one."""
+    """Map each model to the ensembles and models that call it, directly or through another one."""
     users: dict[str, set[str]] = {name: set() for name in configs}
     for _ in configs:  # fixpoint: each pass propagates callers by at least one level of nesting
         for name, config in configs.items():
-            for step in config.steps:
-                users.setdefault(step.model, set()).update({name} | users[name])
+            for other in (*(step.model for step in config.steps), *config.calls):
+                users.setdefault(other, set()).update({name} | users[name])
     return users
 
 
 def read_hang_seconds(configs: Mapping[str, ModelConfig]) -> dict[str, float]:
-    """Read how long models may run a batch without using the processor, where their parameters set it.
+    """Read how long models may run a batch without using the processor: by parameter, or longer if decoupled.
 
     Raises:
         ArtifactError: a value is not a number.
@@ -30,12 +33,41 @@ def read_hang_seconds(configs: Mapping[str, ModelConfig]) -> dict[str, float]:
         for name, config in configs.items()
         if HANG_PARAMETER in config.spec.parameters
     )
-    found = {}
+    found = {name: STREAM_SECONDS for name, config in configs.items() if config.spec.is_decoupled}
     for name, value in given:
         try:
             found[name] = float(value)
         except ValueError:
             raise ArtifactError(f"{name}: {HANG_PARAMETER} {value!r} is not a number.", "Write seconds: 10.") from None
+    return found
+
+
+def is_decoupled(name: str, configs: Mapping[str, ModelConfig]) -> bool:
+    """Whether requests to a model, or to an ensemble of such models, have any number of answers."""
+    config = configs.get(name)
+    if config is None:
+        return False
+    return config.spec.is_decoupled or any(is_decoupled(step.model, configs) for step in config.steps)
+
+
+def find_slots(configs: Mapping[str, ModelConfig]) -> dict[str, int]:
+    """Return how many streams each decoupled model runs at once, by the parameter ``slots`` of an engine behind it.
+
+    Raises:
+        ArtifactError: a value is not a whole number from 1 on.
+    """
+    found: dict[str, int] = {}
+    for name, config in configs.items():
+        value = config.spec.parameters.get(SLOTS_PARAMETER)
+        if value is not None:
+            if not value.isdecimal() or int(value) < 1:
+                raise ArtifactError(f"{name}: {SLOTS_PARAMETER} {value!r} is not a number from 1 on.", "Write 16.")
+            found[name] = int(value)
+    for _ in configs:  # fixpoint: from an engine to the models above it
+        for name, config in configs.items():
+            below = [found[n] for n in (*(step.model for step in config.steps), *config.calls) if n in found]
+            if below:
+                found[name] = min(*below, found.get(name, below[0]))
     return found
 
 

@@ -21,7 +21,7 @@ from shoal.gateway.health import Health
 from shoal.gateway.http_front import HttpFront
 from shoal.gateway.limits import HEALTH_CONNECTIONS, Pool
 from shoal.gateway.logs import log
-from shoal.gateway.models import find_users
+from shoal.gateway.models import find_slots, find_users
 from shoal.gateway.options import Options
 from shoal.gateway.pidfile import hold_pid_file
 from shoal.gateway.servers import Servers
@@ -85,10 +85,12 @@ class _Service:
             max_wait=options.max_wait,
             resends=options.resends,
             limits=options.limits,
+            slots=find_slots(configs),
         )
         log.info("Clients may ask %s.", ", ".join(sorted(exposed)))
         canaries = make_canaries(configs)
-        health, front, http = Health(dispatcher, canaries), GrpcFront(dispatcher), HttpFront(dispatcher)
+        front = GrpcFront(dispatcher, configs)
+        health, http = Health(dispatcher, canaries, front.stops), HttpFront(dispatcher, front.stops)
 
         async def forget(server: Server) -> None:
             await asyncio.gather(front.forget(server), http.forget(server))

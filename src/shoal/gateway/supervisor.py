@@ -133,7 +133,7 @@ class Supervisor:
         async with open_stub(upstream.server) as stub:
             while True:
                 await asyncio.sleep(AGAIN_SECONDS if num_errors else canary.period)
-                if canary.model in self._dispatcher.blocked:
+                if canary.model in self._dispatcher.blocked or self._dispatcher.is_full(canary.model):
                     continue
                 try:
                     await canary.ask(stub)

@@ -15,7 +15,7 @@ QUIET_SECONDS = 5.0  # after which an answered stream no longer counts as in fli
 
 @dataclass(eq=False)
 class Stream:
-    """Message counts of one client's stream; only the model knows how many answers a request has."""
+    """Message counts of one client's stream."""
 
     model: str
     address: str
@@ -24,10 +24,14 @@ class Stream:
     num_received: int = 0
     moved: float = field(default_factory=time.monotonic)
 
-    def note(self, *, is_answer: bool) -> None:
-        """Count a request or an answer."""
-        self.num_received += is_answer
-        self.num_sent += not is_answer
+    def note_request(self) -> None:
+        """Count a request."""
+        self.num_sent += 1
+        self.moved = time.monotonic()
+
+    def note_answer(self, *, is_last: bool) -> None:
+        """Note an answer; the last one to a request counts."""
+        self.num_received += is_last
         self.moved = time.monotonic()
 
     @property
