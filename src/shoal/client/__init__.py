@@ -10,5 +10,7 @@ if TYPE_CHECKING:
     from shoal.client.client import Client as Client
     from shoal.client.copies import Copies as Copies
     from shoal.client.copies import read_metrics as read_metrics
+    from shoal.client.streams import AsyncReplies as AsyncReplies
+    from shoal.client.streams import Replies as Replies
 
 __getattr__, __dir__, __all__ = face(__name__, __file__)

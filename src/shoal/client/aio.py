@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
+from weakref import WeakSet
 
 from shoal.client.calls import Answer, Call, Parameter
 from shoal.client.failures import CallError, explain
 from shoal.client.flow import Flow, Flows
 from shoal.client.retries import Attempts
-from shoal.client.settings import Settings, merge
+from shoal.client.settings import Settings, check_timeout, closed_client, merge
+from shoal.client.streams import AsyncReplies, Course
 from shoal.client.transports import AsyncGrpc, AsyncHttp, AsyncTransport
 from shoal.component.spec import TensorSpec
 from shoal.errors import InputError, ShoalError
@@ -45,6 +47,7 @@ class AsyncClient:
         self._transport: AsyncTransport | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
+        self._streams: WeakSet[AsyncReplies] = WeakSet()
 
     async def infer(
         self,
@@ -66,6 +69,42 @@ class AsyncClient:
         """
         options: dict[str, Any] = {"request_id": request_id, "timeout": timeout, "parameters": parameters}
         return await self._run_flow(self._flows.infer(model, merge(inputs, named), outputs=outputs, **options))
+
+    def stream(
+        self,
+        model: str,
+        inputs: Mapping[str, Any] | None = None,
+        /,
+        *,
+        outputs: Sequence[str] | None = None,
+        request_id: str = "",
+        timeout: float | None = None,
+        between: float | None = None,
+        parameters: Mapping[str, Parameter] | None = None,
+        **named: Any,
+    ) -> AsyncReplies:
+        """Send one request that is answered in pieces, as ``Client.stream`` does::
+
+            async for answer in client.stream("my_model", TEXT=["A text."]):
+                print(answer["WORD"])
+
+        The request is checked and sent when the first answer is asked for. A loop that is left early ends the request
+        soon after; ``async with`` ends it at once.
+
+        Raises:
+            InputError: an input or output is not what the model declares, or the model refused it.
+            ServerError: no server answers, or not in time, or it failed; answers before that have been yielded.
+        """
+        options: dict[str, Any] = {"request_id": request_id, "timeout": timeout, "parameters": parameters}
+        flow = self._flows.stream(model, merge(inputs, named), outputs=outputs, **options)
+        limit = None if between is None else check_timeout(between, "between")
+
+        async def open_course() -> Course:
+            return Course(await self._run_flow(flow), self._settings, limit, self._flows.note_refusal)
+
+        replies = AsyncReplies(open_course, lambda call: self._connected().stream(call))
+        self._streams.add(replies)
+        return replies
 
     async def is_ready(self, model: str) -> bool:
         """Whether the server has ``model`` loaded."""
@@ -119,7 +158,7 @@ class AsyncClient:
     def _connected(self) -> AsyncTransport:
         """Return the transport; created on first use, and bound to that event loop."""
         if self._is_closed:
-            raise InputError("This client is closed.", "Make another.")
+            raise closed_client()
         loop = asyncio.get_running_loop()
         if self._transport is None:
             self._transport, self._loop = (AsyncGrpc if self.protocol == "grpc" else AsyncHttp)(self.url), loop
@@ -156,6 +195,9 @@ class AsyncClient:
     async def close(self) -> None:
         """Close every connection."""
         self._is_closed = True
+        for replies in list(self._streams):
+            replies._stop(closed_client())
+            await replies.close()
         if self._transport is not None:
             await self._transport.close()
 

@@ -24,13 +24,15 @@ class Method(Enum):
     INFER = "an inference"
     METADATA = "the model's tensors"
     READY = "whether the model is loaded"
+    STREAM = "an inference that is answered in pieces"
 
 
 @dataclass(frozen=True)
 class Call:
     """One request to the server; ``known_...`` are the valid tensor names, for error messages.
 
-    A part of a split request begins with row ``first_row`` of the whole.
+    A part of a split request begins with row ``first_row`` of the whole. ``described`` is the model's description, for
+    STREAM: over HTTP its tensors are sent without dtypes and shapes.
     """
 
     method: Method
@@ -43,6 +45,7 @@ class Call:
     known_inputs: tuple[str, ...] = ()
     known_outputs: tuple[str, ...] = ()
     first_row: int = 0
+    described: Description | None = None
 
     @property
     def rows(self) -> dict[str, int]:

@@ -7,15 +7,17 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self, TypeVar
+from weakref import WeakSet
 
 from shoal.client.calls import Answer, Call, Parameter
 from shoal.client.failures import CallError, explain
 from shoal.client.flow import Flow, Flows
 from shoal.client.retries import Attempts
-from shoal.client.settings import Settings, merge
+from shoal.client.settings import Settings, check_timeout, closed_client, merge
+from shoal.client.streams import Course, Replies
 from shoal.client.transports import Grpc, Http, Transport
 from shoal.component.spec import TensorSpec
-from shoal.errors import InputError, ShoalError
+from shoal.errors import ShoalError
 
 T = TypeVar("T")
 
@@ -54,6 +56,7 @@ class Client:
         self._transport: Transport = Grpc(self.url) if protocol == "grpc" else Http(self.url)
         self._senders = ThreadPoolExecutor(concurrency, thread_name_prefix="shoal-client")
         self._is_closed = False
+        self._streams: WeakSet[Replies] = WeakSet()
 
     def infer(
         self,
@@ -80,6 +83,42 @@ class Client:
         """
         options: dict[str, Any] = {"request_id": request_id, "timeout": timeout, "parameters": parameters}
         return self._run_flow(self._flows.infer(model, merge(inputs, named), outputs=outputs, **options))
+
+    def stream(
+        self,
+        model: str,
+        inputs: Mapping[str, Any] | None = None,
+        /,
+        *,
+        outputs: Sequence[str] | None = None,
+        request_id: str = "",
+        timeout: float | None = None,
+        between: float | None = None,
+        parameters: Mapping[str, Parameter] | None = None,
+        **named: Any,
+    ) -> Replies:
+        """Send one request that is answered in pieces; iterate over the answers as they come::
+
+            for answer in client.stream("my_model", TEXT=["A text."]):
+                print(answer["WORD"])
+
+        ``timeout`` is in seconds and counts to the first answer, retries included; ``between`` counts from one answer
+        to the next, and is the same as ``timeout`` unless given. The request is sent when the first answer is asked
+        for, and never again once an answer has come. It is not split. A model that does not answer in pieces gives
+        one answer. Leaving the loop ends the request.
+
+        Over HTTP a request has one row, and each input at most one dimension that is not 1 or fixed.
+
+        Raises:
+            InputError: an input or output is not what the model declares, or the model refused it.
+            ServerError: no server answers, or not in time, or it failed; answers before that have been yielded.
+        """
+        options: dict[str, Any] = {"request_id": request_id, "timeout": timeout, "parameters": parameters}
+        limit = None if between is None else check_timeout(between, "between")
+        call = self._run_flow(self._flows.stream(model, merge(inputs, named), outputs=outputs, **options))
+        replies = Replies(Course(call, self._settings, limit, self._flows.note_refusal), self._transport.stream)
+        self._streams.add(replies)
+        return replies
 
     def is_ready(self, model: str) -> bool:
         """Whether the server has ``model`` loaded."""
@@ -118,7 +157,7 @@ class Client:
     def _run_flow(self, flow: Flow[T]) -> T:
         """Drive a request flow to completion."""
         if self._is_closed:
-            raise InputError("This client is closed.", "Make another.")
+            raise closed_client()
         try:
             calls = next(flow)
             while True:
@@ -145,6 +184,8 @@ class Client:
     def close(self) -> None:
         """Close every connection."""
         self._is_closed = True
+        for replies in list(self._streams):
+            replies._stop(closed_client())
         self._senders.shutdown(cancel_futures=True)
         self._transport.close()
 

@@ -66,11 +66,15 @@ class RestrictedError(ServerError):
 
 
 class Server(NamedTuple):
-    """Address, protocol and time-out of a request, for error messages."""
+    """Address, protocol and time-out of a request, for error messages.
+
+    ``has_begun``: some of its answers have come; ``seconds`` is then the time-out between two.
+    """
 
     url: str
     protocol: str
     seconds: float
+    has_begun: bool = False
 
 
 # --- recognised --------------------------------------------------------------------------------------------------
@@ -90,6 +94,10 @@ _TURNED_AWAY = re.compile(
     r"Exceeds maximum queue size|Server is stopping|is unavailable: |Too many requests for |Concurrent RPC limit"
 )
 _LOST = re.compile(r"ended while it had this request")  # a supervised service's
+_DECOUPLED = re.compile(r"support models with decoupled transaction policy")
+# Signs that a model failed, where a message comes without a status: Triton's words for a dead process and for an
+# exception, a shoal component's for an exception, and a traceback.
+_BROKE = re.compile(r"^Stub process |^Failed to process the request|^Model \S+ failed on this request \(|\n\nAt:\n")
 
 
 def grpc_failure(code: str, details: str) -> CallError:
@@ -123,6 +131,14 @@ def http_failure(status: int, body: bytes) -> CallError:
     return _failed(status in (429, 503), str(message), f"HTTP {status}")
 
 
+def stream_failure(message: str) -> CallError:
+    """Classify an error within a stream, which Triton sends without a status: from its words."""
+    if _BROKE.search(strip(message)):
+        return CallError(Kind.FAILED, f"{message} (within a stream)")
+    failure = _failed(True, message, "")
+    return CallError(Kind.REFUSED, message) if failure.kind is Kind.FAILED else failure
+
+
 def connection_failure(error: OSError) -> CallError:
     """Classify an error from opening a connection."""
     if error.errno == errno.ECONNREFUSED:
@@ -135,6 +151,8 @@ def _is_lookup(error: OSError) -> bool:
 
 
 def _failed(is_unavailable: bool, message: str, status: str) -> CallError:
+    if _DECOUPLED.search(message):
+        return CallError(Kind.REFUSED, message)
     if is_unavailable and _TURNED_AWAY.search(message):
         return CallError(Kind.BUSY, message)
     if is_unavailable and _LOST.search(message):
@@ -159,7 +177,7 @@ def _plain(reason: str) -> str:
 
 def explain(failure: CallError, call: Call, server: Server) -> ShoalError:
     """Build the error for callers: what happened, and what to do."""
-    url, protocol, seconds = server
+    url, protocol, seconds, has_begun = server
     message = strip(failure.message, call.request_id)
     match failure.kind:
         case Kind.UNREACHABLE:
@@ -170,6 +188,16 @@ def explain(failure: CallError, call: Call, server: Server) -> ShoalError:
                 f"The server at {url} is not a Triton that speaks {protocol} ({message}).",
                 f"Triton's port for {protocol} is {PORTS[protocol]} unless it was started with another; "
                 f"for its {other} port: --protocol {other}, in Python protocol={other!r}",
+            )
+        case Kind.CONNECTION_LOST if has_begun:
+            return ServerError(
+                f"The server at {url} went away in the middle of a stream ({message}).",
+                "A stream is not repeated once an answer has come: ask again.",
+            )
+        case Kind.TIMEOUT if has_begun:
+            return ServerError(
+                f"The server at {url} sent no further answer within {seconds:g} s.",
+                f"Give it longer: between={2 * seconds:g}",
             )
         case Kind.CONNECTION_LOST:
             return ServerError(
@@ -284,12 +312,20 @@ def _too_many(found: re.Match[str], call: Call) -> InputError:
     return error
 
 
+def answers_in_pieces(model: str) -> InputError:
+    """Build the error for a request for one answer, to a model that may give several."""
+    return InputError(
+        f"{model} answers in pieces.", "Use client.stream(...), on the command line: shoal infer --stream"
+    )
+
+
 def _no_output(found: re.Match[str], call: Call) -> InputError:
     return unknown_output(found[1], call.known_outputs)
 
 
 # Error messages of Triton's core 24.10, translated into those of the in-process checks.
 _REFUSALS: list[tuple[str, Callable[[re.Match[str], Call], InputError | None]]] = [
+    (_DECOUPLED.pattern, lambda _, call: answers_in_pieces(call.model)),
     (r"missing required input\(s\) \['([^']+)'", lambda found, _: missing_input(found[1])),
     (r"Got input\(s\) \[([^\]]*)\], but missing", _unexpected),
     (r"unexpected deadlock, at least one output is not set", _deadlock),

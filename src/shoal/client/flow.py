@@ -7,6 +7,7 @@ first that failed, and returns the final result.
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias, TypeVar
 
 from shoal.client.arrays import count_rows, read_arrays
@@ -19,7 +20,7 @@ from shoal.client.failures import (
 )
 from shoal.client.settings import check_parameters, check_timeout
 from shoal.component.tensors import Array
-from shoal.errors import InputError
+from shoal.errors import InputError, ShoalError
 from shoal.repository.default_model import find_top
 
 T = TypeVar("T")
@@ -90,6 +91,46 @@ class Flows:
         parameters: Mapping[str, Parameter] | None,
     ) -> Flow[Answer]:
         """Run one request, in parts if it has more rows than the model takes at a time."""
+        options: dict[str, Any] = {"request_id": request_id, "timeout": timeout, "parameters": parameters}
+        call, described = yield from self._prepare(Method.INFER, model, values, outputs=outputs, **options)
+        try:
+            return (yield from self._send(call, described))
+        except InputError as error:
+            self.note_refusal(error, model)
+            raise
+
+    def stream(
+        self,
+        model: str,
+        values: Mapping[str, Any],
+        *,
+        outputs: Sequence[str] | None,
+        request_id: str,
+        timeout: float | None,
+        parameters: Mapping[str, Parameter] | None,
+    ) -> Flow[Call]:
+        """Check one request that is answered in pieces, and return its call, which the client sends itself."""
+        options: dict[str, Any] = {"request_id": request_id, "timeout": timeout, "parameters": parameters}
+        call, described = yield from self._prepare(Method.STREAM, model, values, outputs=outputs, **options)
+        return replace(call, described=described)
+
+    def note_refusal(self, error: ShoalError, model: str) -> None:
+        """Drop the cached description of a model whose server refused a request that fits it."""
+        if isinstance(error, InputError) and not isinstance(error, ModelRefusalError):
+            self.forget(model)
+
+    def _prepare(
+        self,
+        method: Method,
+        model: str,
+        values: Mapping[str, Any],
+        *,
+        outputs: Sequence[str] | None,
+        request_id: str,
+        timeout: float | None,
+        parameters: Mapping[str, Parameter] | None,
+    ) -> Flow[tuple[Call, Description]]:
+        """Check one request against the model's description, fetched again if the request does not fit a cached one."""
         timeout = None if timeout is None else check_timeout(timeout)
         is_fresh = model not in self._described
         described = yield from self.describe(model, timeout)
@@ -102,7 +143,7 @@ class Flows:
             described = yield from self.describe(model, timeout)
             names, arrays = _read(described, values, outputs)
         call = Call(
-            Method.INFER,
+            method,
             model,
             arrays,
             outputs=names,
@@ -112,12 +153,7 @@ class Flows:
             known_inputs=tuple(spec.name for spec in described.inputs),
             known_outputs=described.output_names,
         )
-        try:
-            return (yield from self._send(call, described))
-        except InputError as error:
-            if not isinstance(error, ModelRefusalError):
-                self.forget(model)
-            raise
+        return call, described
 
     def _send(self, call: Call, described: Description) -> Flow[Answer]:
         size, rows = described.max_rows, set(call.rows.values())

@@ -62,15 +62,20 @@ def check_url(url: str, protocol: str) -> str:
     return f"{address[1]}:{address[2]}"
 
 
-def check_timeout(seconds: float) -> float:
+def check_timeout(seconds: float, name: str = "timeout") -> float:
     """Return ``seconds``, checked to be a finite number above 0.
 
     Raises:
         InputError: it is not.
     """
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0 or math.isinf(seconds):
-        raise InputError(f"timeout is {seconds!r}; it must be a number of seconds above 0.", "For a minute: timeout=60")
+        raise InputError(f"{name} is {seconds!r}; it must be a number of seconds above 0.", f"For a minute: {name}=60")
     return seconds
+
+
+def closed_client() -> InputError:
+    """Build the error for the use of a client after ``close``."""
+    return InputError("This client is closed.", "Make another.")
 
 
 def _check_count(name: str, count: int, least: int) -> None:

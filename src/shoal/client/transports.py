@@ -5,15 +5,28 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
-from shoal.client.calls import Call
-from shoal.client.failures import CallError, Kind, connection_failure, grpc_failure
-from shoal.client.wire import HEADER_LENGTH, HttpReply, HttpRequest, from_grpc, from_http, to_grpc, to_http
+from shoal.client.calls import Answer, Call
+from shoal.client.failures import CallError, Kind, connection_failure, grpc_failure, http_failure
+from shoal.client.generate import Events, from_generate
+from shoal.client.sources import AsyncSource, LoopSource, Source, WatchedSource
+from shoal.client.wire import (
+    HEADER_LENGTH,
+    HttpReply,
+    HttpRequest,
+    from_grpc,
+    from_grpc_stream,
+    from_http,
+    to_grpc,
+    to_http,
+)
 
 T = TypeVar("T")
+
+CUT_SHORT = "the stream ended before its last answer"
 
 
 class Transport(Protocol):
@@ -21,6 +34,9 @@ class Transport(Protocol):
 
     def send(self, call: Call, seconds: float) -> Any:
         """Return the result within ``seconds``, or raise ``CallError``."""
+
+    def stream(self, call: Call) -> Source:
+        """Return the answers of a streamed call, which is sent when the first is read."""
 
     def close(self) -> None:
         """Close every connection."""
@@ -31,6 +47,9 @@ class AsyncTransport(Protocol):
 
     async def send(self, call: Call, seconds: float) -> Any:
         """Return the result within ``seconds``, or raise ``CallError``."""
+
+    def stream(self, call: Call) -> AsyncSource:
+        """Return the answers of a streamed call, which is sent when the first is read."""
 
     async def close(self) -> None:
         """Close every connection."""
@@ -139,6 +158,23 @@ class Grpc:
             reply = getattr(channel.stub, request.procedure)(request.message, timeout=seconds)
         return from_grpc(call, reply)
 
+    def stream(self, call: Call) -> Source:
+        return WatchedSource(lambda source: self._receive(call, source))
+
+    def _receive(self, call: Call, source: WatchedSource) -> Generator[Answer, None, None]:
+        for channel in self._channels.unused():
+            channel.close()
+        with self._channels.channel() as channel:
+            replies = channel.stub.ModelStreamInfer(iter([to_grpc(call).message]))
+            with source.watch(replies.cancel):
+                for reply in replies:
+                    answer, is_last = from_grpc_stream(call, reply)
+                    if answer is not None:
+                        yield answer
+                    if is_last:
+                        return
+        raise CallError(Kind.CONNECTION_LOST, CUT_SHORT)
+
     def close(self) -> None:
         for channel in self._channels.close():
             channel.close()
@@ -159,6 +195,25 @@ class AsyncGrpc:
         with self._channels.channel() as channel:
             reply = await getattr(channel.stub, request.procedure)(request.message, timeout=seconds)
         return from_grpc(call, reply)
+
+    def stream(self, call: Call) -> AsyncSource:
+        return AsyncSource(self._receive(call))
+
+    async def _receive(self, call: Call) -> AsyncGenerator[Answer, None]:
+        for channel in self._channels.unused():
+            await channel.close()
+        with self._channels.channel() as channel:
+            replies = channel.stub.ModelStreamInfer(iter([to_grpc(call).message]))
+            try:
+                async for reply in replies:
+                    answer, is_last = from_grpc_stream(call, reply)
+                    if answer is not None:
+                        yield answer
+                    if is_last:
+                        return
+            finally:
+                replies.cancel()
+        raise CallError(Kind.CONNECTION_LOST, CUT_SHORT)
 
     async def close(self) -> None:
         for channel in self._channels.close():
@@ -188,14 +243,36 @@ class AsyncHttp:
 
     async def exchange(self, request: HttpRequest, seconds: float) -> HttpReply:
         """Return the server's reply within ``seconds``, or raise ``CallError``."""
+        with self._failures():
+            async with self._request(request, seconds) as answer:
+                return HttpReply(answer.status, answer.headers.get(HEADER_LENGTH), await answer.read())
+
+    def stream(self, call: Call) -> AsyncSource:
+        return AsyncSource(self._receive(call))
+
+    async def _receive(self, call: Call) -> AsyncGenerator[Answer, None]:
+        events = Events()
+        with self._failures():
+            async with self._request(to_http(call), None) as answer:
+                if answer.content_type != "text/event-stream":  # an error may have any status, and be an event
+                    raise http_failure(answer.status, await answer.read())
+                async for chunk in answer.content.iter_any():
+                    for data in events.feed(chunk):
+                        yield from_generate(call, data)
+
+    def _request(self, request: HttpRequest, seconds: float | None) -> Any:
         from yarl import URL
 
         verb, path, headers, body = request
         options: dict[str, Any] = {"timeout": self._aiohttp.ClientTimeout(total=seconds), "allow_redirects": False}
+        url = URL(self._url + path, encoded=True)
+        return self._session.request(verb, url, data=body or None, headers=headers, **options)
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        """Translate aiohttp's errors to ``CallError``."""
         try:
-            url = URL(self._url + path, encoded=True)
-            async with self._session.request(verb, url, data=body or None, headers=headers, **options) as answer:
-                return HttpReply(answer.status, answer.headers.get(HEADER_LENGTH), await answer.read())
+            yield
         except TimeoutError:
             raise CallError(Kind.TIMEOUT, "while waiting") from None
         except self._aiohttp.ClientConnectorError as error:
@@ -222,6 +299,9 @@ class Http:
 
     def send(self, call: Call, seconds: float) -> Any:
         return from_http(call, self._wait(self._transport.exchange(to_http(call), seconds)))
+
+    def stream(self, call: Call) -> Source:
+        return LoopSource(self._transport.stream(call), self._loop)
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)

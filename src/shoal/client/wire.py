@@ -13,13 +13,16 @@ from urllib.parse import quote
 import numpy as np
 
 from shoal.client.calls import Answer, Call, Description, Method, Parameter
-from shoal.client.failures import CallError, Kind, http_failure
+from shoal.client.failures import CallError, Kind, http_failure, stream_failure
+from shoal.client.generate import to_generate
 from shoal.component.tensors import Array
 
 HEADER_LENGTH = "Inference-Header-Content-Length"  # of the JSON before the tensors' bytes
 # Request parameters reserved by Triton.
 RESERVED = {"sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "binary_data_output"}
 READY = "READY"  # the state of a model that is loaded, in the index
+# Request parameter that asks for the end of a stream as a message, and the parameter of answers that says it.
+WITH_FINAL, IS_FINAL = "triton_enable_empty_final_response", "triton_final_response"
 
 
 # --- HTTP --------------------------------------------------------------------------------------------------------
@@ -47,6 +50,8 @@ def to_http(call: Call) -> HttpRequest:
     path = f"/v2/models/{quote(call.model, safe='')}"
     if call.method is Method.INDEX:
         return HttpRequest("POST", "/v2/repository/index", {}, b"")
+    if call.method is Method.STREAM:
+        return HttpRequest("POST", f"{path}/generate_stream", {"Content-Type": "application/json"}, to_generate(call))
     if call.method is not Method.INFER:
         ends = {Method.METADATA: "", Method.CONFIG: "/config", Method.READY: "/ready"}
         return HttpRequest("GET", path + ends[call.method], {}, b"")
@@ -142,6 +147,9 @@ def to_grpc(call: Call) -> GrpcRequest:
     kinds = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
     for name, value in call.parameters.items():
         setattr(message.parameters[name], kinds[type(value)], value)
+    if call.method is Method.STREAM:
+        message.parameters[WITH_FINAL].bool_param = True
+        return GrpcRequest("ModelStreamInfer", message)
     return GrpcRequest("ModelInfer", message)
 
 
@@ -159,6 +167,23 @@ def from_grpc(call: Call, reply: Any) -> Any:
         return Description.from_config(_to_json(reply.config))
     if call.method is Method.METADATA:
         return Description.from_metadata(_to_json(reply))
+    return _grpc_answer(call, reply)
+
+
+def from_grpc_stream(call: Call, reply: Any) -> tuple[Answer | None, bool]:
+    """Parse one message of a stream: its answer, if it has one, and whether it is the last.
+
+    Raises:
+        CallError: it is an error, or not an answer of Triton's.
+    """
+    if reply.error_message:
+        raise stream_failure(reply.error_message)
+    is_last = reply.infer_response.parameters[IS_FINAL].bool_param
+    is_empty = is_last and not reply.infer_response.outputs
+    return None if is_empty else _grpc_answer(call, reply.infer_response), is_last
+
+
+def _grpc_answer(call: Call, reply: Any) -> Answer:
     raws = list(reply.raw_output_contents)
     try:
         arrays = {
@@ -190,7 +215,7 @@ def _answer(call: Call, arrays: Mapping[str, Array], version: str, parameters: M
         model=call.model,
         version=version,
         request_id=call.request_id,
-        parameters={name: value for name, value in parameters.items() if name not in RESERVED},
+        parameters={name: value for name, value in parameters.items() if name not in RESERVED | {IS_FINAL}},
     )
 
 
