@@ -34,7 +34,7 @@ def call(project: Path, model: str, called: str) -> None:
     path.write_text(f'{text}parameters {{ key: "calls" value {{ string_value: "{called}" }} }}\n', encoding="utf-8")
 
 
-def test_what_code_calls_is_composed_with_it(project: Path, tmp_path: Path) -> None:
+def test_what_code_calls_is_composed_with_it(project: Path) -> None:
     call(project, "asks", "sums  bert-large")  # an ensemble, whose steps come too, and a model of shoal's own
     call(project, "adds", "softmax")
     found = [config.name for config in collect("asks", find_model_folders([project]))]
