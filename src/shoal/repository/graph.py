@@ -10,7 +10,7 @@ from pathlib import Path
 
 from shoal.component.spec import ModelSpec, TensorSpec
 from shoal.errors import ArtifactError
-from shoal.repository.config import ModelConfig, Step, read_config
+from shoal.repository.config import CONFIG, ModelConfig, Step, read_config
 from shoal.repository.devices import ROUND_TRIP, TO_HOST, find_crossing, is_on_gpu, name_device
 
 
@@ -35,7 +35,7 @@ class Edge:
 class Graph:
     """A model and all that it calls. A model that is not an ensemble is a graph of one step.
 
-    ``members`` are the models of the steps, and those that their code calls (`ModelConfig.calls`).
+    ``members`` are the models of the steps, and those that their code calls (`ModelConfig.calls`), if they are there.
     """
 
     config: ModelConfig
@@ -50,7 +50,13 @@ class Graph:
             ArtifactError: a member is missing, or a step maps a tensor that its model does not have.
         """
         config = read_config(folder)
-        return cls.build(config, find_members(config, lambda name: read_config(folder.parent / name)))
+        steps = {step.model for step in config.steps}
+
+        def find(name: str) -> ModelConfig | None:
+            member = folder.parent / name
+            return read_config(member) if name in steps or (member / CONFIG).is_file() else None
+
+        return cls.build(config, find_members(config, find))
 
     @classmethod
     def build(cls, config: ModelConfig, members: Mapping[str, ModelConfig]) -> Graph:
