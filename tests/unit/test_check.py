@@ -25,6 +25,7 @@ from tests.support import (
     planted_requests,
     planted_scheduling,
     planted_security,
+    planted_streams,
     planted_tensors,
     planted_torchscript,
     planted_warmups,
@@ -51,6 +52,7 @@ PLANTS: tuple[Plant, ...] = (
     *planted_artifacts.PLANTS,
     *planted_requests.PLANTS,
     *planted_modules.PLANTS,
+    *planted_streams.PLANTS,
 )
 HERE = PLANTS + (planted_onnx.PLANTS if find_spec("onnx") else ())
 

@@ -50,6 +50,12 @@ def test_github_escapes_what_ends_a_property_or_a_message(here: Path) -> None:
     assert command == ("::error file=a%2Cb%3Ac%25/config.pbtxt,line=3,title=tensor-dims::50 %25%0Aof it: a, b Fix it.")
 
 
+def test_advice_in_the_words_of_other_tools(here: Path) -> None:
+    finding = RULES["leaving-client"].at(Place(here / "config.pbtxt", 3), "It leaves.", "Let it.")
+    assert github(finding).startswith("::notice file=config.pbtxt,line=3,title=leaving-client::")
+    assert sarif([finding])["runs"][0]["results"][0]["level"] == "note"
+
+
 def read_sarif(text: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     log = json.loads(text)
     assert log["version"] == "2.1.0"
@@ -75,7 +81,8 @@ def test_sarif(here: Path) -> None:
 
 def test_sarif_describes_each_rule() -> None:
     for rule in sarif([])["runs"][0]["tool"]["driver"]["rules"]:
-        assert rule["defaultConfiguration"]["level"] == str(RULES[rule["id"]].severity)
+        severity = RULES[rule["id"]].severity
+        assert rule["defaultConfiguration"]["level"] == {"advice": "note"}.get(severity, severity)
         assert rule["shortDescription"]["text"].endswith(".")
         uri = urlsplit(rule["helpUri"])
         page = Path(unquote(uri.path)).read_text(encoding="utf-8")

@@ -25,6 +25,8 @@ from shoal.repository.model_folders import CATEGORIES, find_model_folders
 from shoal.repository.placement import Plan, place
 from tests.support.graphs import Member, make_graph, ten_steps, write_ensemble
 from tests.support.once import ROOT
+from tests.support.planted import write
+from tests.support.streams import FILES
 
 Shoal = Callable[..., bytes]
 LEAF = ROOT / "ensembles" / "ensemble_all"
@@ -185,14 +187,28 @@ def test_describe_as_json(shoal: Shoal, tmp_path: Path) -> None:
     ]
     assert found["steps"][2] == {
         "name": "cuml", "level": 2, "model": "cuml", "content": "", "backend": "fil", "instances": 1,
-        "max_batch_size": 512, "batching": "dynamic", "device": "GPU 0",
+        "max_batch_size": 512, "batching": "dynamic", "device": "GPU 0", "calls": [],
         "inputs": [{"name": "input__0", "dtype": "FP32", "dims": [207], "tensor": "tree_feats"}],
         "outputs": [{"name": "output__0", "dtype": "FP32", "dims": [1], "tensor": "cuml_score"}],
     }  # fmt: skip
     assert found["tensors"][5] == {
         "name": "BERT_WEIGHT", "dtype": "FP32", "dims": [1], "from": "request", "to": "postprocess",
-        "crossing": "to GPU",
+        "crossing": "to GPU", "is_repeated": False,
     }  # fmt: skip
+
+
+def test_answers_in_pieces_and_calls(shoal: Shoal, tmp_path: Path) -> None:
+    for path, text in FILES.items():
+        write(tmp_path / path, text)
+    printed = shoal("describe", tmp_path / "sums").decode().splitlines()
+    assert max(map(len, printed)) <= 80
+    assert [line.split()[:2] for line in printed if " * " in line] == [["number", "*"], ["stream", "*"], ["SUM", "*"]]
+    assert printed[-1] == "* many times per request"
+    printed = shoal("describe", tmp_path / "asks").decode().splitlines()
+    assert "asks calls counts" in printed
+    found = json.loads(shoal("describe", tmp_path / "asks", "--json"))
+    assert (found["steps"][0]["calls"], [t["is_repeated"] for t in found["tensors"]]) == (["counts"], [False, True])
+    assert "many times" not in shoal("describe", tmp_path / "adds").decode()
 
 
 def test_a_model_called_twice(shoal: Shoal, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shoal.draw.boxes import LEGEND
 from shoal.draw.canvas import Block, Line, Scene, Words, measure
 from shoal.draw.layout import Point, Rect
 from shoal.draw.mermaid import draw, escape
@@ -21,6 +22,8 @@ from shoal.errors import ArtifactError
 from shoal.repository.graph import Graph
 from shoal.repository.model_folders import find_model_folders
 from tests.support.graphs import Member, make_graph, ten_steps
+from tests.support.planted import write
+from tests.support.streams import FILES
 
 HOSTILE = ['a"b', "x|y", "[x]", "{x}", "<b>&amp;</b>", "#quot;", "a;b", "`x`", "1. x", "--> y", "%%", "é漢字", "a\nb\0"]
 SVG = "{http://www.w3.org/2000/svg}"
@@ -242,3 +245,72 @@ def test_points_of_the_s_are_those_of_the_curve() -> None:
     line = Line(((0, 0), (40, 80)), "line")
     middle: Point = (20, 40)
     assert list(along(line))[16] == middle
+
+
+STREAM = """\
+flowchart TB
+  request([request])
+  s0["counts<br/>python · CPU"]
+  s1["adds<br/>python · CPU"]
+  answer([answer])
+  c0["asks<br/>python · CPU"]
+  c1["ghost<br/>not found"]
+  c2["adds<br/>python · CPU"]
+  request -->|"COUNT<br/>INT32 [1]"| s0
+  s0 ==>|"number #42;<br/>INT32 [1]<br/>stream #42;<br/>INT64 [1]"| s1
+  s1 ==>|"SUM #42;<br/>INT32 [1]"| answer
+  s1 -.->|"calls"| c0
+  s1 -.->|"calls"| c1
+  c0 -.->|"calls"| c2
+  legend["thick, #42;#58; many per request"]
+  style legend fill:none,stroke:none
+  classDef cpu fill:#ddf4ff,stroke:#0969da,color:#1f2328
+  class s0,s1,c0,c2 cpu
+  classDef open fill:#f6f8fa,stroke:#59636e,color:#1f2328
+  class c1 open
+"""
+
+
+def write_stream(folder: Path, calls: dict[str, str]) -> Graph:
+    """The ensemble of `tests.support.streams`, whose models call others."""
+    for path, text in FILES.items():
+        lines = [line for line in text.splitlines(keepends=True) if '"calls"' not in line]
+        name, _, file = path.partition("/")
+        if file == "config.pbtxt" and name in calls:
+            lines.append(f'parameters {{ key: "calls" value {{ string_value: "{calls[name]}" }} }}\n')
+        write(folder / path, "".join(lines))
+    return Graph.load(folder / "sums")
+
+
+def test_answers_in_pieces_are_double_and_calls_are_dashed(tmp_path: Path) -> None:
+    graph = write_stream(tmp_path, {"adds": "asks ghost", "asks": "adds"})
+    assert draw(graph) == STREAM
+    scene = compose_scene(graph)
+    check_geometry(scene)
+    _, _, lines = parts(scene)
+    kinds = [(line.is_double, line.is_dashed) for line in lines]
+    assert sorted(kinds) == sorted([(False, False), (True, False), (True, False), *[(False, True)] * 3])
+    assert LEGEND in [shape.text for shape in scene.shapes if isinstance(shape, Words)]
+    assert "adds to asks: calls" in scene.story
+    drawn = svg(graph)
+    assert drawn.count('class="core"') == 2
+    assert drawn.count("stroke-dasharray") == 3
+    assert len(png(graph)) > len(png(graph, 1)) > 1000
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        {"adds": "asks counts", "asks": "counts"},
+        {"counts": "asks adds", "adds": "asks", "asks": "adds"},
+        {"adds": "asks", "asks": "asks"},
+        {"counts": "sums"},
+    ],
+)
+def test_calls_of_calls_and_in_a_circle_are_drawn(calls: dict[str, str], tmp_path: Path) -> None:
+    check_geometry(compose_scene(write_stream(tmp_path, calls)))
+
+
+def test_without_answers_in_pieces_there_is_no_legend(tmp_path: Path) -> None:
+    scene = compose_scene(ten_steps(tmp_path))
+    assert LEGEND not in [shape.text for shape in scene.shapes if isinstance(shape, Words)]

@@ -7,19 +7,20 @@ from pathlib import Path
 
 from shoal.check import artifacts, environments, onnx_io, security
 from shoal.check.config import advice, fields, folders, memory, placement, scheduling, tensors, warmups
-from shoal.check.ensembles import members, shapes, side_by_side, wiring
-from shoal.check.findings import Finding
+from shoal.check.ensembles import members, shapes, side_by_side, streams, wiring
+from shoal.check.findings import Finding, Severity
 from shoal.check.forests import contract as forest
 from shoal.check.models import Repository
 from shoal.check.python import code, names
+from shoal.check.python import streams as sending
 from shoal.check.repositories import read_repository
 from shoal.check.torchscript import signature as torchscript
 from shoal.environment.targets import find_target
 
 # Each has RULES, and find(model, repository), which never raises because of a repository's contents.
 FAMILIES = (
-    fields, folders, tensors, scheduling, warmups, wiring, side_by_side, members, shapes, placement,
-    memory, environments, artifacts, code, names, forest, torchscript, onnx_io, security, advice,
+    fields, folders, tensors, scheduling, warmups, wiring, side_by_side, members, shapes, streams, placement,
+    memory, environments, artifacts, code, names, sending, forest, torchscript, onnx_io, security, advice,
 )  # fmt: skip
 RULES = {rule.id: rule for family in FAMILIES for rule in family.RULES}
 
@@ -35,7 +36,10 @@ def check(path: Path | str, *, target: str | None = None) -> list[Finding]:
         InputError: the target is unknown, or ``path`` holds nothing to check.
     """
     repository = read_repository(Path(path), find_target(target) if target else None)
-    return sorted(_find(repository), key=lambda f: (f.severity, str(f.place.path), f.place.line, f.rule.id, f.what))
+    order = list(Severity)
+    return sorted(
+        _find(repository), key=lambda f: (order.index(f.severity), str(f.place.path), f.place.line, f.rule.id, f.what)
+    )
 
 
 def _find(repository: Repository) -> Iterator[Finding]:

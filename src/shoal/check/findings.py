@@ -11,10 +11,15 @@ from typing import Any
 
 
 class Severity(StrEnum):
-    """``error``: it does not load, or answers wrongly. ``warning``: it loads, and costs time, memory or safety."""
+    """Severities, the gravest first.
+
+    ``error``: it does not load, or answers wrongly. ``warning``: it loads, and costs time, memory or safety.
+    ``advice``: it is right, and something else may serve better; ``--strict`` ignores it.
+    """
 
     ERROR = "error"
     WARNING = "warning"
+    ADVICE = "advice"
 
 
 class Place:

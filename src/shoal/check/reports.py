@@ -10,7 +10,7 @@ from urllib.parse import quote
 import shoal
 from shoal.check.explain import read_pages, split_entries
 from shoal.check.families import RULES
-from shoal.check.findings import Finding
+from shoal.check.findings import Finding, Severity
 from shoal.paths import shipped_root
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
@@ -20,7 +20,8 @@ def github(finding: Finding) -> str:
     """Return a workflow command, which GitHub shows as an annotation of the line."""
     place = {"file": _relative(finding.place.path), "line": str(finding.place.line or 1), "title": finding.rule.id}
     properties = ",".join(f"{name}={_escape(value, ':,')}" for name, value in place.items())
-    return f"::{finding.severity} {properties}::{_escape(f'{finding.what} {finding.fix}')}"
+    kind = "notice" if finding.severity == Severity.ADVICE else finding.severity
+    return f"::{kind} {properties}::{_escape(f'{finding.what} {finding.fix}')}"
 
 
 def _escape(text: str, more: str = "") -> str:
@@ -56,8 +57,12 @@ def _rules() -> Iterator[dict[str, Any]]:
             "shortDescription": {"text": summary},
             "help": {"text": entry, "markdown": entry},
             "helpUri": f"{(pages / f'{page}.md').as_uri()}#{rule.id}",
-            "defaultConfiguration": {"level": str(rule.severity)},
+            "defaultConfiguration": {"level": _level(rule.severity)},
         }
+
+
+def _level(severity: Severity) -> str:
+    return "note" if severity == Severity.ADVICE else str(severity)
 
 
 def _result(finding: Finding, number: int) -> dict[str, Any]:
@@ -69,7 +74,7 @@ def _result(finding: Finding, number: int) -> dict[str, Any]:
     return {
         "ruleId": finding.rule.id,
         "ruleIndex": number,
-        "level": str(finding.severity),
+        "level": _level(finding.severity),
         "message": {"text": f"{finding.what} {finding.fix}"},
         "locations": [{"physicalLocation": location}],
     }

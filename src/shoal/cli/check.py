@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from shoal.check import Finding
 
 CLEAN, FAILED, UNUSABLE = 0, 1, 2
-_COLOURS = {"error": "red", "warning": "yellow"}
+_COLOURS = {"error": "red", "warning": "yellow", "advice": "cyan"}
 
 
 def check(
@@ -27,7 +27,7 @@ def check(
     target: Annotated[
         str | None, typer.Option(help="The server it is for: embedded, or a release of NVIDIA's container: 26.06.")
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Warnings fail too.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Warnings fail too; advice does not.")] = False,
     explain: Annotated[str, typer.Option(help="Explain a rule and its reason; `all` for every rule.")] = "",
     output: Annotated[
         Literal["text", "json", "github", "sarif"],
@@ -57,10 +57,10 @@ def check(
             print_json({"error": error.what, "fix": error.fix})
         ERR.print(f"[red]error:[/] {plain(str(error))}", soft_wrap=True)
         raise typer.Exit(UNUSABLE) from None
-    errors = sum(finding.severity == "error" for finding in findings)
+    errors, warnings, advice = count_findings(findings)
     if output == "json":
         entries = [finding.as_dict() for finding in findings]
-        print_json({"errors": errors, "warnings": len(findings) - errors, "findings": entries})
+        print_json({"errors": errors, "warnings": warnings, "advice": advice, "findings": entries})
     elif output == "github":
         for finding in findings:
             typer.echo(github(finding))
@@ -68,13 +68,18 @@ def check(
         print_json(sarif(findings))
     else:
         print_findings(findings)
-    raise typer.Exit(FAILED if errors or (strict and findings) else CLEAN)
+    raise typer.Exit(FAILED if errors or (strict and warnings) else CLEAN)
+
+
+def count_findings(findings: Sequence[Finding]) -> tuple[int, int, int]:
+    """Count the errors, the warnings and the advice."""
+    kinds = [str(finding.severity) for finding in findings]
+    return kinds.count("error"), kinds.count("warning"), kinds.count("advice")
 
 
 def print_findings(findings: Sequence[Finding]) -> None:
     """Print findings, their fixes, and how many there are."""
     here = Path.cwd()
-    errors = sum(finding.severity == "error" for finding in findings)
     for finding in findings:
         place = str(finding.place).removeprefix(f"{here}/")
         kind = str(finding.severity)
@@ -86,8 +91,10 @@ def print_findings(findings: Sequence[Finding]) -> None:
     if not findings:
         OUT.print("No mistakes found.")
         return
-    warnings = len(findings) - errors
-    OUT.print(f"{_count(errors, 'error')}, {_count(warnings, 'warning')}. shoal check --explain RULE describes one.")
+    errors, warnings, advice = count_findings(findings)
+    counts = [_count(errors, "error"), _count(warnings, "warning")]
+    counts += [f"{_count(advice, 'piece')} of advice"] if advice else []
+    OUT.print(f"{', '.join(counts)}. shoal check --explain RULE describes one.", soft_wrap=True)
 
 
 def _count(number: int, what: str) -> str:

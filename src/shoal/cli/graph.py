@@ -34,7 +34,10 @@ def graph(
     scale: Annotated[int, typer.Option(min=1, max=8, help="Pixels of a PNG per pixel of the SVG.")] = 2,
     model: Model = "",
 ) -> None:
-    """Draw an ensemble: steps and their devices, tensors with dtype and shape, host round trips in red."""
+    """Draw an ensemble: steps and their devices, tensors with dtype and shape, host round trips in red.
+
+    Tensors that come many times per request are drawn double, and what code calls with dashed arrows.
+    """
     from shoal.draw import picture
     from shoal.draw.mermaid import draw
     from shoal.repository.default_model import find_graph
@@ -101,6 +104,8 @@ def _print_steps(steps: Sequence[Mapping[str, Any]]) -> None:
     )
     for model, content in {step["model"]: step["content"] for step in steps if step["content"]}.items():
         OUT.print(f"{model} holds {legible(content)}", soft_wrap=True, markup=False)
+    for model, calls in {step["model"]: step["calls"] for step in steps if step["calls"]}.items():
+        OUT.print(f"{model} calls {legible(', '.join(calls))}", soft_wrap=True, markup=False)
 
 
 def _print_members(steps: Iterable[Mapping[str, Any]]) -> None:
@@ -115,12 +120,13 @@ def _print_members(steps: Iterable[Mapping[str, Any]]) -> None:
     _print_table(("step", "its tensor", "type", "the ensemble's"), rows)
 
 
-def _print_tensors(tensors: Iterable[Mapping[str, Any]]) -> None:
+def _print_tensors(tensors: Sequence[Mapping[str, Any]]) -> None:
     from shoal.repository.devices import ROUND_TRIP
 
     rows = [
         (
-            *(tensor["name"], _type(tensor), tensor["from"], tensor["to"]),
+            *(f"{tensor['name']} *" if tensor["is_repeated"] else tensor["name"], _type(tensor)),
+            *(tensor["from"], tensor["to"]),
             Text(tensor["crossing"], style="red" if tensor["crossing"] == ROUND_TRIP else ""),
         )
         for tensor in tensors
@@ -129,6 +135,8 @@ def _print_tensors(tensors: Iterable[Mapping[str, Any]]) -> None:
         _print_table(("tensor", "type", "from", "to", _WRAPPED), rows)
     else:  # nothing moves between devices
         _print_table(("tensor", "type", "from", "to"), [row[:-1] for row in rows])
+    if any(tensor["is_repeated"] for tensor in tensors):
+        OUT.print("* many times per request", soft_wrap=True)
 
 
 def _print_table(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

@@ -44,6 +44,10 @@ def compose(
     stub: Annotated[
         list[str] | None, typer.Option(metavar="[MODEL=]PATH", help="Its stub, if not built with it.")
     ] = None,
+    swap: Annotated[
+        list[str] | None,
+        typer.Option(metavar="A=B", help="Use model B wherever a step, or a call, names model A; repeat it."),
+    ] = None,
     warm_up: Annotated[bool, typer.Option(help="Give each model a request that it answers before it is ready.")] = True,
 ) -> None:
     """Write a model repository: model folders, artifacts, placement, execution environments."""
@@ -61,6 +65,7 @@ def compose(
         environments=_by_model(env),
         stubs=_by_model(stub),
         is_warmed_up=warm_up,
+        swap=_parse_swaps(swap),
     )
     manifest = read_manifest(path)
     for model, chosen in manifest["precision"].items():
@@ -70,6 +75,18 @@ def compose(
     OUT.print(f"repository: {path}", soft_wrap=True)
     serve_it = f"shoal serve {path}"
     OUT.print(f"next: {serve_it if target == 'embedded' else f'{serve_it} --print'}", soft_wrap=True)
+
+
+def _parse_swaps(options: list[str] | None) -> dict[str, str]:
+    """Parse ``A=B``, each A once."""
+    swaps: dict[str, str] = {}
+    for option in options or ():
+        old, _, new = option.partition("=")
+        if not old or not new or old in swaps:
+            what = f"names {old} again" if old in swaps else "does not name two models"
+            raise InputError(f"--swap {option} {what}.", "For example: --swap llm-hf=llm-vllm")
+        swaps[old] = new
+    return swaps
 
 
 def _by_model(options: list[str] | None) -> dict[str, Path]:

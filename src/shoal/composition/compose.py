@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,12 +26,13 @@ from shoal.composition.artifacts import (
 )
 from shoal.composition.environments import find_environments
 from shoal.composition.package import copy_package
+from shoal.composition.swap import exchange_models
 from shoal.composition.warmup import FOLDER, WarmUps, derive
 from shoal.composition.warmup import write as write_warm_up
 from shoal.environment.targets import EMBEDDED, FIRST_SIDE_BY_SIDE, parse_release
 from shoal.errors import InputError, SetupError
 from shoal.paths import check_path_supported, check_replaceable, exchange
-from shoal.repository.config import ModelConfig, write_config
+from shoal.repository.config import CONFIG, ModelConfig, write_config
 from shoal.repository.ensemble_config import first_steps
 from shoal.repository.graph import Graph
 from shoal.repository.hybrid import MODELS, models_ensemble
@@ -52,6 +54,7 @@ def compose(
     environments: Mapping[str, Path] | None = None,
     stubs: Mapping[str, Path] | None = None,
     is_warmed_up: bool = True,
+    swap: Mapping[str, str] | None = None,
 ) -> Path:
     """Write the model repository that serves an ensemble, or several, whose common members are written once.
 
@@ -64,10 +67,11 @@ def compose(
     ``environments`` gives Python models by name (all of them: ``""``) an execution environment: an archive, a folder,
     or what `shoal env build` wrote; ``stubs`` a Python backend stub, where the environment does not bring it. With
     ``is_warmed_up`` each model gets a warm-up request, made by running the pipeline's components on one text.
+    ``swap`` names another model in place of one, ``{"llm-hf": "llm-vllm"}``, in each step and each parameter ``calls``.
 
     Raises:
-        InputError: Triton does not support the path, there is something other than a composed repository at it, or no
-            model takes the plan's dtype.
+        InputError: Triton does not support the path, there is something other than a composed repository at it, no
+            model takes the plan's dtype, or a model cannot take the place of another.
         ArtifactError: an artifact is missing, damaged or does not fit another; environment, stub and server do not
             fit; a model folder of your own has a mistake that `check` finds.
         SetupError: the disk is full, or the folder cannot be written.
@@ -76,10 +80,14 @@ def compose(
     target, artifacts = Path(repository).resolve(), None if artifacts is None else Path(artifacts)
     check_path_supported(target)
     names = [ensembles] if isinstance(ensembles, str) else list(dict.fromkeys(ensembles))
-    available = find_model_folders(projects)
+    available = exchange_models(find_model_folders(projects), names, swap or {})
     models = list({model.name: model for name in names for model in collect(name, available)}.values())
     members = {model.name: model for model in models}
     graphs = [Graph.build(members[name], members) for name in names]
+    used = {*names, *(step.model for model in models for step in model.steps)}
+    called = dict.fromkeys(name for model in models for name in model.calls if name not in used)
+    all_graphs = [*graphs, *(Graph.build(members[name], members) for name in called)]
+    load_seconds = _find_load_seconds(models)
     if plan.placement == HYBRID and len(graphs) > 1:
         raise InputError(
             f"Placement hybrid takes one ensemble, not {', '.join(names)}.", "Compose one repository each."
@@ -98,8 +106,8 @@ def compose(
             for model in models:
                 _write_files(model, aside / model.name, artifacts)
             files = _hash_files(aside)
-            identity = _identify(graphs, files)
-            warm_ups = derive(graphs, aside) if is_warmed_up else WarmUps()
+            identity = _identify(all_graphs, files)
+            warm_ups = derive(all_graphs, aside) if is_warmed_up else WarmUps()
             copies: dict[Path, Path] = {}
             for model in models:
                 message = place(model, plan, precisions[model.name].dtype if model.name in precisions else "")
@@ -121,8 +129,10 @@ def compose(
                 "identity": identity, "contents": contents, "not_warmed_up": warm_ups.reasons,
                 "environments": {name: place.path for name, place in placed.items()},
                 "without_environment": [m.name for m in models if m.backend == "python" and m.name not in placed],
+                "ensembles": names, "swap": dict(swap or {}),
+                **({"load_seconds": load_seconds} if load_seconds else {}),
             }  # fmt: skip
-            _write_manifest(aside, graphs, plan, files, more)
+            _write_manifest(aside, all_graphs, plan, files, more)
             check_made(aside, str(target), plan.target)
             aside.chmod(0o755)  # mkdtemp's 0700 would keep a server under another user out
             exchange(aside, target)
@@ -167,6 +177,24 @@ def version_files(model: Path) -> Iterator[Path]:
             yield path
 
 
+def _find_load_seconds(models: Iterable[ModelConfig]) -> float:
+    """Return the longest time that a model says it may take to load, 0 where none does."""
+    longest = 0.0
+    for model in models:
+        text = model.spec.parameters.get("load_seconds", "0")
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = -1
+        if not 0 <= seconds < math.inf:
+            raise InputError(
+                f"The parameter load_seconds of {model.name} is {text!r}, which is not a number of seconds.",
+                f'Write a number, such as "120", in {model.folder / CONFIG}.',
+            )
+        longest = max(longest, seconds)
+    return longest
+
+
 def _hash_files(repository: Path, known: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the sha256 of each file, by path; those ``known`` are not read again."""
     files = {str(path.relative_to(repository)): path for path in sorted(repository.rglob("*")) if path.is_file()}
@@ -175,7 +203,8 @@ def _hash_files(repository: Path, known: Mapping[str, str] | None = None) -> dic
 
 def _identify(graphs: Sequence[Graph], files: Mapping[str, str]) -> str:
     """Return a digest of what decides the answers: artifacts, code, and the wiring of the steps; not the placement."""
-    steps = [[step.model, dict(step.inputs), dict(step.outputs)] for graph in graphs for step in graph.steps]
+    steps: list[Any] = [[step.model, dict(step.inputs), dict(step.outputs)] for graph in graphs for step in graph.steps]
+    steps += [call for graph in graphs for call in graph.calls()]
     read = {name: digest for name, digest in files.items() if not name.endswith(".gitkeep")}
     return hashlib.sha256(json.dumps([steps, read], sort_keys=True).encode()).hexdigest()
 
@@ -187,7 +216,6 @@ def _write_manifest(
     manifest = {
         "format": 1,
         "shoal": shoal.__version__,
-        "ensembles": [graph.config.name for graph in graphs],
         **asdict(plan),
         "dtype": ", ".join(dict.fromkeys(chosen["dtype"] for chosen in more["precision"].values())) or "fp32",
         "launch": {"flags": sizes.flags(), "shared_memory": sizes.shared_memory},

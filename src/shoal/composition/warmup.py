@@ -18,7 +18,7 @@ import numpy as np
 from shoal.component.base import Context, check_outputs, join
 from shoal.component.spec import STRING, ModelSpec, TensorSpec
 from shoal.component.tensors import Arrays
-from shoal.repository.config import ModelConfig, Step
+from shoal.repository.config import ModelConfig
 from shoal.repository.graph import Graph
 from shoal.repository.loading import component_class
 
@@ -64,10 +64,11 @@ def _walk(graph: Graph, repository: Path, tensors: dict[str, Any], found: WarmUp
     """Fill ``found`` and ``tensors``, the graph's by name, step by step."""
     levels = graph.levels()
     for index in sorted(range(len(levels)), key=levels.__getitem__):
-        _warm(graph, graph.steps[index], repository, tensors, found)
+        _warm(graph, index, repository, tensors, found)
 
 
-def _warm(graph: Graph, step: Step, repository: Path, tensors: dict[str, Any], found: WarmUps) -> None:
+def _warm(graph: Graph, index: int, repository: Path, tensors: dict[str, Any], found: WarmUps) -> None:
+    step = graph.steps[index]
     config = graph.members[step.model]
     inputs = {name: tensors[tensor] for name, tensor in step.inputs.items() if tensor in tensors}
     missing = [t.name for t in config.spec.inputs if t.name not in inputs and not t.is_optional]
@@ -75,6 +76,12 @@ def _warm(graph: Graph, step: Step, repository: Path, tensors: dict[str, Any], f
     if config.is_ensemble:
         outputs = dict(inputs)
         _walk(Graph.build(config, graph.members), repository, outputs, found)
+    elif config.spec.is_decoupled:  # an engine would load its weights here
+        found.reasons.setdefault(step.model, "it is decoupled, and is not started here; it can warm up in its setup")
+    elif graph.repeats(index):  # it may keep state between the answers of a request
+        found.reasons.setdefault(step.model, "it follows a decoupled model, whose answers are not known here")
+    elif config.calls:
+        found.reasons.setdefault(step.model, f"it calls {', '.join(config.calls)}, which may load after it")
     elif missing:
         found.reasons.setdefault(step.model, f"nothing is known to give it as {', '.join(missing)}")
     else:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shoal.repository.config import ModelConfig
-from shoal.repository.devices import ROUND_TRIP, TO_OTHER_GPU, is_on_gpu, is_on_host
+from shoal.repository.devices import ROUND_TRIP, TO_OTHER_GPU, is_on_gpu, is_on_host, name_device
 from shoal.repository.graph import Edge, Graph
 
 ON_GPU, ON_HOST, NESTED, OPEN, END = "gpu", "cpu", "ensemble", "open", "end"
+CALLS = "calls"  # label of an arrow to a model that code calls
+LEGEND = "double, *: many per request"
 
 
 @dataclass(frozen=True)
 class Box:
-    """A step, or the request (first) and the answer (last); ``kind`` is one of the constants above."""
+    """A step, a model that code calls, the request, or the answer; ``kind`` is one of the constants above."""
 
     title: str
     subtitle: str
@@ -22,7 +25,10 @@ class Box:
 
 @dataclass(frozen=True)
 class Joined:
-    """All tensors that go from one box to another, as one arrow; ``warning`` names a costly copy among them."""
+    """All tensors that go from one box to another, as one arrow; ``warning`` names a costly copy among them.
+
+    An arrow without tensors is a call: code in the one asks the other, and reads its answers.
+    """
 
     source: int
     target: int
@@ -34,15 +40,48 @@ class Joined:
         crossings = {edge.crossing for edge in self.edges}
         return next((costly for costly in (ROUND_TRIP, TO_OTHER_GPU) if costly in crossings), "")
 
+    @property
+    def is_repeated(self) -> bool:
+        """Whether its tensors come many times per request."""
+        return any(edge.is_repeated for edge in self.edges)
+
+    @property
+    def lines(self) -> list[tuple[str, str]]:
+        """Name and type of each tensor; a name that comes many times is marked ``*``."""
+        return [(f"{edge.name} *" if edge.is_repeated else edge.name, edge.tensor.kind) for edge in self.edges]
+
 
 def list_boxes(graph: Graph) -> list[Box]:
-    """List the request, the steps and the answer."""
-    steps = []
-    for index, step in enumerate(graph.steps):
-        config = graph.members[step.model]
-        words = dict.fromkeys([config.backend or config.platform, graph.device(index)])
-        steps.append(Box(step.model, " · ".join(word for word in words if word), _kind(config)))
-    return [Box("request", "", END), *steps, Box("answer", "", END)]
+    """List the request, the steps and the answer, then the models that code calls."""
+    steps = [_box(step.model, graph.members[step.model]) for step in graph.steps]
+    called = [_box(name, graph.members.get(name)) for name in _called(graph)]
+    return [Box("request", "", END), *steps, Box("answer", "", END), *called]
+
+
+def _box(name: str, config: ModelConfig | None) -> Box:
+    if config is None:
+        return Box(name, "not found", OPEN)
+    words = dict.fromkeys([config.backend or config.platform, name_device(config)])
+    return Box(name, " · ".join(word for word in words if word), _kind(config))
+
+
+def _called(graph: Graph) -> list[str]:
+    return list(dict.fromkeys(called for _, called in graph.calls()))
+
+
+def list_levels(graph: Graph, arrows: Sequence[Joined]) -> list[int]:
+    """Return the level of each box; the answer is below all others.
+
+    Raises:
+        ArtifactError: steps wait for one another in a circle, or for a tensor that no step writes.
+    """
+    levels = [0, *graph.levels(), 0, *(0 for _ in _called(graph))]
+    calls = [arrow for arrow in arrows if not arrow.edges]
+    for _ in calls:  # the longest chain has as many at most
+        for arrow in calls:
+            levels[arrow.target] = max(levels[arrow.target], levels[arrow.source] + 1)
+    levels[len(graph.steps) + 1] = max(levels) + 1
+    return levels
 
 
 def join_edges(graph: Graph) -> list[Joined]:
@@ -54,7 +93,21 @@ def join_edges(graph: Graph) -> list[Joined]:
         edges = joined.setdefault((source, target), [])
         if edge.name not in [other.name for other in edges]:
             edges.append(edge)
-    return [Joined(source, target, tuple(edges)) for (source, target), edges in joined.items()]
+    tensors = [Joined(source, target, tuple(edges)) for (source, target), edges in joined.items()]
+    return [*tensors, *_join_calls(graph)]
+
+
+def _join_calls(graph: Graph) -> list[Joined]:
+    """Make an arrow of each call, from every step of the caller."""
+    first = len(graph.steps) + 2
+    called = {name: first + number for number, name in enumerate(_called(graph))}
+    steps = [step.model for step in graph.steps]
+    return [
+        Joined(source, called[name], ())
+        for caller, name in graph.calls()
+        for source in ([i for i, model in enumerate(steps, 1) if model == caller] or [called[caller]])
+        if source != called[name]
+    ]
 
 
 def _kind(config: ModelConfig) -> str:

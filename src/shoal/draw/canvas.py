@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _FONTS = "ui-monospace, 'SF Mono', Menlo, Consolas, 'DejaVu Sans Mono', 'Liberation Mono', monospace"
 _ADVANCE = 0.62  # width of a character in the widest of them, in ems
+_DOUBLE, _DASHES = 4.5, (5, 4)  # width of a double line, with its core; lengths of dashes and gaps, in pixels
 _DOTS_PER_INCH = 64  # of the PNG's figure: a power of two, so that whole pixels stay whole
 
 
@@ -60,6 +61,8 @@ class Line(NamedTuple):
 
     points: tuple[Point, ...]
     look: str
+    is_double: bool = False
+    is_dashed: bool = False
 
 
 class Words(NamedTuple):
@@ -125,7 +128,13 @@ def _element(shape: Block | Line | Words) -> str:
         return f'<rect class="{shape.look}" x="{x}" y="{y}" width="{width}" height="{height}" rx="{shape.radius}"/>'
     if isinstance(shape, Line):
         tip = " ".join(f"{x},{y}" for x, y in _tip(shape))
-        return f'<path class="{shape.look}" d="{_path(shape)}"/>\n<polygon class="{shape.look}-tip" points="{tip}"/>'
+        path = _path(shape)
+        more = f' stroke-dasharray="{_DASHES[0]} {_DASHES[1]}"' if shape.is_dashed else ""
+        core = f'<path class="core" d="{path}"/>\n' if shape.is_double else ""
+        more += f' style="stroke-width: {_DOUBLE}"' if shape.is_double else ""
+        return (
+            f'<path class="{shape.look}" d="{path}"{more}/>\n{core}<polygon class="{shape.look}-tip" points="{tip}"/>'
+        )
     anchor = ' text-anchor="middle"' if shape.is_centred else ""
     full = f"<title>{escape(shape.full)}</title>" if shape.full else ""
     return f'<text class="{shape.look}" x="{shape.x}" y="{shape.y}"{anchor}>{full}{escape(shape.text)}</text>'
@@ -192,7 +201,15 @@ def _paint(axes: Axes, shape: Block | Line | Words, theme: Theme, depth: int) ->
         for (x, y), (then, below) in _pieces(shape):
             vertices += [(x, (y + below) / 2), (then, (y + below) / 2), (then, below)]
         path = Path(vertices, [Path.MOVETO] + [Path.CURVE4] * (len(vertices) - 1))
+        if shape.is_dashed:
+            options["linestyle"] = (0, tuple(length / look.width for length in _DASHES))  # in widths of the line
+        if shape.is_double:
+            options["linewidth"] = _points(_DOUBLE)
         axes.add_patch(PathPatch(path, zorder=depth, **options))
+        if shape.is_double:
+            core = theme.light["core"]
+            options = {"facecolor": "none", "edgecolor": core.stroke, "linewidth": _points(core.width)}
+            axes.add_patch(PathPatch(path, zorder=depth, **options))
         tip = theme.light[f"{shape.look}-tip"]
         axes.add_patch(Polygon(_tip(shape), facecolor=tip.fill, edgecolor="none", zorder=depth))
     else:

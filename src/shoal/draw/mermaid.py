@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 
 from shoal.draw.boxes import (
+    CALLS,
     END,
+    LEGEND,
     NESTED,
     ON_GPU,
     ON_HOST,
@@ -33,12 +35,15 @@ def draw(graph: Graph) -> str:
     """Return the graph as Mermaid text. It needs no levels: a graph with a cycle is drawn too."""
     boxes = list_boxes(graph)
     names = ["request", *(f"s{index}" for index in range(len(graph.steps))), "answer"]
-    lines = ["flowchart TB", "  request([request])"]
-    for name, box in list(zip(names, boxes, strict=True))[1:-1]:
-        lines.append(f'  {name}["{escape(box.title)}<br/>{escape(box.subtitle)}"]')
-    lines.append("  answer([answer])")
+    names += [f"c{index}" for index in range(len(boxes) - len(names))]
+    lines = ["flowchart TB"]
+    for name, box in zip(names, boxes, strict=True):
+        is_end = box.kind == END
+        lines.append(f"  {name}([{name}])" if is_end else f'  {name}["{escape(box.title)}<br/>{escape(box.subtitle)}"]')
     arrows = join_edges(graph)
-    lines += [f'  {names[arrow.source]} -->|"{_label(arrow)}"| {names[arrow.target]}' for arrow in arrows]
+    lines += [f'  {names[arrow.source]} {_line(arrow)}|"{_label(arrow)}"| {names[arrow.target]}' for arrow in arrows]
+    if any(arrow.is_repeated for arrow in arrows):
+        lines += [f'  legend["{escape(LEGEND.replace("double", "thick"))}"]', "  style legend fill:none,stroke:none"]
     for kind, style in _CLASSES.items():
         members = [name for name, box in zip(names, boxes, strict=True) if box.kind == kind != END]
         lines += [f"  classDef {kind} {style}", f"  class {','.join(members)} {kind}"] if members else []
@@ -46,10 +51,13 @@ def draw(graph: Graph) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _line(arrow: Joined) -> str:
+    return "==>" if arrow.is_repeated else "-->" if arrow.edges else "-.->"
+
+
 def _label(arrow: Joined) -> str:
-    words = [arrow.warning] if arrow.warning else []
-    for edge in arrow.edges:
-        words += [edge.name, edge.tensor.kind]
+    words = [arrow.warning] if arrow.warning else [] if arrow.edges else [CALLS]
+    words += [word for line in arrow.lines for word in line]
     return "<br/>".join(map(escape, words))
 
 

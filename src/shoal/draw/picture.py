@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from shoal.draw.boxes import (
+    CALLS,
     END,
+    LEGEND,
     NESTED,
     ON_GPU,
     ON_HOST,
@@ -16,6 +18,7 @@ from shoal.draw.boxes import (
     join_edges,
     legible,
     list_boxes,
+    list_levels,
 )
 from shoal.draw.canvas import Block, Line, Look, Scene, Theme, Type, Words, measure, to_png, to_svg
 from shoal.draw.layout import INSET, PORT_GAP, Arrow, Rect, Size, arrange
@@ -47,6 +50,7 @@ def _looks(page: str, ink: str, faint: str, line: str, alarm: str, boxes: Sequen
         "line-tip": Look(line),
         "warning": Look("none", alarm, 3),
         "warning-tip": Look(alarm),
+        "core": Look("none", page, 1.5),
     }
 
 
@@ -112,22 +116,26 @@ class _Text(NamedTuple):
 def compose_scene(graph: Graph) -> Scene:
     """Compose the shapes of the picture of ``graph``."""
     boxes, arrows = list_boxes(graph), join_edges(graph)
-    levels = graph.levels()
+    levels = list_levels(graph, arrows)
+    arrows = [arrow for arrow in arrows if levels[arrow.source] < levels[arrow.target]]  # calls in a circle have others
     box_texts = [_box_texts(box) for box in boxes]
     label_texts = [_label_texts(arrow) for arrow in arrows]
     layout = arrange(
         [_size(texts, _PADDING, _room(index, arrows)) for index, texts in enumerate(box_texts)],
-        [0, *levels, max(levels, default=0) + 1],
+        levels,
         [Arrow(arrow.source, arrow.target, _size(texts, 4)) for arrow, texts in zip(arrows, label_texts, strict=True)],
     )
-    heading = _Text(graph.config.name, "heading")
-    width = max(layout.width, measure(heading.shown, _TYPES["heading"].size)) + 2 * _MARGIN
-    left, top = (width - layout.width) // 2, _MARGIN + _HEADING
+    heading = [_Text(graph.config.name, "heading")]
+    if any(arrow.is_repeated for arrow in arrows):
+        heading.append(_Text(LEGEND, "detail"))
+    width = max(layout.width, *(measure(text.shown, _TYPES[text.look].size) for text in heading)) + 2 * _MARGIN
+    left, top = (width - layout.width) // 2, _MARGIN + _HEADING + sum(_TYPES[text.look].line for text in heading[1:])
     height = top + layout.height + _MARGIN
     shapes: list[Block | Line | Words] = [Block(Rect(0, 0, width, height), 0, "page")]
-    shapes += _write([heading], Rect(_MARGIN, _MARGIN - 4, 0, 0), is_centred=False)
+    shapes += _write(heading, Rect(_MARGIN, _MARGIN - 4, 0, 0), is_centred=False)
     for arrow, route in sorted(zip(arrows, layout.routes, strict=True), key=lambda pair: bool(pair[0].warning)):
-        shapes.append(Line(tuple((x + left, y + top) for x, y in route), "warning" if arrow.warning else "line"))
+        points, look = tuple((x + left, y + top) for x, y in route), "warning" if arrow.warning else "line"
+        shapes.append(Line(points, look, is_double=arrow.is_repeated, is_dashed=not arrow.edges))
     for rect, texts in zip(layout.labels, label_texts, strict=True):
         moved = rect._replace(x=rect.x + left, y=rect.y + top)
         shapes += [Block(moved, 4, "page"), *_write(texts, moved)]
@@ -143,9 +151,9 @@ def _box_texts(box: Box) -> list[_Text]:
 
 def _label_texts(arrow: Joined) -> list[_Text]:
     texts = [_Text(arrow.warning, "alarm")] if arrow.warning else []
-    for edge in arrow.edges:
-        texts += [_Text(edge.name, "name"), _Text(edge.tensor.kind, "detail")]
-    return texts
+    for name, kind in arrow.lines:
+        texts += [_Text(name, "name"), _Text(kind, "detail")]
+    return texts or [_Text(CALLS, "detail")]
 
 
 def _room(box: int, arrows: Sequence[Joined]) -> int:
@@ -173,8 +181,9 @@ def _tell(boxes: Sequence[Box], arrows: Sequence[Joined]) -> str:
     steps = [f"{box.title} ({box.subtitle})" for box in boxes if box.kind != END]
     ways = [
         f"{boxes[arrow.source].title} to {boxes[arrow.target].title}:"
-        f" {', '.join(f'{edge.name} {edge.tensor.kind}' for edge in arrow.edges)}"
+        f" {', '.join(' '.join(line) for line in arrow.lines) or CALLS}"
         + (f" ({arrow.warning})" if arrow.warning else "")
         for arrow in arrows
     ]
-    return legible(f"Steps: {', '.join(steps)}. Tensors: {'; '.join(ways)}.")
+    legend = f" {LEGEND}." if any(arrow.is_repeated for arrow in arrows) else ""
+    return legible(f"Steps: {', '.join(steps)}. Tensors: {'; '.join(ways)}.{legend}")

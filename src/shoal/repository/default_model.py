@@ -7,7 +7,7 @@ from pathlib import Path
 
 from shoal.errors import ArtifactError, InputError, suggest
 from shoal.repository.config import CONFIG, ModelConfig, read_config
-from shoal.repository.graph import Graph
+from shoal.repository.graph import Graph, find_members
 from shoal.repository.manifest import read_manifest
 from shoal.repository.model_folders import CATEGORIES, find_model_folders
 
@@ -87,12 +87,7 @@ def find_top(calls: Mapping[str, Iterable[str] | None], where: str, composed_for
 
 def _load(folder: Path) -> Graph:
     config = read_config(folder)
-    names = {step.model for step in config.steps}
-    if folder.parent.name not in CATEGORIES or all((folder.parent / name / CONFIG).is_file() for name in names):
+    if folder.parent.name not in CATEGORIES or not (config.steps or config.calls):
         return Graph.load(folder)
-    return Graph.build(config, _find_members(folder, names))
-
-
-def _find_members(folder: Path, names: set[str]) -> dict[str, ModelConfig]:
-    available = find_model_folders([folder.parent.parent])
-    return {name: available[name] for name in sorted(names) if name in available}
+    beside = {member.name: member for member in read_configs(folder.parent).values()}
+    return Graph.build(config, find_members(config, {**find_model_folders([folder.parent.parent]), **beside}.get))

@@ -16,8 +16,9 @@ def describe(graph: Graph) -> dict[str, Any]:
     """Return the steps and the tensors of a graph, ready for JSON.
 
     A step's ``level`` counts the steps on the longest path to it: those of one level run in parallel. ``instances`` are
-    on each GPU where ``device`` is ``GPU``. A tensor is listed once for each step that reads it, as that one declares
-    it; ``dims`` exclude the batch dimension.
+    on each GPU where ``device`` is ``GPU``; ``calls`` are the models that the step's code calls. A tensor is listed
+    once for each step that reads it, as that one declares it; ``dims`` exclude the batch dimension; ``is_repeated``:
+    it comes any number of times per request.
 
     Raises:
         ArtifactError: steps wait for one another in a circle, or for a tensor that no step writes.
@@ -33,6 +34,7 @@ def describe(graph: Graph) -> dict[str, Any]:
                 "level": levels[index],
                 **_describe_model(graph.members[step.model]),
                 "device": graph.device(index),
+                "calls": list(graph.members[step.model].calls),
                 **_describe_tensors(step, graph.members[step.model]),
             }
             for index, step in enumerate(graph.steps)
@@ -44,6 +46,7 @@ def describe(graph: Graph) -> dict[str, Any]:
                 "from": REQUEST if edge.source is None else names[edge.source],
                 "to": ANSWER if edge.target is None else names[edge.target],
                 "crossing": edge.crossing,
+                "is_repeated": edge.is_repeated,
             }
             for edge in graph.edges()
         ],

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from shoal.component.spec import ModelSpec, TensorSpec
 from shoal.errors import ArtifactError
-from shoal.repository.config import ModelConfig, Step, read_config
+from shoal.repository.config import CONFIG, ModelConfig, Step, read_config
 from shoal.repository.devices import ROUND_TRIP, TO_HOST, find_crossing, is_on_gpu, name_device
 
 
@@ -18,7 +20,7 @@ class Edge:
 
     ``name`` is the tensor's name in the ensemble, ``tensor`` its declaration where it is read. ``crossing`` is its copy
     between devices, or empty: ``to GPU``, ``to host``, ``to another GPU``, or ``host round trip``, a copy to the host
-    of data that a later step needs on a GPU.
+    of data that a later step needs on a GPU. ``is_repeated``: it comes any number of times per request.
     """
 
     name: str
@@ -26,11 +28,15 @@ class Edge:
     source: int | None
     target: int | None
     crossing: str = ""
+    is_repeated: bool = False
 
 
 @dataclass(frozen=True)
 class Graph:
-    """A model and all that it calls. A model that is not an ensemble is a graph of one step."""
+    """A model and all that it calls. A model that is not an ensemble is a graph of one step.
+
+    ``members`` are the models of the steps, and those that their code calls (`ModelConfig.calls`), if they are there.
+    """
 
     config: ModelConfig
     steps: tuple[Step, ...]
@@ -44,8 +50,13 @@ class Graph:
             ArtifactError: a member is missing, or a step maps a tensor that its model does not have.
         """
         config = read_config(folder)
-        names = {step.model for step in config.steps}
-        return cls.build(config, {name: read_config(folder.parent / name) for name in sorted(names)})
+        steps = {step.model for step in config.steps}
+
+        def find(name: str) -> ModelConfig | None:
+            member = folder.parent / name
+            return read_config(member) if name in steps or (member / CONFIG).is_file() else None
+
+        return cls.build(config, find_members(config, find))
 
     @classmethod
     def build(cls, config: ModelConfig, members: Mapping[str, ModelConfig]) -> Graph:
@@ -56,7 +67,8 @@ class Graph:
         """
         if not config.is_ensemble:
             maps = ({t.name: t.name for t in tensors} for tensors in (config.spec.inputs, config.spec.outputs))
-            return cls(config, (Step(config.name, 1, *maps),), {config.name: config})
+            called = find_members(config, members.get)
+            return cls(config, (Step(config.name, 1, *maps),), {config.name: config, **called})
         for step in config.steps:
             if step.model not in members:  # the rule and the error text of Triton's core
                 raise ArtifactError(
@@ -64,7 +76,7 @@ class Graph:
                     f"Known: {', '.join(sorted(members))}.",
                 )
             _check_names(config.name, step, members[step.model].spec)
-        return cls(config, config.steps, members)
+        return cls(config, config.steps, _mark_decoupled(members, members.get))
 
     def producer(self, tensor: str) -> int | None:
         """Return the step that writes an ensemble tensor; None where it is an input of the request."""
@@ -80,7 +92,10 @@ class Graph:
             specs = {t.name: t for t in self.members[step.model].spec.inputs}
             edges += [Edge(tensor, specs[name], writers.get(tensor), index) for name, tensor in step.inputs.items()]
         edges += [Edge(t.name, t, writers.get(t.name), None) for t in self.config.spec.outputs]
-        return [replace(edge, crossing=self._crossing(edge, edges)) for edge in edges]
+        return [
+            replace(edge, crossing=self._crossing(edge, edges), is_repeated=edge.source in self._repeating)
+            for edge in edges
+        ]
 
     def crossings(self) -> list[Edge]:
         """Return the edges whose tensors are copied to another device, in the order of the steps."""
@@ -89,6 +104,33 @@ class Graph:
     def device(self, step: int) -> str:
         """Name a step's device: ``GPU 0``, ``GPU 0, 1``, ``GPU`` (each one), ``CPU``, ``ensemble``, or ``auto``."""
         return name_device(self._model(step))
+
+    def repeats(self, step: int) -> bool:
+        """Whether a step answers a request any number of times: it is decoupled, or behind one that is."""
+        return step in self._repeating
+
+    @cached_property
+    def _repeating(self) -> frozenset[int | None]:
+        tensors: set[str] = set()
+        found: set[int | None] = set()
+        while new := {
+            index
+            for index, step in enumerate(self.steps)
+            if index not in found and (self._model(index).spec.is_decoupled or tensors & set(step.inputs.values()))
+        }:
+            found |= new
+            tensors |= {tensor for index in new for tensor in self.steps[index].outputs.values()}
+        return frozenset(found)
+
+    def calls(self) -> list[tuple[str, str]]:
+        """Return who calls whom beside the steps (BLS), from the steps' models on: each caller with each callee."""
+        callers = list(dict.fromkeys(step.model for step in self.steps))
+        found: list[tuple[str, str]] = []
+        for caller in callers:  # which grows
+            for called in self.members[caller].calls if caller in self.members else ():
+                found.append((caller, called))
+                callers += [called] if called not in callers else []
+        return found
 
     def levels(self) -> list[int]:
         """Return each step's level: the steps on the longest path to it, itself included. Equal levels run in parallel.
@@ -134,6 +176,42 @@ class Graph:
             if tensor in written
             else f"No step writes '{tensor}', and it is not an input of the ensemble.",
         )
+
+
+def find_members(config: ModelConfig, find: Callable[[str], ModelConfig | None]) -> dict[str, ModelConfig]:
+    """Find the models of an ensemble's steps and those that code calls, but not what is within nested ensembles.
+
+    The declaration of a nested ensemble gets ``is_decoupled``, which its configuration does not say itself.
+    """
+    found: dict[str, ModelConfig] = {}
+    waiting = [*sorted({step.model for step in config.steps}), *config.calls]
+    while waiting:
+        name = waiting.pop(0)
+        member = find(name) if name not in found and name != config.name else None
+        if member is not None:
+            found[name] = member
+            waiting += member.calls
+    return _mark_decoupled(found, find)
+
+
+def _mark_decoupled(
+    members: Mapping[str, ModelConfig], find: Callable[[str], ModelConfig | None]
+) -> dict[str, ModelConfig]:
+    return {
+        name: replace(member, spec=replace(member.spec, is_decoupled=True)) if is_decoupled(member, find) else member
+        for name, member in members.items()
+    }
+
+
+def is_decoupled(config: ModelConfig, find: Callable[[str], ModelConfig | None], above: tuple[str, ...] = ()) -> bool:
+    """Whether a model, or a member of an ensemble, is decoupled, as far as the members are there."""
+    above = (*above, config.name)
+    for name in {step.model for step in config.steps} - {*above}:
+        with suppress(ArtifactError):
+            member = find(name)
+            if member is not None and is_decoupled(member, find, above):
+                return True
+    return config.spec.is_decoupled
 
 
 def _steps_after(step: int, edges: list[Edge]) -> set[int]:

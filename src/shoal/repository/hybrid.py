@@ -43,6 +43,8 @@ def outsource(graph: Graph, models: ModelConfig) -> Graph:
     inputs, outputs = ({t.name: t.name for t in tensors} for tensors in (models.spec.inputs, models.spec.outputs))
     kept = tuple(step for index, step in enumerate(graph.steps) if index not in steps)
     members = {name: member for name, member in graph.members.items() if member.backend == "python"}
+    is_decoupled = any(graph.members[graph.steps[index].model].spec.is_decoupled for index in steps)
+    models = replace(models, spec=replace(models.spec, is_decoupled=is_decoupled))
     return replace(graph, steps=(*kept, Step(MODELS, 1, inputs, outputs)), members={**members, MODELS: models})
 
 

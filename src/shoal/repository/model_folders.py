@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from shoal.errors import ArtifactError
+from shoal.errors import ArtifactError, suggest
 from shoal.paths import shipped_root
 from shoal.repository.config import ModelConfig, read_config
 
@@ -24,22 +24,30 @@ def find_model_folders(roots: Iterable[Path | str] = ()) -> Mapping[str, ModelCo
 
 
 def collect(name: str, available: Mapping[str, ModelConfig]) -> list[ModelConfig]:
-    """Return the model folder called ``name`` and all that its steps call, members before ensembles.
+    """Return the model folder called ``name`` and all that its steps and its code call, members before ensembles.
 
     Raises:
-        ArtifactError: there is no such model, or an ensemble calls itself.
+        ArtifactError: there is no such model, or a model calls itself, directly or through others.
     """
     found: dict[str, ModelConfig] = {}
 
     def visit(wanted: str, callers: tuple[str, ...] = ()) -> None:
-        if wanted in callers:  # the rule and the error text of Triton's core
-            circle = " -> ".join([*callers, wanted])
-            raise ArtifactError(f"circular dependency between ensembles: {circle}.", "Take one step out.")
+        if wanted in callers:
+            circle = callers[callers.index(wanted) :]
+            shown = " -> ".join([*circle, wanted])
+            if all(available[caller].is_ensemble for caller in circle):  # the rule and the error text of Triton's core
+                raise ArtifactError(f"circular dependency between ensembles: {shown}.", "Take one step out.")
+            raise ArtifactError(
+                f"Models call one another in a circle: {shown}. With every instance busy, none would answer.",
+                "Take one of them out of the parameter `calls`, or out of the steps.",
+            )
         if wanted not in available:
-            raise ArtifactError(f"There is no model {wanted}.", f"Known: {', '.join(sorted(available))}.")
-        for step in available[wanted].steps:
-            if step.model not in found:
-                visit(step.model, (*callers, wanted))
+            caller = f", which {callers[-1]} calls" if callers else ""
+            raise ArtifactError(f"There is no model {wanted}{caller}.", suggest(wanted, sorted(available)))
+        config = available[wanted]
+        for called in (*(step.model for step in config.steps), *config.calls):
+            if called not in found:
+                visit(called, (*callers, wanted))
         found[wanted] = available[wanted]
 
     visit(name)

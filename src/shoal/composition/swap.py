@@ -1,0 +1,107 @@
+"""Exchange of one model for another, in the steps of ensembles and in what code calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from shoal.errors import InputError, suggest
+from shoal.repository.config import ModelConfig, as_config
+from shoal.repository.graph import is_decoupled
+from shoal.repository.model_folders import collect
+from shoal.repository.shapes import Declared, show
+
+
+def exchange_models(
+    available: Mapping[str, ModelConfig], names: Iterable[str], swap: Mapping[str, str]
+) -> Mapping[str, ModelConfig]:
+    """Return ``available`` with the models of ``swap`` exchanged: each step and each ``calls`` that names the first
+    names the second. A model does not change what it calls itself: it may stand before the one that it replaces.
+
+    Raises:
+        InputError: there is no such model, nothing that is composed as ``names`` uses it, or the second does not take
+            and give the same tensors.
+        ArtifactError: one of ``names`` is missing, or calls what is missing.
+    """
+    if not swap:
+        return available
+    for name in (*swap, *swap.values()):
+        if name not in available:
+            raise InputError(f"There is no model {name} to swap.", suggest(name, sorted(available)))
+    users = {user.name: user for name in (*names, *swap.values()) for user in collect(name, available)}
+    used = {called for user in users.values() for called in (*(step.model for step in user.steps), *user.calls)}
+    for old, new in swap.items():
+        if old not in used:
+            raise InputError(f"Nothing that is composed uses {old}: it cannot be swapped.", suggest(old, sorted(used)))
+        for user in (user for user in users.values() if user.name != new):
+            _check_decoupled(user, old, new, available)
+            _check_user(user, available[old], available[new])
+    return {name: _rename(config, swap) for name, config in available.items()}
+
+
+def _check_user(user: ModelConfig, old: ModelConfig, new: ModelConfig) -> None:
+    """Check that ``user`` can use ``new`` in place of ``old``: what it maps of it, or all of it where code calls it."""
+    for step in user.steps:
+        if step.model == old.name:
+            _check_same(user, old, new, step.inputs, step.outputs)
+    if old.name in user.calls:
+        needed = [tensor.name for tensor in old.spec.inputs if not tensor.is_optional]
+        _check_same(user, old, new, needed, [tensor.name for tensor in old.spec.outputs])
+
+
+def _check_decoupled(user: ModelConfig, old: str, new: str, available: Mapping[str, ModelConfig]) -> None:
+    ours, theirs = (is_decoupled(available[name], available.get) for name in (old, new))
+    if ours != theirs and old in (*(step.model for step in user.steps), *user.calls):
+        raise InputError(
+            f"{new} cannot take the place of {old} in {user.name}: {new} is {'' if theirs else 'not '}decoupled, and"
+            f" {old} is{'' if ours else ' not'}.",
+            "Give both the same model_transaction_policy.",
+        )
+
+
+def _check_same(
+    user: ModelConfig, old: ModelConfig, new: ModelConfig, inputs: Iterable[str], outputs: Iterable[str]
+) -> None:
+    given = set(inputs)
+    for kind, names, ours, theirs in (
+        ("input", given, old.spec.inputs, new.spec.inputs),
+        ("output", set(outputs), old.spec.outputs, new.spec.outputs),
+    ):
+        have = {tensor.name: tensor for tensor in theirs}
+        for tensor in (tensor for tensor in ours if tensor.name in names):
+            wanted = Declared(old.name, tensor, old.spec.is_batched)
+            what = f"{new.name} cannot take the place of {old.name} in {user.name}: {kind} {_describe(wanted)}"
+            if tensor.name not in have:
+                known = ", ".join(have) or "none"
+                raise InputError(f"{what} is used, and {new.name} has none of that name.", f"Its {kind}s are: {known}.")
+            found = Declared(new.name, have[tensor.name], new.spec.is_batched)
+            if tensor.dtype != found.tensor.dtype or not wanted.fits(found):
+                raise InputError(f"{what} is {_describe(found)} there.", "Give both the same dtype and dims.")
+    missing = [tensor for tensor in new.spec.inputs if not tensor.is_optional and tensor.name not in given]
+    if missing:
+        has = ", ".join(_describe(Declared(old.name, tensor, old.spec.is_batched)) for tensor in old.spec.inputs)
+        raise InputError(
+            f"{new.name} cannot take the place of {old.name} in {user.name}: {new.name} needs the input"
+            f" {_describe(Declared(new.name, missing[0], new.spec.is_batched))}, which {user.name} does not give"
+            f" {old.name}.",
+            f"Declare it optional in {new.name}; {old.name} takes: {has}.",
+        )
+
+
+def _describe(declared: Declared) -> str:
+    """Format a declaration with its rows: ``ids of llm-hf (INT32 [-1,-1])``."""
+    tensor = declared.tensor
+    return f"{tensor.name} of {declared.who} ({tensor.dtype.removeprefix('TYPE_')} {show(declared.full)})"
+
+
+def _rename(config: ModelConfig, swap: Mapping[str, str]) -> ModelConfig:
+    others = {old: new for old, new in swap.items() if new != config.name}
+    called = [others.get(name, name) for name in config.calls]
+    if tuple(called) == config.calls and not any(step.model in others for step in config.steps):
+        return config
+    message = type(config.message)()
+    message.CopyFrom(config.message)
+    for step in message.ensemble_scheduling.step:
+        step.model_name = others.get(step.model_name, step.model_name)
+    if called:
+        message.parameters["calls"].string_value = " ".join(called)
+    return as_config(message, config.folder)

@@ -1,0 +1,289 @@
+"""Mistakes in repositories whose models answer in pieces, or call one another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tests.support.planted import Edit, Plant
+from tests.support.streams import DECOUPLED, FILES
+
+COUNTS, ADDS, ASKS = "counts/1/model.py", "adds/1/model.py", "asks/1/model.py"
+SUMS = "sums/config.pbtxt"
+FINAL = "        sender.send(flags=FINAL)\n"
+READ = "        for answer in asked.exec(decoupled=True):\n"
+OUTER = """name: "outer"
+platform: "ensemble"
+max_batch_size: 0
+input { name: "COUNT" data_type: TYPE_INT32 dims: [ 1 ] }
+output { name: "SUM" data_type: TYPE_INT32 dims: [ 1 ] }
+ensemble_scheduling {
+  step [
+    {
+      model_name: "counts"
+      model_version: -1
+      input_map { key: "COUNT" value: "COUNT" }
+      output_map { key: "NUMBER" value: "number" }
+      output_map { key: "stream_id" value: "stream" }
+    },
+    {
+      model_name: "sums"
+      model_version: -1
+      input_map { key: "NUMBER" value: "number" }
+      input_map { key: "stream_id" value: "stream" }
+      output_map { key: "SUM" value: "SUM" }
+    }
+  ]
+}
+"""
+INNER = """name: "sums"
+platform: "ensemble"
+max_batch_size: 0
+input { name: "NUMBER" data_type: TYPE_INT32 dims: [ 1 ] }
+input { name: "stream_id" data_type: TYPE_INT64 dims: [ 1 ] }
+output { name: "SUM" data_type: TYPE_INT32 dims: [ 1 ] }
+ensemble_scheduling { step [ {
+  model_name: "adds"
+  model_version: -1
+  input_map { key: "NUMBER" value: "NUMBER" }
+  input_map { key: "stream_id" value: "stream_id" }
+  output_map { key: "SUM" value: "SUM" }
+} ] }
+"""
+NESTED: dict[str, Edit] = {"outer/config.pbtxt": OUTER, "outer/1/.gitkeep": "", SUMS: INNER}
+VLLM = 'name: "m"\nbackend: "vllm"\ninstance_group [ { count: 1 kind: KIND_MODEL } ]\n'
+COMPONENT = """import os, sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+from shoal.component import Component, StreamingComponent
+
+
+class Counts(StreamingComponent):
+    def answers(self, inputs, stream):
+        for number in range(int(inputs["COUNT"][0])):
+            yield {"NUMBER": number}
+
+
+TritonPythonModel = Counts.for_triton()
+"""
+TAKES_ID = 'input { name: "stream_id" data_type: TYPE_INT64 dims: [ 1 ] optional: true }\n'
+UNNUMBERED = "".join(line for line in FILES[SUMS].splitlines(keepends=True) if "stream_id" not in line)
+SINGLE = (DECOUPLED, "")
+NO_ENSEMBLE: dict[str, Edit] = {SUMS: None, "sums/1/.gitkeep": None}
+TAKEN = """        answers = asked.exec(decoupled=True)
+        for answer in [answers]:
+            print(answers.has_error())
+"""
+LATE = """        last = pb_utils.InferenceResponse([], pb_utils.TritonError("late"))
+        sender.send(last, flags=FINAL)
+"""
+
+
+def plant(
+    name: str,
+    rule: str,
+    file: str,
+    line: str,
+    bad: Mapping[str, Edit],
+    good: Mapping[str, Edit] | None = None,
+    target: str | None = None,
+) -> Plant:
+    """A mistake in the repository of `tests.support.streams`, beside the usual one."""
+    edited = {p: FILES[p].replace(*e, 1) if isinstance(e, tuple) else e for p, e in (good or {}).items()}
+    return Plant(name, rule, file, line, bad, {**FILES, **edited}, target=target)
+
+
+PLANTS = (
+    plant(
+        "two instances with state",
+        "stream-state-divided",
+        "adds/config.pbtxt",
+        "instance_group",
+        {"adds/config.pbtxt": ("count: 1", "count: 2")},
+    ),
+    plant(
+        "state on two GPUs",
+        "stream-state-divided",
+        "adds/config.pbtxt",
+        "instance_group",
+        {"adds/config.pbtxt": ("gpus: [ 0 ]", "gpus: [ 0, 1 ]")},
+        {"adds/config.pbtxt": ("kind: KIND_CPU", "kind: KIND_GPU gpus: [ 0 ]")},
+    ),
+    plant(
+        "state in two groups, said in the class alone",
+        "stream-state-divided",
+        "adds/config.pbtxt",
+        "instance_group",
+        {"adds/config.pbtxt": ("{ count: 1 kind: KIND_CPU }", "{ kind: KIND_CPU }, { kind: KIND_CPU }")},
+        {
+            "adds/config.pbtxt": (TAKES_ID, ""),
+            SUMS: UNNUMBERED,
+            ADDS: ('pb_utils.get_input_tensor_by_name(request, "stream_id")', "None"),
+        },
+    ),
+    plant(
+        "two instances with a typed mark of state",
+        "stream-state-divided",
+        "adds/config.pbtxt",
+        "count: 3",
+        {"adds/config.pbtxt": ("count: 1", "count: 3")},
+        {ADDS: ("is_stateful = True", "is_stateful: bool = True")},
+    ),
+    plant(
+        "two instances with state, one level down",
+        "stream-state-divided",
+        "adds/config.pbtxt",
+        "instance_group",
+        {"adds/config.pbtxt": ("count: 1", "count: 2")},
+        NESTED,
+    ),
+    plant(
+        "a stream number that is not mapped",
+        "stream-id-unmapped",
+        SUMS,
+        "{",
+        {SUMS: UNNUMBERED},
+    ),
+    plant(
+        "a stream number that is not mapped, one level down",
+        "stream-id-unmapped",
+        SUMS,
+        "{",
+        {SUMS: ('  input_map { key: "stream_id" value: "stream_id" }\n', "")},
+        NESTED,
+    ),
+    plant(
+        "a call to a model that is not there",
+        "calls-unknown",
+        "asks/config.pbtxt",
+        "calls",
+        {"asks/config.pbtxt": ('"counts"', '"count"')},
+    ),
+    plant(
+        "one of two calls to a model that is not there",
+        "calls-unknown",
+        "asks/config.pbtxt",
+        "calls",
+        {"asks/config.pbtxt": ('"counts adds"', '"counts  adder"')},
+        {"asks/config.pbtxt": ('"counts"', '"counts adds"')},
+    ),
+    plant(
+        "a batch size beside vLLM",
+        "vllm-batch-size",
+        "vllm/config.pbtxt",
+        "max_batch_size",
+        {"vllm/config.pbtxt": ("max_batch_size: 0", "max_batch_size: 8")},
+        {"vllm/config.pbtxt": VLLM.replace('"m"', '"vllm"') + "max_batch_size: 0\n", "vllm/1/model.json": "{}"},
+    ),
+    plant(
+        "a decoupled ensemble on an old server",
+        "leaving-client",
+        SUMS,
+        "counts",
+        {path: FILES[path] for path in NO_ENSEMBLE},
+        NO_ENSEMBLE,
+        target="embedded",
+    ),
+    plant(
+        "a queue delay before an engine",
+        "engine-batched-twice",
+        "counts/config.pbtxt",
+        "dynamic_batching",
+        {"counts/config.pbtxt": ("{ }", "{ max_queue_delay_microseconds: 5000 }")},
+        {"counts/config.pbtxt": ("instance_group", "dynamic_batching { }\ninstance_group")},
+    ),
+    plant(
+        "sequences before an engine",
+        "engine-batched-twice",
+        "counts/config.pbtxt",
+        "sequence_batching",
+        {"counts/config.pbtxt": ("instance_group", "sequence_batching { }\ninstance_group")},
+        NO_ENSEMBLE,
+    ),
+    plant(
+        "a sender that is asked when it has ended",
+        "cancelled-after-final",
+        COUNTS,
+        "left = sender.is_cancelled()",
+        {COUNTS: (FINAL, FINAL + "        self.left = sender.is_cancelled()\n")},
+    ),
+    plant(
+        "a sender that is asked in a test when it has ended",
+        "cancelled-after-final",
+        COUNTS,
+        "if sender.is_cancelled()",
+        {
+            COUNTS: (
+                FINAL,
+                "        sender.send(None, pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)\n"
+                "        print(number)\n"
+                "        if sender.is_cancelled():\n            print(1)\n",
+            )
+        },
+    ),
+    plant(
+        "a stream without its policy",
+        "decoupled-mismatch",
+        ASKS,
+        "sender.send(pb_utils.InferenceResponse(answer.output_tensors()))",
+        {"asks/config.pbtxt": SINGLE},
+    ),
+    plant(
+        "a streaming component without its policy",
+        "decoupled-mismatch",
+        COUNTS,
+        "class Counts",
+        {"counts/config.pbtxt": SINGLE},
+        {COUNTS: COMPONENT},
+    ),
+    plant(
+        "a component that answers once, decoupled",
+        "decoupled-mismatch",
+        COUNTS,
+        "class Counts",
+        {COUNTS: ("(StreamingComponent)", "(Component)")},
+        {COUNTS: COMPONENT},
+    ),
+    plant(
+        "many answers taken for one",
+        "answers-not-iterated",
+        ASKS,
+        "answers = asked.exec(decoupled=True)",
+        {ASKS: (READ, TAKEN)},
+    ),
+    plant(
+        "a tensor of many answers",
+        "answers-not-iterated",
+        ASKS,
+        "exec(decoupled=True)",
+        {
+            ASKS: (
+                FINAL,
+                "        more = asked.exec(decoupled=True)\n"
+                '        print(pb_utils.get_output_tensor_by_name(more, "NUMBER"))\n' + FINAL,
+            )
+        },
+    ),
+    plant(
+        "many answers, awaited",
+        "async-exec-decoupled",
+        ASKS,
+        "async_exec",
+        {ASKS: ("for answer in asked.exec(decoupled=True)", "for answer in await asked.async_exec(decoupled=True)")},
+        {ASKS: ("def pass_on", "async def pass_on")},
+    ),
+    plant(
+        "an error that ends the answers",
+        "error-with-final",
+        COUNTS,
+        "FINAL",
+        {COUNTS: ("(str(error))))", "(str(error))), flags=FINAL)")},
+    ),
+    plant(
+        "an error by name that ends the answers",
+        "error-with-final",
+        ASKS,
+        "flags=FINAL",
+        {ASKS: (FINAL, LATE)},
+    ),
+)
