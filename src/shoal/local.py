@@ -33,7 +33,7 @@ MAX_BRANCHES = 32  # steps of all callers that may run concurrently
 
 
 class Remote(Protocol):
-    """Runs single models elsewhere; ``shoal.Client`` is one."""
+    """Runs single models elsewhere; ``shoal.Client`` is one, and can stream as well."""
 
     def infer(
         self,
@@ -45,9 +45,6 @@ class Remote(Protocol):
         **named: Any,
     ) -> Arrays:
         """Return the outputs of one request; ``parameters`` are sent beside its tensors."""
-
-    def stream(self, model: str, inputs: Mapping[str, Any] | None = None, /, **named: Any) -> Any:
-        """Return an iterator over the answers to one request, with ``close``."""
 
 
 class Pipeline:
@@ -281,7 +278,7 @@ def _load_model(config: ModelConfig, remote: Remote | None, held: ExitStack) -> 
         return Model(
             config.name,
             lambda inputs: remote.infer(config.name, inputs),
-            lambda inputs, _: remote.stream(config.name, inputs),
+            lambda inputs, _: remote.stream(config.name, inputs),  # type: ignore[attr-defined]  # a Client has it
             is_decoupled=config.spec.is_decoupled,
         )
     if config.is_ensemble:

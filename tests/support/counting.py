@@ -126,11 +126,13 @@ def write_model(
 
 def write_counting(repository: Path, left: Path | None = None, *, slots: int = 0) -> Path:
     """Write ``count``, ``engine``, the ensemble ``count_all`` (plus one, count, plus ten) and ``count_bls``."""
-    some = f'parameters {{ key: "slots" value: {{ string_value: "{slots}" }} }}' if slots else ""
+    public = 'parameters { key: "public" value: { string_value: "true" } }'
+    some = public + (f'parameters {{ key: "slots" value: {{ string_value: "{slots}" }} }}' if slots else "")
     asks = 'parameters { key: "calls" value: { string_value: "engine" } }'
+    canary = 'parameters { key: "canary" value: { string_value: "{\\"COUNT\\": [[3]]}" } }'
     write_model(repository / "count", "Count", left=left, lines=some)
-    write_model(repository / "engine", "Engine", left=left, lines=some, rows=4)
-    write_model(repository / "count_bls", "Ask", lines=asks, rows=4)
+    write_model(repository / "engine", "Engine", left=left, lines=some + canary, rows=4)
+    write_model(repository / "count_bls", "Ask", lines=public + asks, rows=4)
     for name, more in (("one_more", 1), ("ten_more", 10)):
         parameter = f'parameters {{ key: "more" value: {{ string_value: "{more}" }} }}'
         write_model(repository / name, "Plus", rows=4, lines=parameter)
