@@ -14,6 +14,7 @@ from shoal.repository.hybrid import MODELS, models_ensemble
 from shoal.server.launch import Server, serve
 from tests.served.chain import compose_chain
 from tests.served.imported import IMPORTED, make_project
+from tests.support.counts import write_counts
 from tests.support.imports import make_repository
 from tests.support.ways import write_models
 
@@ -44,6 +45,7 @@ def zoo(repository: Path, project: Path, chain: Path, tmp_path_factory: pytest.T
     for path in imported.iterdir():
         shutil.move(path, folder / path.name)
     write_models(folder)
+    write_counts(folder)
     return folder
 
 

@@ -12,11 +12,35 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from shoal.client.aio import AsyncClient
+from shoal.client.calls import Answer
 from shoal.client.client import Client
+from shoal.client.streams import AsyncReplies
 from shoal.server.launch import Server
 
 WAYS = ("grpc", "http", "grpc-async", "http-async")
 Connect: TypeAlias = Callable[..., AbstractContextManager[Any]]
+
+
+class AwaitedReplies:
+    """An ``AsyncReplies`` without its ``await``."""
+
+    def __init__(self, runner: asyncio.Runner, replies: AsyncReplies) -> None:
+        self._runner, self._replies = runner, replies
+
+    def __iter__(self) -> AwaitedReplies:
+        return self
+
+    def __next__(self) -> Answer:
+        async def read() -> Answer | None:
+            return await anext(self._replies, None)
+
+        answer = self._runner.run(read())
+        if answer is None:
+            raise StopIteration
+        return answer
+
+    def close(self) -> None:
+        self._runner.run(self._replies.close())
 
 
 class Awaited:
@@ -24,6 +48,9 @@ class Awaited:
 
     def __init__(self, runner: asyncio.Runner, client: AsyncClient) -> None:
         self._runner, self._client = runner, client
+
+    def stream(self, *args: Any, **options: Any) -> AwaitedReplies:
+        return AwaitedReplies(self._runner, self._client.stream(*args, **options))
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._client, name)

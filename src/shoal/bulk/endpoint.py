@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -24,6 +25,7 @@ LOCAL_ROWS = 32  # per call in this process, where calls are not batched
 LOCAL_REQUESTS = 2  # at a time: one's text is read while the other's is in the encoder
 
 Ask: TypeAlias = Callable[[Mapping[str, Any]], Mapping[str, Array]]
+AskStream: TypeAlias = Callable[[Mapping[str, Any]], Any]  # an iterator over answers, with `close`
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Endpoint:
     num_callers: int = SERVED_REQUESTS
     is_batched: bool = True
     sample: Mapping[str, Any] | None = None  # a request that was answered once
+    stream: AskStream | None = None  # the same, answered in pieces; closing its iterator ends the request
 
     def check_well(self) -> None:
         """Check, after a row was refused, that the model is well: a server may lose or replace it during a run.
@@ -116,6 +119,7 @@ def served(client: Client, name: str, *, max_rows: int | None = None, num_caller
         _check_rows(name, max_rows, SERVED_ROWS, limit),
         num_callers or SERVED_REQUESTS,
         is_batched=limit > 0,
+        stream=_stream_by_row(lambda inputs: client.stream(name, inputs), limit),
     )
 
 
@@ -134,6 +138,7 @@ def local(pipeline: Pipeline, *, max_rows: int | None = None, num_callers: int |
         _check_rows(spec.name, max_rows, LOCAL_ROWS, spec.max_batch_size),
         num_callers or LOCAL_REQUESTS,
         is_batched=spec.is_batched,
+        stream=_stream_by_row(lambda inputs: pipeline.stream(**inputs), spec.max_batch_size),
     )
 
 
@@ -142,11 +147,27 @@ def _by_row(call: Ask, limit: int) -> Ask:
     if limit:
         return call
 
-    def ask(inputs: Mapping[str, Any]) -> Mapping[str, Array]:
-        one = {name: value[0] if isinstance(value, np.ndarray) else value for name, value in inputs.items()}
-        return {name: array[None] for name, array in call(one).items()}
+    return lambda inputs: _add_dimension(call(_take_row(inputs)))
+
+
+def _stream_by_row(call: AskStream, limit: int) -> AskStream:
+    """Return ``call`` for streams, changed as ``_by_row`` does."""
+    if limit:
+        return call
+
+    def ask(inputs: Mapping[str, Any]) -> Iterator[Mapping[str, Array]]:
+        with closing(call(_take_row(inputs))) as answers:
+            yield from map(_add_dimension, answers)
 
     return ask
+
+
+def _take_row(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value[0] if isinstance(value, np.ndarray) else value for name, value in inputs.items()}
+
+
+def _add_dimension(outputs: Mapping[str, Array]) -> dict[str, Array]:
+    return {name: array[None] for name, array in outputs.items()}
 
 
 def _check_rows(name: str, wanted: int | None, default: int, limit: int) -> int:

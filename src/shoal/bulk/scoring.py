@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
@@ -166,7 +167,19 @@ def ask(model: Endpoint, rows: Sequence[Mapping[str, Any]]) -> list[Answer]:
             return [str(error)]
         half = len(rows) // 2
         return ask(model, rows[:half]) + ask(model, rows[half:])
-    return _rows(model, outputs, len(rows))
+    return [*_rows(model, outputs, len(rows))]
+
+
+def stream(model: Endpoint, row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the answers to one row as they come, each with values by column; closing it ends the request.
+
+    Raises:
+        ShoalError: the row is refused, or the model fails, which may be after some answers.
+    """
+    assert model.stream is not None
+    with closing(model.stream({name: _column([value]) for name, value in row.items()})) as answers:
+        for outputs in answers:
+            yield from _rows(model, outputs, max(map(len, outputs.values())))
 
 
 def _column(values: list[Any]) -> list[Any] | Array:
@@ -180,7 +193,7 @@ def _column(values: list[Any]) -> list[Any] | Array:
     return array
 
 
-def _rows(model: Endpoint, outputs: Mapping[str, Array], num_rows: int) -> list[Answer]:
+def _rows(model: Endpoint, outputs: Mapping[str, Array], num_rows: int) -> list[dict[str, Any]]:
     columns = {model.columns[name]: _values(array) for name, array in outputs.items()}
     return [{name: values[row] for name, values in columns.items()} for row in range(num_rows)]
 

@@ -68,7 +68,9 @@ def infer(
         typer.Option(metavar="HOST:PORT", help="The server. Default: 127.0.0.1 at the protocol's usual port."),
     ] = None,
     protocol: Annotated[Protocol, typer.Option(help="How to ask the server.")] = "grpc",
-    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="For one request.")] = 60.0,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="For one request; of a stream, for each answer.")
+    ] = 60.0,
     model: Annotated[
         str,
         typer.Option(
@@ -86,6 +88,10 @@ def infer(
     batch_size: Annotated[int | None, typer.Option(min=1, help="Rows per request.")] = None,
     concurrency: Annotated[int | None, typer.Option(min=1, help="Requests in flight.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over, discarding what was written there.")] = False,
+    is_stream: Annotated[
+        bool,
+        typer.Option("--stream", help="Print each answer as it comes, for a model that answers one row in pieces."),
+    ] = False,
     is_full: Annotated[bool, typer.Option("--full", help="Print every number of vectors.")] = False,
     is_curl: Annotated[
         bool, typer.Option("--curl", help="Print the request as a command of curl's; send nothing.")
@@ -99,6 +105,8 @@ def infer(
 
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: active waiting is very slow beside other work
     _check_choices(values, source, placement, output, is_local=is_local)
+    if is_stream:
+        _check_stream(values, {"--input": source, "--output": output, "--curl": is_curl, "--format": form != "table"})
     with ExitStack() as held:
         where = "local" if is_local else placement
         table = None if values else held.enter_context(_open_table(source, f".{input_format}"))
@@ -122,6 +130,9 @@ def infer(
                     "Give the HTTP address, which shoal serve prints: --protocol http --url HOST:PORT",
                 )
             typer.echo(_write_curl(table, chosen, feed, url if protocol == "http" else None))
+            return
+        if is_stream:
+            _print_stream(table, chosen, feed, as_json=as_json)
             return
         is_text = list(feed.columns) == [chosen.text_input]
         if is_text and (constants or not values):  # a trial request before many, which would all fail in the same way
@@ -181,6 +192,28 @@ def _show(table: Table[Row], model: Endpoint, feed: Feed, *, as_json: bool, is_f
     return Summary(len(rows), failed)
 
 
+def _print_stream(table: Table[Row], model: Endpoint, feed: Feed, *, as_json: bool) -> None:
+    """Print the answers to the only row as they come: the text of a model that gives text alone, else JSON lines."""
+    from shoal.bulk.output_formats import dump_json
+    from shoal.bulk.scoring import stream
+
+    specs = {spec.name: spec for spec in model.inputs}
+    rows = [feed.inputs(row, specs) for _, row in table.rows if isinstance(row, dict)]
+    if len(rows) != 1:
+        raise InputError(f"--stream takes one row; there are {len(rows)}.", "Give one text, or one value per input.")
+    is_text = [spec.kind for spec in model.outputs] == ["STRING [1]"] and not as_json
+    has_begun = False
+    try:
+        for answer in stream(model, rows[0]):
+            typer.echo("".join(answer.values()) if is_text else dump_json(answer), nl=False)
+            has_begun = True
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    finally:
+        if is_text and has_begun:
+            typer.echo()
+
+
 def _write_curl(table: Table[Row], model: Endpoint, feed: Feed, url: str | None) -> str:
     from shoal.bulk.arguments import write_curl
 
@@ -203,6 +236,14 @@ def _check_choices(
         raise InputError("--local and --placement client exclude each other.", "Leave one out.")
     if output and output.suffix.lower() not in OUTPUT_KINDS:
         raise InputError(f"{output} is not one of {', '.join(OUTPUT_KINDS)}.", "Give the output one of these endings.")
+
+
+def _check_stream(values: Sequence[str] | None, others: dict[str, object]) -> None:
+    given = [option for option, value in others.items() if value]
+    if given:
+        raise InputError(f"--stream and {given[0]} exclude each other.", "Give the row as arguments: INPUT=VALUE")
+    if not values:
+        raise InputError("--stream takes one row.", 'Give a text: shoal infer --stream "A text."; or INPUT=VALUE')
 
 
 @contextmanager
