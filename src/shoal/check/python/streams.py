@@ -45,15 +45,16 @@ def find(model: Model, repository: Repository) -> Findings:
 def is_stateful(model: Model) -> bool:
     """Whether a class of its code says ``is_stateful = True``."""
     trees = (parse(text) for _, text in served_sources(model))
-    classes = [n for tree in trees if isinstance(tree, ast.Module) for n in tree.body if isinstance(n, ast.ClassDef)]
-    for node in (node for owner in classes for node in owner.body):
-        match node:
-            case (
-                ast.Assign(targets=[ast.Name(id="is_stateful")], value=ast.Constant(value=True))
-                | ast.AnnAssign(target=ast.Name(id="is_stateful"), value=ast.Constant(value=True))
-            ):
-                return True
-    return False
+    bodies = [
+        n.body for tree in trees if isinstance(tree, ast.Module) for n in tree.body if isinstance(n, ast.ClassDef)
+    ]
+    return any(
+        isinstance(node, ast.Assign | ast.AnnAssign)
+        and is_literal(node.value, True)
+        and any(isinstance(each, ast.Name) and each.id == "is_stateful" for each in _targets(node))
+        for body in bodies
+        for node in body
+    )
 
 
 def _blocks(source: Source) -> Iterator[Sequence[ast.stmt]]:
@@ -67,20 +68,18 @@ def _check_block(source: Source, block: Sequence[ast.stmt]) -> Findings:
     """Find senders that are asked whether their client has left, after what certainly ended them."""
     ended: dict[str, int] = {}
     for statement in block:
-        for call in (node for node in _certain(statement) if isinstance(node, ast.Call)):
-            match call.func:
-                case ast.Attribute(value=ast.Name(id=name), attr="is_cancelled") if name in ended:
-                    yield CANCELLED.at(
-                        source.at(call),
-                        f"{name}.is_cancelled() is called after the final flag was sent (line {ended[name]}): it"
-                        " crashes Triton, with all its models.",
-                        "Ask before the final flag, under a lock where another thread may send it.",
-                    )
-        inside = list(walk(statement))
-        if any(isinstance(node, ast.Return | ast.Raise | ast.Break | ast.Continue) for node in inside):
-            ended.clear()  # what follows may not run after that
-        for node in inside:
-            if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+        match _evaluated(statement):
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="is_cancelled")) as call if name in ended:
+                yield CANCELLED.at(
+                    source.at(call),
+                    f"{name}.is_cancelled() is called after the final flag was sent (line {ended[name]}): it crashes"
+                    " Triton, with all its models.",
+                    "Ask before the final flag, under a lock where another thread may send it.",
+                )
+        for node in walk(statement):
+            if isinstance(node, ast.Return | ast.Raise | ast.Break | ast.Continue):
+                ended.clear()  # what follows may not run after that
+            elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
                 ended.pop(node.id, None)
         match statement:
             case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="send")) as call):
@@ -88,25 +87,14 @@ def _check_block(source: Source, block: Sequence[ast.stmt]) -> Findings:
                     ended[name] = call.lineno
 
 
-def _certain(statement: ast.stmt) -> Iterator[ast.AST]:
-    """Yield the nodes of a statement that run whenever it does."""
-    match statement:
-        case ast.If(test=first) | ast.While(test=first) | ast.For(iter=first):
-            waiting: list[ast.AST] = [first]
-        case ast.Expr() | ast.Assign() | ast.AnnAssign() | ast.AugAssign() | ast.Return() | ast.Raise() | ast.Assert():
-            waiting = [statement]
-        case _:
-            return
-    while waiting:
-        node = waiting.pop()
-        yield node
-        match node:
-            case ast.BoolOp(values=[first, *_]) | ast.IfExp(test=first):
-                waiting.append(first)
-            case ast.Lambda() | ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
+def _evaluated(statement: ast.stmt) -> ast.expr | None:
+    """Return what a statement evaluates whatever happens: its value or test, the first part of ``and`` and ``or``."""
+    first = getattr(statement, "test", None) or getattr(statement, "value", None)
+    while isinstance(first, ast.BoolOp | ast.UnaryOp | ast.IfExp):
+        match first:
+            case ast.BoolOp(values=[first, *_]) | ast.UnaryOp(operand=first) | ast.IfExp(test=first):
                 continue
-            case _:
-                waiting.extend(ast.iter_child_nodes(node))
+    return first
 
 
 def _is_final(source: Source, call: ast.Call) -> bool:
