@@ -1,4 +1,4 @@
-"""A plain model that answers in pieces, for tests of clients."""
+"""A model that answers in pieces, for tests of clients."""
 
 from __future__ import annotations
 
@@ -7,51 +7,45 @@ from pathlib import Path
 # COUNT answers, BASE and up, DELAY seconds apart, the first after FIRST seconds; FAIL is an error instead of that
 # answer, or after the last. TEXT has SIZE bytes. COUNT -1 asks how many clients have left so far.
 CODE = """
-import json, threading, time
+import threading, time
 import numpy as np
-import triton_python_backend_utils as pb
+from shoal.component import InputError, StreamingComponent
 
 
-class TritonPythonModel:
-    def initialize(self, args):
-        self.outputs = [entry["name"] for entry in json.loads(args["model_config"])["output"]]
+class Counts(StreamingComponent):
+    def setup(self, context):
+        self.outputs = [tensor.name for tensor in context.spec.outputs]
         self.num_left = 0
 
-    def execute(self, requests):
-        for request in requests:
-            given = {tensor.name(): tensor.as_numpy().ravel()[0].item() for tensor in request.inputs()}
-            threading.Thread(target=self.count, args=[request.get_response_sender(), given]).start()
-
-    def count(self, sender, given):
-        count, fail = given["COUNT"], given.get("FAIL")
+    def answers(self, inputs, stream):
+        given = {name: array.ravel()[0].item() for name, array in inputs.items()}
+        count, fail, left = given["COUNT"], given.get("FAIL"), threading.Event()
         if count == -1:
-            sender.send(self.answer(self.num_left, given))
-            count = 0
+            yield self.answer(self.num_left, given)
+            return
+        stream.on_leave(left.set)
         for number in range(count):
-            if self.has_left(sender, given.get("DELAY" if number else "FIRST", 0)):
+            if left.wait(given.get("DELAY" if number else "FIRST", 0)):
                 self.num_left += 1
-                break
+                return
             if number == fail:
                 break
-            sender.send(self.answer(given.get("BASE", 0) + number, given))
+            yield self.answer(given.get("BASE", 0) + number, given)
         if fail is not None:
-            sender.send(pb.InferenceResponse(error=pb.TritonError(f"It failed at {fail}.", pb.TritonError.INVALID_ARG)))
-        sender.send(flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)  # is_cancelled must not be asked after this
+            raise InputError(f"It failed at {fail}.")
 
     def answer(self, number, given):
         text = str(number).encode() + b" " * given.get("SIZE", 1)
         tensors = {"NUMBER": np.array([[number]], np.int32), "TEXT": np.array([[text]], np.object_)}
-        return pb.InferenceResponse([pb.Tensor(name, tensors[name]) for name in self.outputs])
+        return {name: tensors[name] for name in self.outputs}
 
-    def has_left(self, sender, seconds):
-        end = time.monotonic() + seconds
-        while not sender.is_cancelled():
-            if time.monotonic() >= end:
-                return False
-            time.sleep(min(seconds, 0.01))
-        return True
+
+TritonPythonModel = Counts.for_triton()
 """
-INPUTS = {"COUNT": "INT32", "BASE": "INT32", "DELAY": "FP32", "FIRST": "FP32", "FAIL": "INT32", "SIZE": "INT32"}
+INPUTS = {
+    "COUNT": "INT32", "BASE": "INT32", "DELAY": "FP32", "FIRST": "FP32", "FAIL": "INT32", "SIZE": "INT32",
+    "stop": "BOOL",
+}  # fmt: skip
 OUTPUTS = {"NUMBER": "INT32", "TEXT": "STRING"}
 
 
