@@ -93,10 +93,10 @@ def test_no_streaming_component_is_started(project: Path, tmp_path: Path) -> Non
 
 
 def test_what_calls_others_is_not_warmed_up(project: Path, tmp_path: Path) -> None:
-    path = project / "postprocess" / "asks" / "config.pbtxt"
-    path.write_text(path.read_text(encoding="utf-8").replace(DECOUPLED, ""), encoding="utf-8")
-    repository = compose("asks", tmp_path / "repository", projects=[project])
-    assert read_manifest(repository)["not_warmed_up"]["asks"] == "it calls counts, which may load after it"
+    call(project, "adds", "counts")
+    repository = compose("adds", tmp_path / "repository", projects=[project])
+    assert read_manifest(repository)["not_warmed_up"]["adds"] == "it calls counts, which may load after it"
+    assert not read_config(repository / "adds").message.model_warmup
 
 
 @pytest.mark.parametrize("value", ["soon", "nan", "-1", "inf", ""])

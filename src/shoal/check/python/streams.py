@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 
 from shoal.check.findings import Findings, Rule, Severity
 from shoal.check.models import Model, Repository
-from shoal.check.python.source import PB, Function, Source, argument, examine, is_literal, parse, served_sources
+from shoal.check.python.source import PB, Source, argument, examine, is_literal, parse, served_sources
 from shoal.check.python.source import walk_within as walk
 
 CANCELLED = Rule("cancelled-after-final", Severity.ERROR)
@@ -30,8 +32,9 @@ def find(model: Model, repository: Repository) -> Findings:
     is_decoupled = model.message.model_transaction_policy.decoupled
 
     def look(source: Source) -> Findings:
-        for block in _blocks(source):
-            yield from _check_block(source, block)
+        for node in source.nodes:
+            for block in _blocks(node) if not isinstance(node, ast.ExceptHandler | ast.match_case) else ():
+                yield from _check_block(source, block)
         yield from _check_asked(source)
         yield from _check_component(source, is_decoupled=is_decoupled)
         if is_decoupled:
@@ -57,10 +60,10 @@ def is_stateful(model: Model) -> bool:
     )
 
 
-def _blocks(source: Source) -> Iterator[Sequence[ast.stmt]]:
-    """Yield every list of statements that run one after another."""
-    for node in source.nodes:
-        blocks = (getattr(node, name, None) for name in ("body", "orelse", "finalbody"))
+def _blocks(node: ast.AST) -> Iterator[Sequence[ast.stmt]]:
+    """Yield the lists of statements directly under ``node`` that run one after another."""
+    for owner in (node, *getattr(node, "handlers", ()), *getattr(node, "cases", ())):
+        blocks = (getattr(owner, name, None) for name in ("body", "orelse", "finalbody"))
         yield from (block for block in blocks if isinstance(block, list))
 
 
@@ -97,26 +100,35 @@ def _evaluated(statement: ast.stmt) -> ast.expr | None:
     return first
 
 
+@lru_cache(maxsize=4)
+def _finals(tree: ast.Module) -> frozenset[str]:
+    """The names of the final flag: Triton's, and those that the module gives it."""
+    named = [node for node in tree.body if isinstance(node, ast.Assign) and _last_name(node.value) == _FINAL]
+    return frozenset(
+        [_FINAL, *(target.id for node in named for target in node.targets if isinstance(target, ast.Name))]
+    )
+
+
+def _last_name(node: ast.AST | None) -> str:
+    return getattr(node, "attr", getattr(node, "id", ""))
+
+
 def _is_final(source: Source, call: ast.Call) -> bool:
     """Whether a call of ``send`` ends the answers."""
-    flags = argument(call, 1, "flags")
-    if not isinstance(flags, ast.Name | ast.Attribute):
-        return False
-    named = {flags.attr if isinstance(flags, ast.Attribute) else flags.id}
-    for node in source.tree.body:
-        match node:
-            case ast.Assign(targets=[ast.Name(id=name)], value=value) if name in named:
-                named.add(source.name(value).rpartition(".")[2])
-    return _FINAL in named
+    return _last_name(argument(call, 1, "flags")) in _finals(source.tree)
 
 
-def _bound(function: ast.AST, name: str) -> list[ast.AST]:
-    """Return what binds ``name`` in a function, its parameters aside."""
-    return [
-        node
-        for node in walk(function)
-        if any(isinstance(n, ast.Name) and n.id == name and not isinstance(n.ctx, ast.Load) for n in _targets(node))
-    ]
+@lru_cache(maxsize=64)
+def _names(around: ast.AST) -> tuple[Mapping[str, list[ast.AST]], Mapping[str, list[ast.Name]]]:
+    """Return the nodes that bind each name in a function or loop, parameters aside, and those that read it."""
+    bound: dict[str, list[ast.AST]] = defaultdict(list)
+    read: dict[str, list[ast.Name]] = defaultdict(list)
+    for node in walk(around):
+        for name in {n.id for n in _targets(node) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}:
+            bound[name].append(node)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            read[node.id].append(node)
+    return bound, read
 
 
 def _targets(node: ast.AST) -> Iterator[ast.AST]:
@@ -150,12 +162,8 @@ def _is_taken_for_one(source: Source, call: ast.Call) -> bool:
     parent = source.parents[call]
     match parent:
         case ast.Assign(targets=[ast.Name(id=name)]):
-            function = source.function_of(call)
-            if _bound(function, name) != [parent]:
-                return False
-            uses = [
-                n for n in walk(function) if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load)
-            ]
+            bound, read = _names(source.function_of(call))
+            uses = [*read.get(name, [])] if bound[name] == [parent] else []
     return any(_is_of_one(source, use) for use in uses)
 
 
@@ -198,28 +206,24 @@ def _check_loops(source: Source) -> Findings:
     """Find one sender with which a model that is not decoupled sends in a loop."""
     if "get_response_sender" not in source.words:
         return
-    for call in source.calls:
-        match call.func:
-            case ast.Attribute(value=ast.Name(id=name), attr="send"):
-                loop = _loop_around(source, call)
-                if loop is not None and not _bound(loop, name) and _sends_response(source, call, name):
-                    what = f"{name} sends in a loop, and a model that is not decoupled may send one answer per request."
-                    yield MISMATCH.at(source.at(call), what, f"Add {_POLICY} to config.pbtxt, or send once.")
+    for loop in (node for node in source.nodes if isinstance(node, ast.For | ast.While)):
+        for name, call in _sends(loop.body):
+            if name not in _names(loop)[0] and _sends_response(source, call, name):
+                what = f"{name} sends in a loop, and a model that is not decoupled may send one answer per request."
+                yield MISMATCH.at(source.at(call), what, f"Add {_POLICY} to config.pbtxt, or send once.")
 
 
-def _loop_around(source: Source, call: ast.Call) -> ast.AST | None:
-    """The innermost loop around a call in its function; None where it ends with that call."""
-    node: ast.AST = call
-    while not isinstance(parent := source.parents[node], Function | ast.Module | ast.Lambda):
-        for block in (getattr(parent, name, None) for name in ("body", "orelse", "finalbody")):
-            if isinstance(block, list) and node in block:
-                after = block[block.index(node) :]
-                if any(isinstance(each, ast.Break | ast.Return | ast.Raise) for each in after):
-                    return None
-        if isinstance(parent, ast.For | ast.While) and node in parent.body:
-            return parent
-        node = parent
-    return None
+def _sends(block: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.Call]]:
+    """Yield the calls ``name.send(...)`` of a loop's block, after which it goes on; not those of loops within."""
+    if any(isinstance(statement, ast.Break | ast.Return | ast.Raise) for statement in block):
+        return
+    for statement in block:
+        match statement:
+            case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="send")) as call):
+                yield name, call
+            case ast.If() | ast.Try() | ast.With() | ast.Match():
+                for inner in _blocks(statement):
+                    yield from _sends(inner)
 
 
 def _sends_response(source: Source, call: ast.Call, name: str) -> bool:
@@ -229,21 +233,21 @@ def _sends_response(source: Source, call: ast.Call, name: str) -> bool:
         return False
     if isinstance(given, ast.Call) and source.name(given.func) == f"{PB}.InferenceResponse":
         return True
-    bound = _bound(source.function_of(call), name)
-    return bool(bound) and all(_is_call(getattr(by, "value", None), ("get_response_sender",)) for by in bound)
+    bound = _names(source.function_of(call))[0].get(name, [])
+    return bool(bound) and all(_is_call(getattr(by, "value", None), "get_response_sender") for by in bound)
 
 
-def _is_call(node: ast.AST | None, names: Collection[str]) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in names
+def _is_call(node: ast.AST | None, name: str) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == name
 
 
 def _check_errors(source: Source) -> Findings:
     for call in source.calls:
-        if not _is_call(call, ("send",)) or not _is_final(source, call):
+        if not _is_call(call, "send") or not _is_final(source, call):
             continue
         given: ast.AST | None = argument(call, 0, "response")
         if isinstance(given, ast.Name):
-            bound = _bound(source.function_of(call), given.id)
+            bound = _names(source.function_of(call))[0].get(given.id, [])
             given = getattr(bound[0], "value", None) if len(bound) == 1 else None
         is_response = isinstance(given, ast.Call) and source.name(given.func) == f"{PB}.InferenceResponse"
         error = argument(given, 1, "error") if is_response and isinstance(given, ast.Call) else None
