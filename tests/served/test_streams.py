@@ -46,9 +46,10 @@ def numbers(replies: Any) -> list[int]:
     return [int(answer["NUMBER"].item()) for answer in replies]
 
 
-def num_left(client: Any) -> int:
+def num_left(client: Any, model: str = "counts") -> int:
     """How many clients the model has seen leave."""
-    return numbers(client.stream("counts", COUNT=[-1]))[0]
+    (answer,) = client.stream(model, COUNT=[-1])
+    return int(answer["TEXT"].item())
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 3.0) -> None:
@@ -344,7 +345,7 @@ def test_infer_prints_answers_as_they_come(shoal: Shoal, server: Server) -> None
 def test_an_interrupt_leaves(server: Server) -> None:
     command = [sys.executable, "-m", "shoal", "infer", "--stream", "--model", "tells", "--url", server.grpc_url]
     with Client(server.grpc_url) as client:
-        before = int(next(client.stream("tells", COUNT=[-1]))["TEXT"].item())
+        before = num_left(client, "tells")
         running = subprocess.Popen(
             [*command, "COUNT=500", "DELAY=0.05"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
@@ -353,4 +354,4 @@ def test_an_interrupt_leaves(server: Server) -> None:
         running.send_signal(signal.SIGINT)
         _, said = running.communicate(timeout=10)
         assert (running.returncode, said) == (130, b"")
-        wait_for(lambda: int(next(client.stream("tells", COUNT=[-1]))["TEXT"].item()) == before + 1)
+        wait_for(lambda: num_left(client, "tells") == before + 1)
