@@ -245,7 +245,8 @@ def load(path: Path | str, *, remote: Remote | None = None) -> Pipeline:
         if graph.config.is_ensemble and (repository / MODELS).is_dir():
             graph = outsource(graph, read_config(repository / MODELS))
     with ExitStack() as held:
-        models = {name: _load_model(config, remote, held) for name, config in graph.members.items()}
+        names = {step.model for step in graph.steps}
+        models = {name: _load_model(graph.members[name], remote, held) for name in sorted(names)}
         return Pipeline(graph, models, held.pop_all())
 
 

@@ -27,6 +27,8 @@ from shoal.client.wire import (
 T = TypeVar("T")
 
 CUT_SHORT = "the stream ended before its last answer"
+# Triton 24.10 keeps a stream for ever that is cancelled between its last message and its status: the server then takes
+# all of its exit time-out to stop. So the status is read before the last answer is handed on.
 
 
 class Transport(Protocol):
@@ -169,6 +171,9 @@ class Grpc:
             with source.watch(replies.cancel):
                 for reply in replies:
                     answer, is_last = from_grpc_stream(call, reply)
+                    if is_last:
+                        for _ in replies:  # to its status
+                            pass
                     if answer is not None:
                         yield answer
                     if is_last:
@@ -207,6 +212,9 @@ class AsyncGrpc:
             try:
                 async for reply in replies:
                     answer, is_last = from_grpc_stream(call, reply)
+                    if is_last:
+                        async for _ in replies:  # to its status
+                            pass
                     if answer is not None:
                         yield answer
                     if is_last:
@@ -327,4 +335,8 @@ async def _open(url: str) -> AsyncHttp:
 
 async def _end(transport: AsyncHttp) -> None:
     await transport.close()
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)  # cancelled streams end first
     asyncio.get_running_loop().stop()
