@@ -41,15 +41,6 @@ def numbers(replies: Any) -> list[int]:
     return [int(answer["NUMBER"].item()) for answer in replies]
 
 
-<<<<<<< HEAD
-=======
-def num_left(client: Any, model: str = "counts") -> int:
-    """How many clients the model has seen leave."""
-    (answer,) = client.stream(model, COUNT=[-1])
-    return int(answer["TEXT"].item())
-
-
->>>>>>> 2f3b7f4f4705fe8548ee55062dc352a09d28e5a8
 def wait_for(condition: Callable[[], bool], seconds: float = 3.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
@@ -211,21 +202,3 @@ def test_infer_prints_answers_as_they_come(shoal: Shoal, server: Server) -> None
     ]:
         with pytest.raises(InputError, match=message):
             shoal("infer", "--stream", "--model", "counts", "--url", server.grpc_url, *arguments)
-<<<<<<< HEAD
-=======
-
-
-def test_an_interrupt_leaves(server: Server) -> None:
-    command = [sys.executable, "-m", "shoal", "infer", "--stream", "--model", "tells", "--url", server.grpc_url]
-    with Client(server.grpc_url) as client:
-        before = num_left(client, "tells")
-        running = subprocess.Popen(
-            [*command, "COUNT=500", "DELAY=0.05"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
-        assert running.stdout is not None
-        assert running.stdout.read(2) == b"0 "
-        running.send_signal(signal.SIGINT)
-        _, said = running.communicate(timeout=10)
-        assert (running.returncode, said) == (130, b"")
-        wait_for(lambda: num_left(client, "tells") == before + 1)
->>>>>>> 2f3b7f4f4705fe8548ee55062dc352a09d28e5a8
