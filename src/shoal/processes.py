@@ -80,6 +80,17 @@ def find_process(pid: int) -> Process | None:
     )
 
 
+def find_descendants(pid: int) -> list[Process]:
+    """Return the processes that a process has started, and theirs."""
+    found: list[Process] = []
+    for task in (_PROC / str(pid) / "task").glob("*"):
+        for child in _read(pid, f"task/{task.name}/children").split():
+            process = find_process(int(child))
+            if process is not None:
+                found += [process, *find_descendants(process.pid)]
+    return found
+
+
 def processes() -> Iterator[Process]:
     """Iterate over all processes."""
     for path in _PROC.iterdir():

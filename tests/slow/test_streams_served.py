@@ -20,7 +20,7 @@ import pytest
 from shoal.client.client import Client
 from shoal.environment.stub import served_model
 from shoal.errors import ServerError, ShoalError
-from shoal.processes import find_process, processes
+from shoal.processes import find_descendants, find_process, processes
 from tests.conftest import Scale
 from tests.slow.test_streams import MODELS, ask, expected
 from tests.support.counting import write_counting
@@ -38,7 +38,7 @@ class Home:
         self.left = folder / "left"
         self.left.touch()
         self.service = Service(
-            write_counting(folder / "repository", self.left, slots=slots), folder / "log", *arguments
+            write_counting(folder / "repository", self.left, slots=slots, has_worker=True), folder / "log", *arguments
         )
 
     def client(self, way: str, **options: Any) -> Client:
@@ -210,12 +210,14 @@ def test_an_engine_that_is_killed(model: str, home: Home) -> None:
         answers = client.stream(model, ask(1000, DELAY=0.02))
         next(answers)
         (engine,) = [p for p in home.service.stubs() if served_model(p.arguments()) == "engine"]
+        (worker,) = find_descendants(engine.pid)
         os.kill(engine.pid, signal.SIGKILL)
         start = time.monotonic()
         with pytest.raises(ShoalError):
             for _ in answers:
                 pass
         assert time.monotonic() - start < 10
+        wait_until(lambda: find_process(worker.pid) is None, 5)
         home.service.wait(is_ready=True, seconds=60)
         wait_until(lambda: not home.service.metric("shoal_streams"))
         deadline = time.monotonic() + 30

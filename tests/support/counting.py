@@ -9,7 +9,7 @@ _TENSOR = '{{ name: "{name}" data_type: {dtype} dims: [ 1 ]{more} }}'
 _INPUTS = (("COUNT", "TYPE_INT32"), ("DELAY?", "TYPE_FP32"), ("FAIL_AT?", "TYPE_INT32"), ("WRONG_AT?", "TYPE_INT32"))
 INPUTS = [name.rstrip("?") for name, _ in _INPUTS]
 _CODE = '''
-import os, sys, threading, time
+import os, subprocess, sys, threading, time
 import numpy as np
 from shoal.component import Component, InputError, StreamingComponent
 
@@ -41,6 +41,8 @@ class Engine(Count):
     """The same from one thread of its own for all streams, as an engine has it."""
 
     def setup(self, context):
+        if "worker" in context.spec.parameters:
+            subprocess.Popen(["sleep", "600"])
         self.streams, self.changed = [], threading.Condition()
         threading.Thread(target=self.work, daemon=True).start()
 
@@ -124,14 +126,18 @@ def write_model(
     (folder / "1" / "model.py").write_text(code, encoding="utf-8")
 
 
-def write_counting(repository: Path, left: Path | None = None, *, slots: int = 0) -> Path:
-    """Write ``count``, ``engine``, the ensemble ``count_all`` (plus one, count, plus ten) and ``count_bls``."""
+def write_counting(repository: Path, left: Path | None = None, *, slots: int = 0, has_worker: bool = False) -> Path:
+    """Write ``count``, ``engine``, the ensemble ``count_all`` (plus one, count, plus ten) and ``count_bls``.
+
+    With ``has_worker`` the engine has a process of its own.
+    """
     public = 'parameters { key: "public" value: { string_value: "true" } }'
     some = public + (f'parameters {{ key: "slots" value: {{ string_value: "{slots}" }} }}' if slots else "")
     asks = 'parameters { key: "calls" value: { string_value: "engine" } }'
     canary = 'parameters { key: "canary" value: { string_value: "{\\"COUNT\\": [[3]]}" } }'
     write_model(repository / "count", "Count", left=left, lines=some)
-    write_model(repository / "engine", "Engine", left=left, lines=some + canary, rows=4)
+    worker = 'parameters { key: "worker" value: { string_value: "yes" } }' if has_worker else ""
+    write_model(repository / "engine", "Engine", left=left, lines=some + canary + worker, rows=4)
     write_model(repository / "count_bls", "Ask", lines=public + asks, rows=4)
     for name, more in (("one_more", 1), ("ten_more", 10)):
         parameter = f'parameters {{ key: "more" value: {{ string_value: "{more}" }} }}'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from shoal.component.spec import TensorSpec
 from shoal.errors import InputError, ServerError, ShoalError
 
 
-def make_call(tensors: dict[str, tuple[str, tuple[int, ...]]], arrays: dict[str, Any], **options: Any) -> Call:
+def make_call(tensors: Mapping[str, tuple[str, tuple[int, ...]]], arrays: dict[str, Any], **options: Any) -> Call:
     """A stream's call to a model whose inputs and outputs have these dtypes and dims."""
     specs = tuple(TensorSpec(name, f"TYPE_{dtype}", dims) for name, (dtype, dims) in tensors.items())
     is_batched = options.pop("is_batched", True)

@@ -67,7 +67,7 @@ _BROKEN = (aiohttp.ClientError, ConnectionError)
 
 @dataclass
 class _Answer:
-    """What a client gets of a stream: its events as they come, or with ``is_whole`` its only one."""
+    """A client's part of a stream: its events as they come, or with ``is_whole`` its only one."""
 
     request: web.Request
     model: str

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from shoal.component.heartbeat import read_beacon
 from shoal.environment.stub import served_model
-from shoal.processes import Process, find_process, processes
+from shoal.processes import Process, find_descendants, find_process, processes
 from shoal.server.launch import Server
 
 PERIOD = 0.2  # seconds between two checks
@@ -39,6 +39,7 @@ class Stub:
     pid: int
     model: str
     samples: deque[tuple[float, Process]] = field(default_factory=deque)
+    children: list[Process] = field(default_factory=list)  # such as an engine's workers
     busy: float = 0.0  # when it was last seen busy
 
 
@@ -80,7 +81,7 @@ class Watch:
         waiting = {name: max(since, self._since) for name, since in waiting.items()}
         found = [fault for stub in self.stubs if (fault := self._look_at(stub, waiting))]
         if not found:
-            latest = [stub.samples[-1][1].resident_bytes for stub in self.stubs]
+            latest = [each.resident_bytes for s in self.stubs for each in (s.samples[-1][1], *s.children)]
             self.resident_bytes = process.resident_bytes + sum(latest)
         return found or self._look_at_server(process, waiting, answered)
 
@@ -103,7 +104,8 @@ class Watch:
         process, now = find_process(stub.pid), self._clock()
         if process is None or process.is_ended or process.session != self._server.pid:
             return Fault(stub.model, "died", f"a process of {stub.model} ended{_why(process)}")
-        mib = process.resident_bytes / 2**20
+        stub.children = find_descendants(stub.pid)
+        mib = sum(each.resident_bytes for each in (process, *stub.children)) / 2**20
         if self._memory_mib and mib > self._memory_mib:
             what = f"a process of {stub.model} takes {mib:.0f} MiB, more than {self._memory_mib:.0f}"
             return Fault(stub.model, "memory", what)
@@ -144,11 +146,13 @@ class Watch:
         return any(stub.model == model for stub in self.stubs)
 
     def kill(self, model: str) -> None:
-        """Kill a model's processes, so that Triton fails their requests."""
+        """Kill a model's processes, so that Triton fails their requests; also those that they have started."""
         for stub in self.stubs:
-            if stub.model == model:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(stub.pid, signal.SIGKILL)
+            for pid in (stub.pid, *(child.pid for child in stub.children)) if stub.model == model else ():
+                process = find_process(pid)
+                if process is not None and process.session == self._server.pid:  # not another one of the same id
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
 
 
 def _is_silent(stub: Stub, seconds: float) -> bool:

@@ -23,7 +23,7 @@ from shoal.component.heartbeat import VARIABLE
 from shoal.errors import InputError, ServerError, SetupError
 from shoal.paths import check_path_supported
 from shoal.processes import bound, processes
-from shoal.repository.manifest import launch_flags
+from shoal.repository.manifest import launch_flags, read_manifest
 from shoal.server.checks import check_start
 from shoal.server.control import EXPLICIT, NONE, ModelControl
 from shoal.server.orphans import ENVIRONMENT, PREFIX, SHARED_MEMORY, Lease, clean_up
@@ -204,14 +204,15 @@ def serve(
     http_port: int = 0,
     grpc_port: int = 0,
     metrics_port: int = 0,
-    timeout: float = START_SECONDS,
+    timeout: float | None = None,
     log: Path | None = None,
     model_control: str = NONE,
 ) -> Server:
     """Start the embedded Triton over ``repository`` and wait until it is ready.
 
-    It is bound to loopback and meant for development and tests. A port of 0 is any free one. Triton's log goes to
-    ``log``; without one it is deleted with the server. ``model_control="explicit"`` allows to change the set of models:
+    It is bound to loopback and meant for development and tests. A port of 0 is any free one. ``timeout`` is in seconds,
+    120 or as long as the repository's models say that they take to load. Triton's log goes to ``log``; without one it
+    is deleted with the server. ``model_control="explicit"`` allows to change the set of models:
     ``server.models.load(name)``, ``server.models.unload(name)``. Use it as a context manager, or call ``stop``::
 
         with shoal.serve("build/repository") as server:
@@ -227,7 +228,7 @@ def serve(
     clean_up()
     server = Server(path, runtime, (http_port, grpc_port, metrics_port), log, model_control=model_control)
     try:
-        server.wait_ready(timeout)
+        server.wait_ready(timeout or max(START_SECONDS, float(read_manifest(path).get("load_seconds", 0))))
     except BaseException:
         server.stop()
         raise
