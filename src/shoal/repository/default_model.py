@@ -24,6 +24,8 @@ def find_graph(folder: Path, model: str = "") -> Graph:
     """
     folder = folder.resolve()
     if not folder.exists():
+        if known := [path.parent.name for path in _configs(folder.parent)]:
+            raise InputError(f"There is no model {folder.name} in {folder.parent}.", suggest(folder.name, known))
         raise ArtifactError(f"{folder} does not exist.", "Name a model repository, or a model's folder.")
     if model:
         if not (folder / model / CONFIG).is_file():
