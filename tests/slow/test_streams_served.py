@@ -83,7 +83,7 @@ def test_the_engine_learns_that_a_client_has_left(
             answers.close()
             wait_until(lambda known=before: len(home.times()) > known)  # type: ignore[misc]
             took.append(home.times()[-1] - start)
-    record("a client leaves: until the engine knows", model=model, way=way, seconds=round(statistics.median(took), 3))
+    record(f"a client leaves: until the engine knows, {model}, {way}", seconds=round(statistics.median(took), 3))
     if len(took) > 1:
         assert statistics.median(took) <= seconds
     wait_until(lambda: not home.service.metric("shoal_streams"))
