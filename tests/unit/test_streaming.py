@@ -225,3 +225,17 @@ def test_threads_may_share_a_pipeline(repository: Path) -> None:
             thread.join()
     assert found == {count: list(range(10, 11 + count)) for count in range(30)}
     assert json.dumps(found[0]) == "[10]"
+
+
+def test_a_model_that_cannot_be_asked(
+    stub: Callable[[str], Stub], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is not there; or ``calls`` does not list it, which is the code's fault, and is only logged."""
+    asking = stub("count_bls")
+    assert read(asking.stream(request(1))) == [
+        "Model engine cannot be asked: Failed for execute the inference request. Model 'engine' is not ready."
+    ]
+    component = make(Named, tmp_path)
+    with pytest.raises(SetupError, match=r"asks model nobody, which its parameter calls does not list\. Known: none"):
+        component.context.models.infer("nobody", {})
+    assert "nobody" not in caplog.text
