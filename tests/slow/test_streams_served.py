@@ -19,7 +19,7 @@ import pytest
 
 from shoal.client.client import Client
 from shoal.environment.stub import served_model
-from shoal.errors import ServerError, ShoalError
+from shoal.errors import InputError, ServerError, ShoalError
 from shoal.processes import find_descendants, find_process, processes
 from tests.conftest import Scale
 from tests.slow.test_streams import MODELS, ask, expected
@@ -159,6 +159,36 @@ def test_whole_answers(home: Home) -> None:
         assert f"engine gave {count} answers" in answer["error"]
     with home.client("grpc") as client, pytest.raises(ShoalError, match=r"stream\("):
         client.infer("count_all", ask(2))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_request_that_triton_refuses_is_over(way: str, home: Home) -> None:
+    with home.client(way, retries=0) as client, pytest.raises(InputError, match=r"The request has 5 rows|takes one"):
+        list(client.stream("engine", {name: x * 5 for name, x in ask(1).items()}))
+    body = json.dumps({"COUNT": [0] * 7, "id": "mine"}).encode()
+    url = f"http://{home.service.http}/v2/models/engine/generate_stream"
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(urllib.request.Request(url, body), timeout=30)
+    with refused.value as error:
+        assert "shoal-" not in error.read().decode()
+    wait_until(lambda: not home.service.metric("shoal_streams"))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_client_that_does_not_read(way: str, tmp_path: Path) -> None:
+    """It counts as one that has left, and its answers take no memory."""
+    home = Home(tmp_path, SLOTS, "--unread-seconds", "1")
+    with home.service, home.client(way) as client:
+        answers = client.stream("engine", ask(1_000_000))
+        next(answers)
+        before = find_process(home.service.process.pid)
+        wait_until(home.times, 60)
+        wait_until(lambda: not home.service.metric("shoal_streams"), 60)
+        after = find_process(home.service.process.pid)
+        assert before is not None
+        assert after is not None
+        assert after.resident_bytes - before.resident_bytes < 100 * 2**20
+        assert read(client, "engine", 3) == [0, 1, 2]
 
 
 def test_the_streams_are_measured(home: Home) -> None:

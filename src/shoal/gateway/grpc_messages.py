@@ -149,12 +149,14 @@ def mark(request: bytes, own_id: str) -> tuple[bytes, bool]:
 def unmark(message: Any, request_id: str, *, is_end_wanted: bool) -> tuple[bytes | None, bool]:
     """Put the client's id back into an answer; return it, and whether it is the last of its request.
 
-    It is None if the client did not ask for it: the empty one that only marks the end.
+    It is None if the client did not ask for it: the empty one that only marks the end. An error without a mark refuses
+    the request; one that the model sends is followed by the end.
     """
     answer = message.infer_response
-    is_last = END in answer.parameters and bool(answer.parameters[END].bool_param)
+    is_last = bool(answer.parameters[END].bool_param if END in answer.parameters else message.error_message)
     if is_last and not is_end_wanted and not answer.outputs and not message.error_message:
         return None, True
+    message.error_message = message.error_message.replace(answer.id, request_id or "<id_unknown>")
     answer.id = request_id
     if not is_end_wanted:
         answer.parameters.pop(END, None)

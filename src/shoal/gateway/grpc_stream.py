@@ -124,6 +124,7 @@ class Relay:
 
     def _receive(self, answer: bytes) -> bytes | None:
         """Count an answer; return what the client gets of it."""
+        self._dispatcher.answered = time.monotonic()
         if any(message.is_marked for message in self._unanswered.values()):
             parsed = parse("ModelStreamInferResponse", answer)
             own_id = str(parsed.infer_response.id)

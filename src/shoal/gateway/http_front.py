@@ -315,12 +315,14 @@ class HttpFront:
     async def _relay(self, reply: aiohttp.ClientResponse, stream: Stream, answer: _Answer) -> web.StreamResponse:
         stream.note_request()
         if reply.status >= 400:
-            content = _cleaned((await reply.read()).removeprefix(b"data: ").strip())
+            content = restore_id(await reply.read(), answer.own_id, answer.given_id)
+            content = _cleaned(content.removeprefix(b"data: ").strip())
             return web.Response(status=reply.status, body=content, headers=_kept(reply.headers))
         rest = b""
         async for part in reply.content.iter_any():
             events, rest = split_events(rest + part)
             stream.note_answer(is_last=False)
+            self._dispatcher.answered = time.monotonic()
             for event in events:
                 if answer.num_events == 0:
                     self._dispatcher.note_first(answer.model, time.monotonic() - answer.began)

@@ -100,7 +100,8 @@ def split_events(buffered: bytes) -> tuple[list[bytes], bytes]:
 
 def restore_id(event: bytes, own: str, given: str) -> bytes:
     """Put the client's id back in a server-sent event, or take ours out if it gave none."""
-    mark = f'"id":"{own}"'.encode()
-    if mark not in event:
+    if not own:
         return event
-    return event.replace(mark, b'"id":' + json.dumps(given).encode()) if given else event.replace(mark + b",", b"")
+    mark, known = f'"id":"{own}"'.encode(), json.dumps(given).encode()
+    event = event.replace(mark, b'"id":' + known) if given else event.replace(mark + b",", b"")
+    return event.replace(own.encode(), known[1:-1] or b"<id_unknown>")  # in an error
