@@ -46,7 +46,7 @@ def make_feed(
     """Map the table's rows to the model's inputs.
 
     ``columns`` (one, or several joined by commas) and ``constants`` are by input. Another input takes the column of its
-    name, in any case; the model's only text input also the column ``text``, or ``text_column``.
+    name, in any letter case; the only text input ``text_column``, or by default ``text`` or its name.
 
     Raises:
         InputError: the model has no such input, or one is given twice.

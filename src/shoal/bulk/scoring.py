@@ -153,7 +153,7 @@ def _length(inputs: Mapping[str, Any]) -> int:
 
 
 def ask(model: Endpoint, rows: Sequence[Mapping[str, Any]]) -> list[Answer]:
-    """Send rows that have the same set of inputs as one request.
+    """Send rows, all with the same set of inputs, as one request.
 
     If it is refused, split it in halves and retry, so that only the bad row gets an error.
     """

@@ -23,7 +23,7 @@ def copies(
 ) -> None:
     """Show what a running server's components copied between host and device, by edge; exit code 1 beyond the budget.
 
-    The budget holds for placement gpu: the request up, the answer down, control scalars of at most 1 KiB per batch.
+    The budget, for placement gpu: the request up, the answer down, and up to 1 KiB of control scalars per batch.
     """
     from shoal.client.copies import read_metrics
     from shoal.repository.graph import Graph

@@ -67,8 +67,8 @@ class Ensemble:
         triage.output("TOPIC", topic["OUTPUT__0"])
         triage.write("ensembles/triage")
 
-    Each tensor has dtype and shape, and a step takes only what fits. ``max_batch_size`` defaults to the smallest of the
-    models'; 0 where none of them has batches.
+    Each tensor has dtype and shape, and a step takes only what fits. ``max_batch_size`` defaults to the models'
+    smallest above 0, or to 0 if there is none.
     """
 
     def __init__(

@@ -152,7 +152,7 @@ class _Row(NamedTuple):
 
 
 def _rows(layers: Sequence[Sequence[int]], sizes: Sequence[Size], pieces: Sequence[tuple[int, int, int]]) -> list[_Row]:
-    """Return the rows of the layers; ``pieces`` are each line piece's start x, end x and lower item."""
+    """Return each layer's y and height; ``pieces`` are a line piece's upper x, lower x and lower item."""
     rows: list[_Row] = []
     y = 0
     for number, layer in enumerate(layers):

@@ -41,7 +41,7 @@ def check_choice(request: Request, target: Target) -> None:
     """Refuse a choice of stub that could only fail, before anything is built.
 
     Raises:
-        InputError: the choice is unknown, no program can compile a stub, or the wheel's would have to support NumPy 2.
+        InputError: it is unknown, ``compile`` without a program, or ``wheel`` with NumPy 2.
         ArtifactError: the finished stub is not a stub.
         SetupError: the machine lacks what compiling needs.
     """

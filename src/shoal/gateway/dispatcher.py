@@ -329,7 +329,7 @@ class Dispatcher:
         await self._tell()
 
     async def settle(self) -> None:
-        """Clear a suspicion: the server that lost a request has proved healthy."""
+        """Clear suspicion of a server that lost a request: it proved healthy."""
         self._num_settled += 1
         if self.upstream is not None and not self.blocked:
             self.upstream.num_lost = 0

@@ -129,7 +129,7 @@ def configure(file: Path | None) -> None:
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Whether a record is not about malformed HTTP, of which a client can send any amount."""
+    """Whether a record is not about malformed HTTP, which a client can send in any amount."""
     return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 

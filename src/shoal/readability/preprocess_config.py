@@ -1,6 +1,6 @@
 """``preprocess.json``: all settings for converting a text to model inputs, as one artifact.
 
-The file's SHA-256 ties a forest to the bundle it was trained with; with another one its columns are meaningless.
+The file's SHA-256 ties a forest to it: with another file, the forest's input columns would be meaningless.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ _FIX = "Derive a class from shoal's Component, and end the file with TritonPytho
 def component_class(path: Path) -> type[Component]:
     """Return the component class that a ``model.py`` exports to Triton.
 
-    The file's first line puts its folder first on ``sys.path``, which is for stubs: it is undone here, or a copy of
-    shoal beside it would win over this one.
+    The file's first line puts its folder first on ``sys.path``, for stubs. This is undone here, or a copy of shoal
+    in that folder would win over this one.
 
     Raises:
         ArtifactError: it is not a Python file, needs a module that is not here, or exports no component of shoal's.

@@ -201,7 +201,7 @@ def _spelling(model: Model) -> Findings:
 
 
 def _is_guessed(model: Model) -> bool:
-    """Whether core finds a backend by the default file of a version, or by the model's own name ``NAME.BACKEND``."""
+    """Whether Triton guesses the backend from a version's default file name, or the model's name ``NAME.BACKEND``."""
     kinds = ("py", "pt", "pt2", "onnx", "plan", "savedmodel", "graphdef", "xml")
     folders = [model.folder / str(version) for version in model.versions]
     return "." in model.name or any((folder / f"model.{kind}").exists() for folder in folders for kind in kinds)

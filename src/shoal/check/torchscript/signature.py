@@ -139,7 +139,7 @@ def _with_index(name: str, index: int) -> str:
 
 
 def _find_order(model: Model, taken: list[str], *, is_native: bool) -> Findings:
-    """Find inputs named after arguments at other positions, where arguments are matched by position."""
+    """Find inputs named after an argument at another position, if only the position counts."""
     names = [tensor.name for tensor in model.inputs]
     is_by_name = is_native and set(names) <= set(taken)
     is_by_index = is_native and all(_INDEX.fullmatch(name) for name in names)

@@ -107,7 +107,7 @@ def _read_file(path: Path) -> Found:
 
 
 def _of_checkpoint(content: bytes, name: str) -> Found:
-    """Read a checkpoint; it names no objective, so the kind of answer follows from its task and postprocessor."""
+    """Read a Treelite checkpoint; it names no objective: task and postprocessor tell the kind of answer."""
     model, forest = load_checkpoint(content, name)
     is_chance = forest.postprocessor in ("sigmoid", "hinge") or forest.is_mean
     is_classifier = forest.task == Task.MULTICLASS or (forest.task == Task.BINARY and is_chance)

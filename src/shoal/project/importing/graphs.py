@@ -46,8 +46,8 @@ def draft_graph(
 ) -> Imported:
     """Draft a model folder for Triton's ``onnxruntime`` backend from an ONNX file.
 
-    A first dimension that is symbolic in all tensors is the batch: ``max_batch_size`` is 512 unless given. If one is
-    fixed, it is 0 and the dims are the whole shape. ``mask`` names the input that gives the length of each row; it is
+    A first dimension that is symbolic in all tensors is the batch: ``max_batch_size`` is 512 unless given. Without a
+    batch it is 0, and the dims are the whole shape. ``mask`` names the input that gives the length of each row; it is
     detected if the inputs are exactly ``input_ids`` and ``attention_mask``. External weight files are copied too.
 
     Raises:

@@ -30,7 +30,7 @@ class Found:
 
     ``model`` is Treelite's; ``what`` describes the forest. ``is_classifier``: it answers with class probabilities, else
     with one score. ``labels`` are the class names, in order. ``ask`` returns the library's own answers for FP32
-    ``[rows, features]``; with ``has_missing`` the rows may hold NaN. With ``gives_labels`` these are class indices.
+    ``[rows, features]``; with ``gives_labels`` these are class indices. With ``has_missing`` the rows may hold NaN.
     """
 
     name: str

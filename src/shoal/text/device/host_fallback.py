@@ -27,7 +27,7 @@ def read_code_points() -> list[tuple[int, int]]:
 
 
 class Routing:
-    """Finder of the rows that take the exact path, in array code that never waits for the device."""
+    """Finder of the rows for the host's tokenizer, in array code that never waits for the device."""
 
     def __init__(self, device: Device) -> None:
         self._differing = CodePoints.ranges(read_code_points(), device)
