@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -265,3 +265,22 @@ def test_unknown_dtypes_are_named() -> None:
     spec = TensorSpec("X", "TYPE_BF16", (1,))
     with pytest.raises(InputError, match="Tensor X has data type TYPE_BF16, which has no NumPy form"):
         assert spec.numpy_dtype
+
+
+def test_the_requests_of_a_stateful_component_run_once_each_in_order(tmp_path: Path) -> None:
+    """A batch that fails is run again request by request, which would change the state twice."""
+
+    class Sum(Component):
+        is_stateful = True
+        seen: ClassVar[list[float]] = []
+
+        def run(self, batch: Arrays) -> Arrays:
+            self.seen.append(float(batch["X"][0, 0]))
+            if batch["X"][0, 0] == 2:
+                raise ValueError
+            return {"Y": batch["X"]}
+
+    first, second, third = Stub(Sum, tmp_path, CONFIG).infer(*({"X": rows([x])} for x in (1, 2, 3)))
+    assert Sum.seen == [1, 2, 3]
+    assert second.has_error()
+    assert (first.arrays()["Y"].item(), third.arrays()["Y"].item()) == (1, 3)
