@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import signal
 import subprocess
 import sys
@@ -26,6 +27,8 @@ from tests.served.test_streams import numbers, wait_for
 from tests.support.counts import write_counts
 from tests.support.service import Service
 from tests.support.ways import WAYS, Relay, connect, url_of
+
+_BASES = itertools.count(1000, 1000)
 
 
 @pytest.fixture(params=WAYS)
@@ -47,10 +50,14 @@ def ask(way: str, server: Any) -> Iterator[Any]:
         yield client
 
 
-def num_left(client: Any, model: str = "counts") -> int:
-    """How many clients the model has seen leave."""
-    (answer,) = list(client.stream(model, COUNT=[-1]))
+def num_left(client: Any, base: int, model: str = "counts") -> int:
+    """How many clients with this BASE the model has seen leave: tests do not see each other's."""
+    (answer,) = list(client.stream(model, COUNT=[-1], BASE=[base]))
     return int(answer["TEXT"].item())
+
+
+def own_base() -> int:
+    return next(_BASES)
 
 
 def test_a_caller_that_does_not_read_holds_nothing(ask: Any) -> None:
@@ -100,27 +107,27 @@ def test_connections_that_break(server: Any, way: str) -> None:
 
 
 def test_the_model_sees_a_client_leave(ask: Any, way: str) -> None:
-    before = num_left(ask)
-    replies = ask.stream("counts", COUNT=[500], DELAY=[0.02])
-    assert numbers([next(replies) for _ in range(5)]) == list(range(5))
+    base = own_base()
+    replies = ask.stream("counts", COUNT=[500], DELAY=[0.02], BASE=[base])
+    assert numbers([next(replies) for _ in range(5)]) == list(range(base, base + 5))
     replies.close()
     start = time.monotonic()
-    wait_for(lambda: num_left(ask) == before + 1)
+    wait_for(lambda: num_left(ask, base) == 1)
     assert time.monotonic() - start < 2
     assert list(replies) == []
     replies.close()
-    for _ in ask.stream("counts", COUNT=[500], DELAY=[0.02]):
+    for _ in ask.stream("counts", COUNT=[500], DELAY=[0.02], BASE=[base]):
         break
     if way.endswith("async"):
         gc.collect()
-    wait_for(lambda: num_left(ask) == before + 2)
+    wait_for(lambda: num_left(ask, base) == 2)
     at_last = ask.stream("counts", COUNT=[3])
     assert numbers([next(at_last) for _ in range(3)]) == [0, 1, 2]
     at_last.close()
     unread = ask.stream("counts", COUNT=[3])
     unread.close()
     assert list(unread) == []
-    assert num_left(ask) == before + 2
+    assert num_left(ask, base) == 2
     assert numbers(ask.stream("counts", COUNT=[3])) == [0, 1, 2]
 
 
@@ -129,38 +136,44 @@ def test_the_model_sees_a_client_leave(ask: Any, way: str) -> None:
 def test_another_thread_may_cancel(server: Any, protocol: str, count: int) -> None:
     """Before the first answer, too. Over HTTP, Triton 24.10 notices that when it sends one."""
     with Client(url_of(server, protocol), protocol=protocol) as client:
-        before, start = num_left(client), time.monotonic()
-        with client.stream("counts", COUNT=[9], FIRST=[0 if count else 0.5], DELAY=[0.5 if count else 0.1]) as replies:
+        base, start = own_base(), time.monotonic()
+        first, delay = (0, 0.5) if count else (0.5, 0.1)
+        with client.stream("counts", COUNT=[9], FIRST=[first], DELAY=[delay], BASE=[base]) as replies:
             timer = threading.Timer(0.2, replies.cancel)
             timer.start()
             assert len(list(replies)) == (1 if count else 0)
             assert time.monotonic() - start < 0.45
             timer.join()
-        wait_for(lambda: num_left(client) == before + 1)
+        wait_for(lambda: num_left(client, base) == 1)
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 def test_tasks_may_cancel(server: Any, protocol: str) -> None:
+    base = own_base()
+
     async def run() -> None:
         async with AsyncClient(url_of(server, protocol), protocol=protocol) as client:
 
             async def left() -> int:
-                (number,) = [answer["NUMBER"].item() async for answer in client.stream("counts", COUNT=[-1])]
+                replies = client.stream("counts", COUNT=[-1], BASE=[base])
+                (number,) = [answer["NUMBER"].item() async for answer in replies]
                 return int(number)
 
             async def read_for_a_while() -> None:
-                async with asyncio.timeout(0.2), client.stream("counts", COUNT=[9], DELAY=[0.5]) as replies:
+                async with (
+                    asyncio.timeout(0.2),
+                    client.stream("counts", COUNT=[9], DELAY=[0.5], BASE=[base]) as replies,
+                ):
                     async for _ in replies:
                         pass
 
-            before = await left()
-            replies = client.stream("counts", COUNT=[9], DELAY=[0.5])
+            replies = client.stream("counts", COUNT=[9], DELAY=[0.5], BASE=[base])
             asyncio.get_running_loop().call_later(0.2, replies.cancel)
             assert len([answer async for answer in replies]) == 1
             with pytest.raises(TimeoutError):
                 await read_for_a_while()
             for _ in range(100):
-                if await left() == before + 2:
+                if await left() == 2:
                     return
                 await asyncio.sleep(0.02)
             raise AssertionError
@@ -180,7 +193,6 @@ def test_a_closed_client_ends_its_streams(server: Any, way: str) -> None:
 def test_an_interrupt_leaves(server: Any) -> None:
     command = [sys.executable, "-m", "shoal", "infer", "--stream", "--model", "tells", "--url", server.grpc_url]
     with Client(server.grpc_url) as client:
-        before = num_left(client, "tells")
         running = subprocess.Popen(
             [*command, "COUNT=500", "DELAY=0.05"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
@@ -189,4 +201,4 @@ def test_an_interrupt_leaves(server: Any) -> None:
         running.send_signal(signal.SIGINT)
         _, said = running.communicate(timeout=10)
         assert (running.returncode, said) == (130, b"")
-        wait_for(lambda: num_left(client, "tells") == before + 1)
+        wait_for(lambda: num_left(client, 0, "tells") == 1)

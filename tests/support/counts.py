@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 # COUNT answers, BASE and up, DELAY seconds apart, the first after FIRST seconds; FAIL is an error instead of that
-# answer, or after the last. TEXT has SIZE bytes. COUNT -1 asks how many clients have left so far.
+# answer, or after the last. TEXT has SIZE bytes. COUNT -1 asks how many clients of this BASE
+# have left so far.
 CODE = """
-import threading, time
+import collections, threading
 import numpy as np
 from shoal.component import InputError, StreamingComponent
 
@@ -15,22 +16,26 @@ from shoal.component import InputError, StreamingComponent
 class Counts(StreamingComponent):
     def setup(self, context):
         self.outputs = [tensor.name for tensor in context.spec.outputs]
-        self.num_left = 0
+        self.num_left = collections.Counter()
 
     def answers(self, inputs, stream):
         given = {name: array.ravel()[0].item() for name, array in inputs.items()}
-        count, fail, left = given["COUNT"], given.get("FAIL"), threading.Event()
+        count, fail, base, left = given["COUNT"], given.get("FAIL"), given.get("BASE", 0), threading.Event()
         if count == -1:
-            yield self.answer(self.num_left, given)
+            yield self.answer(self.num_left[base], given)
             return
-        stream.on_leave(left.set)
+
+        def leave():
+            self.num_left[base] += 1
+            left.set()
+
+        stream.on_leave(leave)
         for number in range(count):
             if left.wait(given.get("DELAY" if number else "FIRST", 0)):
-                self.num_left += 1
                 return
             if number == fail:
                 break
-            yield self.answer(given.get("BASE", 0) + number, given)
+            yield self.answer(base + number, given)
         if fail is not None:
             raise InputError(f"It failed at {fail}.")
 
