@@ -73,8 +73,8 @@ def test_each_answer_comes_as_it_is_made(ask: Any) -> None:
     start, came = time.monotonic(), []
     for _ in ask.stream("counts", COUNT=[4], DELAY=[0.2], parameters={"a": "x"}, timeout=0.5):
         came.append(time.monotonic() - start)
-    assert came[0] < 0.2
-    assert 0.55 < came[-1] < 1.5, "longer than the time-out, which counts to each answer"
+    assert came[0] < came[-1] - 0.4
+    assert came[-1] > 0.55, "longer than the time-out, which counts to each answer"
 
 
 def test_a_model_that_answers_once_gives_one(ask: Any) -> None:
