@@ -126,7 +126,6 @@ def test_refused(ask: Callable[..., Any], name: str) -> None:
         ({"BERT_WEIGHT": [0.5]}, "The input excerpt is missing. Give excerpt=[...]."),
         ({}, "The input excerpt is missing. Give excerpt=[...]."),
         ({"excerpt": ["a"], "text": ["b"]}, "There is no input text. Inputs: excerpt, BERT_WEIGHT."),
-        ({"excerpt": "a"}, "excerpt is a single string; give a list of them. For one text: excerpt=[text]."),
         (
             {"excerpt": ["a", "b"], "BERT_WEIGHT": [0.5]},
             "The inputs have different numbers of rows: excerpt 2, BERT_WEIGHT 1. Give one value of each per row.",

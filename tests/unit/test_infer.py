@@ -260,6 +260,20 @@ def test_advice_that_first_users_needed(infer: Infer, tmp_path: Path) -> None:
     assert [row["same"] for row in rows(infer("pair", "@rows.json", "--json"))] == [True, False]
     Path("q.txt").write_text("a\n", encoding="utf-8")
     assert rows(infer("pair", "QUERY=@q.txt", "PASSAGE=a", "--json"))[0]["same"] is True
-    (tmp_path / "p.txt").write_text("a\nb\n", encoding="utf-8")
-    message = fault(infer("pair", "-i", "p.txt", "--set", "QUERY=a"))
+    (tmp_path / "p.csv").write_text("other\na\nb\n", encoding="utf-8")
+    message = fault(infer("pair", "-i", "p.csv", "--set", "QUERY=a"))
     assert message.endswith("Name it: --column PASSAGE=COLUMN, or give one value for all rows: --set PASSAGE=text")
+
+
+def test_an_array_without_a_name_is_the_only_input(infer: Infer) -> None:
+    np.save("x.npy", np.ones((2, 4)))
+    for arguments in (("@x.npy",), ("--input", "x.npy")):
+        assert [row["sum"] for row in rows(infer("sums", *arguments, "--json"))] == [4.0, 4.0]
+
+
+def test_texts_are_of_the_only_input_that_is_left(infer: Infer) -> None:
+    Path("texts.txt").write_text("a\nb\n", encoding="utf-8")
+    assert [row["same"] for row in rows(infer("pair", "-i", "texts.txt", "--set", "QUERY=b", "--json"))] == [
+        False,
+        True,
+    ]

@@ -39,6 +39,7 @@ def test_lists_become_the_declared_arrays() -> None:
     assert arrays["WEIGHT"].shape == (2, 1)
     assert convert(TEXT, WEIGHT, excerpt=[["a"]], WEIGHT=None).keys() == {"excerpt"}
     assert convert(VECTOR, V=[[1, 2, 3]])["V"].tolist() == [[1, 2, 3]]
+    assert convert(TEXT, excerpt="a")["excerpt"].tolist() == [[b"a"]]  # a single text is one row
 
 
 @pytest.mark.parametrize(
@@ -46,7 +47,6 @@ def test_lists_become_the_declared_arrays() -> None:
     [
         ({}, "The input excerpt is missing. Give excerpt=[...]."),
         ({"excerpt": ["a"], "words": [1]}, "There is no input words. Inputs: excerpt, WEIGHT."),
-        ({"excerpt": "a"}, "excerpt is a single string; give a list of them. For one text: excerpt=[text]."),
         ({"excerpt": ["a", 3]}, "excerpt[1] is 3; it must be a string. Give str or UTF-8 bytes."),
         ({"excerpt": ["a\ud800"]}, "excerpt[0] holds the lone surrogate U+D800 at position 1."),
         ({"excerpt": []}, "The request has no rows. Give at least one."),

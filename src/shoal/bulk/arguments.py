@@ -29,6 +29,8 @@ def divide(arguments: Sequence[str], model: Endpoint) -> tuple[list[str], dict[s
     names = [spec.name for spec in model.inputs]
     for argument in arguments:
         name, sign, value = argument.partition("=")
+        if argument.startswith("@") and not argument.endswith(".json") and (only := _only_input(model)):
+            name, sign, value = only, "=", argument
         if sign and name in names:
             if name in values:
                 raise InputError(f"The input {name} is given twice.", "Give it once, with a list of values if need be.")
@@ -40,6 +42,12 @@ def divide(arguments: Sequence[str], model: Endpoint) -> tuple[list[str], dict[s
                 _check_name(name, names, is_text=bool(model.text_input))
             texts.append(argument)
     return texts, values, requests
+
+
+def _only_input(model: Endpoint) -> str:
+    """Return the model's only required input, if it is not a text."""
+    required = [spec for spec in model.inputs if not spec.is_optional]
+    return required[0].name if len(required) == 1 and required[0].dtype != STRING else ""
 
 
 def _check_name(name: str, names: Sequence[str], *, is_text: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -15,7 +15,7 @@ from shoal.bulk.journal import Journal, open_journal, partial_path, written
 from shoal.bulk.output_formats import ERROR, Csv, JsonLines, Npy, Parquet
 from shoal.bulk.scoring import Feed, Scored, score
 from shoal.bulk.values import show_example
-from shoal.component.spec import TensorSpec
+from shoal.component.spec import STRING, TensorSpec
 from shoal.errors import ArtifactError, InputError
 from shoal.tables import TEXT, Table, shorten_all
 from shoal.tables.common import Row
@@ -46,7 +46,8 @@ def make_feed(
     """Map the table's rows to the model's inputs.
 
     ``columns`` (one, or several joined by commas) and ``constants`` are by input. Another input takes the column of its
-    name, in any letter case; the only text input ``text_column``, or by default ``text`` or its name.
+    name, in any letter case; the only text input, or the only one that is left, ``text_column``, or by default ``text``
+    or its name.
 
     Raises:
         InputError: the model has no such input, or one is given twice.
@@ -55,7 +56,8 @@ def make_feed(
     columns, constants = dict(columns or {}), dict(constants or {})
     for name in (*columns, *constants):
         model.find_input(name)
-    if text_column and not model.text_input:
+    text_input = model.text_input or _only_text({*columns, *constants}, model)
+    if text_column and not text_input:
         raise InputError(f"Model {model.name} has no single text input.", "Name each: --column INPUT=COLUMN")
     twice = sorted((columns.keys() & constants.keys()) | ({model.text_input} & {*columns, *constants}))
     if twice and (text_column or twice[0] != model.text_input):
@@ -66,7 +68,7 @@ def make_feed(
             found[spec.name] = _split_columns(columns[spec.name], table)
         elif spec.name not in constants:
             wanted = [spec.name]
-            if spec.name == model.text_input:
+            if spec.name == text_input:
                 wanted = [text_column] if text_column else [TEXT, spec.name]
             column = _find_column(wanted, table)
             if column is not None:
@@ -74,6 +76,13 @@ def make_feed(
             elif not spec.is_optional or wanted == [text_column]:
                 raise _no_column(wanted[0], spec, model, table)
     return Feed(found, constants)
+
+
+def _only_text(given: Container[str], model: Endpoint) -> str:
+    """Return the only required text input that is not given; empty if there are several, or none."""
+    texts = [s.name for s in model.inputs if s.dtype == STRING and s.dims == (1,) and not s.is_optional]
+    left = [name for name in texts if name not in given]
+    return left[0] if len(left) == 1 else ""
 
 
 def _split_columns(wanted: str, table: Table[Row]) -> str | tuple[str, ...]:

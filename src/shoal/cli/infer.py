@@ -37,7 +37,7 @@ def infer(
     source: Annotated[
         str | None,
         typer.Option(
-            "--input", "-i", metavar="FILE", help="A .txt (a text per line), .csv, .jsonl, .parquet, .xlsx; or -."
+            "--input", "-i", metavar="FILE", help="A .txt (a text per line), .csv, .jsonl, .parquet, .xlsx, .npy; or -."
         ),
     ] = None,
     output: Annotated[
@@ -105,6 +105,8 @@ def infer(
 
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: active waiting is very slow beside other work
     _check_choices(values, source, placement, output, is_local=is_local)
+    if source and source.endswith(".npy"):
+        values, source = [f"@{source}"], None
     if is_stream:
         _check_stream(values, {"--input": source, "--output": output, "--curl": is_curl, "--format": form != "table"})
     with ExitStack() as held:

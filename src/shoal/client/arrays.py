@@ -87,7 +87,7 @@ def too_many_rows(num_rows: int, model: str, most: int) -> InputError:
 
 def _to_array(spec: TensorSpec, value: Any, *, is_batched: bool) -> Array:
     if isinstance(value, str | bytes):
-        raise InputError(f"{spec.name} is a single string; give a list of them.", f"For one text: {spec.name}=[text].")
+        value = [value]
     array = _to_bytes(spec.name, value) if spec.dtype == STRING else _to_numbers(spec, value)
     if is_batched and spec.dims == (1,) and array.ndim == 1:
         array = array[:, None]
