@@ -95,3 +95,10 @@ def test_what_the_kit_costs(server: Server, scale: Scale, record: Record) -> Non
     if rounds > 1:
         assert median["count_bls"] - median["engine"] <= 0.5
         assert median["count_all"] - median["engine"] <= 0.2
+
+
+def test_many_that_wait_for_their_first_answer(server: Server) -> None:
+    """Each takes one of the calling model's threads for so long; Triton's default is 32."""
+    with Client(server.grpc_url) as client, ThreadPoolExecutor(80) as callers:
+        answers = callers.map(lambda _: len(list(client.stream("count_bls", ask(2, DELAY=0.5)))), range(80))
+        assert set(answers) == {2}

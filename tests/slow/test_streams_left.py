@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -194,11 +195,14 @@ def test_an_interrupt_leaves(server: Any) -> None:
     command = [sys.executable, "-m", "shoal", "infer", "--stream", "--model", "tells", "--url", server.grpc_url]
     with Client(server.grpc_url) as client:
         running = subprocess.Popen(
-            [*command, "COUNT=500", "DELAY=0.05"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            [*command, "COUNT=500", "DELAY=0.05"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
         )
         assert running.stdout is not None
         assert running.stdout.read(2) == b"0 "
         running.send_signal(signal.SIGINT)
-        _, said = running.communicate(timeout=10)
+        _, said = running.communicate(timeout=30)
         assert (running.returncode, said) == (130, b"")
         wait_for(lambda: num_left(client, 0, "tells") == 1)

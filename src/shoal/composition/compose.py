@@ -36,7 +36,7 @@ from shoal.repository.config import CONFIG, ModelConfig, write_config
 from shoal.repository.ensemble_config import first_steps
 from shoal.repository.graph import Graph
 from shoal.repository.hybrid import MODELS, models_ensemble
-from shoal.repository.manifest import MANIFEST
+from shoal.repository.manifest import CALLING, MANIFEST
 from shoal.repository.model_folders import collect, find_model_folders
 from shoal.repository.placement import HYBRID, Plan, place
 from shoal.repository.sizes import Sizes, find_sizes
@@ -213,12 +213,13 @@ def _write_manifest(
     repository: Path, graphs: Sequence[Graph], plan: Plan, files: Mapping[str, str], more: Mapping[str, Any]
 ) -> None:
     sizes = Sizes(plan.gpus or (), tuple(line for graph in graphs for line in find_sizes(graph, plan).lines))
+    calling = [CALLING] if any(graph.calls() for graph in graphs) else []
     manifest = {
         "format": 1,
         "shoal": shoal.__version__,
         **asdict(plan),
         "dtype": ", ".join(dict.fromkeys(chosen["dtype"] for chosen in more["precision"].values())) or "fp32",
-        "launch": {"flags": sizes.flags(), "shared_memory": sizes.shared_memory},
+        "launch": {"flags": [*calling, *sizes.flags()], "shared_memory": sizes.shared_memory},
         **more,
         "files": _hash_files(repository, files),
     }

@@ -15,8 +15,8 @@ from shoal.component.spec import DTYPES, STRING, TensorSpec
 from shoal.composition.warmup import FOLDER, requested, serialize
 from shoal.errors import ArtifactError
 from shoal.gateway.fronts import is_dead
-from shoal.gateway.models import is_decoupled
 from shoal.repository.config import ModelConfig
+from shoal.repository.graph import is_decoupled
 
 PARAMETER = "canary"  # of a decoupled model's configuration: the inputs of its canary
 TOLERANCE = 0.03  # relative and absolute: batch neighbours and BF16 change less
@@ -128,12 +128,13 @@ def make_canaries(configs: dict[str, ModelConfig]) -> dict[str, Canary]:
     """
     found = {}
     for name, config in configs.items():
-        if is_decoupled(name, configs):
+        is_streamed = is_decoupled(config, configs.get)
+        if is_streamed:
             inputs = _of_parameter(config)
         else:
             inputs = _of_ensemble(config) if config.is_ensemble else _of_warmup(config)
         if inputs:
-            found[name] = Canary(name, _make_request(name, inputs), is_decoupled(name, configs))
+            found[name] = Canary(name, _make_request(name, inputs), is_streamed)
     return found
 
 

@@ -42,14 +42,6 @@ def read_hang_seconds(configs: Mapping[str, ModelConfig]) -> dict[str, float]:
     return found
 
 
-def is_decoupled(name: str, configs: Mapping[str, ModelConfig]) -> bool:
-    """Whether requests to a model, or to an ensemble of such models, have any number of answers."""
-    config = configs.get(name)
-    if config is None:
-        return False
-    return config.spec.is_decoupled or any(is_decoupled(step.model, configs) for step in config.steps)
-
-
 def find_slots(configs: Mapping[str, ModelConfig]) -> dict[str, int]:
     """Return how many streams each decoupled model runs at once, by the parameter ``slots`` of an engine behind it.
 

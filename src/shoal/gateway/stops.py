@@ -22,8 +22,9 @@ from tritonclient.grpc import service_pb2
 
 from shoal.component.callees import STOP
 from shoal.component.spec import STRING
-from shoal.gateway.models import find_members, is_decoupled
+from shoal.gateway.models import find_members
 from shoal.repository.config import ModelConfig
+from shoal.repository.graph import is_decoupled
 from shoal.server.launch import Server
 
 METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
@@ -43,7 +44,7 @@ class Stops:
                 if any(tensor.name == STOP for tensor in configs[engine].spec.inputs)
             ]
             for name, config in configs.items()
-            if is_decoupled(name, configs)
+            if is_decoupled(config, configs.get)
         }
         self._numbers = itertools.count()
 

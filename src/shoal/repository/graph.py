@@ -205,11 +205,10 @@ def _mark_decoupled(
 
 def is_decoupled(config: ModelConfig, find: Callable[[str], ModelConfig | None], above: tuple[str, ...] = ()) -> bool:
     """Whether a model, or a member of an ensemble, is decoupled, as far as the members are there."""
-    above = (*above, config.name)
-    for name in {step.model for step in config.steps} - {*above}:
+    for name in {step.model for step in config.steps} - {*above}:  # names of folders: configurations may share one
         with suppress(ArtifactError):
             member = find(name)
-            if member is not None and is_decoupled(member, find, above):
+            if member is not None and is_decoupled(member, find, (*above, name)):
                 return True
     return config.spec.is_decoupled
 

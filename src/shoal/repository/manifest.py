@@ -10,6 +10,9 @@ from shoal.component.artifact_files import sha256
 from shoal.errors import ArtifactError
 
 MANIFEST = "manifest.json"
+# For models whose code asks others (BLS): each request takes one of an instance's threads until its first answer, and
+# answers take one too. Where they run out, all wait for each other for ever; Triton's default is 32.
+CALLING = "--backend-config=python,thread-pool-size=256"
 
 
 def check_manifest(repository: Path) -> None:
