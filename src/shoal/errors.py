@@ -54,6 +54,7 @@ _EXTRAS = {
     "env": ("conda_pack", "elftools", "packaging", "rattler", "yaml"),
     "files": ("openpyxl", "pyarrow"),
     "gpu": ("cupy", "nvforest", "pylibcudf", "rmm", "torch"),
+    "llm": ("huggingface_hub", "jinja2", "safetensors", "tokenizers", "torch", "transformers"),
     "serve": ("onnx", "onnxruntime", "pytriton", "torch", "treelite"),
     "skops": ("sklearn", "skops"),
     "train": (

@@ -78,7 +78,7 @@ class Pipeline:
 
     @property
     def is_decoupled(self) -> bool:
-        """Whether a request may have any number of answers: ask with ``stream``."""
+        """Whether a request may have any number of answers; if so, use ``stream``."""
         return any(self._models[step.model].is_decoupled for step in self._graph.steps)
 
     @property

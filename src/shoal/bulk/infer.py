@@ -45,9 +45,10 @@ def make_feed(
 ) -> Feed:
     """Map the table's rows to the model's inputs.
 
-    ``columns`` (one, or several joined by commas) and ``constants`` are by input. Another input takes the column of its
-    name, in any letter case; the only text input, or the only one that is left, ``text_column``, or by default ``text``
-    or its name.
+    ``columns`` maps an input's name to its column, or to several columns joined by commas; ``constants`` maps it to a
+    value. Every other input is read from the column of the same name, in any letter case. The text input is read from
+    ``text_column``, or by default from the column ``text`` or the one of its own name. This is the model's only text
+    input, or the only required one that is neither in ``columns`` nor in ``constants``.
 
     Raises:
         InputError: the model has no such input, or one is given twice.

@@ -35,7 +35,8 @@ def answered(scored: Scored) -> dict[str, Any]:
 class JsonLines:
     """JSON Lines: one object per row, no header; other formats derive from it.
 
-    ``columns`` are the input's, where they are known beforehand; ``added`` those of the answers, by their tensors.
+    ``columns`` are the columns of the input rows, if they are known before the first row. ``added`` maps the columns of
+    the answers to their tensors.
     """
 
     def __init__(self, columns: Sequence[str], added: Mapping[str, TensorSpec]) -> None:
@@ -203,7 +204,10 @@ class Parquet(JsonLines):
         self._added.append(pyarrow.field(ERROR, pyarrow.string()))
 
     def encode(self, rows: Sequence[Scored]) -> bytes:
-        """Encode as JSON Lines, since Parquet cannot be appended to; the answers alone if ``origin`` has the rows."""
+        """Encode rows for the journal as JSON Lines, because Parquet files cannot be appended to.
+
+        Only the answers are encoded if the rows come from ``origin``, where they can be read again.
+        """
         if self._origin is None:
             return super().encode(rows)
         return b"".join(dump_json({ERROR: s.answer} if isinstance(s.answer, str) else s.answer) for s in rows)

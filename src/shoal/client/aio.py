@@ -156,7 +156,7 @@ class AsyncClient:
             return end.value  # type: ignore[no-any-return]
 
     def _connected(self) -> AsyncTransport:
-        """Return the transport; created on first use, and bound to that event loop."""
+        """Return the transport; the first call creates it and binds it to the running event loop."""
         if self._is_closed:
             raise closed_client()
         loop = asyncio.get_running_loop()

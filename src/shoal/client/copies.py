@@ -125,7 +125,7 @@ class Copies:
         """Check that nothing was copied beyond the budget.
 
         Raises:
-            ShoalError: it names the edges.
+            ShoalError: copies exceed the budget; the message names the models and their edges.
         """
         beyond = self.beyond(graph)
         if beyond:

@@ -30,7 +30,7 @@ class Source(Protocol):
 
 
 class AsyncSource:
-    """Reads from an asynchronous iterator, whose end or cancellation ends the request."""
+    """Reads answers from an asynchronous generator; the request ends when the generator ends or is closed."""
 
     def __init__(self, answers: AsyncGenerator[Answer, None]) -> None:
         self._answers = answers

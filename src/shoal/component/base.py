@@ -78,8 +78,9 @@ class Component:
                 return {"Y": batch["X"] * 2}
 
     Tensors are declared once, in the model's ``config.pbtxt``; ``self.context.spec`` holds them. On a GPU arrays are
-    CuPy arrays; set ``library = "torch"`` for torch tensors. With ``is_stateful = True`` requests are answered one by
-    one, in order: a batch that failed would be run again request by request, and change the state twice.
+    CuPy arrays; set ``library = "torch"`` for torch tensors. Set ``is_stateful = True`` if answers depend on earlier
+    requests; requests are then answered one by one, in order. Otherwise a batch that fails is run again, request by
+    request, which would change the state twice.
     """
 
     library: ClassVar[str] = "cupy"

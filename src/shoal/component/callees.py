@@ -5,15 +5,17 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from shoal.component.direct import ANSWERS, Answers, Listener
 from shoal.component.spec import ModelSpec
 from shoal.component.tensors import Array, Arrays, Device, make_request, read_response
-from shoal.errors import ServerError, SetupError, ShoalError, suggest
+from shoal.errors import ServerError, SetupError, suggest
 
 if TYPE_CHECKING:
     from shoal.component.streams import Stream
@@ -85,13 +87,17 @@ def _choose(answer: Arrays, outputs: Sequence[str]) -> dict[str, Array]:
 
 
 class TritonCallees:
-    """Models asked through Triton's core, from within a stub."""
+    """Models asked through Triton's core, from within a stub.
+
+    A streaming component sends its answers over a socket (``shoal.component.direct`` says why). Any other decoupled
+    model answers through BLS, which can take the answers of one such request at a time: others wait for it to end.
+    """
 
     def __init__(self, spec: ModelSpec, device: Device) -> None:
         self._name, self._device = spec.name, device
         self._known = spec.parameters.get(CALLS, "").split()
         self._numbers = itertools.count()
-        self._stops: dict[str, list[tuple[int, ...]]] = {}  # by model: shapes that its input ``stop`` may have
+        self._bls = threading.Lock()  # held during each request for answers in pieces
 
     def infer(self, model: str, inputs: Arrays, *, outputs: Sequence[str] = ()) -> dict[str, Array]:
         """Ask a model that answers once; see ``Callees``."""
@@ -106,53 +112,66 @@ class TritonCallees:
         """Yield a model's answers; see ``Callees``."""
         check_callee(model, self._known)
         request_id = self._next_id()
-        with _explained(model):
-            responses = iter(make_request(model, inputs, outputs, request_id).exec(decoupled=True))
         has_left = threading.Event()
+        with ExitStack() as held:
+            held.enter_context(self._bls)
+            with closing(Listener()) as listener:
+                request = make_request(model, inputs, outputs, request_id, {ANSWERS: listener.address})
+                with _explained(model):
+                    responses = iter(request.exec(decoupled=True))
+                    first = next(responses, None)
+                arrays = {} if first is None else read_response(first, self._device)
+                answers = listener.accept()
+            if answers is None:
+                if until is not None:
+                    until.on_leave(has_left.set)
+                stop = partial(self._stop, model, inputs, request_id)
+                yield from self._read_bls(responses, arrays, has_left, stop, held)
+                return
+        with closing(answers), closing(answers.read(model, self._device)) as found:
+            if until is not None:
+                until.on_leave(partial(_leave, has_left, answers))
+            try:
+                for answer in found:
+                    yield _choose(answer, outputs)
+            except ServerError:
+                if not has_left.is_set():
+                    raise
 
-        def stop() -> None:
-            if not has_left.is_set():
-                has_left.set()
-                self._stop(model, inputs, request_id)
-
-        if until is not None:
-            until.on_leave(stop)
-        num_answers = 0
+    def _read_bls(
+        self,
+        responses: Iterator[Any],
+        arrays: dict[str, Array],
+        has_left: threading.Event,
+        stop: Callable[[], None],
+        held: ExitStack,
+    ) -> Generator[dict[str, Array]]:
+        """Yield answers that come through BLS, from the first one on; only this thread may ask, so it also stops."""
         try:
-            for response in responses:
-                arrays = read_response(response, self._device)  # no further after an error: that never ends
-                if arrays and not has_left.is_set():
+            while not has_left.is_set():
+                if arrays:
                     yield arrays
-                num_answers += bool(arrays)
+                if (response := next(responses, None)) is None:
+                    return
+                arrays = read_response(response, self._device)  # no further after an error: that never ends
         except GeneratorExit:
             stop()
             # What still comes has to be taken, or its memory is kept: but not by the caller.
-            threading.Thread(target=_exhaust, args=(responses,), daemon=True).start()
+            threading.Thread(target=_exhaust, args=(responses, held.pop_all()), daemon=True).start()
             raise
-        # Triton 24.10 gives an error that follows an answer as if it were the end. The model is asked how it ended: a
-        # stop request for a stream that has failed is answered with its error.
-        if num_answers and not has_left.is_set():
-            self._stop(model, inputs, request_id)
+        stop()
+        _exhaust(responses, held.pop_all())
 
     def _stop(self, model: str, inputs: Arrays, request_id: str) -> None:
         """Tell the model to stop; one that has no input ``stop`` refuses, and answers to the end.
 
         Whether the model's tensors have a row dimension is not known here: the wrong one of both shapes is refused.
-
-        Raises:
-            ShoalError: the stream has failed.
         """
-        shapes = self._stops.setdefault(model, [(1, 1), (1,)])
-        for shape in tuple(shapes):
+        for shape in ((1, 1), (1,)):
             request = make_request(model, {**inputs, STOP: np.ones(shape, np.bool_)}, (), request_id)
-            try:
+            with suppress(Exception):
                 for response in request.exec(decoupled=True):
                     read_response(response, self._device)
-            except ShoalError as error:
-                if "unexpected" not in error.what:
-                    raise
-                self._stops[model] = [other for other in self._stops[model] if other != shape]
-            else:
                 return
 
     def _next_id(self) -> str:
@@ -160,11 +179,16 @@ class TritonCallees:
         return f"{self._name}-{os.getpid()}-{next(self._numbers)}"
 
 
+def _leave(has_left: threading.Event, answers: Answers) -> None:
+    has_left.set()
+    answers.shut()
+
+
 def check_callee(model: str, known: Collection[str]) -> None:
     """Check that the code may ask ``model``.
 
     Raises:
-        SetupError: the parameter ``calls`` of its configuration does not list it.
+        SetupError: the parameter ``calls`` of the calling model does not list ``model``.
     """
     if model not in known:
         raise SetupError(
@@ -172,9 +196,10 @@ def check_callee(model: str, known: Collection[str]) -> None:
         )
 
 
-def _exhaust(responses: Iterator[Any]) -> None:
-    for _ in responses:
-        pass
+def _exhaust(responses: Iterator[Any], held: ExitStack) -> None:
+    with held:
+        for _ in responses:
+            pass
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import select
 import threading
 import time
 from collections.abc import Iterator
@@ -15,12 +16,12 @@ import numpy as np
 from shoal.component import tensors
 from shoal.component.base import Component, TritonModel
 from shoal.component.callees import STOP
+from shoal.component.direct import Connection, connect
 from shoal.component.ledger import BATCHES, ROWS
 from shoal.component.streams import QueueStream, Stream
 from shoal.component.tensors import Arrays
 from shoal.errors import InputError, ShoalError
 
-_FAILURES = 1000  # that are kept
 _WAITING = 1024  # answers on their way to Triton, of all streams; engines wait for room
 _LOOK_SECONDS = 0.05  # between two looks for clients that left
 _LOOK_SHARE = 4  # times as long as a look takes: it pauses at least
@@ -39,8 +40,8 @@ class StreamingComponent(Component):
                     yield {"NUMBER": np.array([number], np.int32)}
 
     An engine that answers many requests from its own threads overrides ``open`` instead. ``check`` refuses a request
-    before it starts, as in any component. A model whose config.pbtxt declares the optional input ``stop`` (TYPE_BOOL
-    ``[1]``) can be told to stop: a request with it ends the running one of the same request id.
+    before it starts, as in any component. If the model's config.pbtxt declares the optional input ``stop`` (TYPE_BOOL
+    ``[1]``), clients can stop a request: they send another one with the same request id and ``stop`` true.
     """
 
     is_decoupled = True
@@ -55,7 +56,7 @@ class StreamingComponent(Component):
         raise NotImplementedError(f"{type(self).__name__} must define answers(inputs, stream) or open(inputs, stream)")
 
     def open(self, inputs: Arrays, stream: Stream) -> None:
-        """Begin to answer one request, and return at once: ``stream`` is sent to and ended from any thread."""
+        """Begin to answer one request, and return at once; any thread may send answers to ``stream`` and end it."""
         threading.Thread(target=self._answer_all, args=(inputs, stream), name="shoal-stream", daemon=True).start()
 
     def _answer_all(self, inputs: Arrays, stream: Stream) -> None:
@@ -98,7 +99,7 @@ class StreamingComponent(Component):
 
 
 def _as_generator(answers: Any) -> Any:
-    """Return an iterator with ``close``: ``answers`` may return a list."""
+    """Return ``answers`` as an iterator that has ``close``; a list, which has none, is wrapped in a generator."""
     return answers if hasattr(answers, "close") else (each for each in answers)
 
 
@@ -126,8 +127,6 @@ class _TritonStream(Stream):
         self._model = model
 
     def _deliver(self, item: Arrays | ShoalError | None) -> None:
-        if isinstance(item, ShoalError):
-            self._model.note_failure(self.request_id, item)
         self._model.waiting.put((self, item))
 
     def look(self) -> None:
@@ -138,11 +137,53 @@ class _TritonStream(Stream):
             self.leave()
 
 
+class _DirectStream(Stream):
+    """A stream whose answers go to another component, over a socket; see ``shoal.component.direct``."""
+
+    def __init__(self, model: StreamingModel, connection: Connection, num_rows: int, request_id: str) -> None:
+        super().__init__(model.component, num_rows, request_id)
+        self._model, self._connection = model, connection
+        self._has_ended = False
+
+    def fileno(self) -> int:
+        """Return the socket's file descriptor."""
+        return self._connection.fileno()
+
+    def _deliver(self, item: Arrays | ShoalError | None) -> None:
+        try:
+            is_sent = self._connection.send(item, self._component.context.device)
+        except Exception as error:  # an array that cannot be sent, such as a string with a lone surrogate
+            self._is_open = False
+            is_sent = self._connection.send(self._component.failure(error), self._component.context.device)
+            item = None
+        self._has_ended = self._has_ended or item is None
+        self._settle(is_sent)
+
+    def react(self) -> None:
+        """Send what waits, and leave if the other side has; called by the watching thread."""
+        with self._lock:
+            has_left = self.fileno() >= 0 and self._connection.has_left()
+        if has_left:
+            self.leave()
+        with self._lock:
+            if self.fileno() >= 0:
+                self._has_ended = self._has_ended or has_left
+                self._settle(self._connection.flush())
+
+    def _settle(self, is_sent: bool) -> None:
+        """Release the socket once all is sent, or wait for room in it. The caller holds the lock."""
+        if is_sent and self._has_ended:
+            self._model.forget(self)
+            self._connection.close()
+        else:
+            self._model.watch(self, wants_room=not is_sent)
+
+
 class StreamingModel(TritonModel):
     """Adapter between Triton's Python backend and a streaming component.
 
     One thread sends the answers of all streams, since each takes a tenth of a millisecond between processes that
-    engines should not wait for; another one looks for clients that have left.
+    engines should not wait for; another one watches for clients that have left.
     """
 
     component_class: ClassVar[type[StreamingComponent]]
@@ -152,9 +193,10 @@ class StreamingModel(TritonModel):
         """Create the component; an exception here makes the model fail to load."""
         super().initialize(args)
         self.waiting: Queue[tuple[_TritonStream, Arrays | ShoalError | None]] = Queue(_WAITING)
-        self._open: set[_TritonStream] = set()
+        self._open: set[Stream] = set()
+        self._sockets: dict[int, _DirectStream] = {}  # by file descriptor
+        self._room = select.epoll()  # reports sockets whose other side has left, or has room again
         self._changing = threading.Lock()
-        self._failures: dict[str, ShoalError] = {}  # by request id
         self._has_ended = threading.Event()
         for work in (self._send_all, self._look_for_leavers):
             threading.Thread(target=work, name=f"shoal{work.__name__}", daemon=True).start()
@@ -163,41 +205,68 @@ class StreamingModel(TritonModel):
         """Begin the requests; their answers come later."""
         for request in requests:
             inputs = self._read(request)
-            rows = 0 if isinstance(inputs, ShoalError) else _num_rows(inputs)
-            is_stop = not isinstance(inputs, ShoalError) and STOP in inputs and bool(np.asarray(inputs[STOP]).any())
-            # A request to stop has no id of its own.
-            stream = _TritonStream(self, request.get_response_sender(), rows, "" if is_stop else request.request_id())
-            self._register(stream)
             if isinstance(inputs, ShoalError):
-                stream.end(inputs)
-            elif is_stop:
-                stream.end(self._stop(request.request_id()))
-            else:
-                self.component.begin({name: array for name, array in inputs.items() if name != STOP}, stream)
+                self._make_stream(request, None, 0).end(inputs)
+                continue
+            rows = _num_rows(inputs)
+            inputs = dict(inputs)
+            if bool(np.asarray(inputs.pop(STOP, False)).any()):
+                self._make_stream(request, None, rows, has_id=False).end(self._stop(request.request_id()))
+                continue
+            try:
+                connection = connect(tensors.request_parameters(request))
+            except InputError as error:
+                self._make_stream(request, None, rows).end(error)
+                continue
+            self.component.begin(inputs, self._make_stream(request, connection, rows))
 
-    def _register(self, stream: _TritonStream) -> None:
+    def _make_stream(self, request: Any, connection: Connection | None, rows: int, *, has_id: bool = True) -> Stream:
+        """Register a stream to the client, or to the component at ``connection``: Triton's part then ends here."""
+        sender, request_id = request.get_response_sender(), request.request_id() if has_id else ""
+        stream: Stream
+        if connection is None:
+            stream = _TritonStream(self, sender, rows, request_id)
+        else:
+            sender.send(flags=tensors.final_flag())
+            stream = _DirectStream(self, connection, rows, request_id)
+            self._sockets[connection.fileno()] = stream
+            self._room.register(connection, 0)
         with self._changing:
             self._open.add(stream)
             self._beacon.open_batch()
+        return stream
 
     def _stop(self, request_id: str) -> ShoalError | None:
-        """End the streams of this id; return the error of one that has failed lately."""
+        """End the streams of this id."""
         if not request_id:
             return InputError("A request to stop names no other one.", "Send it with that request's id.")
         for stream in list(self._open):
             if stream.request_id == request_id:
                 stream.leave()
-        return self._failures.pop(request_id, None)
+        return None
 
-    def note_failure(self, request_id: str, error: ShoalError) -> None:
-        """Keep the error of a stream for a while, for a stop request: BLS in Triton 24.10 loses it."""
-        if request_id:
-            self._failures[request_id] = error
-            while len(self._failures) > _FAILURES:
-                self._failures.pop(next(iter(self._failures)), None)
+    def watch(self, stream: _DirectStream, *, wants_room: bool) -> None:
+        """Watch a stream's socket, whose other side may leave; with ``wants_room``, also until it reads on."""
+        self._room.modify(stream.fileno(), select.EPOLLOUT if wants_room else 0)
+        self._note_move(None)
+
+    def forget(self, stream: _DirectStream) -> None:
+        """Watch a stream's socket no more."""
+        self._room.unregister(stream.fileno())
+        self._sockets.pop(stream.fileno(), None)
+        self._note_move(stream)
+
+    def _note_move(self, ended: Stream | None) -> None:
+        """Set the heartbeat of this process: the last time that any stream moved."""
+        with self._changing:
+            self._open -= {ended}
+            if self._open:
+                self._beacon.open_batch()
+            else:
+                self._beacon.close_batch()
 
     def _send_all(self) -> None:
-        """Send what waits, in order. Nothing but the end goes to a client that has left."""
+        """Send waiting answers and ends of streams, in order. Drop the answers of clients that have left."""
         while True:
             stream, item = self.waiting.get()
             try:
@@ -207,21 +276,22 @@ class StreamingModel(TritonModel):
                     stream.sender.send(self._respond(item))
             except Exception:
                 _log.exception("model %s could not send an answer", self.component.context.spec.name)
-            with self._changing:
-                if item is None:
-                    self._open.discard(stream)
-                if self._open:  # the heartbeat of this process: the last time that any stream moved
-                    self._beacon.open_batch()
-                else:
-                    self._beacon.close_batch()
+            self._note_move(stream if item is None else None)
 
     def _look_for_leavers(self) -> None:
         pause = _LOOK_SECONDS
-        while not self._has_ended.wait(pause):
-            start = time.monotonic()
-            for stream in list(self._open):
-                stream.look()
+        due = time.monotonic() + pause
+        while not self._has_ended.is_set():
+            for descriptor, _ in self._room.poll(max(0.0, due - time.monotonic())):
+                if (stream := self._sockets.get(descriptor)) is not None:
+                    stream.react()
+            if (start := time.monotonic()) < due:
+                continue
+            for each in list(self._open):
+                if isinstance(each, _TritonStream):
+                    each.look()
             pause = max(_LOOK_SECONDS, _LOOK_SHARE * (time.monotonic() - start))
+            due = time.monotonic() + pause
 
     def finalize(self) -> None:
         """Release the component's resources; called when the model is unloaded, after its last answer."""

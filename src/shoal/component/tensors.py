@@ -285,11 +285,16 @@ def final_flag() -> Any:
     return triton().TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
-def make_request(model: str, inputs: Arrays, outputs: Sequence[str], request_id: str) -> Any:
+def make_request(
+    model: str, inputs: Arrays, outputs: Sequence[str], request_id: str, parameters: Mapping[str, str] | None = None
+) -> Any:
     """Build a request to another model of this server; no ``outputs`` asks for all."""
-    tensors = [_tensor(name, array) for name, array in inputs.items()]
     return triton().InferenceRequest(
-        model_name=model, requested_output_names=list(outputs), inputs=tensors, request_id=request_id
+        model_name=model,
+        requested_output_names=list(outputs),
+        inputs=[_tensor(name, array) for name, array in inputs.items()],
+        request_id=request_id,
+        parameters=dict(parameters or {}),
     )
 
 

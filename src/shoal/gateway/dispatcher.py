@@ -15,6 +15,7 @@ from shoal.gateway.limits import Hold, Limits, Pool
 from shoal.gateway.logs import log
 from shoal.gateway.refusals import RETRY_SECONDS, LostError, RefusedError, Why, lost
 from shoal.gateway.suspects import Suspects
+from shoal.gateway.tokens import Tokens
 from shoal.gateway.upstream import Stream, Upstream
 from shoal.server.launch import Server
 
@@ -43,6 +44,7 @@ class Dispatcher:
         resends: bool,
         limits: Limits,
         slots: Mapping[str, int] | None = None,
+        tokens: Tokens | None = None,
     ) -> None:
         self.upstream: Upstream | None = None
         self.blocked: dict[str, str] = {}
@@ -63,6 +65,7 @@ class Dispatcher:
         # unknown names share the entry "", or clients could fill the memory with them
         self._models = {name: Admission(max_wait, slots=(slots or {}).get(name, 0)) for name in (*models, "")}
         self.first_answers: dict[str, list[float]] = {}  # by decoupled model: how many, and the sum of their seconds
+        self.tokens = tokens or Tokens(())
         self._changed = asyncio.Condition()
         self._num_settled = 0
 

@@ -1,4 +1,4 @@
-"""gRPC front: passes Triton methods that are open to clients on as bytes, and refuses all others."""
+"""gRPC front: forwards calls of the methods open to clients as bytes, and refuses all other calls."""
 
 from __future__ import annotations
 

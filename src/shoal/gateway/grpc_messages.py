@@ -147,13 +147,11 @@ def mark(request: bytes, own_id: str) -> tuple[bytes, bool]:
 
 
 def unmark(message: Any, request_id: str, *, is_end_wanted: bool) -> tuple[bytes | None, bool]:
-    """Put the client's id back into an answer; return it, and whether it is the last of its request.
+    """Put the client's id back into an answer; return the answer, and whether it is the last of its request.
 
-    It is None if the client did not ask for it: the empty one that only marks the end. An error without a mark refuses
-    the request; one that the model sends is followed by the end.
+    The answer is None if it is empty and only marks the end, and the client did not ask for that mark.
     """
-    answer = message.infer_response
-    is_last = bool(answer.parameters[END].bool_param if END in answer.parameters else message.error_message)
+    answer, is_last = message.infer_response, find_last(message)
     if is_last and not is_end_wanted and not answer.outputs and not message.error_message:
         return None, True
     message.error_message = message.error_message.replace(answer.id, request_id or "<id_unknown>")
@@ -162,6 +160,15 @@ def unmark(message: Any, request_id: str, *, is_end_wanted: bool) -> tuple[bytes
         answer.parameters.pop(END, None)
     message.error_message = clean(message.error_message)
     return bytes(message.SerializeToString()), is_last
+
+
+def find_last(message: Any) -> bool:
+    """Whether a marked answer is the last of its request.
+
+    An error without a mark refuses the request; one that the model sends is followed by the end.
+    """
+    parameters = message.infer_response.parameters
+    return bool(parameters[END].bool_param if END in parameters else message.error_message)
 
 
 def clean_answer(answer: bytes) -> bytes:

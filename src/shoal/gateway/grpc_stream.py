@@ -27,6 +27,7 @@ from shoal.gateway.grpc_messages import (
 from shoal.gateway.limits import Hold
 from shoal.gateway.refusals import RefusedError, Why, lost
 from shoal.gateway.stops import METHOD, Stops
+from shoal.gateway.tokens import Meter
 from shoal.gateway.upstream import Stream
 
 _MOST_UNANSWERED = 64  # messages; further ones wait in the client (back-pressure)
@@ -35,11 +36,15 @@ _SILENT_SECONDS = 30.0  # after which an unanswered message is taken to have no 
 
 @dataclass
 class _Message:
-    """A client's message that Triton has; ``is_marked`` if its model is decoupled, and has our id and mark."""
+    """A client's message that was sent to Triton and has no last answer yet.
+
+    ``is_marked``: its model is decoupled, so it was sent with our id and with the request to mark the last answer.
+    """
 
     model: str
     num_bytes: int
     request_id: str
+    meter: Meter | None = None
     is_marked: bool = False
     is_end_wanted: bool = False
     is_begun: bool = False  # it has had an answer
@@ -130,6 +135,8 @@ class Relay:
             own_id = str(parsed.infer_response.id)
             message = self._unanswered.get(own_id)
             if message is not None and message.is_marked:
+                if message.meter is not None:
+                    message.meter.read(parsed.infer_response)
                 passed_on, is_last = unmark(parsed, message.request_id, is_end_wanted=message.is_end_wanted)
                 if not message.is_begun:
                     message.is_begun = True
@@ -206,7 +213,7 @@ class Relay:
         own_id, given = self._stops.next_id(), _Message(model, size, request_id)
         if self._stops.is_decoupled(model):
             message, given.is_end_wanted = mark(message, own_id)
-            given.is_marked = True
+            given.is_marked, given.meter = True, self._dispatcher.tokens.meter(model)
         self._unanswered[own_id] = given
         self._stream.note_request()
         if self._has_left:

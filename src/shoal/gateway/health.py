@@ -12,6 +12,7 @@ from aiohttp import web
 from shoal.gateway.canary import Canary
 from shoal.gateway.dispatcher import Dispatcher
 from shoal.gateway.stops import Stops
+from shoal.gateway.tokens import KINDS
 
 
 class Health:
@@ -78,7 +79,13 @@ class Health:
         for name in filter(dispatcher.is_exposed, self._stops.models):
             streams.add_metric([name], dispatcher.in_flight(name))
             first.add_metric([name], *dispatcher.first_answers.get(name, (0, 0.0)))
-        yield from (streams, first)
+        tokens = CounterMetricFamily(
+            "shoal_tokens", "Tokens of prompts (input) and answers (output)", labels=["model", "kind"]
+        )
+        for name in filter(dispatcher.is_exposed, dispatcher.tokens.models):
+            for kind in KINDS:
+                tokens.add_metric([name, kind], dispatcher.tokens.counts[name, kind])
+        yield from (streams, first, tokens)
         latency = GaugeMetricFamily("shoal_canary_seconds", "What the last canary of a model took", labels=["model"])
         for name, canary in self._canaries.items():
             latency.add_metric([name], canary.latency)

@@ -1,4 +1,4 @@
-"""HTTP front: passes Triton paths that are open to clients on, and refuses all others."""
+"""HTTP front: forwards requests to those of Triton's paths that are open to clients, and refuses all others."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
+import grpc  # type: ignore[import-untyped]
 from aiohttp import web
 from yarl import URL
 
@@ -29,11 +30,14 @@ from shoal.gateway.fronts import (
     trim_config,
     words,
 )
+from shoal.gateway.generate import to_json, to_message
+from shoal.gateway.grpc_messages import WITH_END, find_last, is_cut, parse
 from shoal.gateway.limits import Hold
 from shoal.gateway.refusals import LostError, RefusedError, Why, lost
-from shoal.gateway.screening import LARGE, ScreenError, check_json, screen_json, screen_nesting
-from shoal.gateway.stops import Stops, restore_id, split_events
+from shoal.gateway.screening import LARGE, ScreenError, check_json, screen_json, screen_message, screen_nesting
+from shoal.gateway.stops import METHOD, Stops
 from shoal.gateway.upstream import Stream
+from shoal.repository.config import ModelConfig
 from shoal.server.launch import Server
 
 # Model names are not percent-decoded: Triton does not decode them either.
@@ -48,7 +52,6 @@ _CLOSED = {
     "Shared memory", "/v2/logging": "Logging", "/v2/trace": "Tracing",
 }  # fmt: skip
 _HEAD_LENGTH = "Inference-Header-Content-Length"
-_ESCAPED_TRACE = re.compile(rb'(?:\\n)+At:\\n[^"]*')  # within JSON
 _STATUS = {
     Why.BUSY: 429, Why.UNAVAILABLE: 503, Why.WRONG: 400, Why.ABSENT: 404, Why.CLOSED: 403, Why.METHOD: 405,
     Why.LARGE: 413, Why.ENCODING: 415, Why.SLOW: 408,
@@ -59,8 +62,10 @@ _REQUEST_HEADERS = (*HEADERS, "Content-Type", _HEAD_LENGTH)
 # Answers are not compressed, so that errors can be read.
 _ANSWER_HEADERS = ("Content-Type", _HEAD_LENGTH)
 _ADDED_HEADERS = "Accept", "Accept-Encoding", "Content-Type", "User-Agent"  # which aiohttp would add
+_EVENTS = "text/event-stream; charset=utf-8"
 _LOOK_SECONDS = 0.05  # between two looks whether a stream's client has left
 # Triton's words.
+_UNKNOWN = "Request for unknown model"
 _NOT_ONE = "generate expects model to produce exactly 1 response, use generate stream for models that produce more."
 _BROKEN = (aiohttp.ClientError, ConnectionError)
 
@@ -72,59 +77,73 @@ class _Answer:
     request: web.Request
     model: str
     is_whole: bool
-    own_id: str = ""  # of the request, if its model is decoupled
-    given_id: str = ""
+    own_id: str
+    given_id: str
     response: web.StreamResponse | None = None
     is_done: bool = False
     num_events: int = 0
     first: bytes = b""
+    status: int = 200
     began: float = field(default_factory=time.monotonic)
-
-    def mark(self, body: bytes, own_id: str) -> bytes:
-        """Give the request an id of ours."""
-        document = json.loads(body)
-        self.own_id, self.given_id = own_id, str(document.get("id", ""))
-        return json.dumps({**document, "id": own_id}).encode()
 
     @property
     def has_left(self) -> bool:
         """Whether the client has closed its connection."""
         return self.request.transport is None or self.request.transport.is_closing()
 
-    async def take(self, event: bytes, reply: aiohttp.ClientResponse) -> None:
-        """Pass on an event, or keep the first."""
+    def read(self, message: Any) -> tuple[bytes, bool]:
+        """Return a message's JSON, empty for the one that only marks the end; and whether it is the last."""
+        answer = message.infer_response
+        is_last = find_last(message)
+        if message.error_message:
+            if is_dead(message.error_message):
+                raise LostError(message.error_message)
+            text = clean(message.error_message.replace(self.own_id, self.given_id or "<id_unknown>"))
+            if not self.num_events:
+                self.status = 404 if text.startswith(_UNKNOWN) else 400
+            return json.dumps({"error": text}).encode(), is_last
+        return b"" if is_last and not answer.outputs else to_json(answer, self.given_id), is_last
+
+    async def take(self, document: bytes) -> None:
+        """Pass on an answer, or keep the first."""
         self.num_events += 1
-        if self.is_whole:
-            self.first = self.first or event
+        if self.is_whole or self.status >= 400:
+            self.first = self.first or document
             return
-        if self.response is None:
-            self.response = web.StreamResponse(status=reply.status, headers=_kept(reply.headers))
-            await self.response.prepare(self.request)
+        response = await self._begin()
         # Triton 24.10 can crash when a stream is abandoned: the rest of it is read and discarded
         if not self.has_left:
-            await _write(self.response, event)
+            await _write(response, b"data: " + document + b"\n\n")
 
-    async def finish(self, reply: aiohttp.ClientResponse) -> web.StreamResponse:
-        """End the answer."""
-        if self.is_whole:
-            if self.num_events != 1:
-                raise RefusedError(Why.WRONG, f"{_NOT_ONE} {self.model} gave {self.num_events} answers.")
-            body = self.first.removeprefix(b"data: ").strip()
-            status = 400 if body.startswith(b'{"error"') else 200
-            return web.Response(status=status, body=body, content_type="application/json")
-        if self.response is None:  # no event at all
-            self.response = web.StreamResponse(status=reply.status, headers=_kept(reply.headers))
+    async def _begin(self) -> web.StreamResponse:
+        if self.response is None:
+            self.response = web.StreamResponse(headers={"Content-Type": _EVENTS})
             await self.response.prepare(self.request)
-        if not self.has_left:
-            await self.response.write_eof()
         return self.response
+
+    async def finish(self) -> web.StreamResponse:
+        """End the answer."""
+        if self.is_whole and self.num_events != 1:
+            raise RefusedError(Why.WRONG, f"{_NOT_ONE} {self.model} gave {self.num_events} answers.")
+        if self.is_whole or self.status >= 400:
+            return web.Response(status=self.status, body=self.first, content_type="application/json")
+        response = await self._begin()
+        if not self.has_left:
+            await response.write_eof()
+        return response
 
 
 class HttpFront:
     """aiohttp application backed by the active server."""
 
-    def __init__(self, dispatcher: Dispatcher, stops: Stops) -> None:
-        self._dispatcher, self._stops = dispatcher, stops
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        configs: Mapping[str, ModelConfig],
+        stops: Stops,
+        channel: Callable[[Server], Any],
+    ) -> None:
+        self._dispatcher, self._configs, self._stops, self._channel = dispatcher, configs, stops, channel
         self._sessions: dict[str, aiohttp.ClientSession] = {}
         self.app = web.Application()
         self.app.router.add_route("*", "/{path:.*}", self._answer)
@@ -157,7 +176,7 @@ class HttpFront:
                 str(request.remote), request.headers.getall("X-Forwarded-For", ())
             )
             with self._dispatcher.hold(address, model) as held:
-                return await self._pass(request, model, what, address, held)
+                return await self._pass(request, found, address, held)
         except ConnectionError:  # the client has disconnected: the response is dropped
             return web.Response(status=400)
         except RefusedError as refused:
@@ -211,7 +230,8 @@ class HttpFront:
 
     # --- inference -----------------------------------------------------------------------------------------------
 
-    async def _pass(self, request: web.Request, model: str, what: str, address: str, held: Hold) -> web.StreamResponse:
+    async def _pass(self, request: web.Request, found: re.Match[str], address: str, held: Hold) -> web.StreamResponse:
+        model, what = found["model"], found["what"]
         body = await read_body(request, self._dispatcher, held)
         headers = {name: value for name in _REQUEST_HEADERS if (value := request.headers.get(name))}
         lengths = request.headers.getall(_HEAD_LENGTH, [])
@@ -220,7 +240,7 @@ class HttpFront:
         else:
             body, request_id = _screen(body, lengths, what, headers)
         if what == "generate_stream" or (what == "generate" and self._stops.is_decoupled(model)):
-            return await self._stream(request, model, address, headers, body, is_whole=what == "generate")
+            return await self._stream(request, found, address, body)
         path = request.rel_url.raw_path
 
         async def call(server: Server) -> web.Response:
@@ -269,12 +289,18 @@ class HttpFront:
             yield reply
 
     async def _stream(
-        self, request: web.Request, model: str, address: str, headers: Mapping[str, str], body: bytes, *, is_whole: bool
+        self, request: web.Request, found: re.Match[str], address: str, body: bytes
     ) -> web.StreamResponse:
         """Stream answers as they arrive, or collect the only one; a stream that has begun cannot be resent."""
-        answer = _Answer(request, model, is_whole=is_whole)
-        if self._stops.is_decoupled(model):
-            body = answer.mark(body, self._stops.next_id())
+        model = found["model"]
+        try:
+            message, given_id = to_message(body, self._configs[model].spec, (found["version"] or "").rpartition("/")[2])
+            screen_message(message, model)
+        except ScreenError as error:
+            raise RefusedError(Why.WRONG, str(error)) from None
+        own_id = message.id = self._stops.next_id()
+        message.parameters[WITH_END].bool_param = True
+        answer = _Answer(request, model, found["what"] == "generate", own_id, given_id)
         task = asyncio.current_task()
         assert task is not None
         has_ended = False
@@ -284,7 +310,6 @@ class HttpFront:
             has_ended = True
             task.cancel()
 
-        path = re.sub("generate$", "generate_stream", request.rel_url.raw_path)
         try:
             with self._dispatcher.place(address):
                 self._dispatcher.enter(model, len(body))
@@ -292,48 +317,59 @@ class HttpFront:
                     async with self._dispatcher.stream(model, address, end) as (server, stream):
                         leaving = asyncio.create_task(self._leave(server, answer))
                         try:
-                            async with self._ask(server, "POST", path, headers, body) as reply:
-                                return await self._relay(reply, stream, answer)
+                            await self._relay(server, message, stream, answer)
                         finally:
                             answer.is_done = True
                             leaving.cancel()
                 finally:
                     self._dispatcher.leave(model, len(body), is_done=answer.is_done)
-        except (*_BROKEN, LostError):
+            return await answer.finish()
+        except LostError:
             self._dispatcher.suspected.set()
         except asyncio.CancelledError:
             if not has_ended:
                 raise
             task.uncancel()
-        tell_failure(model, answer.given_id, lost(model).message)
+        tell_failure(model, given_id, lost(model).message)
         if answer.response is None:
             raise lost(model)
         await _write(answer.response, b"data: " + json.dumps({"error": words(lost(model))}).encode() + b"\n\n")
         await answer.response.write_eof()
         return answer.response
 
-    async def _relay(self, reply: aiohttp.ClientResponse, stream: Stream, answer: _Answer) -> web.StreamResponse:
+    async def _relay(self, server: Server, message: Any, stream: Stream, answer: _Answer) -> None:
+        headers = [(name.lower(), value) for name in HEADERS if (value := answer.request.headers.get(name))]
+        call = self._channel(server).stream_stream(METHOD)(iter([message.SerializeToString()]), metadata=headers)
         stream.note_request()
-        if reply.status >= 400:
-            content = restore_id(await reply.read(), answer.own_id, answer.given_id)
-            content = _cleaned(content.removeprefix(b"data: ").strip())
-            return web.Response(status=reply.status, body=content, headers=_kept(reply.headers))
-        rest = b""
-        async for part in reply.content.iter_any():
-            events, rest = split_events(rest + part)
-            stream.note_answer(is_last=False)
-            self._dispatcher.answered = time.monotonic()
-            for event in events:
+        meter = self._dispatcher.tokens.meter(answer.model)
+        is_last = False
+        try:
+            async for content in call:
+                if is_last:
+                    continue
+                parsed = parse("ModelStreamInferResponse", content)
+                if meter is not None:
+                    meter.read(parsed.infer_response)
+                document, is_last = answer.read(parsed)
+                stream.note_answer(is_last=is_last)
+                self._dispatcher.answered = time.monotonic()
                 if answer.num_events == 0:
                     self._dispatcher.note_first(answer.model, time.monotonic() - answer.began)
-                await answer.take(restore_id(_ESCAPED_TRACE.sub(b"", event), answer.own_id, answer.given_id), reply)
-        return await answer.finish(reply)
+                if document:
+                    await answer.take(document)
+        except grpc.aio.AioRpcError as error:
+            if is_cut(error.code(), error.details() or ""):
+                raise LostError(error.details() or "") from None
+            raise RefusedError(Why.WRONG, clean(error.details() or "")) from None
+        finally:
+            if not call.done():
+                call.cancel()
 
     async def _leave(self, server: Server, answer: _Answer) -> None:
         """Wait until the client has left, and tell the engine."""
         while not answer.has_left:
             await asyncio.sleep(_LOOK_SECONDS)
-        if answer.own_id:
+        if self._stops.is_decoupled(answer.model):
             await self._stops.leave(server, answer.model, answer.own_id, lambda: answer.is_done)
 
     async def forget(self, server: Server) -> None:

@@ -26,6 +26,7 @@ from shoal.gateway.options import Options
 from shoal.gateway.pidfile import hold_pid_file
 from shoal.gateway.servers import Servers
 from shoal.gateway.supervisor import Supervisor
+from shoal.gateway.tokens import Tokens
 from shoal.repository.default_model import read_configs
 from shoal.repository.manifest import read_manifest
 from shoal.server.checks import check_start
@@ -86,11 +87,15 @@ class _Service:
             resends=options.resends,
             limits=options.limits,
             slots=find_slots(configs),
+            tokens=Tokens(config.spec for config in configs.values()),
         )
         log.info("Clients may ask %s.", ", ".join(sorted(exposed)))
         canaries = make_canaries(configs)
         front = GrpcFront(dispatcher, configs)
-        health, http = Health(dispatcher, canaries, front.stops), HttpFront(dispatcher, front.stops)
+        health, http = (
+            Health(dispatcher, canaries, front.stops),
+            HttpFront(dispatcher, configs, front.stops, front.channel),
+        )
 
         async def forget(server: Server) -> None:
             await asyncio.gather(front.forget(server), http.forget(server))

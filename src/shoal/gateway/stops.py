@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import json
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -91,18 +90,3 @@ def _make_request(config: ModelConfig) -> Any:
         size = int(np.prod(shape)) * (4 if tensor.dtype == STRING else tensor.numpy_dtype.itemsize)
         request.raw_input_contents.append(b"\1" * size if tensor.name == STOP else bytes(size))
     return request
-
-
-def split_events(buffered: bytes) -> tuple[list[bytes], bytes]:
-    """Split server-sent events, with their ends; return also what is left of an unfinished one."""
-    *whole, rest = buffered.split(b"\n\n")
-    return [event + b"\n\n" for event in whole], rest
-
-
-def restore_id(event: bytes, own: str, given: str) -> bytes:
-    """Put the client's id back in a server-sent event, or take ours out if it gave none."""
-    if not own:
-        return event
-    mark, known = f'"id":"{own}"'.encode(), json.dumps(given).encode()
-    event = event.replace(mark, b'"id":' + known) if given else event.replace(mark + b",", b"")
-    return event.replace(own.encode(), known[1:-1] or b"<id_unknown>")  # in an error

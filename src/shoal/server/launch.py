@@ -20,11 +20,10 @@ from types import TracebackType
 from typing import Self
 
 from shoal.component.heartbeat import VARIABLE
-from shoal.errors import ArtifactError, InputError, ServerError, SetupError
+from shoal.errors import InputError, ServerError, SetupError
 from shoal.paths import check_path_supported
 from shoal.processes import bound, processes
-from shoal.repository.default_model import read_configs
-from shoal.repository.manifest import CALLING, launch_flags, read_manifest
+from shoal.repository.manifest import launch_flags, read_manifest
 from shoal.server.checks import check_start
 from shoal.server.control import EXPLICIT, NONE, ModelControl
 from shoal.server.orphans import ENVIRONMENT, PREFIX, SHARED_MEMORY, Lease, clean_up
@@ -120,13 +119,8 @@ class Server:
             "--allow-sagemaker=false", "--allow-vertex-ai=false",
             f"--http-restricted-api={RESTRICTED}:admin-key={self.admin_key}",
             f"--grpc-restricted-protocol={RESTRICTED}:admin-key={self.admin_key}",
-            *dict.fromkeys([*launch_flags(self.repository), *([CALLING] if self._has_calls() else [])]),
+            *launch_flags(self.repository),
         ]  # fmt: skip
-
-    def _has_calls(self) -> bool:
-        with contextlib.suppress(ArtifactError):  # Triton says what is wrong with a configuration
-            return any(config.calls for config in read_configs(self.repository).values())
-        return False
 
     def wait_ready(self, timeout: float = START_SECONDS) -> None:
         """Wait until every model is loaded.

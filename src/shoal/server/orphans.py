@@ -128,7 +128,7 @@ def _wait_for_lock(file: Any) -> bool:
 
 
 def _end_orphans(lease: Path, session: int) -> bool:
-    """Kill the holders of ``lease`` if all belong to a session whose leader, the server, has ended."""
+    """Kill the holders of ``lease`` if all belong to ``session`` and the server, its leader, has ended."""
     holders = [process for process in processes() if process.pid != os.getpid() and _holds(process, lease)]
     if not session or not holders or any(p.session != session or p.pid == session for p in holders):
         return False

@@ -179,6 +179,9 @@ def container_command(repository: Path) -> str:
     devices = "--gpus all " if manifest["gpus"] else ""  # all: a subset would be renumbered inside
     environments: dict[str, str] = manifest.get("environments", {})
     folders = sorted({path for path in environments.values() if path.startswith("/")})
+    if weights := manifest.get("weights"):
+        folder = Path(weights["folder"])  # in the hub's cache, files are links into the folder two levels up
+        folders.append(str(folder.parents[1] if weights["revision"] else folder))
     mounts = "".join(f"--mount type=bind,src={path},dst={path},readonly " for path in folders)
     needed = " ".join([*COMPONENT_NEEDS, *(GPU_COMPONENT_NEEDS[manifest["placement"]] if manifest["gpus"] else ())])
     install = "" if environments and not manifest["without_environment"] else f"pip install {needed} && "

@@ -1,0 +1,115 @@
+"""The generate extension's JSON as gRPC messages, with Triton 24.10's own answers as the reference."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from tritonclient.grpc import service_pb2
+from tritonclient.utils import serialize_byte_tensor
+
+from shoal.component.spec import ModelSpec, TensorSpec
+from shoal.gateway.generate import to_json, to_message
+from shoal.gateway.screening import ScreenError
+
+KINDS = {"B": "BOOL", "I": "INT32", "U": "UINT64", "F": "FP32", "S": "STRING", "T": "INT8", "H": "FP16"}
+TENSORS = [TensorSpec(name, f"TYPE_{kind}", (-1,), is_optional=True) for name, kind in KINDS.items()]
+TENSORS.append(TensorSpec("M", "TYPE_INT32", (-1, 2), is_optional=True))
+
+
+def spec(*tensors: TensorSpec, max_batch_size: int = 0) -> ModelSpec:
+    return ModelSpec("m", tensors or tuple(TENSORS), (), max_batch_size=max_batch_size)
+
+
+def convert(document: Any, **options: Any) -> Any:
+    body = document if isinstance(document, bytes) else json.dumps(document).encode()
+    return to_message(body, options.pop("spec", spec()), "")[0]
+
+
+@pytest.mark.parametrize(
+    ("document", "shape", "raw"),
+    [
+        ({"I": 5}, [1], np.array([5], np.int32).tobytes()),
+        ({"I": []}, [0], b""),
+        ({"B": [True, False]}, [2], b"\1\0"),
+        ({"U": 2**64 - 1}, [1], b"\xff" * 8),
+        ({"F": [1, 2.5]}, [2], np.array([1, 2.5], np.float32).tobytes()),
+        (b'{"F": [NaN]}', [1], np.array([np.nan], np.float32).tobytes()),
+        ({"S": ["é", ""]}, [2], b"\2\0\0\0\xc3\xa9\0\0\0\0"),
+        (b'{"S": "\xff"}', [1], b"\1\0\0\0\xff"),
+        ({"M": [1, 2, 3, 4]}, [2, 2], np.arange(1, 5, dtype=np.int32).tobytes()),
+        ({"parameters": {"I": 5}}, [1], np.array([5], np.int32).tobytes()),
+    ],
+)
+def test_values_become_tensors(document: Any, shape: list[int], raw: bytes) -> None:
+    message = convert(document)
+    (tensor,) = message.inputs
+    assert (list(tensor.shape), message.raw_input_contents[0]) == (shape, raw)
+    assert tensor.datatype == {"S": "BYTES"}.get(tensor.name, KINDS.get(tensor.name, "INT32"))
+
+
+@pytest.mark.parametrize(
+    ("dims", "count", "shape"),
+    [((1,), 1, [1, 1]), ((1,), 3, [3, 1]), ((-1,), 3, [1, 3]), ((2, 3), 6, [1, 2, 3]), ((2, -1, -1), 6, [1, 2, 3, 1])],
+)
+def test_rows(dims: tuple[int, ...], count: int, shape: list[int]) -> None:
+    message = convert({"X": [0] * count}, spec=spec(TensorSpec("X", "TYPE_INT32", dims), max_batch_size=8))
+    assert list(message.inputs[0].shape) == shape
+
+
+def test_other_members_are_parameters() -> None:
+    message = convert({"I": 1, "a": 3, "b": "s", "parameters": {"c": True, "d": 1.5}})
+    found = {name: getattr(value, value.WhichOneof("parameter_choice")) for name, value in message.parameters.items()}
+    assert found == {"a": 3, "b": "s", "c": True, "d": 1.5}
+    assert to_message(b'{"id": "me"}', spec(), "3")[1] == "me"
+    assert to_message(b"{}", spec(), "3")[0].model_version == "3"
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({"I": 1.5}, r"Input 'I' \(INT32 \[-1\]\) takes whole numbers, .* not 1\.5"),
+        ({"I": "a"}, 'not "a"'),
+        ({"I": True}, "not true"),
+        ({"I": None}, "not null"),
+        ({"I": {"a": 1}}, 'not {"a": 1}'),
+        ({"M": [[1, 2], [3, 4]]}, r"a flat list; not \[1, 2\]"),
+        ({"M": [1, 2, 3]}, r"Input 'M' has 3 values, which do not fit its shape \[-1, 2\]"),
+        ({"B": 1}, "takes true or false"),
+        ({"S": 1}, "takes strings"),
+        ({"S": "\ud800"}, r"Input 'S' has a value that STRING \[-1\] cannot hold"),
+        ({"T": 300}, r"Input 'T' has a value that INT8 \[-1\] cannot hold"),
+        ({"U": -1}, r"Input 'U' has a value that UINT64 \[-1\] cannot hold"),
+        ({"H": 1.0}, "Input 'H' is FP16, which JSON cannot carry"),
+        ({"other": [3]}, r"'other' is \[3\]. It is not an input of the model; a parameter is a string"),
+        ({"other": 2**70}, "'other' is 1180591620717411303424"),
+        ({"I": 1, "parameters": {"I": 2}}, "'I' is given twice"),
+        ({"I": 1, "id": 5}, "id must be a string"),
+        ({"I": 1, "parameters": 5}, "parameters an object"),
+    ],
+)
+def test_what_does_not_fit(document: Any, message: str) -> None:
+    with pytest.raises(ScreenError, match=message):
+        convert(document)
+
+
+def test_answers_become_json() -> None:
+    answer = service_pb2.ModelInferResponse(model_name="m", model_version="1", id="ours")
+    answer.parameters["triton_final_response"].bool_param = True
+    answer.parameters["sequence_id"].int64_param = 0
+    arrays = {
+        "B": ("BOOL", np.array([True, False])),
+        "F": ("FP32", np.array([0.1], np.float32)),
+        "H": ("BF16", np.array([0x3FC0], np.uint16)),
+        "N": ("INT32", np.zeros(0, np.int32)),
+        "S": ("BYTES", np.array(["é".encode(), b"\xff"], np.object_)),
+    }
+    for name, (kind, array) in arrays.items():
+        answer.outputs.add(name=name, datatype=kind, shape=array.shape)
+        answer.raw_output_contents.append(serialize_byte_tensor(array).item() if kind == "BYTES" else array.tobytes())
+    assert to_json(answer, "mine") == (
+        b'{"B":[true,false],"F":0.10000000149011612,"H":1.5,"N":[],"S":["\xc3\xa9","\xff"],"id":"mine",'
+        b'"model_name":"m","model_version":"1","sequence_id":0}'
+    )

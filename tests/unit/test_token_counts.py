@@ -1,0 +1,47 @@
+"""Tokens of answers that pass the service, counted as they come."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from tritonclient.grpc import service_pb2
+
+from shoal.component.spec import ModelSpec, TensorSpec
+from shoal.gateway.tokens import Tokens
+
+COUNTS = tuple(TensorSpec(f"num_{kind}_tokens", "TYPE_UINT32", (1,)) for kind in ("input", "output"))
+SPEC = ModelSpec("llm", (), (TensorSpec("text_output", "TYPE_STRING", (1,)), *COUNTS), 1)
+
+
+def answer(**counts: int) -> Any:
+    message = service_pb2.ModelInferResponse(model_name="llm")
+    message.outputs.add(name="text_output", datatype="BYTES", shape=[1, 1])
+    message.raw_output_contents.append(b"\1\0\0\0a")
+    for name, number in counts.items():
+        message.outputs.add(name=f"num_{name}_tokens", datatype="UINT32", shape=[1, 1])
+        message.raw_output_contents.append(np.uint32(number).tobytes())
+    return message
+
+
+def test_each_token_counts_once() -> None:
+    tokens = Tokens([SPEC])
+    first, second = tokens.meter("llm"), tokens.meter("llm")
+    assert first
+    assert second
+    for so_far in (1, 1, 4):
+        first.read(answer(input=300, output=so_far))
+    second.read(answer(input=5, output=0))
+    first.read(service_pb2.ModelInferResponse())  # an error, or the empty last answer
+    second.read(answer(output=2))  # the client asked for one count only
+    assert tokens.counts == {("llm", "input"): 305, ("llm", "output"): 6}
+
+
+def test_only_models_that_declare_both_counts() -> None:
+    one = replace(SPEC, name="one", outputs=SPEC.outputs[:2])
+    other = replace(SPEC, name="other", outputs=(COUNTS[0], replace(COUNTS[1], dtype="TYPE_INT64")))
+    lists = replace(SPEC, name="lists", outputs=(COUNTS[0], replace(COUNTS[1], dims=(-1,))))
+    tokens = Tokens([SPEC, one, other, lists])
+    assert tokens.models == ["llm"]
+    assert [tokens.meter(name) for name in ("one", "other", "lists", "unknown")] == [None] * 4
