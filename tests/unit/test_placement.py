@@ -25,7 +25,7 @@ def test_collect_brings_members_before_ensembles() -> None:
     assert set(names) == MODELS
     assert names[-1] == "ensemble_all"
     with pytest.raises(
-        ArtifactError, match=r"There is no model nope\. Known: bert-large, blend, checked_text, cuml, ensemble"
+        ArtifactError, match=r"There is no model nope\. Known: bert-large, blend, checked_text, completion"
     ):
         collect("nope", find_model_folders())
 

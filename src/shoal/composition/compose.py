@@ -29,6 +29,9 @@ from shoal.composition.package import copy_package
 from shoal.composition.swap import exchange_models
 from shoal.composition.warmup import FOLDER, WarmUps, derive
 from shoal.composition.warmup import write as write_warm_up
+from shoal.composition.weights import find as find_weights
+from shoal.composition.weights import give as give_weights
+from shoal.composition.weights import write_engine_args
 from shoal.environment.targets import EMBEDDED, FIRST_SIDE_BY_SIDE, parse_release
 from shoal.errors import InputError, SetupError
 from shoal.paths import check_path_supported, check_replaceable, exchange
@@ -36,7 +39,7 @@ from shoal.repository.config import CONFIG, ModelConfig, write_config
 from shoal.repository.ensemble_config import first_steps
 from shoal.repository.graph import Graph
 from shoal.repository.hybrid import MODELS, models_ensemble
-from shoal.repository.manifest import CALLING, MANIFEST
+from shoal.repository.manifest import MANIFEST
 from shoal.repository.model_folders import collect, find_model_folders
 from shoal.repository.placement import HYBRID, Plan, place
 from shoal.repository.sizes import Sizes, find_sizes
@@ -55,6 +58,7 @@ def compose(
     stubs: Mapping[str, Path] | None = None,
     is_warmed_up: bool = True,
     swap: Mapping[str, str] | None = None,
+    weights: str | Path | None = None,
 ) -> Path:
     """Write the model repository that serves an ensemble, or several, whose common members are written once.
 
@@ -63,11 +67,14 @@ def compose(
     It is built in a temporary folder and swapped in atomically: an interruption leaves the old one whole. The same
     inputs give the same bytes. ``projects`` are folders with model folders of your own, in shoal's categories.
     ``artifacts`` is a folder with files that models name in their parameter ``artifacts``, separated by spaces:
-    ``a.txt?`` may be missing, of ``a.txt|b.json`` one is enough. Those in the version folder take precedence.
-    ``environments`` gives Python models by name (all of them: ``""``) an execution environment: an archive, a folder,
-    or what `shoal env build` wrote; ``stubs`` a Python backend stub, where the environment does not bring it. With
-    ``is_warmed_up`` each model gets a warm-up request, made by running the pipeline's components on one text.
-    ``swap`` names another model in place of one, ``{"llm-hf": "llm-vllm"}``, in each step and each parameter ``calls``.
+    ``a.txt?`` is optional, and ``a.txt|b.json`` is either of the two files. Those in the version folder take
+    precedence. ``environments`` maps the names of Python models (``""`` for all) to execution environments: an archive,
+    a folder, or the output of `shoal env build`. ``stubs`` maps them to Python backend stubs, for environments without
+    a stub. With ``is_warmed_up`` each model gets a warm-up request, made by running the pipeline's components on one
+    text. ``swap`` replaces models by others, in each step and each parameter ``calls``: ``{"llm-hf": "llm-vllm"}``
+    replaces ``llm-hf`` by ``llm-vllm``. ``weights`` is the folder of a language model's weights, or
+    ``OWNER/NAME[@REVISION]`` on the Hugging Face hub. It is not copied: models with an empty parameter ``model`` get
+    its path.
 
     Raises:
         InputError: Triton does not support the path, there is something other than a composed repository at it, no
@@ -82,6 +89,8 @@ def compose(
     names = [ensembles] if isinstance(ensembles, str) else list(dict.fromkeys(ensembles))
     available = exchange_models(find_model_folders(projects), names, swap or {})
     models = list({model.name: model for name in names for model in collect(name, available)}.values())
+    found = None if weights is None else find_weights(str(weights))
+    models = give_weights(models, found)
     members = {model.name: model for model in models}
     graphs = [Graph.build(members[name], members) for name in names]
     used = {*names, *(step.model for model in models for step in model.steps)}
@@ -106,7 +115,7 @@ def compose(
             for model in models:
                 _write_files(model, aside / model.name, artifacts)
             files = _hash_files(aside)
-            identity = _identify(all_graphs, files)
+            identity = _identify(all_graphs, files | (found.files if found else {}))
             warm_ups = derive(all_graphs, aside) if is_warmed_up else WarmUps()
             copies: dict[Path, Path] = {}
             for model in models:
@@ -131,6 +140,7 @@ def compose(
                 "without_environment": [m.name for m in models if m.backend == "python" and m.name not in placed],
                 "ensembles": names, "swap": dict(swap or {}),
                 **({"load_seconds": load_seconds} if load_seconds else {}),
+                **({"weights": {**asdict(found), "folder": str(found.folder)}} if found else {}),
             }  # fmt: skip
             _write_manifest(aside, all_graphs, plan, files, more)
             check_made(aside, str(target), plan.target)
@@ -165,6 +175,7 @@ def _write_files(model: ModelConfig, folder: Path, artifacts: Path | None) -> No
     version.mkdir(parents=True, exist_ok=True)
     if model.backend == "python":
         copy_package(version)
+    write_engine_args(model, version)
     for path in find_artifacts(model, artifacts):
         if path.parent == artifacts:
             shutil.copyfile(path, version / path.name)
@@ -213,13 +224,12 @@ def _write_manifest(
     repository: Path, graphs: Sequence[Graph], plan: Plan, files: Mapping[str, str], more: Mapping[str, Any]
 ) -> None:
     sizes = Sizes(plan.gpus or (), tuple(line for graph in graphs for line in find_sizes(graph, plan).lines))
-    calling = [CALLING] if any(graph.calls() for graph in graphs) else []
     manifest = {
         "format": 1,
         "shoal": shoal.__version__,
         **asdict(plan),
         "dtype": ", ".join(dict.fromkeys(chosen["dtype"] for chosen in more["precision"].values())) or "fp32",
-        "launch": {"flags": [*calling, *sizes.flags()], "shared_memory": sizes.shared_memory},
+        "launch": {"flags": sizes.flags(), "shared_memory": sizes.shared_memory},
         **more,
         "files": _hash_files(repository, files),
     }

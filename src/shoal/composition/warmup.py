@@ -51,8 +51,8 @@ class WarmUps:
 def derive(graphs: Iterable[Graph], repository: Path) -> WarmUps:
     """Send one text through the Python components of each graph, whose files are in ``repository``.
 
-    Each component runs, so that no server gets a request that fails here. A tensor that no component writes, such as
-    the score of a model, is zeros of its declared shape. The members of a nested ensemble get what reaches them.
+    A component that fails here gets no warm-up request. A tensor that no component writes, such as the score of a
+    model, is zeros of its declared shape. A nested ensemble is run in the same way, step by step.
     """
     found = WarmUps()
     for graph in graphs:
@@ -104,7 +104,10 @@ def _describe(error: Exception, repository: Path) -> str:
 
 
 def requested(spec: ModelSpec) -> dict[str, Any]:
-    """Return the inputs of the warm-up request; optional tensors are left out."""
+    """Return the inputs of the warm-up request; optional tensors are left out, unless all are: then it is a text."""
+    first = next((t for t in spec.inputs if t.dtype == STRING), None)
+    if first is not None and all(t.is_optional for t in spec.inputs):
+        return {first.name: _full(first, spec, TEXT.encode())}
     texts = {t.name: _full(t, spec, TEXT.encode()) for t in spec.inputs if t.dtype == STRING and not t.is_optional}
     others = {t.name: _nothing(t, spec) for t in spec.inputs if t.dtype != STRING and not t.is_optional}
     return {name: value for name, value in {**texts, **others}.items() if value is not None}

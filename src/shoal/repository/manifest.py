@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,6 @@ from shoal.component.artifact_files import sha256
 from shoal.errors import ArtifactError
 
 MANIFEST = "manifest.json"
-# For models whose code asks others (BLS): each request takes one of an instance's threads until its first answer, and
-# answers take one too. Where they run out, all wait for each other for ever; Triton's default is 32.
-CALLING = "--backend-config=python,thread-pool-size=256"
 
 
 def check_manifest(repository: Path) -> None:
@@ -24,7 +22,9 @@ def check_manifest(repository: Path) -> None:
     Raises:
         ArtifactError: a file is missing or changed.
     """
-    files: dict[str, str] = read_manifest(repository).get("files", {})
+    manifest = read_manifest(repository)
+    _check_weights(manifest)
+    files: dict[str, str] = manifest.get("files", {})
     for name, expected in files.items():
         path = repository / name
         if path.name != "config.pbtxt" and (not path.is_file() or sha256(path) != expected):
@@ -32,6 +32,16 @@ def check_manifest(repository: Path) -> None:
                 f"{name} in {repository} is {'not what' if path.is_file() else 'missing, though'} {MANIFEST} says.",
                 f"Compose again; if the change is yours, remove {MANIFEST}.",
             )
+
+
+def _check_weights(manifest: Mapping[str, Any]) -> None:
+    """Check the small files of the weights folder, such as the tokenizer; shards are too large to hash each time."""
+    weights = manifest.get("weights", {})
+    for name, expected in weights.get("files", {}).items():
+        path = Path(weights["folder"]) / name
+        if not path.is_file() or sha256(path) != expected:
+            found = "not what it was" if path.is_file() else "missing, and was there"
+            raise ArtifactError(f"{path} is {found} when this was composed.", "Compose again, with --weights.")
 
 
 def launch_flags(repository: Path) -> list[str]:

@@ -13,7 +13,7 @@ CATEGORIES = ("preprocess", "postprocess", "models", "ensembles")
 
 
 def find_model_folders(roots: Iterable[Path | str] = ()) -> Mapping[str, ModelConfig]:
-    """Find every model folder, by its model's name: shoal's own and those under ``roots``, which win."""
+    """Find shoal's own model folders and those under ``roots``, by model name; ``roots`` take precedence."""
     available = {}
     for root in [shipped_root(), *map(Path, roots)]:
         for category in CATEGORIES:

@@ -110,6 +110,8 @@ def place(config: ModelConfig, plan: Plan, dtype: str = "") -> Any:
         return message
     gpus = plan.gpus_of(config)
     for group in message.instance_group or [message.instance_group.add()]:
+        if group.kind == group.KIND_MODEL:
+            continue  # its backend chooses the devices
         group.kind = group.KIND_GPU if gpus else group.KIND_CPU
         group.ClearField("gpus")
         group.gpus.extend(gpus)

@@ -1,0 +1,28 @@
+"""Language models: prompts and chat templates, token requests, sampling, weights, and the way back to text."""
+
+from typing import TYPE_CHECKING
+
+from shoal import face
+
+if TYPE_CHECKING:
+    from shoal.generation.completions import Completions as Completions
+    from shoal.generation.completions import Piece as Piece
+    from shoal.generation.completions import TextStream as TextStream
+    from shoal.generation.completions import join_pieces as join_pieces
+    from shoal.generation.completions import pack_piece as pack_piece
+    from shoal.generation.contract import Limits as Limits
+    from shoal.generation.contract import TokenRequest as TokenRequest
+    from shoal.generation.contract import pack_answer as pack_answer
+    from shoal.generation.detokenizer import Detokenizer as Detokenizer
+    from shoal.generation.prompts import Prompts as Prompts
+    from shoal.generation.prompts import llama2 as llama2
+    from shoal.generation.prompts import read_messages as read_messages
+    from shoal.generation.prompts import rows as rows
+    from shoal.generation.prompts import stack as stack
+    from shoal.generation.sampling import Sampling as Sampling
+    from shoal.generation.stops import StopCutter as StopCutter
+    from shoal.generation.templates import ChatTemplate as ChatTemplate
+    from shoal.generation.weights import Weights as Weights
+    from shoal.generation.weights import find_weights as find_weights
+
+__getattr__, __dir__, __all__ = face(__name__, __file__)

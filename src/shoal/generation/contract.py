@@ -1,0 +1,196 @@
+"""Contract of token-level engines: reading a request's tensors, and packing its answers.
+
+Inputs, one row per request: ``input_ids`` INT32 [-1], ``input_lengths`` and ``request_output_len`` INT32 [1]; optional
+``end_id``, ``pad_id``, ``runtime_top_k``, ``min_tokens`` INT32 [1], ``runtime_top_p``, ``temperature``,
+``repetition_penalty`` FP32 [1], ``seed`` UINT64 [1], ``stop_words_list`` and ``bad_words_list`` INT32 [2, -1],
+``carry`` STRING [1], ``streaming`` BOOL [1]. Outputs: see ``pack_answer``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from shoal.component import Arrays
+from shoal.errors import InputError
+from shoal.generation.sampling import Sampling
+from shoal.generation.wordlists import unpack
+
+NAMES = {"top_k": "runtime_top_k", "top_p": "runtime_top_p", "max_tokens": "request_output_len"}
+MOST_CARRY = 4096  # bytes
+REASONS = ("", "stop", "length", "cancelled", "error")
+
+_first_stream = secrets.randbits(31) << 32
+_streams = itertools.count()
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of an engine: token ids are below ``vocabulary``; prompt and new tokens fit ``context`` together.
+
+    ``slots`` is the number of requests that are computed at the same time; ``end_ids`` end an answer where the request
+    has no ``end_id``.
+    """
+
+    vocabulary: int
+    context: int
+    slots: int
+    end_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class TokenRequest:
+    """One checked request: the prompt's token ids, and how to continue them.
+
+    ``stops`` and ``bans`` are sequences of token ids: the first end the answer, and are not part of it; the second do
+    not occur in it.
+    """
+
+    ids: tuple[int, ...]
+    max_tokens: int
+    end_ids: tuple[int, ...] = ()
+    sampling: Sampling = field(default_factory=Sampling)
+    stops: tuple[tuple[int, ...], ...] = ()
+    bans: tuple[tuple[int, ...], ...] = ()
+    carry: str = ""
+    is_streaming: bool = True
+
+    @classmethod
+    def read(cls, inputs: Arrays, limits: Limits) -> TokenRequest:
+        """Read a request's tensors, each ``[1, *dims]``; ``pad_id`` is not needed.
+
+        Only the first ``input_lengths`` ids count: rows of a joined batch are padded. An ``end_id`` of -1 means none.
+
+        Raises:
+            InputError: a value is out of its range or of the engine's limits; the message has both.
+        """
+        ids = _prompt(inputs)
+        max_tokens = int(_single(inputs, "request_output_len", 0))
+        if max_tokens < 1:
+            raise InputError(f"request_output_len is {max_tokens}.", "Ask for 1 new token or more.")
+        if len(ids) + max_tokens > limits.context:
+            room = limits.context - len(ids)
+            raise InputError(
+                f"The prompt has {len(ids)} tokens and request_output_len is {max_tokens}: {len(ids) + max_tokens} "
+                f"together, and the context has {limits.context}.",
+                f"Ask for at most {room} new tokens." if room > 0 else "Shorten the prompt.",
+            )
+        _check_ids("input_ids has", ids, limits.vocabulary)
+        return cls(
+            ids=ids,
+            max_tokens=max_tokens,
+            end_ids=_end_ids(inputs, limits),
+            sampling=_sampling(inputs).check(max_tokens, NAMES),
+            stops=_words(inputs, "stop_words_list", limits.vocabulary),
+            bans=_words(inputs, "bad_words_list", limits.vocabulary),
+            carry=_carry(inputs),
+            is_streaming=bool(_single(inputs, "streaming", True)),
+        )
+
+
+def pack_answer(
+    ids: Sequence[int], *, stream_id: int, carry: str = "", is_last: bool = False, reason: str = ""
+) -> dict[str, Any]:
+    """Return the outputs of one answer to a request of one row.
+
+    ``output_ids`` INT32 [1, 1, tokens] (rows, beams, new tokens: none, one or several), ``sequence_length`` INT32
+    [1, 1], ``stream_id`` INT64 [1, 1], ``is_last`` BOOL [1, 1], ``carry`` and ``finish_reason`` STRING [1, 1].
+    ``carry`` is the request's in the first answer, then empty. ``reason`` is one of ``REASONS``.
+    """
+    return {
+        "output_ids": np.array([[ids]], np.int32).reshape(1, 1, len(ids)),
+        "sequence_length": np.array([[len(ids)]], np.int32),
+        "stream_id": np.array([[stream_id]], np.int64),
+        "is_last": np.array([[is_last]], np.bool_),
+        "carry": np.array([[carry.encode()]], np.object_),
+        "finish_reason": np.array([[reason.encode()]], np.object_),
+    }
+
+
+def new_stream_id() -> int:
+    """Return a new id of a stream: random bits of this process, then a counter."""
+    return _first_stream + next(_streams)
+
+
+def _single(inputs: Arrays, name: str, default: Any) -> Any:
+    """Return the value of an input with one element, as Python has it; the default if it was left out.
+
+    FP32 numbers become the shortest decimal number that they represent: 0.7, not 0.699999988.
+    """
+    if name not in inputs:
+        return default
+    array = np.asarray(inputs[name])
+    if array.size != 1:
+        raise InputError(f"{name} has {array.size} values.", "Send one: requests have one row.")
+    value = array.reshape(-1)[0]
+    return float(str(value)) if isinstance(value, np.floating) else value.item() if hasattr(value, "item") else value
+
+
+def _prompt(inputs: Arrays) -> tuple[int, ...]:
+    ids = np.asarray(inputs["input_ids"])
+    if ids.shape[0] != 1:
+        raise InputError(f"input_ids has {ids.shape[0]} rows.", "Send one row per request.")
+    length = int(_single(inputs, "input_lengths", ids.shape[1]))
+    if length < 1:
+        raise InputError(f"The prompt has no tokens: input_lengths is {length}.", "Send at least one token.")
+    if length > ids.shape[1]:
+        raise InputError(
+            f"input_lengths is {length}, and input_ids has {ids.shape[1]} tokens.", "Send the number of input_ids."
+        )
+    return tuple(ids[0, :length].tolist())
+
+
+def _check_ids(begin: str, ids: Sequence[int], vocabulary: int) -> None:
+    for place, token in enumerate(ids):
+        if not 0 <= token < vocabulary:
+            raise InputError(
+                f"{begin} {token} at place {place}, and the model's vocabulary has {vocabulary} tokens.",
+                f"Send ids from 0 to {vocabulary - 1}: use the model's own tokenizer.",
+            )
+
+
+def _end_ids(inputs: Arrays, limits: Limits) -> tuple[int, ...]:
+    if "end_id" not in inputs:
+        return limits.end_ids
+    end = int(_single(inputs, "end_id", -1))
+    if end == -1:
+        return ()
+    _check_ids("end_id has", (end,), limits.vocabulary)
+    return (end,)
+
+
+def _sampling(inputs: Arrays) -> Sampling:
+    plain = Sampling()
+    seed = _single(inputs, "seed", None)
+    return Sampling(
+        temperature=_single(inputs, "temperature", plain.temperature),
+        top_k=_single(inputs, "runtime_top_k", plain.top_k),
+        top_p=_single(inputs, "runtime_top_p", plain.top_p) or 1.0,  # 0: off, as in FasterTransformer and TensorRT-LLM
+        repetition_penalty=_single(inputs, "repetition_penalty", plain.repetition_penalty),
+        seed=seed,
+        min_tokens=_single(inputs, "min_tokens", plain.min_tokens),
+    )
+
+
+def _words(inputs: Arrays, name: str, vocabulary: int) -> tuple[tuple[int, ...], ...]:
+    if name not in inputs:
+        return ()
+    words = tuple(tuple(map(int, word)) for word in unpack(np.asarray(inputs[name])[0], name) if len(word))
+    for word in words:
+        _check_ids(f"{name} has", word, vocabulary)
+    return words
+
+
+def _carry(inputs: Arrays) -> str:
+    value = _single(inputs, "carry", b"")
+    if len(value) > MOST_CARRY:
+        raise InputError(f"carry has {len(value)} bytes.", f"Send at most {MOST_CARRY}.")
+    try:
+        return value.decode() if isinstance(value, bytes) else str(value)
+    except UnicodeDecodeError:
+        raise InputError("carry is not UTF-8.", "Send the text that the prompt step made.") from None

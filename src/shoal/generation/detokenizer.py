@@ -1,0 +1,214 @@
+"""Detokenizer for tokens that come one by one: constant time per token, and exactly the text of a whole decode.
+
+A decoder of Hugging Face's `tokenizers` is a sequence of steps over a list of tokens. Here each step is a function that
+takes new tokens, keeps what it needs of earlier ones, and returns what nothing later can change. So the families need
+no code of their own: byte-level BPE is one step, SentencePiece with byte fallback three, WordPiece one.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from shoal.errors import InputError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+UNKNOWN = "\N{REPLACEMENT CHARACTER}"
+_MOST_OPEN = 4  # bytes of a character in UTF-8, and so tokens that can wait for its end
+_WINDOW = 64  # tokens that a decoder of another family is shown, at most
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+# Byte-level BPE writes each byte as one printable character; the other bytes are characters from 256 on, in order.
+_BYTES = {chr(byte): byte for byte in _PRINTABLE} | {
+    chr(256 + index): byte for index, byte in enumerate(sorted({*range(256)} - {*_PRINTABLE}))
+}
+
+Step = Callable[[list[str], bool], list[str]]  # new tokens, and whether they are the last ones -> tokens that are final
+
+
+class Detokenizer:
+    """Turns the token ids of one stream to text, piece by piece.
+
+    The pieces together are ``tokenizer.decode(ids, skip_special_tokens=True)`` of all ids. A character comes out when
+    its last byte is there, and nothing is taken back. Byte tokens of SentencePiece (``<0x0A>``) come out with the next
+    other token: if their bytes are not UTF-8, a whole decode replaces all of a run.
+
+    This holds for decoders of the byte-level, SentencePiece and WordPiece families. Others are shown the last tokens
+    again with each new one; what such a decoder changes later in the text stays as it was given out.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Take the tokenizer, which must not be changed from now on; many detokenizers may share it."""
+        self._tokenizer = tokenizer
+        decoder = tokenizer.decoder
+        self._steps: list[Step] = [_ByPlace(str, " {}".format)]
+        if decoder is not None:
+            self._steps = _make_steps(json.loads(decoder.__getstate__())) or [_Window(decoder.decode)]
+        self._specials = _find_specials(tokenizer)
+
+    def step(self, ids: Sequence[int], *, last: bool = False) -> str:
+        """Take the next ids, any number of them; return the text that is complete.
+
+        Special tokens and ids beyond the vocabulary are skipped. With ``last`` nothing is held back: a character that
+        is still incomplete becomes U+FFFD, as in a whole decode.
+
+        Raises:
+            InputError: an id is negative; nothing of ``ids`` was taken.
+        """
+        if min(ids, default=0) < 0:
+            raise InputError(f"A token id is {min(ids)}.", "Send ids from 0, without padding.")
+        found = map(self._tokenizer.id_to_token, ids)
+        tokens = [token for token in found if token is not None and token not in self._specials]
+        for step in self._steps:
+            tokens = step(tokens, last)
+        return "".join(tokens)
+
+
+@lru_cache(maxsize=8)  # tokenizers; some have a thousand added tokens, and each stream has a detokenizer
+def _find_specials(tokenizer: Tokenizer) -> frozenset[str]:
+    return frozenset(token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special)
+
+
+def _make_steps(decoder: Mapping[str, Any]) -> list[Step]:
+    """Return the steps of a decoder, given as in tokenizer.json; none if one of them is of another kind.
+
+    Behind ``Fuse`` and ``ByteLevel`` all tokens are one, of which only the front can still be stripped.
+    """
+    steps: list[Step] = []
+    is_one = False
+    for part in decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]:
+        match part:
+            case {"type": "Fuse"}:
+                is_one = True
+            case {"type": "Strip", "content": content, "start": start, "stop": 0} if is_one:
+                steps.append(_StripFront(content, start))
+            case {"type": "Replace", "pattern": {"String": pattern}, "content": content} if not is_one:
+                steps.append(_make_replace(pattern, content))
+            case {"type": "ByteFallback"} if not is_one:
+                steps.append(_ByteFallback())
+            case {"type": "ByteLevel"} if not is_one:
+                steps.append(_ByteLevel())
+                is_one = True
+            case {"type": "Metaspace", "replacement": sign, "prepend_scheme": scheme} if not is_one:
+                steps.append(_make_metaspace(sign, scheme))
+            case {"type": "WordPiece", "prefix": prefix, "cleanup": cleanup} if not is_one:
+                steps.append(_make_wordpiece(prefix, cleanup))
+            case _:
+                return []
+    return steps
+
+
+class _ByPlace:
+    """Step in which each token becomes a text by itself, the first token of all in another way."""
+
+    def __init__(self, first: Callable[[str], str], later: Callable[[str], str]) -> None:
+        self._next, self._later = first, later
+
+    def __call__(self, tokens: list[str], _: bool) -> list[str]:
+        texts = []
+        for token in tokens:
+            texts.append(self._next(token))
+            self._next = self._later
+        return texts
+
+
+def _make_replace(pattern: str, content: str) -> Step:
+    return lambda tokens, last: [token.replace(pattern, content) for token in tokens]
+
+
+def _make_metaspace(sign: str, scheme: str) -> Step:
+    return _ByPlace(
+        lambda token: token.replace(sign, " " if scheme == "never" else ""), lambda token: token.replace(sign, " ")
+    )
+
+
+def _make_wordpiece(prefix: str, cleanup: bool) -> Step:
+    from tokenizers import decoders
+
+    decode = decoders.WordPiece(prefix=prefix, cleanup=cleanup).decode  # it looks at tokens one by one
+    return _ByPlace(lambda token: decode([token]), lambda token: decode(["", token]))
+
+
+class _StripFront:
+    """Step that removes up to ``count`` characters ``content`` from the front of the whole text."""
+
+    def __init__(self, content: str, count: int) -> None:
+        self._content, self._count = content, count
+
+    def __call__(self, tokens: list[str], _: bool) -> list[str]:
+        text = "".join(tokens)
+        while self._count and text:
+            if text.startswith(self._content):
+                text, self._count = text[1:], self._count - 1
+            else:
+                self._count = 0
+        return [text]
+
+
+class _ByteFallback:
+    """Step that joins runs of byte tokens to characters; each byte of a run that is not UTF-8 becomes U+FFFD."""
+
+    def __init__(self) -> None:
+        self._run = bytearray()
+
+    def __call__(self, tokens: list[str], last: bool) -> list[str]:
+        texts: list[str] = []
+        for token in tokens:
+            if found := _BYTE.fullmatch(token):
+                self._run.append(int(found[1], 16))
+            else:
+                texts += [*self._end_run(), token]
+        return [*texts, *self._end_run()] if last else texts
+
+    def _end_run(self) -> list[str]:
+        run, self._run = self._run, bytearray()
+        try:
+            return [run.decode()] if run else []
+        except UnicodeDecodeError:
+            return [UNKNOWN] * len(run)
+
+
+class _ByteLevel:
+    """Step that turns each character of a token to a byte, and the bytes to text."""
+
+    def __init__(self) -> None:
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+
+    def __call__(self, tokens: list[str], last: bool) -> list[str]:
+        return [self._decode(b"".join(map(_to_bytes, tokens)), last)]
+
+
+def _to_bytes(token: str) -> bytes:
+    try:
+        return bytes(map(_BYTES.__getitem__, token))
+    except KeyError:  # an added token, which is written as it is
+        return token.encode()
+
+
+class _Window:
+    """Step for any other decoder: decodes the last tokens with and without the new ones, and takes the difference.
+
+    The tokens of the piece before are the context of the new ones. An end that is not a character yet is held back.
+    """
+
+    def __init__(self, decode: Callable[[list[str]], str]) -> None:
+        self._decode = decode
+        self._tokens: list[str] = []
+        self._num_given = 0  # of them
+
+    def __call__(self, tokens: list[str], last: bool) -> list[str]:
+        self._tokens += tokens
+        num_open = len(self._tokens) - self._num_given
+        before, text = self._decode(self._tokens[: self._num_given]), self._decode(self._tokens)
+        is_open = num_open < _MOST_OPEN and text.endswith(UNKNOWN) and not last
+        if is_open or (len(text) <= len(before) and len(self._tokens) < _WINDOW):
+            return []
+        self._tokens = self._tokens[max(self._num_given, len(self._tokens) - _WINDOW // 2) :]
+        self._num_given = len(self._tokens)
+        return [text[len(before) :]]

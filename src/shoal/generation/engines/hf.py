@@ -1,0 +1,244 @@
+"""Engine on transformers' continuous batching: requests join and leave the running batch at every step.
+
+The library's batching thread dies, for all requests, of one that it cannot compute. So requests are checked before;
+only as many are handed over as its cache holds, since it stops to accept new ones after an eviction whose requests were
+cancelled; and a thread that died is replaced. Each request's tokens are chosen by a logits processor of ours, because
+the library has neither seeds nor penalties per request.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections import deque
+from typing import Any
+
+import torch
+from transformers import ContinuousBatchingConfig, GenerationConfig
+from transformers.generation.continuous_batching.cb_logits_processors import ContinuousBatchingLogitsProcessor
+
+from shoal.component import Stream
+from shoal.errors import SetupError, ShoalError
+from shoal.generation.choosing import Seat
+from shoal.generation.contract import Limits, TokenRequest
+from shoal.generation.engines.loading import load_model
+from shoal.generation.weights import Weights
+
+CACHE_TOKENS = 32768  # greatest default size of the cache: 4 GiB with 32 layers of 8 heads of 64, in FP32
+_PAGE = 32  # tokens
+_STEP_TOKENS = 256  # tokens per step, of prompts and answers; memory grows with its product with the cache
+_STOP_SECONDS = 5.0
+_LOOK_SECONDS = 0.1  # between two looks for errors and the end of the batching thread
+_PAUSE_SECONDS = 1.0  # after a batching thread that could not even start
+
+_log = logging.getLogger("shoal")
+
+
+class _Seat(Seat):
+    """A request in this engine; ``pages`` is what it takes of the cache at most."""
+
+    def __init__(self, number: int, request: TokenRequest, stream: Stream) -> None:
+        super().__init__(request, stream)
+        self.number = number
+        self.pages = _pages(len(request.ids) + request.max_tokens)
+
+
+def _pages(tokens: int) -> int:
+    """Return the number of cache pages of a request, with one to spare."""
+    return -(-tokens // _PAGE) + 1
+
+
+class _Choice(ContinuousBatchingLogitsProcessor):
+    """Logits processor that chooses each row's token, and makes its logit infinite for the library to take it.
+
+    The library passes an INT32 per row from the request to here: the seat's number.
+    """
+
+    supported_kwargs = {"seat": int}  # noqa: RUF012
+    ignored_kwargs = ()
+
+    def __init__(self, engine: HfEngine) -> None:
+        self._engine = engine
+
+    def fill_defaults(self, int32_tensor: torch.Tensor) -> None:
+        int32_tensor.fill_(-1)
+
+    def prepare_tensor_args(self, requests_with_new_token: list[Any]) -> torch.Tensor:
+        seats = [each.state.logit_processor_kwargs["seat"] for each in requests_with_new_token]
+        return torch.tensor(seats, dtype=torch.int32)
+
+    def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:
+        for row, number in enumerate(tensor_arg[: len(scores)].tolist()):
+            token = self._engine.step(number, scores[row])
+            scores[row, token] = torch.inf
+        return scores
+
+
+class HfEngine:
+    """Continuous batching of a transformers model on the host.
+
+    ``slots`` requests are computed at the same time, others wait in order. The cache has room for ``cache_tokens``
+    tokens of prompts and answers together; by default, for ``slots`` whole contexts, but at most ``CACHE_TOKENS``.
+    ``context`` is the greatest number of tokens of one request; by default the model's, or what the cache holds.
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        *,
+        slots: int = 16,
+        context: int = 0,
+        cache_tokens: int = 0,
+        dtype: str = "float32",
+        threads: int | None = None,
+    ) -> None:
+        context = min(context or weights.context, weights.context)
+        self._free = _pages(cache_tokens or min(slots * context, max(CACHE_TOKENS, context))) + slots
+        self.limits = Limits(weights.vocabulary, min(context, (self._free - slots) * _PAGE), slots, weights.end_ids)
+        self._config = ContinuousBatchingConfig(
+            page_size=_PAGE,
+            num_blocks=self._free,
+            max_batch_tokens=max(_STEP_TOKENS, slots),
+            max_requests_per_batch=slots,
+            max_blocks_per_request=0,
+            use_async_batching=False,
+            use_cuda_graph=False,
+            auto_switch_to_flash=False,
+            safety_margin=0.0,
+        )
+        self._model = load_model(weights, dtype, threads)
+        self._numbers = itertools.count()
+        self._changing = threading.RLock()
+        self._waiting: deque[_Seat] = deque()
+        self._seats: dict[int, _Seat] = {}  # those that the batching thread computes
+        self._manager: Any = None  # while its thread runs
+        self._fault: Exception | None = None  # of the first start
+        self._is_ready, self._is_closing = threading.Event(), threading.Event()
+        # The batching thread inherits this one's being a daemon, so that it does not outlive a process that ends.
+        self._keeper = threading.Thread(target=self._keep, name="shoal-batching", daemon=True)
+        self._keeper.start()
+        self._is_ready.wait()
+        if self._fault is not None:
+            raise SetupError(
+                f"transformers' continuous batching does not start: {self._fault}",
+                "Install transformers 5.23, or set the parameter static to true.",
+            ) from self._fault
+
+    @property
+    def num_open(self) -> int:
+        """Number of requests that are computed or wait."""
+        with self._changing:
+            return len(self._seats) + len(self._waiting)
+
+    def admit(self, request: TokenRequest, stream: Stream) -> None:
+        """Begin to answer a checked request, and return at once."""
+        with self._changing:
+            seat = _Seat(next(self._numbers), request, stream)
+            self._waiting.append(seat)
+            self._fill()
+        stream.on_leave(lambda: self._leave(seat))
+
+    def close(self) -> None:
+        """End all streams with an error, and stop computing."""
+        self._is_closing.set()
+        self._keeper.join(2 * _STOP_SECONDS)
+
+    # --- seats -------------------------------------------------------------------------------------------------------
+
+    def _fill(self) -> None:
+        """Hand over waiting requests, in order, while there are a slot and pages. The caller holds the lock."""
+        while self._waiting and self._manager is not None and len(self._seats) < self.limits.slots:
+            seat = self._waiting[0]
+            if seat.pages > self._free:
+                return
+            self._waiting.popleft()
+            self._seats[seat.number] = seat
+            self._free -= seat.pages
+            added = self._manager.add_request(
+                list(seat.request.ids),
+                request_id=str(seat.number),
+                max_new_tokens=seat.request.max_tokens,
+                eos_token_id=-1,
+                seat=seat.number,
+            )
+            if added is None:  # the batching thread is dying: the next one takes it
+                del self._seats[seat.number]
+                self._free += seat.pages
+                self._waiting.appendleft(seat)
+                return
+
+    def _leave(self, seat: _Seat) -> None:
+        """Give up a request's slot and pages, whether it is computed, waits, or has ended."""
+        with self._changing:
+            if self._seats.pop(seat.number, None) is not None:
+                self._free += seat.pages
+                if self._manager is not None:
+                    self._manager.cancel_request(str(seat.number))
+            elif seat in self._waiting:
+                self._waiting.remove(seat)
+            self._fill()
+
+    def step(self, number: int, logits: torch.Tensor) -> int:
+        """Choose a seat's next token and send it; called by the batching thread. ``logits``: FP32 [vocabulary]."""
+        seat = self._seats.get(number)
+        if seat is None:  # it left during this step
+            return 0
+        token = seat.step(logits.float().numpy())
+        if seat.is_done:
+            self._leave(seat)
+        return token
+
+    # --- the batching thread -----------------------------------------------------------------------------------------
+
+    def _keep(self) -> None:
+        """Run batching threads, one after another, until the engine is closed."""
+        while not self._is_closing.is_set():
+            try:
+                self._run()
+            except Exception as error:
+                if not self._is_ready.is_set():
+                    self._fault = error
+                    self._is_ready.set()
+                    return
+                _log.exception("transformers' continuous batching did not start again")
+                self._is_closing.wait(_PAUSE_SECONDS)
+        self._end_all(ShoalError("The model is being unloaded.", "Ask again later."))
+
+    def _run(self) -> None:
+        """Run one batching thread until it ends; its requests end with it, and those that wait stay."""
+        manager = self._model.init_continuous_batching(GenerationConfig(do_sample=False, eos_token_id=-1), self._config)
+        processors = manager.logit_processor
+        processors.logits_processor.append(_Choice(self))
+        processors.supported_keys["seat"], processors.tensors_required, processors.do_processing = int, 1, True
+        manager.start()
+        with self._changing:
+            self._manager = manager
+            self._fill()
+        self._is_ready.set()
+        while manager.is_running() and not self._is_closing.is_set():
+            output = manager.get_result(timeout=_LOOK_SECONDS)
+            if output is not None and output.error is not None:
+                self._fail(int(output.request_id), output.error)
+        with self._changing:
+            self._manager = None
+        if self._is_closing.is_set():
+            manager.stop(block=True, timeout=_STOP_SECONDS, hard_stop=True)
+        else:
+            _log.error("transformers' batching thread died: %s", manager.background_thread_status.fatal_error)
+            for number in list(self._seats):
+                self._fail(number, "its batching thread died")
+
+    def _fail(self, number: int, why: str) -> None:
+        seat = self._seats.get(number)
+        if seat is not None:
+            seat.stream.end(ShoalError(f"The model failed on this request: {why}.", "Ask again."))
+            self._leave(seat)
+
+    def _end_all(self, error: ShoalError) -> None:
+        with self._changing:
+            seats = [*self._seats.values(), *self._waiting]
+            self._seats.clear()
+            self._waiting.clear()
+        for seat in seats:
+            seat.stream.end(error)

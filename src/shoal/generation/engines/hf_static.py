@@ -1,0 +1,130 @@
+"""Engine with static batches: requests are collected, padded, and computed together until the last one ends."""
+
+from __future__ import annotations
+
+import threading
+import time
+from queue import Empty, Queue
+
+import torch
+from transformers import GenerationConfig
+from transformers.generation.logits_process import LogitsProcessor, LogitsProcessorList
+from transformers.generation.stopping_criteria import StoppingCriteria, StoppingCriteriaList
+
+from shoal.component import Stream
+from shoal.errors import ShoalError
+from shoal.generation.choosing import Seat
+from shoal.generation.contract import Limits, TokenRequest
+from shoal.generation.engines.loading import load_model
+from shoal.generation.weights import Weights
+
+_WAIT_SECONDS = 0.02  # for more requests, after the first one of a batch
+_STOP_SECONDS = 5.0
+
+
+class _Choice(LogitsProcessor):
+    """Logits processor that chooses and answers each row's token, and makes its logit infinite."""
+
+    def __init__(self, seats: list[Seat]) -> None:
+        self._seats = seats
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+        for row, seat in enumerate(self._seats):
+            if not seat.is_done:
+                scores[row, seat.step(scores[row].float().numpy())] = torch.inf
+        return scores
+
+
+class _Ends(StoppingCriteria):
+    def __init__(self, seats: list[Seat], closing: threading.Event) -> None:
+        self._seats, self._closing = seats, closing
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: object) -> torch.Tensor:  # noqa: ARG002
+        is_closing = self._closing.is_set()
+        return torch.tensor([is_closing or seat.is_done or not seat.stream.is_open for seat in self._seats])
+
+
+class HfStaticEngine:
+    """Static batches of a transformers model on the host: the plain way, to compare continuous batching with.
+
+    At most ``slots`` requests are computed together with ``generate``; those that come later wait for the end of the
+    longest one. ``context`` is the greatest number of tokens of one request; by default the model's.
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        *,
+        slots: int = 16,
+        context: int = 0,
+        dtype: str = "float32",
+        threads: int | None = None,
+    ) -> None:
+        self.limits = Limits(
+            weights.vocabulary, min(context or weights.context, weights.context), slots, weights.end_ids
+        )
+        self._model = load_model(weights, dtype, threads)
+        self._waiting: Queue[Seat] = Queue()
+        self._is_closing = threading.Event()
+        self._worker = threading.Thread(target=self._work, name="shoal-static", daemon=True)
+        self._worker.start()
+
+    def admit(self, request: TokenRequest, stream: Stream) -> None:
+        """Begin to answer a checked request, and return at once."""
+        self._waiting.put(Seat(request, stream))
+
+    def close(self) -> None:
+        """End all streams with an error, and stop computing."""
+        self._is_closing.set()
+        self._worker.join(_STOP_SECONDS)
+
+    def _work(self) -> None:
+        seats: list[Seat] = []
+        while not self._is_closing.is_set():
+            seats = self._collect()
+            try:
+                if seats:
+                    self._generate(seats)
+            except Exception as error:  # of this batch
+                self._end(seats, error)
+        while not self._waiting.empty():
+            seats.append(self._waiting.get())
+        self._end(seats, ShoalError("The model is being unloaded.", "Ask again later."))
+
+    def _collect(self) -> list[Seat]:
+        """Return the next batch: what waits, and what comes shortly after the first; empty if nothing comes."""
+        seats: list[Seat] = []
+        until = time.monotonic() + 0.1
+        while len(seats) < self.limits.slots:
+            try:
+                seat = self._waiting.get(timeout=max(0.0, until - time.monotonic()))
+            except Empty:
+                break
+            if not seats:
+                until = time.monotonic() + _WAIT_SECONDS
+            if seat.stream.is_open:
+                seats.append(seat)
+        return seats
+
+    def _generate(self, seats: list[Seat]) -> None:
+        widest = max(len(seat.request.ids) for seat in seats)
+        ids = torch.zeros((len(seats), widest), dtype=torch.int64)
+        mask = torch.zeros_like(ids)
+        for row, seat in enumerate(seats):
+            start = widest - len(seat.request.ids)
+            ids[row, start:] = torch.tensor(seat.request.ids)
+            mask[row, start:] = 1
+        self._model.generate(
+            ids,
+            attention_mask=mask,
+            generation_config=GenerationConfig(
+                do_sample=False, max_new_tokens=max(seat.request.max_tokens for seat in seats), pad_token_id=0
+            ),
+            logits_processor=LogitsProcessorList([_Choice(seats)]),
+            stopping_criteria=StoppingCriteriaList([_Ends(seats, self._is_closing)]),
+        )
+
+    @staticmethod
+    def _end(seats: list[Seat], error: Exception) -> None:
+        for seat in seats:
+            seat.stream.end(error)

@@ -1,0 +1,257 @@
+"""Engine on vLLM, which computes in processes of its own: they end with this one, and are replaced if they die.
+
+Nothing of vLLM is imported before an engine is made: the host of components sets the locale that its files need.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import logging
+import os
+import secrets
+import tempfile
+import threading
+from collections.abc import Mapping
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+from shoal.component import Parameters, Stream
+from shoal.errors import ArtifactError, ServerError, SetupError, ShoalError, suggest
+from shoal.generation.answering import Answering
+from shoal.generation.contract import Limits, TokenRequest
+from shoal.generation.engines.reaper import Reaper
+from shoal.generation.weights import Weights
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+_OWN = {"model": "model", "dtype": "dtype", "max_num_seqs": "slots", "max_model_len": "context"}  # our names for them
+_DEFAULTS = {"load_format": "safetensors", "disable_log_stats": True}
+_FIXED = {"skip_tokenizer_init": True, "generation_config": "vllm"}  # token ids in and out, settings by request alone
+_HOST_CACHE = 2**30  # bytes; vLLM's default is nearly all memory
+_LOOK_SECONDS = 0.1  # between two looks for the death of vLLM's processes
+_AGAIN_SECONDS = 10
+_PAUSE_SECONDS = 5.0  # after a rebuild that failed
+_STOP_SECONDS = 1.0  # for vLLM's processes to end by themselves
+
+_log = logging.getLogger("shoal")
+
+
+def read_arguments(parameters: Parameters) -> dict[str, Any]:
+    """Return the parameter ``engine_args``: vLLM's own arguments, a JSON object.
+
+    Raises:
+        ArtifactError: it is not an object, or has what another parameter says.
+    """
+    example = '{"gpu_memory_utilization": 0.8}'
+    try:
+        found = json.loads(parameters.text("engine_args", "{}"))
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise parameters.refusal("engine_args", "expected a JSON object of vLLM's arguments", example)
+    for name in found:
+        if name in _OWN:
+            raise parameters.refusal("engine_args", f"{name} is set by the parameter {_OWN[name]}", example)
+        if name in _FIXED:
+            raise parameters.refusal("engine_args", f"{name} is always {_FIXED[name]} here", example)
+    return found
+
+
+class VllmEngine:
+    """Continuous batching by vLLM, on a GPU or the host.
+
+    ``slots`` requests are computed at the same time, others wait in order. ``context`` is the greatest number of
+    tokens of one request; by default the model's. ``dtype`` ``auto`` is the one that the weights' config.json names.
+    ``arguments`` are vLLM's own, as `vllm serve` takes them, such as ``{"tensor_parallel_size": 2}``. ``threads`` is
+    the number of compute threads on the host.
+
+    Raises:
+        SetupError: vLLM is not installed, or does not start.
+        ArtifactError: vLLM has no such argument.
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        *,
+        slots: int = 16,
+        context: int = 0,
+        dtype: str = "auto",
+        threads: int | None = None,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> None:
+        length = min(context or weights.context, weights.context)
+        self.limits = Limits(weights.vocabulary, length, slots, weights.end_ids)
+        own = weights.config.get("dtype") or weights.config.get("torch_dtype") or "auto"
+        self._sockets = Path(tempfile.gettempdir()) / f"shoal-vllm-{secrets.token_hex(4)}"
+        os.environ["VLLM_RPC_BASE_PATH"] = str(self._sockets)
+        _set_variables(threads)
+        self._arguments = _check_arguments({**_DEFAULTS, **(arguments or {})}) | {
+            **_FIXED,
+            "model": str(weights.folder),
+            "dtype": own if dtype == "auto" else dtype,
+            "max_num_seqs": slots,
+            "max_model_len": length,
+        }
+        self._numbers = itertools.count()
+        self._changing = threading.Lock()
+        self._streams: set[Stream] = set()
+        self._running: tuple[Any, asyncio.AbstractEventLoop] | None = None  # AsyncLLM, while it can be asked
+        self._fault: Exception | None = None  # of the first start
+        self._is_ready, self._is_closing = threading.Event(), threading.Event()
+        self._keeper = threading.Thread(target=self._keep, name="shoal-vllm", daemon=True)
+        self._keeper.start()
+        self._is_ready.wait()
+        if self._fault is not None:
+            raise SetupError(
+                f"vLLM does not start: {self._fault}",
+                "Its messages above say why. Where memory is short: a smaller context or slots, or engine_args.",
+            ) from self._fault
+
+    def admit(self, request: TokenRequest, stream: Stream) -> None:
+        """Begin to answer a checked request, and return at once.
+
+        Raises:
+            ServerError: vLLM is being started again.
+        """
+        with self._changing:
+            if self._running is None:
+                raise _unavailable("its process died, and is being started again")
+            llm, loop = self._running
+            self._streams.add(stream)
+            answering = asyncio.run_coroutine_threadsafe(self._answer(llm, request, stream), loop)
+
+        def leave() -> None:
+            answering.cancel()  # vLLM aborts what is cancelled
+
+        stream.on_leave(leave)
+
+    def close(self) -> None:
+        """End all streams with an error, and all processes."""
+        self._is_closing.set()
+        self._keeper.join(10 * _STOP_SECONDS)
+
+    async def _answer(self, llm: Any, request: TokenRequest, stream: Stream) -> None:
+        answering = Answering(request, stream)
+        prompt, number = {"prompt_token_ids": list(request.ids)}, str(next(self._numbers))
+        try:
+            async with aclosing(llm.generate(prompt, _make_params(request), number)) as outputs:
+                async for output in outputs:
+                    for token in output.outputs[0].token_ids:
+                        if not answering.add(token):
+                            return
+            stream.end(ShoalError("The model ended this answer too early.", "See the server's log."))
+        except Exception as error:
+            may_be_repeated = llm.errored and not answering.ids
+            stream.end(_unavailable("its process died") if may_be_repeated else error)
+        finally:
+            self._streams.discard(stream)
+
+    # --- the thread that vLLM's client lives in ------------------------------------------------------------------
+
+    def _keep(self) -> None:
+        """Run vLLM, again and again, until the engine is closed."""
+        while not self._is_closing.is_set():
+            try:
+                with Reaper(self._sockets) as reaper:
+                    asyncio.run(self._run(reaper))
+            except Exception as error:
+                if not self._is_ready.is_set():
+                    self._fault = error
+                    self._is_closing.set()
+                else:
+                    _log.exception("vLLM did not start again")
+                    self._is_closing.wait(_PAUSE_SECONDS)
+            self._is_ready.set()
+
+    async def _run(self, reaper: Reaper) -> None:
+        """Start vLLM, and serve until its processes die or the engine is closed; requests end with it."""
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**self._arguments))
+        try:
+            reaper.note()
+            self._running = llm, asyncio.get_running_loop()
+            self._is_ready.set()
+            while not (llm.errored or self._is_closing.is_set()):
+                await asyncio.sleep(_LOOK_SECONDS)
+        finally:
+            with self._changing:
+                self._running = None
+                streams = list(self._streams)
+                self._streams.clear()
+            if is_dead := not self._is_closing.is_set():
+                _log.error("vLLM's processes died; they are started again")
+            for stream in streams:
+                stream.end(llm.dead_error if is_dead else _unavailable("it is being unloaded"))
+            llm.shutdown(timeout=_STOP_SECONDS)
+
+
+def _unavailable(why: str) -> ServerError:
+    """Return an error after which clients ask again by themselves: in a stream, they know it by its words."""
+    return ServerError(f"The model is unavailable: {why}.", f"Try again in {_AGAIN_SECONDS} s.")
+
+
+def _set_variables(threads: int | None) -> None:
+    """Set the environment variables that vLLM reads when it is imported, or in its processes."""
+    # Requests come through other threads, and after a fork these would be missing.
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+    for name in ("HF_HUB_OFFLINE", "VLLM_NO_USAGE_STATS"):
+        os.environ.setdefault(name, "1")
+    if threads is not None and "VLLM_CPU_OMP_THREADS_BIND" not in os.environ:
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # other models have threads too
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+
+
+def _check_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Check the names of vLLM's arguments; return them, on the host with a size of the cache."""
+    try:
+        from vllm import __version__
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.platforms import current_platform
+    except ModuleNotFoundError as error:
+        raise SetupError(
+            f"{error.name} is not installed in this model's environment.",
+            "Make one with vLLM, and compose with it: shoal env build --for llm-vllm --out build/env-vllm; "
+            "shoal compose ... --env llm-vllm=build/env-vllm",
+        ) from None
+    except Exception as error:  # libraries that do not fit one another
+        raise SetupError(
+            f"vLLM cannot be imported ({type(error).__name__}: {error}).",
+            "Install vLLM into an environment of its own.",
+        ) from error
+    known = AsyncEngineArgs.__dataclass_fields__
+    for name in arguments:
+        if name not in known:
+            raise ArtifactError(
+                f"engine_args has {name}, which vLLM {__version__} does not know.", suggest(name, known)
+            )
+    sizes = ("kv_cache_memory_bytes", "gpu_memory_utilization")
+    if current_platform.is_cpu() and not any(size in arguments for size in sizes):
+        arguments.setdefault("kv_cache_memory_bytes", _HOST_CACHE)  # VLLM_CPU_KVCACHE_SPACE precedes it
+    return arguments
+
+
+def _make_params(request: TokenRequest) -> Any:
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    sampling = request.sampling
+    params = SamplingParams(
+        temperature=0.0 if sampling.is_greedy else sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        repetition_penalty=sampling.repetition_penalty,
+        seed=sampling.seed,
+        max_tokens=request.max_tokens,
+        min_tokens=sampling.min_tokens if request.end_ids else 0,
+        stop_token_ids=list(request.end_ids),
+        ignore_eos=True,  # the request's end tokens alone count
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+    )
+    if request.bans:  # vLLM itself takes texts alone
+        params._bad_words_token_ids = [list(word) for word in request.bans]
+    return params

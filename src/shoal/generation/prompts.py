@@ -1,0 +1,426 @@
+"""Prompts of language models: a text or a chat, and its settings, to token ids and an engine's inputs."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from reprlib import repr as shorten
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shoal.component import Array, Arrays, Parameters, fixed_by, read_json, read_text
+from shoal.errors import ArtifactError, InputError
+from shoal.generation.contract import MOST_CARRY
+from shoal.generation.sampling import Sampling
+from shoal.generation.templates import ChatTemplate
+from shoal.generation.wordlists import pack
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+ROLES = ("system", "user", "assistant", "tool")
+LLAMA2 = "llama2"
+MAX_WORDS = 64  # stop words of a request, and bad words
+MAX_TOKENS = 256
+MAX_TEXT_BYTES = 2**20
+_WORDS = ("stop_words", "bad_words")
+_EXAMPLE = '[{"role": "user", "content": "Hello"}]'
+_FIX_FOLDER = "Let the parameter model name a folder with tokenizer.json, tokenizer_config.json and config.json."
+_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+Message = dict[str, str]
+Render = Callable[[Sequence[Message]], str]
+
+
+# --- chats -------------------------------------------------------------------------------------------------------
+
+
+def read_messages(text: str) -> list[Message]:
+    """Read a chat: a JSON list of objects with ``role`` (system, user, assistant or tool) and ``content``, a text.
+
+    Raises:
+        InputError: it is something else, is empty, or a content is empty; the error names the message by its index.
+    """
+    try:
+        messages = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"messages is not JSON ({error}): {shorten(text)}.", f"Send a list: {_EXAMPLE}") from None
+    if not isinstance(messages, list) or not messages:
+        raise InputError(f"messages is {shorten(messages)}, expected a list of messages.", f"Send: {_EXAMPLE}")
+    for index, message in enumerate(messages):
+        fault = _find_fault(message)
+        if fault:
+            raise InputError(f"messages[{index}] {fault}.", f"Send it in the form of {_EXAMPLE}")
+    return messages
+
+
+def _find_fault(message: Any) -> str:
+    if not isinstance(message, dict):
+        return f"is {shorten(message)}, expected an object"
+    missing = [name for name in ("role", "content") if name not in message]
+    if missing:
+        return f"has no {missing[0]}"
+    other = [name for name in message if name not in ("role", "content")]
+    if other:
+        return f"has {shorten(other[0])}, expected role and content alone"
+    role, content = message["role"], message["content"]
+    if role not in ROLES:
+        return f"has the role {shorten(role)}, expected one of {', '.join(ROLES)}"
+    if not isinstance(content, str):
+        return f"has the content {shorten(content)}, expected a text"
+    if not content:
+        return "has an empty content"
+    if content.encode(errors="ignore").decode() != content:
+        return "has a content that UTF-8 cannot hold: half of a surrogate pair"
+    return ""
+
+
+def llama2(messages: Sequence[Message]) -> str:
+    """Return a chat in the form that Llama 2 was trained on: an optional system message, then user and assistant.
+
+    The first user's message is not stripped of spaces at its ends, later ones and answers are.
+
+    Raises:
+        InputError: the order of roles is another one.
+    """
+    system = f"<<SYS>>\n{messages[0]['content']}\n<</SYS>>\n\n" if messages[0]["role"] == "system" else ""
+    turns = messages[1:] if system else messages
+    expected = ["user" if index % 2 == 0 else "assistant" for index in range(len(turns))]
+    roles = [turn["role"] for turn in turns]
+    if roles != expected or len(turns) % 2 == 0:
+        raise InputError(
+            f"The chat has the roles {shorten([message['role'] for message in messages])}, which Llama 2 cannot take.",
+            "Send a system message or none, then user and assistant in turn, with a user's message at the end.",
+        )
+    texts = [f"<s>[INST] {system}{turns[0]['content']} [/INST]"]
+    for answer, question in zip(turns[1::2], turns[2::2], strict=True):
+        texts.append(f" {answer['content'].strip()} </s><s>[INST] {question['content'].strip()} [/INST]")
+    return "".join(texts)
+
+
+# --- prompts -----------------------------------------------------------------------------------------------------
+
+
+class Prompts:
+    """Checks requests of the text level and makes those of the token level from them; threads may share it.
+
+    ``template`` turns a chat into one text; None where the model takes no chats. ``context`` is the model's number of
+    positions, for the prompt and the answer together. ``max_tokens`` is the length of an answer whose request does
+    not say it; it gives way to the context, where an explicit one does not.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | Render | None,
+        *,
+        context: int,
+        max_tokens: int = MAX_TOKENS,
+        max_text_bytes: int = MAX_TEXT_BYTES,
+    ) -> None:
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer, self._template = tokenizer, template
+        self._context, self._max_tokens, self._max_text_bytes = context, max_tokens, max_text_bytes
+
+    def encode(self, text_input: str | None = None, messages: Sequence[Message] | None = None) -> list[int]:
+        """Return the token ids of a text, with the tokenizer's special tokens, or of a chat, with its template's.
+
+        Raises:
+            InputError: not exactly one of them is given, the text is empty, the model has no chats or cannot render
+                this one, or the context has no place for the ids and one more.
+        """
+        _check_one(text_input, messages)
+        if messages is not None:
+            ids = self._ids(self._chat(messages))
+        else:
+            ids = list(self._tokenizer.encode(text_input).ids) if text_input else []
+        if not ids:
+            raise InputError("The prompt is empty.", "Send a text of at least one token.")
+        if len(ids) >= self._context:
+            raise InputError(
+                f"The prompt has {len(ids)} tokens; the model's context is {self._context}, with the answer.",
+                f"Shorten it to {self._context - 1} tokens or fewer: it is never cut.",
+            )
+        return ids
+
+    def _chat(self, messages: Sequence[Message]) -> str:
+        if self._template is None:
+            raise InputError(
+                "The model has no chat template, and the request has messages.",
+                f"Send text_input, or set the parameter template of the prompt model to {LLAMA2} if the model is one.",
+            )
+        text = self._template.render(messages) if isinstance(self._template, ChatTemplate) else self._template(messages)
+        self._check_size(len(text.encode()), "The rendered chat")
+        return text
+
+    def _check_size(self, size: int, name: str) -> None:
+        if size > self._max_text_bytes:
+            raise InputError(
+                f"{name} has {size} bytes; at most {self._max_text_bytes} are allowed.",
+                "Shorten it, or raise the parameter max_text_bytes of the prompt model.",
+            )
+
+    def check(self, row: Mapping[str, Any]) -> None:
+        """Check what needs no tokenizer; the rest is checked by ``request``.
+
+        Raises:
+            InputError: a value cannot be used.
+        """
+        _check_one(self._text(row), self._messages(row))
+        _sampling(row).check(_max_tokens(row))
+        for name in _WORDS:
+            self._words(row, name)
+
+    def request(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return an engine's inputs for one request: lists and numbers by name, as ``stack`` takes them.
+
+        ``row`` has the inputs of the text level by name: numbers, ``bytes``, and lists of ``bytes`` for word lists.
+        What is left out gets its default.
+
+        Raises:
+            InputError: a value cannot be used.
+        """
+        ids = self.encode(self._text(row), self._messages(row))
+        stops, bad = (self._words(row, name) for name in _WORDS)
+        carry = json.dumps({"stops": stops, "num_input_tokens": len(ids)}, ensure_ascii=False).encode()
+        if len(carry) > MOST_CARRY:
+            raise InputError(
+                f"stop_words has {len(carry)} bytes as JSON; at most {MOST_CARRY} are allowed.", "Shorten them."
+            )
+        num_new = self._num_new(row, len(ids))
+        sampling = _sampling(row).check(num_new)
+        return {
+            "input_ids": ids,
+            "input_lengths": len(ids),
+            "request_output_len": num_new,
+            "runtime_top_k": sampling.top_k,
+            "min_tokens": sampling.min_tokens,
+            "runtime_top_p": sampling.top_p,
+            "temperature": sampling.temperature,
+            "repetition_penalty": sampling.repetition_penalty,
+            "seed": secrets.randbits(64) if sampling.seed is None else sampling.seed,
+            "streaming": row.get("stream", True),
+            "stop_words_list": pack([found for stop in stops if (found := self._spell_stop(stop))]),
+            "bad_words_list": pack([self._spell_bad(word) for word in bad]),
+            "carry": carry,
+        }
+
+    def _text(self, row: Mapping[str, Any]) -> str | None:
+        return self.decode(row["text_input"], "text_input") if "text_input" in row else None
+
+    def _messages(self, row: Mapping[str, Any]) -> list[Message] | None:
+        return read_messages(self.decode(row["messages"], "messages")) if "messages" in row else None
+
+    def decode(self, value: bytes, name: str) -> str:
+        """Return the text of an input called ``name``.
+
+        Raises:
+            InputError: it is too long, or not UTF-8.
+        """
+        self._check_size(len(value), name)
+        try:
+            return value.decode()
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"{name} is not valid UTF-8: byte 0x{value[error.start]:02x} at position {error.start}.",
+                "Encode the text as UTF-8.",
+            ) from None
+
+    def _words(self, row: Mapping[str, Any], name: str) -> list[str]:
+        words = [self.decode(word, f"{name}[{index}]") for index, word in enumerate(row.get(name, ()))]
+        if len(words) > MAX_WORDS:
+            raise InputError(f"{name} has {len(words)} entries; at most {MAX_WORDS} are allowed.", "Shorten the list.")
+        if "" in words:
+            raise InputError(f"{name}[{words.index('')}] is empty.", "Leave it out.")
+        return words
+
+    def _num_new(self, row: Mapping[str, Any], num_ids: int) -> int:
+        room = self._context - num_ids
+        wanted = _max_tokens(row)
+        if wanted is None:
+            return min(self._max_tokens, room)
+        if wanted > room:
+            raise InputError(
+                f"The prompt has {num_ids} tokens and max_tokens is {wanted}: {num_ids + wanted} together; the model's"
+                f" context is {self._context}.",
+                f"Set max_tokens to {room} or less, or shorten the prompt.",
+            )
+        return wanted
+
+    def _spell_stop(self, stop: str) -> list[int]:
+        """Return the ids that write a stop word after any text; empty if they add something to it, such as a space.
+
+        The engine ends an answer at these ids; the text step behind it ends it at the word, however it is written.
+        """
+        ids, before = self._ids(stop), self._ids("x")
+        return ids if self._write(before + ids) == self._write(before) + stop else []
+
+    def _spell_bad(self, word: str) -> list[int]:
+        ids = self._ids(word)
+        if self._write(ids) != word:
+            raise InputError(f"bad_words has {shorten(word)}, which the model's tokens cannot write.", "Leave it out.")
+        return ids
+
+    def _ids(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def _write(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False))
+
+    @classmethod
+    def read(cls, parameters: Parameters) -> Prompts:
+        """Read the parameters ``model``, ``template``, ``max_tokens``, ``context``, ``max_text_bytes``, and the files.
+
+        Raises:
+            ArtifactError: a parameter or a file cannot be used.
+            SetupError: the chat template cannot be rendered on this machine.
+        """
+        folder = Path(parameters.text("model"))
+        if not folder.is_absolute() or not folder.is_dir():
+            raise parameters.refusal("model", "expected the absolute path of a folder with weights", "/models/llama")
+        template = parameters.text("template")
+        if template not in ("", LLAMA2):
+            raise parameters.refusal("template", f"expected {LLAMA2}, or nothing for the model's own", LLAMA2)
+        context, max_tokens = parameters.whole("context", 0, least=0), parameters.whole("max_tokens", MAX_TOKENS)
+        max_text_bytes = parameters.whole("max_text_bytes", MAX_TEXT_BYTES)
+        with fixed_by(_FIX_FOLDER):
+            context = context or _read_context(folder)
+            tokenizer = _read_tokenizer(folder)
+            chosen = llama2 if template else _read_template(folder)  # last, because it starts a process
+            return cls(tokenizer, chosen, context=context, max_tokens=max_tokens, max_text_bytes=max_text_bytes)
+
+    @classmethod
+    def open(cls, folder: Path, template: ChatTemplate | Render | None, **options: int) -> Prompts:
+        """Return the prompts of the model in ``folder``, with its tokenizer.json; options as in the constructor.
+
+        Raises:
+            ArtifactError: the tokenizer cannot be read.
+        """
+        return cls(_read_tokenizer(folder), template, **options)
+
+    def write(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, without special tokens."""
+        return str(self._tokenizer.decode(list(ids)))
+
+    def close(self) -> None:
+        """End the process of the chat template."""
+        if isinstance(self._template, ChatTemplate):
+            self._template.close()
+
+
+def _check_one(text_input: object, messages: object) -> None:
+    if (text_input is None) == (messages is None):
+        given = "neither text_input nor messages" if messages is None else "text_input and messages"
+        raise InputError(f"The request has {given}.", "Send exactly one of them.")
+
+
+def _max_tokens(row: Mapping[str, Any]) -> int | None:
+    wanted = row.get("max_tokens")
+    if wanted is not None and wanted < 1:
+        raise InputError(f"max_tokens is {wanted}.", "Set it to 1 or more, or leave it out.")
+    return wanted
+
+
+def _sampling(row: Mapping[str, Any]) -> Sampling:
+    """Return the settings of sampling: greedy, unless one of the settings of chance is there."""
+    given = {name: row[name] for name in (field.name for field in fields(Sampling)) if name in row}
+    is_greedy = not given.keys() & {"temperature", "top_k", "top_p"}
+    return Sampling(**{"top_k": 1 if is_greedy else 0, **given})
+
+
+# --- a model's folder --------------------------------------------------------------------------------------------
+
+
+def _read_tokenizer(folder: Path) -> Tokenizer:
+    from tokenizers import Tokenizer
+
+    text = read_text(folder / "tokenizer.json", "fast tokenizer of Hugging Face's")
+    try:
+        return Tokenizer.from_str(text)
+    except Exception as error:  # the library has no exception class for unreadable files
+        raise ArtifactError(f"{folder / 'tokenizer.json'} is not a fast tokenizer: {error}.") from error
+
+
+def _read_context(folder: Path) -> int:
+    path = folder / "config.json"
+    config = read_json(path, "model's configuration")
+    value = (config.get("text_config") or config).get("max_position_embeddings")  # of a model that reads images, too
+    if type(value) is not int or value < 2:
+        raise ArtifactError(f"{path} has the max_position_embeddings {value!r}; expected a number of tokens.")
+    return value
+
+
+def _read_template(folder: Path) -> ChatTemplate | None:
+    """Return the model's own chat template: of chat_template.jinja, else of tokenizer_config.json; None if neither."""
+    path, file = folder / "tokenizer_config.json", folder / "chat_template.jinja"
+    config = read_json(path, "tokenizer's configuration") if path.is_file() else {}
+    source = read_text(file, "chat template") if file.is_file() else config.get("chat_template")
+    if isinstance(source, list):  # several, each with a name
+        source = next((entry["template"] for entry in source if entry["name"] == "default"), None)
+    if not source:
+        return None
+    tokens = {name: config[name] for name in _TOKENS if config.get(name)}
+    texts = {name: token["content"] if isinstance(token, dict) else token for name, token in tokens.items()}
+    try:
+        return ChatTemplate(source, texts)
+    except InputError as error:
+        raise ArtifactError(f"{file if file.is_file() else path}: {error.what}") from error
+
+
+# --- batches -----------------------------------------------------------------------------------------------------
+
+_DTYPES = {
+    "input_lengths": np.int32,
+    "request_output_len": np.int32,
+    "runtime_top_k": np.int32,
+    "min_tokens": np.int32,
+    "runtime_top_p": np.float32,
+    "temperature": np.float32,
+    "repetition_penalty": np.float32,
+    "seed": np.uint64,
+    "streaming": np.bool_,
+    "carry": np.object_,
+}
+
+
+def rows(inputs: Arrays) -> Iterator[dict[str, Any]]:
+    """Yield the rows of the text level's inputs ``[rows, 1]``, or ``[rows, -1]`` for word lists, as Python's values.
+
+    FP32 numbers become the shortest decimal number that they represent: 0.7, not 0.699999988. Without any input there
+    is one row.
+    """
+    for index in range(next((array.shape[0] for array in inputs.values()), 1)):
+        values = {name: [*array[index]] if name in _WORDS else array[index, 0] for name, array in inputs.items()}
+        yield {name: _as_python(value) for name, value in values.items()}
+
+
+def _as_python(value: Any) -> Any:
+    if isinstance(value, np.floating):
+        return float(str(value))
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def stack(requests: Sequence[Mapping[str, Any]]) -> dict[str, Array]:
+    """Stack what ``Prompts.request`` returned: ``[rows, *dims]``, all as wide as the widest row.
+
+    Ids are padded with 0, word lists with the offset -1.
+    """
+    width = max(len(request["input_ids"]) for request in requests)
+    ids = np.zeros((len(requests), width), np.int32)
+    for row, request in zip(ids, requests, strict=True):
+        row[: len(request["input_ids"])] = request["input_ids"]
+    arrays: dict[str, Array] = {"input_ids": ids}
+    for name, dtype in _DTYPES.items():
+        arrays[name] = np.array([[request[name]] for request in requests], dtype)
+    for name in ("stop_words_list", "bad_words_list"):
+        lists = [request[name] for request in requests]
+        arrays[name] = np.zeros((len(lists), 2, max(1, *(each.shape[1] for each in lists))), np.int32)
+        arrays[name][:, 1] = -1
+        for row, each in zip(arrays[name], lists, strict=True):
+            row[:, : each.shape[1]] = each
+    return arrays

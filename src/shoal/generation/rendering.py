@@ -1,0 +1,164 @@
+"""Program that renders one chat template under limits of time and memory; ``templates.ChatTemplate`` runs it.
+
+It reads JSON lines from standard input and answers each with one on standard output: first the template with its
+limits, then messages. A rendering beyond a limit ends the process: by SIGALRM, or with the exit code ``MEMORY``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+MEMORY = 77  # exit code: no memory left
+OLDEST_JINJA = (3, 1, 6)  # older sandboxes have known escapes
+_MAX_REASON = 300  # characters of an error
+
+
+def main() -> None:
+    """Answer requests until the input ends, as it does with the parent process, however that ends."""
+    requests, answers = sys.stdin.buffer, sys.stdout.buffer
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the thread that started this process may have blocked some
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process, even within one call into C
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
+    settings = json.loads(requests.readline())
+    sys.path[:] = settings["path"]
+    try:
+        import jinja2
+        import jinja2.ext
+        import jinja2.sandbox
+    except ImportError as error:
+        _send(answers, {"missing": f"{error.name} is not installed"})
+        return
+    if tuple(map(int, jinja2.__version__.split(".")[:3])) < OLDEST_JINJA:
+        _send(answers, {"missing": f"jinja2 is {jinja2.__version__}, whose sandbox has known escapes"})
+        return
+    _limit_memory(settings["memory"])
+    template = _Template(settings["source"], settings["max_chars"])
+    if _answer(answers, settings["seconds"], template.compile):
+        for line in requests:
+            _answer(answers, settings["seconds"], partial(template.render, json.loads(line)))
+
+
+class _Template:
+    def __init__(self, source: str, max_chars: int) -> None:
+        self._source, self._max_chars = source, max_chars
+
+    def compile(self) -> str:
+        self._compiled = _compile(self._source)
+        return ""
+
+    def render(self, request: dict[str, Any]) -> str:
+        parts, size = [], 0
+        for part in self._compiled.generate(**request):
+            size += len(part)
+            if size > self._max_chars:
+                raise ValueError(f"the text has more than {self._max_chars:,} characters")
+            parts.append(part)
+        return "".join(parts)
+
+
+def _limit_memory(num_bytes: int) -> None:
+    """Limit this process's address space to ``num_bytes`` above its present size."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    limit = pages * resource.getpagesize() + num_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def _answer(answers: BinaryIO, seconds: float, work: Callable[[], str]) -> bool:
+    """Send the result of ``work``, or its error as one line; return whether it succeeded."""
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        reply = {"text": work()}
+        encoded = json.dumps(reply, ensure_ascii=False).encode()  # fails for half a surrogate pair
+    except MemoryError:
+        os._exit(MEMORY)
+    except Exception as error:
+        kind = type(error).__name__
+        reason = str(error) if kind == "TemplateError" else f"{kind}: {error}"
+        reply = {"error": " ".join(reason.split())[:_MAX_REASON].rstrip(".")}
+        encoded = json.dumps(reply).encode()
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    answers.write(encoded + b"\n")
+    answers.flush()
+    return "text" in reply
+
+
+def _send(answers: BinaryIO, reply: dict[str, str]) -> None:
+    answers.write(json.dumps(reply).encode() + b"\n")
+    answers.flush()
+
+
+def _compile(source: str) -> Any:
+    """Compile a template in the environment that transformers gives to chat templates."""
+    import jinja2
+    from jinja2.ext import Extension
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """The tag ``generation``, which marks the assistant's words for training; its content is rendered as it is."""
+
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser: Any) -> Any:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    class Namespace(jinja2.utils.Namespace):
+        """A namespace that refuses names with an underscore in front, which reach into Python's own objects."""
+
+        def __init__(*args: Any, **names: Any) -> None:  # a template may name one `self`
+            for name in dict(*args[1:], **names):
+                _check(name)
+            jinja2.utils.Namespace.__init__(*args, **names)
+
+        def __setitem__(self, name: str, value: Any) -> None:
+            _check(name)
+            jinja2.utils.Namespace.__setitem__(self, name, value)
+
+    def _check(name: Any) -> None:
+        if isinstance(name, str) and name.startswith("_"):
+            raise jinja2.exceptions.SecurityError(f"a namespace cannot hold {name!r}")
+
+    class Dict:
+        """``dict`` without the attributes of a class."""
+
+        def __call__(self, *args: Any, **names: Any) -> dict[Any, Any]:
+            return dict(*args, **names)
+
+        def fromkeys(self, *args: Any) -> dict[Any, Any]:
+            return dict.fromkeys(*args)
+
+    def raise_exception(message: str) -> None:
+        raise jinja2.exceptions.TemplateError(message)
+
+    def tojson(
+        value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+    ) -> str:  # Jinja's own escapes for HTML
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+    def strftime_now(form: str) -> str:
+        return datetime.now().strftime(form)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = tojson
+    environment.globals |= {
+        "raise_exception": raise_exception,
+        "strftime_now": strftime_now,
+        "dict": Dict(),
+        "namespace": Namespace,
+    }
+    return environment.from_string(source)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""Sampling settings of one request: checked once, in the words of the client, and handed to any engine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.errors import InputError
+
+COLDEST = 1e-3  # least temperature above 0: logits divided by less can exceed FP32
+_MOST_SEED = 2**64 - 1
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Sampling settings of one request; the defaults draw from the model's own distribution.
+
+    Temperature 0 and ``top_k`` 1 both mean greedy decoding: the token with the greatest logit, whatever ``top_p``,
+    ``seed`` and the other of the two say, since many clients always send all settings. ``top_k`` 0 and ``top_p`` 1
+    keep every token. ``repetition_penalty`` divides positive logits, and multiplies negative ones, of tokens that the
+    prompt or the answer has. With a ``seed`` the same request gets the same tokens again; without one each request
+    draws its own. The end token is not drawn before there are ``min_tokens`` new tokens.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    min_tokens: int = 0
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the token with the greatest logit is taken, without chance."""
+        return self.temperature == 0 or self.top_k == 1
+
+    def check(self, max_tokens: int | None = None, names: Mapping[str, str] | None = None) -> Sampling:
+        """Check the settings, and return them.
+
+        ``max_tokens`` is the greatest number of new tokens, if it is known. ``names`` maps a field to the client's
+        name for it, such as ``{"top_k": "runtime_top_k"}``.
+
+        Raises:
+            InputError: a setting is out of range; the message has the client's name for it, and its value.
+        """
+        called = names or {}
+        for name, is_valid, wanted in (
+            ("temperature", self.temperature == 0 or COLDEST <= self.temperature < math.inf, f"0 or {COLDEST} or more"),
+            ("top_k", self.top_k >= 0, "0 (all tokens) or more"),
+            ("top_p", 0 < self.top_p <= 1, "more than 0, and at most 1"),
+            ("repetition_penalty", 0 < self.repetition_penalty < math.inf, "more than 0, and finite"),
+            ("seed", self.seed is None or 0 <= self.seed <= _MOST_SEED, f"from 0 to {_MOST_SEED}"),
+            ("min_tokens", self.min_tokens >= 0, "0 or more"),
+        ):
+            if not is_valid:  # NaN is not, either
+                raise InputError(f"{called.get(name, name)} is {getattr(self, name)}.", f"Send {wanted}.")
+        if max_tokens is not None and self.min_tokens > max_tokens:
+            raise InputError(
+                f"{called.get('min_tokens', 'min_tokens')} is {self.min_tokens}, and"
+                f" {called.get('max_tokens', 'max_tokens')} is {max_tokens}.",
+                "Send a min_tokens that is not greater.",
+            )
+        return self
+
+    def to_transformers(self) -> dict[str, Any]:
+        """Return the settings as arguments of transformers' ``GenerationConfig``; it has no seeds."""
+        common = {"repetition_penalty": self.repetition_penalty, "min_new_tokens": self.min_tokens or None}
+        if self.is_greedy:
+            return {"do_sample": False, **common}
+        return {
+            "do_sample": True,
+            "temperature": self.temperature,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+            **common,
+        }

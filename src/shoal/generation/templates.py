@@ -1,0 +1,150 @@
+"""Chat templates in Jinja's language, rendered in a process of their own.
+
+A template comes with a model's weights: it is code of somebody else's. Jinja's sandbox keeps it from Python's objects,
+but not from work without end: ``'x' * 10**9`` and nested loops are single calls that nothing inside a process can
+stop. So a process with limits of memory and time renders it, and is started again after one that it did not survive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from shoal.errors import InputError, SetupError
+from shoal.generation import rendering
+
+SECONDS = 2.0  # of one rendering, without the start of the process
+MEMORY_MIB = 512  # above what the process has at its start
+MAX_CHARS = 2**24  # of a rendered text
+_FIX = "Change the messages, or the model's chat template."
+
+
+class ChatTemplate:
+    """Chat template of a model; threads may share it.
+
+    ``source`` is the template in Jinja's language, with the extensions that transformers gives to chat templates;
+    ``special_tokens`` are variables in it, such as ``bos_token``. One process renders for this object; ``close`` ends
+    it, and so does the end of this process, even if it is killed.
+
+    Raises:
+        InputError: the template is not valid.
+        SetupError: jinja2 3.1.6 or newer is not installed, or there is no Python to start.
+    """
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
+        self._settings = {
+            "source": source,
+            "path": sys.path,
+            "seconds": SECONDS,
+            "memory": MEMORY_MIB * 2**20,
+            "max_chars": MAX_CHARS,
+        }
+        self._special_tokens = dict(special_tokens or {})
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        with self._lock:
+            self._start()
+
+    def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
+        """Return the messages as one text; with ``add_generation_prompt`` it ends where the assistant's answer begins.
+
+        Raises:
+            InputError: the template refuses the messages, fails, or takes more than 2 s, 512 MiB or 16 Mi characters.
+        """
+        request = {
+            **self._special_tokens,
+            "messages": messages,
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                self._start()
+            return self._exchange(request, "cannot render these messages", _FIX)
+
+    def close(self) -> None:
+        """End the process; a later rendering starts another one."""
+        with self._lock:
+            self._stop()
+
+    def _start(self) -> None:
+        self._stop()
+        # -I, -S: PYTHON* variables and the current folder change nothing. Triton's stub ignores the former, too.
+        command = [find_python(), "-I", "-S", rendering.__file__]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        try:
+            self._exchange(self._settings, "is not valid", "Fix it in the model's folder.")
+        except InputError:
+            self._stop()
+            raise
+
+    def _exchange(self, request: Mapping[str, Any], fault: str, fix: str) -> str:
+        """Send a request and return the answer's text; the process is ended if it does not answer."""
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            try:
+                process.stdin.write(json.dumps(request).encode() + b"\n")
+                process.stdin.flush()
+            except BrokenPipeError:
+                line = b""
+            else:
+                line = process.stdout.readline()  # it comes, or the process ends: it has set an alarm for itself
+        except BaseException:  # the answer to this request must not become the next one's
+            self._stop()
+            raise
+        if not line.endswith(b"\n"):
+            self._stop(kill=False)
+            raise InputError(f"The model's chat template {fault}: it {_explain(process.returncode)}.", fix)
+        answer = json.loads(line)
+        if "missing" in answer:
+            self._stop()
+            oldest = ".".join(map(str, rendering.OLDEST_JINJA))
+            raise SetupError(f"Chat templates: {answer['missing']}.", f"Type: pip install 'jinja2>={oldest}'")
+        if "error" in answer:
+            raise InputError(f"The model's chat template {fault}: {answer['error']}.", fix)
+        return str(answer["text"])
+
+    def _stop(self, *, kill: bool = True) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if kill:
+            process.kill()
+        with contextlib.suppress(BrokenPipeError), process:  # closes the pipes, and waits for its end
+            pass
+
+
+def find_python() -> str:
+    """Return the interpreter of this Python; in Triton's stub ``sys.executable`` may be empty or another program.
+
+    Raises:
+        SetupError: there is none.
+    """
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    for folder in (sys.prefix, sys.base_prefix):
+        path = Path(folder, "bin", version)
+        if os.access(path, os.X_OK):
+            return str(path)
+    if Path(sys.executable or "").name.startswith("python"):
+        return sys.executable
+    raise SetupError(f"There is no {version} in {sys.prefix}/bin.", "Serve with an environment that holds its Python.")
+
+
+def _explain(code: int) -> str:
+    if code == -signal.SIGALRM:
+        return f"takes more than {SECONDS:g} s"
+    if code == rendering.MEMORY:
+        return f"takes more than {MEMORY_MIB} MiB of memory"
+    return f"ends its process ({signal.Signals(-code).name if code < 0 else f'exit code {code}'})"

@@ -1,0 +1,60 @@
+"""Language models for tests: an engine's component on one, and ``generate`` as the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from google.protobuf import json_format
+
+from shoal.component import Context
+from shoal.component.spec import ModelSpec
+from shoal.repository.config import read_config
+from shoal.repository.loading import component_class
+from tests.support.once import ROOT
+
+ENGINE = ROOT / "models" / "llm-hf"
+
+
+def engine_spec(model: str | Path, folder: Path = ENGINE, **parameters: str) -> ModelSpec:
+    """The declaration of an engine, by its model folder, with these parameters."""
+    message = read_config(folder).message
+    spec = ModelSpec.from_config(json_format.MessageToDict(message, preserving_proto_field_name=True))
+    return replace(spec, parameters={**spec.parameters, "model": str(model), **parameters})
+
+
+@contextmanager
+def open_engine(model: str | Path, folder: Path = ENGINE, **parameters: str) -> Iterator[Any]:
+    """The component of an engine in this process, with one compute thread."""
+    spec = engine_spec(model, folder, **parameters)
+    component = component_class(folder / "1" / "model.py")(Context(spec, folder / "1", num_threads=1))
+    try:
+        yield component
+    finally:
+        component.close()
+
+
+def token_inputs(ids: list[int], new: int, **more: Any) -> dict[str, Any]:
+    """The inputs of one request, greedy unless ``more`` says otherwise, without an end token."""
+    dtypes: dict[str, Any] = {"runtime_top_p": np.float32, "temperature": np.float32, "repetition_penalty": np.float32}
+    dtypes |= {"seed": np.uint64, "streaming": np.bool_, "stop": np.bool_, "carry": np.object_}
+    given = {"input_lengths": len(ids), "request_output_len": new, "end_id": -1, "temperature": 0.0} | more
+    arrays = {
+        name: np.asarray(value, dtypes.get(name, np.int32)).reshape((1, *(np.shape(value) or (1,))))
+        for name, value in given.items()
+        if value is not None
+    }
+    return {"input_ids": np.array([ids], np.int32), **arrays}
+
+
+def tokens_of(answers: Any) -> list[int]:
+    """All tokens of a stream's answers, each of which says how many it has."""
+    found: list[int] = []
+    for answer in answers:
+        assert answer["sequence_length"].item() == answer["output_ids"].shape[2]
+        found += answer["output_ids"].ravel().tolist()
+    return found

@@ -1,0 +1,102 @@
+"""The choice of the next token, against transformers' own processors on random logits."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from transformers.generation import logits_process as processors
+
+from shoal.generation.choosing import Chooser
+from shoal.generation.contract import TokenRequest
+from shoal.generation.sampling import Sampling
+
+VOCABULARY = 300
+PROMPT = (5, 9, 9, 40, 7)
+ENDS = (2, 11)
+BANS = (
+    (17,),
+    (2,),
+    (40, 7, 8),
+    (7, 30),
+    (99, 98),
+    (1, 2, 3, 4, 5, 6, 7, 8, 9, 10),
+)  # (2,) is an end token: it counts not
+SETTINGS = [
+    Sampling(temperature, top_k, top_p, penalty, min_tokens=least)
+    for temperature, top_k, top_p, penalty, least in itertools.product(
+        (0.0, 0.3, 1.0, 1.7), (0, 1, 5, 1000), (0.05, 0.8, 1.0), (1.0, 1.4), (0, 3)
+    )
+]
+
+
+def oracle(logits: NDArray[np.float32], request: TokenRequest, ids: list[int]) -> NDArray[np.float64]:
+    """The probability of each token, by transformers' processors in the order of ``generate``."""
+    sampling = request.sampling
+    found: Any = processors.LogitsProcessorList()
+    found.append(processors.RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
+    if request.bans:
+        found.append(processors.NoBadWordsLogitsProcessor([[*word] for word in request.bans], [*request.end_ids]))
+    found.append(processors.MinNewTokensLengthLogitsProcessor(len(PROMPT), sampling.min_tokens, [*request.end_ids]))
+    if not sampling.is_greedy:
+        found.append(processors.TemperatureLogitsWarper(sampling.temperature))
+        if sampling.top_k:
+            found.append(processors.TopKLogitsWarper(sampling.top_k))
+        if sampling.top_p < 1:
+            found.append(processors.TopPLogitsWarper(sampling.top_p))
+    scores = found(torch.tensor([[*request.ids, *ids]]), torch.from_numpy(logits[None].copy()))[0]
+    if sampling.is_greedy:
+        chosen: NDArray[np.float64] = np.eye(len(logits))[int(scores.argmax())]
+        return chosen
+    return np.asarray(torch.softmax(scores, -1, dtype=torch.float64).numpy())
+
+
+@pytest.mark.parametrize("scale", [0.5, 6.0], ids=["flat", "peaked"])
+def test_the_same_tokens_as_transformers(scale: float) -> None:
+    random = np.random.default_rng(1)
+    for settings in SETTINGS:
+        for bans, ids in ((BANS, [7, 99]), (BANS, [40, 7]), ((), [1, 2, 3, 4])):
+            request = TokenRequest(PROMPT, 50, ENDS, settings, bans=bans)
+            logits = (random.normal(size=VOCABULARY) * scale).astype(np.float32)
+            given = logits.copy()
+            shares = oracle(logits, request, ids)
+            ends = shares.cumsum()
+            for seed in range(4):
+                chooser = Chooser(
+                    TokenRequest(PROMPT, 50, ENDS, Sampling(**{**vars(settings), "seed": seed}), bans=bans)
+                )
+                for point in np.random.default_rng(seed).random(4):
+                    wanted = int(np.searchsorted(ends, point * ends[-1], side="right"))
+                    assert chooser.choose(logits, ids) == wanted, settings
+            assert (logits == given).all()  # they are the engine's
+
+
+def test_draws_follow_the_probabilities() -> None:
+    logits = np.log(np.array([0.5, 0.3, 0.15, 0.05], np.float32))
+    chooser = Chooser(TokenRequest((0,), 5, (), Sampling(seed=3)))
+    counts = Counter(chooser.choose(logits, []) for _ in range(20000))
+    assert [counts[token] / 20000 for token in range(4)] == pytest.approx([0.5, 0.3, 0.15, 0.05], abs=0.02)
+
+
+def test_seeds() -> None:
+    logits = np.random.default_rng(0).normal(size=VOCABULARY).astype(np.float32)
+
+    def draw(seed: int | None) -> list[int]:
+        chooser = Chooser(TokenRequest(PROMPT, 50, (), Sampling(seed=seed)))
+        return [chooser.choose(logits, []) for _ in range(8)]
+
+    assert draw(2**64 - 1) == draw(2**64 - 1) != draw(1)
+    assert draw(None) != draw(None)
+
+
+def test_logits_that_leave_one_token() -> None:
+    """Extreme settings keep the best token: nothing else has a share that FP64 can hold."""
+    logits = np.full(VOCABULARY, -1e4, np.float32)
+    logits[33] = 1e4
+    for settings in (Sampling(0.001), Sampling(top_p=1e-6), Sampling(top_k=VOCABULARY), Sampling(1e6, top_p=1e-9)):
+        assert Chooser(TokenRequest(PROMPT, 9, (), settings)).choose(logits, []) == 33

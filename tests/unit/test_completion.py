@@ -1,0 +1,287 @@
+"""The component completion, and the streams behind it: many streams of token ids in, each one's text out."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shoal.check import check
+from shoal.component.base import Component
+from shoal.component.tensors import Arrays
+from shoal.errors import ArtifactError, InputError, ShoalError
+from shoal.generation import Completions, Piece, TextStream
+from tests.conftest import Scale
+from tests.support.pieces import leaf, start
+from tests.support.tokenizers import TEXTS, token_id, trained
+
+BPE = trained("byte-level")
+TEXT = "The cat sat on the mat. 😀 They do not sit."
+
+
+def encode(text: str) -> list[int]:
+    return list(BPE.encode(text, add_special_tokens=False).ids)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    BPE.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture
+def component(model: Path) -> Component:
+    return start("completion", model=str(model))
+
+
+def answer(ids: Sequence[int], stream: int | None = None, *, last: bool = False, **texts: str) -> dict[str, Any]:
+    """One answer of an engine; without a stream, a whole one."""
+    inputs: dict[str, Any] = {
+        "output_ids": np.array(ids, np.int32).reshape(1, 1, len(ids)),
+        "sequence_length": np.array([[len(ids)]], np.int32),
+    }
+    if stream is not None:
+        inputs |= {"stream_id": np.array([[stream]], np.int64), "is_last": np.array([[last]], np.bool_)}
+    return inputs | {name: np.array([[text.encode()]], np.object_) for name, text in texts.items()}
+
+
+def as_int32(values: Any) -> Any:
+    return np.array(values, np.int32)
+
+
+def carry(*stops: str, prompt: int = 5) -> str:
+    return json.dumps({"stops": stops, "num_input_tokens": prompt}, ensure_ascii=False)
+
+
+def read(outputs: Arrays | ShoalError) -> Piece:
+    if isinstance(outputs, ShoalError):
+        raise outputs
+    kinds = {"text_output": "O", "finish_reason": "O", "num_input_tokens": "uint32", "num_output_tokens": "uint32"}
+    assert {name: array.dtype for name, array in outputs.items()} == kinds
+    assert all(array.shape == (1, 1) for array in outputs.values())
+    text, reason, num_input, num_output = (outputs[name][0, 0] for name in kinds)
+    return Piece(text.decode(), reason.decode(), int(num_input), int(num_output))
+
+
+def ask(component: Component, *requests: Mapping[str, Any]) -> list[Piece]:
+    """The answers to requests that come together."""
+    return [read(outputs) for outputs in component.process(requests)]
+
+
+# --- one stream --------------------------------------------------------------------------------------------------
+
+
+def test_a_stream_of_text() -> None:
+    ids = encode("cat 😀")
+    stream = TextStream(BPE, num_input_tokens=7)
+    pieces = [stream.step([token]) for token in ids]
+    end = stream.step([], last=True, reason="length")
+    assert "".join(piece.text for piece in pieces) == "cat 😀"
+    assert [piece[1:] for piece in pieces] == [("", 7, number + 1) for number in range(len(ids))]
+    assert end == Piece("", "length", 7, len(ids))
+
+
+def test_a_stop_string_ends_text_reason_and_count() -> None:
+    stream = TextStream(BPE, ["sat on"])
+    first, second = encode("The cat sa"), encode("t on the mat")
+    assert stream.step(first).text == "The cat "
+    assert stream.step(second) == Piece("", "stop", 0, len(first) + len(second))
+    assert stream.step(encode("more")) == Piece("", "stop", 0, len(first) + len(second))
+    assert stream.step([], last=True, reason="length") == Piece("", "stop", 0, len(first) + len(second))
+
+
+def test_the_end_gives_out_what_was_held_back() -> None:
+    stream = TextStream(BPE, ["The cat sat down"])
+    half = [token_id(BPE, "â"), token_id(BPE, "Ĥ")]  # of €
+    assert stream.step([*encode("The cat sat "), *half]) == Piece("", "", 0, len(encode("The cat sat ")) + len(half))
+    assert stream.step([], last=True, reason="cancelled")[:2] == ("The cat sat \N{REPLACEMENT CHARACTER}", "cancelled")
+
+
+def test_a_reason_counts_at_the_end_alone() -> None:
+    stream = TextStream(BPE)
+    assert stream.step([], reason="length").finish_reason == ""
+    assert stream.step([], last=True).finish_reason == ""
+
+
+# --- the component -----------------------------------------------------------------------------------------------
+
+
+def test_a_stream_in_pieces(component: Component) -> None:
+    ids = encode(TEXT)
+    requests = [answer([token], 7, carry=carry() if not place else "") for place, token in enumerate(ids)]
+    requests.append(answer([], 7, last=True, finish_reason="stop", carry=""))
+    pieces = ask(component, *requests)
+    assert "".join(piece.text for piece in pieces) == TEXT
+    assert {piece.num_input_tokens for piece in pieces} == {5}
+    assert [piece.num_output_tokens for piece in pieces] == [*range(1, len(ids) + 1), len(ids)]
+    assert [piece.finish_reason for piece in pieces] == [*[""] * len(ids), "stop"]
+
+
+def test_whole_answers_need_no_stream(component: Component) -> None:
+    ids = encode(TEXT)
+    assert ask(component, answer(ids)) == [Piece(TEXT, "", 0, len(ids))]
+    whole = answer(ids, carry=carry(" on", prompt=3), finish_reason="length")
+    assert ask(component, whole, whole) == 2 * [Piece("The cat sat", "stop", 3, len(ids))]
+    assert ask(component, answer(ids, finish_reason="length"))[0].finish_reason == "length"
+    assert component.completions._streams == {}  # type: ignore[attr-defined]
+
+
+def test_only_the_first_tokens_of_a_row_count(component: Component) -> None:
+    padded = answer([*encode(TEXT), -1, -1])
+    padded["sequence_length"] -= 2
+    assert ask(component, padded)[0].text == TEXT
+    assert ask(component, answer([]))[0] == Piece("", "", 0, 0)
+
+
+def test_answers_after_a_stop_string_are_empty(component: Component) -> None:
+    ids = encode(TEXT)
+    first, *rest = ask(
+        component,
+        answer(ids, 1, carry=carry("sat")),
+        answer(ids, 1, carry=""),
+        answer(ids, 1, last=True, finish_reason="length"),
+    )
+    assert first == Piece("The cat ", "stop", 5, len(ids))
+    assert rest == 2 * [Piece("", "stop", 5, len(ids))]
+
+
+def test_streams_never_mix(component: Component, scale: Scale) -> None:
+    draw = random.Random(3)
+    for _ in range(scale(20, 1000)):
+        waiting: dict[int, list[dict[str, Any]]] = {}
+        expected, got = {}, {}
+        for stream in draw.sample(range(2**40), 8):
+            text, stops = draw.choice(TEXTS), draw.sample(["a", "t on", "。", "!", "nothing"], draw.randrange(3))
+            ids, texts = encode(text), {"carry": carry(*stops, prompt=stream % 100)}
+            expected[stream] = text[: min((text.find(stop) for stop in stops if stop in text), default=len(text))]
+            got[stream], waiting[stream] = "", []
+            while ids:
+                size = draw.randint(1, 4)
+                waiting[stream].append(answer(ids[:size], stream, last=size >= len(ids), **texts))
+                ids, texts = ids[size:], {"carry": ""}
+        while waiting:
+            stream = draw.choice(list(waiting))
+            (piece,) = ask(component, waiting[stream].pop(0))
+            assert piece.num_input_tokens == stream % 100
+            got[stream] += piece.text
+            if not waiting[stream]:
+                del waiting[stream]
+        assert got == expected
+        assert component.completions._streams == {}  # type: ignore[attr-defined]
+
+
+def test_the_last_answer_ends_the_state(component: Component) -> None:
+    ask(component, answer(encode("The"), 1, carry=carry("cat")), answer([], 1, last=True))
+    (piece,) = ask(component, answer(encode("The cat"), 1, carry=carry(prompt=9)))  # an id that comes again
+    assert piece == Piece("The cat", "", 9, len(encode("The cat")))
+
+
+def test_the_stream_that_is_idle_longest_is_dropped() -> None:
+    completions = Completions(BPE, most_streams=3)
+    a = encode("a")
+    for stream in (1, 2, 3):
+        completions.answer(answer(a, stream, carry=carry(prompt=stream)))
+    completions.answer(answer(a, 1))  # 2 is idle longest now
+    completions.answer(answer(a, 4, carry=carry(prompt=4)))
+    assert [read(completions.answer(answer(a, stream)))[2:] for stream in (1, 3, 4)] == [(1, 3), (3, 2), (4, 2)]
+    assert read(completions.answer(answer(a, 2)))[2:] == (0, 1)
+
+
+def test_ten_thousand_streams_are_kept(component: Component) -> None:
+    for stream in range(10_001):
+        ask(component, answer([], stream, carry=carry(prompt=9)))
+    assert [piece.num_input_tokens for piece in ask(component, answer([], 1), answer([], 0))] == [9, 0]
+    assert len(component.completions._streams) == 10_000  # type: ignore[attr-defined]
+
+
+# --- refusals ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "carry is not JSON (Expecting property name enclosed in double quotes: line 1 column 2 (char 1)): '{'."),
+        ("[" * 100_000, "carry is not JSON ("),
+        ("[1]", "carry is [1], expected an object. Send what the prompt step made: {\"stops\""),
+        ("{}", "carry has the stops None, expected texts that are not empty."),
+        ('{"stops": "a", "num_input_tokens": 1}', "carry has the stops 'a', expected texts"),
+        ('{"stops": ["a", 1], "num_input_tokens": 1}', "carry has the stops ['a', 1], expected texts"),
+        ('{"stops": [""], "num_input_tokens": 1}', "carry has the stops [''], expected texts that are not empty."),
+        (carry(*["a"] * 65), "carry has 65 stops; at most 64 are allowed."),
+        ('{"stops": []}', "carry has num_input_tokens None, expected a number of tokens."),
+        ('{"stops": [], "num_input_tokens": true}', "carry has num_input_tokens True, expected"),
+        ('{"stops": [], "num_input_tokens": 1.5}', "carry has num_input_tokens 1.5, expected"),
+        (carry(prompt=-1), "carry has num_input_tokens -1, expected"),
+        (carry(prompt=2**32), "carry has num_input_tokens 4294967296, expected"),
+    ],
+)  # fmt: skip
+def test_a_malformed_carry_is_refused(text: str, message: str, component: Component) -> None:
+    for request in (answer([1], carry=text), answer([1], 3, carry=text)):
+        with pytest.raises(InputError) as refused:
+            ask(component, request)
+        assert str(refused.value).startswith(message)
+
+
+def test_tensors_that_do_not_fit_are_refused(component: Component) -> None:
+    def refuse(message: str, **changes: Any) -> None:
+        request = {name: array for name, array in (answer([1], 3) | changes).items() if array is not None}
+        with pytest.raises(InputError) as refused:
+            ask(component, request)
+        assert str(refused.value).startswith(message)
+
+    refuse(
+        "output_ids has shape [1, 2, 3] and sequence_length [1, 2]. Send one row with one beam",
+        output_ids=np.zeros((1, 2, 3), np.int32),
+        sequence_length=as_int32([[3, 3]]),
+    )
+    refuse("output_ids has shape [2, 1, 3]", output_ids=np.zeros((2, 1, 3), np.int32))
+    refuse("output_ids has shape [1, 1, 1] and seq", sequence_length=np.zeros((1, 0), np.int32))
+    refuse("sequence_length is 2, and output_ids has 1 tokens.", sequence_length=as_int32([[2]]))
+    refuse("sequence_length is -1, and output_ids has 1 tokens.", sequence_length=as_int32([[-1]]))
+    refuse("There is stream_id and no is_last. Send both, or neither for a whole answer.", is_last=None)
+    refuse("There is is_last and no stream_id.", stream_id=None)
+    refuse("A token id is -7. Send ids from 0, without padding.", output_ids=as_int32([[[-7]]]))
+    refuse("carry is not UTF-8: b'\\xff'. Send UTF-8.", carry=np.array([[b"\xff"]], np.object_))
+    refuse("finish_reason is not UTF-8", finish_reason=np.array([[b"\xff"]], np.object_))
+
+
+def test_a_refused_answer_leaves_its_stream_and_others_as_they_were(component: Component) -> None:
+    first, second = encode("The cat sa"), encode("t on the mat")
+    bad = answer([*second, -1], 1)
+    answers = component.process(
+        [answer(first, 1, carry=carry("sat")), answer(first, 2, carry=carry()), bad, answer(second, 1), answer([], 2)]
+    )
+    assert isinstance(answers[2], InputError)
+    assert [read(found).text for place, found in enumerate(answers) if place != 2] == [
+        "The cat ", "The cat sa", "", "",
+    ]  # fmt: skip
+    assert read(answers[3]).finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("place", "content", "message"),
+    [
+        ("", "", "Parameter model of model completion is ''; expected the absolute path of a folder with weights."),
+        ("model", "", "is 'model'; expected the absolute path of a folder with weights."),
+        ("{}/nowhere", "", "/nowhere'; expected the absolute path of a folder with weights."),
+        ("{}", None, "tokenizer.json is not a tokenizer: it is missing. Let the parameter model name the folder"),
+        ("{}", "", "tokenizer.json is not a tokenizer: it is empty. Let the parameter model name"),
+        ("{}", "{}", "tokenizer.json is not a fast tokenizer: "),
+    ],
+)  # fmt: skip
+def test_a_folder_without_a_tokenizer(place: str, content: str | None, message: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "tokenizer.json").write_text(content, encoding="utf-8")
+    with pytest.raises(ArtifactError) as refused:
+        start("completion", model=place.format(tmp_path))
+    assert message in str(refused.value)
+
+
+def test_the_model_folder_is_without_findings() -> None:
+    assert check(leaf("completion").folder) == []

@@ -1,0 +1,121 @@
+"""Weights by reference: composing finds them, and models get their folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shoal.check import check
+from shoal.composition.compose import compose
+from shoal.errors import ArtifactError
+from shoal.repository.config import read_config
+from shoal.repository.engine_args import check_arguments
+from shoal.repository.manifest import check_manifest, read_manifest
+from shoal.repository.placement import Plan
+from shoal.server.runtime import container_command
+from tests.support.tokenizers import byte_level
+
+MEMBERS = ("prompt", "llm-hf", "completion")
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    """A folder without a chat template, whose weights nothing here reads."""
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    tokenizer = byte_level()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"vocab_size": tokenizer.get_vocab_size(), "max_position_embeddings": 2048}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (folder / "model.safetensors").write_bytes(b"weights")
+    return folder
+
+
+def test_models_get_the_folder(weights: Path, tmp_path: Path) -> None:
+    repository = compose("llm", tmp_path / "repository", weights=weights)
+    for name in MEMBERS:
+        assert read_config(repository / name).spec.parameters["model"] == str(weights)
+    manifest = read_manifest(repository)
+    assert sorted(manifest["weights"]["files"]) == ["config.json", "tokenizer.json"]
+    assert sorted(manifest["not_warmed_up"]) == ["completion", "llm-hf"], "prompt has a warm-up request"
+    assert not list(repository.rglob("*.safetensors")), "weights are not copied"
+    check_manifest(repository)
+    again = compose("llm", tmp_path / "again", weights=weights)
+    assert read_manifest(again)["identity"] == manifest["identity"]
+    (weights / "tokenizer.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(ArtifactError, match=r"tokenizer\.json is not what it was when this was composed"):
+        check_manifest(repository)
+    (weights / "tokenizer.json").unlink()
+    with pytest.raises(ArtifactError, match=r"tokenizer\.json is missing, and was there when this was composed"):
+        check_manifest(repository)
+
+
+@pytest.mark.parametrize("is_from_hub", [False, True])
+def test_a_container_gets_the_weights(weights: Path, tmp_path: Path, is_from_hub: bool) -> None:
+    repository = compose("llm", tmp_path / "repository", weights=weights, plan=Plan(target="26.06"))
+    needed = weights
+    if is_from_hub:  # the hub's cache: models--OWNER--NAME/snapshots/REVISION, with links to models--OWNER--NAME/blobs
+        manifest = read_manifest(repository)
+        needed = tmp_path / "models--o--n"
+        manifest["weights"] |= {"folder": f"{needed}/snapshots/abc", "revision": "abc"}
+        (repository / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    assert f"--mount type=bind,src={needed},dst={needed},readonly " in container_command(repository)
+
+
+def test_weights_are_needed(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match=r"needs the weights of a language model\. Name them: --weights FOLDER"):
+        compose("llm", tmp_path / "repository")
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("tokenizer", "token ids up to .* vocab_size 10: it is another model's"),
+        ("pickle", "weights only as pickles, .*: pytorch_model.bin"),
+        ("shard", "misses b.safetensors, which model.safetensors.index.json names"),
+        ("index", "neither model.safetensors nor model.safetensors.index.json"),
+    ],
+)
+def test_weights_that_are_refused(fault: str, message: str, weights: Path, tmp_path: Path) -> None:
+    model = weights / "model.safetensors"
+    if fault == "tokenizer":
+        (weights / "config.json").write_text('{"vocab_size": 10, "max_position_embeddings": 64}', encoding="utf-8")
+    elif fault == "pickle":
+        model.rename(weights / "pytorch_model.bin")
+    else:
+        model.rename(weights / "a.safetensors")
+        if fault == "shard":
+            index = {"weight_map": {"one": "a.safetensors", "two": "b.safetensors"}}
+            (weights / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    with pytest.raises(ArtifactError, match=message):
+        compose("llm", tmp_path / "repository", weights=weights)
+    assert not (tmp_path / "repository").exists()
+
+
+@pytest.mark.parametrize("name", ["nowhere", "./nowhere/else", "a/b/c"])
+def test_a_folder_that_is_not_there(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="is not a folder"):
+        compose("llm", tmp_path / "repository", weights=name)
+
+
+def test_a_name_on_the_hub_that_cannot_be_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    with pytest.raises(ArtifactError, match="The weights nobody/nothing@1 are neither a folder nor on the hub"):
+        compose("llm", tmp_path / "repository", weights="nobody/nothing@1")
+
+
+@pytest.mark.parametrize("placement", ["cpu", "gpu"])
+def test_the_vllm_backend_gets_the_folder_in_its_arguments(placement: str, weights: Path, tmp_path: Path) -> None:
+    plan = Plan(placement=placement, target="26.01")
+    repository = compose("vllm", tmp_path / "repository", weights=weights, plan=plan)
+    arguments = json.loads((repository / "vllm" / "1" / "model.json").read_bytes())
+    assert arguments["model"] == str(weights)
+    assert list(check_arguments(arguments)) == []
+    config = read_config(repository / "vllm").message
+    assert [group.kind for group in config.instance_group] == [config.instance_group[0].KIND_MODEL]
+    assert config.model_transaction_policy.decoupled
+    assert check(repository) == []
+    check_manifest(repository)

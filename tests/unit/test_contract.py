@@ -1,0 +1,183 @@
+"""Token requests: what is read and refused; their answers: stops, lengths, and what is held back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.component import Context, StreamingComponent
+from shoal.component.base import check_outputs
+from shoal.errors import InputError
+from shoal.generation import Limits, Sampling, TokenRequest, pack_answer
+from shoal.generation.answering import Answering
+from shoal.generation.wordlists import pack
+from tests.support.llm import ENGINE, engine_spec, token_inputs
+
+LIMITS = Limits(vocabulary=100, context=20, slots=4, end_ids=(2, 3))
+
+
+def read(ids: Sequence[int] = (5, 6), new: int = 4, **more: Any) -> TokenRequest:
+    return TokenRequest.read(token_inputs(list(ids), new, **more), LIMITS)
+
+
+def test_defaults() -> None:
+    plain = read(temperature=None, end_id=None)
+    assert plain == TokenRequest((5, 6), 4, (2, 3))
+    assert plain.sampling == Sampling()
+
+
+def test_everything() -> None:
+    request = read(
+        (5, 6, 99, -7, 1000),  # padding may be anything
+        input_lengths=3,
+        end_id=7,
+        temperature=0.7,
+        runtime_top_p=0.9,
+        runtime_top_k=40,
+        repetition_penalty=1.1,
+        seed=2**64 - 1,
+        min_tokens=2,
+        stop_words_list=pack([[8], [9, 10]]),
+        bad_words_list=pack([[11, 12, 13]]),
+        carry='{"stops": ["é"]}'.encode(),
+        streaming=False,
+        pad_id=-5,
+    )
+    assert request == TokenRequest(
+        ids=(5, 6, 99),
+        max_tokens=4,
+        end_ids=(7,),
+        sampling=Sampling(0.7, 40, 0.9, 1.1, 2**64 - 1, 2),
+        stops=((8,), (9, 10)),
+        bans=((11, 12, 13),),
+        carry='{"stops": ["é"]}',
+        is_streaming=False,
+    )
+
+
+def test_an_empty_word_list_has_no_words() -> None:
+    assert read(stop_words_list=np.array([[0], [-1]])).stops == ()
+
+
+def test_no_end_token() -> None:
+    assert read(end_id=-1).end_ids == ()
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"ids": (5, 100)}, "input_ids has 100 at place 1, and the model's vocabulary has 100 tokens."),
+        ({"ids": (-1,)}, "input_ids has -1 at place 0"),
+        ({"input_lengths": 0}, "The prompt has no tokens: input_lengths is 0."),
+        ({"input_lengths": -3}, "input_lengths is -3."),
+        ({"input_lengths": 3}, "input_lengths is 3, and input_ids has 2 tokens."),
+        ({"new": 0}, "request_output_len is 0."),
+        ({"new": -4}, "request_output_len is -4."),
+        ({"new": 19}, "The prompt has 2 tokens and request_output_len is 19: 21 together, and the context has 20."),
+        ({"new": 19}, "Ask for at most 18 new tokens."),
+        ({"ids": (1,) * 20, "new": 1}, "Shorten the prompt."),
+        ({"end_id": 100}, "end_id has 100"),
+        ({"end_id": -2}, "end_id has -2"),
+        ({"min_tokens": 5}, "min_tokens is 5, and request_output_len is 4."),
+        ({"runtime_top_p": 1.25}, "runtime_top_p is 1.25."),
+        ({"temperature": float("nan")}, "temperature is nan."),
+        ({"temperature": -0.1}, "temperature is -0.1."),  # not -0.10000000149
+        ({"stop_words_list": pack([[1], [100]])}, "stop_words_list has 100"),
+        ({"bad_words_list": np.array([[1, 2], [3, -1]])}, "bad_words_list has"),
+        ({"carry": b"\xff"}, "carry is not UTF-8."),
+        ({"carry": b"x" * 4097}, "carry has 4097 bytes."),
+    ],
+)
+def test_refused(more: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError) as error:
+        read(**more)
+    assert words in str(error.value)
+
+
+def test_answers_are_as_the_engine_declares() -> None:
+    for ids in ([], [1], [1, 2, 3]):
+        answer = pack_answer(ids, stream_id=2**62, carry="é", is_last=True, reason="stop")
+        check_outputs(engine_spec("/model"), answer, 1)
+        assert answer["output_ids"].shape == (1, 1, len(ids))
+
+
+class Given(StreamingComponent):
+    """Answers with the tokens that it is given, by way of ``Answering``."""
+
+    tokens: Sequence[int]
+    request: TokenRequest
+    taken = 0
+
+    def open(self, inputs: Any, stream: Any) -> None:  # noqa: ARG002
+        answering = Answering(self.request, stream)
+        for token in self.tokens:
+            self.taken += 1
+            if not answering.add(token):
+                break
+
+
+def answers(tokens: Sequence[int], request: TokenRequest) -> tuple[list[list[int]], str, int]:
+    """The tokens of each answer, the reason, and how many tokens were taken."""
+    component = Given(Context(engine_spec("/model"), ENGINE))
+    component.tokens, component.request = tokens, request
+    found = list(component.stream(token_inputs([5], 4)))
+    assert [each["is_last"].item() for each in found] == [False] * (len(found) - 1) + [True]
+    assert [each["carry"].item() for each in found] == [request.carry.encode(), *[b""] * (len(found) - 1)]
+    assert len({each["stream_id"].item() for each in found}) == 1
+    assert all(not each["finish_reason"].item() for each in found[:-1])
+    return (
+        [each["output_ids"].ravel().tolist() for each in found],
+        found[-1]["finish_reason"].item().decode(),
+        (component.taken),
+    )
+
+
+@pytest.mark.parametrize(
+    ("tokens", "more", "expected"),
+    [
+        ([11, 12, 13], {}, ([[11], [12], [13]], "length", 3)),
+        ([11, 2, 13], {"end_ids": (2, 3)}, ([[11], []], "stop", 2)),
+        ([11, 12, 13], {"stops": ((12,),)}, ([[11], []], "stop", 2)),
+        ([11, 12, 13], {"stops": ((12, 13),)}, ([[11], []], "stop", 3)),
+        ([11, 12, 14], {"stops": ((12, 13),)}, ([[11], [12, 14]], "length", 3)),  # 12 is held back until 14 decides
+        ([11, 12, 12], {"stops": ((12, 12, 13),)}, ([[11], [12, 12]], "length", 3)),
+        ([12, 12, 13], {"stops": ((12, 13),)}, ([[12], []], "stop", 3)),
+        ([11, 12, 13], {"stops": ((13,), (12, 13))}, ([[11], []], "stop", 3)),  # the longer one
+        ([11, 2, 13], {"end_ids": (2,), "sampling": Sampling(min_tokens=2)}, ([[11], [2], [13]], "length", 3)),
+        ([11, 12, 12], {"stops": ((12,),), "sampling": Sampling(min_tokens=2)}, ([[11], [12], []], "stop", 3)),
+        ([11, 12, 13], {"is_streaming": False}, ([[11, 12, 13]], "length", 3)),
+        ([11, 12, 13], {"is_streaming": False, "stops": ((13,),), "carry": "{}"}, ([[11, 12]], "stop", 3)),
+    ],
+)
+def test_answers(tokens: list[int], more: dict[str, Any], expected: Any) -> None:
+    assert answers(tokens, TokenRequest((5,), 3, **{"carry": "{}", **more})) == expected
+
+
+@given(
+    tokens=st.lists(st.integers(0, 2), min_size=1, max_size=24),
+    stops=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=4).map(tuple), max_size=3).map(tuple),
+)
+def test_stops_end_an_answer_where_they_first_occur(tokens: list[int], stops: tuple[tuple[int, ...], ...]) -> None:
+    found, reason, taken = answers(tokens, TokenRequest((5,), len(tokens), stops=stops))
+    ends = [
+        (end, end - len(stop))
+        for end in range(1, len(tokens) + 1)
+        for stop in stops
+        if tuple(tokens[max(0, end - len(stop)) : end]) == stop
+    ]
+    end, start = min(ends, default=(len(tokens), len(tokens)))
+    assert [token for ids in found for token in ids] == tokens[:start]
+    assert (taken, reason) == (end, "stop" if ends else "length")
+
+
+def test_stream_ids_differ() -> None:
+    component = Given(Context(engine_spec("/model"), ENGINE))
+    component.tokens, component.request = [1], TokenRequest((5,), 1)
+    ids = {answer["stream_id"].item() for _ in range(50) for answer in component.stream(token_inputs([5], 1))}
+    assert len(ids) == 50
+    assert all(0 <= number < 2**63 for number in ids)

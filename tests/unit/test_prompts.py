@@ -1,0 +1,349 @@
+"""Prompts: chats and texts to ids, limits, and the rows that an engine gets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from shoal.component.base import Component
+from shoal.component.tensors import Array
+from shoal.errors import ArtifactError, InputError, ShoalError
+from shoal.generation.contract import Limits, TokenRequest
+from shoal.generation.prompts import Prompts, llama2, read_messages
+from tests.support.pieces import start
+from tests.support.pretend import PretendGpu
+
+TEXT = "The cat sat on the mat. Olá, 😀! [INST] STOP \n" * 3
+TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+CHAT = [{"role": "user", "content": "The cat"}]
+
+
+def make_tokenizer() -> Tokenizer:
+    """A byte-level BPE, as those of Llama 3 and Qwen, with a token of begin."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator([TEXT], trainer)
+    tokenizer.add_special_tokens([AddedToken("<s>", special=True), AddedToken("</s>", special=True)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", tokenizer.token_to_id("<s>"))]
+    )
+    return tokenizer
+
+
+def make_metaspace_tokenizer() -> Tokenizer:
+    """A tokenizer as Llama 2's: a word's first token holds the space before it, also where there is none."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.train_from_iterator([TEXT], trainers.BpeTrainer(vocab_size=200, show_progress=False))
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return make_tokenizer()
+
+
+@pytest.fixture
+def prompts(tokenizer: Tokenizer) -> Prompts:
+    return Prompts(tokenizer, llama2, context=100, max_tokens=20)
+
+
+@pytest.fixture
+def weights(tokenizer: Tokenizer, tmp_path: Path) -> Path:
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    config = {"chat_template": TEMPLATE, "bos_token": {"content": "<s>"}, "pad_token": None}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 100}', encoding="utf-8")
+    return tmp_path
+
+
+@pytest.fixture
+def prompt(weights: Path) -> Iterator[Component]:
+    component = start("prompt", model=str(weights))
+    yield component
+    component.close()
+
+
+def texts(*values: str | bytes) -> Array:
+    return np.array([[v.encode() if isinstance(v, str) else v for v in values]], np.object_)
+
+
+def ask(component: Component, **inputs: Any) -> dict[str, Array]:
+    (answer,) = component.process([inputs])
+    if isinstance(answer, ShoalError):
+        raise answer
+    return dict(answer)
+
+
+# --- chats -------------------------------------------------------------------------------------------------------
+
+
+def test_messages() -> None:
+    chat = [{"role": role, "content": f" {role} é "} for role in ("system", "user", "assistant", "tool")]
+    assert read_messages(json.dumps(chat)) == chat
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", r"messages is not JSON \(Expecting value.*\): ''"),
+        ("[" * 100_000, "messages is not JSON"),
+        ("9" * 5000, "messages is not JSON"),
+        ("[]", r"messages is \[\], expected a list of messages"),
+        ('{"role": "user", "content": "x"}', "expected a list of messages"),
+        ('["hello"]', r"messages\[0\] is 'hello', expected an object"),
+        ('[{"content": "x"}]', r"messages\[0\] has no role"),
+        ('[{"role": "user"}]', r"messages\[0\] has no content"),
+        ('[{"role": "developer", "content": "x"}]', r"has the role 'developer', expected one of system, user"),
+        ('[{"role": ["user"], "content": "x"}]', r"has the role \['user'\], expected one of"),
+        ('[{"role": "user", "content": "x"}, {"role": "user", "content": ""}]', r"messages\[1\] has an empty content"),
+        ('[{"role": "user", "content": null}]', "has the content None, expected a text"),
+        ('[{"role": "user", "content": [{"type": "text"}]}]', r"has the content \[\{'type': 'text'\}\], expected"),
+        ('[{"role": "user", "content": "x", "tool_calls": []}]', "has 'tool_calls', expected role and content alone"),
+        (r'[{"role": "user", "content": "a\ud83d"}]', "half of a surrogate pair"),
+    ],
+)
+def test_other_messages_are_refused(text: str, reason: str) -> None:
+    with pytest.raises(InputError, match=reason) as refused:
+        read_messages(text)
+    assert len(str(refused.value)) < 300
+
+
+def test_llama2_is_as_published() -> None:
+    """The first user's message keeps its spaces; later ones and answers lose theirs."""
+    system, first = {"role": "system", "content": "Be brief."}, {"role": "user", "content": " Hi \n"}
+    later = [{"role": "assistant", "content": " Hello! "}, {"role": "user", "content": "  Why?  "}]
+    assert llama2([system, first]) == "<s>[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\n Hi \n [/INST]"
+    assert llama2([system, first, *later]) == (
+        "<s>[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\n Hi \n [/INST] Hello! </s><s>[INST] Why? [/INST]"
+    )
+    assert llama2([first]) == "<s>[INST]  Hi \n [/INST]"
+
+
+@pytest.mark.parametrize("roles", ["s", "a", "ua", "us", "uu", "usu", "ut", "uauau" + "a", "ssu"])
+def test_llama2_refuses_other_orders(roles: str) -> None:
+    names = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
+    with pytest.raises(InputError, match=r"The chat has the roles .*, which Llama 2 cannot take"):
+        llama2([{"role": names[role], "content": "x"} for role in roles])
+
+
+# --- ids ---------------------------------------------------------------------------------------------------------
+
+
+def test_special_tokens_are_the_tokenizers_or_the_templates(prompts: Prompts, tokenizer: Tokenizer) -> None:
+    begin = tokenizer.token_to_id("<s>")
+    ids = prompts.encode("The cat")
+    assert ids[0] == begin
+    assert begin not in ids[1:]
+    chat = prompts.encode(messages=CHAT)
+    assert chat.count(begin) == 1
+    assert tokenizer.decode(chat, skip_special_tokens=False) == "<s>[INST] The cat [/INST]"
+
+
+def test_a_tokenizers_own_truncation_is_off() -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=64)
+    assert len(Prompts(tokenizer, None, context=1000).encode("mat " * 9)) > 9
+    assert len(Prompts(tokenizer, None, context=1000).encode("mat")) < 9
+
+
+def test_context(prompts: Prompts) -> None:
+    assert len(prompts.encode("\x00" * 98)) == 99
+    with pytest.raises(InputError, match=r"The prompt has 100 tokens; the model's context is 100.*99 tokens or fewer"):
+        prompts.encode("\x00" * 99)
+    # an explicit length does not give way, the default does
+    assert prompts.request({"text_input": b"\x00" * 90, "max_tokens": 9})["request_output_len"] == 9
+    with pytest.raises(InputError, match="has 91 tokens and max_tokens is 10: 101 together; the model's context is 10"):
+        prompts.request({"text_input": b"\x00" * 90, "max_tokens": 10})
+    with pytest.raises(InputError, match=r"max_tokens is 2147483647: .* Set max_tokens to 98 or less"):
+        prompts.request({"text_input": b"\x00", "max_tokens": 2**31 - 1})
+    assert prompts.request({"text_input": b"\x00" * 90})["request_output_len"] == 9
+    assert prompts.request({"text_input": b"\x00"})["request_output_len"] == 20
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({}, "has neither text_input nor messages"),
+        ({"text_input": b"a", "messages": json.dumps(CHAT).encode()}, "has text_input and messages"),
+        ({"text_input": b""}, "The prompt is empty"),
+        ({"text_input": b"a\xff"}, "text_input is not valid UTF-8: byte 0xff at position 1"),
+        ({"messages": b"\xff"}, "messages is not valid UTF-8"),
+        ({"text_input": b"a" * 2**20 + b"a"}, "text_input has 1048577 bytes; at most 1048576 are allowed"),
+        ({"text_input": b"a", "max_tokens": 0}, "max_tokens is 0. Set it to 1 or more"),
+        ({"text_input": b"a", "max_tokens": -5}, "max_tokens is -5"),
+        ({"text_input": b"a", "min_tokens": 9, "max_tokens": 8}, "min_tokens is 9, and max_tokens is 8"),
+        ({"text_input": b"a", "temperature": float("nan")}, "temperature is nan"),
+        ({"text_input": b"a", "top_p": 1.5}, "top_p is 1.5"),
+        ({"text_input": b"a", "top_k": -1}, "top_k is -1"),
+        ({"text_input": b"a", "stop_words": [b"x"] * 65}, "stop_words has 65 entries; at most 64"),
+        ({"text_input": b"a", "bad_words": [b"x"] * 65}, "bad_words has 65 entries; at most 64"),
+        ({"text_input": b"a", "stop_words": [b"x", b""]}, r"stop_words\[1\] is empty"),
+        ({"text_input": b"a", "stop_words": [b"\xff"]}, r"stop_words\[0\] is not valid UTF-8"),
+        ({"text_input": b"a", "stop_words": [b"x" * 5000]}, r"stop_words has \d+ bytes as JSON; at most 4096"),
+    ],
+)
+def test_bad_requests(prompts: Prompts, row: Mapping[str, Any], reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        prompts.request(row)
+
+
+def test_a_model_without_chats(tokenizer: Tokenizer) -> None:
+    with pytest.raises(InputError, match="The model has no chat template, and the request has messages"):
+        Prompts(tokenizer, None, context=100).encode(messages=CHAT)
+
+
+def test_greedy_unless_chance_is_asked_for(prompts: Prompts) -> None:
+    plain = prompts.request({"text_input": b"a", "repetition_penalty": 1.5})
+    assert (plain["runtime_top_k"], plain["temperature"], plain["runtime_top_p"]) == (1, 1, 1)
+    assert prompts.request({"text_input": b"a", "temperature": 0.7})["runtime_top_k"] == 0
+    assert prompts.request({"text_input": b"a", "top_p": 0.9})["runtime_top_k"] == 0
+    assert prompts.request({"text_input": b"a", "top_k": 5})["runtime_top_k"] == 5
+    seeds = {prompts.request({"text_input": b"a"})["seed"] for _ in range(3)}
+    assert len(seeds) == 3
+    assert prompts.request({"text_input": b"a", "seed": 2**64 - 1})["seed"] == 2**64 - 1
+
+
+def test_stop_words_reach_the_engine_where_they_are_exact(tokenizer: Tokenizer) -> None:
+    row = {"text_input": b"The", "stop_words": [b"STOP", "é".encode()]}
+    exact = Prompts(tokenizer, None, context=100).request(row)
+    stop, accent = (tokenizer.encode(word, add_special_tokens=False).ids for word in ("STOP", "é"))
+    ends = [len(stop), len(stop) + len(accent)]
+    assert exact["stop_words_list"][0].tolist() == stop + accent
+    assert exact["stop_words_list"][1].tolist()[:2] == ends
+    # here the ids of the stop word would take the space before it along
+    spaced = Prompts(make_metaspace_tokenizer(), None, context=100).request(row)
+    assert (spaced["stop_words_list"][1:] == -1).all()
+    for made in (exact, spaced):
+        assert json.loads(made["carry"])["stops"] == ["STOP", "é"]
+
+
+def test_bad_words_that_the_tokens_cannot_write() -> None:
+    prompts = Prompts(make_metaspace_tokenizer(), None, context=100)
+    assert prompts.request({"text_input": b"The", "bad_words": [b"cat"]})["bad_words_list"][1, 0] >= 1
+    with pytest.raises(InputError, match="bad_words has 'x日y', which the model's tokens cannot write"):
+        prompts.request({"text_input": b"The", "bad_words": ["x日y".encode()]})
+
+
+# --- the model folder --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("may_start_processes")
+def test_outputs_are_an_engines_inputs(prompt: Component, tokenizer: Tokenizer) -> None:
+    inputs = {
+        "messages": texts(json.dumps(CHAT)),
+        "max_tokens": np.array([[7]], np.int32),
+        "temperature": np.array([[0.7]], np.float32),
+        "seed": np.array([[2**63]], np.uint64),
+        "stream": np.array([[False]]),
+        "stop_words": texts("STOP"),
+        "bad_words": texts("mat", " mat"),
+    }
+    answer = ask(prompt, **inputs)
+    text = "<s>user: The cat\nassistant:"
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
+    request = TokenRequest.read(answer, Limits(vocabulary=tokenizer.get_vocab_size(), context=100, slots=1))
+    assert request.ids == tuple(ids)
+    assert (request.max_tokens, request.is_streaming) == (7, False)
+    assert (request.sampling.temperature, request.sampling.top_k, request.sampling.seed) == (0.7, 0, 2**63)
+    assert request.stops == (tuple(tokenizer.encode("STOP", add_special_tokens=False).ids),)
+    assert len(request.bans) == 2
+    assert json.loads(request.carry) == {"stops": ["STOP"], "num_input_tokens": len(ids)}
+
+
+@pytest.mark.usefixtures("may_start_processes")
+def test_a_joined_batch_is_padded_and_equal_to_single_requests(prompt: Component) -> None:
+    words = [texts("STOP", "\n"), texts("cat", "The cat sat on"), texts("😀", "b")]
+    seed = np.array([[1]], np.uint64)
+    requests = [
+        {"text_input": texts("The cat " * number), "stop_words": words[number - 1], "seed": seed}
+        for number in (1, 3, 2)
+    ]
+    answers = prompt.process(requests)
+    widths = set()
+    for request, joined in zip(requests, answers, strict=True):
+        alone = ask(prompt, **request)
+        assert not isinstance(joined, ShoalError)
+        for name, expected in alone.items():
+            found = joined[name]
+            if name in ("input_ids", "stop_words_list"):
+                size = expected.shape[-1]
+                pad = found[..., size:]
+                found = found[..., :size]
+                assert (pad == 0).all() if name == "input_ids" else (pad[:, 1] == -1).all()
+            np.testing.assert_array_equal(found, expected, name)
+        widths.add((joined["input_ids"].shape[1], joined["stop_words_list"].shape[2]))
+    assert len(widths) == 1  # they were joined
+
+
+def test_numbers_on_a_gpu_are_read(weights: Path) -> None:
+    device = PretendGpu()
+    piece = start("prompt", device=device, changes={"parameters": {"model": str(weights), "template": "llama2"}})
+    numbers = {"max_tokens": np.array([[7]], np.int32), "temperature": np.array([[0.7]], np.float32)}
+    answer = ask(piece, text_input=texts("a"), **{name: device.put(array, name) for name, array in numbers.items()})
+    assert answer["request_output_len"].tolist() == [[7]]
+    assert answer["temperature"].tolist() == numbers["temperature"].tolist()
+
+
+@pytest.mark.usefixtures("may_start_processes")
+def test_a_bad_row_fails_alone(prompt: Component) -> None:
+    requests = [{"text_input": texts(text)} for text in ("The cat", "", "x" * 200, b"\xff", "The mat")]
+    answers = prompt.process([*requests, {"messages": texts("[]")}, {}])
+    kinds = [type(answer) for answer in answers]
+    assert kinds == [dict, InputError, InputError, InputError, dict, InputError, InputError]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("model", "", "Parameter model of model prompt is ''; expected the absolute path of a folder"),
+        ("model", "weights", "is 'weights'; expected the absolute path"),
+        ("template", "llama3", "Parameter template of model prompt is 'llama3'; expected llama2, or nothing"),
+        ("context", "x", "Parameter context of model prompt is 'x'"),
+        ("max_tokens", "0", "Parameter max_tokens of model prompt is '0'"),
+    ],
+)
+def test_settings(weights: Path, name: str, value: str, reason: str) -> None:
+    with pytest.raises(ArtifactError, match=reason):
+        start("prompt", changes={"parameters": {"model": str(weights), name: value}})
+
+
+@pytest.mark.usefixtures("may_start_processes")
+def test_the_models_files(weights: Path) -> None:
+    config = weights / "tokenizer_config.json"
+    config.write_text('{"chat_template": "{% if %}"}', encoding="utf-8")
+    with pytest.raises(ArtifactError, match=r"tokenizer_config.json: The model's chat template is not valid: Template"):
+        start("prompt", model=str(weights))
+    several = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": "The mat"}]
+    config.write_text(json.dumps({"chat_template": several}), encoding="utf-8")
+    (weights / "config.json").write_text('{"text_config": {"max_position_embeddings": 40}}', encoding="utf-8")
+    chat, long = texts(json.dumps(CHAT)), texts("\x00" * 60)
+    piece = start("prompt", model=str(weights))
+    assert ask(piece, messages=chat)["input_lengths"].item() == len(make_tokenizer().encode("The mat").ids) - 1
+    with pytest.raises(InputError, match="has 61 tokens; the model's context is 40"):
+        ask(piece, text_input=long)
+    piece.close()
+    (weights / "chat_template.jinja").write_text("The cat sat", encoding="utf-8")  # newer: it counts
+    piece = start("prompt", model=str(weights), context="90")
+    assert ask(piece, messages=chat)["input_lengths"].item() == len(make_tokenizer().encode("The cat sat").ids) - 1
+    assert ask(piece, text_input=long)["request_output_len"].item() == 29
+    piece.close()
+    (weights / "config.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(ArtifactError, match=r"config\.json has the max_position_embeddings None"):
+        start("prompt", model=str(weights))
+    (weights / "config.json").write_text('{"max_position_embeddings": 40}', encoding="utf-8")
+    (weights / "tokenizer.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(ArtifactError, match=r"tokenizer\.json is not a fast tokenizer"):
+        start("prompt", model=str(weights))

@@ -1,0 +1,72 @@
+"""Sampling settings: what is refused, in the client's words, and what engines get."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from shoal.errors import InputError
+from shoal.generation import Sampling
+
+NAMES = {"top_k": "runtime_top_k", "top_p": "runtime_top_p", "max_tokens": "request_output_len"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"temperature": -0.5}, "temperature is -0.5. Send 0 or 0.001 or more."),
+        ({"temperature": math.nan}, "temperature is nan."),
+        ({"temperature": math.inf}, "temperature is inf."),
+        ({"temperature": 1e-9}, "temperature is 1e-09."),
+        ({"top_k": -1}, "runtime_top_k is -1."),
+        ({"top_p": 0.0}, "runtime_top_p is 0.0. Send more than 0, and at most 1."),
+        ({"top_p": 1.5}, "runtime_top_p is 1.5."),
+        ({"top_p": math.nan}, "runtime_top_p is nan."),
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0."),
+        ({"repetition_penalty": math.inf}, "repetition_penalty is inf."),
+        ({"seed": -1}, "seed is -1."),
+        ({"seed": 2**64}, f"seed is {2**64}."),
+        ({"min_tokens": -1}, "min_tokens is -1."),
+        ({"min_tokens": 9}, "min_tokens is 9, and request_output_len is 8."),
+    ],
+)
+def test_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError) as error:
+        Sampling(**settings).check(8, NAMES)
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_greedy"),
+    [
+        ({}, False),
+        ({"temperature": 0.0}, True),
+        ({"temperature": 0.0, "top_k": 50, "top_p": 0.9, "seed": 1}, True),  # clients send all settings
+        ({"top_k": 1}, True),
+        ({"top_k": 2}, False),
+        ({"temperature": 0.001, "seed": 2**64 - 1, "min_tokens": 8}, False),
+    ],
+)
+def test_greedy_or_not(settings: dict[str, Any], is_greedy: bool) -> None:
+    sampling = Sampling(**settings).check(8)
+    assert sampling.is_greedy is is_greedy
+    assert sampling.to_transformers()["do_sample"] is not is_greedy
+
+
+def test_what_transformers_gets() -> None:
+    sampling = Sampling(temperature=0.7, top_k=40, top_p=0.9, repetition_penalty=1.2, seed=3, min_tokens=2)
+    assert sampling.to_transformers() == {
+        "do_sample": True,
+        "temperature": 0.7,
+        "top_k": 40,
+        "top_p": 0.9,
+        "repetition_penalty": 1.2,
+        "min_new_tokens": 2,
+    }
+    assert Sampling(top_k=1).to_transformers() == {
+        "do_sample": False,
+        "repetition_penalty": 1.0,
+        "min_new_tokens": None,
+    }

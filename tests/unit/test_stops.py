@@ -1,0 +1,99 @@
+"""Stop strings: cut where the first one begins, whatever the division into pieces."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.errors import InputError
+from shoal.generation import StopCutter
+from tests.conftest import Scale
+
+stop_lists = st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=4)
+examples = settings(max_examples=300, deadline=None)
+
+
+def find_end(text: str, stops: list[str]) -> int:
+    """Where the first stop string begins; the text's length if there is none."""
+    return min((text.find(stop) for stop in stops if stop in text), default=len(text))
+
+
+@examples
+@given(stop_lists, st.lists(st.text("abc\n", max_size=5), max_size=8))
+def test_any_division_gives_the_text_before_the_first_stop(stops: list[str], pieces: list[str]) -> None:
+    text = "".join(pieces)
+    end = find_end(text, stops)
+    cutter, given_out = StopCutter(stops), ""
+    for piece in pieces:
+        new, has_stopped = cutter.step(piece)
+        given_out += new
+        assert text[:end].startswith(given_out)
+        assert not has_stopped or given_out == text[:end]
+    new, has_stopped = cutter.step("", last=True)
+    assert given_out + new == text[:end]
+    assert has_stopped == (end < len(text))
+    assert StopCutter(stops).step(text, last=True) == (text[:end], end < len(text))
+
+
+@examples
+@given(stop_lists, st.text("abc", max_size=12))
+def test_only_what_may_become_a_stop_is_held_back(stops: list[str], text: str) -> None:
+    cutter, given_out = StopCutter(stops), ""
+    for place, character in enumerate(text):
+        new, has_stopped = cutter.step(character)
+        given_out += new
+        so_far = text[: place + 1]
+        if find_end(so_far, stops) < len(so_far):
+            assert has_stopped or any(stop.startswith(so_far[len(given_out) :]) for stop in stops)
+            break
+        tails = [so_far[k:] for k in range(len(so_far))]
+        held = next((tail for tail in tails if any(stop.startswith(tail) for stop in stops)), "")
+        assert given_out + held == so_far
+
+
+def test_a_stop_that_straddles_pieces() -> None:
+    cutter = StopCutter(["\n\nUser:"])
+    assert [cutter.step(piece) for piece in ("Hi", "\n", "there\n", "\nUs", "er", ": more", "!")] == [
+        ("Hi", False), ("", False), ("\nthere", False), ("", False), ("", False), ("", True), ("", True),
+    ]  # fmt: skip
+    assert cutter.step("x", last=True) == ("", True)
+
+
+def test_what_was_held_back_comes_with_the_end() -> None:
+    cutter = StopCutter(["END"])
+    assert cutter.step("the EN") == ("the ", False)
+    assert cutter.step("", last=True) == ("EN", False)
+    assert StopCutter([]).step("all", last=False) == ("all", False)
+
+
+def test_the_stop_that_begins_first_wins() -> None:
+    assert StopCutter(["late", "mid"]).step("a mid late") == ("a ", True)
+    cutter = StopCutter(["bc", "abcd"])  # bc is there, and abcd may still come
+    assert cutter.step("xabc") == ("x", False)
+    assert cutter.step("d") == ("", True)
+    cutter = StopCutter(["bc", "abcd"])
+    assert [cutter.step("xabc"), cutter.step("e")] == [("x", False), ("a", True)]
+    assert StopCutter(["bc", "abcd"]).step("xabc", last=True) == ("xa", True)
+
+
+def test_empty_stops_are_refused() -> None:
+    with pytest.raises(InputError, match=r"^A stop string is empty\. Leave it out\.$"):
+        StopCutter(["a", ""])
+
+
+def test_the_cost_of_a_piece_does_not_grow(scale: Scale) -> None:
+    """Nor where each piece may begin a stop. The least of 30 rounds: other work uses these cores too."""
+    limit = 1.5 if scale.is_full else 4
+    rounds = []
+    for _ in range(30):
+        cutter, seconds = StopCutter(["the end", "</s>", "eth" * 20 + "!"]), []
+        for _ in range(40):
+            start = time.perf_counter()
+            for _ in range(100):
+                cutter.step("the")
+            seconds.append(time.perf_counter() - start)
+        rounds.append(seconds)
+    assert min(seconds[-1] for seconds in rounds) <= limit * min(seconds[0] for seconds in rounds)

@@ -1,0 +1,82 @@
+"""Word lists in TensorRT-LLM's layout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.errors import InputError
+from shoal.generation.wordlists import pack, unpack
+
+ids = st.integers(0, 2**31 - 1)
+
+
+def as_int32(values: Any) -> Any:
+    return np.array(values, np.int32)
+
+
+def trt_llm(words: list[list[int]]) -> Any:
+    """The arrays as `to_word_list_format` of TensorRT-LLM's preprocessing step has them, for one row."""
+    flat = [token for word in words for token in word]
+    ends = np.cumsum([len(word) for word in words]).tolist()
+    size = max(1, len(flat))
+    flat_ids = np.pad(flat, (0, size - len(flat)), constant_values=0)
+    offsets = np.pad(ends, (0, size - len(ends)), constant_values=-1)
+    return np.array([[flat_ids], [offsets]], np.int32).transpose((1, 0, 2))[0]
+
+
+@given(st.lists(st.lists(ids, min_size=1, max_size=5), max_size=64), st.integers(0, 5), ids)
+def test_pack_and_unpack(words: list[list[int]], padding: int, padded_with: int) -> None:
+    packed = pack(words)
+    assert packed.dtype == np.int32
+    assert np.array_equal(packed, trt_llm(words))
+    assert unpack(packed) == words
+    wider = np.concatenate([packed, np.array([[padded_with], [-1]], np.int32).repeat(padding, axis=1)], axis=1)
+    assert unpack(wider) == words
+
+
+def test_the_layout() -> None:
+    assert pack([[5, 6], [7]]).tolist() == [[5, 6, 7], [2, 3, -1]]
+    assert pack([]).tolist() == [[0], [-1]]
+    assert unpack(np.zeros((2, 0), np.int32)) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([[1]] * 65, "stop_words_list has 65 words; at most 64 are allowed. Shorten the list."),
+        ([[1], []], "stop_words_list has no token ids for word 1. Leave empty words out."),
+        ([[1, -1]], "stop_words_list has the token id -1. Send ids from 0 to 2,147,483,647."),
+        ([[2**31]], "stop_words_list has the token id 2147483648."),
+    ],
+)
+def test_what_cannot_be_packed(words: list[list[int]], message: str) -> None:
+    with pytest.raises(InputError) as refused:
+        pack(words, "stop_words_list")
+    assert str(refused.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.zeros((2, 3)), "bad_words_list is float64 [2, 3]. Send INT32 [2, n]: the token ids of all words, and"),
+        (np.zeros((3, 2), np.int32), "bad_words_list is int32 [3, 2]."),
+        (np.zeros((1, 2, 3), np.int32), "bad_words_list is int32 [1, 2, 3]."),
+        (as_int32([[1, 2], [3, -1]]), "bad_words_list has the end 3 for word 0, which begins at 0 of 2 ids."),
+        (as_int32([[1, 2], [2, 1]]), "bad_words_list has the end 1 for word 1, which begins at 2 of 2 ids."),
+        (as_int32([[1, 2], [-1, 2]]), "bad_words_list has the end -1 for word 0, which begins at 0 of 2 ids."),
+        (as_int32([[1, 2], [-2, -1]]), "bad_words_list has the end -2 for word 0, which begins at 0 of 2 ids."),
+        (as_int32([[1, 2], [0, -1]]), "bad_words_list has no token ids for word 0."),
+        (as_int32([[1, 2], [1, 1]]), "bad_words_list has no token ids for word 1."),
+        (as_int32([[-5, 2], [2, -1]]), "bad_words_list has the token id -5."),
+        (np.arange(1, 66, dtype=np.int32) * as_int32([[1], [1]]), "bad_words_list has 65 words; at most 64"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_unpacked(array: Any, message: str) -> None:
+    with pytest.raises(InputError) as refused:
+        unpack(np.asarray(array), "bad_words_list")
+    assert str(refused.value).startswith(message)
