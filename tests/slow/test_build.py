@@ -22,7 +22,7 @@ from shoal.environment.spec import Request
 from shoal.environment.unpacking import unpack
 from shoal.errors import ArtifactError, InputError, SetupError
 from tests.support.channel import write_package
-from tests.support.environments import NUMPY_1, RUNNING, WHEELS, Venvs
+from tests.support.environments import NUMPY_1, NUMPY_2, RUNNING, WHEELS, Venvs, skip_without
 
 SHOAL = [sys.executable, "-c", "from shoal.cli import main; main()", "env", "build"]
 
@@ -295,3 +295,13 @@ def test_a_conda_of_the_users(tool: str, channel: str, tmp_path: Path) -> None:
             build(request(source, tmp_path, engine=tool))
         pytest.skip(f"{tool} is not installed")
     assert build(request(source, tmp_path, engine=tool)).record["numpy"]
+
+
+def test_what_is_installed_last_overrides_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    skip_without("3.12")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(WHEELS))
+    wanted = request(NUMPY_2, tmp_path, python="3.12", engine="venv", overrides=("numpy<2",))
+    built = build(wanted)
+    assert built.record["numpy"].startswith("1.")
+    assert not build(wanted).is_new
+    assert build(replace(wanted, overrides=("numpy==1.26.4",))).is_new

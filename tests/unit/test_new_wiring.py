@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from shoal.check import check
 from shoal.errors import InputError
+from shoal.project.scaffold.clone import draft_like
 from shoal.project.scaffold.pipelines import draft_pipeline
+from shoal.repository.config import read_config
 from tests.support.skeletons import write_leaf
 
 
@@ -67,3 +70,13 @@ def test_more_inputs_than_outputs_that_fit(tmp_path: Path) -> None:
     with pytest.raises(InputError) as refused:
         wire(tmp_path, "cnn", "vote")
     assert refused.value.fix.endswith("For example: --map vote.FIRST=cnn.OUTPUT__0 --map vote.SECOND=SECOND")
+
+
+def test_outputs_with_the_names_of_inputs(tmp_path: Path) -> None:
+    """A copy's own pipeline has one tensor for each of them."""
+    write_leaf(tmp_path, "engine", "carry STRING 1; SEED INT32 1", "IDS INT32 -1; carry STRING 1")
+    draft_like("mine", "engine", project=tmp_path).draft.write()
+    pipeline = read_config(tmp_path / "ensembles" / "mine_alone")
+    assert [tensor.name for tensor in pipeline.spec.outputs] == ["IDS", "mine_carry"]
+    assert pipeline.steps[0].outputs == {"IDS": "IDS", "carry": "mine_carry"}
+    assert check(tmp_path) == []

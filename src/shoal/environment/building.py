@@ -35,22 +35,30 @@ from shoal.environment.spec import Job, Request, Wanted, read_wanted
 from shoal.environment.stub import RECORD, STUB, read_stub
 from shoal.environment.stub_source import BUILDER, GIVEN, check_choice, provide_stub
 from shoal.environment.targets import EMBEDDED, FIRST_NUMPY_2, Target, find_target, parse_release
-from shoal.environment.tools import run, without_secrets
+from shoal.environment.tools import install, run, without_secrets
 from shoal.errors import ArtifactError, InputError, SetupError, needs
 from shoal.paths import check_path_supported, exchange, shipped_root
 from shoal.progress import OnProgress
 
 _OLDEST_PYTHON = (3, 11)  # that shoal's components run on
+_OWN = {"llm-vllm": "-vllm"}  # models that need an environment of their own, and its file's name
 _COMPRESS_LEVEL = 4  # conda-pack's own; 9 takes three times as long for a few per cent
 
 
-def find_file(target: str, engine: str, *, is_for_gpu: bool) -> Path:
+def find_file(target: str, engine: str, *, is_for_gpu: bool, model: str = "") -> Path:
     """Return the environment file of the readability components: for GPU, CPU, or the embedded server.
 
+    With ``model``, return that of a model that needs an environment of its own.
+
     Raises:
-        InputError: the target's own stub cannot serve RAPIDS.
+        InputError: the target's own stub cannot serve RAPIDS, or the model does not need one.
     """
     is_old = parse_release(target) < FIRST_NUMPY_2
+    if model:
+        if model not in _OWN:
+            raise InputError(f"{model} does not need an environment of its own.", f"Known: {', '.join(_OWN)}.")
+        name = f"requirements{_OWN[model]}.txt" if engine == VENV else f"environment{_OWN[model]}.yml"
+        return shipped_root() / "env" / name
     if is_for_gpu and is_old:
         raise InputError(
             f"RAPIDS needs NumPy 2, whose tensors the stub of target {target} corrupts.",
@@ -59,6 +67,14 @@ def find_file(target: str, engine: str, *, is_for_gpu: bool) -> Path:
     flavour = "-gpu" if is_for_gpu else "-embedded" if is_old else ""
     name = f"requirements{flavour}.txt" if engine == VENV else f"environment{flavour}.yml"
     return shipped_root() / "env" / name
+
+
+def find_overrides(target: str, model: str) -> tuple[str, ...]:
+    """Return what is installed last for a model with an environment of its own.
+
+    Packages that vLLM needs ask for NumPy 2, and work with NumPy 1 as far as it uses them.
+    """
+    return ("numpy>=1.26,<2",) if model in _OWN and parse_release(target) < FIRST_NUMPY_2 else ()
 
 
 def build(request: Request, on_progress: OnProgress = lambda stage, done, total: None) -> Built:
@@ -114,6 +130,8 @@ def _make(
     with _stage(on_progress, "environment"):
         if not wanted.folder:
             engines.make(request.engine, wanted, prefix, job)
+            if request.overrides:
+                install(prefix, request.overrides, is_offline=job.is_offline, log=job.log)
         there = inspect(prefix, reads_binaries=False)
         if request.python and request.python != there.python_minor:
             raise InputError(

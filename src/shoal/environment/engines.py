@@ -53,7 +53,7 @@ def make(engine: str, wanted: Wanted, prefix: Path, job: Job) -> None:
 
 
 def make_conda(tool: str, wanted: Wanted, prefix: Path, job: Job) -> None:
-    """Make it with ``tool``, which understands conda's command line."""
+    """Make the environment ``wanted`` with ``tool``, which understands conda's command line."""
     program = shutil.which(tool)
     if program is None:
         raise SetupError(f"{tool} is not installed.", f"Install it, or use --engine {RATTLER}, which needs no conda.")

@@ -22,7 +22,8 @@ class Request:
     ``python`` is a version such as ``3.12``; where empty, the one that ``source`` pins, else the target's own, else
     this process's. ``stub`` is ``auto``, ``wheel``, ``compile``, ``none`` or the path of a finished one; ``builder`` is
     the program that compiles one (see ``stub_source``), and ``is_for_numpy_2`` makes it fit for NumPy 2 whatever the
-    environment holds. ``channels`` replace those of ``source``.
+    environment holds. ``channels`` replace those of ``source``. ``overrides`` are lines for pip, installed last,
+    whatever the other packages ask for.
     """
 
     source: Path
@@ -35,6 +36,7 @@ class Request:
     is_for_gpu: bool = False
     builder: Path | None = None
     channels: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
     is_offline: bool = False
 
 

@@ -1,4 +1,4 @@
-"""Unpack an environment under a temporary name beside its folder, then rename it."""
+"""Unpack an environment into a temporary folder beside the final one, then rename the temporary folder."""
 
 from __future__ import annotations
 

@@ -42,6 +42,7 @@ _TORCHSCRIPT = _Kind("a TorchScript model", "torchscripts", "draft_torchscript")
 _ONNX = _Kind("an ONNX model", "graphs", "draft_graph")
 _FOREST = _Kind("a forest", "forests", "draft_forest")
 _ENCODER = _Kind("an encoder", "encoders", "draft_encoder", "train")
+_DECODER = _Kind("a decoder", "decoders", "draft_decoder", "train")
 _KINDS = {
     ".pt": _TORCHSCRIPT, ".onnx": _ONNX, ".json": _FOREST, ".ubj": _FOREST, ".txt": _FOREST, ".tl": _FOREST,
     ".skops": _FOREST,
@@ -75,6 +76,7 @@ def add_model(
     name: str,
     *,
     project: Path | str = ".",
+    is_decoder: bool = False,
     is_dry: bool = False,
     tell: Callable[[str], None] = lambda line: None,
     on_progress: OnProgress = lambda stage, done, total: None,
@@ -85,7 +87,8 @@ def add_model(
     ``source`` is a file (TorchScript ``.pt``, ONNX ``.onnx``, XGBoost ``.json`` or ``.ubj``, LightGBM ``.txt``,
     Treelite ``.tl``, scikit-learn ``.skops``), an object (an estimator, a booster, a torch.jit.ScriptModule), or an
     encoder's Hugging Face name or folder. ``options`` are those of its kind, which ``draft_torchscript``,
-    ``draft_graph``, ``draft_forest`` and ``draft_encoder`` describe; those that are None count as not given.
+    ``draft_graph``, ``draft_forest`` and ``draft_encoder`` describe; those that are None count as not given. With
+    ``is_decoder`` the folder or name is a language model's, which ``draft_decoder`` exports for ONNX Runtime.
 
     Nothing is written if ``shoal.check`` reports an error, and no file is overwritten. ``is_dry``: only return the
     paths. ``tell`` receives lines for people: what was derived, and from what; they are also the comment in
@@ -100,7 +103,7 @@ def add_model(
     root = Path(project)
     available = find_project_folders(root)
     check_name(name, available)
-    kind = _find_kind(source)
+    kind = _DECODER if is_decoder else _find_kind(source)
     with stage(on_progress, f"loading the libraries for {kind.what}"):
         draft = kind.load()
     given = _check_options(kind, draft, {key: value for key, value in options.items() if value is not None})
@@ -164,7 +167,9 @@ def _check_options(kind: _Kind, draft: Callable[..., Imported], options: Mapping
     known = [p.name for p in taken if p.kind == Parameter.KEYWORD_ONLY and p.name not in _GIVEN]
     unknown = [name for name in options if name not in known]
     if unknown:
-        raise InputError(f"Unknown option for {kind.what}: {', '.join(unknown)}.", f"It takes: {', '.join(known)}.")
+        raise InputError(
+            f"Unknown option for {kind.what}: {', '.join(unknown)}.", f"It takes: {', '.join(known) or 'none'}."
+        )
     return dict(options)
 
 

@@ -1,4 +1,4 @@
-"""Reader of foreign model files, in a subprocess, because the library that reads it may crash on a damaged file."""
+"""Reader of foreign model files. It runs in a subprocess, because their libraries may crash on a damaged file."""
 
 from __future__ import annotations
 

@@ -38,7 +38,10 @@ class Source:
 
 @dataclass(frozen=True)
 class Question:
-    """An input that several outputs fit; ``nearest`` is the last of them that skips no step."""
+    """An input that several outputs fit, so that the user is asked for one of them.
+
+    ``nearest`` is the default: an output that no step reads yet, from the latest step that has one.
+    """
 
     model: str
     tensor: TensorSpec

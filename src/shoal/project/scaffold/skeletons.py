@@ -56,8 +56,8 @@ def draft_component(
     """Draft a component with the declared tensors, whose ``run`` works without changes.
 
     With one text ``STRING [1]`` in and one number ``[1]`` out it counts characters, otherwise it returns zeros. The
-    pipeline is called ``NAME_alone``, and the test after the component; both after ``pipeline``, if given. With
-    ``is_streaming`` it answers in pieces: the words of a text, or zeros twice.
+    pipeline is called ``NAME_alone`` and the test is named after the component; if ``pipeline`` is given, both have
+    its name. With ``is_streaming`` the component sends several answers: one per word of the text, or zeros twice.
 
     Raises:
         InputError: a name or the category cannot be used, or two tensors have one name.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -62,9 +63,16 @@ def write_ensemble(message: Any) -> str:
 
 
 def write_alone(name: str, model: str, size: int, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> str:
-    """Write the ``config.pbtxt`` of an ensemble of one model, whose tensors keep their names."""
-    step = Step(model, -1, {t.name: t.name for t in inputs}, {t.name: t.name for t in outputs})
-    return write_ensemble(make_ensemble(name, size, inputs, outputs, [step]))
+    """Write the ``config.pbtxt`` of an ensemble of one model.
+
+    Tensors keep their names, except outputs that are called like an input, as ``carry`` of engines: tensors of an
+    ensemble share one namespace, so these begin with the model's name.
+    """
+    taken = {tensor.name for tensor in inputs}
+    names = {t.name: f"{model}_{t.name}" if t.name in taken else t.name for t in outputs}
+    step = Step(model, -1, {t.name: t.name for t in inputs}, names)
+    returned = [replace(tensor, name=names[tensor.name]) for tensor in outputs]
+    return write_ensemble(make_ensemble(name, size, inputs, returned, [step]))
 
 
 # --- Python ------------------------------------------------------------------------------------------------------

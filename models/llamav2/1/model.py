@@ -1,0 +1,60 @@
+import os, sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+import numpy as np
+import torch
+
+from shoal.component import Arrays, Component, Context, Parameters
+from shoal.generation import Prompts, Sampling, find_weights, llama2
+from shoal.generation.engines.loading import DTYPES, load_model
+
+
+class Llamav2(Component):
+    """Answer users' messages with a Llama 2 chat model, a whole batch with one call of ``generate``."""
+
+    def setup(self, context: Context) -> None:
+        parameters = Parameters(context.spec)
+        weights = find_weights(parameters.text("model"))
+        self.system = parameters.text("system_prompt")
+        self.max_tokens = parameters.whole("max_tokens", 256)
+        self.seed = parameters.whole("seed", 0, least=0)
+        self.sampling = Sampling(
+            temperature=parameters.number("temperature", 0.01),
+            top_k=parameters.whole("top_k", 20, least=0),
+            repetition_penalty=parameters.number("repetition_penalty", 1.1),
+        ).check()
+        self.end_ids = weights.end_ids
+        room = max(1, weights.context - self.max_tokens)  # for the prompt
+        self.prompts = Prompts.open(weights.folder, llama2, context=room + 1)
+        self.model = load_model(weights, parameters.choice("dtype", DTYPES), context.num_threads)
+
+    def ids(self, text: bytes) -> list[int]:
+        chat = [{"role": "system", "content": self.system}] if self.system else []
+        return self.prompts.encode(messages=[*chat, {"role": "user", "content": self.prompts.decode(text, "prompt")}])
+
+    def check(self, inputs: Arrays) -> None:
+        list(map(self.ids, inputs["prompt"][:, 0]))
+
+    def run(self, batch: Arrays) -> Arrays:
+        prompts = [self.ids(text) for text in batch["prompt"][:, 0]]
+        widest = max(map(len, prompts))
+        ids = torch.zeros((len(prompts), widest), dtype=torch.int64)
+        mask = torch.zeros_like(ids)
+        for row, prompt in enumerate(prompts):  # padded on the left: the answer follows the prompt
+            ids[row, widest - len(prompt) :] = torch.tensor(prompt)
+            mask[row, widest - len(prompt) :] = 1
+        torch.manual_seed(self.seed)
+        found = self.model.generate(
+            ids,
+            attention_mask=mask,
+            max_new_tokens=self.max_tokens,
+            eos_token_id=list(self.end_ids) or None,
+            pad_token_id=self.end_ids[0] if self.end_ids else 0,
+            **self.sampling.to_transformers(),
+        )
+        texts = [[self.prompts.write(row).encode()] for row in found[:, widest:].tolist()]
+        return {"generated_text": np.array(texts, np.object_)}
+
+
+TritonPythonModel = Llamav2.for_triton()

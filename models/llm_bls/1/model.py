@@ -1,0 +1,42 @@
+import os, sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import numpy as np
+
+from shoal.component import Arrays, Context, Parameters, Stream, StreamingComponent
+from shoal.generation import Completions, join_pieces, pack_piece
+
+
+class LlmBls(StreamingComponent):
+    """Ask the prompt component, then the engine, and turn its tokens to text; a stop word ends the engine's work."""
+
+    def setup(self, context: Context) -> None:
+        parameters = Parameters(context.spec)
+        self.prompt, self.engine = parameters.text("calls").split()
+        self.completions = Completions.read(parameters)
+
+    def answers(self, inputs: Arrays, stream: Stream) -> Iterator[Arrays]:
+        models = self.context.models
+        request = models.infer(self.prompt, inputs)
+        is_whole = not request["streaming"].item()
+        request["streaming"] = np.array([[True]])  # also a whole answer ends at its stop word
+        text = self.completions.open(request)
+        pieces = []
+        with closing(models.stream(self.engine, request, until=stream)) as answers:
+            for answer in answers:
+                piece = text.take(answer)
+                if is_whole:
+                    pieces.append(piece)
+                elif piece.text or piece.finish_reason:
+                    yield pack_piece(piece)
+                if piece.finish_reason:
+                    break
+        if is_whole and pieces:
+            yield pack_piece(join_pieces(pieces))
+
+
+TritonPythonModel = LlmBls.for_triton()

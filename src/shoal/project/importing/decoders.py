@@ -1,0 +1,173 @@
+"""Import of transformers' decoders: exported to ONNX with their cache, compared, for the engine on ONNX Runtime."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import DynamicCache
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from shoal.composition.weights import PARAMETER
+from shoal.composition.weights import find as find_weights_or_download
+from shoal.encoders.encoder import quiet_transformers
+from shoal.errors import ArtifactError, InputError, needs
+from shoal.generation.engines.loading import load_model
+from shoal.generation.weights import CONFIG, DECODER, TOKENIZER, Weights, find_weights
+from shoal.paths import shipped_root
+from shoal.progress import OnProgress
+from shoal.project.importing.imported import Imported, stage
+from shoal.repository.config import read_config
+
+with needs("serve"):
+    from shoal.generation.engines.onnx import INPUTS, Decoder
+
+TOLERANCE = 1e-4  # between logits, relative to the greatest one
+_LEAF = "models/llm-onnx"  # shoal's model folder to copy
+_SMALL = ("tokenizer_config.json", "generation_config.json", "chat_template.jinja")  # copied if they are there
+_PROMPTS = (1, 3, 9, 24)  # tokens
+_STEPS = 12
+_OPSET = 17
+
+
+def draft_decoder(
+    source: Path | str,
+    name: str,
+    *,
+    scratch: Path,
+    on_progress: OnProgress = lambda stage, done, total: None,
+) -> Imported:
+    """Draft a copy of ``llm-onnx`` with a decoder of its own: a folder of safetensors, or a hub's ``OWNER/NAME``.
+
+    Its version folder has ``decoder.onnx`` in FP32, ``config.json`` and ``tokenizer.json``, so it is a weights folder
+    too. Greedy tokens and logits of a padded batch are compared with the model's own.
+
+    Raises:
+        InputError: it is not a decoder, or has no cache of keys and values.
+        ArtifactError: the folder is incomplete, damaged or pickled; the export fails, or its answers differ.
+    """
+    with stage(on_progress, f"loading {source}"):
+        weights = find_weights(find_weights_or_download(str(source)).folder)
+        _check_is_decoder(weights)
+        with quiet_transformers():
+            model = load_model(weights, "float32")
+    with stage(on_progress, f"exporting {DECODER}"):
+        _export(model, weights, scratch / DECODER)
+    copied = [file for file in (CONFIG, TOKENIZER, *_SMALL) if (weights.folder / file).is_file()]
+    for file in copied:
+        (scratch / file).write_bytes((weights.folder / file).read_bytes())
+    with stage(on_progress, "comparing its answers"):
+        worst = _compare(Decoder(find_weights(scratch), threads=torch.get_num_threads()), model, weights)
+    leaf = shipped_root() / _LEAF
+    message = read_config(leaf).message
+    message.name = name
+    del message.parameters[PARAMETER]
+    message.parameters["artifacts"].string_value = f"{DECODER} {CONFIG} {TOKENIZER}"
+    said = (
+        f"{type(model).__name__} from {weights.folder.name}: {weights.vocabulary} tokens, context {weights.context}",
+        f"the file was read again: over {_STEPS} greedy tokens of {len(_PROMPTS)} prompts its tokens are the model's,"
+        f" and its logits differ by {worst:.1g} of the greatest at most",
+    )
+    files = {f"1/{path.name}": path for path in sorted(scratch.iterdir())}
+    return Imported(message, {"1/model.py": leaf / "1" / "model.py", **files}, said)
+
+
+def _check_is_decoder(weights: Weights) -> None:
+    known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+    named = weights.config.get("architectures") or []
+    if weights.shards == (DECODER,):
+        raise InputError(f"{weights.folder} has {DECODER}, and no safetensors.", "Name the folder it was made from.")
+    if known.isdisjoint(named):
+        raise InputError(
+            f"{weights.folder} is not a decoder: its architecture is {', '.join(named) or 'not in its config.json'}.",
+            "Name a model that continues text, a ...ForCausalLM; for an encoder, leave --decoder out and add --head.",
+        )
+
+
+class _Exported(torch.nn.Module):
+    """A decoder as a function of tensors; ``past`` alternates the keys and values of each layer."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Any, mask: Any, positions: Any, *past: Any) -> tuple[Any, ...]:
+        cache = DynamicCache()
+        for layer, (keys, values) in enumerate(zip(past[::2], past[1::2], strict=True)):
+            cache.update(keys, values, layer)
+        out = self.model(
+            input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True,
+            logits_to_keep=1,
+        )  # fmt: skip
+        layers = out.past_key_values.layers
+        return (out.logits[:, -1], *(tensor for layer in layers for tensor in (layer.keys, layer.values)))
+
+
+def _export(model: Any, weights: Weights, path: Path) -> None:
+    """Write the decoder; its example has padding, a cache, and no size that is 0 or 1."""
+    decoder = _Exported(model)
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1], [1] * 8])
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    ids = torch.arange(16).reshape(2, 8) % weights.vocabulary
+    with torch.inference_mode(), quiet_transformers(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a trace keeps branches on sizes; the comparison sees whether they matter
+        try:
+            _, *past = decoder(ids[:, :5], mask[:, :5], positions[:, :5])
+        except (AttributeError, TypeError, ValueError, IndexError) as error:
+            raise InputError(
+                f"{type(model).__name__} keeps no cache of keys and values: {error}", "Serve it with llm-hf."
+            ) from error
+        names = [f"{layer}.{part}" for layer in range(len(past) // 2) for part in ("key", "value")]
+        before, after = ([f"{when}.{name}" for name in names] for when in ("past_key_values", "present"))
+        rows, cached = {0: "rows"}, {2: "past"}
+        axes = {name: rows | {1: "all" if name == INPUTS[1] else "new"} for name in INPUTS}
+        axes |= {
+            "logits": rows,
+            **dict.fromkeys(before, rows | cached),
+            **{name: rows | {2: "all"} for name in after},
+        }
+        try:
+            torch.onnx.export(
+                decoder, (ids[:, 5:], mask, positions[:, 5:], *past), str(path), dynamo=False, opset_version=_OPSET,
+                input_names=[*INPUTS, *before], output_names=["logits", *after], dynamic_axes=axes,
+            )  # fmt: skip
+        except Exception as error:  # the exporter's and the tracer's errors have no other common class
+            raise ArtifactError(
+                f"{type(model).__name__} cannot be exported to ONNX: {next(iter(str(error).splitlines()), error)}",
+                "Serve it with llm-hf.",
+            ) from error
+
+
+def _compare(decoder: Decoder, model: Any, weights: Weights) -> float:
+    """Compare greedy steps of prompts in one padded batch with the model, each prompt alone and without a cache.
+
+    Returns the greatest difference of logits, relative to the greatest logit.
+
+    Raises:
+        ArtifactError: it is above the tolerance, or a token differs whose logit leads by more than that.
+    """
+    random = np.random.default_rng(0)
+    rows = [random.integers(0, weights.vocabulary, size).tolist() for size in _PROMPTS]
+    widest = max(_PROMPTS)
+    ids = np.array([[0] * (widest - len(row)) + row for row in rows])
+    caches = decoder.start(len(rows))
+    worst = 0.0
+    for _ in range(_STEPS):
+        got, caches = decoder.run(ids, np.array([*map(len, rows)]), caches)
+        with torch.inference_mode():
+            wanted = np.stack([model(torch.tensor([row])).logits[0, -1].numpy() for row in rows])
+        worst = max(worst, float(np.abs(got - wanted).max() / max(1.0, np.abs(wanted).max())))
+        tokens = wanted.argmax(1)
+        lead = wanted.max(1) - wanted[np.arange(len(rows)), got.argmax(1)]
+        if not worst <= TOLERANCE or lead.max() > TOLERANCE:
+            raise ArtifactError(
+                f"{DECODER} differs from {type(model).__name__} by {worst:g} of the greatest logit.",
+                f"Allowed: {TOLERANCE:g}. Serve it with llm-hf.",
+            )
+        for row, token in zip(rows, tokens.tolist(), strict=True):
+            row.append(token)
+        ids = tokens[:, None]
+    return worst

