@@ -173,7 +173,10 @@ PLANTS = (
         "vllm/config.pbtxt",
         "max_batch_size",
         {"vllm/config.pbtxt": ("max_batch_size: 0", "max_batch_size: 8")},
-        {"vllm/config.pbtxt": VLLM.replace('"m"', '"vllm"') + "max_batch_size: 0\n", "vllm/1/model.json": "{}"},
+        {
+            "vllm/config.pbtxt": VLLM.replace('"m"', '"vllm"') + "max_batch_size: 0\n",
+            "vllm/1/model.json": '{"model": "m"}',
+        },
     ),
     plant(
         "a decoupled ensemble on an old server",

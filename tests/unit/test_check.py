@@ -13,6 +13,7 @@ from shoal.check.explain import read_pages, split_entries
 from tests.support import (
     planted_artifacts,
     planted_code,
+    planted_engines,
     planted_ensembles,
     planted_environments,
     planted_fields,
@@ -53,6 +54,7 @@ PLANTS: tuple[Plant, ...] = (
     *planted_requests.PLANTS,
     *planted_modules.PLANTS,
     *planted_streams.PLANTS,
+    *planted_engines.PLANTS,
 )
 HERE = PLANTS + (planted_onnx.PLANTS if find_spec("onnx") else ())
 

@@ -31,7 +31,7 @@ def find(model: Model, repository: Repository) -> Findings:
 
 
 def _is_component(model: Model, repository: Repository) -> bool:
-    """Whether ``artifacts`` is the parameter of a shoal component, whose artifacts must be in this repository."""
+    """Whether the model is a shoal component: its parameter ``artifacts`` then lists files that must exist here."""
     is_ours = bool(repository.manifest) or any("shoal" in text for _, text in model.sources)
     return is_ours and model.is_python and not model.is_model_folder
 

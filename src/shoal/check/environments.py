@@ -21,6 +21,7 @@ from shoal.errors import ArtifactError, SetupError
 from shoal.repository.placement import PYTHON_BASED_BACKENDS
 
 PARAMETER = "EXECUTION_ENV_PATH"
+REQUIRES = "requires"  # parameter of a model: modules that its code imports later, separated by spaces
 VARIABLE = "$$TRITON_MODEL_DIRECTORY"
 
 MISSING = Rule("environment-missing", Severity.ERROR, is_core=True)
@@ -153,8 +154,16 @@ def _find_imports(model: Model, path: Path) -> Findings:
         environment = _read(path)
     except (ArtifactError, SetupError, OSError):
         return  # reported above
-    if environment is not None and not environment.is_open:
-        yield from modules.find_missing(model, environment.modules, path.name)
+    if environment is None or environment.is_open:
+        return
+    yield from modules.find_missing(model, environment.modules, path.name)
+    for name in model.parameters.get(REQUIRES, "").split():
+        if name not in environment.modules:
+            yield modules.IMPORT.at(
+                model.at_entry("parameters", key=REQUIRES),
+                f"ModuleNotFoundError: No module named '{name}': {path.name} does not contain it.",
+                f"Add its package to the environment, or make one: shoal env build --for {model.name}",
+            )
 
 
 def _compare(environment: Environment, stub: Stub | None, target: Target | None) -> Iterator[Misfit]:
@@ -173,7 +182,7 @@ def _compare(environment: Environment, stub: Stub | None, target: Target | None)
 
 
 def _read(path: Path) -> _Environment | None:
-    """Read the names in an environment; None where they do not show what it is."""
+    """Read the file names of an environment; return None if it does not exist, or if they do not show its Python."""
     if path.is_dir():
         return _read_folder(path)
     if not path.is_file():

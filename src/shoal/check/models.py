@@ -39,11 +39,12 @@ _INHERITS = re.compile(
 
 @dataclass(frozen=True)
 class Model:
-    """A model's folder. ``message`` is None where its configuration cannot be read, and a Triton ModelConfig else.
+    """A model's folder. ``message`` is its configuration, a Triton ModelConfig, or None if that cannot be read.
 
-    ``unreadable`` is why the file could not be read, ``problem`` why its text could not, with the line,
-    ``broken_line`` the first line that is not UTF-8; ``has_unknown_fields`` says that the schema lacks some.
-    ``is_model_folder`` marks a folder that shoal composes repositories from.
+    ``unreadable`` is the reason why the file could not be read. ``problem`` is the reason why its text could not be
+    parsed, and the line. ``broken_line`` is the number of the first line that is not UTF-8. ``has_unknown_fields`` is
+    true if the configuration has fields that the schema does not have. ``is_model_folder`` marks a folder that shoal
+    composes repositories from.
     """
 
     folder: Path

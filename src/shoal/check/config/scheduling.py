@@ -176,7 +176,7 @@ def _backend(model: Model) -> Findings:
 
 
 def _spelling(model: Model) -> Findings:
-    """Find names that are nearly those of a backend, or of the file that runs it."""
+    """Find misspelt names: of a known backend in ``backend``, or of the file that runs it in ``runtime``."""
     backend, runtime = model.message.backend, model.message.runtime
     library = f"libtriton_{backend}.so"
     folders = [model.folder, *(model.folder / str(version) for version in model.versions)]

@@ -1,4 +1,4 @@
-"""Warm-up requests: core's own rules, in core's words. A request that cannot run keeps the model from loading."""
+"""Rules of Triton's core for warm-up requests, in its own words. A model whose request cannot run does not load."""
 
 from __future__ import annotations
 

@@ -83,7 +83,11 @@ def _compare(model: Model, name: str, first: Declared, here: Declared, place: Pl
 
 
 def _decoupled(model: Model, steps: list[Any], known: Mapping[str, Model]) -> Findings:
-    """Find mixed responses as core does: a decoupled step gives its outputs a new label, others pass theirs on."""
+    """Find steps that read tensors of different decoupled models, by the method of Triton's core.
+
+    Each tensor has a label. A decoupled step gives its outputs a new label, and any other step passes on the label of
+    its inputs; so a step whose inputs have different labels is a mistake.
+    """
     labels: dict[str, int] = {tensor.name: 0 for tensor in model.inputs}
     waiting, number = list(enumerate(steps)), 0
     while True:

@@ -68,7 +68,7 @@ def _engine(model: Model) -> Findings:
 
 
 class _Behind(NamedTuple):
-    """A step that runs once per answer of a decoupled one: ``gives_id`` where that one numbers its streams."""
+    """Step that runs once per answer of a decoupled step; ``gives_id``: that step returns a stream id."""
 
     ensemble: Model
     position: int

@@ -136,7 +136,7 @@ def _outputs(model: Model, made: dict[str, Any], reads: set[str], ready: set[str
 
 
 def _source(name: str, made: dict[str, Any], ready: set[str]) -> str:
-    """Find the tensor that keeps ``name`` from being written, as core does."""
+    """Return the tensor that core names as the reason why ``name`` is not written: nothing writes it, or a circle."""
     seen: set[str] = set()
     while True:
         before = sorted(made[name].input_map.values()) if name in made else []

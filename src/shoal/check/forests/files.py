@@ -31,7 +31,7 @@ _READER = 4  # the Treelite whose checkpoints are understood here; of others the
 
 
 class UnreadableError(ValueError):
-    """A file that is not what it should be; its text completes "it is ..." or "it ..."."""
+    """Error for a file that is damaged or of another kind. Its text begins with "it", such as "it is empty"."""
 
 
 @dataclass(frozen=True)

@@ -139,7 +139,7 @@ def _targets(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _check_asked(source: Source) -> Findings:
-    """Find requests to decoupled models whose answers are taken for one, or are awaited."""
+    """Find requests to decoupled models whose iterator of answers is used like one answer, or is awaited."""
     for call in source.calls:
         if not isinstance(call.func, ast.Attribute) or not is_literal(argument(call, 0, "decoupled"), True):
             continue
@@ -197,7 +197,7 @@ def _check_component(source: Source, *, is_decoupled: bool) -> Findings:
 
 
 def _may_be_decoupled(source: Source) -> bool:
-    """Whether the code looks at, or sets, whether it is decoupled."""
+    """Whether the code mentions decoupled models, so that it may read or set the policy itself."""
     texts = {node.value for node in source.nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     return any("decoupled" in word or "transaction_policy" in word for word in (*source.words, *texts))
 
@@ -214,7 +214,7 @@ def _check_loops(source: Source) -> Findings:
 
 
 def _sends(block: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.Call]]:
-    """Yield the calls ``name.send(...)`` of a loop's block, after which it goes on; not those of loops within."""
+    """Yield the calls ``name.send(...)`` of a loop's block, without inner loops and blocks that leave the loop."""
     if any(isinstance(statement, ast.Break | ast.Return | ast.Raise) for statement in block):
         return
     for statement in block:

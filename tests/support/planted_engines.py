@@ -1,0 +1,140 @@
+"""Mistakes in models on vLLM, beside the usual repository."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from tests.support.planted import Edit, Plant
+
+CONFIG, ARGS = "chat/config.pbtxt", "chat/1/model.json"
+TEXTS = """name: "chat"
+backend: "vllm"
+max_batch_size: 0
+model_transaction_policy { decoupled: true }
+input [
+  { name: "text_input" data_type: TYPE_STRING dims: [ 1 ] },
+  { name: "stream" data_type: TYPE_BOOL dims: [ 1 ] optional: true }
+]
+output [ { name: "text_output" data_type: TYPE_STRING dims: [ -1 ] } ]
+instance_group [ { count: 1 kind: KIND_MODEL } ]
+"""
+GOOD: dict[str, Any] = {
+    "model": "meta-llama/Llama-2-7b-chat-hf",
+    "gpu_memory_utilization": 0.9,
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 4096,
+    "enforce_eager": True,
+}
+LLAMA = "/weights/rbln-Llama-2-7b-chat-hf"
+NPU = {
+    "model": LLAMA,
+    "device": "rbln",
+    "max_num_seqs": 4,
+    "compiled_model_dir": LLAMA,
+    "max_num_batched_tokens": 4096,
+    "max_model_len": 4096,
+    "block_size": 4096,
+}
+OURS = """name: "engine"
+backend: "python"
+max_batch_size: 1
+input [ { name: "X" data_type: TYPE_FP32 dims: [ 4 ] } ]
+output [ { name: "Y" data_type: TYPE_FP32 dims: [ 4 ] } ]
+instance_group [ { kind: KIND_CPU } ]
+parameters { key: "slots" value { string_value: "16" } }
+parameters { key: "engine_args" value { string_value: '{"enforce_eager": true}' } }
+"""
+
+
+def dump(**arguments: Any) -> str:
+    """Write ``GOOD`` with other arguments, one on each line; None removes one."""
+    return json.dumps({name: value for name, value in (GOOD | arguments).items() if value is not None}, indent=4)
+
+
+def plant(
+    name: str, rule: str, line: str, bad: Mapping[str, Edit], good: Mapping[str, Edit] | None = None, file: str = ARGS
+) -> Plant:
+    """A mistake in a model of the vLLM backend, beside the usual repository."""
+    return Plant(name, rule, file, line, bad, {CONFIG: TEXTS, ARGS: dump(), **(good or {})})
+
+
+def argument(rule: str, /, **arguments: Any) -> Plant:
+    """A mistake in the last of some engine arguments."""
+    (*_, last) = arguments
+    return plant(f"{last} {json.dumps(arguments)}", rule, f'"{last}"', {ARGS: dump(**arguments)})
+
+
+def ours(name: str, rule: str, line: str, edit: tuple[str, str]) -> Plant:
+    """A mistake in a model of shoal's engine on vLLM."""
+    model: dict[str, Edit] = {
+        "engine/config.pbtxt": OURS,
+        "engine/1/model.py": "class TritonPythonModel:\n    def execute(self, requests):\n        return requests\n",
+    }
+    return Plant(name, rule, "engine/config.pbtxt", line, {"engine/config.pbtxt": edit}, model)
+
+
+PLANTS = (
+    # The listings of the first tutorials, and of RBLN's.
+    argument("engine-args-removed", disable_log_requests="true"),
+    plant("PROMPT for the vLLM backend", "vllm-tensors", "PROMPT", {CONFIG: ("text_input", "PROMPT")}, file=CONFIG),
+    plant(
+        "generated_text for it", "vllm-tensors", "generated_text", {CONFIG: ("text_output", "generated_text")},
+        file=CONFIG,
+    ),
+    plant("its arguments under the old name", "engine-args-missing", "", {ARGS: None, "chat/1/vllm_engine_args.json":
+          dump()}, file="chat/1"),
+    plant("arguments for an NPU", "engine-args-rbln", "device", {ARGS: json.dumps(NPU, indent=1)}),
+    plant("a compiled model that is another", "engine-args-value", "compiled_model_dir",
+          {ARGS: json.dumps(NPU | {"model": "/weights/rbln-Llama-2-7b"}, indent=1)}),
+    plant("tokens beside the compiled length", "engine-args-value", "max_num_batched_tokens",
+          {ARGS: json.dumps(NPU | {"max_num_batched_tokens": 2048}, indent=1)}),
+    plant("blocks beside the compiled length", "engine-args-value", "block_size",
+          {ARGS: json.dumps(NPU | {"block_size": 4000}, indent=1)}),
+    argument("engine-args-unknown", compiled_model_dir=LLAMA),
+    argument("engine-args-removed", device="cuda"),
+    # Names and values.
+    argument("engine-args-unknown", max_num_seq=4),
+    argument("engine-args-unknown", **{"--max-model-len": 4096}),
+    argument("engine-args-text", gpu_memory_utilization="0.9"),
+    argument("engine-args-text", enable_prefix_caching="false"),
+    argument("engine-args-text", enforce_eager="True"),
+    argument("engine-args-text", max_num_seqs="4"),
+    argument("engine-args-value", max_num_seqs=4.5),
+    argument("engine-args-value", max_model_len="long"),
+    argument("engine-args-value", trust_remote_code="yes"),
+    argument("engine-args-value", speculative_config="{}"),
+    argument("engine-args-value", tensor_parallel_size=0),
+    argument("engine-args-value", tensor_parallel_size=True),
+    argument("engine-args-value", gpu_memory_utilization=90),
+    argument("engine-args-value", gpu_memory_utilization=0),
+    argument("engine-args-value", dtype="fp16"),
+    argument("engine-args-value", max_num_seqs=256, max_num_batched_tokens=128),
+    argument("engine-args-value", max_num_active_seqs=9, max_num_seqs=8),
+    argument("engine-args-value", enable_chunked_prefill=False, max_model_len=8192, max_num_batched_tokens=4096),
+    plant("arguments in Python", "engine-args-value", "enforce_eager", {ARGS: dump().replace("true", "True")}),
+    plant("arguments in a list", "engine-args-value", "", {ARGS: "[]"}),
+    plant("no model in the arguments", "engine-args-missing", "", {ARGS: dump(model=None)}),
+    plant("adapters without their list", "engine-args-missing", "enable_lora", {"chat/1/multi_lora.json": None},
+          {ARGS: dump(enable_lora="true"), "chat/1/multi_lora.json": "{}"}),
+    # The configuration.
+    plant("vLLM that is not decoupled", "vllm-not-decoupled", "model_transaction_policy",
+          {CONFIG: ("decoupled: true", "decoupled: false")}, file=CONFIG),
+    plant("two GPUs, and an instance on each", "vllm-instances", "instance_group",
+          {CONFIG: ("KIND_MODEL", "KIND_GPU gpus: [ 0, 1 ]")}, {ARGS: dump(tensor_parallel_size=2)}, file=CONFIG),
+    plant("pipeline stages on one GPU", "vllm-instances", "instance_group", {CONFIG: ("KIND_MODEL", "KIND_GPU")},
+          {ARGS: dump(pipeline_parallel_size=2)}, file=CONFIG),
+    plant("two instances on the same GPUs", "vllm-instances", "count: 2", {CONFIG: ("count: 1", "count: 2")},
+          file=CONFIG),
+    # The parameter of shoal's engine.
+    ours("an unknown argument in the parameter", "engine-args-unknown", "engine_args",
+         ("enforce_eager", "enforce_eagerly")),
+    ours("an old argument in the parameter", "engine-args-unknown", "engine_args",
+         ('"enforce_eager": true', '"swap_space": 4')),
+    ours("a parameter that is not JSON", "engine-args-value", "engine_args", ("true}", "True}")),
+    ours("fewer tokens than slots", "engine-args-value", "engine_args",
+         ('"enforce_eager": true', '"max_num_batched_tokens": 8')),
+    ours("an argument beside its parameter", "engine-args-value", "engine_args",
+         ('"enforce_eager": true', '"max_num_seqs": 8')),
+)  # fmt: skip

@@ -1,0 +1,141 @@
+"""Engine arguments of vLLM: what is right passes, and what is not is named with the way out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.check import check
+from shoal.repository.engine_args import Fault, check_arguments
+from tests.support.planted import write
+from tests.support.planted_engines import ARGS, CONFIG, GOOD, NPU, TEXTS, dump
+
+
+def look(**arguments: Any) -> list[Fault]:
+    return list(check_arguments(GOOD | arguments))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"max_model_len": None},
+        {"max_model_len": -1},
+        {"cpu_offload_gb": 4},
+        {"served_model_name": ["a", "b"]},
+        {"served_model_name": "a"},
+        {"hf_token": True},
+        {"speculative_config": {"num_speculative_tokens": 3}},
+        {"max_num_seqs": 4096},
+        {"max_model_len": 8192, "max_num_batched_tokens": 4096},
+        {"gpu_memory_utilization": 1},
+        {"dtype": "bfloat16", "quantization": "awq", "seed": 0},
+    ],
+)
+def test_what_vllm_takes_passes(arguments: dict[str, Any]) -> None:
+    assert look(**arguments) == []
+
+
+def test_an_unknown_name_has_a_near_miss() -> None:
+    for name in ("max_num_seq", "max-num-seqs", "--max-num-seqs", "MAX_NUM_SEQS"):
+        (fault,) = look(**{name: 4})
+        assert fault.what == f"vLLM 0.32 has no argument '{name}', and refuses to start."
+        assert fault.fix == "Did you mean max_num_seqs?"
+    (fault,) = look(zzz=4)
+    assert fault.fix == "Remove it."
+
+
+def test_a_text_is_read_for_the_fix() -> None:
+    (fault,) = look(enforce_eager="False")
+    assert "any text but the empty one counts as true" in fault.what
+    assert fault.fix == 'Write "enforce_eager": false'
+    (fault,) = look(gpu_memory_utilization="0.9")
+    assert fault.fix == 'Write "gpu_memory_utilization": 0.9'
+
+
+def test_relations_name_both_values() -> None:
+    (fault,) = look(max_num_batched_tokens=4)
+    assert fault.what == "max_num_batched_tokens (4) must be at least max_num_seqs (8)."
+    (fault,) = look(enable_chunked_prefill=False, max_model_len=8192)
+    assert fault.what == "max_num_batched_tokens (4096) must be at least max_model_len (8192) without chunked prefill."
+
+
+def test_arguments_for_rbln_fit_the_compiled_model() -> None:
+    def find(compiled: int | None = None, **arguments: Any) -> list[str]:
+        return [fault.name for fault in check_arguments(NPU | arguments, compiled)][1:]  # the first is device
+
+    assert find(4) == []
+    assert find(8) == ["max_num_seqs"]
+    assert find(block_size=1024) == []  # flash attention
+    assert find(block_size=3000) == ["block_size"]
+    assert find(max_num_batched_tokens=8192) == ["max_num_batched_tokens"]
+
+
+def test_the_compiled_batch_is_read_from_the_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "rbln-llama"
+    write(folder / "rbln_config.json", json.dumps({"cls_name": "RBLNLlamaForCausalLMConfig", "batch_size": 2}))
+    write(tmp_path / "repository" / CONFIG, TEXTS)
+    for seqs, rules in ((2, ["engine-args-rbln"]), (4, ["engine-args-value", "engine-args-rbln"])):
+        arguments = NPU | {"model": str(folder), "compiled_model_dir": str(folder), "max_num_seqs": seqs}
+        write(tmp_path / "repository" / ARGS, json.dumps(arguments))
+        assert [finding.rule.id for finding in check(tmp_path / "repository")] == rules
+
+
+def test_a_weights_folder_has_a_near_miss(tmp_path: Path) -> None:
+    (tmp_path / "weights" / "Llama-2-7b-chat-hf").mkdir(parents=True)
+    write(tmp_path / "repository" / CONFIG, TEXTS)
+    write(tmp_path / "repository" / ARGS, dump(model=str(tmp_path / "weights" / "Llama-2-7b-chat")))
+    (finding,) = check(tmp_path / "repository")
+    assert (finding.rule.id, finding.place.line) == ("engine-args-value", 2)
+    assert finding.fix == "Did you mean Llama-2-7b-chat-hf?"
+    write(tmp_path / "repository" / ARGS, dump(model="/not/on/this/machine"))
+    assert check(tmp_path / "repository") == []
+
+
+@pytest.mark.parametrize(("target", "rules"), [("25.06", []), ("26.01", ["engine-args-removed"])])
+def test_old_arguments_are_right_on_an_old_server(target: str, rules: list[str], tmp_path: Path) -> None:
+    write(tmp_path / CONFIG, TEXTS)
+    write(tmp_path / ARGS, dump(disable_log_requests=True))
+    assert [finding.rule.id for finding in check(tmp_path, target=target)] == rules
+
+
+def test_the_first_tutorial_is_read_in_both_places(tmp_path: Path) -> None:
+    """A Python model, with its arguments beside config.pbtxt or in the version folder."""
+    config = TEXTS.replace('"vllm"', '"python"').replace("model_transaction_policy { decoupled: true }\n", "")
+    write(tmp_path / CONFIG, config)
+    write(tmp_path / "chat/1/model.py", "class TritonPythonModel:\n    def execute(self, requests):\n        pass\n")
+    for path in ("chat/vllm_engine_args.json", "chat/1/vllm_engine_args.json"):
+        write(tmp_path / path, dump(disable_log_requests="true"))
+        found = {finding.rule.id: finding.place for finding in check(tmp_path)}
+        assert found["engine-args-removed"].path == tmp_path / path
+        assert "vllm-not-decoupled" in found
+        (tmp_path / path).unlink()
+
+
+def test_what_the_backend_completes_may_be_left_out(tmp_path: Path) -> None:
+    """NVIDIA's own example has neither tensors nor a policy."""
+    write(tmp_path / CONFIG, 'backend: "vllm"\ninstance_group [ { count: 1 kind: KIND_MODEL } ]\n')
+    write(tmp_path / ARGS, '{"model": "facebook/opt-125m", "gpu_memory_utilization": 0.1, "enforce_eager": true}')
+    assert check(tmp_path) == []
+
+
+def test_instances_with_memory_for_all_are_right(tmp_path: Path) -> None:
+    write(tmp_path / CONFIG, TEXTS.replace("count: 1", "count: 2"))
+    write(tmp_path / ARGS, dump(gpu_memory_utilization=0.4))
+    assert check(tmp_path) == []
+    write(tmp_path / ARGS, dump(gpu_memory_utilization=0.6))
+    (finding,) = check(tmp_path)
+    assert finding.fix == "Write count: 1, or gpu_memory_utilization of at most 0.5."
+
+
+@pytest.mark.parametrize(
+    "text", ["", "nul", '"x"', "[1]", "{" * 2000, '{"model": NaN}', "\ud800", '{"model": "\\u0000"}']
+)
+def test_any_file_is_read_to_an_end(text: str, tmp_path: Path) -> None:
+    write(tmp_path / CONFIG, TEXTS)
+    write(tmp_path / ARGS, text.encode("utf-8", "surrogatepass"))
+    check(tmp_path)
+    write(tmp_path / ARGS, json.dumps({"model": "/" + "x" * 5000, "compiled_model_dir": "/" + "x" * 5000, "a": text}))
+    check(tmp_path)
