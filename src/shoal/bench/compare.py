@@ -10,7 +10,7 @@ _EQUAL = 1.05  # rates within this ratio count as equal, even if the repeats var
 
 
 def compare(measured: Sequence[Measured]) -> list[str]:
-    """For each load, write a sentence for every repository other than the best one.
+    """Write one sentence per load and repository that compares the repository with the best one.
 
     Repositories are compared by p50 with one caller and single rows, by rows/s under other loads. Two whose ranges
     overlap, or whose medians differ by less than 5 %, count as equal.

@@ -111,7 +111,7 @@ class Running:
 def measure(
     targets: Sequence[Target], cells: Sequence[Cell], inputs: Inputs, settings: Settings, on_progress: OnProgress
 ) -> list[Measured]:
-    """Measure every load on every target, each on its own server, of which all but one are idle at any time.
+    """Measure every load on every target. Each target has its own server; only one server is under load at a time.
 
     Repeats are interleaved: every load once on every target, then all of them again. A machine that gets slower, or a
     temporary neighbour, thus affects all targets alike. The first target rotates.

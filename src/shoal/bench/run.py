@@ -123,7 +123,7 @@ def write(record: dict[str, Any], folder: Path) -> tuple[list[Path], str]:
         data = stem.with_suffix(".json")
         data.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         try:
-            pictures = draw(record, stem)
+            pictures = [] if record.get("unit") == "tokens" else draw(record, stem)
         except SetupError as error:
             missing = f"There are no pictures: {error}"
         page = stem.with_suffix(".md")

@@ -22,12 +22,16 @@ class Sheet:
 
 
 def make_sheets(record: Record) -> list[Sheet]:
-    """Make all tables: repositories, latency, throughput, and steps."""
+    """Make all tables: repositories, latency, throughput, and steps; or the one of a record in tokens."""
+    if record.get("unit") == "tokens":
+        return [_tokens(record)]
     return [_repositories(record), _latency(record), _throughput(record), *_steps(record)]
 
 
 def remarks(record: Record) -> list[str]:
     """Return the sentences beside the tables: the rows, the comparison, and warnings."""
+    if "inputs" not in record:  # made by the benchmark itself
+        return [*record["comparison"], *record["notes"]]
     inputs = record["inputs"]
     sizes = ", ".join(f"{name} {size:.0f} bytes" for name, size in inputs["mean_bytes_a_row"].items())
     rows = f"{inputs['num_rows']:,} different rows of {inputs['source']}" + (
@@ -67,6 +71,20 @@ def _throughput(record: Record) -> Sheet:
     return Sheet(
         "Throughput by rows per request, with the CPU shares of server, client and others", columns, tuple(rows)
     )
+
+
+def _tokens(record: Record) -> Sheet:
+    times = [f"{name}_p{q}_ms" for name in ("first", "between") for q in (50, 90, 99)]
+    columns = ("in", "out", "streams", "tokens/s", "from", "to", "first p50", "p90", "p99", "next p50", "p90", "p99")
+    rows = []
+    for load in record["loads"]:
+        middle = load["median"]
+        counts = f"{middle['input_tokens']:g}", f"{middle['output_tokens']:g}", str(load["concurrency"])
+        rates = [middle["tokens_per_s"], *load["min_max"]["tokens_per_s"]]
+        shown = ["-" if middle[name] is None else _ms(middle[name]) for name in times]
+        rows.append((*counts, *map(_rate, rates), *shown))
+    model = record["repositories"][0]["model"]
+    return Sheet(f"{model}: tokens in and out; ms to the first token, and to each next one", columns, tuple(rows), 0)
 
 
 def shown_loads(record: Record, label: str) -> list[Mapping[str, Any]]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -176,17 +176,22 @@ class Pool:
         self._made.append(client)
         return client
 
-    def infer(self, model: str, inputs: Mapping[str, Any] | None = None, /, **options: Any) -> Answer:
-        """Send a request with an idle client."""
+    @contextmanager
+    def take(self) -> Iterator[Client]:
+        """Hold an idle client."""
         try:
             client = self._idle.pop()  # the last one used: its connection is warm
         except IndexError:
             client = self._make()
         try:
-            with self.clocks[model]:
-                return client.infer(model, inputs, **options)
+            yield client
         finally:
             self._idle.append(client)
+
+    def infer(self, model: str, inputs: Mapping[str, Any] | None = None, /, **options: Any) -> Answer:
+        """Send a request with an idle client."""
+        with self.take() as client, self.clocks[model]:
+            return client.infer(model, inputs, **options)
 
     def close(self) -> None:
         """Close every connection."""

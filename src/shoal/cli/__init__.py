@@ -13,6 +13,8 @@ from shoal.cli.bench import bench
 from shoal.cli.check import check
 from shoal.cli.graph import describe, graph
 from shoal.cli.infer import infer
+from shoal.cli.llm import generate, tokens
+from shoal.cli.quickstart import quickstart
 from shoal.cli.usage import Command, Group
 from shoal.console import ERR, plain
 from shoal.errors import ShoalError
@@ -54,10 +56,12 @@ for command in (
     serving.copies,
     serving.serve,
     infer,
+    generate,
+    tokens,
     bench,
     graph,
     describe,
-    pipeline.quickstart,
+    quickstart,
     serving.doctor,
 ):
     app.command(cls=Command)(command)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,8 +22,11 @@ QUICK = (1, 8, 32)  # rows per request
 
 def bench(
     repositories: Annotated[
-        list[Path], typer.Argument(help="Repositories of one pipeline, such as cpu, hybrid and gpu.")
-    ],
+        list[Path] | None,
+        typer.Argument(
+            help="Repositories of one pipeline, such as cpu and gpu; none: a running model that generates text."
+        ),
+    ] = None,
     model: Annotated[str, typer.Option(help="The model, if the repository has several ensembles.")] = "",
     rows: Annotated[
         Path | None,
@@ -36,6 +40,13 @@ def bench(
     callers: Annotated[
         str, typer.Option(help="Requests at a time: 1,16. Default: 1 and 16 of single rows, 2 of larger requests.")
     ] = "",
+    url: Annotated[
+        str,
+        typer.Option(metavar="HOST:PORT", help="The running server. Default: 127.0.0.1, the protocol's usual port."),
+    ] = "",
+    input_tokens: Annotated[str, typer.Option(help="Of text generation: tokens per prompt. Default: 32.")] = "",
+    output_tokens: Annotated[str, typer.Option(help="Tokens per answer. Default: 8,32,128.")] = "",
+    concurrency: Annotated[str, typer.Option(help="Streams at a time. Default: 1,16.")] = "",
     seconds: Annotated[float | None, typer.Option(min=0.1, help="Of each load, after its warm-up. Default: 4.")] = None,
     repeats: Annotated[int | None, typer.Option(min=1, help="Times that every load is measured. Default: 3.")] = None,
     is_quick: Annotated[bool, typer.Option("--quick", help="Three sizes, 1 second each, twice: a first look.")] = False,
@@ -45,27 +56,54 @@ def bench(
     out: Annotated[Path | None, typer.Option(help="Write bench-DATE.json, .md and pictures to this folder.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure pipelines on a real server: latency, throughput, and the time of each step."""
+    """Measure pipelines on a real server: latency, throughput, and the time of each step.
+
+    Or measure a running model that generates text: time to the first token, time between tokens, tokens per second.
+    """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # for components that run here, as in the server
+    from shoal.bench.generation import bench_tokens
     from shoal.bench.measure import Settings
     from shoal.bench.run import BATCHES, Wanted, make_folder, write
     from shoal.bench.run import bench as run_bench
+    from shoal.bench.tokens import TokenCell
     from shoal.readability.corpus import sample_texts
 
     if out:
         make_folder(out)  # fail before measuring if it cannot be written
     times = (1.0, 0.3, 2) if is_quick else (4.0, 1.0, 3)
-    wanted = Wanted(
-        Settings(protocol, seconds or times[0], times[1], repeats or times[2]),
-        _parse_numbers(batches, "--batches", "1,8,64"),
-        QUICK if is_quick else BATCHES,
-        _parse_numbers(callers, "--callers", "1,16"),
-    )
+    settings = Settings(protocol, seconds or times[0], times[1], repeats or times[2])
+    of_rows = {"--inputs": rows, "--batches": batches, "--callers": callers, "--report": is_report}
+    of_tokens = {
+        "--url": url, "--input-tokens": input_tokens, "--output-tokens": output_tokens, "--concurrency": concurrency,
+    }  # fmt: skip
+    if wrong := [name for name, value in (of_tokens if repositories else of_rows).items() if value]:
+        raise InputError(
+            f"{wrong[0]} is {'not ' if repositories else ''}for repositories.",
+            "Measure a running server: shoal serve REPOSITORY; then shoal bench --output-tokens 32"
+            if repositories
+            else f"Name one: shoal bench build/repository {wrong[0]} ...",
+        )
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop the servers in order, as on Ctrl-C
     with show_progress() as show:
-        record = run_bench(
-            repositories, wanted, rows=rows or sample_texts, model=model, text_column=text_column, on_progress=show
-        )
+        if repositories:
+            wanted = Wanted(
+                settings,
+                _parse_numbers(batches, "--batches", "1,8,64"),
+                QUICK if is_quick else BATCHES,
+                _parse_numbers(callers, "--callers", "1,16"),
+            )
+            record = run_bench(
+                repositories, wanted, rows=rows or sample_texts, model=model, text_column=text_column, on_progress=show
+            )
+        else:
+            lengths = (
+                _parse_numbers(input_tokens or "32", "--input-tokens", "32"),
+                _parse_numbers(output_tokens or "8,32,128", "--output-tokens", "8,32,128"),
+                _parse_numbers(concurrency or "1,16", "--concurrency", "1,16"),
+            )
+            cells = [TokenCell(*numbers) for numbers in product(*lengths)]
+            address = url or f"127.0.0.1:{8001 if protocol == 'grpc' else 8000}"
+            record = bench_tokens(address, cells, settings, model=model, on_progress=show)
     files, missing = write(record, out) if out else ([], "")
     if as_json:
         print_json(record)

@@ -33,6 +33,7 @@ def build(
     python: Annotated[
         str, typer.Option(metavar="VERSION", help="Such as 3.12. Default: the source's, or the target's.")
     ] = "",
+    model: Annotated[str, typer.Option("--for", metavar="MODEL", help="A model with needs of its own: llm-vllm.")] = "",
     is_for_gpu: Annotated[bool, typer.Option("--gpu", help="Components on a GPU: RAPIDS 26.10 for CUDA 13.")] = False,
     engine: Annotated[
         Literal["rattler", "conda", "mamba", "micromamba", "venv"], typer.Option(help="What makes it.")
@@ -49,12 +50,12 @@ def build(
     as_json: Json = False,
 ) -> None:
     """Make an environment, pack it, make its stub, and check that they fit."""
-    from shoal.environment.building import build, find_file
+    from shoal.environment.building import build, find_file, find_overrides
     from shoal.environment.spec import Request
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # leave nothing half made, as on Ctrl-C
     request = Request(
-        source or find_file(target, engine, is_for_gpu=is_for_gpu),
+        source or find_file(target, engine, is_for_gpu=is_for_gpu, model=model),
         out,
         target=target,
         python=python,
@@ -64,6 +65,7 @@ def build(
         is_for_gpu=is_for_gpu,
         builder=stub_builder,
         channels=tuple(channel or ()),
+        overrides=find_overrides(target, model),
         is_offline=is_offline,
     )
     with show_progress() as show:
@@ -76,7 +78,8 @@ def build(
     no_stub = f"none needed, {target} has its own for Python {record['python']}"
     OUT.print(f"stub: {built.stub or no_stub}", soft_wrap=True)
     OUT.print(f"Python {record['python']}, NumPy {record['numpy']}, needs glibc {record['glibc']}: fits {target}")
-    OUT.print(f"next: shoal compose ENSEMBLE build/repository --target {target} --env {out}", soft_wrap=True)
+    place = f"{model}={out}" if model else out
+    OUT.print(f"next: shoal compose ENSEMBLE build/repository --target {target} --env {place}", soft_wrap=True)
 
 
 @app.command(cls=Command)

@@ -130,7 +130,9 @@ def pipeline(
 
 
 def add_model(
-    source: Annotated[str, typer.Argument(help="A model's file, or an encoder's folder or Hugging Face name.")],
+    source: Annotated[
+        str, typer.Argument(help="A model's file, or an encoder's or decoder's folder or Hugging Face name.")
+    ],
     name: Annotated[str, typer.Argument(help="Its name in your project.")],
     inputs: Annotated[
         list[str] | None,
@@ -154,10 +156,13 @@ def add_model(
     revision: Annotated[str | None, typer.Option(help="Encoders: the commit on the hub.")] = None,
     form: Annotated[Literal["torchscript", "onnx"] | None, typer.Option("--format", help="Encoders.")] = None,
     max_batch_size: Annotated[int | None, typer.Option(min=0, help="Default: 512, or what the file allows.")] = None,
+    is_decoder: Annotated[
+        bool, typer.Option("--decoder", help="A language model that continues text, for ONNX Runtime.")
+    ] = False,
     project: Project = Path(),
     is_dry: DryRun = False,
 ) -> None:
-    """Add an existing model to your project as a model folder: PyTorch, ONNX, forests, encoders.
+    """Add an existing model to your project as a model folder: PyTorch, ONNX, forests, encoders, decoders.
 
     Its configuration is derived from the model; what a file does not say must be given.
     """
@@ -170,14 +175,22 @@ def add_model(
     }  # fmt: skip
     said: list[str] = []
     with show_progress() as show:
-        paths = add(source, name, project=project, is_dry=is_dry, tell=said.append, on_progress=show, **options)
+        paths = add(
+            source, name, project=project, is_decoder=is_decoder, is_dry=is_dry, tell=said.append, on_progress=show,
+            **options,
+        )  # fmt: skip
     for line in said:
         _print(line)
     _print_paths(paths, is_dry=is_dry)
     if not is_dry:
         steps = [part for step in (tokenizer, name) if step for part in ("--step", step)]
         at = ["--project", project] if project != Path() else []
-        _print_next(["shoal", "check", project], ["shoal", "new", "pipeline", f"{name}_alone", *steps, *at])
+        then = ["shoal", "new", "pipeline", f"{name}_alone", *steps, *at]
+        if is_decoder:
+            weights = project / "models" / name / "1"
+            then = ["shoal", "compose", "llm", project / "build" / "llm", "--project", project, "--weights", weights]
+            then += ["--swap", f"llm-hf={name}"]
+        _print_next(["shoal", "check", project], then)
 
 
 # --- questions, only on a terminal -------------------------------------------------------------------------------

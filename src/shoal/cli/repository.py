@@ -48,6 +48,10 @@ def compose(
         list[str] | None,
         typer.Option(metavar="A=B", help="Use model B wherever a step, or a call, names model A; repeat it."),
     ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(metavar="FOLDER|OWNER/NAME", help="A language model's weights, for models that need some."),
+    ] = None,
     warm_up: Annotated[bool, typer.Option(help="Give each model a request that it answers before it is ready.")] = True,
 ) -> None:
     """Write a model repository: model folders, artifacts, placement, execution environments."""
@@ -66,6 +70,7 @@ def compose(
         stubs=_by_model(stub),
         is_warmed_up=warm_up,
         swap=_parse_swaps(swap),
+        weights=weights,
     )
     manifest = read_manifest(path)
     for model, chosen in manifest["precision"].items():

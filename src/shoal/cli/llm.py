@@ -1,0 +1,135 @@
+"""``shoal generate`` and ``shoal tokens``: ask language models, in texts or in token ids."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import ExitStack, closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from shoal.console import OUT, plain, print_json
+from shoal.errors import InputError
+from shoal.options import Json, Protocol
+
+Url = Annotated[
+    str | None, typer.Option(metavar="HOST:PORT", help="The server. Default: 127.0.0.1 at the protocol's usual port.")
+]
+
+
+def generate(
+    prompt: Annotated[
+        str | None, typer.Argument(help="The text to continue; read from standard input if left out.")
+    ] = None,
+    is_chat: Annotated[
+        bool, typer.Option("--chat", help="The text is a user's message: with the chat template.")
+    ] = False,
+    system: Annotated[str, typer.Option(metavar="TEXT", help="The system message of a chat.")] = "",
+    is_stream: Annotated[bool, typer.Option("--stream", help="Print the text as it comes.")] = False,
+    max_tokens: Annotated[int | None, typer.Option(help="New tokens, at most. Default: the model's.")] = None,
+    min_tokens: Annotated[int | None, typer.Option(help="New tokens, at least.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0: always the most probable token.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Draw from so many tokens; 0: from all.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Draw from the most probable tokens of this probability.")] = None,
+    repetition_penalty: Annotated[float | None, typer.Option(help="Above 1: repeat less.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same text.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End the text before this; repeat it.")] = None,
+    bad: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Never write this; repeat it.")] = None,
+    url: Url = None,
+    protocol: Annotated[Protocol, typer.Option(help="How to ask the server.")] = "grpc",
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="For the whole; of a stream, for each piece.")
+    ] = 120.0,
+    model: Annotated[str, typer.Option(metavar="NAME", help="The model. Default: the only pipeline.")] = "",
+    is_local: Annotated[
+        bool, typer.Option("--local", help="Without a server: the repository in this process.")
+    ] = False,
+    repository: Annotated[Path, typer.Option(help="For --local.")] = Path("build/repository"),
+    as_json: Json = False,
+) -> None:
+    """Continue a text, or answer a chat's message."""
+    from shoal.client.client import Client
+    from shoal.llm.client import Llm, join
+    from shoal.local import load
+
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: active waiting is very slow beside other work
+    if system and not is_chat:
+        raise InputError("--system is for chats.", "Add --chat.")
+    text = _read_prompt(prompt)
+    asked: Any = text
+    if is_chat:
+        asked = [*([{"role": "system", "content": system}] if system else []), {"role": "user", "content": text}]
+    given = {
+        "max_tokens": max_tokens, "min_tokens": min_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p,
+        "repetition_penalty": repetition_penalty, "seed": seed, "stop_words": stop or (), "bad_words": bad or (),
+    }  # fmt: skip
+    settings: Any = {name: value for name, value in given.items() if value is not None}
+    with ExitStack() as held:
+        if is_local:
+            pipeline = load(repository / model if model else repository)
+            held.callback(pipeline.close)
+            llm = Llm(pipeline)
+        else:
+            address = url or f"127.0.0.1:{8001 if protocol == 'grpc' else 8000}"
+            llm = Llm(held.enter_context(Client(address, protocol=protocol, timeout=timeout)), model)
+        if not is_stream:
+            _print(asdict(llm.generate(asked, **settings)), as_json=as_json)
+            return
+        pieces = []
+        try:
+            with closing(llm.stream(asked, **settings)) as answers:
+                for piece in answers:
+                    pieces.append(piece)
+                    if not as_json:
+                        typer.echo(piece.text, nl=False)
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None
+        finally:
+            if pieces and not as_json:
+                typer.echo()
+        if as_json:
+            _print(asdict(join(pieces)), as_json=True)
+
+
+def tokens(
+    query: Annotated[str, typer.Argument(help="A text, which --tokenizer turns to ids; or ids: 1,2,3")],
+    output_length: Annotated[int, typer.Option(help="New tokens, at most.")] = 30,
+    tokenizer: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="The folder with the model's tokenizer.json, for texts.")
+    ] = None,
+    server: Annotated[str, typer.Option(metavar="HOST:PORT", help="The server.")] = "127.0.0.1:8001",
+    protocol: Annotated[Protocol, typer.Option(help="How to ask the server.")] = "grpc",
+    model: Annotated[str, typer.Option(metavar="NAME", help="The engine's model.")] = "llm-hf",
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="For each answer.")] = 120.0,
+    as_json: Json = False,
+) -> None:
+    """Ask an engine directly, in token ids; tensors get the dtypes that the server declares."""
+    from shoal.client.client import Client
+    from shoal.llm.tokens import ask, read_ids, write_text
+
+    ids = read_ids(query, tokenizer)
+    with Client(server, protocol=protocol, timeout=timeout) as client:
+        found = ask(client, model, ids, output_length)
+    text = write_text([*ids, *found], tokenizer) if tokenizer else ""
+    if as_json:
+        print_json({"input_ids": ids, "output_ids": found, **({"text": text} if tokenizer else {})})
+        return
+    typer.echo(text if tokenizer else ",".join(map(str, found)))
+
+
+def _read_prompt(prompt: str | None) -> str:
+    if prompt is not None:
+        return prompt
+    if sys.stdin is None or sys.stdin.isatty():
+        raise InputError("There is no prompt.", 'Give one: shoal generate "Once upon a time"')
+    return sys.stdin.read()
+
+
+def _print(completion: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print_json(completion)
+    else:
+        OUT.print(plain(completion["text"]), soft_wrap=True)

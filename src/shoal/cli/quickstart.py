@@ -1,0 +1,48 @@
+"""``shoal quickstart``: from nothing to a served pipeline that answers."""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+from itertools import chain, groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal.console import OUT, plain, show_progress
+from shoal.encoders.packaged import SMALL_ENCODER
+from shoal.options import Data, Encoder
+from shoal.readability import commands as readability
+
+
+def quickstart(
+    out: Annotated[Path | None, typer.Option(help="The folder for what is made. Default: build, or build/llm.")] = None,
+    data: Data = None,
+    encoder: Encoder = SMALL_ENCODER,
+    is_llm: Annotated[
+        bool, typer.Option("--llm", help="A tiny language model, made on the spot, that streams a chat.")
+    ] = False,
+) -> None:
+    """Train, compose, serve with a real Triton, score passages (or chat), stop."""
+    if not is_llm:
+        readability.quickstart(out or Path("build"), data, encoder)
+        return
+    from shoal.llm.quickstart import run
+
+    out = out or Path("build/llm")
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: active waiting is very slow beside other work
+    with show_progress() as show:
+        answers = run(out, on_progress=show)
+        first = next(answers)
+    with closing(answers):
+        for question, pieces in groupby(chain([first], answers), key=itemgetter(0)):
+            OUT.print(f"[bold]{plain(question)}[/]", soft_wrap=True)
+            for _, piece in pieces:
+                typer.echo(piece.text, nl=False)
+            typer.echo()
+    OUT.print(f"weights: {(out / 'weights').resolve()}", soft_wrap=True)
+    OUT.print(f"repository: {(out / 'repository').resolve()}", soft_wrap=True)
+    OUT.print(f"next: shoal serve {out / 'repository'}", soft_wrap=True)
+    OUT.print('then: shoal generate --chat --stream "What do cats do?"', soft_wrap=True)

@@ -1,0 +1,13 @@
+"""Clients of language models: text in, text out, whole or in pieces."""
+
+from typing import TYPE_CHECKING
+
+from shoal import face
+
+if TYPE_CHECKING:
+    from shoal.llm.client import AsyncLlm as AsyncLlm
+    from shoal.llm.client import Completion as Completion
+    from shoal.llm.client import Llm as Llm
+    from shoal.llm.client import Piece as Piece
+
+__getattr__, __dir__, __all__ = face(__name__, __file__)

@@ -1,0 +1,210 @@
+"""Text generation as Python objects: by a server, or by a pipeline in this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypedDict, Unpack
+
+import numpy as np
+
+from shoal.client.aio import AsyncClient
+from shoal.client.client import Client
+from shoal.errors import InputError, ServerError, suggest
+from shoal.local import Pipeline
+
+Messages: TypeAlias = Sequence[Mapping[str, str]]
+_KINDS = {
+    "max_tokens": np.int32, "min_tokens": np.int32, "top_k": np.int32, "temperature": np.float32, "top_p": np.float32,
+    "repetition_penalty": np.float32, "seed": np.uint64,
+}  # fmt: skip
+_LISTS = "stop_words", "bad_words"
+
+
+class Settings(TypedDict, total=False):
+    """Settings of one request; those left out are the model's own.
+
+    ``max_tokens`` and ``min_tokens`` count new tokens; ``stop_words`` end the text, and are not part of it;
+    ``bad_words`` do not occur in it. With a ``seed``, the same request gets the same text again.
+    """
+
+    max_tokens: int
+    min_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    repetition_penalty: float
+    seed: int
+    stop_words: Sequence[str]
+    bad_words: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Part of a text as it comes.
+
+    ``finish_reason`` is empty until the text ends: then ``stop`` (a stop word, or the model's own end) or ``length``.
+    Behind a stop word, the ensemble ``llm`` may send more pieces, which are empty.
+    ``num_output_tokens`` counts from the beginning of the text.
+    """
+
+    text: str
+    finish_reason: str
+    num_input_tokens: int
+    num_output_tokens: int
+
+
+class Completion(Piece):
+    """A whole text."""
+
+
+class Llm:
+    """Language model behind a ``Client``, or a ``Pipeline`` of ``shoal.load`` in this process::
+
+        with shoal.Client("127.0.0.1:8001") as client:
+            print(Llm(client).generate("Once upon a time", max_tokens=20).text)
+            for piece in Llm(client).stream([{"role": "user", "content": "Hello"}]):
+                print(piece.text, end="")
+
+    A prompt is a text, or a list of messages, to which the model's chat template is applied. ``model`` is the server's
+    default model unless given.
+    """
+
+    def __init__(self, source: Client | Pipeline, model: str = "") -> None:
+        self._source = source
+        self._model = model or (source.default_model() if isinstance(source, Client) else "")
+
+    def generate(
+        self, prompt: str | Messages, *, timeout: float | None = None, **settings: Unpack[Settings]
+    ) -> Completion:
+        """Return the whole text; ``timeout`` in seconds.
+
+        Raises:
+            InputError: the prompt or a setting is refused.
+            ServerError: no answer, or not in time.
+        """
+        with closing(self._ask(to_inputs(prompt, settings, is_streaming=False), timeout, None)) as pieces:
+            return join(pieces)
+
+    def stream(
+        self,
+        prompt: str | Messages,
+        *,
+        timeout: float | None = None,
+        between: float | None = None,
+        **settings: Unpack[Settings],
+    ) -> Generator[Piece]:
+        """Yield the text in pieces; close the generator to leave, and the model computes no more.
+
+        ``timeout`` is in seconds to the first piece, ``between`` from one piece to the next.
+
+        Raises:
+            InputError, ServerError: as in ``generate``; the latter also after some pieces.
+        """
+        return self._ask(to_inputs(prompt, settings, is_streaming=True), timeout, between)
+
+    def _ask(self, inputs: dict[str, Any], timeout: float | None, between: float | None) -> Generator[Piece]:
+        if isinstance(self._source, Pipeline):
+            answers: Any = self._source.stream(**inputs)
+        else:
+            answers = self._source.stream(self._model, inputs, timeout=timeout, between=between)
+        last = None
+        with closing(answers):
+            for answer in answers:
+                last = read_piece(answer)
+                yield last
+        check_end(last)
+
+
+class AsyncLlm:
+    """Language model behind an ``AsyncClient``; see ``Llm``."""
+
+    def __init__(self, client: AsyncClient, model: str = "") -> None:
+        self._client, self._model = client, model
+
+    async def generate(
+        self, prompt: str | Messages, *, timeout: float | None = None, **settings: Unpack[Settings]
+    ) -> Completion:
+        """Return the whole text; see ``Llm.generate``."""
+        inputs = to_inputs(prompt, settings, is_streaming=False)
+        return join([piece async for piece in self._ask(inputs, timeout, None)])
+
+    def stream(
+        self,
+        prompt: str | Messages,
+        *,
+        timeout: float | None = None,
+        between: float | None = None,
+        **settings: Unpack[Settings],
+    ) -> AsyncGenerator[Piece]:
+        """Yield the text in pieces; see ``Llm.stream``."""
+        return self._ask(to_inputs(prompt, settings, is_streaming=True), timeout, between)
+
+    async def _ask(self, inputs: dict[str, Any], timeout: float | None, between: float | None) -> AsyncGenerator[Piece]:
+        self._model = self._model or await self._client.default_model()
+        last = None
+        async with self._client.stream(self._model, inputs, timeout=timeout, between=between) as answers:
+            async for answer in answers:
+                last = read_piece(answer)
+                yield last
+        check_end(last)
+
+
+def to_inputs(prompt: str | Messages, settings: Mapping[str, Any], *, is_streaming: bool) -> dict[str, Any]:
+    """Return the text-level inputs of one request, each an array of one row.
+
+    Raises:
+        InputError: a setting is unknown, or not of its type.
+    """
+    if isinstance(prompt, str):
+        inputs: dict[str, Any] = {"text_input": np.array([[prompt]], np.object_)}
+    else:
+        inputs = {"messages": np.array([[json.dumps([dict(each) for each in prompt])]], np.object_)}
+    inputs["stream"] = np.array([[is_streaming]])
+    for name, value in settings.items():
+        if value is None:
+            continue
+        if name in _LISTS:
+            words = [value] if isinstance(value, str) else list(value)
+            if words:
+                inputs[name] = np.array([words], np.object_)
+            continue
+        if name not in _KINDS:
+            raise InputError(f"Unknown setting {name!r}.", suggest(name, [*_KINDS, *_LISTS]))
+        kind: np.dtype[Any] = np.dtype(_KINDS[name])
+        is_whole = kind.kind in "iu"
+        is_number = isinstance(value, int if is_whole else int | float) and not isinstance(value, bool)
+        if not is_number or (is_whole and not np.iinfo(kind).min <= value <= np.iinfo(kind).max):
+            raise InputError(f"{name} is {value!r}, which is not of type {kind}.", "Give a number in its range.")
+        inputs[name] = np.array([[value]], kind)
+    return inputs
+
+
+def read_piece(answer: Mapping[str, Any]) -> Piece:
+    """Return an answer's text, with its counts."""
+    found = {name: np.asarray(answer[name]).item() for name in Piece.__dataclass_fields__ if name != "text"}
+    return Piece(
+        _text(np.asarray(answer["text_output"]).item()), **{**found, "finish_reason": _text(found["finish_reason"])}
+    )
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def join(pieces: Iterable[Piece]) -> Completion:
+    """Join the pieces of a text."""
+    found = list(pieces)
+    check_end(found[-1] if found else None)
+    last = found[-1]
+    return Completion(
+        "".join(piece.text for piece in found), last.finish_reason, last.num_input_tokens, last.num_output_tokens
+    )
+
+
+def check_end(last: Piece | None) -> None:
+    """Raise ``ServerError`` if ``last`` is not the end of a text."""
+    if last is None or not last.finish_reason:
+        raise ServerError("The answer ended before its last piece.", "The server's log says why; try again.")

@@ -1,0 +1,47 @@
+"""First steps with a language model: make a tiny one, compose, serve, chat, stop. Nothing is downloaded."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from pathlib import Path
+
+from shoal.client.client import Client
+from shoal.composition.compose import compose
+from shoal.errors import needs
+from shoal.llm.client import Llm, Piece
+from shoal.paths import check_path_supported
+from shoal.progress import OnProgress
+from shoal.server.launch import serve
+from shoal.server.runtime import find_runtime
+
+QUESTIONS = ("What do fish do?", "Was ist das Meer?")
+_STEPS = 150  # of training: the model then answers these questions
+
+
+def run(
+    out: Path, *, questions: Sequence[str] = QUESTIONS, on_progress: OnProgress = lambda stage, done, total: None
+) -> Generator[tuple[str, Piece]]:
+    """Write ``weights`` and ``repository`` into ``out``, and yield each question with a piece of its answer.
+
+    Raises:
+        SetupError: this machine lacks something.
+        ServerError: Triton did not start.
+    """
+    check_path_supported(out.resolve())  # report what would stop the server before the model is made
+    find_runtime()
+    with needs("llm"):
+        from shoal.llm.tiny import make_tiny
+
+        on_progress("make a tiny model", 0, 1)
+        weights = make_tiny(out / "weights", steps=_STEPS)
+    on_progress("make a tiny model", 1, 1)
+    on_progress("compose the repository", 0, 1)
+    repository = compose("llm", out / "repository", weights=weights)
+    on_progress("compose the repository", 1, 1)
+    on_progress("start Triton", 0, 1)
+    with serve(repository) as server, Client(server.grpc_url) as client:
+        on_progress("start Triton", 1, 1)
+        llm = Llm(client, "llm")
+        for question in questions:
+            for piece in llm.stream([{"role": "user", "content": question}]):
+                yield question, piece

@@ -1,0 +1,79 @@
+"""Client of engines: token ids in, token ids out, with the tensor names of NVIDIA's clients for GPT models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shoal.client.client import Client
+from shoal.errors import ArtifactError, InputError, ServerError, needs
+
+_SETTINGS = {"runtime_top_k": 1, "runtime_top_p": 1.0, "temperature": 1.0}  # greedy
+
+
+def read_ids(query: str, tokenizer: Path | None) -> list[int]:
+    """Return the ids of a text, or those that ``query`` lists, separated by commas or spaces.
+
+    Raises:
+        InputError: there is no tokenizer, and ``query`` is not a list of ids.
+        ArtifactError: the tokenizer cannot be read.
+    """
+    if tokenizer is not None:
+        ids = [int(token) for token in _load(tokenizer).encode(query).ids]
+    else:
+        try:
+            ids = [int(word) for word in query.replace(",", " ").split()]
+        except ValueError:
+            raise InputError(
+                f"{query[:60]!r} is not a list of token ids.", "Give ids, as 1,2,3; or --tokenizer FOLDER for texts."
+            ) from None
+    if not ids:
+        raise InputError("The prompt has no tokens.", "Give at least one.")
+    return ids
+
+
+def write_text(ids: Sequence[int], tokenizer: Path) -> str:
+    """Return the text of token ids."""
+    return str(_load(tokenizer).decode(list(ids)))
+
+
+def _load(folder: Path) -> Any:
+    with needs("llm"):
+        from tokenizers import Tokenizer
+    path = folder / "tokenizer.json"
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library has no exception class for unreadable files
+        raise ArtifactError(
+            f"{path} cannot be read: {error}.", "Name a folder with the model's tokenizer.json."
+        ) from None
+
+
+def ask(client: Client, model: str, ids: Sequence[int], output_length: int) -> list[int]:
+    """Return the tokens that continue ``ids``, always the most probable one, at most ``output_length``.
+
+    Tensors are sent as the server declares them: engines differ in INT32 and UINT32, and in what they take.
+
+    Raises:
+        InputError: the model is not an engine, or refused the request.
+        ServerError: no server answers, or not in time, or the answer was cut.
+    """
+    declared = {tensor.name for tensor in client.inputs(model)}
+    inputs: dict[str, Any] = {
+        "input_ids": [list(ids)], "input_lengths": [[len(ids)]], "request_output_len": [[output_length]],
+        **{name: [[value]] for name, value in _SETTINGS.items()},
+    }  # fmt: skip
+    if missing := [name for name in ("input_ids", "request_output_len") if name not in declared]:
+        raise InputError(f"Model {model} has no input {missing[0]}: it is not an engine.", "Name one: --model llm-hf")
+    found: list[int] = []
+    is_whole = True
+    for answer in client.stream(model, {name: value for name, value in inputs.items() if name in declared}):
+        new = np.asarray(answer["output_ids"]).reshape(-1)
+        found += new.tolist()
+        is_whole = bool(np.asarray(answer.get("is_last", True)).all())
+    if not is_whole:
+        raise ServerError("The answer ended before its last token.", "The server's log says why; try again.")
+    return found

@@ -1,0 +1,129 @@
+"""`shoal bench` in tokens: prompts of a wanted length, times of tokens that come, and what a record says of them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from shoal import cli
+from shoal.bench.generation import make_record
+from shoal.bench.markdown import write_page
+from shoal.bench.measure import Settings
+from shoal.bench.tables import make_sheets, remarks
+from shoal.bench.tokens import Prompt, Timeline, TokenCell, TokenFigures, fit_prompt, summarise
+from shoal.errors import InputError, ServerError
+from shoal.llm import Piece
+from tests.support.commands import Shoal
+
+
+def by_words(text: str) -> int:
+    return len(text.split()) + 1  # and one at the beginning, as many tokenizers add
+
+
+def by_letters(text: str) -> int:
+    return len(text.replace(" ", ""))
+
+
+def in_a_chat(text: str) -> int:
+    return 40 + len(text.split())
+
+
+@pytest.mark.parametrize("wanted", [2, 3, 7, 32, 500, 4096])
+@pytest.mark.parametrize("count", [by_words, by_letters, in_a_chat])
+def test_prompts_have_the_wanted_number_of_tokens(wanted: int, count: Callable[[str], int]) -> None:
+    asked: list[str] = []
+
+    def ask(text: str) -> int:
+        asked.append(text)
+        return count(text)
+
+    prompt = fit_prompt(wanted, ask)
+    found = {count(prompt.text(number)) for number in range(20)}
+    assert len(asked) <= 12
+    assert max(map(count, asked)) <= max(wanted + 10, 70)  # a model's context bounds what can be asked
+    least = count("the")
+    assert found == {max(wanted, least)}
+
+
+def test_prompts_differ_from_their_second_word_on() -> None:
+    texts = [Prompt(40, 3).text(number).split() for number in range(50)]
+    assert len({" ".join(words[:6]) for words in texts}) == 50
+    assert {" ".join(sorted(words)) for words in texts} == {" ".join(sorted(texts[0]))}
+    assert texts[0].count("a") == 3
+    assert Prompt(5).text(7) == Prompt(5).text(7)
+
+
+def pieces(*counts: int) -> list[Piece]:
+    return [Piece("x", "length" if number == len(counts) - 1 else "", 9, n) for number, n in enumerate(counts)]
+
+
+def test_times_of_tokens() -> None:
+    """Three tokens in one piece count as three; a piece without a new token only moves the end."""
+    clock = iter([10.0, 10.5, 10.6, 10.9, 11.0]).__next__
+    line = Timeline.read(pieces(1, 2, 5, 5), clock)
+    assert line == Timeline(10.0, ((10.5, 1), (10.6, 2), (10.9, 5)), 11.0, 9)
+    assert line.output_tokens == 5
+    assert [round(seconds, 6) for seconds in line.between()] == [0.1] * 4
+    figures = summarise([line, Timeline(0.0, ((0.1, 5),), 0.1, 9)], 50.0, 0.25)
+    assert figures.first_p50_ms == pytest.approx(300.0)
+    assert figures.between_p50_ms == pytest.approx(100.0)
+    assert (figures.requests, figures.input_tokens, figures.output_tokens) == (2, 9, 5)
+    assert figures.whole_p50_ms == pytest.approx(550.0)
+    alone = summarise([Timeline(0.0, ((0.1, 1),), 0.1, 9)], 10.0, 0.25)
+    assert alone.between_p99_ms is None
+    with pytest.raises(ServerError, match="An answer had no tokens"):
+        Timeline.read(pieces(0), itertools.count(0.0).__next__)
+
+
+LOAD = TokenFigures(100.0, 20, 32, 8, 20.0, 25.0, 40.0, 10.0, 12.0, 30.0, 90.0, 0.2)
+
+
+def test_a_record_and_its_table() -> None:
+    alone, many = TokenCell(32, 8, 1), TokenCell(32, 8, 16)
+    short = TokenCell(32, 1, 1)
+    found = {
+        alone: [LOAD, replace(LOAD, tokens_per_s=120.0), replace(LOAD, tokens_per_s=80.0)],
+        many: [replace(LOAD, tokens_per_s=400.0, first_p50_ms=50.0, between_p50_ms=25.0, client_cores=0.93)],
+        short: [TokenFigures(100.0, 20, 33, 1, 20.0, 25.0, 40.0, None, None, None, 90.0, 0.2)],
+    }
+    record = json.loads(json.dumps(make_record("10.0.0.7:8001", "llm", Settings(), found)))
+    assert record["loads"][0]["min_max"] == {
+        "tokens_per_s": [80.0, 120.0], "first_p50_ms": [20.0, 20.0], "between_p50_ms": [10.0, 10.0],
+    }  # fmt: skip
+    assert remarks(record) == [
+        "Answers of 8 tokens, 16 streams against 1: 4.0 times the tokens per second, 2.5 times the time to the first"
+        " token, 2.5 times the time between tokens.",
+        "Prompts had 33 tokens instead of 32.",
+        "This client used up to 0.9 cores, near the limit of one Python process: the server may be faster than these"
+        " figures. Measure with fewer streams, or with several clients.",
+        "The server is at 10.0.0.7:8001; the machine and the versions are the client's.",
+    ]
+    (sheet,) = make_sheets(record)
+    assert sheet.rows[0][:7] == ("32", "8", "1", "100.0", "80.0", "120.0", "20.0")
+    assert sheet.rows[2] == ("33", "1", "1", *["100.0"] * 3, "20.0", "25.0", "40.0", "-", "-", "-")
+    page = write_page(record)
+    assert page.startswith("# llm: llm\n")
+    assert "| 32 | 8 | 16 | 400.0 | " in page
+
+
+def test_options_that_do_not_go_together(shoal: Shoal) -> None:
+    for arguments, message in (
+        (("build/x", "--output-tokens", "8"), "--output-tokens is not for repositories"),
+        (("build/x", "--url", "localhost:8001"), "--url is not for repositories"),
+        (("--batches", "8"), "--batches is for repositories. Name one: shoal bench build/repository --batches"),
+        (("--report",), "--report is for repositories"),
+        (("--output-tokens", "0"), "--output-tokens '0' is not a list of whole numbers above 0"),
+        (("--concurrency", "x"), "--concurrency 'x' is not a list"),
+    ):
+        with pytest.raises(InputError, match=message):
+            shoal("bench", *arguments)
+
+
+def test_no_server_answers() -> None:
+    result = CliRunner().invoke(cli.app, ["bench", "--url", "127.0.0.1:9", "--model", "llm"])
+    assert isinstance(result.exception, ServerError)
