@@ -33,7 +33,7 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-SUBJECTS := claims encoder bulk neighbours fuzz training environments service hostile soak streams latency front
+SUBJECTS := claims encoder bulk neighbours fuzz training environments service hostile soak streams llm latency front
 SUBJECT  ?= $(SUBJECTS)
 
 verify: $(addprefix verify-,$(SUBJECT))
@@ -52,6 +52,7 @@ VERIFY_service      := pytest --verify tests/slow/test_supervisor.py tests/slow/
 VERIFY_hostile      := pytest --verify tests/slow/test_hostile.py tests/slow/test_storms.py
 VERIFY_soak         := pytest --verify tests/slow/test_service_load.py
 VERIFY_streams      := pytest --verify tests/slow/test_streams.py tests/slow/test_streams_served.py
+VERIFY_llm          := pytest --verify tests/slow/test_llm_figures.py
 VERIFY_latency      := python benchmarks/latency.py
 VERIFY_front        := python benchmarks/front.py
 

@@ -5,34 +5,38 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
 _TITLE = """# Public names
 
-What `import shoal` hands out, what a component of your own imports from `shoal.component`, `shoal.text` and
-`shoal.blocks`, and the faces of the packages behind them. Everything else may change without notice. This page is made
-from the code's own docstrings by `python docs/api.py > docs/api.md`, and a test compares both: a public name changes
-only on purpose.
+What `import shoal` hands out, what a component of your own imports from `shoal.component`, `shoal.text`, `shoal.blocks`
+and, for language models, `shoal.generation`, the clients of language models in `shoal.llm`, and the faces of the
+packages behind them. Everything else may change without notice. This page is made from the code's own docstrings by
+`python docs/api.py > docs/api.md`, and a test compares both: a public name changes only on purpose.
 """
 FACES = (
-    "shoal", "shoal.component", "shoal.text", "shoal.blocks", "shoal.forests", "shoal.encoders", "shoal.repository",
-    "shoal.check", "shoal.client", "shoal.server", "shoal.gateway", "shoal.environment",
+    "shoal", "shoal.component", "shoal.text", "shoal.blocks", "shoal.generation", "shoal.llm", "shoal.forests",
+    "shoal.encoders", "shoal.repository", "shoal.check", "shoal.client", "shoal.server", "shoal.gateway",
+    "shoal.environment",
 )  # fmt: skip
 
 
 def make_page() -> str:
     """The page's whole text."""
-    seen: set[str] = set()
+    seen: list[Any] = []
     return "\n".join([_TITLE, *(section for package in FACES for section in _sections(package, seen))])
 
 
-def _sections(package: str, seen: set[str]) -> Iterator[str]:
-    """A section a name, but those that an earlier package has."""
+def _sections(package: str, seen: list[Any]) -> Iterator[str]:
+    """A section for each name, except for objects that an earlier package has."""
     face = importlib.import_module(package)
-    for name in sorted(set(face.__all__) - seen, key=str.lower):
-        seen.add(name)
-        yield _section(package, name, getattr(face, name))
+    for name in sorted(face.__all__, key=str.lower):
+        thing = getattr(face, name)
+        if not any(thing is other for other in seen):
+            seen.append(thing)
+            yield _section(package, name, thing)
 
 
 def _section(package: str, name: str, thing: Any) -> str:
@@ -70,6 +74,7 @@ def _signature(thing: Any) -> str:
         return ""
     parameters = [p for p in signature.parameters.values() if p.name != "self"]
     text = re.sub(r"<[^=]*? at 0x\w+>", "...", str(signature.replace(parameters=parameters)))
+    text = re.sub(r"ForwardRef\('([^']*)'\)", r"\1", text)  # of named tuples
     return re.sub(r"(: |-> )'([^']*)'", r"\1\2", text)  # annotations are kept as texts
 
 
@@ -79,7 +84,7 @@ def _describe(text: str) -> str:
     body, _, raised = text.partition("\nRaises:\n")
     if not raised:
         return f"{body.rstrip()}\n"
-    entries = re.sub(r"\n {8,}", " ", inspect.cleandoc(raised)).splitlines()
+    entries = textwrap.dedent(raised).splitlines()
     joined: list[str] = []
     for line in entries:
         if line.startswith(" ") and joined:

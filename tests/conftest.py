@@ -27,6 +27,11 @@ pytest_plugins = [
 ]
 if find_spec("xdist"):
     pytest_plugins.append("tests.support.groups")
+if find_spec("hypothesis"):
+    from hypothesis import settings
+
+    settings.register_profile("shoal", deadline=None)  # an example may take long where other work uses the processor
+    settings.load_profile("shoal")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -44,8 +44,9 @@ class Reader:
             block = block.replace(port, str(free))
         if language == "python":
             return self.run(["python", "-c", block])
-        for command, port in (("infer", "8001"), ("copies", "8002")):
-            block = block.replace(f"shoal {command}", f"shoal {command} --url 127.0.0.1:{self.ports[port]}")
+        options = {"infer": ("--url", "8001"), "generate": ("--url", "8001"), "tokens": ("--server", "8001")}
+        for command, (option, port) in {**options, "copies": ("--url", "8002")}.items():
+            block = block.replace(f"shoal {command}", f"shoal {command} {option} 127.0.0.1:{self.ports[port]}")
         *before, last = block.strip().split("\n")
         if not last.startswith("shoal serve") or "--print" in last:
             return self.run(["bash", "-ec", block])

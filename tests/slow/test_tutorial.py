@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -15,8 +16,9 @@ from tests.slow.test_readme import Reader
 from tests.support.once import ROOT
 from tests.unit.test_pages import BLOCK
 
-TUTORIAL, STREAMING = (
-    BLOCK.findall((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")) for name in ("tutorial", "streaming")
+TUTORIAL, STREAMING, LANGUAGE_MODELS = (
+    BLOCK.findall((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8"))
+    for name in ("tutorial", "streaming", "language-models")
 )
 COMMANDS = Path(sys.executable).parent
 
@@ -74,3 +76,24 @@ def test_every_block_of_the_streaming_page_works(newcomer: Reader) -> None:
     assert asked.count("data: ") == 3
     assert "[b'A', b'cat', b'sat.']" in in_python
     assert "CAT" in others
+
+
+def test_every_block_of_the_language_models_page_works(newcomer: Reader) -> None:
+    cats = "A cat sat on the warm stone wall and watched the birds in the old apple tree."
+    hello = "Hello! I am a very small language model."
+    quickstart, _, _, asked, in_python, served, on_onnx, static = (
+        newcomer.type(language, block) for language, block in LANGUAGE_MODELS
+    )
+    assert "Fish swim in the sea in large shoals" in quickstart
+    assert cats in asked
+    assert '"text": "A cat sat on the warm stone "' in asked
+    assert hello in asked
+    assert "generated_text" in asked
+    assert re.search(r"^\d+(,\d+){4}\n", asked, re.MULTILINE)
+    assert "\nA cat" in asked  # of the second `shoal tokens`, which prints the prompt too
+    assert in_python.count(cats.partition("wall")[0]) == 3
+    assert "Completion(text=" in in_python
+    assert json.loads(served.partition("data: ")[0])["finish_reason"] in ("stop", "length")
+    assert "".join(json.loads(line)["text_output"] for line in re.findall("data: (.*)$", served, re.MULTILINE)) == cats
+    assert hello in on_onnx
+    assert hello in static

@@ -93,7 +93,14 @@ def test_model_folders_import_faces_alone() -> None:
     folders = ("preprocess/**/model.py", "postprocess/**/model.py", "src/shoal/project/scaffold/templates/*.py.txt")
     for path in tracked(*folders):
         used = set(re.findall(r"^from (shoal[\w.]*) import", path.read_text(encoding="utf-8"), re.MULTILINE))
-        assert used <= {"shoal", "shoal.component", "shoal.text", "shoal.blocks", "shoal.readability"}, path
+        assert used <= {
+            "shoal",
+            "shoal.component",
+            "shoal.text",
+            "shoal.blocks",
+            "shoal.generation",
+            "shoal.readability",
+        }, path
 
 
 def test_docstrings_open_with_a_verb_or_a_noun() -> None:
@@ -139,8 +146,12 @@ def test_only_tensors_knows_tritons_module() -> None:
 
 # Calls that read a device array's values, in NumPy, CuPy or torch. `get` is theirs without arguments.
 READS = {"asnumpy", "cpu", "get", "item", "numpy", "to_numpy", "to_pylist", "tobytes", "tolist"}
+SHIPPED = (
+    "bert-large", "completion", "cuml", "ensemble_all", "llamav2", "llm", "llm-hf", "llm-onnx", "llm-vllm",
+    "llm_bls", "postprocess", "preprocess", "prompt", "vllm",
+)  # fmt: skip
 # Where they are meant: files that know the host alone, and arrays that are there whatever the device.
-HOST_FILES = {"treelite.py", "fusing.py", "tensors.py"}
+HOST_FILES = {"treelite.py", "fusing.py", "tensors.py", "direct.py", "contract.py", "prompts.py"}
 HOST_ONLY = {
     # texts that were never sent up, and the columns of a lexicon for the host
     ("ragged.py", "rows", "tobytes"), ("ragged.py", "rows", "tolist"), ("word_statistics.py", "__init__", "tolist"),
@@ -190,8 +201,9 @@ BASEMENT = {"errors", "paths", "processes", "machine", "progress", "console", "o
 
 def test_floors_import_only_what_stands_below_them() -> None:
     floors = [
-        "component", "text", "blocks", "forests", "encoders", "environment", "repository", "draw", "check",
-        "composition", "client", "server", "local", "gateway", "bulk", "bench", "project", "readability", "testing",
+        "component", "text", "blocks", "generation", "forests", "encoders", "environment", "repository", "draw",
+        "check", "composition", "client", "server", "local", "gateway", "bulk", "llm", "bench", "project",
+        "readability", "testing",
     ]  # fmt: skip
     for number, floor in enumerate(floors):
         below = {*floors[: number + 1], *BASEMENT}
@@ -270,4 +282,4 @@ def test_the_wheel_carries_the_model_folders(tmp_path: Path) -> None:
     )
     root, *models = listing.stdout.split()
     assert Path(root) == tmp_path / "site" / "shoal" / "model_folders"
-    assert models == sorted(["bert-large", "cuml", "ensemble_all", "postprocess", "preprocess", *PIECES])
+    assert models == sorted([*SHIPPED, *PIECES])

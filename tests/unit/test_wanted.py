@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from shoal.environment.building import find_file
+from shoal.environment.building import find_file, find_overrides
 from shoal.environment.spec import Wanted, read_wanted
 from shoal.errors import InputError
 from tests.support.once import ROOT
@@ -124,6 +125,26 @@ def test_shoals_own_files(target: str, engine: str, is_for_gpu: bool, name: str)
     assert any(line.startswith("tokenizers") for line in wanted.pip)
     assert any("numpy" in line and "<2" in line for line in wanted.pip) == name.endswith(("-embedded.yml", "d.txt"))
     assert wanted.is_pip_only
+
+
+@pytest.mark.parametrize(
+    ("target", "engine", "name", "overrides"),
+    [
+        ("embedded", "venv", "requirements-vllm.txt", ("numpy>=1.26,<2",)),
+        ("24.10", "rattler", "environment-vllm.yml", ("numpy>=1.26,<2",)),
+        ("26.06", "conda", "environment-vllm.yml", ()),
+    ],
+)
+def test_the_file_of_a_model_with_needs_of_its_own(
+    target: str, engine: str, name: str, overrides: tuple[str, ...]
+) -> None:
+    path = find_file(target, engine, is_for_gpu=True, model="llm-vllm")
+    assert path == ROOT / "env" / name
+    assert {re.split("[<>]", line)[0] for line in read_wanted(path).pip} == {"array-api-compat", "numpy", "vllm"}
+    assert find_overrides(target, "llm-vllm") == overrides
+    assert find_overrides(target, "") == ()
+    with pytest.raises(InputError, match=r"llm-hf does not need an environment of its own\. Known: llm-vllm\."):
+        find_file(target, engine, is_for_gpu=False, model="llm-hf")
 
 
 def test_rapids_needs_a_server_that_bears_numpy_2() -> None:

@@ -69,7 +69,9 @@ class Choices:
         return cls(scores, labels, num_best)
 
     def __call__(self, scores: NDArray[np.float32]) -> tuple[NDArray[np.object_], NDArray[np.float32]]:
-        """Return names as ``bytes`` and scores, ``[rows, best]`` each, the best first; ties in column order.
+        """Return the best classes of each row: their names, as ``bytes``, and their scores.
+
+        Both are ``[rows, best]``, highest score first; equal scores are in column order.
 
         Raises:
             InputError: a score is NaN, or the number of scores does not fit the labels or ``num_best``.

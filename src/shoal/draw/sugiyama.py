@@ -94,9 +94,9 @@ def _crossed(side: Sequence[Sequence[tuple[int, float]]], left: int, right: int,
 def spread(
     layers: Sequence[Sequence[int]], links: Sequence[Link], widths: Sequence[int], gaps: Sequence[int]
 ) -> list[int]:
-    """Return the middle of each item: as near to its neighbours as the order and the distances allow.
+    """Return the position of each item's middle, as near to its neighbours' as order and distances allow.
 
-    ``widths`` and ``gaps`` are pixels by item; between two items is at least the larger of their gaps.
+    ``widths`` and ``gaps`` are pixels by item. The space between two items is at least the larger of their gaps.
     """
     # Relaxation: sweeping up and down, each layer is moved towards the weighted means of its neighbours' positions;
     # `keep_apart` solves that exactly for one layer. The last pass rounds to pixels and keeps the distances.

@@ -1,4 +1,4 @@
-"""Export modules on top of a published encoder: a pooled embedding, or the head it was trained with."""
+"""Modules for export: an encoder with a pooled embedding, or with the head that it was trained with."""
 
 from __future__ import annotations
 

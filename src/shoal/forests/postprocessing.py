@@ -57,7 +57,7 @@ class Settings:
     def widths(self, num_outputs: int, *, is_classifier: bool) -> Collection[int]:
         """Return the output widths that may be declared, for a forest with ``num_outputs`` values per row.
 
-        Empty for a regressor under a classifier's settings: FIL would apply them, and answer 0 and 1.
+        Empty if a regressor has settings of a classifier: FIL would apply them, and answer 0 or 1 instead of values.
         """
         if not is_classifier:
             return () if self.gives_class or self.gives_chances else (num_outputs,)

@@ -62,7 +62,7 @@ class EncoderSettings:
 
 @dataclass
 class Progress:
-    """Progress of a training, without its weights. RMSEs are of the inner split; no ``best_step`` without one."""
+    """Progress of a training, without its weights. RMSEs are of the inner split; ``best_step`` is 0 without it."""
 
     step: int = 0
     best_step: int = 0

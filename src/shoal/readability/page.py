@@ -17,7 +17,7 @@ _ASSETS = Path(__file__).parent / "assets"
 
 
 def write_page(path: Path, report: Mapping[str, Any], evaluation: Evaluation) -> None:
-    """Write the page of ``report``; ``evaluation`` has the predictions that its figures were computed from.
+    """Write the page of ``report``; ``evaluation`` has the predictions behind the report's figures.
 
     The same report gives the same bytes. The page contains no script and no text of the corpus.
 

@@ -148,7 +148,7 @@ class Words:
 
 
 class WordList:
-    """Hash lookup of listed tokens; a word is mistaken for a listed one with a probability of 2^-57 per pair.
+    """Hash lookup of listed tokens; an unlisted word matches a given listed one with a probability of 2^-57.
 
     libcudf's ``tokenize_with_vocabulary`` is not used: its kernel for long rows (26.10) loses or adds tokens at the
     edges of some rows.
