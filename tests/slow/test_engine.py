@@ -40,8 +40,9 @@ def oracle(folder: Path) -> Any:
 
 @pytest.fixture
 def engine(folder: Path) -> Iterator[Any]:
-    """Four slots, and room for two whole contexts."""
+    """Four slots, and room for two whole contexts; its warm-up has ended."""
     with open_engine(folder, slots="4", cache_tokens="2048") as component:
+        wait_for(lambda: component.engine.num_open == 0, 30)
         yield component
 
 
@@ -167,7 +168,6 @@ def test_stops_are_not_part_of_the_answer(static: str, folder: Path, oracle: Any
 
 
 def test_leaving_frees_the_slot_and_the_cache(engine: Any, oracle: Any, scale: Scale) -> None:
-    wait_for(lambda: engine.engine.num_open == 0, 30)  # the warm-up
     free = engine.engine._free
     long = [engine.stream(token_inputs(ids, 900)) for ids in prompts(2, 1)]  # all of the cache
     wait_for(lambda: len(batched(engine)) == 2, 30)
