@@ -137,7 +137,7 @@ def test_models_that_come_and_go(home: Path, scale: Scale) -> None:
                 server.models.unload(name)
                 server.models.load(name)
 
-        number = scale(4, full=32)
+        number = scale(2, full=32)  # an unload takes a second
         with ThreadPoolExecutor(4) as pool:
             for done in [pool.submit(turn, name, number) for name in ("first", "second", "other", "other")]:
                 done.result()

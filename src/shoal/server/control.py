@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -12,6 +13,7 @@ from shoal.errors import InputError, ServerError
 
 MODES = NONE, EXPLICIT = ("none", "explicit")
 LOAD_SECONDS = 120.0
+_LOOK_SECONDS = 0.01  # between two looks whether a model is unloaded
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy for loopback
 
 
@@ -19,7 +21,8 @@ class ModelControl:
     """Loads and unloads models of a server that was started with ``model_control="explicit"``.
 
     Threads may share it; requests to Triton are serialised. Concurrent loads and unloads crash the embedded 24.10 with
-    a segmentation fault, about once in a hundred pairs.
+    a segmentation fault, about once in a hundred pairs. Triton answers a request to unload before it has unloaded, so
+    the next request waits for that.
     """
 
     def __init__(self, http_url: str, admin_key: str, mode: str) -> None:
@@ -40,7 +43,9 @@ class ModelControl:
         self._ask(model, "load", {}, timeout)
 
     def unload(self, model: str, timeout: float = LOAD_SECONDS) -> None:
-        """Unload ``model`` after answering its requests. Ensembles that call it are unloaded with it.
+        """Unload ``model`` after answering its requests; returns when it is unloaded.
+
+        Ensembles that call it are unloaded with it.
 
         Raises:
             InputError: the server was not started with explicit model control.
@@ -54,14 +59,12 @@ class ModelControl:
                 f"This server keeps the models that it started with; {model} cannot be {action}ed.",
                 f'Start it with shoal.serve(..., model_control="{EXPLICIT}").',
             )
-        request = urllib.request.Request(
-            f"http://{self._http_url}/v2/repository/models/{urllib.parse.quote(model, safe='')}/{action}",
-            data=json.dumps(body).encode(),
-            headers={"admin-key": self._admin_key},
-        )
+        end = time.monotonic() + timeout
         try:
-            with self._lock, _DIRECT.open(request, timeout=timeout):
-                pass
+            with self._lock:
+                self._post(f"models/{urllib.parse.quote(model, safe='')}/{action}", body, end)
+                while b'"UNLOADING"' in self._post("index", {}, end):
+                    time.sleep(_LOOK_SECONDS)
         except urllib.error.HTTPError as error:
             with error:
                 raise ServerError(f"{model} was not {action}ed: {_reason(error.read())}") from None
@@ -71,6 +74,18 @@ class ModelControl:
             ) from None
         except OSError as error:
             raise ServerError(f"The server at {self._http_url} is gone ({error}).", "Start it again.") from None
+
+    def _post(self, path: str, body: object, end: float) -> bytes:
+        request = urllib.request.Request(
+            f"http://{self._http_url}/v2/repository/{path}",
+            data=json.dumps(body).encode(),
+            headers={"admin-key": self._admin_key},
+        )
+        left = end - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        with _DIRECT.open(request, timeout=left) as answer:
+            return bytes(answer.read())
 
 
 def _reason(answer: bytes) -> str:
