@@ -241,7 +241,10 @@ def test_the_core_dies_and_is_replaced(
             return False
         return True
 
-    seconds = wait_for(answers, 300)
+    try:
+        seconds = wait_for(answers, 300)
+    except AssertionError:
+        pytest.fail(f"{refusals[-1]}\n{server.log.read_text(encoding='utf-8', errors='replace')[-4000:]}")
     assert seconds < (max(40, start_seconds) if scale.is_full else 300)  # it started in 28 s where nothing else ran
     assert refusals
     assert all("is unavailable: its process died" in error for error in refusals)

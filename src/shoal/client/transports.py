@@ -6,7 +6,7 @@ import asyncio
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol, TypeVar
 
 from shoal.client.calls import Answer, Call
@@ -28,7 +28,9 @@ T = TypeVar("T")
 
 CUT_SHORT = "the stream ended before its last answer"
 # Triton 24.10 keeps a stream for ever that is cancelled between its last message and its status: the server then takes
-# all of its exit time-out to stop. So the status is read before the last answer is handed on.
+# all of its exit time-out to stop. It may also end with a failed assertion. So the status is read before the last
+# answer is handed on, or an error is raised.
+_REST_SECONDS = 1.0  # for the status, after an error
 
 
 class Transport(Protocol):
@@ -144,6 +146,29 @@ class ChannelPool:
             return [channel.raw for channel in (self._current, *self._replaced)]
 
 
+def _read_rest(replies: Any) -> None:
+    """Read what a stream has after an error, to its status; for a short time, since a model could go on."""
+    import grpc
+
+    late = threading.Timer(_REST_SECONDS, replies.cancel)
+    late.daemon = True
+    late.start()
+    with suppress(grpc.RpcError):
+        for _ in replies:
+            pass
+    late.cancel()
+
+
+async def _read_rest_async(replies: Any) -> None:
+    """The same in an event loop."""
+    import grpc
+
+    with suppress(grpc.RpcError, TimeoutError):
+        async with asyncio.timeout(_REST_SECONDS):
+            async for _ in replies:
+                pass
+
+
 class Grpc:
     """One channel, which threads may share."""
 
@@ -170,7 +195,11 @@ class Grpc:
             replies = channel.stub.ModelStreamInfer(iter([to_grpc(call).message]))
             with source.watch(replies.cancel):
                 for reply in replies:
-                    answer, is_last = from_grpc_stream(call, reply)
+                    try:
+                        answer, is_last = from_grpc_stream(call, reply)
+                    except CallError:
+                        _read_rest(replies)
+                        raise
                     if is_last:
                         for _ in replies:  # to its status
                             pass
@@ -211,7 +240,11 @@ class AsyncGrpc:
             replies = channel.stub.ModelStreamInfer(iter([to_grpc(call).message]))
             try:
                 async for reply in replies:
-                    answer, is_last = from_grpc_stream(call, reply)
+                    try:
+                        answer, is_last = from_grpc_stream(call, reply)
+                    except CallError:
+                        await _read_rest_async(replies)
+                        raise
                     if is_last:
                         async for _ in replies:  # to its status
                             pass
