@@ -216,18 +216,17 @@ def test_the_core_dies_and_is_replaced(
 ) -> None:
     server, start_seconds = started
     ids = prompts(1, 2)[0]
-    streams = [impatient.stream(ENGINE, token_inputs([5, place], 1000)) for place in range(4, 7)]  # one of them waits
+    core = next(each for each in own_processes(server) if "EngineCore" in " ".join(each.arguments()))
+    streams = [impatient.stream(ENGINE, token_inputs([5, place], 1000)) for place in range(4, 7)]
     for stream in streams[:2]:
         next(stream)
-    core = next(each for each in own_processes(server) if "EngineCore" in " ".join(each.arguments()))
     os.kill(core.pid, signal.SIGKILL)
     start = time.monotonic()
     errors = in_threads([partial(list, stream) for stream in streams])
     assert time.monotonic() - start < scale(20, 1)
-    assert [str(error) for error in errors[:2]] == [
-        "Model llm-vllm failed on this request (EngineDeadError). See the server's log."
-    ] * 2
-    assert isinstance(errors[2], ServerError)  # it had no answer yet: its client may ask again
+    for error in errors[:2]:
+        assert str(error)[:100] == "Model llm-vllm failed on this request (EngineDeadError). See the server's log."
+    assert isinstance(errors[2], ServerError)  # it was asked after the death: its client may ask again
     assert "is unavailable: its process died" in str(errors[2])
 
     refusals: list[str] = []
