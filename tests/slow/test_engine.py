@@ -203,6 +203,15 @@ def test_a_short_request_ends_before_long_ones(engine: Any) -> None:
     assert [len(tokens_of(stream)) for stream in long] == [300] * 3
 
 
+def test_a_long_prompt_joins_those_that_go_on(engine: Any, oracle: Any) -> None:
+    """It takes several steps, in which it has a row of logits and no new token."""
+    asked = [(prompts(1, 1)[0], 8), *((ids, 60) for ids in prompts(3, 2)), (prompts(1, 9)[0] * 100, 12)]
+    asked[-1] = (asked[-1][0][:700], 12)
+    streams = [engine.stream(token_inputs(ids, new)) for ids, new in asked]
+    for (ids, new), stream in zip(asked, streams, strict=True):
+        check_equal(tokens_of(stream), expect(oracle, ids, new))
+
+
 def test_more_requests_than_the_cache_holds(folder: Path, oracle: Any) -> None:
     """The library's eviction is never needed: requests wait for room, and a whole context fits."""
     asked = [*zip(prompts(11, 6), [60] * 11, strict=True), (prompts(1, 9)[0] * 100, 24)]

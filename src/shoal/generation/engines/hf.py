@@ -65,8 +65,9 @@ class _Choice(ContinuousBatchingLogitsProcessor):
         int32_tensor.fill_(-1)
 
     def prepare_tensor_args(self, requests_with_new_token: list[Any]) -> torch.Tensor:
+        """Return the seats of this step's rows; -1 for the rows behind them, of prompts that are not complete."""
         seats = [each.state.logit_processor_kwargs["seat"] for each in requests_with_new_token]
-        return torch.tensor(seats, dtype=torch.int32)
+        return torch.tensor(seats + [-1] * (self._engine.limits.slots - len(seats)), dtype=torch.int32)
 
     def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:
         for row, number in enumerate(tensor_arg[: len(scores)].tolist()):
@@ -182,7 +183,7 @@ class HfEngine:
     def step(self, number: int, logits: torch.Tensor) -> int:
         """Choose a seat's next token and send it; called by the batching thread. ``logits``: FP32 [vocabulary]."""
         seat = self._seats.get(number)
-        if seat is None:  # it left during this step
+        if seat is None:  # it left during this step, or the row has none
             return 0
         token = seat.step(logits.float().numpy())
         if seat.is_done:
