@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import re
+import shlex
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -277,6 +278,20 @@ def test_generate(shoal: Shoal, service: Service, repository: Path, prompts: lis
     ):
         with pytest.raises(ShoalError, match=message):
             shoal(*served, *fault)
+
+
+def test_the_commands_that_serve_prints(shoal: Shoal, service: Service) -> None:
+    assert service.process.stdout is not None
+    said = [service.process.stdout.readline().split() for _ in range(8)]
+    commands = [line[1:] for line in said if line[:2] == ["shoal", "infer"]]
+    assert sorted(command[command.index("--model") + 1] for command in commands) == [
+        "llamav2",
+        "llm",
+        "llm-hf",
+        "llm_bls",
+    ]
+    for command in commands:
+        assert shoal(*shlex.split(" ".join(command)))
 
 
 def test_tokens(shoal: Shoal, service: Service, folder: Path, tokenizer: Tokenizer, oracle: Oracle) -> None:

@@ -151,6 +151,7 @@ def _print_pipelines(repository: Path, exposed: Iterable[str], address: str) -> 
     from shoal.bulk.values import show_example
     from shoal.gateway.fronts import find_exposed
     from shoal.repository.default_model import read_configs
+    from shoal.repository.graph import is_decoupled
 
     configs = read_configs(repository)
     server = "" if address == "127.0.0.1:8001" else f" --url {address}"
@@ -158,9 +159,10 @@ def _print_pipelines(repository: Path, exposed: Iterable[str], address: str) -> 
         spec = configs[name].spec
         required = [tensor for tensor in spec.inputs if not tensor.is_optional]
         is_text = len(required) == 1 and required[0].dtype == STRING
-        values = '"A text."' if is_text else " ".join(map(show_example, required))
+        values = '"A text."' if is_text else " ".join(map(show_example, required or spec.inputs[:1]))
+        stream = " --stream" if is_decoupled(configs[name], configs.get) else ""
         OUT.print(f"  {plain(spec.signature)}", soft_wrap=True, highlight=False)
-        OUT.print(f"    shoal infer --model {name}{server} {plain(values)}", soft_wrap=True, highlight=False)
+        OUT.print(f"    shoal infer{stream} --model {name}{server} {plain(values)}", soft_wrap=True, highlight=False)
 
 
 def doctor(
