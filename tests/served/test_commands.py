@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,15 @@ def test_infer(shoal: Shoal, server: Server) -> None:
     ):
         with pytest.raises(ShoalError, match=message):
             shoal(*arguments, *fault)
+
+
+def test_curl_asks_over_http(shoal: Shoal, server: Server) -> None:
+    arguments = ["infer", "The cat sat.", "--model", "ensemble_all", "--curl"]
+    printed = shoal(*arguments, "--url", server.http_url)
+    assert printed.startswith(f"curl http://{server.http_url}/v2/models/ensemble_all/infer ")
+    assert subprocess.run(shlex.split(printed), capture_output=True, check=True).stdout.startswith(b'{"model_name":')
+    with pytest.raises(ShoalError, match="curl speaks HTTP: give the HTTP address"):
+        shoal(*arguments, "--url", server.grpc_url)
 
 
 @pytest.mark.usefixtures("trained_for_a_moment")

@@ -111,7 +111,8 @@ def test_what_core_puts_first_goes() -> None:
 def test_nobody_there(way: str) -> None:
     url = f"127.0.0.1:{find_ports(0, 0, 0)[0]}"
     start = time.monotonic()
-    expected = f"No Triton answers at {url} (connection refused). Start one: shoal serve REPOSITORY"
+    expected = f"No Triton answers at {url} (connection refused). Start one: shoal serve REPOSITORY; "
+    expected += "or give the address of one: --url HOST:PORT"
     assert failure(way, url, retries=2) == expected
     assert 0.1 < time.monotonic() - start < 5
     assert failure(way, "no-such-host.invalid:80").startswith("No Triton answers at no-such-host.invalid:80 (")

@@ -213,6 +213,7 @@ def test_a_file_and_no_server(protocol: str, tmp_path: Path) -> None:
     options = ["--url", url, "--protocol", protocol]
     run = CliRunner().invoke(app, ["infer", "-i", str(tmp_path / "in.txt"), "-o", str(tmp_path / "out.csv"), *options])
     assert isinstance(run.exception, ShoalError)
-    said = f"No Triton answers at {url} (connection refused). Start one: shoal serve REPOSITORY"
+    said = f"No Triton answers at {url} (connection refused). Start one: shoal serve REPOSITORY; "
+    said += "or give the address of one: --url HOST:PORT"
     assert str(run.exception) == said
     assert [path.name for path in tmp_path.iterdir()] == ["in.txt"]

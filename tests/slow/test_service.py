@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import shoal
+from shoal.client.failures import UnknownModelError
 from shoal.gateway.pidfile import hold_pid_file
 from shoal.server.orphans import clean_up
 from tests.conftest import Scale
@@ -47,6 +48,19 @@ class Lengths(Component):
 
 TritonPythonModel = Lengths.for_triton()
 """
+
+
+def test_models_that_were_composed_by_name_may_be_asked(home: Path) -> None:
+    for config in (home / "repository").glob("*/config.pbtxt"):
+        config.write_text(config.read_text(encoding="utf-8").replace('"public"', '"private"'), encoding="utf-8")
+    write(home / "repository" / "manifest.json", '{"ensembles": ["chain", "other"]}')
+    with serve(home) as service, shoal.Client(service.grpc) as client:
+        assert service.process.stdout is not None
+        said = [service.process.stdout.readline().split("(")[0].strip() for _ in range(4)]
+        assert said[::2] == ["chain", "other"]
+        assert client.infer("other", X=[[3.0]])["Y"].item() == 6
+        with pytest.raises(UnknownModelError, match="Open it: shoal serve REPOSITORY --expose first"):
+            client.infer("first", X=[[3.0]])
 
 
 def test_the_road_is_short(tmp_path: Path) -> None:

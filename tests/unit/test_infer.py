@@ -251,9 +251,6 @@ def test_narrow_terminals_get_whole_numbers(infer: Infer, monkeypatch: pytest.Mo
 
 
 def test_advice_that_first_users_needed(infer: Infer, tmp_path: Path) -> None:
-    assert "curl speaks HTTP, and 127.0.0.1:8001 is the address for gRPC." in fault(
-        infer("sums", "X=[1,2,3,4]", "--curl", "--url", "127.0.0.1:8001")
-    )
     np.save("turned.npy", np.zeros((1, 2, 2, 4)))
     assert "X has shape [2, 2, 4], expected [4]" in fault(infer("sums", "X=@turned.npy"))
     Path("rows.json").write_text('{"QUERY": ["a", "b"], "PASSAGE": ["a", "a"]}', encoding="utf-8")

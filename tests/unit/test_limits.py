@@ -69,7 +69,7 @@ def test_who_may_be_asked(tmp_path: Path) -> None:
         config = repository / name / "config.pbtxt"
         config.write_text(config.read_text().replace('"public"', '"private"'))
     assert find_exposed(read_configs(repository), []) == {"chain"}
-    assert find_exposed(read_configs(repository), ["other"]) == {"chain", "other"}
+    assert find_exposed(read_configs(repository), ["other", "gone"]) == {"chain", "other"}
     (repository / "chain" / "config.pbtxt").unlink()
     configs = {name: config for name, config in read_configs(repository).items() if name != "chain"}
     assert find_exposed(configs, []) == {"first", "second", "other"}

@@ -115,9 +115,19 @@ def infer(
         origin = Path(source) if source not in (None, "-") else None
         if output and origin and output.exists() and output.samefile(origin):
             raise InputError(f"{output} is the input.", "Name another file to write.")
-        chosen = held.enter_context(
-            _open_model(model, where, repository, url, protocol, timeout, max_rows=batch_size, num_callers=concurrency)
-        )
+        spoken = "http" if is_curl else protocol
+        try:
+            chosen = held.enter_context(
+                _open_model(
+                    model, where, repository, url, spoken, timeout, max_rows=batch_size, num_callers=concurrency
+                )
+            )
+        except ServerError as error:
+            if not is_curl:
+                raise
+            raise ServerError(
+                error.what, "curl speaks HTTP: give the HTTP address, which shoal serve prints."
+            ) from None
         if table is None:
             from shoal.bulk.arguments import make_table
 
@@ -126,12 +136,7 @@ def infer(
         constants = {name: _one_row(name, read_rows(chosen.find_input(name), value)) for name, value in given.items()}
         feed = make_feed(chosen, table, text_column=text_column, columns=fed, constants=constants)
         if is_curl:
-            if url and protocol != "http":
-                raise InputError(
-                    f"curl speaks HTTP, and {url} is the address for gRPC.",
-                    "Give the HTTP address, which shoal serve prints: --protocol http --url HOST:PORT",
-                )
-            typer.echo(_write_curl(table, chosen, feed, url if protocol == "http" else None))
+            typer.echo(_write_curl(table, chosen, feed, url))
             return
         if is_stream:
             _print_stream(table, chosen, feed, as_json=as_json)

@@ -56,7 +56,8 @@ def serve(
         bool, typer.Option("--open", help="Accept any client that reaches --host, off loopback too.")
     ] = False,
     expose: Annotated[
-        list[str] | None, typer.Option(help="A model to ask, beside ensembles and public ones; repeat it.")
+        list[str] | None,
+        typer.Option(help="A model to ask, beside those composed by name, ensembles and public ones; repeat it."),
     ] = None,
     max_request_mib: Annotated[float, typer.Option(help="The largest request, in MiB.")] = 64.0,
     model_memory_mib: Annotated[float, typer.Option(help="The most for a model's process, in MiB; 0: no limit.")] = 0.0,
@@ -152,10 +153,11 @@ def _print_pipelines(repository: Path, exposed: Iterable[str], address: str) -> 
     from shoal.gateway.fronts import find_exposed
     from shoal.repository.default_model import read_configs
     from shoal.repository.graph import is_decoupled
+    from shoal.repository.manifest import read_composed
 
     configs = read_configs(repository)
     server = "" if address == "127.0.0.1:8001" else f" --url {address}"
-    for name in sorted(find_exposed(configs, exposed)):
+    for name in sorted(find_exposed(configs, [*exposed, *read_composed(repository)])):
         spec = configs[name].spec
         required = [tensor for tensor in spec.inputs if not tensor.is_optional]
         is_text = len(required) == 1 and required[0].dtype == STRING

@@ -181,7 +181,10 @@ def explain(failure: CallError, call: Call, server: Server) -> ShoalError:
     message = strip(failure.message, call.request_id)
     match failure.kind:
         case Kind.UNREACHABLE:
-            return ServerError(f"No Triton answers at {url} ({message}).", "Start one: shoal serve REPOSITORY")
+            return ServerError(
+                f"No Triton answers at {url} ({message}).",
+                "Start one: shoal serve REPOSITORY; or give the address of one: --url HOST:PORT",
+            )
         case Kind.NOT_TRITON:
             other = "http" if protocol == "grpc" else "grpc"
             return ServerError(

@@ -31,12 +31,12 @@ _OURS = (Why.BUSY, Why.UNAVAILABLE)  # counted by model
 
 
 def find_exposed(configs: Mapping[str, ModelConfig], names: Iterable[str]) -> set[str]:
-    """Return the models open to clients: ensembles, public models and ``names``; all models if there are none.
+    """Return the models open to clients: ensembles, public models and those of ``names``; all if there are none.
 
     Raises:
         ArtifactError: a model's parameter is neither true nor false.
     """
-    found = set(names)
+    found = set(names) & configs.keys()
     for name, config in configs.items():
         value = config.spec.parameters.get(PUBLIC_PARAMETER, "false")
         if value not in ("true", "false"):

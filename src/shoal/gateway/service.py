@@ -28,7 +28,7 @@ from shoal.gateway.servers import Servers
 from shoal.gateway.supervisor import Supervisor
 from shoal.gateway.tokens import Tokens
 from shoal.repository.default_model import read_configs
-from shoal.repository.manifest import read_manifest
+from shoal.repository.manifest import read_composed
 from shoal.server.checks import check_start
 from shoal.server.launch import Server, find_ports
 from shoal.server.orphans import clean_up
@@ -76,13 +76,14 @@ class _Service:
         self._listen()
         if unknown := [name for name in options.exposed if name not in configs]:
             raise InputError(f"--expose {unknown[0]} names no model of {self._repository}.", "Name one that it holds.")
-        exposed = find_exposed(configs, options.exposed)
+        composed = read_composed(self._repository)
+        exposed = find_exposed(configs, [*options.exposed, *composed])
         steps = {name for name, users in find_users(configs).items() if users & exposed}
         dispatcher = Dispatcher(
             configs,
             exposed=exposed,
             told=exposed | steps,
-            default=find_default(configs, exposed, read_manifest(self._repository).get("ensembles", ())),
+            default=find_default(configs, exposed, composed),
             max_wait=options.max_wait,
             resends=options.resends,
             limits=options.limits,

@@ -8,7 +8,7 @@ from pathlib import Path
 from shoal.errors import ArtifactError, InputError, suggest
 from shoal.repository.config import CONFIG, ModelConfig, read_config
 from shoal.repository.graph import Graph, find_members
-from shoal.repository.manifest import read_manifest
+from shoal.repository.manifest import read_composed
 from shoal.repository.model_folders import CATEGORIES, find_model_folders
 
 
@@ -56,7 +56,7 @@ def _find_top(repository: Path) -> str:
             f"{repository} is neither a model's folder nor a repository: there is no {CONFIG} in it, nor one below.",
             "Name a repository, or the folder of a model in it.",
         )
-    return find_top(read_calls(configs), str(repository), read_manifest(repository).get("ensembles", ()))
+    return find_top(read_calls(configs), str(repository), read_composed(repository))
 
 
 def read_calls(configs: Mapping[str, ModelConfig]) -> dict[str, list[str] | None]:

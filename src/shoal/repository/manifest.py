@@ -49,6 +49,15 @@ def launch_flags(repository: Path) -> list[str]:
     return list(read_manifest(repository).get("launch", {}).get("flags", []))
 
 
+def read_composed(repository: Path) -> tuple[str, ...]:
+    """Return the names that a repository was composed for; none if it was not composed.
+
+    Raises:
+        ArtifactError: its manifest is damaged.
+    """
+    return tuple(read_manifest(repository).get("ensembles", ()))
+
+
 def read_manifest(repository: Path) -> dict[str, Any]:
     """Read the manifest of a composed repository; empty where there is none.
 
