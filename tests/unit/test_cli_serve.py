@@ -8,7 +8,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from shoal.cli import app
+from shoal.cli.serving import _print_pipelines
 from shoal.errors import InputError
+from tests.support.counting import write_counting
 from tests.support.planted import Plant
 
 MISTAKE = Plant("", "", "", "", {"first/config.pbtxt": ("dims: [ 4 ]", "dims: [ 0 ]")})
@@ -27,6 +29,18 @@ def test_nothing_starts_with_mistakes(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "first/config.pbtxt:" in result.stdout
     assert "(tensor-dims)" in result.stdout
     assert "2 errors, 0 warnings." in result.stdout
+
+
+def test_the_commands_that_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    repository = write_counting(tmp_path / "r")
+    _print_pipelines(repository, [], "127.0.0.1:8001")
+    said = capsys.readouterr().out.splitlines()
+    assert [line.strip().split("(")[0] for line in said[::2]] == ["count", "count_all", "count_bls", "engine"]
+    assert said[3].strip() == "shoal infer --stream --model count_all COUNT=1 DELAY=0.5 FAIL_AT=1 WRONG_AT=1"
+    (repository / "manifest.json").write_text('{"ensembles": ["ten_more"]}', encoding="utf-8")
+    _print_pipelines(repository, [], "127.0.0.1:9")
+    said = capsys.readouterr().out.splitlines()
+    assert said[-1].strip() == "shoal infer --model ten_more --url 127.0.0.1:9 X=1"
 
 
 def test_what_is_not_a_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
