@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -34,11 +35,18 @@ from tests.support.vllm import find_vllm
 QUESTIONS = ("What do fish do?", "What is a river?", "Was ist das Meer?", "Hello!")
 ARGUMENTS = '{"enforce_eager": true, "kv_cache_memory_bytes": 268435456}'
 ENGINE = "llm-vllm"
+CONTEXT = 16384
+LONG = 16000  # 1,000 tokens took less than a second on a fast machine
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny(tmp_path_factory.mktemp("tiny"), steps=150)
+    """The tiny model, with a context so long that an answer of ``LONG`` tokens cannot end within a test."""
+    folder = make_tiny(tmp_path_factory.mktemp("tiny"), steps=150)
+    path = folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(config | {"max_position_embeddings": CONTEXT}), encoding="utf-8")
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +191,7 @@ def test_bad_requests_leave_neighbours_unharmed(client: Client, oracle: Any) -> 
     for inputs, words in (
         (token_inputs([5, 484], 4), "vocabulary has 484 tokens"),
         (token_inputs([5], 4, input_lengths=0), "has no tokens"),
-        (token_inputs([5], 1024), "1025 together, and the context has 1024"),
+        (token_inputs([5], CONTEXT), "16385 together, and the context has 16384"),
         (token_inputs([5], 4, temperature=float("nan")), "temperature is nan"),
     ):
         with pytest.raises(InputError, match=words):
@@ -193,7 +201,7 @@ def test_bad_requests_leave_neighbours_unharmed(client: Client, oracle: Any) -> 
 
 def test_leaving_frees_the_slot(client: Client, scale: Scale) -> None:
     """Both slots are taken by requests that would take seconds; a third waits until they leave."""
-    long = [client.stream(ENGINE, token_inputs([5], 1000), request_id=f"long {place}") for place in range(2)]
+    long = [client.stream(ENGINE, token_inputs([5], LONG), request_id=f"long {place}") for place in range(2)]
     for stream in long:
         next(stream)
     start = time.monotonic()
@@ -202,7 +210,7 @@ def test_leaving_frees_the_slot(client: Client, scale: Scale) -> None:
     assert len(tokens_of(client.stream(ENGINE, token_inputs([5, 6], 4)))) == 4
     assert time.monotonic() - start < scale(15, 1)
     for stream in long:
-        assert len(tokens_of(stream)) < 900
+        assert len(tokens_of(stream)) < LONG
 
 
 @pytest.fixture
@@ -217,7 +225,7 @@ def test_the_core_dies_and_is_replaced(
     server, start_seconds = started
     ids = prompts(1, 2)[0]
     core = next(each for each in own_processes(server) if "EngineCore" in " ".join(each.arguments()))
-    streams = [impatient.stream(ENGINE, token_inputs([5, place], 1000)) for place in range(4, 7)]
+    streams = [impatient.stream(ENGINE, token_inputs([5, place], LONG)) for place in range(4, 7)]
     for stream in streams[:2]:
         next(stream)
     os.kill(core.pid, signal.SIGKILL)
@@ -251,7 +259,7 @@ def test_the_core_dies_and_is_replaced(
 
 def test_a_server_that_is_stopped_leaves_no_process(server: Server, client: Client, scale: Scale) -> None:
     """The last test with this server."""
-    stream = client.stream(ENGINE, token_inputs([5], 1000))
+    stream = client.stream(ENGINE, token_inputs([5], LONG))
     next(stream)
     found = own_processes(server)
     start = time.monotonic()
