@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 # Before torch is imported: active waiting at OpenMP barriers collapses beside the server's own threads.
@@ -51,6 +52,16 @@ def fp32() -> Iterator[None]:
         patch.setattr("shoal.repository.placement.computes_bf16", lambda: False)
         patch.setattr("shoal.readability.fit.has_fast_bf16", lambda device: False)
         yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show what the service of a failed test said."""
+    report = yield
+    log = getattr(getattr(item, "funcargs", {}).get("service"), "log", None)
+    if report.failed and isinstance(log, Path) and log.is_file():
+        report.sections.append(("the service's log", log.read_text(encoding="utf-8", errors="replace")[-5000:]))
+    return report
 
 
 @dataclass(frozen=True)

@@ -188,6 +188,7 @@ class Callers:
     def __init__(self, service: Service, number: int = 16, model: str = "chain") -> None:
         self._service, self._model, self._stop = service, model, threading.Event()
         self.num_answers, self.failures, self.seconds = 0, list[str](), list[float]()
+        self._answered = set[int]()
         self._threads = [threading.Thread(target=self._call, args=(index,)) for index in range(number)]
 
     def _call(self, index: int) -> None:
@@ -201,6 +202,7 @@ class Callers:
                     assert abs(float(answer[0, 0]) - factor * value) < 1e-5, (value, answer)
                     self.num_answers += 1
                     self.seconds.append(time.monotonic() - start)
+                    self._answered.add(index)
                 except ShoalError as error:
                     self.failures.append(str(error))
                     if "it is stopping" in str(error):
@@ -213,6 +215,10 @@ class Callers:
         for thread in self._threads:
             thread.start()
         return self
+
+    def wait_up(self) -> None:
+        """Until each of them has had an answer."""
+        assert wait_until(lambda: len(self._answered) == len(self._threads), 30), self.failures[:5]
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()

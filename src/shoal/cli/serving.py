@@ -69,7 +69,7 @@ def serve(
     memory_mib: Annotated[float, _limit("Memory for requests and answers, in MiB.")] = 1024.0,
     max_connections: Annotated[int, _limit("Of HTTP and of gRPC each; 0: derived from the descriptor limit.")] = 0,
     max_streams: Annotated[int, _limit("Open streams.")] = 256,
-    client_share: Annotated[float, _limit("Of memory, connections and streams, for one address.")] = 0.5,
+    client_share: Annotated[float, _limit("Of memory, HTTP connections and streams, for one address.")] = 0.5,
     trusted_proxy: Annotated[
         list[str] | None, _limit("An address whose X-Forwarded-For is believed; repeat it.")
     ] = None,

@@ -23,7 +23,7 @@ class Limits:
     ``max_request_mib`` bounds a request, inflated; ``memory_mib`` all requests and answers that the service holds.
     ``max_connections`` bounds connections of each of the ports for HTTP and gRPC; 0 derives it from the process's
     descriptor limit. ``max_streams`` bounds open streams. A client address gets at most ``client_share`` of each of
-    them. ``trusted_proxies`` are addresses whose ``X-Forwarded-For`` is believed.
+    them, except of gRPC connections. ``trusted_proxies`` are addresses whose ``X-Forwarded-For`` is believed.
 
     In seconds: ``head_seconds`` for a request's head, or the first message of a stream; ``body_seconds`` for a body,
     plus a second for each ``body_kib`` KiB of it; ``unread_seconds`` for an answer that the client does not read;
