@@ -29,7 +29,9 @@ from shoal.llm.tiny import CONTEXT, make_tiny
 from shoal.repository.config import read_config, write_config
 from tests.conftest import Scale
 from tests.slow.test_engine import TIE
+from tests.slow.test_vllm import make_repository
 from tests.support.commands import Shoal
+from tests.support.imports import add
 from tests.support.service import Service, wait_until
 
 MODELS = ["llm", "llm_bls"]
@@ -118,7 +120,7 @@ def llm(repository: Path, service: Service, request: pytest.FixtureRequest) -> I
             yield Llm(client, model)
 
 
-def test_texts_are_those_of_generate(llm: Llm, prompts: list[str], oracle: Oracle) -> None:
+def check_texts(llm: Llm, prompts: list[str], oracle: Oracle) -> None:
     """16 at a time, whole and in pieces."""
 
     def ask(prompt: str) -> tuple[Any, Any]:
@@ -135,6 +137,10 @@ def test_texts_are_those_of_generate(llm: Llm, prompts: list[str], oracle: Oracl
             assert [piece.finish_reason for piece in pieces[:-1]] == [""] * (len(pieces) - 1)
             assert whole.finish_reason == pieces[-1].finish_reason in ("length", "stop")
             assert not any("\ufffd" in piece.text for piece in pieces) or "\ufffd" in text
+
+
+def test_texts_are_those_of_generate(llm: Llm, prompts: list[str], oracle: Oracle) -> None:
+    check_texts(llm, prompts, oracle)
 
 
 def test_stop_words_cut_the_text(llm: Llm, prompts: list[str], oracle: Oracle) -> None:
@@ -251,6 +257,37 @@ def test_llama_2_by_itself(service: Service, folder: Path, tokenizer: Tokenizer)
         )
         out = model.generate(torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)), generation_config=config)
         assert tokenizer.decode(out[0, len(ids) :].tolist()) == text.decode()
+
+
+# --- other engines in the place of llm-hf ------------------------------------------------------------------------
+
+
+def swap_onnx(folder: Path, place: Path) -> Path:
+    add(place / "project", folder, "tiny-onnx", is_decoder=True)
+    swap = {"llm-hf": "tiny-onnx"}
+    return compose(MODELS, place / "repository", projects=[place / "project"], weights=folder, swap=swap)
+
+
+def swap_vllm(folder: Path, place: Path) -> Path:
+    return make_repository(folder, place, slots=16)
+
+
+@pytest.fixture(scope="module", params=[swap_onnx, swap_vllm])
+def swapped(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Service]:
+    place = tmp_path_factory.mktemp("swapped")
+    with Service(request.param(folder, place), place / "log") as running:
+        yield running
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_other_engines_write_the_same(
+    model: str, protocol: str, swapped: Service, prompts: list[str], oracle: Oracle
+) -> None:
+    with Client(swapped.grpc if protocol == "grpc" else swapped.http, protocol=protocol) as client:
+        check_texts(Llm(client, model), prompts, oracle)
 
 
 # --- the command line --------------------------------------------------------------------------------------------

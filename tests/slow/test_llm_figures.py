@@ -5,6 +5,7 @@ The times are checked in `make verify`; in other runs, answers and counts.
 
 from __future__ import annotations
 
+import shutil
 import statistics
 import threading
 import time
@@ -22,15 +23,21 @@ from shoal.client.client import Client
 from shoal.composition.compose import compose
 from shoal.llm import Llm
 from shoal.llm.tiny import make_tiny
+from shoal.repository.config import read_config, write_config
 from tests.conftest import Scale
+from tests.slow.test_vllm import ARGUMENTS
+from tests.support.imports import add
 from tests.support.llm import open_engine, token_inputs, tokens_of
+from tests.support.once import ROOT
 from tests.support.service import Service
+from tests.support.vllm import find_vllm
 from tests.unit.test_claims import Record
 
 PROMPT = "The cat sat on the mat, and watched the rain."
 SLOTS = 16  # of llm-hf
 LONG = 900  # tokens
 ENGINE, PIPELINES = "llm-hf", ("llm", "llm_bls")
+ENGINES = ("llm-static", "llm-hf", "tiny-onnx", "llm-vllm")
 Ask: TypeAlias = Callable[[str, int], Iterator[int]]
 
 
@@ -65,13 +72,19 @@ def ask(client: Client, folder: Path) -> Ask:
     return stream
 
 
+def mixed(number: int) -> list[tuple[list[int], int]]:
+    """Prompts of 8 to 39 tokens, and 8, 16, 32 or 128 new tokens for each, in any order."""
+    random = np.random.default_rng(0)
+    asked = [(random.integers(4, 480, random.integers(8, 40)).tolist(), (8, 16, 32, 128)[i % 4]) for i in range(number)]
+    random.shuffle(asked)
+    return asked
+
+
 def test_continuous_batching_beats_static(folder: Path, scale: Scale, record: Record, tmp_path: Path) -> None:
     """64 requests of 8 to 128 new tokens, 16 at a time, one compute thread each, in turns."""
     number, rounds = scale(8, 64), scale(1, 5)
     weights = make_tiny(tmp_path / "large", hidden=512, layers=6) if rounds > 1 else folder
-    random = np.random.default_rng(0)
-    asked = [(random.integers(4, 480, random.integers(8, 40)).tolist(), (8, 16, 32, 128)[i % 4]) for i in range(number)]
-    random.shuffle(asked)
+    asked = mixed(number)
     rates: dict[str, list[float]] = {"static": [], "continuous": []}
     found: dict[str, list[list[int]]] = {}
     with ExitStack() as held, ThreadPoolExecutor(SLOTS) as callers:
@@ -94,6 +107,55 @@ def test_continuous_batching_beats_static(folder: Path, scale: Scale, record: Re
     )  # fmt: skip
     if rounds > 1:
         assert gain >= 1.5
+
+
+@pytest.fixture(scope="module")
+def engines(folder: Path, scale: Scale, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """Every engine on the same weights, with 16 slots and one compute thread each, on one server."""
+    place = tmp_path_factory.mktemp("engines")
+    weights = make_tiny(place / "large", hidden=512, layers=6) if scale.is_full else folder
+    own = place / "own" / "models"
+    add(own.parent, weights, "tiny-onnx", is_decoder=True)
+    static = Path(shutil.copytree(ROOT / "models" / "llm-hf", own / "llm-static")) / "config.pbtxt"
+    static.write_text(static.read_text(encoding="utf-8").replace('"llm-hf"', '"llm-static"'), encoding="utf-8")
+    repository = compose(
+        ENGINES, place / "repository", projects=[own.parent], weights=weights, environments={"llm-vllm": find_vllm()}
+    )
+    for name in ENGINES:
+        message = read_config(repository / name).message
+        message.parameters["threads"].string_value = "1"
+        if name == "llm-static":
+            message.parameters["static"].string_value = "true"
+        if name == "llm-vllm":
+            message.parameters["engine_args"].string_value = ARGUMENTS
+        write_config(message, repository / name / "config.pbtxt", comment="For a comparison.")
+    with Service(repository, place / "log") as service, Client(service.grpc) as found:
+        yield found
+
+
+def test_engines_side_by_side(engines: Client, scale: Scale, record: Record) -> None:
+    """64 requests of 8 to 128 new tokens over gRPC, 16 at a time, in turns."""
+    number, rounds = scale(8, 64), scale(1, 5)
+    asked = mixed(number)
+    rates: dict[str, list[float]] = {name: [] for name in ENGINES}
+    found: dict[str, list[list[int]]] = {}
+    with ThreadPoolExecutor(SLOTS) as callers:
+        for _ in range(rounds):
+            for name, each in rates.items():
+                start = time.perf_counter()
+                found[name] = list(callers.map(lambda a, n=name: tokens_of(engines.stream(n, token_inputs(*a))), asked))
+                each.append(sum(new for _, new in asked) / (time.perf_counter() - start))
+                assert [len(tokens) for tokens in found[name]] == [new for _, new in asked]
+    for name, tokens in found.items():  # two logits may be too near to tell
+        assert sum(a == b for a, b in zip(tokens, found["llm-static"], strict=True)) >= 0.9 * number, name
+    median = {name: statistics.median(each) for name, each in rates.items()}
+    record(
+        "tokens per second of each engine, 16 requests at a time, 14.6 M parameters",
+        **{name: round(rate, 1) for name, rate in median.items()}, rounds=rounds,
+    )  # fmt: skip
+    if rounds > 1:
+        lengths = [new for _, new in asked]
+        assert max(median.values()) / median["llm-static"] >= 0.8 * max(lengths) / statistics.mean(lengths)
 
 
 def first_tokens(ask: Ask, model: str, number: int) -> list[float]:

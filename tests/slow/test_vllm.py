@@ -56,12 +56,12 @@ def oracle(folder: Path) -> Any:
     return model
 
 
-def make_repository(folder: Path, out: Path, arguments: str = ARGUMENTS) -> Path:
-    """Both pipelines with vLLM as engine, of two slots and one compute thread."""
+def make_repository(folder: Path, out: Path, arguments: str = ARGUMENTS, slots: int = 2) -> Path:
+    """Both pipelines with vLLM as engine, and one compute thread."""
     own = out / "own" / "models" / ENGINE
     shutil.copytree(ROOT / "models" / ENGINE, own)
     config = own / "config.pbtxt"
-    text = config.read_text(encoding="utf-8").replace('"{}"', f"'{arguments}'").replace('"16"', '"2"')
+    text = config.read_text(encoding="utf-8").replace('"{}"', f"'{arguments}'").replace('"16"', f'"{slots}"')
     config.write_text(f'{text}parameters {{ key: "threads" value {{ string_value: "1" }} }}\n', encoding="utf-8")
     return compose(
         ["llm", "llm_bls"],
