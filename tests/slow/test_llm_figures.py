@@ -24,6 +24,7 @@ from shoal.composition.compose import compose
 from shoal.llm import Llm
 from shoal.llm.tiny import make_tiny
 from shoal.repository.config import read_config, write_config
+from shoal.server.launch import serve
 from tests.conftest import Scale
 from tests.slow.test_vllm import ARGUMENTS
 from tests.support.imports import add
@@ -36,6 +37,7 @@ from tests.unit.test_claims import Record
 PROMPT = "The cat sat on the mat, and watched the rain."
 SLOTS = 16  # of llm-hf
 LONG = 900  # tokens
+SPIN = 2  # seconds that vLLM goes on to use a processor, at most, when it has nothing to do any more
 ENGINE, PIPELINES = "llm-hf", ("llm", "llm_bls")
 ENGINES = ("llm-static", "llm-hf", "tiny-onnx", "llm-vllm")
 Ask: TypeAlias = Callable[[str, int], Iterator[int]]
@@ -129,7 +131,7 @@ def engines(folder: Path, scale: Scale, tmp_path_factory: pytest.TempPathFactory
         if name == "llm-vllm":
             message.parameters["engine_args"].string_value = ARGUMENTS
         write_config(message, repository / name / "config.pbtxt", comment="For a comparison.")
-    with Service(repository, place / "log") as service, Client(service.grpc) as found:
+    with serve(repository) as server, Client(server.grpc_url) as found:
         yield found
 
 
@@ -142,6 +144,7 @@ def test_engines_side_by_side(engines: Client, scale: Scale, record: Record) -> 
     with ThreadPoolExecutor(SLOTS) as callers:
         for _ in range(rounds):
             for name, each in rates.items():
+                time.sleep(scale(0, SPIN))
                 start = time.perf_counter()
                 found[name] = list(callers.map(lambda a, n=name: tokens_of(engines.stream(n, token_inputs(*a))), asked))
                 each.append(sum(new for _, new in asked) / (time.perf_counter() - start))

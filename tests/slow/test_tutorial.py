@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -14,11 +15,12 @@ import pytest
 
 from tests.slow.test_readme import Reader
 from tests.support.once import ROOT
+from tests.support.published import publish
 from tests.unit.test_pages import BLOCK
 
-TUTORIAL, STREAMING, LANGUAGE_MODELS = (
+TUTORIAL, STREAMING, LANGUAGE_MODELS, ADD_MODEL = (
     BLOCK.findall((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8"))
-    for name in ("tutorial", "streaming", "language-models")
+    for name in ("tutorial", "streaming", "language-models", "add-model")
 )
 COMMANDS = Path(sys.executable).parent
 
@@ -76,6 +78,12 @@ def test_every_block_of_the_streaming_page_works(newcomer: Reader) -> None:
     assert asked.count("data: ") == 3
     assert "[b'A', b'cat', b'sat.']" in in_python
     assert "CAT" in others
+
+
+def test_every_block_about_classifiers_works(newcomer: Reader, tiny_bert: Path) -> None:
+    shutil.copytree(publish(tiny_bert, newcomer.clone / "published") / "triage", newcomer.clone / "my-classifier")
+    *_, compared = (newcomer.type(language, block) for language, block in ADD_MODEL)
+    assert "(2, 3) True" in compared
 
 
 def test_every_block_of_the_language_models_page_works(newcomer: Reader) -> None:
