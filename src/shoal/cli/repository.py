@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -11,6 +13,10 @@ from shoal.console import ERR, OUT, plain, print_json
 from shoal.errors import InputError
 from shoal.options import Concurrency, Gpu, Json, Placement, Target
 
+if TYPE_CHECKING:
+    from shoal.repository.tuning import Tuning
+
+_TUNED = {"instances": "scorer=2, or scorer=2@0,1", "preferred-batch": "scorer=4,8", "queue-delay": "scorer=300"}
 _DEFAULT = Path("build/artifacts")  # where `shoal train` writes
 
 
@@ -52,6 +58,18 @@ def compose(
         str | None,
         typer.Option(metavar="FOLDER|OWNER/NAME", help="A language model's weights, for models that need some."),
     ] = None,
+    instances: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MODEL=COUNT[@GPUS]", help="Instances of a model, or on each of these GPUs; repeat it."),
+    ] = None,
+    preferred_batch: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MODEL=ROWS", help="Batches that a model gets at once, such as 2,4,8; repeat it."),
+    ] = None,
+    queue_delay: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MODEL=US", help="Microseconds that requests wait for a larger batch; repeat it."),
+    ] = None,
     warm_up: Annotated[bool, typer.Option(help="Give each model a request that it answers before it is ready.")] = True,
 ) -> None:
     """Write a model repository: model folders, artifacts, placement, execution environments."""
@@ -71,6 +89,7 @@ def compose(
         is_warmed_up=warm_up,
         swap=_parse_swaps(swap),
         weights=weights,
+        tuning=_parse_tuning(instances, preferred_batch, queue_delay),
     )
     manifest = read_manifest(path)
     for model, chosen in manifest["precision"].items():
@@ -92,6 +111,27 @@ def _parse_swaps(options: list[str] | None) -> dict[str, str]:
             raise InputError(f"--swap {option} {what}.", "For example: --swap llm-hf=llm-vllm")
         swaps[old] = new
     return swaps
+
+
+def _parse_tuning(instances: list[str] | None, sizes: list[str] | None, delays: list[str] | None) -> dict[str, Tuning]:
+    """Parse what is given for single models."""
+    from shoal.repository.tuning import Instances, Tuning
+
+    found: dict[str, Tuning] = {}
+    for option, given in (("instances", instances), ("preferred-batch", sizes), ("queue-delay", delays)):
+        for text in given or ():
+            model, _, value = text.partition("=")
+            old = found.get(model, Tuning())
+            if option == "instances" and (match := re.fullmatch(r"(\d+)(?:@(\d+(?:,\d+)*))?", value)):
+                gpus = tuple(map(int, match[2].split(","))) if match[2] else ()
+                found[model] = replace(old, instances=(*old.instances, Instances(int(match[1]), gpus)))
+            elif option == "preferred-batch" and re.fullmatch(r"\d+(,\d+)*", value):
+                found[model] = replace(old, preferred_batch_sizes=tuple(map(int, value.split(","))))
+            elif option == "queue-delay" and value.isascii() and value.isdigit():
+                found[model] = replace(old, queue_delay=int(value))
+            else:
+                raise InputError(f"--{option} {text} cannot be read.", f"For example: --{option} {_TUNED[option]}")
+    return found
 
 
 def _by_model(options: list[str] | None) -> dict[str, Path]:

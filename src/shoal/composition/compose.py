@@ -43,6 +43,7 @@ from shoal.repository.manifest import MANIFEST
 from shoal.repository.model_folders import collect, find_model_folders
 from shoal.repository.placement import HYBRID, Plan, place
 from shoal.repository.sizes import Sizes, find_sizes
+from shoal.repository.tuning import Tuning, tune
 
 _COMMENT = "Written by shoal compose; edits made here are lost."
 
@@ -59,6 +60,7 @@ def compose(
     is_warmed_up: bool = True,
     swap: Mapping[str, str] | None = None,
     weights: str | Path | None = None,
+    tuning: Mapping[str, Tuning] | None = None,
 ) -> Path:
     """Write the model repository that serves an ensemble, or several, whose common members are written once.
 
@@ -74,11 +76,11 @@ def compose(
     text. ``swap`` replaces models by others, in each step and each parameter ``calls``: ``{"llm-hf": "llm-vllm"}``
     replaces ``llm-hf`` by ``llm-vllm``. ``weights`` is the folder of a language model's weights, or
     ``OWNER/NAME[@REVISION]`` on the Hugging Face hub. It is not copied: models with an empty parameter ``model`` get
-    its path.
+    its path. ``tuning`` maps names of models to their instances and their dynamic batching.
 
     Raises:
         InputError: Triton does not support the path, there is something other than a composed repository at it, no
-            model takes the plan's dtype, or a model cannot take the place of another.
+            model takes the plan's dtype, a model cannot take the place of another, or a model cannot be tuned so.
         ArtifactError: an artifact is missing, damaged or does not fit another; environment, stub and server do not
             fit; a model folder of your own has a mistake that `check` finds.
         SetupError: the disk is full, or the folder cannot be written.
@@ -90,7 +92,7 @@ def compose(
     available = exchange_models(find_model_folders(projects), names, swap or {})
     models = list({model.name: model for name in names for model in collect(name, available)}.values())
     found = None if weights is None else find_weights(str(weights))
-    models = give_weights(models, found)
+    models = tune(give_weights(models, found), tuning or {}, plan)
     members = {model.name: model for model in models}
     graphs = [Graph.build(members[name], members) for name in names]
     used = {*names, *(step.model for model in models for step in model.steps)}
@@ -119,7 +121,12 @@ def compose(
             warm_ups = derive(all_graphs, aside) if is_warmed_up else WarmUps()
             copies: dict[Path, Path] = {}
             for model in models:
-                message = place(model, plan, precisions[model.name].dtype if model.name in precisions else "")
+                message = place(
+                    model,
+                    plan,
+                    precisions[model.name].dtype if model.name in precisions else "",
+                    keeps_gpus=model.name in (tuning or {}),
+                )
                 if model.name in warm_ups.requests:
                     write_warm_up(message, aside / model.name, warm_ups.requests[model.name])
                 if contents.get(model.name):

@@ -18,5 +18,7 @@ if TYPE_CHECKING:
     from shoal.repository.placement import place as place
     from shoal.repository.sizes import Largest as Largest
     from shoal.repository.sizes import find_sizes as find_sizes
+    from shoal.repository.tuning import Instances as Instances
+    from shoal.repository.tuning import Tuning as Tuning
 
 __getattr__, __dir__, __all__ = face(__name__, __file__)

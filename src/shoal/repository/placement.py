@@ -95,10 +95,11 @@ def choose_precision(plan: Plan, *, is_imported: bool, has_trunk: Callable[[], b
     return Precision("bf16", "this processor computes in BF16; scores differ by up to 0.02 from --dtype fp32")
 
 
-def place(config: ModelConfig, plan: Plan, dtype: str = "") -> Any:
+def place(config: ModelConfig, plan: Plan, dtype: str = "", *, keeps_gpus: bool = False) -> Any:
     """Make the configuration message of one model under ``plan``; the model folder's own is not changed.
 
-    ``dtype`` is that of a TorchScript encoder, the plan's unless given.
+    ``dtype`` is that of a TorchScript encoder, the plan's unless given. With ``keeps_gpus``, groups of instances that
+    list GPUs stay on these; otherwise they get the plan's.
 
     Between two targets only lines of the python-based backends differ: ``runtime``, and ``allow_ragged_batch``, since
     shoal's backend pads requests of different widths to one batch, which the native one does not. Without a mask that
@@ -113,8 +114,8 @@ def place(config: ModelConfig, plan: Plan, dtype: str = "") -> Any:
         if group.kind == group.KIND_MODEL:
             continue  # its backend chooses the devices
         group.kind = group.KIND_GPU if gpus else group.KIND_CPU
-        group.ClearField("gpus")
-        group.gpus.extend(gpus)
+        if not (keeps_gpus and group.gpus):
+            group.gpus[:] = gpus
     if plan.target == EMBEDDED and config.backend in PYTHON_BASED_BACKENDS:
         message.runtime = "model.py"
         for tensor in message.input if config.spec.parameters.get(ATTENTION_MASK) else ():

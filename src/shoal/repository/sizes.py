@@ -141,8 +141,9 @@ def _shared(graph: Graph, plan: Plan, largest: Largest) -> Iterator[Line]:
         config = graph.members[step.model]
         if not (config.backend == "python" or (plan.target == EMBEDDED and config.backend in PYTHON_BASED_BACKENDS)):
             continue
-        groups = config.message.instance_group
-        instances = max(1, sum(max(1, group.count) for group in groups)) * max(1, len(plan.gpus_of(config)))
+        num_gpus = len(plan.gpus_of(config))
+        groups = [(max(1, group.count), len(group.gpus)) for group in config.message.instance_group] or [(1, 0)]
+        instances = sum(count * max(1, num_gpus and (num_listed or num_gpus)) for count, num_listed in groups)
         yield Line("shared", f"{step.model}: regions", INSTANCE_MIB * MIB, instances)
         for edge in graph.edges():
             if index in (edge.source, edge.target) and not _on_gpu(graph, plan, edge.source):

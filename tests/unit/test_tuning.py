@@ -1,0 +1,77 @@
+"""Instances and dynamic batching that compose writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shoal.cli.repository import _parse_tuning
+from shoal.composition.compose import compose
+from shoal.errors import InputError, ShoalError
+from shoal.repository.config import read_config
+from shoal.repository.model_folders import find_model_folders
+from shoal.repository.placement import Plan, place
+from shoal.repository.tuning import Instances, Tuning, tune
+from tests.support.commands import Shoal
+
+GPUS = Plan(placement="gpu", gpus=(0, 1, 2))
+
+
+def test_what_is_written(shoal: Shoal, tmp_path: Path) -> None:
+    asked = ["--instances", "softmax=2", "--preferred-batch", "softmax=4,8", "--queue-delay", "softmax=300"]
+    shoal("compose", "softmax", tmp_path / "repository", *asked)
+    message = read_config(tmp_path / "repository" / "softmax").message
+    assert [(group.count, group.kind) for group in message.instance_group] == [(2, message.instance_group[0].KIND_CPU)]
+    assert list(message.dynamic_batching.preferred_batch_size) == [4, 8]
+    assert message.dynamic_batching.max_queue_delay_microseconds == 300
+
+
+def test_groups_on_gpus() -> None:
+    """As {count: 2, gpus: [0]}, {count: 3, gpus: [1, 2]}; and two on each GPU of the plan."""
+    available = find_model_folders()
+    for groups, expected in (
+        ((Instances(2, (0,)), Instances(3, (1, 2))), [(2, [0]), (3, [1, 2])]),
+        ((Instances(2),), [(2, [0, 1, 2])]),
+    ):
+        (model,) = tune([available["softmax"]], {"softmax": Tuning(groups)}, GPUS)
+        message = place(model, GPUS, keeps_gpus=True)
+        assert [(group.count, list(group.gpus)) for group in message.instance_group] == expected
+        assert {group.kind for group in message.instance_group} == {message.instance_group[0].KIND_GPU}
+
+
+def test_what_is_left_out_stays() -> None:
+    model = find_model_folders()["llamav2"]
+    (tuned,) = tune([model], {"llamav2": Tuning(queue_delay=0)}, Plan())
+    assert list(tuned.message.dynamic_batching.preferred_batch_size) == [2, 4, 8]
+    assert tuned.message.dynamic_batching.max_queue_delay_microseconds == 0
+    assert tuned.message.instance_group == model.message.instance_group
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"instances": ["softmax=0"]}, "softmax is to have 0 instances"),
+        ({"instances": ["softmax=2@1"]}, r"placement cpu, and GPU 1 is listed .*--instances softmax=2\)"),
+        ({"instances": ["sofmax=2"]}, "no model sofmax in this repository. Did you mean softmax"),
+        ({"instances": ["softmax"]}, "--instances softmax cannot be read. For example: --instances scorer=2"),
+        ({"sizes": ["softmax=4,1024"]}, "must be <= max batch size"),
+        ({"sizes": ["softmax=a"]}, "--preferred-batch softmax=a cannot be read"),
+        ({"delays": ["softmax=-1"]}, "--queue-delay softmax=-1 cannot be read"),
+    ],
+)
+def test_what_is_refused(options: dict[str, list[str]], message: str, tmp_path: Path) -> None:
+    given = {"instances": None, "sizes": None, "delays": None} | options
+    with pytest.raises(ShoalError, match=message):
+        compose("softmax", tmp_path / "repository", tuning=_parse_tuning(**given))
+
+
+def test_what_cannot_be_tuned() -> None:
+    available = find_model_folders()
+    for name, tuning, plan, message in (
+        ("llm", Tuning((Instances(2),)), Plan(), "llm is an ensemble"),
+        ("vllm", Tuning(queue_delay=5), Plan(), "gets each request alone"),
+        ("softmax", Tuning((Instances(1, (0, 3)),)), GPUS, "GPU 3 is listed for softmax.* Say --gpu 0,1,2,3"),
+    ):
+        with pytest.raises(InputError, match=message):
+            tune([available[name]], {name: tuning}, plan)
