@@ -32,7 +32,7 @@ def test_the_picture_is_the_ensemble() -> None:
 
 def test_other_pages_hold_no_block_that_nobody_runs() -> None:
     for page in OTHER_PAGES:
-        # The examples of the rules are planted by tests of their own; test_tutorial.py runs the tutorial and three more.
+        # Tests of their own plant the examples of the rules; test_tutorial.py runs the tutorial and three more.
         others = (
             "add-model", "environments", "index", "inference", "language-models", "placement", "rules", "streaming",
             "training", "tutorial",
