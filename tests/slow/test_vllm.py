@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -258,13 +260,13 @@ def test_the_core_dies_and_is_replaced(
 
 
 def test_a_server_that_is_stopped_leaves_no_process(server: Server, client: Client, scale: Scale) -> None:
-    """The last test with this server."""
-    stream = client.stream(ENGINE, token_inputs([5], LONG))
+    """The last test with this server; Triton waits for the answer under way, up to its own time-out."""
+    stream = client.stream(ENGINE, token_inputs([5], 1000))
     next(stream)
     found = own_processes(server)
     start = time.monotonic()
     server.stop()
-    assert time.monotonic() - start < scale(60, 20)
+    assert time.monotonic() - start < scale(60, 15)
     wait_for(lambda: not alive(found), scale(20, 2))
 
 
@@ -283,6 +285,14 @@ def test_speculative_decoding_changes_no_token(folder: Path, oracle: Any, tmp_pa
         for ids in prompts(4, 5):
             answers = list(client.stream(ENGINE, token_inputs(ids, 48)))
             check_equal(tokens_of(answers), expect(oracle, ids, 48))
+
+        def count(what: str) -> float:
+            with urllib.request.urlopen(f"http://{server.metrics_url}/metrics", timeout=10) as page:
+                found = re.findall(rf"^shoal_{what}_tokens_total{{.*}} (\S+)$", page.read().decode(), re.MULTILINE)
+            return sum(map(float, found))
+
+        wait_for(lambda: count("accepted") > 0, 10)  # published once a second
+        assert count("accepted") <= count("drafted") <= 3 * 4 * 48
 
 
 def write_venv(folder: Path, *, python: str = RUNNING, numpy: str = "1.26.4", package: str = "vllm") -> Path:
@@ -332,3 +342,23 @@ def test_environments_that_do_not_fit(contents: dict[str, str], words: str, fold
 def test_arguments_that_vllm_does_not_take(arguments: str, words: str, folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match=words):
         make_repository(folder, tmp_path, arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"kv_cache_memory_bytes": 10**13}, r"Available memory .* GiB\) .* less than requested memory for kv \(9313"),
+        (
+            {"speculative_config": {"method": "draft_model", "model": "DRAFT", "num_speculative_tokens": 3}},
+            r"draft model should have the same vocabulary size\. .* vocab_size=484\. Draft model vocab_size=500",
+        ),
+    ],
+)
+def test_why_vllm_does_not_start(arguments: dict[str, Any], words: str, folder: Path, tmp_path: Path) -> None:
+    """Memory that is not there, and a draft model with another vocabulary."""
+    draft = make_tiny(tmp_path / "draft", hidden=64, layers=1)
+    path = draft / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | {"vocab_size": 500}), encoding="utf-8")
+    given = json.dumps(json.loads(ARGUMENTS) | arguments).replace("DRAFT", str(draft))
+    with pytest.raises(ServerError, match=f"vLLM does not start: .*{words}"):
+        serve(make_repository(folder, tmp_path, given)).stop()

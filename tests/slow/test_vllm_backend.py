@@ -22,6 +22,7 @@ from shoal.composition.compose import compose
 from shoal.llm import Llm
 from shoal.llm.tiny import make_tiny
 from shoal.repository.config import read_config, write_config
+from shoal.repository.placement import Plan
 from shoal.server.launch import serve
 from tests.conftest import Scale
 from tests.slow.test_llm_figures import SPIN
@@ -53,12 +54,14 @@ def client(scale: Scale, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
     size = {"hidden": 512, "layers": 6} if scale.is_full else {}
     weights, environment = make_tiny(place / "weights", **size), find_vllm()
     repository = compose(
-        [*PIPELINES, "vllm"],
+        PIPELINES,
         place / "repository",
         weights=weights,
         swap={"llm-hf": "llm-vllm"},
         environments={"llm-vllm": environment},
     )
+    apart = compose("vllm", place / "apart", weights=weights, plan=Plan(target="26.06"))
+    shutil.copytree(apart / "vllm", repository / "vllm")
     engine = read_config(repository / "llm-vllm").message
     engine.parameters["engine_args"].string_value = ARGUMENTS
     write_config(engine, repository / "llm-vllm" / "config.pbtxt", comment="For a comparison.")

@@ -9,7 +9,7 @@ import pytest
 
 from shoal.check import check
 from shoal.composition.compose import compose
-from shoal.errors import ArtifactError
+from shoal.errors import ArtifactError, InputError
 from shoal.repository.config import read_config
 from shoal.repository.engine_args import check_arguments
 from shoal.repository.manifest import check_manifest, read_manifest
@@ -119,3 +119,10 @@ def test_the_vllm_backend_gets_the_folder_in_its_arguments(placement: str, weigh
     assert config.model_transaction_policy.decoupled
     assert check(repository) == []
     check_manifest(repository)
+    assert "--gpus all" in container_command(repository)
+    assert "tritonserver:26.01-vllm-python-py3" in container_command(repository)
+
+
+def test_the_embedded_server_lacks_the_vllm_backend(weights: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"vllm needs the backend vllm, which the embedded .* Compose it for NVIDIA's"):
+        compose("vllm", tmp_path / "repository", weights=weights)

@@ -25,6 +25,7 @@ class LlmVllm(StreamingComponent):
             dtype=parameters.choice("dtype", DTYPES),
             threads=context.num_threads,
             arguments=read_arguments(parameters),
+            count=context.device.ledger.count,
         )
         warm = QueueStream(self, 1)
         self.engine.admit(TokenRequest((0,), 2), warm)

@@ -21,6 +21,7 @@ EXACT = "(exact rows)"  # token ids of rows that fall back to the host's tokeniz
 CONTROL = "(control)"  # a few bytes per batch that decide sizes on the host
 
 BATCHES, ROWS, EXACT_ROWS = "batches", "rows", "exact_rows"
+DRAFTED, ACCEPTED = "drafted_tokens", "accepted_tokens"
 
 # Counters among Triton's own metrics, under ``:8002/metrics``.
 COPIES, BYTES, SECONDS = "shoal_copies_total", "shoal_copied_bytes_total", "shoal_copy_seconds_total"
@@ -31,6 +32,8 @@ _DESCRIPTIONS = {
     "shoal_batches_total": "Batches that a component has run",
     "shoal_rows_total": "Rows of these batches",
     "shoal_exact_rows_total": "Rows tokenized on the host, where the device's tokenizer would differ",
+    "shoal_drafted_tokens_total": "Tokens that speculative decoding has guessed",
+    "shoal_accepted_tokens_total": "Those of them that the model confirmed",
 }
 
 _log = logging.getLogger("shoal")

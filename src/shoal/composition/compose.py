@@ -41,7 +41,7 @@ from shoal.repository.graph import Graph
 from shoal.repository.hybrid import MODELS, models_ensemble
 from shoal.repository.manifest import MANIFEST
 from shoal.repository.model_folders import collect, find_model_folders
-from shoal.repository.placement import HYBRID, Plan, place
+from shoal.repository.placement import HYBRID, PYTHON_BASED_BACKENDS, Plan, place
 from shoal.repository.sizes import Sizes, find_sizes
 from shoal.repository.tuning import Tuning, tune
 
@@ -80,7 +80,8 @@ def compose(
 
     Raises:
         InputError: Triton does not support the path, there is something other than a composed repository at it, no
-            model takes the plan's dtype, a model cannot take the place of another, or a model cannot be tuned so.
+            model takes the plan's dtype, the target lacks a backend, a model cannot take the place of another, or a
+            model cannot be tuned so.
         ArtifactError: an artifact is missing, damaged or does not fit another; environment, stub and server do not
             fit; a model folder of your own has a mistake that `check` finds.
         SetupError: the disk is full, or the folder cannot be written.
@@ -98,6 +99,7 @@ def compose(
     used = {*names, *(step.model for model in models for step in model.steps)}
     called = dict.fromkeys(name for model in models for name in model.calls if name not in used)
     all_graphs = [*graphs, *(Graph.build(members[name], members) for name in called)]
+    _check_backends(models, plan)
     load_seconds = _find_load_seconds(models)
     if plan.placement == HYBRID and len(graphs) > 1:
         raise InputError(
@@ -193,6 +195,16 @@ def version_files(model: Path) -> Iterator[Path]:
     for path in sorted(path for folder in ("[0-9]*", FOLDER) for path in model.glob(f"{folder}/**/*")):
         if path.is_file() and "__pycache__" not in path.parts:
             yield path
+
+
+def _check_backends(models: Iterable[ModelConfig], plan: Plan) -> None:
+    known = ("python", *PYTHON_BASED_BACKENDS)
+    for model in models if plan.target == EMBEDDED else ():
+        if not model.is_ensemble and model.backend not in known:
+            raise InputError(
+                f"Model {model.name} needs the backend {model.backend}, which the embedded server does not have.",
+                "Compose it for NVIDIA's container, with --target 26.06.",
+            )
 
 
 def _find_load_seconds(models: Iterable[ModelConfig]) -> float:

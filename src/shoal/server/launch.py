@@ -35,6 +35,7 @@ EXIT_SECONDS = 10  # a single idle keep-alive connection makes Triton wait all o
 OTHERS_SECONDS = 1.0  # for models that load beside a failed one to fail as well
 KEEP_LOG = "Its whole log: shoal serve REPOSITORY --log FILE"
 _FAILED = r"failed to load '.*?' version \d+: .*"
+_VLLM = r"(?m)^\((?:Worker|EngineCore)[^)]*\) ERROR \S+ \S+ \[[^\]]*\] (\w+Error: .*)$"  # of its own processes
 RESTRICTED = "model-repository,shared-memory,statistics,trace,logging"
 
 # PR_SET_PDEATHSIG follows the thread that started the child: this thread lives as long as the process.
@@ -285,6 +286,6 @@ def find_cause(log: str) -> str:
         found = list(dict.fromkeys(str(line).rstrip('"').split("\\n")[0] for line in re.findall(pattern, log)))
         if found:
             # a damaged file also fails the check of its neighbour, and which one is logged first is random: report all
-            return "; ".join(found) if pattern == _FAILED else found[0]
+            return "; ".join([*found, *re.findall(_VLLM, log)[:1]]) if pattern == _FAILED else found[0]
     lines = [line for line in log.splitlines() if line.strip()]
     return lines[-1] if lines else "it said nothing."

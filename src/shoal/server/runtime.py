@@ -21,6 +21,7 @@ from shoal.environment.stub import STUB
 from shoal.environment.targets import EMBEDDED
 from shoal.environment.wheel import DISTRIBUTION, VERSION, find_installed
 from shoal.errors import InputError, SetupError
+from shoal.repository.default_model import read_configs
 from shoal.repository.manifest import read_manifest
 from shoal.repository.placement import GPU, HYBRID
 
@@ -176,7 +177,8 @@ def container_command(repository: Path) -> str:
         )
     ports = " ".join(f"-p 127.0.0.1:{port}:{port}" for port in (8000, 8001, 8002))
     launch = manifest["launch"]
-    devices = "--gpus all " if manifest["gpus"] else ""  # all: a subset would be renumbered inside
+    is_on_vllm = any(config.backend == "vllm" for config in read_configs(repository).values())  # an image of its own
+    devices = "--gpus all " if manifest["gpus"] or is_on_vllm else ""  # all: a subset would be renumbered inside
     environments: dict[str, str] = manifest.get("environments", {})
     folders = sorted({path for path in environments.values() if path.startswith("/")})
     if weights := manifest.get("weights"):
@@ -187,7 +189,7 @@ def container_command(repository: Path) -> str:
     install = "" if environments and not manifest["without_environment"] else f"pip install {needed} && "
     return (
         f"docker run --rm {devices}--shm-size={launch['shared_memory']} {ports} {mounts}-e PYTHONNOUSERSITE=1 "
-        f"-v {repository.resolve()}:/models:ro {IMAGE}:{target}-py3 "
+        f"-v {repository.resolve()}:/models:ro {IMAGE}:{target}-{'vllm-python-' if is_on_vllm else ''}py3 "
         f"bash -c '{install}exec tritonserver --model-repository=/models "
         f"--model-control-mode=none --disable-auto-complete-config {' '.join(launch['flags'])}'"
     )

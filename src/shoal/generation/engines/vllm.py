@@ -13,12 +13,13 @@ import os
 import secrets
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 from shoal.component import Parameters, Stream
+from shoal.component.ledger import ACCEPTED, DRAFTED
 from shoal.errors import ArtifactError, ServerError, SetupError, ShoalError, suggest
 from shoal.generation.answering import Answering
 from shoal.generation.contract import Limits, TokenRequest
@@ -65,7 +66,8 @@ class VllmEngine:
     ``slots`` requests are computed at the same time, others wait in order. ``context`` is the greatest number of
     tokens of one request; by default the model's. ``dtype`` ``auto`` is the one that the weights' config.json names.
     ``arguments`` are vLLM's own, as `vllm serve` takes them, such as ``{"tensor_parallel_size": 2}``. ``threads`` is
-    the number of compute threads on the host.
+    the number of compute threads on the host. With speculative decoding (``{"speculative_config": ...}``), ``count``
+    gets the numbers of guessed and of confirmed tokens, as events ``drafted_tokens`` and ``accepted_tokens``.
 
     Raises:
         SetupError: vLLM is not installed, or does not start.
@@ -81,6 +83,7 @@ class VllmEngine:
         dtype: str = "auto",
         threads: int | None = None,
         arguments: Mapping[str, Any] | None = None,
+        count: Callable[[str, int], None] | None = None,
     ) -> None:
         length = min(context or weights.context, weights.context)
         self.limits = Limits(weights.vocabulary, length, slots, weights.end_ids)
@@ -95,6 +98,7 @@ class VllmEngine:
             "max_num_seqs": slots,
             "max_model_len": length,
         }
+        self._loggers = [_counting(count)] if count and "speculative_config" in self._arguments else []
         self._numbers = itertools.count()
         self._changing = threading.Lock()
         self._streams: set[Stream] = set()
@@ -106,7 +110,7 @@ class VllmEngine:
         self._is_ready.wait()
         if self._fault is not None:
             raise SetupError(
-                f"vLLM does not start: {self._fault}",
+                f"vLLM does not start: {_in_one_line(self._fault)}",
                 "Its messages above say why. Where memory is short: a smaller context or slots, or engine_args.",
             ) from self._fault
 
@@ -171,7 +175,7 @@ class VllmEngine:
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**self._arguments))
+        llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**self._arguments), stat_loggers=self._loggers)
         try:
             reaper.note()
             self._running = llm, asyncio.get_running_loop()
@@ -188,6 +192,11 @@ class VllmEngine:
             for stream in streams:
                 stream.end(llm.dead_error if is_dead else _unavailable("it is being unloaded"))
             llm.shutdown(timeout=_STOP_SECONDS)
+
+
+def _in_one_line(error: Exception) -> str:
+    """Return the error's text without line breaks, and without what pydantic adds to it."""
+    return " ".join(str(error).split()).partition(" [type=")[0]
 
 
 def _unavailable(why: str) -> ServerError:
@@ -233,6 +242,26 @@ def _check_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
     if current_platform.is_cpu() and not any(size in arguments for size in sizes):
         arguments.setdefault("kv_cache_memory_bytes", _HOST_CACHE)  # VLLM_CPU_KVCACHE_SPACE precedes it
     return arguments
+
+
+def _counting(count: Callable[[str, int], None]) -> Any:
+    """Make the class of a statistics logger, as vLLM wants it, that counts guessed and confirmed tokens."""
+    from vllm.v1.metrics.loggers import StatLoggerBase
+
+    class Counter(StatLoggerBase):  # type: ignore[misc]
+        def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+            pass
+
+        def record(self, scheduler_stats: Any, *_: Any, **__: Any) -> None:
+            found = scheduler_stats and scheduler_stats.spec_decoding_stats
+            if found:
+                count(DRAFTED, found.num_draft_tokens)
+                count(ACCEPTED, found.num_accepted_tokens)
+
+        def log_engine_initialized(self) -> None:
+            pass
+
+    return Counter
 
 
 def _make_params(request: TokenRequest) -> Any:
