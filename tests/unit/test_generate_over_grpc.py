@@ -52,7 +52,15 @@ def test_values_become_tensors(document: Any, shape: list[int], raw: bytes) -> N
 
 @pytest.mark.parametrize(
     ("dims", "count", "shape"),
-    [((1,), 1, [1, 1]), ((1,), 3, [3, 1]), ((-1,), 3, [1, 3]), ((2, 3), 6, [1, 2, 3]), ((2, -1, -1), 6, [1, 2, 3, 1])],
+    [
+        ((1,), 1, [1, 1]),
+        ((1,), 3, [3, 1]),
+        ((-1,), 3, [1, 3]),
+        ((-1,), 0, [1, 0]),
+        ((2, 3), 6, [1, 2, 3]),
+        ((-1, -1), 6, [1, 1, 6]),  # as Triton and the client do
+        ((2, -1, -1), 6, [1, 2, 1, 3]),
+    ],
 )
 def test_rows(dims: tuple[int, ...], count: int, shape: list[int]) -> None:
     message = convert({"X": [0] * count}, spec=spec(TensorSpec("X", "TYPE_INT32", dims), max_batch_size=8))

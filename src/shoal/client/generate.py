@@ -49,7 +49,7 @@ def to_generate(call: Call) -> bytes:
             array = call.arrays[spec.name]
             if described.is_batched and len(array) != 1:
                 raise InputError(f"The request has {len(array)} rows; a stream over HTTP takes one.", _USE_GRPC)
-            if _restored(_declared(spec, described), array.size) != array.shape:
+            if restore_shape(_declared(spec, described), array.size) != array.shape:
                 raise InputError(
                     f"{spec.name} has shape {list(array.shape)}, and HTTP streams carry flat lists without shapes.",
                     _USE_GRPC,
@@ -58,8 +58,11 @@ def to_generate(call: Call) -> bytes:
     return json.dumps(document, ensure_ascii=False).encode("utf-8", ANY_BYTES)
 
 
-def _restored(declared: Sequence[int], size: int) -> tuple[int, ...]:
-    """Return the shape that Triton gives a flat list: the innermost free dimension takes all, other free ones are 1."""
+def restore_shape(declared: Sequence[int], size: int) -> tuple[int, ...]:
+    """Return the shape that Triton gives a flat list of ``size`` values for the ``declared`` dimensions.
+
+    The last dimension of -1 takes all values that the fixed dimensions leave; the other dimensions of -1 are 1.
+    """
     left = size // max(1, math.prod(dim for dim in declared if dim != -1))
     shape: list[int] = []
     for dim in reversed(declared):
@@ -100,7 +103,7 @@ def _to_array(spec: TensorSpec, described: Description, value: Any) -> Array:
             f"{_USE_GRPC}; or ask for others: outputs=[...]",
         )
     array = np.array([_from_json(each) for each in values], spec.numpy_dtype)
-    return array.reshape(_restored(_declared(spec, described), len(values)))
+    return array.reshape(restore_shape(_declared(spec, described), len(values)))
 
 
 def _declared(spec: TensorSpec, described: Description) -> Sequence[int]:

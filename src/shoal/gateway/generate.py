@@ -9,6 +9,7 @@ each answer's outputs as a value or a flat list.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor, triton_to_np_dtype
 
+from shoal.client.generate import restore_shape
 from shoal.component.spec import STRING, ModelSpec, TensorSpec
 from shoal.gateway.grpc_messages import END
 from shoal.gateway.screening import ScreenError
@@ -29,8 +31,9 @@ _WANTED = {"b": "true or false", "i": "whole numbers", "u": "whole numbers from 
 def to_message(body: bytes, spec: ModelSpec, version: str) -> tuple[Any, str]:
     """Convert a request's JSON to a ``ModelInferRequest``; return it and the client's id.
 
-    An input gets its fixed dimensions; what is left of its values is its first free dimension, and the other ones are
-    1. A model with rows gets one row, unless the rows are an input's only free dimension.
+    Each input gets the shape that Triton would give it: the last dimension of -1 takes all values that the fixed
+    dimensions leave, and the other dimensions of -1, as well as the number of rows, are 1. If the model declares no
+    dimension of -1 for an input, each value, or each group of values that fills the fixed dimensions, is a row.
 
     Raises:
         ScreenError: a value does not fit its input.
@@ -84,22 +87,12 @@ def _add_input(message: Any, tensor: TensorSpec, value: Any, *, is_batched: bool
     message.raw_input_contents.append(raw)
 
 
-def _shape(tensor: TensorSpec, count: int, *, is_batched: bool) -> list[int]:
+def _shape(tensor: TensorSpec, count: int, *, is_batched: bool) -> tuple[int, ...]:
     """Return the shape of an input with ``count`` values."""
-    rows = [1 if -1 in tensor.dims else -1] if is_batched else []
-    shape, rest = [*rows, *tensor.dims], count
-    for size in shape:
-        if size > 0:
-            rest, left = divmod(rest, size)
-            if left:
-                break
-    else:
-        if -1 in shape:
-            shape[shape.index(-1)] = rest
-            return [max(1, size) if size < 0 else size for size in shape]
-        if rest == 1:
-            return shape
-    raise ScreenError(f"Input {tensor.name!r} has {count} values, which do not fit its shape {list(tensor.dims)}.")
+    shape = restore_shape((-1, *tensor.dims) if is_batched else tensor.dims, count)
+    if math.prod(shape) != count:
+        raise ScreenError(f"Input {tensor.name!r} has {count} values, which do not fit its shape {list(tensor.dims)}.")
+    return shape
 
 
 def _add_parameter(message: Any, name: str, value: Any) -> None:
