@@ -16,7 +16,7 @@ from shoal.component.spec import ModelSpec, TensorSpec
 from shoal.component.tensors import Array, Arrays, Device
 from shoal.errors import ArtifactError, InputError, ServerError, SetupError, ShoalError
 from shoal.repository.loading import component_class
-from shoal.testing.fake_triton import InferenceRequest, Stub, Tensor, TritonError, TritonModelException
+from tests.support.fake_triton import InferenceRequest, Stub, Tensor, TritonError, TritonModelException
 
 CONFIG: dict[str, Any] = {
     "name": "double",

@@ -18,7 +18,8 @@ from shoal.component.base import Component, Context
 from shoal.component.ledger import ACROSS, BATCHES, DOWN, ROWS, UP, Edge, Ledger, Metrics, Traffic
 from shoal.component.tensors import Array, Arrays, Device
 from shoal.errors import SetupError
-from shoal.testing.fake_triton import InferenceRequest, Stub, Tensor
+from tests.support.fake_triton import InferenceRequest, Stub, Tensor
+from tests.support.once import ROOT
 from tests.support.pretend import PretendGpu
 
 CONFIG: dict[str, Any] = {
@@ -139,7 +140,7 @@ def test_the_device_is_chosen_before_a_gpu_library_is_imported(tmp_path: Path) -
 import json, sys
 from pathlib import Path
 from shoal.component import tensors
-from shoal.testing.fake_triton import Stub
+from tests.support.fake_triton import Stub
 from shoal.repository.loading import component_class
 from shoal.server.runtime import BACKENDS
 
@@ -156,9 +157,8 @@ except Exception as error:
 """
     import json
 
-    run = subprocess.run(
-        [sys.executable, "-c", code, tmp_path, json.dumps(CONFIG)], capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-c", code, str(tmp_path), json.dumps(CONFIG)]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert run.stdout.startswith("chosen Device(kind='gpu', index=0, library='torch')"), run.stderr
     assert "This model is placed on GPU 0; its process sees 0 of them." in run.stdout or torch.cuda.is_available()
 
@@ -172,7 +172,7 @@ def test_ledgers_add_up() -> None:
 
 
 def test_metrics_follow_the_ledger() -> None:
-    from shoal.testing.fake_triton import MetricFamily
+    from tests.support.fake_triton import MetricFamily
 
     ledger = Ledger()
     metrics = Metrics(ledger, MetricFamily, "double", "double_0_0", seconds=60)
@@ -193,7 +193,7 @@ def test_metrics_follow_the_ledger() -> None:
 def test_a_server_without_metrics_answers_all_the_same(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    from shoal.testing.fake_triton import MetricFamily
+    from tests.support.fake_triton import MetricFamily
 
     class Refusing(MetricFamily):
         def Metric(self, labels: Any) -> Any:  # noqa: ARG002, N802

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.testing import fake_triton
-from shoal.testing.fake_triton import InferenceRequest, InferenceResponse, Tensor, TritonError, TritonModelException
+from tests.support import fake_triton
+from tests.support.fake_triton import InferenceRequest, InferenceResponse, Tensor, TritonError, TritonModelException
 
 
 def test_gpu_tensors_have_no_numpy_form() -> None:

@@ -19,9 +19,9 @@ from shoal.component.spec import ModelSpec
 from shoal.errors import InputError, SetupError, ShoalError
 from shoal.repository.config import read_config
 from shoal.repository.loading import component_class
-from shoal.testing import fake_triton
-from shoal.testing.fake_triton import InferenceRequest, InferenceResponse, Stub, Tensor
+from tests.support import fake_triton
 from tests.support.counting import write_counting, write_model
+from tests.support.fake_triton import InferenceRequest, InferenceResponse, Stub, Tensor
 
 
 @pytest.fixture
