@@ -158,21 +158,33 @@ def test_labels_may_be_given_where_a_file_has_none(tmp_path: Path) -> None:
     assert "the file does not name the classes: give labels, or use their numbers" in plain.said
 
 
-def test_xgboosts_estimators_and_files_stop_at_their_best_round(tmp_path: Path) -> None:
+def test_xgboosts_estimators_boosters_and_files_stop_at_their_best_round(tmp_path: Path) -> None:
     model = xgboost.XGBClassifier(n_estimators=60, learning_rate=1.0, early_stopping_rounds=2, n_jobs=1)
     model.fit(HOLED[:500], THREE[:500], eval_set=[(HOLED[500:], THREE[500:])], verbose=False)
     best = model.best_iteration
     assert best + 1 < model.get_booster().num_boosted_rounds()
-    _, said = add(tmp_path / "object", model, "leaf")
-    assert difference(ask(tmp_path / "object", "leaf", HOLED), model.predict_proba(HOLED)) <= TOLERANCE
-    assert f"its first {best + 1} rounds count, up to best_iteration, as in its own predict" in said
-    assert "labels: 0, 1, 2" in said
-    for kind in ("json", "ubj"):
-        model.save_model(tmp_path / f"model.{kind}")
-        _, said = add(tmp_path / kind, tmp_path / f"model.{kind}", "leaf")
+    rounds = model.get_booster().num_boosted_rounds()
+    model.save_model(tmp_path / "model.json")
+    model.save_model(tmp_path / "model.ubj")
+    sources = {
+        "object": model, "booster": model.get_booster(), "json": tmp_path / "model.json", "ubj": tmp_path / "model.ubj"
+    }  # fmt: skip
+    for kind, source in sources.items():
+        _, said = add(tmp_path / kind, source, "leaf")
         assert difference(ask(tmp_path / kind, "leaf", HOLED), model.predict_proba(HOLED)) <= TOLERANCE
-        rounds = model.get_booster().num_boosted_rounds()
         assert any(line.startswith(f"{best + 1} of its {rounds} rounds are used, up to best_iter") for line in said)
+        assert ("labels: 0, 1, 2" in said) == (kind == "object")
+
+
+def test_a_booster_of_xgboosts_own_training_stops_at_its_best_round(tmp_path: Path) -> None:
+    train, test = xgboost.DMatrix(HOLED[:500], BINARY[:500]), xgboost.DMatrix(HOLED[500:], BINARY[500:])
+    settings = {"objective": "binary:logistic", "learning_rate": 1.0, "nthread": 1}
+    watched = [(test, "test")]
+    booster = xgboost.train(settings, train, 60, evals=watched, early_stopping_rounds=2, verbose_eval=False)
+    assert booster.best_iteration + 1 < booster.num_boosted_rounds()
+    add(tmp_path, booster, "leaf")
+    best = booster.predict(xgboost.DMatrix(HOLED), iteration_range=(0, booster.best_iteration + 1))
+    assert difference(ask(tmp_path, "leaf", HOLED), best) <= TOLERANCE
 
 
 def test_xgboosts_softmax_gives_chances(tmp_path: Path) -> None:

@@ -192,7 +192,7 @@ def read_xgboost_object(source: Any) -> Found:
         ArtifactError: it is not trained, or as in ``read_xgboost``.
     """
     what = f"XGBoost's {type(source).__name__}"
-    booster, said = source, list[str]()
+    booster = source
     if hasattr(source, "get_booster"):
         missing = getattr(source, "missing", None)
         if missing is not None and not math.isnan(missing):
@@ -202,19 +202,15 @@ def read_xgboost_object(source: Any) -> Found:
                 "Train with missing=nan, and send NaN where a value is missing.",
             )
         booster = _call(source.get_booster, what)
-        best = getattr(source, "best_iteration", None)
-        if best is not None:
-            booster = booster[: best + 1]
-            booster.set_attr(best_iteration=None)
-            said.append(f"its first {best + 1} rounds count, up to best_iteration, as in its own predict")
     found = read_xgboost(bytes(_call(lambda: booster.save_raw("ubj"), what)), what)
-    return replace(
-        found,
-        said=(*said, *found.said),
-        labels=_labels(source) if found.is_classifier else None,
-        ask=lambda rows: booster.inplace_predict(rows, validate_features=False),
-        has_missing=True,
-    )
+    rounds = booster.num_boosted_rounds()
+    if booster.attr("best_iteration"):  # trees behind it are dropped
+        rounds = min(rounds, int(booster.attr("best_iteration")) + 1)
+
+    def ask(rows: Rows) -> Any:
+        return booster.inplace_predict(rows, iteration_range=(0, rounds), validate_features=False)
+
+    return replace(found, labels=_labels(source) if found.is_classifier else None, ask=ask, has_missing=True)
 
 
 def read_lightgbm_object(source: Any) -> Found:
