@@ -19,7 +19,7 @@ from shoal.bulk.endpoint import Endpoint, local
 from shoal.bulk.journal import Journal, open_journal, partial_path
 from shoal.bulk.scoring import WINDOW
 from shoal.cli import app
-from shoal.errors import ArtifactError, InputError, ServerError, SetupError
+from shoal.errors import InputError, ServerError, SetupError
 from shoal.local import Pipeline
 from tests.support.bulk import Stopped, infer_arguments, run, write_texts
 
@@ -158,23 +158,6 @@ def test_two_runs_do_not_write_one_output(source: Path, tmp_path: Path, scorer: 
         pytest.raises(SetupError, match=r"Another process is writing .*out\.csv\.partial\. Wait for it"),
     ):
         run(local(scorer), source, out)
-
-
-def test_an_input_that_changes_meanwhile(source: Path, tmp_path: Path, scorer: Pipeline) -> None:
-    growing, out = tmp_path / "in.csv", tmp_path / "out.csv"
-    growing.write_bytes(source.read_bytes())
-    model = local(scorer)
-
-    def call(inputs: Any) -> Any:
-        with growing.open("ab") as file:
-            file.write(b"more,A text.\n")
-        return scorer(**inputs)
-
-    with pytest.raises(ArtifactError, match=r"^in\.csv changed while it was read\. Run it again when nothing writes"):
-        run(Endpoint(model.name, model.inputs, model.outputs, call, model.max_rows, 1), growing, out)
-    assert not out.exists()
-    run(model, growing, out)  # it has grown only: what was answered still stands
-    assert len(out.read_bytes().splitlines()) == len(growing.read_bytes().splitlines())
 
 
 def test_a_server_that_goes_away_keeps_what_it_answered(source: Path, tmp_path: Path, scorer: Pipeline) -> None:

@@ -159,7 +159,7 @@ BROKEN = {
     ),
     "f.csv": (
         b'a,b\n1,2\n3,"open\n4,5\n',
-        "f.csv, row 3 is not CSV: unexpected end of data. Quote texts that have quotes, and double those.",
+        "f.csv, row 3 is not CSV: unexpected end of data. A quote is opened and never closed: close it, or double it.",
     ),
     "g.csv": (b'a,b\n"1\n",caf\xe9\n', "g.csv, row 2 is not UTF-8: it has the byte 0xe9. Save the file as UTF-8."),
     "h.csv": ("a,b\n".encode("utf-16"), "h.csv, row 1 is not UTF-8: it has the byte 0xff. Save the file as UTF-8."),

@@ -15,8 +15,7 @@ from shoal.bulk.endpoint import Endpoint
 from shoal.bulk.values import read_request, read_rows, show_example
 from shoal.component.spec import STRING, TensorSpec
 from shoal.errors import InputError, suggest
-from shoal.tables import TEXT, Table, as_cell
-from shoal.tables.common import Row, Source
+from shoal.tables import TEXT, Row, Source, Table, as_cell
 
 
 def divide(arguments: Sequence[str], model: Endpoint) -> tuple[list[str], dict[str, str], list[Path]]:

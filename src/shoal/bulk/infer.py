@@ -17,8 +17,7 @@ from shoal.bulk.scoring import Feed, Scored, score
 from shoal.bulk.values import show_example
 from shoal.component.spec import STRING, TensorSpec
 from shoal.errors import ArtifactError, InputError
-from shoal.tables import TEXT, Table, shorten_all
-from shoal.tables.common import Row
+from shoal.tables import TEXT, Row, Table, shorten_all
 
 OUTPUT_KINDS = (".csv", ".jsonl", ".parquet", ".npy")
 

@@ -17,8 +17,7 @@ import numpy as np
 from shoal.bulk.scoring import Scored
 from shoal.component.spec import STRING, TensorSpec
 from shoal.errors import ArtifactError, InputError, needs
-from shoal.tables import NotUtf8, shorten
-from shoal.tables.binary import BUFFER
+from shoal.tables import BUFFER, NotUtf8, shorten
 
 ERROR = "error"  # the column that says why a row has no answer
 

@@ -17,8 +17,7 @@ from shoal.bulk.values import read_row
 from shoal.component.spec import STRING, TensorSpec
 from shoal.component.tensors import Array
 from shoal.errors import ArtifactError, InputError, ServerError, SetupError, ShoalError
-from shoal.tables import shorten
-from shoal.tables.common import Row
+from shoal.tables import Row, shorten
 
 # Rows that are sorted by length and cut into requests together. Which rows share a batch affects the last bits of an
 # encoder's scores: windows begin at the same rows in a resumed run as in one that was not interrupted.

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from shoal.bulk.endpoint import Endpoint
     from shoal.bulk.infer import Summary
     from shoal.bulk.scoring import Feed
-    from shoal.tables import Table
-    from shoal.tables.common import Row
+    from shoal.tables import Row, Table
 
 MAX_SHOWN = 1000  # rows of a table or of one JSON array, which are held in memory
 
