@@ -24,7 +24,6 @@ from shoal.errors import ArtifactError, InputError, ShoalError
 from shoal.repository.config import ModelConfig, Step, read_config
 from shoal.repository.default_model import find_graph
 from shoal.repository.graph import Graph
-from shoal.repository.hybrid import MODELS, outsource
 from shoal.repository.loading import component_class
 from shoal.repository.manifest import check_manifest, read_manifest
 from shoal.server.runtime import BACKENDS
@@ -52,8 +51,8 @@ class Pipeline:
 
         scores = shoal.load("build/repository/my_ensemble")(TEXT=["A text."])["SCORE"]
 
-    With ``remote``, only Python components run here and the other models there: the client's half of a pipeline. If a
-    repository of placement ``hybrid`` has ``ensemble_models``, these are one request. Threads may share a pipeline.
+    With ``remote``, only Python components run here and the other models there: the client's half of a pipeline, as in
+    placement ``hybrid``. Threads may share a pipeline.
     """
 
     def __init__(self, graph: Graph, models: Mapping[str, Model], held: ExitStack | None = None) -> None:
@@ -242,8 +241,6 @@ def load(path: Path | str, *, remote: Remote | None = None) -> Pipeline:
     check_manifest(repository)
     if remote is not None:
         _check_same(graph, remote, read_manifest(repository).get("identity"))
-        if graph.config.is_ensemble and (repository / MODELS).is_dir():
-            graph = outsource(graph, read_config(repository / MODELS))
     with ExitStack() as held:
         names = {step.model for step in graph.steps}
         models = {name: _load_model(graph.members[name], remote, held) for name in sorted(names)}
@@ -275,7 +272,7 @@ class Model:
 
 
 def _load_model(config: ModelConfig, remote: Remote | None, held: ExitStack) -> Model:
-    if remote is not None and config.backend != "python" and (config.name == MODELS or not config.is_ensemble):
+    if remote is not None and config.backend != "python" and not config.is_ensemble:
         return Model(
             config.name,
             lambda inputs: remote.infer(config.name, inputs),

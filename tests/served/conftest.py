@@ -8,9 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from shoal.repository.config import write_config
-from shoal.repository.graph import Graph
-from shoal.repository.hybrid import MODELS, models_ensemble
 from shoal.server.launch import Server, serve
 from tests.served.chain import compose_chain
 from tests.served.imported import IMPORTED, make_project
@@ -33,14 +30,12 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def zoo(repository: Path, project: Path, chain: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The readability pipeline, also with its models as one; all pieces; imported models; and odd ones."""
+    """The readability pipeline; all pieces; imported models; and odd ones."""
     folder = tmp_path_factory.mktemp("zoo") / "repository"
     shutil.copytree(repository, folder)
     for path in chain.iterdir():
         if path.is_dir():
             shutil.copytree(path, folder / path.name)
-    (folder / MODELS / "1").mkdir(parents=True)
-    write_config(models_ensemble(Graph.load(folder / "ensemble_all")), folder / MODELS / "config.pbtxt", comment="")
     imported = make_repository(project, IMPORTED, folder.parent / "imported")
     for path in imported.iterdir():
         shutil.move(path, folder / path.name)

@@ -18,9 +18,6 @@ from shoal.component.ledger import BATCHES, ROWS
 from shoal.composition.compose import compose
 from shoal.errors import InputError, ServerError
 from shoal.local import Pipeline, load
-from shoal.repository.config import write_config
-from shoal.repository.graph import Graph
-from shoal.repository.hybrid import MODELS, models_ensemble
 from shoal.repository.manifest import read_manifest
 from shoal.repository.placement import Plan
 from shoal.server.launch import Server
@@ -46,29 +43,9 @@ def hybrid(artifacts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compose("ensemble_all", tmp_path_factory.mktemp("hybrid") / "repository", artifacts=artifacts, plan=plan)
 
 
-@pytest.fixture(scope="module")
-def joined(hybrid: Path) -> Path:
-    """The same repository with its models as one, as it is for a later Triton."""
-    folder = shutil.copytree(hybrid, hybrid.parent / "joined")
-    (folder / MODELS / "1").mkdir(parents=True)
-    write_config(models_ensemble(Graph.load(folder / "ensemble_all")), folder / MODELS / "config.pbtxt", comment="")
-    return folder
-
-
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
-@pytest.mark.parametrize(
-    ("is_joined", "asked"), [(False, ["bert-large", "bert-large", "cuml", "cuml"]), (True, [MODELS, MODELS])]
-)
-def test_hybrid_gives_the_same_scores(
-    hybrid: Path,
-    joined: Path,
-    server: Server,
-    pipeline: Pipeline,
-    is_joined: bool,
-    asked: list[str],
-    protocol: str,
-) -> None:
-    folder = (joined if is_joined else hybrid) / "ensemble_all"
+def test_hybrid_gives_the_same_scores(hybrid: Path, server: Server, pipeline: Pipeline, protocol: str) -> None:
+    folder = hybrid / "ensemble_all"
     url = server.grpc_url if protocol == "grpc" else server.http_url
     with Client(url, protocol=protocol) as client:
         counting = Counting(client)
@@ -79,7 +56,7 @@ def test_hybrid_gives_the_same_scores(
                 assert all(np.array_equal(got[name], expected[name]) for name in OUTPUTS)
         mine.close()
         assert counting.calls[0] == "ensemble_all"  # which asks whether it is the same repository
-        assert sorted(counting.calls[1:]) == asked
+        assert sorted(counting.calls[1:]) == ["bert-large", "bert-large", "cuml", "cuml"]
         with pytest.raises(InputError, match=r"excerpt\[0\] is not valid UTF-8"):
             load(folder, remote=client)(excerpt=[b"\xff"])
 

@@ -20,7 +20,6 @@ from shoal.draw.picture import png, svg
 from shoal.errors import ArtifactError, InputError, SetupError, ShoalError
 from shoal.repository.config import read_config, write_config
 from shoal.repository.graph import Graph
-from shoal.repository.hybrid import models_ensemble
 from shoal.repository.model_folders import CATEGORIES, collect, find_model_folders
 from shoal.repository.placement import Plan, place
 from tests.support.graphs import Member, make_graph, ten_steps, write_ensemble
@@ -244,11 +243,12 @@ def test_pictures_of_the_placements(shoal: Shoal, tmp_path: Path) -> None:
     assert drawn == (ROOT / "docs" / "ensemble_all.svg").read_text(encoding="utf-8")
 
 
-def test_a_hybrid_repository_means_what_it_was_composed_for(shoal: Shoal, tmp_path: Path) -> None:
+def test_a_repository_means_what_it_was_composed_for(shoal: Shoal, tmp_path: Path) -> None:
     repository = write_placed(tmp_path, "hybrid")
-    (repository / "ensemble_models").mkdir()
-    path = repository / "ensemble_models" / "config.pbtxt"
-    write_config(models_ensemble(Graph.load(repository / "ensemble_all")), path, comment="The models alone.")
+    message = read_config(repository / "ensemble_all").message
+    message.name = "second"
+    (repository / "second").mkdir()
+    write_config(message, repository / "second" / "config.pbtxt", comment="The same steps.")
     with pytest.raises(InputError, match="has 2 ensembles"):
         shoal("graph", repository)
     (repository / "manifest.json").write_text('{"ensembles": ["ensemble_all"]}', encoding="utf-8")

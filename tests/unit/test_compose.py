@@ -215,8 +215,3 @@ def test_several_ensembles_share_their_members(artifacts: Path, tmp_path: Path) 
     assert np.array_equal(both[0]["FOREST_SCORE"], both[1]["SCORE"])
     with pytest.raises(InputError, match=r"has 2 ensembles that no other one calls: ensemble_all, forest\. Name one"):
         load(repository)
-    with pytest.raises(InputError, match="Placement hybrid takes one ensemble, not ensemble_all, forest"):
-        compose(
-            ["ensemble_all", "forest"], tmp_path / "h", artifacts=artifacts, projects=[MODEL_FOLDERS],
-            plan=Plan(placement="hybrid", gpus=()),
-        )  # fmt: skip

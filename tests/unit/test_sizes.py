@@ -1,4 +1,4 @@
-"""The arithmetic of placements, and the repository that hybrid adds to."""
+"""The arithmetic of placements."""
 
 from __future__ import annotations
 
@@ -6,14 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from shoal.check import check
 from shoal.component.artifact_files import sha256
 from shoal.component.spec import TensorSpec
 from shoal.composition.compose import compose
-from shoal.errors import InputError
-from shoal.repository.config import ModelConfig, read_config
 from shoal.repository.graph import Graph
-from shoal.repository.hybrid import MODELS, models_ensemble
 from shoal.repository.manifest import launch_flags, read_manifest
 from shoal.repository.model_folders import collect, find_model_folders
 from shoal.repository.placement import Plan
@@ -85,73 +81,18 @@ def contents(repository: Path) -> dict[str, str]:
     return {str(p.relative_to(repository)): sha256(p) for p in repository.rglob("*") if p.is_file()}
 
 
-def test_placements_differ_in_configs_and_in_what_hybrid_adds(artifacts: Path, tmp_path: Path) -> None:
+def test_placements_differ_in_configs(artifacts: Path, tmp_path: Path) -> None:
     made = {
-        name: contents(
-            compose("ensemble_all", tmp_path / name, artifacts=artifacts, plan=Plan(placement=name, target="26.05"))
-        )
+        name: contents(compose("ensemble_all", tmp_path / name, artifacts=artifacts, plan=Plan(placement=name)))
         for name in ("cpu", "hybrid", "gpu")
     }
-    assert set(made["cpu"]) == set(made["gpu"])
-    assert set(made["hybrid"]) - set(made["cpu"]) == {f"{MODELS}/config.pbtxt", f"{MODELS}/1/.gitkeep"}
+    assert set(made["cpu"]) == set(made["hybrid"]) == set(made["gpu"])
     for name in ("hybrid", "gpu"):
         differing = {path for path in made["cpu"] if made[name][path] != made["cpu"][path]}
         assert {Path(path).name for path in differing} == {"config.pbtxt", "manifest.json"}
     assert launch_flags(tmp_path / "cpu") == []
     assert launch_flags(tmp_path / "gpu")[0].startswith("--cuda-memory-pool-byte-size=0:")
     assert read_manifest(tmp_path / "gpu")["gpus"] == [0]
-
-
-def test_where_one_model_of_several_may_not_refuse_they_are_not_one(artifacts: Path, tmp_path: Path) -> None:
-    for target, is_one in (("embedded", False), ("26.04", False), ("26.05", True)):
-        plan = Plan(placement="hybrid", target=target)
-        repository = compose("ensemble_all", tmp_path / target, artifacts=artifacts, plan=plan)
-        assert (repository / MODELS).is_dir() == is_one
-        assert check(repository) == []
-
-
-def test_the_models_of_an_ensemble_as_one(artifacts: Path, tmp_path: Path) -> None:
-    plan = Plan(placement="hybrid", target="26.06")
-    repository = compose("ensemble_all", tmp_path / "r", artifacts=artifacts, plan=plan)
-    config = read_config(repository / MODELS)
-    assert config.is_ensemble
-    assert config.spec.max_batch_size == 512
-    assert [(t.name, t.dtype, t.dims) for t in config.spec.inputs] == [
-        ("bert_input_ids", "TYPE_INT64", (-1,)),
-        ("bert_attention_masks", "TYPE_INT64", (-1,)),
-        ("tree_feats", "TYPE_FP32", (207,)),
-    ]
-    assert {t.name for t in config.spec.outputs} == {"bert_large_score", "cuml_score"}
-    assert [step.model for step in config.steps] == ["bert-large", "cuml"]
-
-
-def leaf(folder: Path, text: str) -> ModelConfig:
-    folder.mkdir()
-    (folder / "config.pbtxt").write_text(text, encoding="utf-8")
-    return read_config(folder)
-
-
-def test_a_component_between_two_models_cannot_be_hybrid(tmp_path: Path) -> None:
-    tensors = 'input { name: "X" data_type: TYPE_FP32 dims: [1] } output { name: "Y" data_type: TYPE_FP32 dims: [1] }'
-    members = {
-        name: leaf(tmp_path / name, f'name: "{name}" backend: "{backend}" max_batch_size: 4 {tensors}')
-        for name, backend in (("first", "fil"), ("between", "python"), ("last", "fil"))
-    }
-    names = ["a", "b", "c", "d"]
-    steps = "".join(
-        f'step {{ model_name: "{model}" model_version: 1 input_map {{ key: "X" value: "{read}" }}'
-        f' output_map {{ key: "Y" value: "{written}" }} }}'
-        for model, read, written in zip(members, names[:-1], names[1:], strict=True)
-    )
-    outer = tensors.replace('"X"', '"a"').replace('"Y"', '"d"')
-    ensemble = leaf(
-        tmp_path / "e",
-        f'name: "e" platform: "ensemble" max_batch_size: 4 {outer} ensemble_scheduling {{ {steps} }}',
-    )
-    with pytest.raises(InputError, match=r"The component between is between two models: last needs it\."):
-        models_ensemble(Graph.build(ensemble, members))
-    with pytest.raises(InputError, match="first is not an ensemble"):
-        models_ensemble(Graph.build(members["first"], {}))
 
 
 def test_the_container_gets_its_gpus_and_pools(artifacts: Path, tmp_path: Path) -> None:

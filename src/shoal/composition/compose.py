@@ -32,16 +32,14 @@ from shoal.composition.warmup import write as write_warm_up
 from shoal.composition.weights import find as find_weights
 from shoal.composition.weights import give as give_weights
 from shoal.composition.weights import write_engine_args
-from shoal.environment.targets import EMBEDDED, FIRST_SIDE_BY_SIDE, parse_release
+from shoal.environment.targets import EMBEDDED
 from shoal.errors import InputError, SetupError
 from shoal.paths import check_path_supported, check_replaceable, exchange
 from shoal.repository.config import CONFIG, ModelConfig, write_config
-from shoal.repository.ensemble_config import first_steps
 from shoal.repository.graph import Graph
-from shoal.repository.hybrid import MODELS, models_ensemble
 from shoal.repository.manifest import MANIFEST
 from shoal.repository.model_folders import collect, find_model_folders
-from shoal.repository.placement import HYBRID, PYTHON_BASED_BACKENDS, Plan, place
+from shoal.repository.placement import PYTHON_BASED_BACKENDS, Plan, place
 from shoal.repository.sizes import Sizes, find_sizes
 from shoal.repository.tuning import Tuning, tune
 
@@ -101,13 +99,6 @@ def compose(
     all_graphs = [*graphs, *(Graph.build(members[name], members) for name in called)]
     _check_backends(models, plan)
     load_seconds = _find_load_seconds(models)
-    if plan.placement == HYBRID and len(graphs) > 1:
-        raise InputError(
-            f"Placement hybrid takes one ensemble, not {', '.join(names)}.", "Compose one repository each."
-        )
-    added = [(models_ensemble(graph), MODELS) for graph in graphs] if plan.placement == HYBRID else []
-    if parse_release(plan.target) < FIRST_SIDE_BY_SIDE:  # the client asks each of several models by itself
-        added = [(message, name) for message, name in added if len(first_steps(message)) == 1]
     try:
         check_replaceable(target, MANIFEST)
         check_present(models, artifacts)
@@ -138,10 +129,6 @@ def compose(
                 if model.name in placed:
                     placed[model.name].write(aside / model.name, message, copies)
                 write_config(message, aside / model.name / "config.pbtxt", comment=_COMMENT)
-            for message, name in added:
-                (aside / name / "1").mkdir(parents=True)
-                (aside / name / "1" / ".gitkeep").touch()
-                write_config(message, aside / name / "config.pbtxt", comment=_COMMENT)
             more = {
                 "precision": {name: asdict(chosen) for name, chosen in precisions.items()},
                 "identity": identity, "contents": contents, "not_warmed_up": warm_ups.reasons,
