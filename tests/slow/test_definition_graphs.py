@@ -1,4 +1,4 @@
-"""Random ensembles made in Python: each comes back as it was, is accepted by check, and loads in Triton."""
+"""Random ensembles made in Python: each is accepted by check, and loads in Triton."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def graphs(draw: st.DrawFn, project: Path, name: str) -> shoal.Ensemble:
                 free.append(fresh)
                 chosen[spec.name] = fresh
         called = draw(st.sampled_from([None, {t.name: f"t{number}_{t.name}" for t in config.spec.outputs}]))
-        given = made.step(config.name, chosen, names=called, version=draw(st.sampled_from([-1, 1])))
+        given = made.step(config.name, chosen, names=called)
         used |= {each.name for each in chosen.values()}
         free += given.values()
     unread = [each for each in free if each.name not in used and not each.is_requested]
@@ -70,8 +70,8 @@ def graphs(draw: st.DrawFn, project: Path, name: str) -> shoal.Ensemble:
     return made
 
 
-def test_random_graphs_come_back_as_they_were(project: Path) -> None:
-    """200 of them: written, accepted by check, read and written again."""
+def test_random_graphs_are_accepted(project: Path) -> None:
+    """200 of them: written as they were made, and accepted by check."""
     seen: list[int] = []
 
     @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck), database=None)
@@ -81,10 +81,7 @@ def test_random_graphs_come_back_as_they_were(project: Path) -> None:
         folder = made.write(project / "ensembles" / "random")
         findings = [f for f in check(folder) if f.severity == Severity.ERROR and "random" in str(f.place.path)]
         assert not findings
-        again = shoal.Ensemble.read(folder)
-        assert again.config().message == made.config().message
-        before = read_config(folder).message
-        assert read_config(again.write(folder)).message == before
+        assert read_config(folder).message == made.config().message
         seen.append(len(made.config().steps))
 
     run()

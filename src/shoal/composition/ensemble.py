@@ -1,4 +1,4 @@
-"""An ensemble defined in Python: models by name, typed tensors between them; also read from its ``config.pbtxt``."""
+"""An ensemble defined in Python: models by name, typed tensors between them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from shoal.component.spec import DTYPES, TensorSpec
 from shoal.composition.accepted import check_accepted
 from shoal.errors import InputError
 from shoal.repository.config import CONFIG, ModelConfig, Step, as_config, read_config, write_config
-from shoal.repository.default_model import find_graph
-from shoal.repository.ensemble_config import find_lost, make_ensemble, without_parts
+from shoal.repository.ensemble_config import make_ensemble
 from shoal.repository.model_folders import find_model_folders
 from shoal.repository.shapes import Declared, show
 
@@ -82,38 +81,7 @@ class Ensemble:
         self._tensors: dict[str, Tensor] = {}  # inputs and outputs of steps, by their names in the ensemble
         self._inputs: list[Tensor] = []
         self._steps: list[Step] = []
-        self._outputs: dict[str, tuple[Tensor, tuple[int, ...] | None]] = {}  # by name: the tensor and its dims
-        self._rest: Any = None  # a message with the fields that no method here sets: parameters, version policy etc.
-
-    @classmethod
-    def read(cls, folder: Path | str) -> Self:
-        """Read the definition in a folder's ``config.pbtxt``; its models are beside it, or in the other categories.
-
-        Raises:
-            ArtifactError: there is no such file, or a model is missing.
-            InputError: it is not an ensemble, or has fields that a definition cannot hold.
-        """
-        graph = find_graph(Path(folder))
-        if not graph.config.is_ensemble:
-            raise InputError(f"{graph.config.name} is not an ensemble.", "Name an ensemble's folder.")
-        spec, levels = graph.config.spec, graph.levels()
-        made = cls(spec.name, projects=(), max_batch_size=spec.max_batch_size)
-        made._models, made._rest = graph.members, without_parts(graph.config.message)
-        for tensor in spec.inputs:
-            made.input(tensor.name, tensor.dtype, tensor.dims, optional=tensor.is_optional)
-        order = sorted(range(len(levels)), key=levels.__getitem__)  # a step may precede the one that it reads from
-        for step in (graph.steps[index] for index in order):
-            given = {name: made._tensors[tensor] for name, tensor in step.inputs.items()}
-            made.step(step.model, given, version=step.version, names=step.outputs)
-        made._steps = [made._steps[order.index(index)] for index in range(len(order))]
-        for tensor in spec.outputs:
-            made.output(tensor.name, made._tensors[tensor.name], dims=tensor.dims)
-        if differ := find_lost(graph.config.message, made.config().message):
-            raise InputError(
-                f"{spec.name} has fields that a definition cannot hold: {', '.join(differ)}.",
-                "Take them out, or edit the file.",
-            )
-        return made
+        self._outputs: dict[str, Tensor] = {}  # by their names in the answer
 
     def input(self, name: str, dtype: str, dims: Sequence[int], *, optional: bool = False) -> Tensor:
         """Declare an input of the request; ``dtype`` in Triton's form (``FP32``, ``STRING``), ``dims`` without rows.
@@ -142,7 +110,6 @@ class Ensemble:
         inputs: Mapping[str, Tensor] | None = None,
         /,
         *,
-        version: int = LATEST,
         names: Mapping[str, str] | None = None,
         **more: Tensor,
     ) -> Outputs:
@@ -158,16 +125,16 @@ class Ensemble:
         for name, tensor in given.items():
             self._check_own(tensor)
             check_fits(tensor, config, name, self._rows)
-            for output, (exported, _) in self._outputs.items():
+            for output, exported in self._outputs.items():
                 if exported.name == tensor.name:
                     raise self._refuse_both(output, model)
         missing = [t.name for t in config.spec.inputs if t.name not in given and not t.is_optional]
         if missing or not given:
             wanted = ", ".join(missing) or "any input"
-            has = ", ".join(_describe(tensor) for tensor in config.spec.inputs)
+            has = ", ".join(f"{tensor.name} {tensor.kind}" for tensor in config.spec.inputs)
             raise InputError(f"The step {model} of {self.name} is not given {wanted}.", f"Model {model} takes: {has}.")
         called = self._name_outputs(config, names or {})
-        self._steps.append(Step(model, version, {n: t.name for n, t in sorted(given.items())}, called))
+        self._steps.append(Step(model, LATEST, {n: t.name for n, t in sorted(given.items())}, called))
         made = {
             spec.name: Tensor(called[spec.name], Declared(model, spec, config.spec.is_batched), self)
             for spec in config.spec.outputs
@@ -175,8 +142,8 @@ class Ensemble:
         self._tensors.update({tensor.name: tensor for tensor in made.values()})
         return Outputs(model, made)
 
-    def output(self, name: str, tensor: Tensor, *, dims: Sequence[int] | None = None) -> None:
-        """Answer a request with ``tensor``, under ``name``; ``dims`` are its own unless given.
+    def output(self, name: str, tensor: Tensor) -> None:
+        """Answer a request with ``tensor``, under ``name``.
 
         Raises:
             InputError: no step writes it, a step reads it too, or there is such a tensor already.
@@ -184,7 +151,7 @@ class Ensemble:
         self._check_own(tensor)
         if tensor.is_requested:
             raise InputError(f"Output {name} of {self.name} would be its input {tensor.name}.", _PASS_ON)
-        exported = [known for known, (given, _) in self._outputs.items() if given.name == tensor.name]
+        exported = [known for known, given in self._outputs.items() if given.name == tensor.name]
         if exported:
             raise InputError(f"{tensor.name} is output {exported[0]} of {self.name} already.", _PASS_ON)
         for step in self._steps:
@@ -192,14 +159,7 @@ class Ensemble:
                 raise self._refuse_both(name, step.model)
         if name != tensor.name:
             self._check_free(name)
-        fits = dims is None or Declared("", TensorSpec(name, tensor.dtype, tuple(dims)), True).fits(tensor.declared)
-        if not fits:
-            raise InputError(
-                f"Output {name} of {self.name} has dims {list(dims or ())}; {tensor.declared.who} gives"
-                f" {_describe(tensor.declared.tensor)}.",
-                "Leave dims out.",
-            )
-        self._outputs[name] = tensor, None if dims is None else tuple(dims)
+        self._outputs[name] = tensor
 
     @property
     def max_batch_size(self) -> int:
@@ -213,16 +173,15 @@ class Ensemble:
         """Make the configuration, with only those outputs of steps that are used.
 
         Raises:
-            InputError: an input or a step is not used, there is no output, or rows do not fit a model.
+            InputError: an input or a step is not used, or there is no output.
         """
         used = {tensor for step in self._steps for tensor in step.inputs.values()}
-        exported = {tensor.name: name for name, (tensor, _) in self._outputs.items()}
+        exported = {tensor.name: name for name, tensor in self._outputs.items()}
         idle = [tensor.name for tensor in self._inputs if tensor.name not in used]
         idle += [step.model for step in self._steps if not set(step.outputs.values()) & (used | exported.keys())]
         if idle or not exported:
             what = f"never uses {idle[0]}" if idle else "has no output"
             raise InputError(f"{self.name} {what}.", "Read each tensor in a step, or give it as an output.")
-        self._check_rows()
         steps = [
             replace(
                 step, outputs={n: exported.get(t, t) for n, t in step.outputs.items() if t in used | exported.keys()}
@@ -234,11 +193,10 @@ class Ensemble:
             self.max_batch_size,
             [tensor.declared.tensor for tensor in self._inputs],
             [
-                TensorSpec(name, tensor.dtype, dims or _dims_in(tensor, has_rows=self.max_batch_size > 0))
-                for name, (tensor, dims) in self._outputs.items()
+                TensorSpec(name, tensor.dtype, _dims_in(tensor, has_rows=self.max_batch_size > 0))
+                for name, tensor in self._outputs.items()
             ],
             steps,
-            self._rest,
         )
         return as_config(message, Path(self.name))
 
@@ -304,20 +262,6 @@ class Ensemble:
         """Whether a request has rows: both are possible until ``max_batch_size`` is known."""
         return (True, False) if self._max_batch_size is None else (self._max_batch_size > 0,)
 
-    def _check_rows(self) -> None:
-        """Check batch sizes (with Triton's own error text) and all shapes, once ``max_batch_size`` is decided."""
-        size = self.max_batch_size
-        for step in self._steps:
-            config = self._find(step.model)
-            if 0 < config.spec.max_batch_size < size:
-                raise InputError(
-                    f"ensemble {self.name} allows maximum batch size {size}, but it contains model {step.model} which"
-                    f" only allows maximum batch size to be {config.spec.max_batch_size}.",
-                    "Leave max_batch_size out, and it is the least of the models'.",
-                )
-            for name, tensor in step.inputs.items():
-                check_fits(self._tensors[tensor], config, name, (size > 0,))
-
 
 def check_fits(tensor: Tensor, config: ModelConfig, name: str, rows: tuple[bool, ...]) -> None:
     """Check that a model may read ``tensor`` as its input ``name``.
@@ -356,8 +300,3 @@ def _dims_in(tensor: Tensor, *, has_rows: bool) -> tuple[int, ...]:
     if has_rows == tensor.declared.is_batched:
         return tensor.dims
     return full[1:] if has_rows and full[0] == -1 and len(full) > 1 else full
-
-
-def _describe(tensor: TensorSpec) -> str:
-    """Format a declaration on one line: ``EMBEDDING FP32 [384]``."""
-    return f"{tensor.name} {tensor.dtype.removeprefix('TYPE_')} {show(tensor.dims)}"

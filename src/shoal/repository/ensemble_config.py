@@ -8,8 +8,6 @@ from typing import Any
 from shoal.component.spec import TensorSpec
 from shoal.repository.config import Step
 
-_OURS = ("name", "platform", "backend", "max_batch_size", "input", "output", "ensemble_scheduling")
-
 
 def make_ensemble(
     name: str,
@@ -17,14 +15,11 @@ def make_ensemble(
     inputs: Iterable[TensorSpec],
     outputs: Iterable[TensorSpec],
     steps: Iterable[Step],
-    rest: Any = None,
 ) -> Any:
-    """Make the ModelConfig message of an ensemble; ``rest`` is a message whose other fields are kept."""
+    """Make the ModelConfig message of an ensemble."""
     from tritonclient.grpc import model_config_pb2
 
     message = model_config_pb2.ModelConfig()
-    if rest is not None:
-        message.CopyFrom(rest)
     message.name, message.platform, message.max_batch_size = name, "ensemble", max_batch_size
     for tensors, entries in ((inputs, message.input), (outputs, message.output)):
         for tensor in tensors:
@@ -47,28 +42,3 @@ def first_steps(message: Any) -> list[int]:
         for index, step in enumerate(message.ensemble_scheduling.step)
         if set(step.input_map.values()) <= requested
     ]
-
-
-def without_parts(message: Any) -> Any:
-    """Return the fields that ``make_ensemble`` does not write: parameters, version policy, and so on."""
-    rest = type(message)()
-    rest.CopyFrom(message)
-    for field in _OURS:
-        rest.ClearField(field)
-    return rest
-
-
-def find_lost(message: Any, made: Any) -> list[str]:
-    """Return the fields of ``message`` that differ in ``made``."""
-    names = [field.name for field in message.DESCRIPTOR.fields]
-    read, kept = ({name: _one_field(each, name) for name in names} for each in (message, made))
-    return [name for name in names if read[name] != kept[name]]
-
-
-def _one_field(message: Any, name: str) -> bytes:
-    others = type(message)()
-    others.CopyFrom(message)
-    for field in message.DESCRIPTOR.fields:
-        if field.name != name:
-            others.ClearField(field.name)
-    return bytes(others.SerializeToString(deterministic=True))
