@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shoal.server.launch import Server
+from shoal.server.orphans import find_prefix
 from tests.conftest import Scale
 from tests.support.mutations import Request, Tensor, floats, with_lengths
 from tests.support.wires import SECRETS, Answer, Attack, Wires, attack, http, to_protobuf
@@ -96,7 +97,7 @@ def stubs(server: Server) -> set[str]:
 
 def shared_memory(server: Server) -> dict[str, int]:
     """Sizes of the stubs' regions, in bytes."""
-    return {path.name: path.stat().st_size for path in Path("/dev/shm").glob(f"{server._shared_memory}*")}
+    return {path.name: path.stat().st_size for path in Path("/dev/shm").glob(f"{find_prefix(server._folder)}*")}
 
 
 def cause(server: Server) -> str:

@@ -16,7 +16,6 @@ import pytest
 
 import shoal
 from shoal.client.failures import UnknownModelError
-from shoal.gateway.pidfile import hold_pid_file
 from shoal.server.orphans import clean_up
 from tests.conftest import Scale
 from tests.support.planted import write
@@ -198,8 +197,7 @@ def test_what_a_killed_service_leaves(home: Path) -> None:
     make_repository(other)
     with serve(home) as service, Service(other / "repository", other / "log") as neighbour:
         pids = [service.servers()[0].pid, *(stub.pid for stub in service.stubs())]
-        prefix = f"shoal_{service.process.pid}_"
-        (lease,) = [p for p in Path(tempfile.gettempdir()).glob("shoal-*/lease") if prefix in p.read_text("utf-8")]
+        (lease,) = Path(tempfile.gettempdir()).glob(f"shoal-{service.process.pid}-*/lease")
         for pid in (service.process.pid, *pids):
             os.kill(pid, signal.SIGKILL)
         service.process.wait()
@@ -242,7 +240,6 @@ def test_logs_are_json_lines_with_tritons_among_them(home: Path) -> None:
         (["--expose", "nobody"], "--expose nobody names no model"),
         (["--trusted-proxy", "me"], "--trusted-proxy 'me' is not an IP address"),
         (["--client-share", "2"], "--client-share 2 is out of range"),
-        (["--pid-file", "/nowhere/pid"], "The pid file /nowhere/pid cannot be written"),
     ],
 )
 def test_options_that_cannot_be(home: Path, arguments: list[str], message: str) -> None:
@@ -252,23 +249,3 @@ def test_options_that_cannot_be(home: Path, arguments: list[str], message: str) 
     assert done.returncode == 2 or done.returncode == 1
     assert message in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_pid_file(home: Path) -> None:
-    pid_file = home / "pid"
-    pid_file.write_text("999999\n", encoding="utf-8")  # nobody holds it
-    with serve(home, "--pid-file", pid_file) as service:
-        assert int(pid_file.read_text(encoding="utf-8")) == service.process.pid
-        assert any("left by process 999999" in entry["message"] for entry in service.entries())
-        second = subprocess.run(
-            [*SHOAL, "serve", home / "repository", "--http-port", "0", "--pid-file", pid_file],
-            capture_output=True, text=True, check=False, timeout=20,
-        )  # fmt: skip
-        assert second.returncode == 1
-        assert f"process {service.process.pid}" in second.stderr
-        assert service.stop() == 0
-    assert not pid_file.exists()
-    pid_file.write_text("not a pid\n", encoding="utf-8")
-    with pytest.raises(shoal.InputError, match="is not a pid file"), hold_pid_file(pid_file):
-        pass
-    assert pid_file.read_text(encoding="utf-8") == "not a pid\n"

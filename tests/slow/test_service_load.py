@@ -1,4 +1,4 @@
-"""``shoal serve`` under more than it can do, for long, and with models that come and go."""
+"""``shoal serve`` under more than it can do, and for long."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.errors import InputError, ServerError
 from shoal.processes import find_process
 from tests.conftest import Scale
 from tests.support.service import Callers, Service, make_repository
@@ -126,46 +125,3 @@ def test_soak(home: Path, scale: Scale, record: Callable[..., None]) -> None:
         if scale.is_full:
             assert slope < 5
         assert late[-1][1] - late[0][1] < 30
-
-
-def test_models_that_come_and_go(home: Path, scale: Scale) -> None:
-    """Four threads load and unload models of one server at a time; it lives, and its answers are right."""
-    with shoal.serve(home / "repository", model_control="explicit") as server:
-
-        def turn(name: str, number: int) -> None:
-            for _ in range(number):
-                server.models.unload(name)
-                server.models.load(name)
-
-        number = scale(2, full=32)  # an unload takes a second
-        with ThreadPoolExecutor(4) as pool:
-            for done in [pool.submit(turn, name, number) for name in ("first", "second", "other", "other")]:
-                done.result()
-        for name in ("first", "second", "other", "chain"):
-            server.models.load(name)
-        assert server.is_ready()
-        with shoal.Client(server.grpc_url) as client:
-            assert client.infer("chain", X=[[3.0]])["Z"][0, 0] == 12
-            assert client.infer("other", X=[[3.0]])["Y"][0, 0] == 6
-
-
-def test_models_that_cannot_come(home: Path) -> None:
-    with shoal.serve(home / "repository", model_control="explicit") as server:
-        with pytest.raises(ServerError, match=r"^nobody was not loaded: "):
-            server.models.load("nobody")
-        code = home / "repository" / "other" / "1" / "model.py"
-        whole = code.read_text(encoding="utf-8")
-        code.write_text("def", encoding="utf-8")
-        server.models.unload("other")
-        with pytest.raises(ServerError, match=r"^other was not loaded: .*SyntaxError"):
-            server.models.load("other")
-        with shoal.Client(server.grpc_url) as client:
-            assert client.infer("chain", X=[[3.0]])["Z"][0, 0] == 12
-    with pytest.raises(ServerError, match="is gone"):
-        server.models.load("first")
-    with pytest.raises(InputError, match=r"Unknown model control 'poll'\. Known: none, explicit"):
-        shoal.serve(home / "repository", model_control="poll")
-    code.write_text(whole, encoding="utf-8")
-    with shoal.serve(home / "repository") as server, pytest.raises(InputError) as error:
-        server.models.load("first")
-    assert 'model_control="explicit"' in str(error.value)

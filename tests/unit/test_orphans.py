@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from shoal.server import orphans
-from shoal.server.orphans import Lease, clean_up
+from shoal.server.orphans import Lease, clean_up, make_folder
 
 
 @pytest.fixture(autouse=True)
@@ -20,21 +20,18 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def plant(place: Path, content: object) -> Path:
-    folder = place / "shoal-x"
+def plant(place: Path, content: str = "", name: str = "shoal-1-0123abcd") -> Path:
+    folder = place / name
     folder.mkdir(mode=0o700)
-    (folder / "lease").write_text(json.dumps(content), encoding="utf-8")
+    (folder / "lease").write_text(content, encoding="utf-8")
     return folder
-
-
-SOUND = {"shared_memory": "shoal_1_0123abcd_", "environments": [], "session": 0}
 
 
 def test_what_nobody_holds_is_removed(places: Path) -> None:
     region, other = places / "shm" / "shoal_1_0123abcd_region", places / "shm" / "shoal_1_ffffffff_region"
     for path in (region, other):
         path.touch()
-    folder = plant(places, SOUND)
+    folder = plant(places)
     assert clean_up() == [folder]
     assert not folder.exists()
     assert not region.exists()
@@ -42,35 +39,35 @@ def test_what_nobody_holds_is_removed(places: Path) -> None:
 
 
 def test_what_somebody_holds_stays(places: Path) -> None:
-    folder = places / "shoal-y"
-    folder.mkdir(mode=0o700)
-    lease = Lease(folder, "shoal_1_0123abcd_")
+    folder = make_folder()
+    assert folder.parent == places
+    lease = Lease(folder)
     assert clean_up() == []
     lease.end()
     assert not folder.exists()
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        {**SOUND, "environments": ["/home"]},
-        {**SOUND, "environments": ["/tmp/python_env_abcdef/../../home"]},
-        {**SOUND, "shared_memory": ""},
-        {**SOUND, "shared_memory": "../../home/"},
-        {**SOUND, "session": "1"},
-        {"session": 0},
-        [],
-        None,
-    ],
-)
-def test_a_lease_that_names_something_else_is_none(places: Path, content: object) -> None:
+def test_unpacked_environments_are_removed(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(orphans, "ENVIRONMENT", re.compile(rf"{places}/python_env_\w{{6}}"))
+    environment, other = places / "python_env_abcdef", places / "python_env_abcdef_of_mine"
+    for path in (environment, other):
+        path.mkdir()
+    content = f"{environment}\n{other}\n{environment}/../python_env_abcdef_of_mine\n"
     folder = plant(places, content)
+    assert clean_up() == [folder]
+    assert not environment.exists()
+    assert other.exists()
+
+
+@pytest.mark.parametrize("name", ["shoal-x", "shoal-1-", "shoal-1-0123abcd-mine", "shoal-one-0123abcd"])
+def test_a_folder_of_another_name_is_left_alone(places: Path, name: str) -> None:
+    folder = plant(places, name=name)
     assert clean_up() == []
     assert folder.exists()
 
 
 def test_a_lease_that_others_can_write_is_none(places: Path) -> None:
-    folder = plant(places, SOUND)
+    folder = plant(places)
     (folder / "lease").chmod(0o666)
     assert clean_up() == []
     (folder / "lease").chmod(0o644)
@@ -84,6 +81,6 @@ def test_a_lease_that_others_can_write_is_none(places: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="files can be another's only where this user may give them away")
 def test_another_users_lease_is_left_alone(places: Path) -> None:
-    folder = plant(places, SOUND)
+    folder = plant(places)
     os.chown(folder / "lease", 12345, 12345)
     assert clean_up() == []

@@ -80,7 +80,6 @@ def serve(
     idle_seconds: Annotated[float, _limit("For a connection without a request.")] = 75.0,
     stream_seconds: Annotated[float, _limit("For a stream with nothing in flight.")] = 300.0,
     max_inflation: Annotated[float, _limit("Times that a body may grow when inflated.")] = 100.0,
-    pid_file: Annotated[Path | None, typer.Option(help="Write the process's id to this file.")] = None,
     log: Annotated[Path | None, typer.Option(help="Also write the whole log to this file, as JSON lines.")] = None,
     is_checked: Annotated[
         bool, typer.Option("--check/--no-check", help="Start nothing if `shoal check` finds an error.")
@@ -112,7 +111,7 @@ def serve(
     options = Options(
         host=host, http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port, grace=grace, max_wait=max_wait,
         model_memory_mib=model_memory_mib, max_restarts=max_restarts, resends=resends, load_seconds=load_seconds,
-        pid_file=pid_file, is_open=is_open, exposed=tuple(expose or ()), limits=limits,
+        is_open=is_open, exposed=tuple(expose or ()), limits=limits,
     )  # fmt: skip
     os.umask(0o077)  # texts of clients are in shared memory and logs
     configure(log)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from shoal.errors import InputError
 from shoal.gateway.limits import Limits, check_option
@@ -21,7 +20,7 @@ class Options:
     refused. ``limits`` bound what clients may hold. ``model_memory_mib`` bounds each process of a model; 0 is no limit.
     ``load_seconds`` is how long all models may take to load, ``max_restarts`` how many faults within ten minutes are
     followed by another server without a pause. ``resends`` says whether a request in flight when its model died is
-    resent, once; it may run twice. ``pid_file`` is written, and locked, while the service runs.
+    resent, once; it may run twice.
     """
 
     host: str = "127.0.0.1"
@@ -34,7 +33,6 @@ class Options:
     max_restarts: int = 10
     load_seconds: float = 600.0
     resends: bool = True
-    pid_file: Path | None = None
     is_open: bool = False
     exposed: tuple[str, ...] = ()
     limits: Limits = field(default_factory=Limits)

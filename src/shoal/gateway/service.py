@@ -23,7 +23,6 @@ from shoal.gateway.limits import HEALTH_CONNECTIONS, Pool
 from shoal.gateway.logs import log
 from shoal.gateway.models import find_slots, find_users
 from shoal.gateway.options import Options
-from shoal.gateway.pidfile import hold_pid_file
 from shoal.gateway.servers import Servers
 from shoal.gateway.supervisor import Supervisor
 from shoal.gateway.tokens import Tokens
@@ -61,8 +60,7 @@ def run_service(repository: Path | str, options: Options, on_ready: Callable[[Ad
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection takes one
     for folder in clean_up():
         log.info("Removed files of a server that was killed: %s", folder)
-    with hold_pid_file(options.pid_file) if options.pid_file else contextlib.nullcontext():
-        return asyncio.run(_Service(path, options).run(runtime, on_ready))
+    return asyncio.run(_Service(path, options).run(runtime, on_ready))
 
 
 class _Service:

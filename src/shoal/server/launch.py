@@ -10,7 +10,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -25,8 +24,7 @@ from shoal.paths import check_path_supported
 from shoal.processes import bound, processes
 from shoal.repository.manifest import launch_flags, read_manifest
 from shoal.server.checks import check_start
-from shoal.server.control import EXPLICIT, NONE, ModelControl
-from shoal.server.orphans import ENVIRONMENT, PREFIX, SHARED_MEMORY, Lease, clean_up
+from shoal.server.orphans import ENVIRONMENT, SHARED_MEMORY, Lease, clean_up, find_prefix, make_folder
 from shoal.server.runtime import Runtime
 
 HOST = "127.0.0.1"
@@ -52,8 +50,6 @@ class Server:
         runtime: Runtime,
         ports: tuple[int, int, int] = (0, 0, 0),
         log: Path | None = None,
-        *,
-        model_control: str = NONE,
     ) -> None:
         self.repository = repository
         # Triton binds its ports only after loading the models; until then another connection could get one of them
@@ -61,22 +57,19 @@ class Server:
         with contextlib.ExitStack() as undone:  # unless all of it succeeds
             undone.enter_context(self._held)
             self.http_url, self.grpc_url, self.metrics_url = (f"{HOST}:{port}" for port in ports)
-            self.admin_key = secrets.token_hex(16)  # for what is closed to clients: statistics, model control
-            self.models = ModelControl(self.http_url, self.admin_key, model_control)
-            self._folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+            self.admin_key = secrets.token_hex(16)  # for what is closed to clients, such as statistics
+            self._folder = make_folder()
             undone.callback(shutil.rmtree, self._folder, ignore_errors=True)
             self.log = log or self._folder / "triton.log"
             self.beacons = self._folder / "beacons"  # heartbeat files of its components
-            self._shared_memory = f"shoal_{os.getpid()}_{secrets.token_hex(4)}_"
             check_path_supported(self._folder)
             runtime.write_backends(self._folder / "backends")
             (self._folder / "empty").mkdir()
             self.beacons.mkdir()
-            self._lease = Lease(self._folder, self._shared_memory)
+            self._lease = Lease(self._folder)
             undone.callback(self._lease.end)
             self._process = self._launch(runtime, ports)
             undone.callback(self.stop, 0)
-            self._lease.note(session=self.pid)
             undone.pop_all()
 
     def _launch(self, runtime: Runtime, ports: tuple[int, int, int]) -> subprocess.Popen[bytes]:
@@ -105,9 +98,8 @@ class Server:
         return [
             f"--model-repository={self.repository}",
             f"--backend-directory={self._folder / 'backends'}",
-            f"--backend-config=python,shm-region-prefix-name={self._shared_memory}",
-            f"--model-control-mode={self.models.mode}",
-            *(["--load-model=*"] if self.models.mode == EXPLICIT else []),
+            f"--backend-config=python,shm-region-prefix-name={find_prefix(self._folder)}",
+            "--model-control-mode=none",
             "--disable-auto-complete-config",
             "--exit-on-error=true",
             "--strict-readiness=true",
@@ -135,8 +127,9 @@ class Server:
             if self._process.poll() is not None or re.search(_FAILED, self._read_log()):
                 raise ServerError(f"Triton did not start: {self._settled_cause()}", KEEP_LOG)
             if self.is_ready():
-                for region in SHARED_MEMORY.glob(f"{self._shared_memory}*"):
+                for region in SHARED_MEMORY.glob(f"{find_prefix(self._folder)}*"):
                     region.chmod(0o600)  # Triton lets all users of the machine read them, whatever the umask
+                self._lease.note(find_environments(self.pid))
                 return
             time.sleep(0.05)
         raise ServerError(f"Triton was not ready after {timeout:g} s.", f"Give it longer. {KEEP_LOG}")
@@ -178,7 +171,7 @@ class Server:
         when a model's process has died: Triton would wait for it in vain.
         """
         if self._process.poll() is None:  # while it runs: its processes name the folders
-            self._lease.note(session=self.pid, environments=find_environments(self.pid))
+            self._lease.note(find_environments(self.pid))
         patience = EXIT_SECONDS + 10 if seconds is None else seconds
         if self._process.poll() is None and patience > 0:
             self._process.terminate()
@@ -207,14 +200,12 @@ def serve(
     metrics_port: int = 0,
     timeout: float | None = None,
     log: Path | None = None,
-    model_control: str = NONE,
 ) -> Server:
     """Start the embedded Triton over ``repository`` and wait until it is ready.
 
     It is bound to loopback and meant for development and tests. A port of 0 is any free one. ``timeout`` is in seconds,
     120 or as long as the repository's models say that they take to load. Triton's log goes to ``log``; without one it
-    is deleted with the server. ``model_control="explicit"`` allows to change the set of models:
-    ``server.models.load(name)``, ``server.models.unload(name)``. Use it as a context manager, or call ``stop``::
+    is deleted with the server. Use it as a context manager, or call ``stop``::
 
         with shoal.serve("build/repository") as server:
             shoal.Client(server.grpc_url).infer("my_ensemble", TEXT=["A text."])
@@ -227,7 +218,7 @@ def serve(
     path = Path(repository).resolve()
     runtime = check_start(path)
     clean_up()
-    server = Server(path, runtime, (http_port, grpc_port, metrics_port), log, model_control=model_control)
+    server = Server(path, runtime, (http_port, grpc_port, metrics_port), log)
     try:
         server.wait_ready(timeout or max(START_SECONDS, float(read_manifest(path).get("load_seconds", 0))))
     except BaseException:

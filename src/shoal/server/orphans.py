@@ -1,45 +1,48 @@
-"""Remove shared memory and temporary folders left by servers that were killed.
+"""Removal of shared memory, temporary folders and unpacked environments that killed servers left behind.
 
-A lease is a lock file in the server's temporary folder. The starting process and all of the server's processes hold
-its lock through an inherited descriptor. The kernel releases it with the last of them: a free lock means an orphan.
+Each server has a temporary folder with a lock file, the *lease*. The process that starts the server and all processes
+of the server hold the lock through an inherited descriptor. The kernel releases the lock when the last of them ends,
+so a lease that can be locked belongs to a server that has ended. The names of the server's shared memory follow from
+the folder's name. The lease lists the folders into which Triton has unpacked environments for the server.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import re
 import shutil
-import signal
 import stat
 import tempfile
-import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
-
-from shoal.processes import Process, processes
 
 SHARED_MEMORY = Path("/dev/shm")
-PREFIX = "shoal-"  # of a server's temporary folder
-_LEASE = "lease"
-_REGIONS = re.compile(r"shoal_\d+_[0-9a-f]{8}_")
 ENVIRONMENT = re.compile(r"/tmp/python_env_\w{6}")  # where Triton unpacks one, regardless of TMPDIR
-_PATIENCE = 2.0  # seconds, for a killed process to be gone
+_LEASE = "lease"
+_FOLDER = re.compile(r"shoal-\d+-\w{8}")
+
+
+def make_folder() -> Path:
+    """Create the temporary folder of a server."""
+    return Path(tempfile.mkdtemp(prefix=f"shoal-{os.getpid()}-"))
+
+
+def find_prefix(folder: Path) -> str:
+    """Return the prefix of the names of a server's shared memory."""
+    return f"{folder.name.replace('-', '_')}_"
 
 
 class Lease:
-    """Lock file that marks ``folder`` and the shared memory with the prefix ``shared_memory`` as in use."""
+    """Lock file that marks a server's folder and shared memory as in use."""
 
-    def __init__(self, folder: Path, shared_memory: str) -> None:
-        self.folder, self._content = folder, {"shared_memory": shared_memory, "environments": list[str](), "session": 0}
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         new = folder / f"{_LEASE}.new"
-        self._file = new.open("w+", encoding="utf-8")
+        self._file = new.open("w", encoding="utf-8")
         fcntl.flock(self._file, fcntl.LOCK_EX)
         os.set_inheritable(self._file.fileno(), True)
-        self._write()
         new.rename(folder / _LEASE)  # it becomes visible only once it is locked
 
     @property
@@ -47,30 +50,23 @@ class Lease:
         """The file's descriptor, for the server to inherit."""
         return self._file.fileno()
 
-    def note(self, *, session: int, environments: Iterable[str] = ()) -> None:
-        """Record the session of the server's processes, and the folders of its unpacked environments."""
-        self._content |= {"session": session, "environments": sorted(environments)}
-        self._write()
-
-    def _write(self) -> None:
+    def note(self, environments: Iterable[str]) -> None:
+        """Record the folders into which Triton has unpacked environments."""
         self._file.seek(0)
         self._file.truncate()
-        json.dump(self._content, self._file)
+        self._file.writelines(f"{environment}\n" for environment in environments)
         self._file.flush()
 
     def end(self) -> None:
-        """Remove everything that the lease names. The server must have ended."""
-        _remove(self.folder, self._content)
+        """Remove everything that belongs to the server, which must have ended."""
+        _remove(self._folder)
         self._file.close()
 
 
 def clean_up() -> list[Path]:
-    """Clean up after ended servers of this user that left files behind; returns their folders.
-
-    If both the server and its parent have ended, hanging child processes are killed.
-    """
-    found = sorted(Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{_LEASE}"))
-    return [path.parent for path in found if _is_own(path) and _clean(path)]
+    """Clean up after ended servers of this user that left files behind; returns their folders."""
+    found = sorted(Path(tempfile.gettempdir()).glob(f"shoal-*/{_LEASE}"))
+    return [path.parent for path in found if _FOLDER.fullmatch(path.parent.name) and _is_own(path) and _clean(path)]
 
 
 def _is_own(lease: Path) -> bool:
@@ -85,72 +81,23 @@ def _is_own(lease: Path) -> bool:
 
 
 def _clean(path: Path) -> bool:
-    with contextlib.ExitStack() as held:
-        try:
-            file = held.enter_context(path.open("r+", encoding="utf-8"))
-            content = json.load(file)
-        except (OSError, ValueError):  # removed meanwhile, or not written by shoal
-            return False
-        if not _is_sound(content):
-            return False
-        if not _lock(file) and not (_end_orphans(path, int(content["session"])) and _wait_for_lock(file)):
-            return False
-        if not path.is_file():  # another process removed it first
-            return False
-        _remove(path.parent, content)
-        return True
-
-
-def _is_sound(content: Any) -> bool:
-    """Whether a lease names only resources that servers create; anything else must not be deleted."""
-    return (
-        isinstance(content, dict)
-        and isinstance(content.get("session"), int)
-        and _REGIONS.fullmatch(str(content.get("shared_memory"))) is not None
-        and isinstance(content.get("environments"), list)
-        and all(ENVIRONMENT.fullmatch(str(path)) for path in content["environments"])
-    )
-
-
-def _lock(file: Any) -> bool:
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+        with path.open("r+", encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not path.is_file():  # another process removed it first
+                return False
+            _remove(path.parent)
+            return True
+    except OSError:  # it is in use, or was removed meanwhile
         return False
-    return True
 
 
-def _wait_for_lock(file: Any) -> bool:
-    deadline = time.monotonic() + _PATIENCE
-    while not (is_locked := _lock(file)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return is_locked
-
-
-def _end_orphans(lease: Path, session: int) -> bool:
-    """Kill the holders of ``lease`` if all belong to ``session`` and the server, its leader, has ended."""
-    holders = [process for process in processes() if process.pid != os.getpid() and _holds(process, lease)]
-    if not session or not holders or any(p.session != session or p.pid == session for p in holders):
-        return False
-    for process in holders:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(process.pid, signal.SIGKILL)
-    return True
-
-
-def _holds(process: Process, lease: Path) -> bool:
-    with contextlib.suppress(OSError):
-        for link in Path(f"/proc/{process.pid}/fd").iterdir():
-            with contextlib.suppress(OSError):
-                if link.samefile(lease):
-                    return True
-    return False
-
-
-def _remove(folder: Path, content: dict[str, Any]) -> None:
-    for region in SHARED_MEMORY.glob(f"{content['shared_memory']}*"):
+def _remove(folder: Path) -> None:
+    for region in SHARED_MEMORY.glob(f"{find_prefix(folder)}*"):
         with contextlib.suppress(OSError):
             region.unlink()
-    for environment in content["environments"]:
-        shutil.rmtree(environment, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        for line in (folder / _LEASE).read_text(encoding="utf-8", errors="replace").splitlines():
+            if ENVIRONMENT.fullmatch(line):  # nothing else may be deleted, whatever the file says
+                shutil.rmtree(line, ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)
