@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from shoal.errors import ArtifactError, InputError, ShoalError
 from shoal.generation import Sampling, TokenRequest
 from shoal.generation.choosing import Chooser
-from shoal.generation.wordlists import pack
+from shoal.generation.contract import pack_words
 from shoal.llm.tiny import CONTEXT, make_tiny
 from tests.conftest import Scale
 from tests.support.llm import open_engine, token_inputs, tokens_of
@@ -104,7 +104,7 @@ def test_settings_are_applied_as_by_generate(static: str, folder: Path, oracle: 
     plain = expect(oracle, ids, 24)[0]
     bad, end = [[plain[2]], plain[5:7]], plain[0]
     settings = {"repetition_penalty": 1.3, "min_new_tokens": 6, "bad_words_ids": bad, "eos_token_id": end}
-    more = {"repetition_penalty": 1.3, "min_tokens": 6, "bad_words_list": pack(bad), "end_id": end}
+    more = {"repetition_penalty": 1.3, "min_tokens": 6, "bad_words_list": pack_words(bad), "end_id": end}
     with open_engine(folder, static=static) as component:
         crowd = [component.stream(token_inputs(each, 40, temperature=1.0)) for each in prompts(3, 8)]
         found = tokens_of(component.stream(token_inputs(ids, 24, **more)))
@@ -155,7 +155,7 @@ def test_stops_are_not_part_of_the_answer(static: str, folder: Path, oracle: Any
     ids = prompts(1, 5)[0]
     tokens = expect(oracle, ids, 32)[0]
     place = next(i for i in range(3, 30) if tokens.index(tokens[i]) == i)  # the first of its kind
-    stop = pack([tokens[place : place + 2], [0, 0, 0]])
+    stop = pack_words([tokens[place : place + 2], [0, 0, 0]])
     with open_engine(folder, static=static) as component:
         for more in ({"end_id": tokens[place]}, {"stop_words_list": stop}):
             answers = list(component.stream(token_inputs(ids, 32, **more)))

@@ -100,7 +100,7 @@ def test_every_block_of_the_language_models_page_works(newcomer: Reader) -> None
     assert re.search(r"^\d+(,\d+){4}\n", asked, re.MULTILINE)
     assert "\nA cat" in asked  # of the second `shoal tokens`, which prints the prompt too
     assert in_python.count(cats.partition("wall")[0]) == 3
-    assert "Completion(text=" in in_python
+    assert "Piece(text=" in in_python
     assert json.loads(served.partition("data: ")[0])["finish_reason"] in ("stop", "length")
     assert "".join(json.loads(line)["text_output"] for line in re.findall("data: (.*)$", served, re.MULTILINE)) == cats
     assert hello in on_onnx

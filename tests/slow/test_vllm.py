@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from shoal.client.client import Client
 from shoal.composition.compose import compose
 from shoal.errors import ArtifactError, InputError, ServerError, ShoalError
-from shoal.generation.wordlists import pack
+from shoal.generation.contract import pack_words
 from shoal.llm import Llm
 from shoal.llm.tiny import make_tiny
 from shoal.processes import Process, find_descendants, find_process
@@ -175,13 +175,13 @@ def test_settings(client: Client, oracle: Any) -> None:
     settings = {"repetition_penalty": 1.3, "min_new_tokens": 6, "bad_words_ids": bad, "eos_token_id": end}
     tokens, gaps = expect(oracle, ids, 24, **settings)
     assert tokens != plain
-    found = ask(repetition_penalty=1.3, min_tokens=6, bad_words_list=pack(bad), end_id=end)
+    found = ask(repetition_penalty=1.3, min_tokens=6, bad_words_list=pack_words(bad), end_id=end)
     check_equal(found, ([token for token in tokens if token != end], gaps))
     sampled = {"temperature": 1.2, "runtime_top_k": 80, "runtime_top_p": 0.95}
     assert ask(seed=2**64 - 1, **sampled) == ask(seed=2**64 - 1, **sampled)
     assert ask(**sampled) != ask(**sampled)
     place = next(i for i in range(3, 24) if plain.index(plain[i]) == i)
-    assert ask(stop_words_list=pack([plain[place : place + 2]])) == plain[:place]
+    assert ask(stop_words_list=pack_words([plain[place : place + 2]])) == plain[:place]
     (whole,) = client.stream(ENGINE, token_inputs(ids, 24, streaming=False, carry=b"{}"))
     assert (tokens_of([whole]), whole["finish_reason"].item(), whole["carry"].item()) == (plain, b"length", b"{}")
 

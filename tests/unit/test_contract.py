@@ -15,7 +15,7 @@ from shoal.component.base import check_outputs
 from shoal.errors import InputError
 from shoal.generation import Limits, Sampling, TokenRequest, pack_answer
 from shoal.generation.answering import Answering
-from shoal.generation.wordlists import pack
+from shoal.generation.contract import pack_words
 from tests.support.llm import ENGINE, engine_spec, token_inputs
 
 LIMITS = Limits(vocabulary=100, context=20, slots=4, end_ids=(2, 3))
@@ -42,8 +42,8 @@ def test_everything() -> None:
         repetition_penalty=1.1,
         seed=2**64 - 1,
         min_tokens=2,
-        stop_words_list=pack([[8], [9, 10]]),
-        bad_words_list=pack([[11, 12, 13]]),
+        stop_words_list=pack_words([[8], [9, 10]]),
+        bad_words_list=pack_words([[11, 12, 13]]),
         carry='{"stops": ["é"]}'.encode(),
         streaming=False,
         pad_id=-5,
@@ -87,7 +87,7 @@ def test_no_end_token() -> None:
         ({"runtime_top_p": 1.25}, "runtime_top_p is 1.25."),
         ({"temperature": float("nan")}, "temperature is nan."),
         ({"temperature": -0.1}, "temperature is -0.1."),  # not -0.10000000149
-        ({"stop_words_list": pack([[1], [100]])}, "stop_words_list has 100"),
+        ({"stop_words_list": pack_words([[1], [100]])}, "stop_words_list has 100"),
         ({"bad_words_list": np.array([[1, 2], [3, -1]])}, "bad_words_list has"),
         ({"carry": b"\xff"}, "carry is not UTF-8."),
         ({"carry": b"x" * 4097}, "carry has 4097 bytes."),

@@ -341,7 +341,7 @@ def test_the_models_files(weights: Path) -> None:
     assert ask(piece, text_input=long)["request_output_len"].item() == 29
     piece.close()
     (weights / "config.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(ArtifactError, match=r"config\.json has the max_position_embeddings None"):
+    with pytest.raises(ArtifactError, match=r"config\.json has max_position_embeddings None"):
         start("prompt", model=str(weights))
     (weights / "config.json").write_text('{"max_position_embeddings": 40}', encoding="utf-8")
     (weights / "tokenizer.json").write_text("{}", encoding="utf-8")

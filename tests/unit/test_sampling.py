@@ -50,23 +50,4 @@ def test_refused(settings: dict[str, Any], words: str) -> None:
     ],
 )
 def test_greedy_or_not(settings: dict[str, Any], is_greedy: bool) -> None:
-    sampling = Sampling(**settings).check(8)
-    assert sampling.is_greedy is is_greedy
-    assert sampling.to_transformers()["do_sample"] is not is_greedy
-
-
-def test_what_transformers_gets() -> None:
-    sampling = Sampling(temperature=0.7, top_k=40, top_p=0.9, repetition_penalty=1.2, seed=3, min_tokens=2)
-    assert sampling.to_transformers() == {
-        "do_sample": True,
-        "temperature": 0.7,
-        "top_k": 40,
-        "top_p": 0.9,
-        "repetition_penalty": 1.2,
-        "min_new_tokens": 2,
-    }
-    assert Sampling(top_k=1).to_transformers() == {
-        "do_sample": False,
-        "repetition_penalty": 1.0,
-        "min_new_tokens": None,
-    }
+    assert Sampling(**settings).check(8).is_greedy is is_greedy

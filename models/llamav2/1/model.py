@@ -5,7 +5,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import numpy as np
 import torch
 
-from shoal.component import Arrays, Component, Context, Parameters
+from shoal.component import Arrays, Component, Context, Parameters, read_tokenizer
 from shoal.generation import Prompts, Sampling, find_weights, llama2
 from shoal.generation.engines.loading import DTYPES, load_model
 
@@ -17,16 +17,16 @@ class Llamav2(Component):
         parameters = Parameters(context.spec)
         weights = find_weights(parameters.text("model"))
         self.system = parameters.text("system_prompt")
-        self.max_tokens = parameters.whole("max_tokens", 256)
-        self.seed = parameters.whole("seed", 0, least=0)
-        self.sampling = Sampling(
-            temperature=parameters.number("temperature", 0.01),
-            top_k=parameters.whole("top_k", 20, least=0),
-            repetition_penalty=parameters.number("repetition_penalty", 1.1),
-        ).check()
+        self.max_tokens, self.seed = parameters.whole("max_tokens", 256), parameters.whole("seed", 0, least=0)
+        temperature, top_k = parameters.number("temperature", 0.01), parameters.whole("top_k", 20, least=0)
+        penalty = parameters.number("repetition_penalty", 1.1)
+        sampling = Sampling(temperature, top_k, repetition_penalty=penalty).check()
+        chance = {} if sampling.is_greedy else {"temperature": temperature, "top_k": top_k}
+        self.settings = {"do_sample": bool(chance), "repetition_penalty": penalty, **chance}
         self.end_ids = weights.end_ids
-        room = max(1, weights.context - self.max_tokens)  # for the prompt
-        self.prompts = Prompts.open(weights.folder, llama2, context=room + 1)
+        self.tokenizer = read_tokenizer(weights.folder / "tokenizer.json")
+        context = max(2, weights.context - self.max_tokens + 1)  # of the prompt and its first new token
+        self.prompts = Prompts(self.tokenizer, llama2, context=context)
         self.model = load_model(weights, parameters.choice("dtype", DTYPES), context.num_threads)
 
     def ids(self, text: bytes) -> list[int]:
@@ -51,9 +51,9 @@ class Llamav2(Component):
             max_new_tokens=self.max_tokens,
             eos_token_id=list(self.end_ids) or None,
             pad_token_id=self.end_ids[0] if self.end_ids else 0,
-            **self.sampling.to_transformers(),
+            **self.settings,
         )
-        texts = [[self.prompts.write(row).encode()] for row in found[:, widest:].tolist()]
+        texts = [[self.tokenizer.decode(row).encode()] for row in found[:, widest:].tolist()]
         return {"generated_text": np.array(texts, np.object_)}
 
 

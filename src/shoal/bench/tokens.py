@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shoal.errors import ServerError
-from shoal.llm.client import Piece
+from shoal.generation import Piece
 
 # One token each, with the space before it, in the vocabularies of most models.
 _WORDS = (

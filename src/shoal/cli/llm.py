@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import ExitStack, closing
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -52,7 +51,8 @@ def generate(
 ) -> None:
     """Continue a text, or answer a chat's message."""
     from shoal.client.client import Client
-    from shoal.llm.client import Llm, join
+    from shoal.generation import join_pieces
+    from shoal.llm.client import Llm
     from shoal.local import load
 
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: active waiting is very slow beside other work
@@ -76,7 +76,7 @@ def generate(
             address = url or f"127.0.0.1:{8001 if protocol == 'grpc' else 8000}"
             llm = Llm(held.enter_context(Client(address, protocol=protocol, timeout=timeout)), model)
         if not is_stream:
-            _print(asdict(llm.generate(asked, **settings)), as_json=as_json)
+            _print(llm.generate(asked, **settings)._asdict(), as_json=as_json)
             return
         pieces = []
         try:
@@ -91,7 +91,7 @@ def generate(
             if pieces and not as_json:
                 typer.echo()
         if as_json:
-            _print(asdict(join(pieces)), as_json=True)
+            _print(join_pieces(pieces)._asdict(), as_json=True)
 
 
 def tokens(
@@ -108,16 +108,17 @@ def tokens(
 ) -> None:
     """Ask an engine directly, in token ids; tensors get the dtypes that the server declares."""
     from shoal.client.client import Client
-    from shoal.llm.tokens import ask, read_ids, write_text
+    from shoal.llm.tokens import ask, open_tokenizer, read_ids
 
-    ids = read_ids(query, tokenizer)
+    own = open_tokenizer(tokenizer) if tokenizer else None
+    ids = read_ids(query, own)
     with Client(server, protocol=protocol, timeout=timeout) as client:
         found = ask(client, model, ids, output_length)
-    text = write_text([*ids, *found], tokenizer) if tokenizer else ""
+    text = str(own.decode([*ids, *found])) if own else ""
     if as_json:
-        print_json({"input_ids": ids, "output_ids": found, **({"text": text} if tokenizer else {})})
+        print_json({"input_ids": ids, "output_ids": found, **({"text": text} if own else {})})
         return
-    typer.echo(text if tokenizer else ",".join(map(str, found)))
+    typer.echo(text if own else ",".join(map(str, found)))
 
 
 def _read_prompt(prompt: str | None) -> str:

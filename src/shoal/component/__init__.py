@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from shoal.component.artifact_files import read_json as read_json
     from shoal.component.artifact_files import read_object as read_object
     from shoal.component.artifact_files import read_text as read_text
+    from shoal.component.artifact_files import read_tokenizer as read_tokenizer
     from shoal.component.artifact_files import refusal as refusal
     from shoal.component.base import Component as Component
     from shoal.component.base import Context as Context

@@ -8,9 +8,12 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from reprlib import repr as shorten
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.errors import ArtifactError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 MAKE_AGAIN = "Make it again: shoal train --out FOLDER"
 GREATEST = 3.4e38  # FP32's
@@ -92,6 +95,22 @@ def read_json(path: Path, kind: str, *, parse_constant: Callable[[str], Any] | N
     if not isinstance(value, dict):
         raise refusal(path, kind, f"it is the JSON value {shorten(value)}, expected an object")
     return value
+
+
+def read_tokenizer(path: Path) -> Tokenizer:
+    """Read a ``tokenizer.json``.
+
+    Raises:
+        ArtifactError: the file is missing, or does not contain a fast tokenizer.
+    """
+    from tokenizers import Tokenizer
+
+    kind = "fast tokenizer of Hugging Face's"
+    text = read_text(path, kind)
+    try:
+        return Tokenizer.from_str(text)
+    except Exception as error:  # the library has no exception class for unreadable files
+        raise refusal(path, kind, describe_bytes(text[:32].encode()) or str(error)) from error
 
 
 def _unite(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

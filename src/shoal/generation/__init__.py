@@ -7,6 +7,7 @@ from shoal import face
 if TYPE_CHECKING:
     from shoal.generation.completions import Completions as Completions
     from shoal.generation.completions import Piece as Piece
+    from shoal.generation.completions import StopCutter as StopCutter
     from shoal.generation.completions import TextStream as TextStream
     from shoal.generation.completions import join_pieces as join_pieces
     from shoal.generation.completions import pack_piece as pack_piece
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from shoal.generation.prompts import rows as rows
     from shoal.generation.prompts import stack as stack
     from shoal.generation.sampling import Sampling as Sampling
-    from shoal.generation.stops import StopCutter as StopCutter
     from shoal.generation.templates import ChatTemplate as ChatTemplate
     from shoal.generation.weights import Weights as Weights
     from shoal.generation.weights import find_weights as find_weights

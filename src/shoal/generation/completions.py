@@ -1,35 +1,38 @@
-"""Streams of token ids to pieces of text: detokenizer, stop strings, counts, and the reason of the end."""
+"""The way from token ids back to text: one stream of an answer, stop strings, and the component ``completion``.
+
+``Piece`` is an answer's text with its counts. ``TextStream`` makes pieces of one stream of token ids. ``StopCutter``
+cuts a text before its first stop string. ``Completions`` keeps the streams of many requests.
+"""
 
 from __future__ import annotations
 
 import json
 import threading
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from reprlib import repr as shorten
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from shoal.component import Array, Arrays, Parameters, check_file
-from shoal.errors import ArtifactError, InputError
+from shoal.component import Array, Arrays, Parameters, fixed_by, read_tokenizer
+from shoal.errors import InputError
+from shoal.generation.contract import MAX_WORDS
 from shoal.generation.detokenizer import Detokenizer
-from shoal.generation.stops import StopCutter
-from shoal.generation.wordlists import MAX_WORDS
+from shoal.generation.weights import TOKENIZER, read_folder
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 MOST_STREAMS = 10_000
 _MOST_TOKENS = 2**32 - 1
-_FIX_CARRY = 'Send what the prompt step made: {"stops": ["..."], "num_input_tokens": 5}.'
 
 
 class Piece(NamedTuple):
-    """One answer of a stream: new text, and counts of tokens so far.
+    """Part of an answer as it comes, or a whole answer: its text, and counts of tokens.
 
-    ``finish_reason`` is empty until the stream ends, or a stop string cuts its text (``stop``). ``num_output_tokens``
-    counts the tokens up to this answer, or up to the answer in which the stop string was completed.
+    ``finish_reason`` is empty until the answer ends: then it is ``stop`` (a stop string, or the model's end token) or
+    ``length``. ``num_input_tokens`` counts the prompt. ``num_output_tokens`` counts from the beginning of the answer
+    up to this part, or up to the part that completes a stop string; pieces after that one are empty.
     """
 
     text: str
@@ -77,6 +80,52 @@ class TextStream:
         return self.step(_read_ids(answer), last=last, reason=_read_text(answer, "finish_reason"))
 
 
+class StopCutter:
+    """Cuts a text that comes in pieces before its first stop string, which may straddle pieces.
+
+    The first stop string is the one that begins first. An end of the text that may still become a stop string is held
+    back, at most one character less than the longest stop string has. What comes out does not depend on the division
+    into pieces.
+    """
+
+    def __init__(self, stops: Iterable[str]) -> None:
+        """Take the stop strings.
+
+        Raises:
+            InputError: one of them is empty.
+        """
+        self._stops = tuple(dict.fromkeys(stops))
+        if "" in self._stops:
+            raise InputError("A stop string is empty.", "Leave it out.")
+        self._most_held = max(map(len, self._stops), default=1) - 1
+        self._held = ""
+        self._has_stopped = False
+
+    def step(self, text: str, *, last: bool = False) -> tuple[str, bool]:
+        """Take the next piece; return the text to give out, and whether a stop string was found so far.
+
+        With ``last`` nothing is held back. After a stop string the text is empty.
+        """
+        if self._has_stopped:
+            return "", True
+        text = self._held + text
+        held = len(text) if last else self._find_held(text)
+        stop = min((place for place in map(text.find, self._stops) if place >= 0), default=len(text))
+        # A longer stop string may begin before the one that was found, and still be incomplete: wait for its end.
+        self._has_stopped = stop < len(text) and stop <= held
+        end = min(stop, held)
+        self._held = "" if self._has_stopped else text[end:]
+        return text[:end], self._has_stopped
+
+    def _find_held(self, text: str) -> int:
+        """Return where the end of the text begins that may become a stop string; the text's length if there is none."""
+        for place in range(max(0, len(text) - self._most_held), len(text)):
+            tail = text[place:]
+            if any(stop.startswith(tail) for stop in self._stops):
+                return place
+        return len(text)
+
+
 class Completions:
     """Answers requests of the component ``completion``: token ids of many streams in, text out. Threads may share it.
 
@@ -96,20 +145,9 @@ class Completions:
         Raises:
             ArtifactError: the parameter is not the absolute path of a folder, or its tokenizer.json cannot be read.
         """
-        from tokenizers import Tokenizer
-
-        folder = Path(parameters.text("model"))
-        if not folder.is_absolute() or not folder.is_dir():
-            raise parameters.refusal("model", "expected the absolute path of a folder with weights", "/models/llama")
-        path = folder / "tokenizer.json"
-        fix = "Let the parameter model name the folder of a model with its own tokenizer.json."
-        try:
-            check_file(path, "tokenizer")
-            return cls(Tokenizer.from_file(str(path)))
-        except ArtifactError as error:
-            raise ArtifactError(error.what, fix) from error
-        except Exception as error:  # the library has no exception class for unreadable files
-            raise ArtifactError(f"{path} is not a fast tokenizer: {error}.", fix) from error
+        path = read_folder(parameters) / TOKENIZER
+        with fixed_by("Let the parameter model name the folder of a model with its own tokenizer.json."):
+            return cls(read_tokenizer(path))
 
     def answer(self, inputs: Arrays) -> dict[str, Array]:
         """Answer one request: one row of tensors on the host, as the configuration of ``completion`` declares them.
@@ -199,17 +237,16 @@ def _read_carry(text: str) -> tuple[list[str], int]:
         return [], 0
     try:
         carry = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"carry is not JSON ({error}): {shorten(text)}.", _FIX_CARRY) from None
-    if not isinstance(carry, dict):
-        raise InputError(f"carry is {shorten(carry)}, expected an object.", _FIX_CARRY)
-    stops, number = (carry.get(name) for name in ("stops", "num_input_tokens"))
-    if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
-        raise InputError(f"carry has the stops {shorten(stops)}, expected texts that are not empty.", _FIX_CARRY)
-    if len(stops) > MAX_WORDS:
-        raise InputError(f"carry has {len(stops)} stops; at most {MAX_WORDS} are allowed.", _FIX_CARRY)
-    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= _MOST_TOKENS:
-        raise InputError(f"carry has num_input_tokens {shorten(number)}, expected a number of tokens.", _FIX_CARRY)
+        stops, number = carry["stops"], carry["num_input_tokens"]
+        are_stops = isinstance(stops, list) and all(isinstance(stop, str) and stop for stop in stops)
+        is_valid = are_stops and len(stops) <= MAX_WORDS and type(number) is int and 0 <= number <= _MOST_TOKENS
+    except (ValueError, RecursionError, KeyError, TypeError):
+        is_valid = False
+    if not is_valid:
+        raise InputError(
+            f"carry is {shorten(text)}; expected JSON with at most {MAX_WORDS} stops and a number of tokens.",
+            'Send what the prompt step made: {"stops": ["..."], "num_input_tokens": 5}.',
+        )
     return stops, number
 
 

@@ -1,9 +1,12 @@
-"""Contract of token-level engines: reading a request's tensors, and packing its answers.
+"""Contract of token-level engines: reading a request's tensors, its word lists, and packing its answers.
 
 Inputs, one row per request: ``input_ids`` INT32 [-1], ``input_lengths`` and ``request_output_len`` INT32 [1]; optional
 ``end_id``, ``pad_id``, ``runtime_top_k``, ``min_tokens`` INT32 [1], ``runtime_top_p``, ``temperature``,
 ``repetition_penalty`` FP32 [1], ``seed`` UINT64 [1], ``stop_words_list`` and ``bad_words_list`` INT32 [2, -1],
 ``carry`` STRING [1], ``streaming`` BOOL [1]. Outputs: see ``pack_answer``.
+
+Word lists are in TensorRT-LLM's layout, INT32 ``[2, n]``. Row 0 has the ids of all words, one word after the other. Row
+1 has the end of each word in row 0, padded with -1. The words (5, 6) and (7,) are ``[[5, 6, 7], [2, 3, -1]]``.
 """
 
 from __future__ import annotations
@@ -19,11 +22,10 @@ import numpy as np
 from shoal.component import Arrays
 from shoal.errors import InputError
 from shoal.generation.sampling import Sampling
-from shoal.generation.wordlists import unpack
 
 NAMES = {"top_k": "runtime_top_k", "top_p": "runtime_top_p", "max_tokens": "request_output_len"}
 MOST_CARRY = 4096  # bytes
-REASONS = ("", "stop", "length", "cancelled", "error")
+MAX_WORDS = 64  # of a word list
 
 _first_stream = secrets.randbits(31) << 32
 _streams = itertools.count()
@@ -100,7 +102,7 @@ def pack_answer(
 
     ``output_ids`` INT32 [1, 1, tokens] (rows, beams, new tokens: none, one or several), ``sequence_length`` INT32
     [1, 1], ``stream_id`` INT64 [1, 1], ``is_last`` BOOL [1, 1], ``carry`` and ``finish_reason`` STRING [1, 1].
-    ``carry`` is the request's in the first answer, then empty. ``reason`` is one of ``REASONS``.
+    ``carry`` is the request's in the first answer, then empty. ``reason`` is ``stop`` or ``length`` in the last answer.
     """
     return {
         "output_ids": np.array([[ids]], np.int32).reshape(1, 1, len(ids)),
@@ -110,6 +112,39 @@ def pack_answer(
         "carry": np.array([[carry.encode()]], np.object_),
         "finish_reason": np.array([[reason.encode()]], np.object_),
     }
+
+
+def pack_words(words: Sequence[Sequence[int]]) -> np.ndarray[Any, Any]:
+    """Return words of token ids as a word list, INT32 ``[2, n]``; n is 1 if there are none."""
+    ids = [int(token) for word in words for token in word]
+    packed = np.full((2, max(1, len(ids))), -1, np.int32)
+    packed[0] = ids or 0
+    packed[1, : len(words)] = np.cumsum([len(word) for word in words])
+    return packed
+
+
+def unpack_words(array: np.ndarray[Any, Any], name: str) -> list[tuple[int, ...]]:
+    """Return the words of a word list, INT32 ``[2, n]``; ids behind the last word's end are padding.
+
+    ``name``, the tensor's, is for errors.
+
+    Raises:
+        InputError: there are more than 64 words, one is empty, or its end is outside row 0.
+    """
+    ids, ends = array.tolist()
+    while ends and ends[-1] == -1:
+        ends.pop()
+    if len(ends) > MAX_WORDS:
+        raise InputError(f"{name} has {len(ends)} words; at most {MAX_WORDS} are allowed.", "Shorten the list.")
+    words = []
+    for index, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
+        if not start < end <= len(ids):
+            raise InputError(
+                f"{name} has the end {end} for word {index}, which begins at {start} of {len(ids)} ids.",
+                f"Send ends that increase, up to {len(ids)}, then -1. Leave empty words out.",
+            )
+        words.append(tuple(ids[start:end]))
+    return words
 
 
 def new_stream_id() -> int:
@@ -124,17 +159,12 @@ def _single(inputs: Arrays, name: str, default: Any) -> Any:
     """
     if name not in inputs:
         return default
-    array = np.asarray(inputs[name])
-    if array.size != 1:
-        raise InputError(f"{name} has {array.size} values.", "Send one: requests have one row.")
-    value = array.reshape(-1)[0]
+    value = np.asarray(inputs[name]).reshape(-1)[0]
     return float(str(value)) if isinstance(value, np.floating) else value.item() if hasattr(value, "item") else value
 
 
 def _prompt(inputs: Arrays) -> tuple[int, ...]:
     ids = np.asarray(inputs["input_ids"])
-    if ids.shape[0] != 1:
-        raise InputError(f"input_ids has {ids.shape[0]} rows.", "Send one row per request.")
     length = int(_single(inputs, "input_lengths", ids.shape[1]))
     if length < 1:
         raise InputError(f"The prompt has no tokens: input_lengths is {length}.", "Send at least one token.")
@@ -180,10 +210,10 @@ def _sampling(inputs: Arrays) -> Sampling:
 def _words(inputs: Arrays, name: str, vocabulary: int) -> tuple[tuple[int, ...], ...]:
     if name not in inputs:
         return ()
-    words = tuple(tuple(map(int, word)) for word in unpack(np.asarray(inputs[name])[0], name) if len(word))
+    words = unpack_words(np.asarray(inputs[name])[0], name)
     for word in words:
         _check_ids(f"{name} has", word, vocabulary)
-    return words
+    return tuple(words)
 
 
 def _carry(inputs: Arrays) -> str:

@@ -12,19 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shoal.component import Array, Arrays, Parameters, fixed_by, read_json, read_text
+from shoal.component import Array, Arrays, Parameters, fixed_by, read_json, read_text, read_tokenizer
 from shoal.errors import ArtifactError, InputError
-from shoal.generation.contract import MOST_CARRY
+from shoal.generation.contract import MAX_WORDS, MOST_CARRY, pack_words
 from shoal.generation.sampling import Sampling
 from shoal.generation.templates import ChatTemplate
-from shoal.generation.wordlists import pack
+from shoal.generation.weights import TOKENIZER, read_context, read_folder
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 ROLES = ("system", "user", "assistant", "tool")
 LLAMA2 = "llama2"
-MAX_WORDS = 64  # stop words of a request, and bad words
 MAX_TOKENS = 256
 MAX_TEXT_BYTES = 2**20
 _WORDS = ("stop_words", "bad_words")
@@ -205,8 +204,8 @@ class Prompts:
             "repetition_penalty": sampling.repetition_penalty,
             "seed": secrets.randbits(64) if sampling.seed is None else sampling.seed,
             "streaming": row.get("stream", True),
-            "stop_words_list": pack([found for stop in stops if (found := self._spell_stop(stop))]),
-            "bad_words_list": pack([self._spell_bad(word) for word in bad]),
+            "stop_words_list": pack_words([found for stop in stops if (found := self._spell_stop(stop))]),
+            "bad_words_list": pack_words([self._spell_bad(word) for word in bad]),
             "carry": carry,
         }
 
@@ -280,32 +279,17 @@ class Prompts:
             ArtifactError: a parameter or a file cannot be used.
             SetupError: the chat template cannot be rendered on this machine.
         """
-        folder = Path(parameters.text("model"))
-        if not folder.is_absolute() or not folder.is_dir():
-            raise parameters.refusal("model", "expected the absolute path of a folder with weights", "/models/llama")
+        folder = read_folder(parameters)
         template = parameters.text("template")
         if template not in ("", LLAMA2):
             raise parameters.refusal("template", f"expected {LLAMA2}, or nothing for the model's own", LLAMA2)
         context, max_tokens = parameters.whole("context", 0, least=0), parameters.whole("max_tokens", MAX_TOKENS)
         max_text_bytes = parameters.whole("max_text_bytes", MAX_TEXT_BYTES)
         with fixed_by(_FIX_FOLDER):
-            context = context or _read_context(folder)
-            tokenizer = _read_tokenizer(folder)
+            context = context or read_context(folder)
+            tokenizer = read_tokenizer(folder / TOKENIZER)
             chosen = llama2 if template else _read_template(folder)  # last, because it starts a process
             return cls(tokenizer, chosen, context=context, max_tokens=max_tokens, max_text_bytes=max_text_bytes)
-
-    @classmethod
-    def open(cls, folder: Path, template: ChatTemplate | Render | None, **options: int) -> Prompts:
-        """Return the prompts of the model in ``folder``, with its tokenizer.json; options as in the constructor.
-
-        Raises:
-            ArtifactError: the tokenizer cannot be read.
-        """
-        return cls(_read_tokenizer(folder), template, **options)
-
-    def write(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids, without special tokens."""
-        return str(self._tokenizer.decode(list(ids)))
 
     def close(self) -> None:
         """End the process of the chat template."""
@@ -334,25 +318,6 @@ def _sampling(row: Mapping[str, Any]) -> Sampling:
 
 
 # --- a model's folder --------------------------------------------------------------------------------------------
-
-
-def _read_tokenizer(folder: Path) -> Tokenizer:
-    from tokenizers import Tokenizer
-
-    text = read_text(folder / "tokenizer.json", "fast tokenizer of Hugging Face's")
-    try:
-        return Tokenizer.from_str(text)
-    except Exception as error:  # the library has no exception class for unreadable files
-        raise ArtifactError(f"{folder / 'tokenizer.json'} is not a fast tokenizer: {error}.") from error
-
-
-def _read_context(folder: Path) -> int:
-    path = folder / "config.json"
-    config = read_json(path, "model's configuration")
-    value = (config.get("text_config") or config).get("max_position_embeddings")  # of a model that reads images, too
-    if type(value) is not int or value < 2:
-        raise ArtifactError(f"{path} has the max_position_embeddings {value!r}; expected a number of tokens.")
-    return value
 
 
 def _read_template(folder: Path) -> ChatTemplate | None:

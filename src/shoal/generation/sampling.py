@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from shoal.errors import InputError
 
@@ -63,16 +62,3 @@ class Sampling:
                 "Send a min_tokens that is not greater.",
             )
         return self
-
-    def to_transformers(self) -> dict[str, Any]:
-        """Return the settings as arguments of transformers' ``GenerationConfig``; it has no seeds."""
-        common = {"repetition_penalty": self.repetition_penalty, "min_new_tokens": self.min_tokens or None}
-        if self.is_greedy:
-            return {"do_sample": False, **common}
-        return {
-            "do_sample": True,
-            "temperature": self.temperature,
-            "top_k": self.top_k,
-            "top_p": self.top_p,
-            **common,
-        }

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shoal.component import read_json
+from shoal.component import Parameters, read_json
 from shoal.errors import ArtifactError
 
 CONFIG, TOKENIZER, INDEX = "config.json", "tokenizer.json", "model.safetensors.index.json"
@@ -33,6 +33,28 @@ class Weights:
     end_ids: tuple[int, ...]
 
 
+def read_folder(parameters: Parameters, default: str = "") -> Path:
+    """Return the weights folder that the parameter ``model`` names.
+
+    Raises:
+        ArtifactError: the parameter is not the absolute path of a folder.
+    """
+    folder = Path(parameters.text("model", default))
+    if not folder.is_absolute() or not folder.is_dir():
+        raise parameters.refusal("model", "expected the absolute path of a folder with weights", "/models/llama")
+    return folder
+
+
+def read_context(folder: Path) -> int:
+    """Return the model's greatest number of tokens, of its ``config.json``.
+
+    Raises:
+        ArtifactError: the file is missing, or has no such number.
+    """
+    config = read_json(folder / CONFIG, "model configuration")
+    return _whole(folder, _text_part(config), "max_position_embeddings")
+
+
 def find_weights(folder: str | Path) -> Weights:
     """Check a weights folder: ``config.json``, ``tokenizer.json``, and safetensors or ``decoder.onnx``, of one model.
 
@@ -52,7 +74,7 @@ def find_weights(folder: str | Path) -> Weights:
             raise ArtifactError(f"{folder} has no {name}.", _DOWNLOAD)
     shards = _find_shards(folder)
     config = read_json(folder / CONFIG, "model configuration")
-    text = config.get("text_config", config)  # of a model that reads more than text
+    text = _text_part(config)
     vocabulary = _whole(folder, text, "vocab_size")
     context = _whole(folder, text, "max_position_embeddings")
     added = _check_tokenizer(folder, vocabulary)
@@ -88,6 +110,12 @@ def _find_shards(folder: Path) -> tuple[str, ...]:
             _DOWNLOAD,
         )
     return tuple(named)
+
+
+def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part of a configuration that is about text, of a model that reads more than text."""
+    part = config.get("text_config") or config
+    return part if isinstance(part, dict) else {}
 
 
 def _whole(folder: Path, config: Mapping[str, Any], name: str) -> int:

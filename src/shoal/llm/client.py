@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Any, TypeAlias, TypedDict, Unpack
 
 import numpy as np
@@ -13,13 +12,10 @@ import numpy as np
 from shoal.client.aio import AsyncClient
 from shoal.client.client import Client
 from shoal.errors import InputError, ServerError, suggest
+from shoal.generation import Piece, join_pieces
 from shoal.local import Pipeline
 
 Messages: TypeAlias = Sequence[Mapping[str, str]]
-_KINDS = {
-    "max_tokens": np.int32, "min_tokens": np.int32, "top_k": np.int32, "temperature": np.float32, "top_p": np.float32,
-    "repetition_penalty": np.float32, "seed": np.uint64,
-}  # fmt: skip
 _LISTS = "stop_words", "bad_words"
 
 
@@ -41,25 +37,6 @@ class Settings(TypedDict, total=False):
     bad_words: Sequence[str]
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Part of a text as it comes.
-
-    ``finish_reason`` is empty until the text ends: then ``stop`` (a stop word, or the model's own end) or ``length``.
-    Behind a stop word, the ensemble ``llm`` may send more pieces, which are empty.
-    ``num_output_tokens`` counts from the beginning of the text.
-    """
-
-    text: str
-    finish_reason: str
-    num_input_tokens: int
-    num_output_tokens: int
-
-
-class Completion(Piece):
-    """A whole text."""
-
-
 class Llm:
     """Language model behind a ``Client``, or a ``Pipeline`` of ``shoal.load`` in this process::
 
@@ -76,9 +53,7 @@ class Llm:
         self._source = source
         self._model = model or (source.default_model() if isinstance(source, Client) else "")
 
-    def generate(
-        self, prompt: str | Messages, *, timeout: float | None = None, **settings: Unpack[Settings]
-    ) -> Completion:
+    def generate(self, prompt: str | Messages, *, timeout: float | None = None, **settings: Unpack[Settings]) -> Piece:
         """Return the whole text; ``timeout`` in seconds.
 
         Raises:
@@ -86,7 +61,7 @@ class Llm:
             ServerError: no answer, or not in time.
         """
         with closing(self._ask(to_inputs(prompt, settings, is_streaming=False), timeout, None)) as pieces:
-            return join(pieces)
+            return join_pieces([*pieces])
 
     def stream(
         self,
@@ -126,10 +101,10 @@ class AsyncLlm:
 
     async def generate(
         self, prompt: str | Messages, *, timeout: float | None = None, **settings: Unpack[Settings]
-    ) -> Completion:
+    ) -> Piece:
         """Return the whole text; see ``Llm.generate``."""
         inputs = to_inputs(prompt, settings, is_streaming=False)
-        return join([piece async for piece in self._ask(inputs, timeout, None)])
+        return join_pieces([piece async for piece in self._ask(inputs, timeout, None)])
 
     def stream(
         self,
@@ -153,58 +128,33 @@ class AsyncLlm:
 
 
 def to_inputs(prompt: str | Messages, settings: Mapping[str, Any], *, is_streaming: bool) -> dict[str, Any]:
-    """Return the text-level inputs of one request, each an array of one row.
+    """Return the text-level inputs of one request, one row each; the client or pipeline converts and checks them.
 
     Raises:
-        InputError: a setting is unknown, or not of its type.
+        InputError: a setting is unknown.
     """
+    inputs: dict[str, Any] = {"stream": [is_streaming]}
     if isinstance(prompt, str):
-        inputs: dict[str, Any] = {"text_input": np.array([[prompt]], np.object_)}
+        inputs["text_input"] = [prompt]
     else:
-        inputs = {"messages": np.array([[json.dumps([dict(each) for each in prompt])]], np.object_)}
-    inputs["stream"] = np.array([[is_streaming]])
+        inputs["messages"] = [json.dumps([dict(each) for each in prompt])]
     for name, value in settings.items():
-        if value is None:
-            continue
-        if name in _LISTS:
-            words = [value] if isinstance(value, str) else list(value)
-            if words:
-                inputs[name] = np.array([words], np.object_)
-            continue
-        if name not in _KINDS:
-            raise InputError(f"Unknown setting {name!r}.", suggest(name, [*_KINDS, *_LISTS]))
-        kind: np.dtype[Any] = np.dtype(_KINDS[name])
-        is_whole = kind.kind in "iu"
-        is_number = isinstance(value, int if is_whole else int | float) and not isinstance(value, bool)
-        if not is_number or (is_whole and not np.iinfo(kind).min <= value <= np.iinfo(kind).max):
-            raise InputError(f"{name} is {value!r}, which is not of type {kind}.", "Give a number in its range.")
-        inputs[name] = np.array([[value]], kind)
+        if name not in Settings.__annotations__:
+            raise InputError(f"Unknown setting {name!r}.", suggest(name, Settings.__annotations__))
+        if name in _LISTS and value:
+            inputs[name] = [[value] if isinstance(value, str) else [*value]]
+        elif name not in _LISTS and value is not None:
+            inputs[name] = [value]
     return inputs
 
 
 def read_piece(answer: Mapping[str, Any]) -> Piece:
     """Return an answer's text, with its counts."""
-    found = {name: np.asarray(answer[name]).item() for name in Piece.__dataclass_fields__ if name != "text"}
-    return Piece(
-        _text(np.asarray(answer["text_output"]).item()), **{**found, "finish_reason": _text(found["finish_reason"])}
-    )
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
-
-
-def join(pieces: Iterable[Piece]) -> Completion:
-    """Join the pieces of a text."""
-    found = list(pieces)
-    check_end(found[-1] if found else None)
-    last = found[-1]
-    return Completion(
-        "".join(piece.text for piece in found), last.finish_reason, last.num_input_tokens, last.num_output_tokens
-    )
+    found = (np.asarray(answer[name]).item() for name in ("text_output", *Piece._fields[1:]))
+    return Piece._make(value.decode() if isinstance(value, bytes) else value for value in found)
 
 
 def check_end(last: Piece | None) -> None:
-    """Raise ``ServerError`` if ``last`` is not the end of a text."""
+    """Raise ``ServerError`` if ``last`` is not the end of an answer."""
     if last is None or not last.finish_reason:
         raise ServerError("The answer ended before its last piece.", "The server's log says why; try again.")

@@ -8,7 +8,8 @@ from pathlib import Path
 from shoal.client.client import Client
 from shoal.composition.compose import compose
 from shoal.errors import needs
-from shoal.llm.client import Llm, Piece
+from shoal.generation import Piece
+from shoal.llm.client import Llm
 from shoal.paths import check_path_supported
 from shoal.progress import OnProgress
 from shoal.server.launch import serve

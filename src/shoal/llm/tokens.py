@@ -4,25 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shoal.client.client import Client
-from shoal.errors import ArtifactError, InputError, ServerError, needs
+from shoal.component import fixed_by, read_tokenizer
+from shoal.errors import InputError, ServerError, needs
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 _SETTINGS = {"runtime_top_k": 1, "runtime_top_p": 1.0, "temperature": 1.0}  # greedy
 
 
-def read_ids(query: str, tokenizer: Path | None) -> list[int]:
-    """Return the ids of a text, or those that ``query`` lists, separated by commas or spaces.
+def open_tokenizer(folder: Path) -> Tokenizer:
+    """Return the tokenizer of a folder with tokenizer.json.
 
     Raises:
-        InputError: there is no tokenizer, and ``query`` is not a list of ids.
-        ArtifactError: the tokenizer cannot be read.
+        ArtifactError: it cannot be read.
+    """
+    with needs("llm"), fixed_by("Name a folder with the model's tokenizer.json: --tokenizer FOLDER"):
+        return read_tokenizer(folder / "tokenizer.json")
+
+
+def read_ids(query: str, tokenizer: Tokenizer | None) -> list[int]:
+    """Return the token ids of the text ``query``; without a tokenizer, the ids that it lists: 1,2,3 or 1 2 3.
+
+    Raises:
+        InputError: there are no ids, or something else.
     """
     if tokenizer is not None:
-        ids = [int(token) for token in _load(tokenizer).encode(query).ids]
+        ids = [int(token) for token in tokenizer.encode(query).ids]
     else:
         try:
             ids = [int(word) for word in query.replace(",", " ").split()]
@@ -33,23 +46,6 @@ def read_ids(query: str, tokenizer: Path | None) -> list[int]:
     if not ids:
         raise InputError("The prompt has no tokens.", "Give at least one.")
     return ids
-
-
-def write_text(ids: Sequence[int], tokenizer: Path) -> str:
-    """Return the text of token ids."""
-    return str(_load(tokenizer).decode(list(ids)))
-
-
-def _load(folder: Path) -> Any:
-    with needs("llm"):
-        from tokenizers import Tokenizer
-    path = folder / "tokenizer.json"
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # the library has no exception class for unreadable files
-        raise ArtifactError(
-            f"{path} cannot be read: {error}.", "Name a folder with the model's tokenizer.json."
-        ) from None
 
 
 def ask(client: Client, model: str, ids: Sequence[int], output_length: int) -> list[int]:

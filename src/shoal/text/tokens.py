@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from array_api_compat import device as device_of
 
-from shoal.component.artifact_files import describe_bytes, read_text, refusal
+from shoal.component.artifact_files import read_tokenizer
 from shoal.component.base import Context
 from shoal.component.parameters import Parameters, fixed_by
 from shoal.component.tensors import Array, namespace
@@ -21,7 +21,6 @@ from shoal.text.wordpiece import LENGTHS, WIDTH_MULTIPLE, WordPiece, read_vocabu
 
 VOCABULARY, TOKENIZER = "vocab.txt", "tokenizer.json"
 MAX_LENGTH = 256
-_KIND = "fast tokenizer of Hugging Face's"
 _FIX = f"Copy the encoder's own {TOKENIZER} there, or the {VOCABULARY} of a BERT; not both."
 _PADDING = ("[PAD]", "<pad>")  # of BERT's and of RoBERTa's families
 
@@ -32,13 +31,7 @@ class FastTokenizer:
     """Hugging Face tokenizer of a ``tokenizer.json``, except that rows are truncated and right-padded here."""
 
     def __init__(self, path: Path, *, max_length: int) -> None:
-        from tokenizers import Tokenizer
-
-        text = read_text(path, _KIND)
-        try:
-            self._tokenizer = Tokenizer.from_str(text)
-        except Exception as error:  # the library has no exception class for unreadable files
-            raise refusal(path, _KIND, describe_bytes(text[:32].encode()) or str(error)) from error
+        self._tokenizer = read_tokenizer(path)
         known = (self._tokenizer.token_to_id(token) for token in _PADDING)
         padding = self._tokenizer.padding or {"pad_id": next((token for token in known if token is not None), 0)}
         self._pad_id, self._max_length = int(padding["pad_id"]), max_length
