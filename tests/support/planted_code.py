@@ -17,7 +17,6 @@ READ = """    def initialize(self, args):
             self.text = file.read()
 
 """
-DECOUPLED = "model_transaction_policy { decoupled: true }\n"
 TENSOR = 'pb_utils.Tensor("Y", x * np.float32(2))'
 SHARED = 'pb_utils.Tensor.from_dlpack("Y", x * np.float32(2))'
 
@@ -118,22 +117,6 @@ PLANTS = (
         "def auto_complete_config",
         {CODE: ("    @staticmethod\n    def auto_complete_config(", "    def auto_complete_config(self, ")},
         {CODE: (START, COMPLETE + START)},
-    ),
-    Plant(
-        "a finalize that wants args",
-        "finalize-not-callable",
-        CODE,
-        "def finalize",
-        {CODE: ("def finalize(self):", "def finalize(self, args):")},
-        {CODE: (RETURN, RETURN + "\n    def finalize(self):\n        print(1)\n")},
-    ),
-    Plant(
-        "a decoupled model that returns its responses",
-        "decoupled-returns",
-        CODE,
-        "return responses",
-        {CODE: ("return None", "return responses")},
-        {CODE: (RETURN, "        return None\n"), "first/config.pbtxt": ("dynamic", DECOUPLED + "dynamic")},
     ),
     Plant(
         "a capsule",

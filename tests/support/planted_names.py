@@ -12,24 +12,9 @@ ASKS = """    def initialize(self, args):
         self.dtype = pb_utils.get_output_config_by_name(model_config, "Y")["data_type"]
 
 """
-CALLS = MODEL.replace(
-    "            responses",
-    '            inner = pb_utils.InferenceRequest(model_name="other", inputs=[pb_utils.Tensor("ITS_INPUT", x)])\n'
-    '            x = pb_utils.get_output_tensor_by_name(inner.exec(), "ITS_OUTPUT").as_numpy()\n'
-    "            responses",
-)
-SECOND = 'output { name: "Z" data_type: TYPE_FP32 dims: [ 4 ] }\ndynamic'
 
 PLANTS = (
     Plant("an input of another name", "reads-unknown-input", CODE, '"x"', {CODE: ('"X"', '"x"')}),
-    Plant(
-        "an input by a constant",
-        "reads-unknown-input",
-        CODE,
-        "get_input_tensor_by_name",
-        {CODE: ('NAME = "X"', 'NAME = "TEXT"')},
-        {CODE: MODEL.replace('"X"', "self.NAME").replace(START, f'    NAME = "X"\n\n{START}')},
-    ),
     Plant(
         "a misspelt input in a method",
         "reads-unknown-input",
@@ -43,14 +28,6 @@ PLANTS = (
                 START, f"{START}        return self.answer(requests)\n\n{METHOD}"
             ),
         },
-    ),
-    Plant("an output of another name", "writes-unknown-output", CODE, '"OUT"', {CODE: ('"Y"', '"OUT"')}),
-    Plant(
-        "an output that never comes",
-        "output-never-written",
-        FIRST,
-        '"Z"',
-        {FIRST: ("dynamic", SECOND)},
     ),
     Plant(
         "the dtype of another name",

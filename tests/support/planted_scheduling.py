@@ -243,14 +243,6 @@ PLANTS = (
         core="specifies multiple CONTROL_SEQUENCE_START",
         model="alone",
     ),
-    Plant(
-        "a queue without end",
-        "queue-without-limit",
-        "alone/config.pbtxt",
-        "dynamic_batching",
-        {"alone/config.pbtxt": (QUEUE, "")},
-        {"alone/config.pbtxt": config("alone"), "alone/1/model.py": MODEL},
-    ),
     Plant("a place left open", "kind-left-open", FIRST, "", first("instance_group [ { kind: KIND_CPU } ]", "")),
     Plant("a place left to Triton", "kind-left-open", FIRST, "instance_group", first("KIND_CPU", "KIND_AUTO")),
     Plant(

@@ -1,11 +1,9 @@
-"""Names, links, and downloads at import."""
+"""Names and links."""
 
 from __future__ import annotations
 
 from tests.support.planted import MODEL, Link, Plant, config
 
-CODE = "first/1/model.py"
-CLASS = "\n\nclass TritonPythonModel"
 FIRST = "first/config.pbtxt"
 
 PLANTS = (
@@ -41,25 +39,5 @@ PLANTS = (
         "first/1/weights.pt",
         "",
         {"first/1/weights.pt": Link("../../../runs/7/weights.pt")},
-    ),
-    Plant(
-        "a download at import",
-        "downloads-at-import",
-        CODE,
-        "urlretrieve",
-        {
-            CODE: (
-                CLASS,
-                '\nimport urllib.request\n\nurllib.request.urlretrieve("file:///etc/hostname", "/dev/null")' + CLASS,
-            )
-        },
-    ),
-    Plant(
-        "a download by a function that is called at import",
-        "downloads-at-import",
-        CODE,
-        "urlopen",
-        {CODE: ("    pass", '    urlopen("file:///etc/hostname")')},
-        {CODE: (CLASS, "\nfrom urllib.request import urlopen\n\n\ndef prepare():\n    pass\n\n\nprepare()" + CLASS)},
     ),
 )

@@ -10,7 +10,6 @@ from tests.support.streams import DECOUPLED, FILES
 COUNTS, ADDS, ASKS = "counts/1/model.py", "adds/1/model.py", "asks/1/model.py"
 SUMS = "sums/config.pbtxt"
 FINAL = "        sender.send(flags=FINAL)\n"
-READ = "        for answer in asked.exec(decoupled=True):\n"
 OUTER = """name: "outer"
 platform: "ensemble"
 max_batch_size: 0
@@ -70,10 +69,6 @@ TAKES_ID = 'input { name: "stream_id" data_type: TYPE_INT64 dims: [ 1 ] optional
 UNNUMBERED = "".join(line for line in FILES[SUMS].splitlines(keepends=True) if "stream_id" not in line)
 SINGLE = (DECOUPLED, "")
 NO_ENSEMBLE: dict[str, Edit] = {SUMS: None, "sums/1/.gitkeep": None}
-TAKEN = """        answers = asked.exec(decoupled=True)
-        for answer in [answers]:
-            print(answers.has_error())
-"""
 LATE = """        last = pb_utils.InferenceResponse([], pb_utils.TritonError("late"))
         sender.send(last, flags=FINAL)
 """
@@ -225,13 +220,6 @@ PLANTS = (
         },
     ),
     plant(
-        "a stream without its policy",
-        "decoupled-mismatch",
-        ASKS,
-        "sender.send(pb_utils.InferenceResponse(answer.output_tensors()))",
-        {"asks/config.pbtxt": SINGLE},
-    ),
-    plant(
         "a streaming component without its policy",
         "decoupled-mismatch",
         COUNTS,
@@ -246,26 +234,6 @@ PLANTS = (
         "class Counts",
         {COUNTS: ("(StreamingComponent)", "(Component)")},
         {COUNTS: COMPONENT},
-    ),
-    plant(
-        "many answers taken for one",
-        "answers-not-iterated",
-        ASKS,
-        "answers = asked.exec(decoupled=True)",
-        {ASKS: (READ, TAKEN)},
-    ),
-    plant(
-        "a tensor of many answers",
-        "answers-not-iterated",
-        ASKS,
-        "exec(decoupled=True)",
-        {
-            ASKS: (
-                FINAL,
-                "        more = asked.exec(decoupled=True)\n"
-                '        print(pb_utils.get_output_tensor_by_name(more, "NUMBER"))\n' + FINAL,
-            )
-        },
     ),
     plant(
         "many answers, awaited",

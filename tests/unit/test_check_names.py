@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import planted_names
 from tests.support.planted import MODEL, config
 from tests.support.sources import check_source, execute, find
 
@@ -21,10 +20,6 @@ from tests.support.sources import check_source, execute, find
 )
 def test_what_cannot_be_known_of_an_execute_is_left_alone(text: str, tmp_path: Path) -> None:
     assert check_source(tmp_path, text) == []
-
-
-def test_a_decoupled_model_returns_none(tmp_path: Path) -> None:
-    assert check_source(tmp_path, execute("return None"), "model_transaction_policy { decoupled: true }\n") == []
 
 
 @pytest.mark.parametrize(
@@ -122,120 +117,21 @@ TritonPythonModel = Double.for_triton()
 """
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        pytest.param(
-            MODEL.replace('"X").as_numpy()', '"X").as_numpy()\n            extra = read(request, "E")').replace(
-                "\n\nclass",
-                "\n\ndef read(request, name):\n    tensor = pb_utils.get_input_tensor_by_name(request, name)\n"
-                "    return None if tensor is None else tensor.as_numpy()\n\n\nclass",
-            ),
-            id="a helper that asks",
-        ),
-        pytest.param(
-            MODEL.replace(
-                "            responses",
-                '            extra = pb_utils.get_input_tensor_by_name(request, "EXTRA")\n'
-                "            if extra is not None:\n                x = x + extra.as_numpy()\n            responses",
-            ),
-            id="an input that it can do without",
-        ),
-        pytest.param(
-            MODEL.replace(
-                "            responses",
-                "            try:\n"
-                '                x = pb_utils.get_input_tensor_by_name(request, "EXTRA").as_numpy()\n'
-                "            except AttributeError:\n                pass\n            responses",
-            ),
-            id="an input that is tried",
-        ),
-        pytest.param(planted_names.CALLS, id="the inputs of another model"),
-        pytest.param(
-            planted_names.CALLS.replace('[pb_utils.Tensor("ITS_INPUT", x)]', "tensors").replace(
-                "            inner",
-                "            tensors = []\n"
-                '            tensors.append(pb_utils.Tensor("ITS_INPUT", x))\n            inner',
-            ),
-            id="the inputs of another model, in a list",
-        ),
-        pytest.param(
-            MODEL.replace('"X")', "self.name)").replace('Tensor("Y"', 'Tensor(f"{self.prefix}Y"'),
-            id="names from elsewhere",
-        ),
-        pytest.param(
-            MODEL.replace(
-                'x = pb_utils.get_input_tensor_by_name(request, "X").as_numpy()',
-                "x, *_ = (tensor.as_numpy() for tensor in request.inputs())",
-            ),
-            id="all inputs",
-        ),
-        pytest.param(COMPONENT, id="a component, which checks its own tensors"),
-    ],
-)
-def test_names_that_may_be_right_are_left_alone(text: str, tmp_path: Path) -> None:
-    assert check_source(tmp_path, text) == []
-
-
-EXTRA = 'output { name: "Z" data_type: TYPE_FP32 dims: [ 4 ] }\n'
-
-
-@pytest.mark.parametrize(
-    ("text", "rules"),
-    [
-        (MODEL, ["output-never-written"]),
-        (MODEL.replace("[pb_utils.Tensor", "more.tensors() + [pb_utils.Tensor"), []),
-        (MODEL.replace('Tensor("Y"', "Tensor(self.name"), []),
-        (
-            MODEL.replace(
-                "            responses",
-                '            tensors = [pb_utils.Tensor("Z", x)]\n'
-                '            tensors.append(pb_utils.Tensor("Y", x))\n            responses',
-            ).replace('[pb_utils.Tensor("Y", x * np.float32(2))]', "tensors"),
-            [],
-        ),
-        (MODEL.replace("class", "@staticmethod\ndef auto_complete_config(config): return config\n\n\nclass"), []),
-    ],
-)
-def test_what_is_never_written_is_said_only_where_all_uses_are_seen(
-    text: str, rules: list[str], tmp_path: Path
-) -> None:
-    assert check_source(tmp_path, text, EXTRA) == rules
-
-
-@pytest.mark.parametrize(
-    ("bound", "used", "rules"),
-    [
-        ("NAME = 'E'", "NAME", ["reads-unknown-input"]),
-        ("NAME = 'X'", "NAME", []),
-        ("NAME = 'E'\nNAME = 'X'", "NAME", []),
-        ("NAME = 'E'\nNAME += 'X'", "NAME", []),
-        ("NAME = more()", "NAME", []),
-        ("NAME = OTHER = 'E'", "NAME", []),
-        ("with more() as NAME: pass", "NAME", []),
-        ("for NAME in ('X', 'E'): pass", "NAME", []),
-        ("NAME = 'E'\ndef f(NAME): pass", "NAME", []),
-        ("class Names:\n    NAME = 'E'", "Names.NAME", []),
-        ("import more", "more.NAME", []),
-    ],
-)
-def test_names_by_way_of_constants(bound: str, used: str, rules: list[str], tmp_path: Path) -> None:
-    text = MODEL.replace("\n\nclass", f"\n{bound}\n\n\nclass").replace('"X"', used)
-    assert check_source(tmp_path, text) == rules
+def test_a_component_checks_its_own_tensors(tmp_path: Path) -> None:
+    assert check_source(tmp_path, COMPONENT) == []
 
 
 def test_what_a_sequence_batcher_adds_is_declared(tmp_path: Path) -> None:
-    text = MODEL.replace('"X")', '"START")').replace('"Y"', '"STATE_OUT"')
-    (tmp_path / "m" / "1").mkdir(parents=True)
-    (tmp_path / "m" / "1" / "model.py").write_text(text, encoding="utf-8")
     sequence = (
         'sequence_batching { control_input { name: "START"'
         " control { kind: CONTROL_SEQUENCE_START int32_false_true: [0, 1] } }"
-        ' state { input_name: "STATE_IN" output_name: "STATE_OUT" data_type: TYPE_FP32 dims: [ 4 ] } }\n'
+        ' state { input_name: "STATE" output_name: "STATE_OUT" data_type: TYPE_FP32 dims: [ 4 ] } }\n'
     )
-    plain = "\n".join(line for line in config("m").split("\n") if "dynamic_batching" not in line)
-    (tmp_path / "m" / "config.pbtxt").write_text(plain + sequence, encoding="utf-8")
-    assert [finding.rule.id for finding in find(tmp_path)] == ["output-never-written"]
+    for name, rules in (("STATE", []), ("State", ["reads-unknown-input"]), ("sTART", ["reads-unknown-input"])):
+        assert check_source(tmp_path / name, MODEL.replace('"X"', f'"{name}"')) == []
+        path = tmp_path / name / "m" / "config.pbtxt"
+        path.write_text(config("m", batching=sequence), encoding="utf-8")
+        assert [finding.rule.id for finding in find(tmp_path / name)] == rules
 
 
 def test_only_versions_that_are_served_count(tmp_path: Path) -> None:

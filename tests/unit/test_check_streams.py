@@ -74,33 +74,6 @@ def test_senders_that_have_ended(text: str, is_found: bool, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("text", "is_found"),
-    [
-        ("for x in range(3):\n    sender.send(pb_utils.InferenceResponse([x]))", True),
-        ("while x:\n    sender.send(x)", True),
-        ("sender.send(pb_utils.InferenceResponse([x]))\n" + SEND, False),
-        ("for x in range(3):\n    sender.send(pb_utils.InferenceResponse([x]))\n    break", False),
-        ("for x in range(3):\n    if x:\n        sender.send(x)\n        return", False),
-        (f"for x in range(3):\n    sender.send(x, {FINAL})", False),
-        ("for x in range(3):\n    pass\nelse:\n    sender.send(x)", False),
-        ("for sender in senders:\n    sender.send(x)", False),
-        ("for x in range(3):\n    socket.send(x)", False),
-        ("for x in range(3):\n    if self.is_decoupled:\n        sender.send(x)", False),
-        ("for x in range(3):\n    call(lambda: sender.send(x))", False),
-    ],
-)
-def test_several_answers_of_a_model_that_is_not_decoupled(text: str, is_found: bool, tmp_path: Path) -> None:
-    assert look(tmp_path / "single", body(text)) == ["decoupled-mismatch"] * is_found
-    assert look(tmp_path / "many", body(text), DECOUPLED) == []
-
-
-def test_a_model_may_complete_its_policy_itself(tmp_path: Path) -> None:
-    text = body("for x in range(3):\n    sender.send(x)")
-    text += "\n    @staticmethod\n    def auto_complete_config(c):\n        c.set_model_transaction_policy({})\n"
-    assert look(tmp_path, text) == []
-
-
-@pytest.mark.parametrize(
     ("base", "settings", "is_found"),
     [
         ("StreamingComponent", DECOUPLED, False),
@@ -121,14 +94,8 @@ def test_components_and_their_policy(base: str, settings: str, is_found: bool, t
     [
         ("for x in asked.exec(decoupled=True):\n    x.has_error()", []),
         ("answers = asked.exec(decoupled=True)\nfor x in answers:\n    x.has_error()", []),
-        ("answers = list(asked.exec(decoupled=True))\nanswers.has_error()", []),
-        ("x = asked.exec(decoupled=True)\nx = list(x)[0]\nx.has_error()", []),
-        ("x = asked.exec()\nx.has_error()", []),
-        ("x = asked.exec(decoupled=self.many)\nx.has_error()", []),
         ("x = await asked.async_exec()\nx.has_error()", []),
         ("stop.exec(decoupled=True)", []),
-        ("x = asked.exec(decoupled=True).output_tensors()", ["answers-not-iterated"]),
-        ("x = asked.exec(decoupled=True)\nx.error().message()", ["answers-not-iterated"]),
         ("x = await asked.async_exec(decoupled=True)", ["async-exec-decoupled"]),
     ],
 )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from shoal.check import artifacts, environments, onnx_io, security
-from shoal.check.config import advice, engines, fields, folders, memory, placement, scheduling, tensors, warmups
+from shoal.check.config import engines, fields, folders, memory, placement, scheduling, tensors, warmups
 from shoal.check.ensembles import members, shapes, side_by_side, streams, wiring
 from shoal.check.findings import Finding, Severity
 from shoal.check.forests import contract as forest
@@ -20,7 +20,7 @@ from shoal.environment.targets import find_target
 # Each has RULES, and find(model, repository), which never raises because of a repository's contents.
 FAMILIES = (
     fields, folders, tensors, scheduling, warmups, wiring, side_by_side, members, shapes, streams, engines,
-    placement, memory, environments, artifacts, code, names, sending, forest, torchscript, onnx_io, security, advice,
+    placement, memory, environments, artifacts, code, names, sending, forest, torchscript, onnx_io, security,
 )  # fmt: skip
 RULES = {rule.id: rule for family in FAMILIES for rule in family.RULES}
 

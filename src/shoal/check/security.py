@@ -1,4 +1,4 @@
-"""Unsafe parts of a repository: names, links, and downloads at import."""
+"""Unsafe names and links in a repository."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from pathlib import Path
 
 from shoal.check.findings import Findings, Place, Rule, Severity
 from shoal.check.models import Model, Repository
-from shoal.check.python import imports
 
 NAME = Rule("unsafe-name", Severity.ERROR, is_core=True)
 LINK = Rule("symlink-leaves-repository", Severity.WARNING)
 DANGLING = Rule("dangling-link", Severity.ERROR)
-RULES = (NAME, LINK, DANGLING, *imports.RULES)
+RULES = (NAME, LINK, DANGLING)
 
 MAX_FILES = 20_000  # in one model's folder; more than that are a data set, or an environment
 _MAX_LINKS = 40  # that lead to each other, as Linux has it
@@ -33,7 +32,6 @@ def find(model: Model, repository: Repository) -> Findings:
     for path in _links(model.folder):
         if not path.name.startswith(_LOCK):
             yield from _check_link(path, repository.root, is_container=is_container)
-    yield from imports.find(model)
 
 
 def _check_names(model: Model) -> Findings:

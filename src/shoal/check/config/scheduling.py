@@ -18,11 +18,12 @@ CACHE = Rule("cache-on-uncacheable", Severity.ERROR, is_core=True)
 BACKEND = Rule("no-backend", Severity.ERROR, is_core=True)
 PLATFORM = Rule("platform-and-backend", Severity.ERROR, is_core=True)
 MISSPELT = Rule("misspelt-backend", Severity.ERROR, is_core=True)
+KIND = Rule("kind-left-open", Severity.WARNING)
 CONTROL = Rule("sequence-control", Severity.ERROR, is_core=True)
 METRICS = Rule("metric-control", Severity.ERROR, is_core=True)
 RULES = (
     BATCH_SIZE, PREFERRED, PRIORITY, ORDERING, INSTANCE_GPUS, PROFILE, CACHE, BACKEND, PLATFORM, MISSPELT, METRICS,
-    CONTROL,
+    CONTROL, KIND,
 )  # fmt: skip
 
 # NVIDIA's backends and widespread ones of others. A name unlike all of them is a backend of the user's own.
@@ -37,7 +38,7 @@ _CORRELATION = "CONTROL_SEQUENCE_CORRID"
 _CORRELATION_TYPES = {5: "UINT64", 9: "INT64", 4: "UINT32", 8: "INT32", 13: "STRING"}
 
 
-def find(model: Model, _: Repository) -> Findings:
+def find(model: Model, repository: Repository) -> Findings:
     """Find scheduling settings that core refuses."""
     if not model.path.exists() and model.versions and not _is_guessed(model):
         yield BACKEND.at(
@@ -60,6 +61,8 @@ def find(model: Model, _: Repository) -> Findings:
     yield from _backend(model)
     if not model.is_ensemble:
         yield from _spelling(model)
+        if model.is_python and not _is_in_unreadable(model, repository):
+            yield from _device(model)
     yield from _metrics(model)
     if message.HasField("sequence_batching"):
         yield from _sequences(model)
@@ -140,6 +143,23 @@ def _instances(model: Model) -> Findings:
                 f" unsupported gpu id {gpu}.",
                 "nvidia-smi -L lists the GPUs of a machine, from 0.",
             )
+
+
+def _device(model: Model) -> Findings:
+    """Find a Python model without a device: Triton chooses one by what the server's machine has."""
+    groups = model.message.instance_group
+    if not groups or any(enum_name(g.Kind, g.kind) == "KIND_AUTO" and not g.gpus for g in groups):
+        yield KIND.at(
+            model.at("instance_group"),
+            f"{model.name} does not say where it runs.",
+            "Add instance_group [ { kind: KIND_CPU } ], or KIND_GPU with the gpus it may use.",
+        )
+
+
+def _is_in_unreadable(model: Model, repository: Repository) -> bool:
+    """Whether an ensemble that cannot be read names it: what it needs is open until that one is corrected."""
+    texts = (other.text for other in repository.known.values() if other.message is None)
+    return any("ensemble" in text and f'"{model.name}"' in text for text in texts)
 
 
 def _cache(model: Model) -> Findings:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
 from shoal.check.findings import Findings, Place, Rule, Severity
 from shoal.check.models import Model, Repository
@@ -22,11 +21,9 @@ from shoal.check.python.source import (
 SYNTAX = Rule("model-py-syntax", Severity.ERROR, is_core=True)
 NO_CLASS = Rule("no-model-class", Severity.ERROR, is_core=True)
 SIGNATURE = Rule("wrong-signature", Severity.ERROR, is_core=True)
-FINALIZE = Rule("finalize-not-callable", Severity.WARNING)
-RETURNS = Rule("decoupled-returns", Severity.ERROR)
 CAPSULE = Rule("dlpack-capsule", Severity.WARNING)
 ASCII = Rule("text-opened-as-ascii", Severity.WARNING)
-RULES = (SYNTAX, NO_CLASS, SIGNATURE, FINALIZE, RETURNS, CAPSULE, ASCII)
+RULES = (SYNTAX, NO_CLASS, SIGNATURE, CAPSULE, ASCII)
 
 CLASS = "TritonPythonModel"
 # The number of arguments that Triton passes, and the right signature.
@@ -35,7 +32,6 @@ _CALLS = {
     "initialize": (1, "initialize(self, args)"),
     "execute": (1, "execute(self, requests)"),
     "is_ready": (0, "is_ready(self)"),
-    "finalize": (0, "finalize(self)"),
     "auto_complete_config": (1, "@staticmethod auto_complete_config(auto_complete_model_config)"),
 }
 _CAPSULES = frozenset({"to_dlpack", "toDlpack", "toDLPack", "__dlpack__"})
@@ -47,14 +43,13 @@ def find(model: Model, repository: Repository) -> Findings:
     del repository
     for path, text in served_sources(model):
         yield from _check_syntax(Place(path), text)
-    is_decoupled = model.message is not None and model.message.model_transaction_policy.decoupled
 
     def look(source: Source) -> Findings:
-        owner = _find_class(source)
-        if owner is None:
-            yield from _check_class(source)
-        else:
-            yield from _check_methods(source, owner, is_decoupled=is_decoupled)
+        found = [node for node in source.nodes if isinstance(node, Function | ast.ClassDef) and node.name == CLASS]
+        if not found:
+            yield from _check_missing(source)
+        elif len(found) == 1 and isinstance(found[0], ast.ClassDef):
+            yield from _check_methods(source, found[0])
         yield from _check_capsules(source)
         yield from _check_opens(source)
 
@@ -79,39 +74,13 @@ def _check_syntax(place: Place, text: str) -> Findings:
         )
 
 
-def _bindings(source: Source) -> Iterator[ast.AST]:
-    """Find the statements that bind the model class at module level."""
-    for node in walk_within(source.tree):
-        is_definition = isinstance(node, Function | ast.ClassDef) and node.name == CLASS
-        is_assigned = isinstance(node, ast.Name) and node.id == CLASS and isinstance(node.ctx, ast.Store)
-        if is_definition or is_assigned or (isinstance(node, ast.alias) and (node.asname or node.name) in (CLASS, "*")):
-            yield node
-
-
-def _find_class(source: Source) -> ast.ClassDef | None:
-    """The one class that is the model's; None where it comes from elsewhere, or from several places."""
-    bindings = list(_bindings(source))
-    if len(bindings) != 1:
-        return None
-    if isinstance(bindings[0], ast.ClassDef):
-        return bindings[0]
-    for node in source.tree.body:
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) and bindings[0] in node.targets:
-            return _classes(source).get(node.value.id)
-    return None
-
-
-def _classes(source: Source) -> dict[str, ast.ClassDef]:
-    return {node.name: node for node in source.tree.body if isinstance(node, ast.ClassDef)}
-
-
-def _check_class(source: Source) -> Findings:
-    is_hidden = any(
-        is_literal(node, CLASS) or (isinstance(node, ast.Global) and CLASS in node.names) for node in source.nodes
-    )
-    if is_hidden or any(_bindings(source)) or source.words & {"exec", "globals", "setattr", "__getattr__"}:
+def _check_missing(source: Source) -> Findings:
+    """Find code that neither imports, assigns nor mentions the model's class."""
+    is_made = source.words & {CLASS, "*", "exec", "globals", "setattr", "__getattr__"}
+    if is_made or any(is_literal(node, CLASS) for node in source.nodes):
         return
-    alike = [c for c in _classes(source).values() if any(getattr(node, "name", "") == "execute" for node in c.body)]
+    classes = [node for node in source.tree.body if isinstance(node, ast.ClassDef)]
+    alike = [owner for owner in classes if any(getattr(node, "name", "") == "execute" for node in owner.body)]
     if len(alike) == 1:
         yield NO_CLASS.at(
             source.at(alike[0]),
@@ -136,15 +105,14 @@ def _methods(source: Source, owner: ast.ClassDef) -> tuple[dict[str, Function], 
     return methods, is_plain and "execute" not in defined and "execute" not in source.words
 
 
-def _check_methods(source: Source, owner: ast.ClassDef, *, is_decoupled: bool) -> Findings:
+def _check_methods(source: Source, owner: ast.ClassDef) -> Findings:
     methods, lacks_execute = _methods(source, owner)
     for name, (given, form) in _CALLS.items():
         method = methods.get(name)
         if method is not None and not _is_callable(source, method, given, on_class=name == "auto_complete_config"):
-            rule = FINALIZE if name == "finalize" else SIGNATURE
             wanted = f"with {given} argument{'s'[: given != 1]}" if given else "without arguments"
             what = f"Triton calls {name} {wanted}, which {name}({ast.unparse(method.args)}) does not take."
-            yield rule.at(source.at(method), what, f"Write {form}.")
+            yield SIGNATURE.at(source.at(method), what, f"Write {form}.")
     initialize, execute = methods.get("initialize"), methods.get("execute")
     if isinstance(initialize, ast.AsyncFunctionDef):
         yield SIGNATURE.at(source.at(initialize), "Triton does not await initialize: it never runs.", "Write def.")
@@ -156,33 +124,6 @@ def _check_methods(source: Source, owner: ast.ClassDef, *, is_decoupled: bool) -
     if any(isinstance(node, ast.Yield | ast.YieldFrom) for node in walk_within(execute)):
         what = "It yields, so Triton gets a generator in place of a list: every request fails."
         yield SIGNATURE.at(source.at(execute), what, "Return a list, or send each part through a response sender.")
-    elif is_decoupled and _is_plain(source, execute) and "set_model_transaction_policy" not in source.words:
-        yield from _check_returns(source, execute)
-
-
-def _check_returns(source: Source, execute: Function) -> Findings:
-    """Find lists that a decoupled model returns.
-
-    Code that mentions decoupled models is skipped, because it may check the mode itself.
-    """
-    within = list(walk_within(execute))
-    texts = {node.value for node in source.nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-    if any("decoupled" in word for word in (*source.words, *texts)):
-        return  # it may check which mode it is in
-    bound: dict[str, list[ast.AST]] = {}
-    for node in within:
-        for name in (inner for inner in ast.iter_child_nodes(node) if isinstance(inner, ast.Name)):
-            if isinstance(name.ctx, ast.Store | ast.Del):
-                bound.setdefault(name.id, []).append(node)
-    for node in within:
-        value = node.value if isinstance(node, ast.Return) else None
-        if isinstance(value, ast.Name):
-            values = [getattr(by, "value", None) for by in bound.get(value.id, [None])]
-        else:
-            values = [value]
-        if all(isinstance(value, ast.List | ast.ListComp) for value in values):
-            what = "It returns a list, which a decoupled model must not do."
-            yield RETURNS.at(source.at(node), what, "Send each response through its request's sender; return None.")
 
 
 def _is_plain(source: Source, method: Function) -> bool:

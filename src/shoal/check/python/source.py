@@ -65,15 +65,6 @@ class Source:
         return tuple(node for node in self.nodes if isinstance(node, ast.Call))
 
     @cached_property
-    def functions(self) -> Mapping[str, Function]:
-        """By name, every function and method; where a name has several, none of them."""
-        found: dict[str, list[Function]] = {}
-        for node in self.nodes:
-            if isinstance(node, Function):
-                found.setdefault(node.name, []).append(node)
-        return {name: nodes[0] for name, nodes in found.items() if len(nodes) == 1}
-
-    @cached_property
     def words(self) -> frozenset[str]:
         """Every name and attribute in it."""
         words = set()
