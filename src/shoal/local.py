@@ -11,10 +11,9 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-from shoal.client.arrays import to_arrays, too_many_rows
-from shoal.client.calls import Answer
+from shoal.client.calls import Answer, count_rows, to_arrays, too_many_rows
 from shoal.client.copies import Copies
-from shoal.client.failures import ModelRefusalError
+from shoal.client.failures import UnknownModelError
 from shoal.component.base import Component, Context
 from shoal.component.callees import Callees, LocalCallees
 from shoal.component.spec import OTHER_REPOSITORY, REPOSITORY, STRING, TensorSpec
@@ -158,9 +157,8 @@ class Pipeline:
     def _read(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
         spec = self._graph.config.spec
         tensors = to_arrays(spec.inputs, inputs, is_batched=spec.is_batched)
-        num_rows = len(next(iter(tensors.values()))) if spec.is_batched else 0
-        if num_rows > spec.max_batch_size:
-            raise too_many_rows(num_rows, spec.name, spec.max_batch_size)
+        if spec.is_batched and count_rows(tensors) > spec.max_batch_size:
+            raise too_many_rows(count_rows(tensors), spec)
         return tensors
 
     def _answer(self, tensors: Arrays) -> Answer:
@@ -221,8 +219,8 @@ def _check_same(graph: Graph, remote: Remote, identity: str | None) -> None:
         }
         try:
             remote.infer(spec.name, nothing, parameters={REPOSITORY: identity})
-        except ModelRefusalError as error:  # other refusals of the dummy values come after the identity check
-            if str(error).startswith(OTHER_REPOSITORY):
+        except InputError as error:  # a model may refuse the dummy values, but only after the identity check
+            if isinstance(error, UnknownModelError) or str(error).startswith(OTHER_REPOSITORY):
                 raise
 
 

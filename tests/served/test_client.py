@@ -17,7 +17,7 @@ from shoal.client.aio import AsyncClient
 from shoal.client.calls import Answer
 from shoal.client.client import Client
 from shoal.client.failures import CallError
-from shoal.client.transports import ChannelPool
+from shoal.client.grpc_transport import ChannelPool
 from shoal.errors import InputError
 from shoal.local import Pipeline
 from shoal.server.launch import Server
@@ -70,12 +70,13 @@ def test_inputs_come_by_mapping_or_keyword(ask: Any) -> None:
 
 
 def test_what_the_server_says_of_a_model(ask: Any) -> None:
-    assert [(spec.name, spec.dtype, spec.dims) for spec in ask.inputs("ensemble_all")] == [
+    described = ask.describe("ensemble_all")
+    assert [(spec.name, spec.dtype, spec.dims) for spec in described.inputs] == [
         ("excerpt", "TYPE_STRING", (1,)),
         ("BERT_WEIGHT", "TYPE_FP32", (1,)),
     ]
-    assert [spec.name for spec in ask.outputs("ensemble_all")] == list(OUTPUTS)
-    assert ask.max_batch_size("ensemble_all") == 512
+    assert [spec.name for spec in described.outputs] == list(OUTPUTS)
+    assert described.max_batch_size == 512
     assert ask.is_ready("ensemble_all")
     assert not ask.is_ready("nope")
 
@@ -124,7 +125,7 @@ def test_addresses_may_name_their_protocol(server: Server) -> None:
         ("http://127.0.0.1:8000", {}, "http://127.0.0.1:8000 names the protocol http; this client speaks grpc"),
         ("https://a.example:443", {"protocol": "http"}, "https://a.example:443 names the protocol https; this client"),
         ("127.0.0.1", {}, "'127.0.0.1' is not HOST:PORT. Triton's port for grpc is 8001: 127.0.0.1:8001"),
-        ("", {"protocol": "http"}, "'' is not HOST:PORT. Triton's port for http is 8000"),
+        (":", {"protocol": "http"}, "':' is not HOST:PORT. Triton's port for http is 8000"),
         ("::1:8001", {}, "'::1:8001' is not HOST:PORT"),
         ("a:65536", {}, "'a:65536' is not HOST:PORT"),
         ("a:8000/v2", {"protocol": "http"}, "'a:8000/v2' is not HOST:PORT"),
@@ -134,6 +135,12 @@ def test_values_that_cannot_be_used_are_named(url: str, options: dict[str, Any],
     with pytest.raises(InputError) as error:
         Client(url, **options)
     assert str(error.value).startswith(message)
+
+
+def test_without_an_address_it_is_this_machine_at_the_protocols_port() -> None:
+    for protocol, url in (("grpc", "127.0.0.1:8001"), ("http", "127.0.0.1:8000")):
+        with Client(protocol=protocol) as client:
+            assert client.url == url
 
 
 def test_a_requests_own_time_is_checked(client: Client) -> None:
@@ -165,7 +172,7 @@ def test_errors_of_parts_name_the_callers_rows(ask: Any) -> None:
 
 def test_models_that_do_not_batch_get_one_request(ask: Any) -> None:
     """Also where only asking tells: their dimensions are free, and no two need be the same."""
-    assert ask.max_batch_size("flat") == 0
+    assert ask.describe("flat").max_batch_size == 0
     for a, b in (([1.0, 2.0], [3.0]), ([1.0], [3.0]), ([1.0] * 1000, [2.0])):
         assert ask.infer("flat", {"A": a, "timeout": b})["Y"].tolist() == a + b
 

@@ -163,7 +163,7 @@ def test_what_is_refused(ask: Any, way: str) -> None:
 
 def test_a_server_that_comes_late_is_waited_for(server: Server, way: str) -> None:
     with connect(way, url_of(server, way)) as known:
-        known.inputs("counts")
+        known.describe("counts")
         described = dict(known._flows._described)
     port = find_ports(0, 0, 0)[0]
     relays: list[Relay] = []

@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.client.calls import Call, Description, Method
+from shoal.client.calls import Call, Method
 from shoal.client.failures import CallError, Kind, Server, explain, stream_failure
-from shoal.client.generate import Events, from_generate, to_generate
-from shoal.component.spec import TensorSpec
+from shoal.client.http_transport import Events, from_generate, to_generate
+from shoal.component.spec import ModelSpec, TensorSpec
 from shoal.errors import InputError, ServerError, ShoalError
 
 
 def make_call(tensors: Mapping[str, tuple[str, tuple[int, ...]]], arrays: dict[str, Any], **options: Any) -> Call:
     """A stream's call to a model whose inputs and outputs have these dtypes and dims."""
     specs = tuple(TensorSpec(name, f"TYPE_{dtype}", dims) for name, (dtype, dims) in tensors.items())
-    is_batched = options.pop("is_batched", True)
-    return Call(Method.STREAM, "m", arrays, described=Description("m", specs, specs, is_batched), **options)
+    max_batch_size = 8 if options.pop("is_batched", True) else 0
+    return Call(Method.STREAM, "m", arrays, spec=ModelSpec("m", specs, specs, max_batch_size), **options)
 
 
 def as_objects(*values: bytes) -> Any:

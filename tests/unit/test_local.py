@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from shoal import local
-from shoal.client.arrays import to_arrays
+from shoal.client.calls import to_arrays
 from shoal.component.spec import TensorSpec
 from shoal.errors import ArtifactError, InputError
 from shoal.local import Pipeline, load

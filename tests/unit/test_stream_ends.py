@@ -14,7 +14,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from shoal.client.calls import Call, Method
 from shoal.client.failures import CallError
-from shoal.client.transports import AsyncGrpc, Grpc
+from shoal.client.grpc_transport import AsyncGrpc, Grpc
 
 SECONDS = {"late": 0.3, "endless": 60.0}  # until the status
 CALL = Call(Method.STREAM, "late", {})

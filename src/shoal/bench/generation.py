@@ -75,8 +75,9 @@ def bench_tokens(
 
 
 def _check(client: Client, model: str) -> None:
-    missing = sorted(_INPUTS - {tensor.name for tensor in client.inputs(model)})
-    if missing or not generates_text(client.outputs(model)):
+    spec = client.describe(model)
+    missing = sorted(_INPUTS - {tensor.name for tensor in spec.inputs})
+    if missing or not generates_text(spec.outputs):
         lacks = f"input {missing[0]}" if missing else f"one of the outputs {', '.join(sorted(_OUTPUTS))}"
         raise InputError(
             f"Model {model} has not {lacks}: it cannot be measured in tokens.",

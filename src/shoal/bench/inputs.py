@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from shoal.bulk.scoring import Feed
-from shoal.client.arrays import to_arrays
+from shoal.client.calls import to_arrays
 from shoal.component.spec import STRING, ModelSpec
 from shoal.component.tensors import Array
 from shoal.errors import ArtifactError, InputError

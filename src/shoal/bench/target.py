@@ -167,8 +167,7 @@ class Pool:
         while len(self._made) < number * len(models):
             client = self._make()
             for model in models:
-                client.inputs(model)
-                client.max_batch_size(model)
+                client.describe(model)
             self._idle.append(client)
 
     def _make(self) -> Client:

@@ -11,7 +11,6 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from shoal.client.client import Client
-from shoal.client.failures import RestrictedError
 from shoal.component.spec import STRING, TensorSpec
 from shoal.component.tensors import Array
 from shoal.errors import InputError, ServerError, suggest
@@ -107,14 +106,12 @@ def served(client: Client, name: str, *, max_rows: int | None = None, num_caller
         InputError: the server has no such model, or it takes fewer rows.
         ServerError: no server answers.
     """
-    try:
-        limit = client.max_batch_size(name)
-    except RestrictedError:  # the client divides requests that turn out to be too large
-        limit = max_rows or SERVED_ROWS
+    spec = client.describe(name)
+    limit = spec.max_batch_size
     return Endpoint(
         name,
-        client.inputs(name),
-        client.outputs(name),
+        spec.inputs,
+        spec.outputs,
         _by_row(lambda inputs: client.infer(name, inputs), limit),
         _check_rows(name, max_rows, SERVED_ROWS, limit),
         num_callers or SERVED_REQUESTS,

@@ -10,12 +10,11 @@ from weakref import WeakSet
 
 from shoal.client.calls import Answer, Call, Parameter
 from shoal.client.failures import CallError, explain
-from shoal.client.flow import Flow, Flows
-from shoal.client.retries import Attempts
-from shoal.client.settings import Settings, check_timeout, closed_client, merge
+from shoal.client.flow import Attempts, Flow, Flows, Request, Settings, check_timeout, closed_client, merge
+from shoal.client.grpc_transport import AsyncGrpc
+from shoal.client.http_transport import AsyncHttp
 from shoal.client.streams import AsyncReplies, Course
-from shoal.client.transports import AsyncGrpc, AsyncHttp, AsyncTransport
-from shoal.component.spec import TensorSpec
+from shoal.component.spec import ModelSpec
 from shoal.errors import InputError, ShoalError
 
 T = TypeVar("T")
@@ -32,7 +31,7 @@ class AsyncClient:
 
     def __init__(
         self,
-        url: str = "127.0.0.1:8001",
+        url: str = "",
         *,
         protocol: str = "grpc",
         timeout: float = 60.0,
@@ -44,7 +43,7 @@ class AsyncClient:
         self.url, self.protocol, self.timeout = self._settings.url, protocol, timeout
         self._flows = Flows()
         self._senders = asyncio.Semaphore(concurrency)
-        self._transport: AsyncTransport | None = None
+        self._transport: AsyncGrpc | AsyncHttp | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
         self._streams: WeakSet[AsyncReplies] = WeakSet()
@@ -67,8 +66,8 @@ class AsyncClient:
             InputError: an input or output is not what the model declares, or the model refused it.
             ServerError: no server answers, or not in time, or it failed.
         """
-        options: dict[str, Any] = {"request_id": request_id, "timeout": timeout, "parameters": parameters}
-        return await self._run_flow(self._flows.infer(model, merge(inputs, named), outputs=outputs, **options))
+        request = Request(model, merge(inputs, named), outputs, request_id, timeout, parameters)
+        return await self._run_flow(self._flows.infer(request))
 
     def stream(
         self,
@@ -95,8 +94,7 @@ class AsyncClient:
             InputError: an input or output is not what the model declares, or the model refused it.
             ServerError: no server answers, or not in time, or it failed; answers before that have been yielded.
         """
-        options: dict[str, Any] = {"request_id": request_id, "timeout": timeout, "parameters": parameters}
-        flow = self._flows.stream(model, merge(inputs, named), outputs=outputs, **options)
+        flow = self._flows.stream(Request(model, merge(inputs, named), outputs, request_id, timeout, parameters))
         limit = None if between is None else check_timeout(between, "between")
 
         async def open_course() -> Course:
@@ -121,24 +119,9 @@ class AsyncClient:
         """
         return await self._run_flow(self._flows.find_default())
 
-    async def inputs(self, model: str) -> tuple[TensorSpec, ...]:
-        """Return the inputs of ``model`` as the server describes them.
-
-        A server that restricts access to configurations does not say which are optional: all are reported as such.
-        """
-        return (await self._run_flow(self._flows.describe(model))).inputs
-
-    async def outputs(self, model: str) -> tuple[TensorSpec, ...]:
-        """Return the outputs of ``model``."""
-        return (await self._run_flow(self._flows.describe(model))).outputs
-
-    async def max_batch_size(self, model: str) -> int:
-        """Return the most rows that one request to ``model`` may have; 0 if its requests have no batch dimension.
-
-        Raises:
-            ServerError: the server restricts access to configurations, or does not answer.
-        """
-        return await self._run_flow(self._flows.max_batch_size(model))
+    async def describe(self, model: str) -> ModelSpec:
+        """Return the tensors of ``model``, and the most rows of a request, as ``Client.describe`` does."""
+        return await self._run_flow(self._flows.describe(model))
 
     async def _run_flow(self, flow: Flow[T]) -> T:
         """Drive a request flow to completion."""
@@ -155,7 +138,7 @@ class AsyncClient:
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
 
-    def _connected(self) -> AsyncTransport:
+    def _connected(self) -> AsyncGrpc | AsyncHttp:
         """Return the transport; the first call creates it and binds it to the running event loop."""
         if self._is_closed:
             raise closed_client()
@@ -166,7 +149,7 @@ class AsyncClient:
             raise InputError("This client belongs to another event loop.", "Make one in each loop.")
         return self._transport
 
-    async def _send_all(self, calls: Sequence[Call], transport: AsyncTransport) -> list[Any]:
+    async def _send_all(self, calls: Sequence[Call], transport: AsyncGrpc | AsyncHttp) -> list[Any]:
         if len(calls) == 1:
             return [await self._send(calls[0], transport)]
         tasks = [asyncio.create_task(self._send_part(call, transport)) for call in calls]
@@ -177,11 +160,11 @@ class AsyncClient:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _send_part(self, call: Call, transport: AsyncTransport) -> Any:
+    async def _send_part(self, call: Call, transport: AsyncGrpc | AsyncHttp) -> Any:
         async with self._senders:
             return await self._send(call, transport)
 
-    async def _send(self, call: Call, transport: AsyncTransport) -> Any:
+    async def _send(self, call: Call, transport: AsyncGrpc | AsyncHttp) -> Any:
         attempts = Attempts(call, self._settings)
         while True:
             try:

@@ -1,9 +1,12 @@
-"""Protocol-independent requests, answers and model descriptions."""
+"""Protocol-independent requests, answers and model descriptions, and the conversion of their tensors.
+
+Sections: calls; answers; split requests; values that callers give; tensors as they are sent.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import Enum
 from typing import Any, NamedTuple, TypeAlias
 
@@ -14,6 +17,16 @@ from shoal.component.tensors import Array
 from shoal.errors import InputError, suggest
 
 Parameter: TypeAlias = str | int | bool | float
+
+# Request parameters reserved by Triton.
+RESERVED = {"sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "binary_data_output"}
+READY = "READY"  # the state of a loaded model in the server's index
+# Request parameter that asks for the end of a stream as a message, and the parameter of answers that marks this end.
+WITH_FINAL, IS_FINAL = "triton_enable_empty_final_response", "triton_final_response"
+NO_LIMIT = 2**31 - 1  # max_batch_size of a model whose server does not tell it
+
+
+# --- calls ----------------------------------------------------------------------------------------------------------
 
 
 class Method(Enum):
@@ -29,10 +42,9 @@ class Method(Enum):
 
 @dataclass(frozen=True)
 class Call:
-    """One request to the server; ``known_...`` are the valid tensor names, for error messages.
+    """One request to the server. ``spec`` describes the model; it is None only for requests without tensors.
 
-    A part of a split request begins with row ``first_row`` of the whole. ``described`` is the model's description, for
-    STREAM: over HTTP its tensors are sent without dtypes and shapes.
+    A part of a split request begins with row ``first_row`` of the whole.
     """
 
     method: Method
@@ -42,15 +54,46 @@ class Call:
     request_id: str = ""
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     timeout: float | None = None
-    known_inputs: tuple[str, ...] = ()
-    known_outputs: tuple[str, ...] = ()
+    spec: ModelSpec | None = None
     first_row: int = 0
-    described: Description | None = None
 
-    @property
-    def rows(self) -> dict[str, int]:
-        """The size of each input's first dimension."""
-        return {name: int(array.shape[0]) for name, array in self.arrays.items() if array.ndim}
+
+class Description(NamedTuple):
+    """A model as its server describes it; ``calls`` are the models that an ensemble calls, None for other models."""
+
+    spec: ModelSpec
+    calls: tuple[str, ...] | None = None
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Description:
+        """Read a model's configuration in its JSON form."""
+        graph = config.get("ensemble_scheduling")
+        calls = None if graph is None else tuple(step["model_name"] for step in graph.get("step", ()))
+        return cls(ModelSpec.from_config(config), calls)
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, Any]) -> Description:
+        """Read a model's metadata in its JSON form, which lacks ``max_batch_size`` and which inputs are optional.
+
+        If the first dimension of every input is variable, it is taken for the batch dimension.
+        """
+        is_batched = {int(entry["shape"][0]) if entry.get("shape") else 0 for entry in metadata["inputs"]} == {-1}
+
+        def read(entry: Mapping[str, Any], is_optional: bool) -> TensorSpec:
+            dims = tuple(map(int, entry.get("shape", ())))[1 if is_batched else 0 :]
+            return TensorSpec(entry["name"], dtype_name(entry["datatype"]), dims, is_optional=is_optional)
+
+        inputs = tuple(read(entry, True) for entry in metadata["inputs"])
+        outputs = tuple(read(entry, False) for entry in metadata["outputs"])
+        return cls(ModelSpec(metadata["name"], inputs, outputs, NO_LIMIT if is_batched else 0))
+
+
+def dtype_name(datatype: str) -> str:
+    """Translate a protocol ``datatype`` into its name in ``config.pbtxt``."""
+    return STRING if datatype == "BYTES" else f"TYPE_{datatype}"
+
+
+# --- answers --------------------------------------------------------------------------------------------------------
 
 
 class NoOutputError(InputError, KeyError):
@@ -59,113 +102,49 @@ class NoOutputError(InputError, KeyError):
     __str__ = InputError.__str__  # KeyError would show the message as a quoted key
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class Answer(Mapping[str, np.ndarray[Any, Any]]):
     """Every output of one request, by name, as a read-only NumPy array ``[rows, *dims]``.
 
-    ``version`` is that of the model that answered; ``parameters`` are the response parameters.
+    ``model`` is the model that was asked, ``version`` that of the model that answered, ``request_id`` the caller's own
+    name for the request. ``parameters`` are the response parameters.
     """
 
-    def __init__(
-        self,
-        arrays: Mapping[str, np.ndarray[Any, Any]],
-        *,
-        model: str,
-        version: str = "",
-        request_id: str = "",
-        parameters: Mapping[str, Parameter] | None = None,
-    ) -> None:
-        for array in arrays.values():
+    arrays: Mapping[str, np.ndarray[Any, Any]]
+    _: KW_ONLY
+    model: str
+    version: str = ""
+    request_id: str = ""
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for array in self.arrays.values():
             array.setflags(write=False)
-        self._arrays = dict(arrays)
-        self._model, self._version, self._request_id = model, version, request_id
-        self._parameters = dict(parameters or {})
-
-    @property
-    def model(self) -> str:
-        """The model that was asked."""
-        return self._model
-
-    @property
-    def version(self) -> str:
-        """The version of the model that answered."""
-        return self._version
-
-    @property
-    def request_id(self) -> str:
-        """The caller's own name for the request."""
-        return self._request_id
-
-    @property
-    def parameters(self) -> dict[str, Parameter]:
-        """Response parameters sent beside the tensors, as a copy."""
-        return dict(self._parameters)
 
     def __getitem__(self, name: str) -> np.ndarray[Any, Any]:
         try:
-            return self._arrays[name]
+            return self.arrays[name]
         except KeyError:
-            raise NoOutputError(f"{self._model} gave no output {name}.", suggest(name, self._arrays)) from None
+            raise NoOutputError(f"{self.model} gave no output {name}.", suggest(name, self.arrays)) from None
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._arrays)
+        return iter(self.arrays)
 
     def __len__(self) -> int:
-        return len(self._arrays)
+        return len(self.arrays)
 
     def __repr__(self) -> str:
-        tensors = ", ".join(f"{name} {array.dtype} {list(array.shape)}" for name, array in self._arrays.items())
-        version = f", version {self._version}" if self._version else ""
-        return f"Answer({self._model}{version}: {tensors})"
+        tensors = ", ".join(f"{name} {array.dtype} {list(array.shape)}" for name, array in self.arrays.items())
+        version = f", version {self.version}" if self.version else ""
+        return f"Answer({self.model}{version}: {tensors})"
 
 
-class Description(NamedTuple):
-    """The tensors of a model, and how many rows a request may have.
-
-    ``is_batched``: the first dimension of every tensor counts rows, and is not among the ``dims``. ``max_rows`` is None
-    where the server restricts access to configurations. ``calls`` are the models that an ensemble calls.
-    """
-
-    name: str
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    is_batched: bool
-    max_rows: int | None = None
-    calls: tuple[str, ...] | None = None
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Description:
-        """Read a model's configuration in its JSON form."""
-        spec = ModelSpec.from_config(config)
-        graph = config.get("ensemble_scheduling")
-        calls = None if graph is None else tuple(step["model_name"] for step in graph.get("step", ()))
-        return cls(spec.name, spec.inputs, spec.outputs, spec.is_batched, spec.max_batch_size, calls)
-
-    @classmethod
-    def from_metadata(cls, metadata: Mapping[str, Any]) -> Description:
-        """Read a model's metadata in its JSON form; it lacks the batch limit and which inputs are optional.
-
-        If the first dimension of every input is variable, it is taken for the batch dimension.
-        """
-        shapes = {int(entry["shape"][0]) if entry.get("shape") else 0 for entry in metadata["inputs"]}
-        is_batched = shapes == {-1}
-
-        def read(entry: Mapping[str, Any], is_optional: bool) -> TensorSpec:
-            dims = tuple(map(int, entry.get("shape", ())))[1 if is_batched else 0 :]
-            return TensorSpec(entry["name"], dtype_name(entry["datatype"]), dims, is_optional=is_optional)
-
-        inputs = tuple(read(entry, True) for entry in metadata["inputs"])
-        outputs = tuple(read(entry, False) for entry in metadata["outputs"])
-        return cls(metadata["name"], inputs, outputs, is_batched, None if is_batched else 0)
-
-    @property
-    def output_names(self) -> tuple[str, ...]:
-        """Names of the outputs, in the model's order."""
-        return tuple(spec.name for spec in self.outputs)
+# --- split requests -------------------------------------------------------------------------------------------------
 
 
 def split(call: Call, size: int) -> list[Call]:
     """Split a request into parts of at most ``size`` rows; ids get the part's number appended: ``ID/1``, ``ID/2``."""
-    (num_rows,) = set(call.rows.values())
+    num_rows = count_rows(call.arrays)
     return [
         replace(
             call,
@@ -183,7 +162,7 @@ def join(call: Call, parts: Sequence[Call], answers: Sequence[Answer]) -> Answer
     Raises:
         InputError: an output does not have one row per row of the request, or its shape differs between parts.
     """
-    sizes = [next(iter(part.rows.values())) for part in parts]
+    sizes = [count_rows(part.arrays) for part in parts]
     first = answers[0]
     arrays = {name: _join(name, [answer[name] for answer in answers], sizes) for name in first}
     return Answer(
@@ -201,9 +180,7 @@ def _join(name: str, arrays: Sequence[Array], sizes: Sequence[int]) -> Array:
     return np.concatenate(arrays)
 
 
-def dtype_name(datatype: str) -> str:
-    """Translate a protocol ``datatype`` into its name in ``config.pbtxt``."""
-    return STRING if datatype == "BYTES" else f"TYPE_{datatype}"
+# --- values that callers give ---------------------------------------------------------------------------------------
 
 
 def check_outputs(wanted: Iterable[str], known: Sequence[str]) -> tuple[str, ...]:
@@ -217,10 +194,160 @@ def check_outputs(wanted: Iterable[str], known: Sequence[str]) -> tuple[str, ...
     names = tuple(dict.fromkeys(wanted))
     for name in names:
         if name not in known:
-            raise unknown_output(name, known)
+            raise InputError(f"There is no output {name}.", f"Outputs: {', '.join(known)}.")
     return names
 
 
-def unknown_output(name: str, known: Iterable[str]) -> InputError:
-    """Build the error for a requested output that the model does not have."""
-    return InputError(f"There is no output {name}.", f"Outputs: {', '.join(known)}.")
+def to_arrays(specs: Iterable[TensorSpec], values: Mapping[str, Any], *, is_batched: bool) -> dict[str, Array]:
+    """Convert lists or arrays, by input name, to NumPy arrays of the declared dtypes, and check the row counts.
+
+    One value per row may be given flat: ``["a", "b"]`` for TYPE_STRING [1] is ``[2, 1]``. None omits an input.
+
+    Raises:
+        InputError: an input is unknown or missing, has another dtype or shape, or another number of rows.
+    """
+    declared = {spec.name: spec for spec in specs}
+    given = {name: value for name, value in values.items() if value is not None}
+    if unknown := sorted(given.keys() - declared.keys()):
+        raise InputError(f"There is no input {unknown[0]}.", f"Inputs: {', '.join(declared)}.")
+    if missing := [name for name, spec in declared.items() if not spec.is_optional and name not in given]:
+        raise InputError(f"The input {missing[0]} is missing.", f"Give {missing[0]}=[...].")
+    arrays = {name: _to_array(declared[name], value, is_batched=is_batched) for name, value in given.items()}
+    if is_batched:
+        _check_rows(arrays)
+    return arrays
+
+
+def _check_rows(arrays: Mapping[str, Array]) -> None:
+    if not arrays:
+        raise InputError("The request has no inputs.", "Give at least one.")
+    rows = {name: len(array) for name, array in arrays.items()}
+    if len(set(rows.values())) > 1:
+        listing = ", ".join(f"{name} {count}" for name, count in rows.items())
+        raise InputError(f"The inputs have different numbers of rows: {listing}.", "Give one value of each per row.")
+    if not all(rows.values()):
+        raise InputError("The request has no rows.", "Give at least one.")
+
+
+def count_rows(arrays: Mapping[str, Array]) -> int:
+    """Return the number of rows of a request to a model with a batch dimension."""
+    return len(next(iter(arrays.values())))
+
+
+def too_many_rows(num_rows: int, spec: ModelSpec) -> InputError:
+    """Build the error for a request with more rows than the model takes at a time."""
+    return InputError(
+        f"The request has {num_rows} rows; {spec.name} takes at most {spec.max_batch_size}.",
+        "Send them in several requests.",
+    )
+
+
+def _to_array(spec: TensorSpec, value: Any, *, is_batched: bool) -> Array:
+    if isinstance(value, str | bytes):
+        value = [value]
+    if spec.dtype == STRING:
+        array = _to_bytes(spec.name, value)
+    elif isinstance(value, np.ndarray):
+        array = value  # an array's dtype is its caller's decision: it is checked, not converted
+    else:
+        array = to_numbers(spec, value)
+    if is_batched and spec.dims == (1,) and array.ndim == 1:
+        array = array[:, None]
+    mismatch = spec.mismatch(array, is_batched=is_batched)
+    if mismatch:
+        if array.dtype != spec.numpy_dtype:
+            fix = f'Convert it: array.astype("{spec.numpy_dtype}")'
+        else:
+            is_row = is_batched and not spec.mismatch(array, is_batched=False)
+            fix = f"For one row: {spec.name}=[row]." if is_row else ""
+        raise InputError(f"Input {mismatch}.", fix)
+    return array
+
+
+def to_numbers(spec: TensorSpec, value: Any) -> Array:
+    """Convert numbers to an array of the declared dtype, which must hold each of them; the shape is not checked.
+
+    Raises:
+        InputError: a value is not a number, or the dtype cannot hold it.
+    """
+    try:
+        given = np.asarray(value)
+        if given.dtype.kind not in "biuf":
+            elements = np.asarray(value, np.object_).ravel().tolist()
+            odd = next((element for element in elements if not isinstance(element, int | float)), value)
+            raise TypeError(f"{repr(odd)[:40]} is not a number")
+        with np.errstate(invalid="ignore"):  # NaN as an integer is refused below
+            array = given.astype(spec.numpy_dtype)
+        if array.dtype.kind in "biu" and not np.array_equal(array, given):
+            raise TypeError(f"{spec.dtype} cannot hold all of these numbers")
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InputError(f"{spec.name} cannot be read as {spec.dtype}: {error}.") from None
+    return array
+
+
+def _to_bytes(name: str, value: Any) -> Array:
+    array = np.asarray(value, np.object_)
+    flat = np.empty(array.size, np.object_)
+    for row, text in enumerate(array.ravel().tolist()):
+        flat[row] = _encode_text(name, row, text)
+    return flat.reshape(array.shape)
+
+
+def _encode_text(name: str, row: int, text: object) -> bytes:
+    if isinstance(text, bytes):
+        return bytes(text)  # tritonclient would send str() of a subclass of bytes
+    if not isinstance(text, str):
+        raise InputError(f"{name}[{row}] is {text!r}; it must be a string.", "Give str or UTF-8 bytes.")
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"{name}[{row}] holds the lone surrogate U+{ord(text[error.start]):04X} at position {error.start}.",
+            "Such a string has no UTF-8 form; decode its source with errors='replace'.",
+        ) from None
+
+
+# --- tensors as they are sent ---------------------------------------------------------------------------------------
+
+
+def make_answer(call: Call, arrays: Mapping[str, Array], version: str, parameters: Mapping[str, Parameter]) -> Answer:
+    """Build an ``Answer`` with outputs in the requested order, else in the model's."""
+    declared = call.spec.outputs if call.spec else ()
+    order = [*(call.outputs or [spec.name for spec in declared]), *arrays]
+    return Answer(
+        {name: arrays[name] for name in dict.fromkeys(order) if name in arrays},
+        model=call.model,
+        version=version,
+        request_id=call.request_id,
+        parameters={name: value for name, value in parameters.items() if name not in RESERVED | {IS_FINAL}},
+    )
+
+
+def datatype(array: Array) -> str:
+    """Return the protocol's name of an array's dtype, such as ``FP32``."""
+    from tritonclient.utils import np_to_triton_dtype
+
+    return str(np_to_triton_dtype(array.dtype))
+
+
+def encode(array: Array) -> bytes:
+    """Encode an input as the raw bytes that both protocols carry."""
+    from tritonclient.utils import serialize_byte_tensor
+
+    if not array.size:
+        return b""
+    return bytes(serialize_byte_tensor(array).item() if array.dtype == np.object_ else array.tobytes())
+
+
+def decode(datatype: str, shape: list[int], given: Any) -> Array:
+    """Decode an output from raw bytes, or from the values of a JSON answer; BYTES elements become ``bytes``."""
+    from tritonclient.utils import deserialize_bytes_tensor, triton_to_np_dtype
+
+    if not isinstance(given, memoryview):
+        texts = [text.encode() if isinstance(text, str) else text for text in given.ravel()]
+        array = np.array(texts, triton_to_np_dtype(datatype))
+    elif datatype == "BYTES":
+        array = deserialize_bytes_tensor(bytes(given)) if given else np.empty(0, np.object_)
+    else:
+        array = np.frombuffer(given, triton_to_np_dtype(datatype))
+    return array.reshape(shape)

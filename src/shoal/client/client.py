@@ -11,12 +11,11 @@ from weakref import WeakSet
 
 from shoal.client.calls import Answer, Call, Parameter
 from shoal.client.failures import CallError, explain
-from shoal.client.flow import Flow, Flows
-from shoal.client.retries import Attempts
-from shoal.client.settings import Settings, check_timeout, closed_client, merge
+from shoal.client.flow import Attempts, Flow, Flows, Request, Settings, check_timeout, closed_client, merge
+from shoal.client.grpc_transport import Grpc
+from shoal.client.http_transport import Http
 from shoal.client.streams import Course, Replies
-from shoal.client.transports import Grpc, Http, Transport
-from shoal.component.spec import TensorSpec
+from shoal.component.spec import ModelSpec
 from shoal.errors import ShoalError
 
 T = TypeVar("T")
@@ -28,11 +27,11 @@ class Client:
         with shoal.Client("127.0.0.1:8001") as client:
             client.infer("my_ensemble", TEXT=["A text."], WEIGHT=[0.7])["SCORE"]
 
-    ``protocol`` is ``grpc`` (port 8001, as Triton has it) or ``http`` (port 8000). ``timeout`` is in seconds, for one
-    request including retries. ``concurrency`` is how many parts of a split request are in flight at a time. ``retries``
-    is how many times a request may be resent. Only requests that the server certainly did not run are resent: it could
-    not be reached, or its queue was full. With ``is_repeatable``, requests whose connection broke are resent too, and
-    may run twice.
+    ``protocol`` is ``grpc`` or ``http``. Without ``url``, the client asks this machine at Triton's port for the
+    protocol: 8001 for gRPC, 8000 for HTTP. ``timeout`` is in seconds, for one request including retries.
+    ``concurrency`` is how many parts of a split request are in flight at a time. ``retries`` is how many times a
+    request may be resent. Only requests that the server certainly did not run are resent: it could not be reached, or
+    its queue was full. With ``is_repeatable``, requests whose connection broke are resent too, and may run twice.
 
     Threads may share a client. Close it after use, because Triton waits for open HTTP connections before it stops.
 
@@ -42,7 +41,7 @@ class Client:
 
     def __init__(
         self,
-        url: str = "127.0.0.1:8001",
+        url: str = "",
         *,
         protocol: str = "grpc",
         timeout: float = 60.0,
@@ -53,7 +52,7 @@ class Client:
         self._settings = Settings.checked(url, protocol, timeout, concurrency, retries, is_repeatable)
         self.url, self.protocol, self.timeout = self._settings.url, protocol, timeout
         self._flows = Flows()
-        self._transport: Transport = Grpc(self.url) if protocol == "grpc" else Http(self.url)
+        self._transport: Grpc | Http = Grpc(self.url) if protocol == "grpc" else Http(self.url)
         self._senders = ThreadPoolExecutor(concurrency, thread_name_prefix="shoal-client")
         self._is_closed = False
         self._streams: WeakSet[Replies] = WeakSet()
@@ -81,8 +80,8 @@ class Client:
             InputError: an input or output is not what the model declares, or the model refused it.
             ServerError: no server answers, or not in time, or it failed.
         """
-        options: dict[str, Any] = {"request_id": request_id, "timeout": timeout, "parameters": parameters}
-        return self._run_flow(self._flows.infer(model, merge(inputs, named), outputs=outputs, **options))
+        request = Request(model, merge(inputs, named), outputs, request_id, timeout, parameters)
+        return self._run_flow(self._flows.infer(request))
 
     def stream(
         self,
@@ -113,9 +112,9 @@ class Client:
             InputError: an input or output is not what the model declares, or the model refused it.
             ServerError: no server answers, or not in time, or it failed; answers before that have been yielded.
         """
-        options: dict[str, Any] = {"request_id": request_id, "timeout": timeout, "parameters": parameters}
         limit = None if between is None else check_timeout(between, "between")
-        call = self._run_flow(self._flows.stream(model, merge(inputs, named), outputs=outputs, **options))
+        request = Request(model, merge(inputs, named), outputs, request_id, timeout, parameters)
+        call = self._run_flow(self._flows.stream(request))
         replies = Replies(Course(call, self._settings, limit, self._flows.note_refusal), self._transport.stream)
         self._streams.add(replies)
         return replies
@@ -135,24 +134,14 @@ class Client:
         """
         return self._run_flow(self._flows.find_default())
 
-    def inputs(self, model: str) -> tuple[TensorSpec, ...]:
-        """Return the inputs of ``model`` as the server describes them.
+    def describe(self, model: str) -> ModelSpec:
+        """Return the tensors of ``model``, and the most rows of a request, as the server describes them.
 
-        A server that restricts access to configurations does not say which are optional: all are reported as such.
+        A server that restricts access to configurations tells neither which inputs are optional nor the most rows: all
+        inputs are then reported as optional, and ``max_batch_size`` as 2147483647, or as 0 if the model's shapes show
+        that its requests have no batch dimension. There, requests with too many rows are refused instead of split.
         """
-        return self._run_flow(self._flows.describe(model)).inputs
-
-    def outputs(self, model: str) -> tuple[TensorSpec, ...]:
-        """Return the outputs of ``model``."""
-        return self._run_flow(self._flows.describe(model)).outputs
-
-    def max_batch_size(self, model: str) -> int:
-        """Return the most rows that one request to ``model`` may have; 0 if its requests have no batch dimension.
-
-        Raises:
-            ServerError: the server restricts access to configurations, or does not answer.
-        """
-        return self._run_flow(self._flows.max_batch_size(model))
+        return self._run_flow(self._flows.describe(model))
 
     def _run_flow(self, flow: Flow[T]) -> T:
         """Drive a request flow to completion."""

@@ -6,15 +6,10 @@ import errno
 import json
 import re
 import socket
-from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
 
-import numpy as np
-
-from shoal.client.arrays import different_rows, missing_input, too_many_rows, unknown_input
-from shoal.client.calls import Call, dtype_name, unknown_output
-from shoal.component.spec import DTYPES
+from shoal.client.calls import Call
 from shoal.errors import InputError, ServerError, ShoalError, suggest
 
 PORTS = {"grpc": 8001, "http": 8000}
@@ -47,18 +42,8 @@ class CallError(Exception):
         self.after = float(told[1]) if told else 0.0  # seconds before which a retry is useless
 
 
-class TooManyRowsError(InputError):
-    """The request has more rows than the model takes at a time, ``limit``."""
-
-    limit = 0
-
-
 class UnknownModelError(InputError):
     """The server has no model of this name."""
-
-
-class ModelRefusalError(InputError):
-    """Refused by the model itself, not by Triton's core: the cached description of the model is still valid."""
 
 
 class RestrictedError(ServerError):
@@ -269,74 +254,13 @@ def _refused(message: str, call: Call, url: str) -> InputError:
                 f"Open it: shoal serve REPOSITORY --expose {call.model}",
             )
         return UnknownModelError(f"The server at {url} has no model {call.model}.", fix)
-    for pattern, say in _REFUSALS:
-        found = re.search(pattern, message)
-        error = found and say(found, call)
-        if error:
-            return error
-    return ModelRefusalError(_shifted(message, call.first_row))
+    if _DECOUPLED.search(message):
+        return InputError(
+            f"{call.model} answers in pieces.", "Use client.stream(...), on the command line: shoal infer --stream"
+        )
+    return InputError(_shifted(message, call.first_row))
 
 
 def _shifted(message: str, first_row: int) -> str:
     """Add ``first_row`` to the row number in a component's message, which counts from the start of its part."""
     return re.sub(r"^([^\s\[\]]+)\[(\d+)\]", lambda row: f"{row[1]}[{int(row[2]) + first_row}]", message)
-
-
-def _deadlock(_: re.Match[str], call: Call) -> InputError | None:
-    """Explain a deadlocked ensemble: a step waits for an omitted input. Only the step knows which are optional."""
-    left_out = [name for name in call.known_inputs if name not in call.arrays]
-    if len(left_out) > 1:
-        return InputError(f"An input is missing, one of: {', '.join(left_out)}.", "Give NAME=[...].")
-    return missing_input(left_out[0]) if left_out else None
-
-
-def _unexpected(found: re.Match[str], call: Call) -> InputError | None:
-    unknown = [name for name in re.findall(r"'([^']+)'", found[1]) if name not in call.known_inputs]
-    return unknown_input(unknown[0], call.known_inputs) if unknown else None
-
-
-def _dtype(found: re.Match[str], _: Call) -> InputError:
-    given, wanted = map(dtype_name, found.group(2, 3))
-    names = [np.dtype(DTYPES[name]) if name in DTYPES else name for name in (given, wanted)]
-    return InputError(f"Input {found[1]} has dtype {names[0]}, expected {names[1]} ({wanted}).")
-
-
-def _shape(found: re.Match[str], _: Call) -> InputError:
-    wanted, given = (sizes.split(",") for sizes in found.group(2, 3))
-    if "batch dimension" in found.string:
-        wanted[0] = "rows"
-    return InputError(f"Input {found[1]} has shape [{', '.join(given)}], expected [{', '.join(wanted)}].")
-
-
-def _too_many(found: re.Match[str], call: Call) -> InputError:
-    said = too_many_rows(max(call.rows.values()), call.model, int(found[1]))
-    error = TooManyRowsError(said.what, said.fix)
-    error.limit = int(found[1])
-    return error
-
-
-def answers_in_pieces(model: str) -> InputError:
-    """Build the error for a request for one answer, to a model that may give several."""
-    return InputError(
-        f"{model} answers in pieces.", "Use client.stream(...), on the command line: shoal infer --stream"
-    )
-
-
-def _no_output(found: re.Match[str], call: Call) -> InputError:
-    return unknown_output(found[1], call.known_outputs)
-
-
-# Error messages of Triton's core 24.10, translated into those of the in-process checks.
-_REFUSALS: list[tuple[str, Callable[[re.Match[str], Call], InputError | None]]] = [
-    (_DECOUPLED.pattern, lambda _, call: answers_in_pieces(call.model)),
-    (r"missing required input\(s\) \['([^']+)'", lambda found, _: missing_input(found[1])),
-    (r"Got input\(s\) \[([^\]]*)\], but missing", _unexpected),
-    (r"unexpected deadlock, at least one output is not set", _deadlock),
-    (r"unexpected inference input '(.+)' for model '", lambda found, call: unknown_input(found[1], call.known_inputs)),
-    (r"unexpected inference output '(.+)' for model '", _no_output),
-    (r"^input '(.+)' already exists in request", lambda found, _: InputError(f"The input {found[1]} is given twice.")),
-    (r"^inference input '(.+)' data-type is '(\w+)', but model '.+' expects '(\w+)'", _dtype),
-    (r"^unexpected shape for input '(.+)' for model '.+?'\. Expected \[(.*?)\], got \[(.*?)\]", _shape),
-    (r"^inference request batch-size must be <= (\d+) for '", _too_many),
-    (r"^input '.+' batch size does not match other inputs for '", lambda _, call: different_rows(call.rows)),
-]

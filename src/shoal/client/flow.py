@@ -1,4 +1,4 @@
-"""Sans-I/O request logic shared by Client and AsyncClient.
+"""Sans-I/O request logic shared by Client and AsyncClient: options, retry policy and request flows.
 
 A flow is a generator. It yields the calls that may be sent concurrently, receives their results, or the error of the
 first that failed, and returns the final result.
@@ -6,38 +6,197 @@ first that failed, and returns the final result.
 
 from __future__ import annotations
 
+import math
+import random
+import re
+import time
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from shoal.client.arrays import count_rows, read_arrays
-from shoal.client.calls import Answer, Call, Description, Method, Parameter, check_outputs, join, split
-from shoal.client.failures import (
-    ModelRefusalError,
-    RestrictedError,
-    TooManyRowsError,
-    UnknownModelError,
+from shoal.client.calls import (
+    RESERVED,
+    Answer,
+    Call,
+    Description,
+    Method,
+    Parameter,
+    check_outputs,
+    count_rows,
+    join,
+    split,
+    to_arrays,
+    too_many_rows,
 )
-from shoal.client.settings import check_parameters, check_timeout
-from shoal.component.tensors import Array
+from shoal.client.failures import PORTS, CallError, Kind, RestrictedError, Server, UnknownModelError
+from shoal.component.spec import ModelSpec
 from shoal.errors import InputError, ShoalError
 from shoal.repository.default_model import find_top
 
 T = TypeVar("T")
 Flow: TypeAlias = Generator[list[Call], list[Any], T]
+MAX_SECONDS = 1e7  # largest time-out that the libraries support
+FIRST_PAUSE, MAX_PAUSE = 0.1, 5.0  # seconds before a retry; each pause is twice the one before
+
+
+# --- options --------------------------------------------------------------------------------------------------------
+
+
+class Settings(NamedTuple):
+    """Validated options of a client."""
+
+    url: str
+    protocol: str
+    timeout: float
+    concurrency: int
+    retries: int
+    is_repeatable: bool
+
+    @classmethod
+    def checked(
+        cls, url: str, protocol: str, timeout: float, concurrency: int, retries: int, is_repeatable: bool
+    ) -> Settings:
+        """Validate the options given by a caller.
+
+        Raises:
+            InputError: a value is invalid.
+        """
+        if protocol not in PORTS:
+            raise InputError(f"Unknown protocol {protocol!r}.", f"Known: {', '.join(PORTS)}.")
+        check_timeout(timeout)
+        _check_count("concurrency", concurrency, 1)
+        _check_count("retries", retries, 0)
+        return cls(check_url(url, protocol), protocol, timeout, concurrency, retries, is_repeatable)
+
+
+def check_url(url: str, protocol: str) -> str:
+    """Normalise ``url`` to HOST:PORT; an empty one is Triton's usual port for the protocol on this machine.
+
+    Raises:
+        InputError: it names another protocol, or no port.
+    """
+    example = f"127.0.0.1:{PORTS[protocol]}"
+    if not url:
+        return example
+    scheme, _, rest = str(url).rpartition("://")
+    if scheme not in ("", protocol):
+        raise InputError(
+            f"{url} names the protocol {scheme}; this client speaks {protocol}, without encryption.",
+            f"Give the address alone, {rest.rstrip('/') if scheme == 'http' else example}"
+            + (", and the protocol: --protocol http, in Python protocol='http'" if scheme == "http" else ""),
+        )
+    address = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^\s:/@?#\[\]]+):(\d{1,5})/?", rest)
+    if not address or not 0 < int(address[2]) < 2**16:
+        raise InputError(f"{url!r} is not HOST:PORT.", f"Triton's port for {protocol} is {PORTS[protocol]}: {example}")
+    return f"{address[1]}:{address[2]}"
+
+
+def check_timeout(seconds: float, name: str = "timeout") -> float:
+    """Return ``seconds``, checked to be a finite number above 0.
+
+    Raises:
+        InputError: it is not.
+    """
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0 or math.isinf(seconds):
+        raise InputError(f"{name} is {seconds!r}; it must be a number of seconds above 0.", f"For a minute: {name}=60")
+    return seconds
+
+
+def closed_client() -> InputError:
+    """Build the error for the use of a client after ``close``."""
+    return InputError("This client is closed.", "Make another.")
+
+
+def _check_count(name: str, count: int, least: int) -> None:
+    if isinstance(count, bool) or not isinstance(count, int) or count < least:
+        raise InputError(
+            f"{name} is {count!r}; it must be a whole number, {least} or more.", f"Give {name}={least + 3}"
+        )
+
+
+def check_parameters(parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
+    """Check request parameters for the types that the protocol supports.
+
+    Raises:
+        InputError: one has another type, or its name is reserved by Triton.
+    """
+    for name, value in parameters.items():
+        if name in RESERVED or name.startswith("triton_"):
+            raise InputError(f"The parameter {name} is reserved by Triton.", "Choose another name.")
+        is_number = type(value) in (bool, float) or (type(value) is int and -(2**63) <= value < 2**63)
+        if not is_number and not isinstance(value, str):
+            raise InputError(f"The parameter {name} is {value!r}.", "Give a str, a bool, a float or an int of 64 bits.")
+    return dict(parameters)
+
+
+# --- retries --------------------------------------------------------------------------------------------------------
+
+
+class Attempts:
+    """Attempts of one call: the time left, and the back-off before the next one."""
+
+    def __init__(self, call: Call, settings: Settings) -> None:
+        self.seconds = settings.timeout if call.timeout is None else call.timeout
+        self._deadline = time.monotonic() + min(self.seconds, MAX_SECONDS)
+        self._retries = settings.retries
+        self._safe = {Kind.UNREACHABLE, Kind.BUSY} | ({Kind.CONNECTION_LOST} if settings.is_repeatable else set())
+        self._pauses = 0
+        self._settings = settings
+
+    @property
+    def server(self) -> Server:
+        """Address, protocol and time-out, for error messages."""
+        return Server(self._settings.url, self._settings.protocol, self.seconds)
+
+    @property
+    def left(self) -> float:
+        """Seconds until the deadline; never 0, which some libraries take for no limit."""
+        return max(1e-3, self._deadline - time.monotonic())
+
+    def pause(self, failure: CallError) -> float | None:
+        """Return the seconds to wait before the next attempt, about as long as the server asks; None to give up.
+
+        The pause has jitter, so that clients rejected together do not retry together.
+        """
+        if failure.kind not in self._safe or self._pauses >= self._retries:
+            return None
+        seconds = max(failure.after, min(MAX_PAUSE, FIRST_PAUSE * 2**self._pauses)) * random.uniform(0.5, 1)
+        self._pauses += 1
+        return seconds if seconds < self.left else None
+
+
+# --- flows ----------------------------------------------------------------------------------------------------------
+
+
+class Request(NamedTuple):
+    """A request as a caller gives it: inputs, and options, which are checked when it is prepared."""
+
+    model: str
+    values: Mapping[str, Any]
+    outputs: Sequence[str] | None = None
+    request_id: str = ""
+    timeout: float | None = None
+    parameters: Mapping[str, Parameter] | None = None
+
+
+def merge(inputs: Mapping[str, Any] | None, named: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge the inputs given as a mapping and as keywords.
+
+    Raises:
+        InputError: one is in both.
+    """
+    both = sorted((inputs or {}).keys() & named.keys())
+    if both:
+        raise InputError(f"The input {both[0]} is given twice.", "Give it in the mapping or by keyword.")
+    return {**(inputs or {}), **named}
 
 
 class Flows:
     """Request flows for one server, with a cache of its model descriptions."""
 
     def __init__(self) -> None:
-        self._described: dict[str, Description] = {}
+        self._described: dict[str, ModelSpec] = {}
 
-    def forget(self, model: str) -> None:
-        """Drop the cached description: the server may have been restarted with another model of that name."""
-        self._described.pop(model, None)
-
-    def describe(self, model: str, timeout: float | None = None) -> Flow[Description]:
+    def describe(self, model: str, timeout: float | None = None) -> Flow[ModelSpec]:
         """Fetch the model's description, from the cache if possible."""
         if not model:
             raise InputError("The model has no name.", "Name one that the server's repository holds.")
@@ -46,18 +205,8 @@ class Flows:
                 (found,) = yield [Call(Method.CONFIG, model, timeout=timeout)]
             except RestrictedError:
                 (found,) = yield [Call(Method.METADATA, model, timeout=timeout)]
-            self._described[model] = found
+            self._described[model] = found.spec
         return self._described[model]
-
-    def max_batch_size(self, model: str) -> Flow[int]:
-        """Fetch the most rows of one request; 0 if the first dimension does not count rows."""
-        described = yield from self.describe(model)
-        if described.max_rows is None:
-            raise RestrictedError(
-                f"The server restricts the configuration of {model} to administrators.",
-                "Requests with too many rows are still sent in parts.",
-            )
-        return described.max_rows
 
     def find_default(self) -> Flow[str]:
         """Find the server's default model: a service names it, elsewhere ``find_top`` picks it from the index."""
@@ -66,110 +215,69 @@ class Flows:
         except UnknownModelError:
             pass
         else:
-            self._described[found.name] = found
-            return str(found.name)
+            self._described[found.spec.name] = found.spec
+            return str(found.spec.name)
         try:
             (names,) = yield [Call(Method.INDEX, "")]
-            described = yield [Call(Method.CONFIG, name) for name in dict.fromkeys(names)]
+            described: Sequence[Description] = yield [Call(Method.CONFIG, name) for name in dict.fromkeys(names)]
         except RestrictedError as error:
             raise InputError(f"{error.what} Which model is meant?", "Name it, as in --model NAME") from None
-        return find_top({model.name: model.calls for model in described}, "The server")
+        return find_top({model.spec.name: model.calls for model in described}, "The server")
 
     def is_ready(self, model: str) -> Flow[bool]:
         """Whether the server has ``model`` loaded."""
         (answer,) = yield [Call(Method.READY, model)]
         return bool(answer)
 
-    def infer(
-        self,
-        model: str,
-        values: Mapping[str, Any],
-        *,
-        outputs: Sequence[str] | None,
-        request_id: str,
-        timeout: float | None,
-        parameters: Mapping[str, Parameter] | None,
-    ) -> Flow[Answer]:
+    def infer(self, request: Request) -> Flow[Answer]:
         """Run one request, in parts if it has more rows than the model takes at a time."""
-        options: dict[str, Any] = {"request_id": request_id, "timeout": timeout, "parameters": parameters}
-        call, described = yield from self._prepare(Method.INFER, model, values, outputs=outputs, **options)
+        call, spec = yield from self._prepare(Method.INFER, request)
         try:
-            return (yield from self._send(call, described))
-        except InputError as error:
-            self.note_refusal(error, model)
-            raise
-
-    def stream(
-        self,
-        model: str,
-        values: Mapping[str, Any],
-        *,
-        outputs: Sequence[str] | None,
-        request_id: str,
-        timeout: float | None,
-        parameters: Mapping[str, Parameter] | None,
-    ) -> Flow[Call]:
-        """Check one request that is answered in pieces, and return its call, which the client sends itself."""
-        options: dict[str, Any] = {"request_id": request_id, "timeout": timeout, "parameters": parameters}
-        call, described = yield from self._prepare(Method.STREAM, model, values, outputs=outputs, **options)
-        return replace(call, described=described)
-
-    def note_refusal(self, error: ShoalError, model: str) -> None:
-        """Drop the cached description of a model whose server refused a request that fits it."""
-        if isinstance(error, InputError) and not isinstance(error, ModelRefusalError):
-            self.forget(model)
-
-    def _prepare(
-        self,
-        method: Method,
-        model: str,
-        values: Mapping[str, Any],
-        *,
-        outputs: Sequence[str] | None,
-        request_id: str,
-        timeout: float | None,
-        parameters: Mapping[str, Parameter] | None,
-    ) -> Flow[tuple[Call, Description]]:
-        """Check one request against the model's description, fetched again if the request does not fit a cached one."""
-        timeout = None if timeout is None else check_timeout(timeout)
-        is_fresh = model not in self._described
-        described = yield from self.describe(model, timeout)
-        try:
-            names, arrays = _read(described, values, outputs)
-        except InputError:
-            if is_fresh:
-                raise
-            self.forget(model)
-            described = yield from self.describe(model, timeout)
-            names, arrays = _read(described, values, outputs)
-        call = Call(
-            method,
-            model,
-            arrays,
-            outputs=names,
-            request_id=request_id,
-            parameters=check_parameters(parameters or {}),
-            timeout=timeout,
-            known_inputs=tuple(spec.name for spec in described.inputs),
-            known_outputs=described.output_names,
-        )
-        return call, described
-
-    def _send(self, call: Call, described: Description) -> Flow[Answer]:
-        size, rows = described.max_rows, set(call.rows.values())
-        if not size or not rows - {1} or count_rows(call.arrays) <= size:  # one row is never too many
-            try:
+            if not spec.is_batched or count_rows(call.arrays) <= spec.max_batch_size:
                 (answer,) = yield [call]
                 return answer  # type: ignore[no-any-return]
-            except TooManyRowsError as refusal:  # the limit was unknown, or the model was replaced
-                size = refusal.limit
-                self._described[call.model] = described._replace(max_rows=size)
-        parts = split(call, size)
-        return join(call, parts, (yield parts))
+            parts = split(call, spec.max_batch_size)
+            return join(call, parts, (yield parts))
+        except InputError as error:
+            self.note_refusal(error, call.model)
+            raise
+
+    def stream(self, request: Request) -> Flow[Call]:
+        """Check one request that is answered in pieces, and return its call, which the client sends itself."""
+        call, spec = yield from self._prepare(Method.STREAM, request)
+        if spec.is_batched and count_rows(call.arrays) > spec.max_batch_size:
+            raise too_many_rows(count_rows(call.arrays), spec)
+        return call
+
+    def note_refusal(self, error: ShoalError, model: str) -> None:
+        """Drop the cached description of a model that refused a request: the server may have another of that name."""
+        if isinstance(error, InputError):
+            self._described.pop(model, None)
+
+    def _prepare(self, method: Method, request: Request) -> Flow[tuple[Call, ModelSpec]]:
+        """Check one request against the model's description, fetched again if the request does not fit a cached one."""
+        timeout = None if request.timeout is None else check_timeout(request.timeout)
+        is_cached = request.model in self._described
+        spec = yield from self.describe(request.model, timeout)
+        try:
+            call = _make_call(method, request, spec)
+        except InputError as error:
+            if not is_cached:
+                raise
+            self.note_refusal(error, request.model)
+            spec = yield from self.describe(request.model, timeout)
+            call = _make_call(method, request, spec)
+        return call, spec
 
 
-def _read(
-    described: Description, values: Mapping[str, Any], outputs: Sequence[str] | None
-) -> tuple[tuple[str, ...], dict[str, Array]]:
-    names = check_outputs(outputs or (), described.output_names)
-    return names, read_arrays(described.inputs, values, is_batched=described.is_batched)
+def _make_call(method: Method, request: Request, spec: ModelSpec) -> Call:
+    return Call(
+        method,
+        request.model,
+        outputs=check_outputs(request.outputs or (), [output.name for output in spec.outputs]),
+        arrays=to_arrays(spec.inputs, request.values, is_batched=spec.is_batched),
+        request_id=request.request_id,
+        parameters=check_parameters(request.parameters or {}),
+        timeout=request.timeout,
+        spec=spec,
+    )

@@ -17,7 +17,7 @@ import numpy as np
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor, triton_to_np_dtype
 
-from shoal.client.generate import restore_shape
+from shoal.client.http_transport import restore_shape
 from shoal.component.spec import STRING, ModelSpec, TensorSpec
 from shoal.gateway.grpc_messages import END
 from shoal.gateway.screening import ScreenError

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 import grpc  # type: ignore[import-untyped]
 
-from shoal.client.transports import channel_options
+from shoal.client.grpc_transport import channel_options
 from shoal.gateway.dispatcher import Dispatcher
 from shoal.gateway.fronts import EXTENSIONS, PRIVATE, absent, clean, closed, note, tell_failure
 from shoal.gateway.grpc_messages import (

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from shoal.client.transports import channel_options
+from shoal.client.grpc_transport import channel_options
 from shoal.errors import ServerError, ShoalError
 from shoal.gateway.canary import Canary, Verdict, WrongError
 from shoal.gateway.logs import Tail, log

@@ -57,7 +57,7 @@ def ask(client: Client, model: str, ids: Sequence[int], output_length: int) -> l
         InputError: the model is not an engine, or refused the request.
         ServerError: no server answers, or not in time, or the answer was cut.
     """
-    declared = {tensor.name for tensor in client.inputs(model)}
+    declared = {tensor.name for tensor in client.describe(model).inputs}
     inputs: dict[str, Any] = {
         "input_ids": [list(ids)], "input_lengths": [[len(ids)]], "request_output_len": [[output_length]],
         **{name: [[value]] for name, value in _SETTINGS.items()},

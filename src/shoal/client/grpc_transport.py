@@ -1,30 +1,28 @@
-"""Transports over gRPC and HTTP, blocking and asynchronous: send one call, return its result."""
+"""gRPC: messages of KServe's inference protocol v2, channels, and the transports of Client and AsyncClient."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-import weakref
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple
 
-from shoal.client.calls import Answer, Call
-from shoal.client.failures import CallError, Kind, connection_failure, grpc_failure, http_failure
-from shoal.client.generate import Events, from_generate
-from shoal.client.sources import AsyncSource, LoopSource, Source, WatchedSource
-from shoal.client.wire import (
-    HEADER_LENGTH,
-    HttpReply,
-    HttpRequest,
-    from_grpc,
-    from_grpc_stream,
-    from_http,
-    to_grpc,
-    to_http,
+from shoal.client.calls import (
+    IS_FINAL,
+    READY,
+    WITH_FINAL,
+    Answer,
+    Call,
+    Description,
+    Method,
+    datatype,
+    decode,
+    encode,
+    make_answer,
 )
-
-T = TypeVar("T")
+from shoal.client.failures import CallError, Kind, grpc_failure, stream_failure
+from shoal.client.streams import AsyncSource, WatchedSource
 
 CUT_SHORT = "the stream ended before its last answer"
 # Triton 24.10 keeps a stream for ever that is cancelled between its last message and its status: the server then takes
@@ -33,33 +31,95 @@ CUT_SHORT = "the stream ended before its last answer"
 _REST_SECONDS = 1.0  # for the status, after an error
 
 
-class Transport(Protocol):
-    """Sends one call and returns its result."""
-
-    def send(self, call: Call, seconds: float) -> Any:
-        """Return the result within ``seconds``, or raise ``CallError``."""
-
-    def stream(self, call: Call) -> Source:
-        """Return the answers of a streamed call, which is sent when the first is read."""
-
-    def close(self) -> None:
-        """Close every connection."""
+# --- messages -------------------------------------------------------------------------------------------------------
 
 
-class AsyncTransport(Protocol):
-    """Sends one call and returns its result."""
+class GrpcRequest(NamedTuple):
+    """A gRPC request: a procedure of GRPCInferenceService, and its message."""
 
-    async def send(self, call: Call, seconds: float) -> Any:
-        """Return the result within ``seconds``, or raise ``CallError``."""
-
-    def stream(self, call: Call) -> AsyncSource:
-        """Return the answers of a streamed call, which is sent when the first is read."""
-
-    async def close(self) -> None:
-        """Close every connection."""
+    procedure: str
+    message: Any
 
 
-# --- gRPC --------------------------------------------------------------------------------------------------------
+def to_grpc(call: Call) -> GrpcRequest:
+    """Serialise ``call`` as a gRPC request."""
+    from tritonclient.grpc import service_pb2 as pb
+
+    if call.method is Method.METADATA:
+        return GrpcRequest("ModelMetadata", pb.ModelMetadataRequest(name=call.model))
+    if call.method is Method.CONFIG:
+        return GrpcRequest("ModelConfig", pb.ModelConfigRequest(name=call.model))
+    if call.method is Method.READY:
+        return GrpcRequest("ModelReady", pb.ModelReadyRequest(name=call.model))
+    if call.method is Method.INDEX:
+        return GrpcRequest("RepositoryIndex", pb.RepositoryIndexRequest())
+    message = pb.ModelInferRequest(model_name=call.model, id=call.request_id)
+    for name, array in call.arrays.items():
+        message.inputs.add(name=name, datatype=datatype(array), shape=list(array.shape))
+        message.raw_input_contents.append(encode(array))
+    for name in call.outputs:
+        message.outputs.add(name=name)
+    kinds = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
+    for name, value in call.parameters.items():
+        setattr(message.parameters[name], kinds[type(value)], value)
+    if call.method is Method.STREAM:
+        message.parameters[WITH_FINAL].bool_param = True
+        return GrpcRequest("ModelStreamInfer", message)
+    return GrpcRequest("ModelInfer", message)
+
+
+def from_grpc(call: Call, reply: Any) -> Any:
+    """Parse the message ``reply``, with the same results as ``from_http``.
+
+    Raises:
+        CallError: it is not an answer of Triton's.
+    """
+    if call.method is Method.READY:
+        return bool(reply.ready)
+    if call.method is Method.INDEX:
+        return [model.name for model in reply.models if model.state == READY]
+    if call.method is Method.CONFIG:
+        return Description.from_config(_to_json(reply.config))
+    if call.method is Method.METADATA:
+        return Description.from_metadata(_to_json(reply))
+    return _grpc_answer(call, reply)
+
+
+def from_grpc_stream(call: Call, reply: Any) -> tuple[Answer | None, bool]:
+    """Parse one message of a stream: its answer, if it has one, and whether it is the last.
+
+    Raises:
+        CallError: it is an error, or not an answer of Triton's.
+    """
+    if reply.error_message:
+        raise stream_failure(reply.error_message)
+    is_last = reply.infer_response.parameters[IS_FINAL].bool_param
+    is_empty = is_last and not reply.infer_response.outputs
+    return None if is_empty else _grpc_answer(call, reply.infer_response), is_last
+
+
+def _grpc_answer(call: Call, reply: Any) -> Answer:
+    raws = list(reply.raw_output_contents)
+    try:
+        arrays = {
+            output.name: decode(output.datatype, list(output.shape), memoryview(raw))
+            for output, raw in zip(reply.outputs, raws, strict=True)
+        }
+    except (ValueError, KeyError, TypeError) as error:
+        raise CallError(Kind.NOT_TRITON, f"unreadable answer: {error}") from None
+    choices = {name: (value, value.WhichOneof("parameter_choice")) for name, value in reply.parameters.items()}
+    parameters = {name: getattr(value, choice) for name, (value, choice) in choices.items() if choice}
+    return make_answer(call, arrays, reply.model_version, parameters)
+
+
+def _to_json(message: Any) -> dict[str, Any]:
+    """Convert the message to the JSON form of Triton's HTTP port."""
+    from google.protobuf import json_format
+
+    return dict(json_format.MessageToDict(message, preserving_proto_field_name=True))
+
+
+# --- channels -------------------------------------------------------------------------------------------------------
 # One gRPC channel at a time, replaced as soon as its connection breaks: gRPC reconnects by itself, but not at once. A
 # request sent immediately after a break still goes into the dead connection, and fails as if it had run.
 
@@ -146,6 +206,9 @@ class ChannelPool:
             return [channel.raw for channel in (self._current, *self._replaced)]
 
 
+# --- transports -----------------------------------------------------------------------------------------------------
+
+
 def _read_rest(replies: Any) -> None:
     """Read what a stream has after an error, to its status; for a short time, since a model could go on."""
     import grpc
@@ -185,7 +248,7 @@ class Grpc:
             reply = getattr(channel.stub, request.procedure)(request.message, timeout=seconds)
         return from_grpc(call, reply)
 
-    def stream(self, call: Call) -> Source:
+    def stream(self, call: Call) -> WatchedSource:
         return WatchedSource(lambda source: self._receive(call, source))
 
     def _receive(self, call: Call, source: WatchedSource) -> Generator[Answer, None, None]:
@@ -259,117 +322,3 @@ class AsyncGrpc:
     async def close(self) -> None:
         for channel in self._channels.close():
             await channel.close()
-
-
-# --- HTTP --------------------------------------------------------------------------------------------------------
-
-
-class AsyncHttp:
-    """HTTP over aiohttp: a pool of keep-alive connections, bound to one event loop.
-
-    aiohttp uses no proxy unless configured to, and repeats no POST. Unlike the blocking libraries it limits the time of
-    a whole request, not only of each read.
-    """
-
-    def __init__(self, url: str) -> None:
-        import aiohttp
-
-        self._url = f"http://{url}"
-        self._aiohttp = aiohttp
-        headers = {"Accept-Encoding": "identity"}  # compression by Triton costs more than it saves
-        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=headers)
-
-    async def send(self, call: Call, seconds: float) -> Any:
-        return from_http(call, await self.exchange(to_http(call), seconds))
-
-    async def exchange(self, request: HttpRequest, seconds: float) -> HttpReply:
-        """Return the server's reply within ``seconds``, or raise ``CallError``."""
-        with self._failures():
-            async with self._request(request, seconds) as answer:
-                return HttpReply(answer.status, answer.headers.get(HEADER_LENGTH), await answer.read())
-
-    def stream(self, call: Call) -> AsyncSource:
-        return AsyncSource(self._receive(call))
-
-    async def _receive(self, call: Call) -> AsyncGenerator[Answer, None]:
-        events = Events()
-        with self._failures():
-            async with self._request(to_http(call), None) as answer:
-                if answer.content_type != "text/event-stream":  # an error may have any status, and be an event
-                    raise http_failure(answer.status, await answer.read())
-                async for chunk in answer.content.iter_any():
-                    for data in events.feed(chunk):
-                        yield from_generate(call, data)
-
-    def _request(self, request: HttpRequest, seconds: float | None) -> Any:
-        from yarl import URL
-
-        verb, path, headers, body = request
-        options: dict[str, Any] = {"timeout": self._aiohttp.ClientTimeout(total=seconds), "allow_redirects": False}
-        url = URL(self._url + path, encoded=True)
-        return self._session.request(verb, url, data=body or None, headers=headers, **options)
-
-    @contextmanager
-    def _failures(self) -> Iterator[None]:
-        """Translate aiohttp's errors to ``CallError``."""
-        try:
-            yield
-        except TimeoutError:
-            raise CallError(Kind.TIMEOUT, "while waiting") from None
-        except self._aiohttp.ClientConnectorError as error:
-            raise connection_failure(error.os_error) from None
-        except (self._aiohttp.ClientConnectionError, self._aiohttp.ClientPayloadError):
-            raise CallError(Kind.CONNECTION_LOST, "connection closed") from None
-        except self._aiohttp.ClientError as error:
-            raise CallError(Kind.NOT_TRITON, f"unreadable answer: {str(error)[:40]!r}") from None
-
-    async def close(self) -> None:
-        await self._session.close()
-
-
-class Http:
-    """The same for threads: an event loop in a thread of its own carries their requests."""
-
-    def __init__(self, url: str) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=_run_loop, args=[self._loop], name="shoal-http", daemon=True)
-        self._thread.start()
-        self._transport = self._wait(_open(url))
-        # Also ends a client that is dropped without close(). It does not wait: it may run in any thread.
-        self._end = weakref.finalize(self, asyncio.run_coroutine_threadsafe, _end(self._transport), self._loop)
-
-    def send(self, call: Call, seconds: float) -> Any:
-        return from_http(call, self._wait(self._transport.exchange(to_http(call), seconds)))
-
-    def stream(self, call: Call) -> Source:
-        return LoopSource(self._transport.stream(call), self._loop)
-
-    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        except BaseException:  # also an interrupt
-            future.cancel()
-            raise
-
-    def close(self) -> None:
-        self._end()
-        self._thread.join()
-
-
-def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
-    loop.run_forever()
-    loop.close()
-
-
-async def _open(url: str) -> AsyncHttp:
-    return AsyncHttp(url)  # within the loop, which aiohttp's session belongs to
-
-
-async def _end(transport: AsyncHttp) -> None:
-    await transport.close()
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)  # cancelled streams end first
-    asyncio.get_running_loop().stop()
