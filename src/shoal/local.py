@@ -17,7 +17,7 @@ from shoal.client.failures import UnknownModelError
 from shoal.component.base import Component, Context
 from shoal.component.callees import Callees, LocalCallees
 from shoal.component.spec import OTHER_REPOSITORY, REPOSITORY, STRING, TensorSpec
-from shoal.component.streams import Stream
+from shoal.component.streaming import Stream
 from shoal.component.tensors import Array, Arrays, Device
 from shoal.errors import ArtifactError, InputError, ShoalError
 from shoal.repository.config import ModelConfig, Step, read_config

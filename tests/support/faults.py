@@ -127,7 +127,7 @@ BUNDLE: list[tuple[str, Fault, str]] = [
     ("nested too deep", holds('{"a":' + "[" * 100_000), "maximum recursion depth exceeded"),
     ("one name twice", holds('{"std": 1, "std": 2}'), "it holds 'std' twice"),
     ("not UTF-8", holds(b'{"a": "\xff"}'), "it is not UTF-8: byte 0xff at 7"),
-    ("NaN", among("mean", float("nan")), "it holds NaN, which is not a JSON number"),
+    ("NaN", among("mean", float("nan")), "mean holds nan, expected finite numbers"),
     ("1e999", lambda p: p.write_text(p.read_text().replace('"mean": [', '"mean": [1e999,')), "mean has 208 entries"),
     ("another format", edit(format=2), "it has format 2; this shoal reads 1"),
     ("more", edit(surprise=1), "it holds 'surprise', which this shoal does not know"),
@@ -155,7 +155,7 @@ BUNDLE: list[tuple[str, Fault, str]] = [
 WEIGHT: list[tuple[str, Fault, str]] = [
     ("above 1", holds('{"bert_weight": 1.5}'), "bert_weight is 1.5, expected a number from 0 to 1"),
     ("below 0", holds('{"bert_weight": -0.1}'), "bert_weight is -0.1, expected a number from 0 to 1"),
-    ("NaN", holds('{"bert_weight": NaN}'), "it holds NaN, which is not a JSON number"),
+    ("NaN", holds('{"bert_weight": NaN}'), "bert_weight is nan, expected a number from 0 to 1"),
     ("infinite", holds('{"bert_weight": 1e999}'), "bert_weight is inf, expected a number from 0 to 1"),
     ("text", holds('{"bert_weight": "0.5"}'), "bert_weight is '0.5', expected a number from 0 to 1"),
     ("true", holds('{"bert_weight": true}'), "bert_weight is True, expected a number from 0 to 1"),

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.blocks.zscores import normalise
+from shoal.blocks import normalise
 from shoal.component.tensors import Array, Device
 from shoal.readability.features import FEATURE_NAMES
 from shoal.text.lexicon import BasicTokenizer, Lexicon, is_word

@@ -151,8 +151,9 @@ SHIPPED = (
     "llm_bls", "postprocess", "preprocess", "prompt", "vllm",
 )  # fmt: skip
 # Where they are meant: files that know the host alone, and arrays that are there whatever the device.
-HOST_FILES = {"treelite.py", "fusing.py", "tensors.py", "direct.py", "contract.py", "prompts.py"}
+HOST_FILES = {"treelite.py", "fusing.py", "tensors.py", "contract.py", "prompts.py"}
 HOST_ONLY = {
+    ("callees.py", "_encode", "tobytes"), ("callees.py", "_encode", "tolist"),  # arrays for a socket
     # texts that were never sent up, and the columns of a lexicon for the host
     ("ragged.py", "rows", "tobytes"), ("ragged.py", "rows", "tolist"), ("word_statistics.py", "__init__", "tolist"),
 }  # fmt: skip

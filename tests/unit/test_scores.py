@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.blocks.scores import blend, check_weight
+from shoal.blocks import blend, check_weight
 from shoal.errors import InputError
 
 

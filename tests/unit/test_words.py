@@ -8,8 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.blocks.scores import blend
-from shoal.blocks.zscores import normalise
+from shoal.blocks import blend, normalise
 from shoal.component.tensors import Array, Device
 from shoal.readability.reader import Reading, _merge
 from shoal.text.device.device_tokens import CodePoints, Words, code_points, count_begun, hash_factors

@@ -5,7 +5,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from pathlib import Path
 
 from shoal.component import Arrays, Context, Parameters, Stream, StreamingComponent
-from shoal.component.streams import QueueStream
+from shoal.component.streaming import QueueStream
 from shoal.generation import TokenRequest, find_weights
 from shoal.generation.engines.vllm import DTYPES, VllmEngine, read_arguments
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from shoal.component.ledger import SETUP as SETUP
     from shoal.component.parameters import Parameters as Parameters
     from shoal.component.parameters import fixed_by as fixed_by
+    from shoal.component.streaming import Stream as Stream
     from shoal.component.streaming import StreamingComponent as StreamingComponent
-    from shoal.component.streams import Stream as Stream
     from shoal.component.tensors import Array as Array
     from shoal.component.tensors import Arrays as Arrays
     from shoal.component.tensors import Device as Device

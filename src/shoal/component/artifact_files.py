@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from reprlib import repr as shorten
 from typing import TYPE_CHECKING, Any
@@ -80,15 +80,15 @@ def read_text(path: Path, kind: str) -> str:
         raise refusal(path, kind, why) from error
 
 
-def read_json(path: Path, kind: str, *, parse_constant: Callable[[str], Any] | None = None) -> dict[str, Any]:
-    """Read a JSON object, refusing duplicate names; ``parse_constant`` is passed on to ``json.loads``.
+def read_json(path: Path, kind: str) -> dict[str, Any]:
+    """Read a JSON object, refusing duplicate names.
 
     Raises:
         ArtifactError: the file is missing, or does not contain such an object.
     """
     text = read_text(path, kind)
     try:
-        value = json.loads(text, object_pairs_hook=_unite, parse_constant=parse_constant)
+        value = json.loads(text, object_pairs_hook=_unite)
     except (ValueError, RecursionError) as error:
         is_other = not text.lstrip().startswith("{")
         raise refusal(path, kind, (is_other and describe_bytes(text[:32].encode())) or f"{error}") from error
@@ -119,17 +119,13 @@ def _unite(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"it holds {name}, which is not a JSON number")
-
-
 def read_object(path: Path, kind: str, names: Iterable[str]) -> dict[str, Any]:
     """Read a JSON object that has exactly these names.
 
     Raises:
         ArtifactError: the file is missing, or does not contain such an object.
     """
-    entries, wanted = read_json(path, kind, parse_constant=_refuse_constant), set(names)
+    entries, wanted = read_json(path, kind), set(names)
     if missing := sorted(wanted - set(entries)):
         raise refusal(path, kind, f"it lacks {', '.join(missing)}")
     if unknown := sorted(set(entries) - wanted):

@@ -18,8 +18,7 @@ from array_api_compat import device as device_of
 from shoal.component import tensors
 from shoal.component.artifact_files import describe_place
 from shoal.component.callees import Callees, LocalCallees, TritonCallees
-from shoal.component.heartbeat import Beacon
-from shoal.component.ledger import BATCHES, ROWS, Metrics
+from shoal.component.ledger import BATCHES, ROWS, Beacon, Metrics
 from shoal.component.spec import OTHER_REPOSITORY, REPOSITORY, ModelSpec, TensorSpec
 from shoal.component.tensors import Array, Arrays, Device, namespace
 from shoal.errors import ArtifactError, InputError, SetupError, ShoalError
@@ -272,7 +271,7 @@ class TritonModel:
                 models=TritonCallees(spec, device),
             )
         )
-        self._metrics = Metrics(device.ledger, tensors.metric_family(), spec.name, args["model_instance_name"])
+        self._metrics = Metrics(device.ledger, tensors.triton().MetricFamily, spec.name, args["model_instance_name"])
         self._beacon = Beacon()
 
     def execute(self, requests: list[Any]) -> list[Any]:

@@ -1,9 +1,26 @@
-"""The other models that a component asks: in Triton (BLS), in this process, or in a test."""
+"""The other models that a component asks: in Triton (BLS), in this process, or in a test.
+
+A streaming component sends its answers to another one over a Unix socket instead of Triton's BLS.
+BLS cannot give answers in pieces to several threads of one process: in the Python backend of Triton 24.10 to 26.07 at
+least, ``ResponseIterator::Next`` waits for Python's interpreter lock with the iterator's lock, the thread that receives
+answers waits for the iterator's lock with the lock of all iterators, and a thread that begins a request waits for that
+one with the interpreter lock. And Triton 24.10 loses errors that follow an answer.
+
+So only the request goes through BLS, with the parameter ``ANSWERS``: the address of a socket in Linux's abstract
+namespace. A streaming component connects to it, ends the request in Triton at once, and sends its answers there. Either
+side notices at once when the other one ends. A model that does not connect is not one of shoal's.
+
+Each message is a header in JSON, with its length and that of the whole message before it, then the arrays' bytes.
+"""
 
 from __future__ import annotations
 
 import itertools
+import json
 import os
+import secrets
+import socket
+import struct
 import threading
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -12,13 +29,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from shoal.component.direct import ANSWERS, Answers, Listener
+from shoal import errors
 from shoal.component.spec import ModelSpec
 from shoal.component.tensors import Array, Arrays, Device, make_request, read_response
-from shoal.errors import ServerError, SetupError, suggest
+from shoal.errors import InputError, ServerError, SetupError, ShoalError, suggest
 
 if TYPE_CHECKING:
-    from shoal.component.streams import Stream
+    from shoal.component.streaming import Stream
 
 CALLS = "calls"  # parameter of a model's configuration: the models that its code asks, separated by spaces
 STOP = "stop"  # optional input of a streaming model: a request with it ends the running request of the same id
@@ -89,7 +106,7 @@ def _choose(answer: Arrays, outputs: Sequence[str]) -> dict[str, Array]:
 class TritonCallees:
     """Models asked through Triton's core, from within a stub.
 
-    A streaming component sends its answers over a socket (``shoal.component.direct`` says why). Any other decoupled
+    A streaming component sends its answers over a socket (the start of this file says why). Any other decoupled
     model answers through BLS, which can take the answers of one such request at a time: others wait for it to end.
     """
 
@@ -209,3 +226,183 @@ def _explained(model: str) -> Iterator[None]:
         yield
     except Exception as error:
         raise ServerError(f"Model {model} cannot be asked: {error}") from error
+
+
+# --- answers over a socket -------------------------------------------------------------------------------------------
+
+ANSWERS = "shoal_answers"  # request parameter
+_PREFIX = "shoal-answers-"
+_LENGTHS = struct.Struct("<II")  # of the header, and of the arrays
+_PEER = struct.Struct("3i")  # process, user and group; see SO_PEERCRED in unix(7)
+
+
+class Listener:
+    """Asking side: socket to which one model may connect. The request goes out with its ``address``."""
+
+    def __init__(self) -> None:
+        self.address = f"{_PREFIX}{secrets.token_hex(16)}"
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.bind(f"\0{self.address}")
+        self._socket.listen(1)
+        self._socket.setblocking(False)
+
+    def accept(self) -> Answers | None:
+        """Return the answers of the model that has connected; None if none has."""
+        with suppress(BlockingIOError):
+            connection, _ = self._socket.accept()
+            connection.setblocking(True)
+            if _is_own(connection):
+                return Answers(connection)
+            connection.close()
+        return None
+
+    def close(self) -> None:
+        """Accept no model any more."""
+        self._socket.close()
+
+
+class Answers:
+    """Asking side: answers as they come; another thread may ``close`` them."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._file = connection.makefile("rb")
+
+    def read(self, model: str, device: Device) -> Generator[dict[str, Array]]:
+        """Yield each answer of ``model``, with its arrays on ``device``.
+
+        Raises:
+            ShoalError: the model failed; with the class of its own error.
+            ServerError: the model was ended.
+        """
+        while (message := self._receive()) is not None:
+            header, payload = message
+            if "error" in header:
+                kind, what, fix = header["error"]
+                raise getattr(errors, kind, ShoalError)(what, fix)
+            if "arrays" not in header:
+                return
+            yield {name: device.put(array, name) for name, array in _decode(header, payload)}
+        raise ServerError(f"Model {model} was ended before its last answer.", "Try again in a few seconds.")
+
+    def _receive(self) -> tuple[Any, memoryview] | None:
+        try:
+            lengths = self._file.read(_LENGTHS.size)
+            if len(lengths) < _LENGTHS.size:
+                return None
+            num_header, num_payload = _LENGTHS.unpack(lengths)
+            content = self._file.read(num_header + num_payload)
+        except (OSError, ValueError):  # closed by another thread, or the model's process was killed
+            return None
+        if len(content) < num_header + num_payload:
+            return None
+        return json.loads(content[:num_header]), memoryview(content)[num_header:]
+
+    def shut(self) -> None:
+        """End the reading, from any thread: the model knows at once."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Leave, and release the socket."""
+        self.shut()
+        self._file.close()
+        self._socket.close()
+
+
+class Connection:
+    """Answering side: never blocks. What the other side has not read yet waits in this process."""
+
+    def __init__(self, address: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            if not address.startswith(_PREFIX):
+                raise ConnectionRefusedError
+            self._socket.connect(f"\0{address}")
+            if not _is_own(self._socket):
+                raise ConnectionRefusedError
+        except OSError:
+            self._socket.close()
+            raise InputError(f"The parameter {ANSWERS} names no socket of a component.", "Leave it out.") from None
+        self._socket.setblocking(False)
+        self._unsent = bytearray()
+
+    def fileno(self) -> int:
+        """Return the socket's file descriptor."""
+        return self._socket.fileno()
+
+    def send(self, item: Arrays | ShoalError | None, device: Device) -> bool:
+        """Send an answer, an error or the end; return whether no bytes are left to ``flush`` later."""
+        self._unsent += _encode(item, device)
+        return self.flush()
+
+    def flush(self) -> bool:
+        """Send waiting bytes until the socket is full; return whether none are left."""
+        try:
+            while self._unsent:
+                sent = self._socket.send(self._unsent)
+                del self._unsent[:sent]
+        except BlockingIOError:
+            return False
+        except OSError:  # the other side has left, which the host's watching thread notices
+            self._unsent.clear()
+        return True
+
+    def has_left(self) -> bool:
+        """Whether the other side has closed its socket."""
+        try:
+            return not self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    def close(self) -> None:
+        """Release the socket."""
+        self._socket.close()
+
+
+def connect(parameters: Mapping[str, Any]) -> Connection | None:
+    """Connect to the component that has sent a request with these parameters; None for any other client.
+
+    Raises:
+        InputError: there is no such address, or it is not a component's.
+    """
+    address = parameters.get(ANSWERS)
+    return None if address is None else Connection(str(address))
+
+
+def _is_own(connection: socket.socket) -> bool:
+    """Whether the other side is a process of the same user."""
+    content = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+    return bool(_PEER.unpack(content)[1] == os.geteuid())
+
+
+def _encode(item: Arrays | ShoalError | None, device: Device) -> bytes:
+    payloads: list[bytes] = []
+    header: dict[str, Any] = {}
+    if isinstance(item, ShoalError):
+        header["error"] = [type(item).__name__, item.what, item.fix]
+    elif item is not None:
+        header["arrays"] = {}
+        for name, array in item.items():
+            there = device.fetch(array, name)
+            if there.dtype == np.object_:  # bytes, as the characters of the same numbers
+                texts = [each if isinstance(each, bytes) else str(each).encode() for each in there.ravel().tolist()]
+                header["arrays"][name] = ["", there.shape, [text.decode("latin-1") for text in texts]]
+            else:
+                payloads.append(np.ascontiguousarray(there).tobytes())
+                header["arrays"][name] = [there.dtype.str, there.shape, len(payloads[-1])]
+    content = json.dumps(header).encode()
+    return b"".join([_LENGTHS.pack(len(content), sum(map(len, payloads))), content, *payloads])
+
+
+def _decode(header: Any, payload: memoryview) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+    start = 0
+    for name, (form, shape, content) in header["arrays"].items():
+        if form:
+            flat = np.frombuffer(payload[start : start + content], np.dtype(form))
+            start += content
+        else:
+            flat = np.array([text.encode("latin-1") for text in content], np.object_)
+        yield name, flat.reshape(shape)

@@ -1,16 +1,19 @@
-"""Copy ledger: counts every copy between host and device that a component makes, by edge.
+"""Reports of a model's process: copies between host and device by edge, Triton metrics, and a heartbeat.
 
-``Device.put`` and ``Device.fetch`` (in ``tensors.py``) record here, as do the wrappers of libraries that copy a few
-bytes of their own.
+``Device.put`` and ``Device.fetch`` (in ``tensors.py``) record in the ledger, as do the wrappers of libraries that copy
+a few bytes of their own.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import struct
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 UP, DOWN, ACROSS = "up", "down", "across"  # host to device, device to host, device to device
@@ -159,3 +162,45 @@ class Metrics:
 
 def _amounts(traffic: Traffic) -> dict[str, float]:
     return {COPIES: traffic.copies, BYTES: traffic.num_bytes, SECONDS: traffic.seconds}
+
+
+# --- heartbeat: from outside, a process that hangs looks like an idle one -----------------------------------------
+
+VARIABLE = "SHOAL_BEACONS"  # names the folder, in the server's environment
+_SINCE = struct.Struct("<d")  # start of the current batch, seconds on the machine's monotonic clock; 0 while idle
+
+
+class Beacon:
+    """Writer of this process's heartbeat, to a file of the folder ``SHOAL_BEACONS`` that is named by process id."""
+
+    def __init__(self) -> None:
+        folder = os.environ.get(VARIABLE)
+        self._file = (Path(folder) / str(os.getpid())).open("wb", buffering=0) if folder else None
+        self.close_batch()
+
+    def open_batch(self) -> None:
+        """Record that a batch begins."""
+        self._tell(time.monotonic())
+
+    def close_batch(self) -> None:
+        """Record that the batch is answered."""
+        self._tell(0.0)
+
+    def _tell(self, since: float) -> None:
+        if self._file is not None:
+            os.pwrite(self._file.fileno(), _SINCE.pack(since), 0)
+
+    def close(self) -> None:
+        """Close the file; called when the model is unloaded."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def read_beacon(folder: Path, pid: int) -> float | None:
+    """Return the start time of a process's current batch; 0 while it is idle, None if it has no heartbeat."""
+    try:
+        content = (folder / str(pid)).read_bytes()
+    except OSError:
+        return None
+    return float(_SINCE.unpack(content)[0]) if len(content) == _SINCE.size else None

@@ -1,4 +1,4 @@
-"""Base class of components that answer a request in pieces, and its adapter to Triton's Python backend."""
+"""Components that answer a request in pieces: their base class, their streams, and the adapter to Triton."""
 
 from __future__ import annotations
 
@@ -7,19 +7,17 @@ import logging
 import select
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from queue import Queue
 from typing import Any, ClassVar
 
 import numpy as np
 
 from shoal.component import tensors
-from shoal.component.base import Component, TritonModel
-from shoal.component.callees import STOP
-from shoal.component.direct import Connection, connect
+from shoal.component.base import Component, TritonModel, check_outputs
+from shoal.component.callees import STOP, Connection, connect
 from shoal.component.ledger import BATCHES, ROWS
-from shoal.component.streams import QueueStream, Stream
-from shoal.component.tensors import Arrays
+from shoal.component.tensors import Array, Arrays
 from shoal.errors import InputError, ShoalError
 
 _WAITING = 1024  # answers on their way to Triton, of all streams; engines wait for room
@@ -27,6 +25,106 @@ _LOOK_SECONDS = 0.05  # between two looks for clients that left
 _LOOK_SHARE = 4  # times as long as a look takes: it pauses at least
 
 _log = logging.getLogger("shoal")
+
+
+class Stream:
+    """Any number of answers to one request, then its end. Threads may share it.
+
+    A closed stream takes nothing more: it was ended, or its client has left. ``request_id`` is the client's, which may
+    be empty, and is not unique.
+    """
+
+    def __init__(self, component: Component, num_rows: int, request_id: str = "") -> None:
+        self.request_id = request_id
+        self._component, self._num_rows = component, num_rows
+        self._lock = threading.Lock()
+        self._is_open = True
+        self._has_left = False
+        self._calls: list[Callable[[], None]] = []
+
+    @property
+    def is_open(self) -> bool:
+        """Whether answers are still taken."""
+        return self._is_open
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the client no longer wants answers."""
+        return self._has_left
+
+    def send(self, outputs: Arrays) -> bool:
+        """Send one answer: every declared output, ``[rows, *dims]`` with the request's number of rows.
+
+        Returns False if the stream is closed: compute no more answers then. An answer that differs from the declaration
+        ends the stream with an error.
+        """
+        try:
+            check_outputs(self._component.context.spec, outputs, self._num_rows)
+        except Exception as error:
+            self.end(error)
+            return False
+        with self._lock:
+            if self._is_open:
+                self._deliver(outputs)
+            return self._is_open
+
+    def end(self, error: Exception | None = None) -> None:
+        """End the stream, with an error if there is one. Later calls have no effect."""
+        failure = None if error is None else self._component.failure(error)
+        with self._lock:
+            if not self._is_open:
+                return
+            self._is_open = False
+            if failure is not None:
+                self._deliver(failure)
+            self._deliver(None)
+
+    def on_leave(self, call: Callable[[], None]) -> None:
+        """Run ``call`` as soon as the client leaves, in another thread; at once if it has left already."""
+        with self._lock:
+            if not self._has_left:
+                self._calls.append(call)
+                return
+        call()
+
+    def leave(self) -> None:
+        """Close the stream for a client that no longer wants answers; called by the host."""
+        with self._lock:
+            if not self._is_open:
+                return
+            self._is_open, self._has_left = False, True
+            self._deliver(None)
+            calls = list(self._calls)
+        for call in calls:
+            call()
+
+    def _deliver(self, item: Arrays | ShoalError | None) -> None:
+        """Pass on an answer, an error or, with None, the end. The caller holds the lock."""
+        raise NotImplementedError
+
+
+class QueueStream(Stream):
+    """A stream whose answers are read in this process: iterate it, and close it.
+
+    Its queue is not bounded: a reader of one stream must not hold up an engine that serves others too.
+    """
+
+    def __init__(self, component: Component, num_rows: int, request_id: str = "") -> None:
+        super().__init__(component, num_rows, request_id)
+        self._items: Queue[Arrays | ShoalError | None] = Queue()
+
+    def _deliver(self, item: Arrays | ShoalError | None) -> None:
+        self._items.put(item)
+
+    def __iter__(self) -> Iterator[dict[str, Array]]:
+        while (item := self._items.get()) is not None:
+            if isinstance(item, ShoalError):
+                raise item
+            yield dict(item)
+
+    def close(self) -> None:
+        """Leave: the component is told, and computes no more answers."""
+        self.leave()
 
 
 class StreamingComponent(Component):
@@ -138,7 +236,7 @@ class _TritonStream(Stream):
 
 
 class _DirectStream(Stream):
-    """A stream whose answers go to another component, over a socket; see ``shoal.component.direct``."""
+    """A stream whose answers go to another component, over a socket; see ``callees``."""
 
     def __init__(self, model: StreamingModel, connection: Connection, num_rows: int, request_id: str) -> None:
         super().__init__(model.component, num_rows, request_id)
@@ -227,7 +325,7 @@ class StreamingModel(TritonModel):
         if connection is None:
             stream = _TritonStream(self, sender, rows, request_id)
         else:
-            sender.send(flags=tensors.final_flag())
+            sender.send(flags=tensors.triton().TRITONSERVER_RESPONSE_COMPLETE_FINAL)
             stream = _DirectStream(self, connection, rows, request_id)
             self._sockets[connection.fileno()] = stream
             self._room.register(connection, 0)
@@ -271,7 +369,7 @@ class StreamingModel(TritonModel):
             stream, item = self.waiting.get()
             try:
                 if item is None:
-                    stream.sender.send(flags=tensors.final_flag())
+                    stream.sender.send(flags=tensors.triton().TRITONSERVER_RESPONSE_COMPLETE_FINAL)
                 elif not stream.has_left:
                     stream.sender.send(self._respond(item))
             except Exception:

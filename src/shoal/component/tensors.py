@@ -280,11 +280,6 @@ def _tensor(name: str, array: Array) -> Any:
     return triton().Tensor.from_dlpack(name, array)
 
 
-def final_flag() -> Any:
-    """Return the flag that ends the answers to a request."""
-    return triton().TRITONSERVER_RESPONSE_COMPLETE_FINAL
-
-
 def make_request(
     model: str, inputs: Arrays, outputs: Sequence[str], request_id: str, parameters: Mapping[str, str] | None = None
 ) -> Any:
@@ -310,11 +305,6 @@ def read_response(response: Any, device: Device) -> dict[str, Array]:
         tensor.name(): tensor.as_numpy() if tensor.is_cpu() else device.put(tensor, tensor.name())
         for tensor in response.output_tensors()
     }
-
-
-def metric_family() -> Any:
-    """Return ``MetricFamily``, the class of Triton's custom metrics."""
-    return triton().MetricFamily
 
 
 def _code(error: ShoalError) -> Any:

@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from shoal.component.heartbeat import read_beacon
+from shoal.component.ledger import read_beacon
 from shoal.environment.stub import served_model
 from shoal.processes import Process, find_descendants, find_process, processes
 from shoal.server.launch import Server

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.blocks.scores import blend
+from shoal.blocks import blend
 from shoal.errors import InputError, needs
 
 ENCODER, FOREST, BLEND = "encoder", "forest", "blend"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from shoal.blocks.zscores import normalise
+from shoal.blocks import normalise
 from shoal.component.ledger import SETUP
 from shoal.component.tensors import Array, Device
 from shoal.readability.preprocess_config import NUM_LISTED, Bundle

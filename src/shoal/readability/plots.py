@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shoal.blocks.scores import blend
+from shoal.blocks import blend
 from shoal.errors import needs
 from shoal.readability.evaluation import (
     BASELINE,

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from shoal.component.heartbeat import VARIABLE
+from shoal.component.ledger import VARIABLE
 from shoal.errors import InputError, ServerError, SetupError
 from shoal.paths import check_path_supported
 from shoal.processes import bound, processes

@@ -1,17 +1,23 @@
-"""Class scores: checks for NaN and infinity, and the best classes by label."""
+"""Building blocks of configurable components: class scores, weighted scores, z-scores."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from reprlib import repr as shorten
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.component.artifact_files import GREATEST, is_number, read_object, refusal
 from shoal.component.ledger import CONTROL
 from shoal.component.parameters import Parameters
 from shoal.component.tensors import Array, Arrays, Device, namespace
 from shoal.errors import ArtifactError, InputError
+
+__all__ = ["Choices", "blend", "check_finite", "check_numbers", "check_weight", "normalise", "read_zscore"]
 
 _LOOK = "Look at what the model before it gives for this row."
 
@@ -91,3 +97,54 @@ def _rank(scores: NDArray[np.float32], number: int) -> NDArray[np.intp]:
     best = scores.argmax(axis=1)[:, None] if number == 1 else np.argsort(-scores, axis=1, kind="stable")
     columns: NDArray[np.intp] = best[:, :number]
     return columns
+
+
+def blend(weight: Array | float, first: Array, second: Array) -> Array:
+    """Return ``weight * first + (1 - weight) * second``, element by element, in the arrays' own dtype."""
+    if isinstance(weight, float):  # rounded as a weight given as a tensor is
+        weight = namespace(first).full_like(first, weight)
+    return weight * first + (1 - weight) * second
+
+
+def check_weight(weight: np.ndarray[Any, Any], *, name: str) -> None:
+    """Check that each weight is between 0 and 1.
+
+    Raises:
+        InputError: a weight is not, or is NaN; the error names the first such row.
+    """
+    for row in np.flatnonzero(~((weight >= 0) & (weight <= 1))):
+        value = weight.reshape(-1)[row]
+        raise InputError(f"{name}[{row}] is {value:g}; it must lie between 0 and 1.", "Leave it out for the default.")
+
+
+_KIND = "list of means and deviations"
+
+
+def read_zscore(path: Path) -> tuple[list[float], list[float]]:
+    """Read ``mean`` and ``std`` from a JSON object with these two lists, one number per column.
+
+    Raises:
+        ArtifactError: it is not such a file, or a value cannot be used.
+    """
+    entries = read_object(path, _KIND, ["mean", "std"])
+    for name, numbers in entries.items():
+        if not isinstance(numbers, list) or not numbers:
+            raise refusal(path, _KIND, f"{name} is {shorten(numbers)}, expected a list of numbers")
+        if odd := [number for number in numbers if not is_number(number)]:
+            raise refusal(path, _KIND, f"{name} holds {shorten(odd[0])}, expected finite numbers")
+    mean, std = entries["mean"], entries["std"]
+    if len(mean) != len(std):
+        raise refusal(path, _KIND, f"mean has {len(mean)} entries and std {len(std)}, expected as many")
+    for column, (middle, spread) in enumerate(zip(mean, std, strict=True)):
+        if spread <= 0:
+            raise refusal(path, _KIND, f"std of column {column} is {spread:g}, expected a number above 0")
+        if (1 + abs(middle)) / spread > GREATEST:
+            why = f"mean {middle:g} and std {spread:g} of column {column} give z-scores that FP32 cannot hold"
+            raise refusal(path, _KIND, why)
+    return [*map(float, mean)], [*map(float, std)]
+
+
+def normalise(raw: Array, mean: Array, std: Array) -> Array:
+    """Return z-scores, FP32 ``[rows, features]``."""
+    xp = namespace(raw)
+    return xp.astype((raw - mean) / std, xp.float32)
