@@ -1,12 +1,7 @@
-"""``shoal new pipeline``: models by name, joined where they fit, and questions where they may not."""
+"""``shoal new pipeline``: models by name, joined where their tensors fit."""
 
 from __future__ import annotations
 
-import os
-import pty
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from shoal.check import check
-from shoal.cli import project as commands
 from shoal.errors import InputError
-from shoal.project.scaffold.pipelines import Question, draft_pipeline
+from shoal.project.scaffold.pipelines import draft_pipeline
 from shoal.project.scaffold.skeletons import draft_model
 from shoal.repository.config import read_config
 from tests.support.imports import script
@@ -147,73 +141,6 @@ def test_the_test_of_a_pipeline_of_trained_models(here: Path, artifacts: Path) -
 
 
 def test_in_python(tmp_path: Path) -> None:
-    questions: list[Question] = []
-
-    def ask(question: Question) -> str:
-        questions.append(question)
-        return "one.Y"
-
     made = draft_model("one", 3, project=tmp_path)
     assert made.draft.write(is_dry=True) == [tmp_path / name for name in made.draft.files]
     assert files(tmp_path) == set()
-    write_leaf(tmp_path, "one", "X FP32 1", "Y FP32 1; Z FP32 1")
-    write_leaf(tmp_path, "two", "V FP32 1", "W FP32 1")
-    assert draft_pipeline("it", ["one", "two"], project=tmp_path, ask=ask).said[1] == "two.V reads one.Y."
-    assert [question.key for question in questions] == ["two.V"]
-
-
-# --- questions -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """A terminal: what is printed when lines are typed."""
-    monkeypatch.setattr(commands, "is_terminal", lambda: True)
-
-    def answer(arguments: str, *lines: str) -> str:
-        result = run("new", *arguments.split(), typed="".join(f"{line}\n" for line in lines))
-        assert result.exit_code == 0, result.output
-        return result.output
-
-    return answer
-
-
-def test_questions_on_a_terminal(here: Path, asked: Callable[..., str]) -> None:
-    printed = asked("component", "mine", "X:FP32", "X:FP32:4 Z:FP32:4", "")
-    assert "What is the component called: " in printed
-    assert "Error: --input 'X:FP32' is not NAME:DTYPE:DIMS. For example:" in printed
-    assert "What does it give, as NAME:DTYPE:DIMS, blanks between outputs [LENGTH:FP32:1]: " in printed
-    spec = read_config(here / "preprocess" / "mine").spec
-    assert [t.name for t in (*spec.inputs, *spec.outputs)] == ["X", "Z", "LENGTH"]
-    printed = asked("model score", "many", "4")
-    assert "Error: 'many' is not a whole number." in printed
-    assert read_config(here / "models" / "score").spec.inputs[0].dims == (4,)
-
-
-def test_a_pipeline_asks_for_what_is_open(here: Path, asked: Callable[..., str]) -> None:
-    write_leaf(here, "one", "TEXT STRING 1", "A FP32 1; B FP32 1")
-    write_leaf(here, "two", "C FP32 1; D FP32 1", "E FP32 1")
-    printed = asked("pipeline", "both", "one two", "", "")
-    assert "What does two.C read, FP32 [1]: one.A, one.B, or a name in the request [one.A]: " in printed
-    assert "one.B, or a name in the request [one.B]: " in printed
-    (_, step) = read_config(here / "ensembles" / "both").steps
-    assert step.inputs == {"C": "one_A", "D": "one_B"}
-    asked("pipeline third --step one --step two", "one.B", "MINE")
-    (_, step) = read_config(here / "ensembles" / "third").steps
-    assert step.inputs == {"C": "one_B", "D": "MINE"}
-    asked("pipeline empty", "")
-    assert (here / "preprocess" / "empty_preprocess").is_dir()
-
-
-def test_a_real_terminal_is_asked(here: Path) -> None:
-    ours, theirs = pty.openpty()
-    with subprocess.Popen(
-        [sys.executable, "-c", "from shoal.cli import main; main()", "new", "component"],
-        stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    ) as running:  # fmt: skip
-        os.write(ours, b"mine\n\nLENGTH:INT64:1\n")
-        printed, _ = running.communicate(timeout=60)
-    os.close(ours)
-    os.close(theirs)
-    assert running.returncode == 0, printed
-    assert read_config(here / "preprocess" / "mine").spec.outputs[0].dtype == "TYPE_INT64"

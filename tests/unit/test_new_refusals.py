@@ -10,7 +10,7 @@ import pytest
 
 from shoal.errors import InputError, SetupError
 from shoal.project.scaffold.skeletons import draft_component
-from tests.support.skeletons import files, new, write_leaf
+from tests.support.skeletons import files, new, run, write_leaf
 
 
 @pytest.fixture
@@ -23,8 +23,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("component", r"What is the component called\? Give it: shoal new component NAME"),
-        ("model it", r"How many features does it take\? Give it: --features 4"),
         ("model it --features 0", r"A linear model of 0 features cannot be fitted here\. Give a number from"),
         ("component my.words", r"'my\.words' is not a valid model name: .* For example: my_words"),
         ("component 1st", r"'1st' is not a valid model name: .* For example: st"),
@@ -52,7 +50,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("component it --like taken --input Z:FP32:1", r"taken has no input Z\. It has: X\."),
         ("component it --project file", r"file is not a folder\. Name the folder of your project"),
         ("component it --project composed", r"composed is a repository that shoal composed: the next"),
-        ("component it --like top_k --set k=0", r"It would not start: Parameter k of model it is '0'; expected a"),
         ("pipeline it --step nope", r"There is no model nope\. Known: bert-large, .*taken, "),
         ("pipeline it --step taken --step taken", r"The model taken is given twice as a step\. Write such"),
         ("pipeline it --map taken.X=X", r"--map taken\.X maps a step, and no steps are given\. Name the models"),
@@ -77,6 +74,15 @@ def test_refusals(here: Path, arguments: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         new(*arguments.split())
     assert files(here) == before
+
+
+@pytest.mark.parametrize(
+    ("command", "missing"), [("component", "argument 'name'"), ("model it", "option '--features'")]
+)
+def test_a_name_and_a_number_of_features_are_needed(command: str, missing: str) -> None:
+    result = run("new", *command.split())
+    assert result.exit_code == 2
+    assert f"Missing {missing}." in result.output
 
 
 def test_a_category_that_is_for_models(tmp_path: Path) -> None:

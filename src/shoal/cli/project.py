@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import shlex
-import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from shoal.cli.usage import Command, Group
 from shoal.console import OUT, show_progress
-from shoal.errors import InputError, ShoalError
+from shoal.errors import InputError
 
 if TYPE_CHECKING:
     from shoal.component.spec import TensorSpec
     from shoal.project.draft import Draft
-    from shoal.project.scaffold.pipelines import Question
     from shoal.project.scaffold.skeletons import Skeleton
 
-T = TypeVar("T")
 app = typer.Typer(cls=Group, no_args_is_help=True, help="Write a working, tested skeleton into your own project.")
 
-Name = Annotated[str | None, typer.Argument(help="Its name: letters, digits, _ and -.", show_default=False)]
+Name = Annotated[str, typer.Argument(help="Its name: letters, digits, _ and -.")]
 Project = Annotated[Path, typer.Option(help="The folder of your project.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the files, and write none.")]
 Inputs = Annotated[list[str] | None, typer.Option("--input", metavar="NAME:DTYPE:DIMS", help="Such as TEXT:STRING:1.")]
@@ -34,7 +31,7 @@ Outputs = Annotated[
 
 @app.command(cls=Command)
 def component(
-    name: Name = None,
+    name: Name,
     inputs: Inputs = None,
     outputs: Outputs = None,
     category: Annotated[
@@ -54,7 +51,6 @@ def component(
     from shoal.project.scaffold.names import parse_settings
     from shoal.project.scaffold.skeletons import INPUTS, OUTPUTS, STREAMED, draft_component
 
-    name = _ask_name(name, "component")
     if like is not None:
         if is_streaming:
             raise InputError("A copy answers as what it is a copy of.", "Leave out --streaming, or --like.")
@@ -73,34 +69,33 @@ def component(
         for option, values in (("--set", settings), ("--artifact", artifacts)):
             if values:
                 raise InputError(f"{option} {values[0]} is of a component that exists.", "Name it: --like MODEL")
-        takes = _ask_tensors(inputs, "--input", INPUTS)
-        gives = _ask_tensors(outputs, "--output", STREAMED if is_streaming else OUTPUTS)
         made = draft_component(
-            name, inputs=takes, outputs=gives, category=category or "preprocess", project=project,
+            name,
+            inputs=_parse_tensors(inputs or (), "--input") or INPUTS,
+            outputs=_parse_tensors(outputs or (), "--output") or (STREAMED if is_streaming else OUTPUTS),
+            category=category or "preprocess",
+            project=project,
             is_streaming=is_streaming,
-        )  # fmt: skip
+        )
     _finish(made, project, is_dry=is_dry)
 
 
 @app.command(cls=Command)
 def model(
-    name: Name = None,
-    features: Annotated[int | None, typer.Option(help="How many numbers it takes.", show_default=False)] = None,
+    name: Name,
+    features: Annotated[int, typer.Option(help="How many numbers it takes.")],
     project: Project = Path(),
     is_dry: DryRun = False,
 ) -> None:
     """A model whose code is yours: linear, in NumPy, with a script that fits it, a pipeline and a test."""
     from shoal.project.scaffold.skeletons import draft_model
 
-    name = _ask_name(name, "model")
-    if features is None:
-        features = _ask("How many features does it take", _parse_number, "--features 4")
     _finish(draft_model(name, features, project=project), project, is_dry=is_dry)
 
 
 @app.command(cls=Command)
 def pipeline(
-    name: Name = None,
+    name: Name,
     steps: Annotated[
         list[str] | None,
         typer.Option("--step", metavar="MODEL", help="A model by name; repeat it. Default: a new component."),
@@ -118,14 +113,8 @@ def pipeline(
     from shoal.project.scaffold.names import parse_settings
     from shoal.project.scaffold.pipelines import draft_pipeline
 
-    name = _ask_name(name, "pipeline")
-    if steps is None and is_terminal():
-        steps = str(
-            typer.prompt("Its models in their order, blanks between; none: a new component", default="")
-        ).split()
     given = parse_settings(maps or (), "--map")
-    ask = _ask_source if is_terminal() else None
-    made = draft_pipeline(name, steps or (), maps=given, project=project, ask=ask)
+    made = draft_pipeline(name, steps or (), maps=given, project=project)
     _finish(made, project, is_dry=is_dry)
 
 
@@ -193,63 +182,10 @@ def add_model(
         _print_next(["shoal", "check", project], then)
 
 
-# --- questions, only on a terminal -------------------------------------------------------------------------------
-
-
-def is_terminal() -> bool:
-    """Whether standard input is a terminal, so that questions can be asked."""
-    return sys.stdin.isatty()
-
-
-def _ask(question: str, parse: Callable[[str], T], option: str, default: str | None = None) -> T:
-    """Ask on a terminal until the answer can be parsed; elsewhere use the default, if there is one."""
-
-    def read(answer: str) -> T:
-        try:
-            return parse(answer)
-        except ShoalError as error:
-            raise typer.BadParameter(str(error)) from None
-
-    if is_terminal():
-        answer: T = typer.prompt(question, default=default, value_proc=read)
-        return answer
-    if default is None:
-        raise InputError(f"{question}?", f"Give it: {option}")
-    return parse(default)
-
-
-def _ask_name(name: str | None, kind: str) -> str:
-    return name or _ask(f"What is the {kind} called", str, f"shoal new {kind} NAME")
-
-
-def _ask_tensors(given: Sequence[str] | None, option: str, default: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-    if given:
-        return _parse_tensors(given, option)
-    kind, verb = option.removeprefix("--"), "take" if option == "--input" else "give"
-    known = " ".join(f"{t.name}:{t.dtype.removeprefix('TYPE_')}:{','.join(map(str, t.dims))}" for t in default)
-    question = f"What does it {verb}, as NAME:DTYPE:DIMS, blanks between {kind}s"
-    return _ask(question, lambda answer: _parse_tensors(answer.split(), option), option, known)
-
-
 def _parse_tensors(texts: Iterable[str], option: str) -> tuple[TensorSpec, ...]:
     from shoal.project.scaffold.names import parse_tensor
 
     return tuple(parse_tensor(text, option) for text in texts)
-
-
-def _parse_number(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise InputError(f"{text!r} is not a whole number.", "For example: 4") from None
-
-
-def _ask_source(question: Question) -> str:
-    from shoal.project.scaffold.text import describe
-
-    fits = ", ".join(map(str, question.fits))
-    asked = f"What does {question.key} read, {describe(question.tensor, '')}: {fits}, or a name in the request"
-    return str(typer.prompt(asked, default=str(question.nearest)))
 
 
 # --- answers -----------------------------------------------------------------------------------------------------

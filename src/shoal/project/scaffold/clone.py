@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from shoal.component.spec import TensorSpec
 from shoal.composition.compose import version_files
-from shoal.errors import InputError, ShoalError
+from shoal.errors import InputError
 from shoal.project.scaffold import text
 from shoal.project.scaffold.names import check_name, find_project_folders
-from shoal.project.scaffold.sample_request import find_width
 from shoal.project.scaffold.skeletons import Skeleton, alone, check_category, make_skeleton
 from shoal.repository.config import CONFIG, ModelConfig, as_config
 
@@ -53,10 +50,9 @@ def draft_like(
     _check_artifacts(source, artifacts or {})
     files = {**_find_files(source.folder), **{f"1/{file}": path for file, path in (artifacts or {}).items()}}
     here = {path.removeprefix("1/") for path in files}
-    absent = [artifact for artifact in config.artifacts if here.isdisjoint(artifact.names)]
-    missing = [artifact for artifact in absent if artifact.is_required]
-    width, problem = _try(config, files, folder, is_whole=not absent)
+    missing = [file for file in config.artifacts if file.is_required and here.isdisjoint(file.names)]
     spec = config.spec
+    width = text.find_width(spec.parameters, [path for name, path in files.items() if name.endswith(".json")])
     ensemble = text.write_alone(pipeline, name, spec.max_batch_size, spec.inputs, spec.outputs)
     widths = {tensor.name: width for tensor in spec.inputs}
     test = text.write_test(name, pipeline, spec.inputs, [config], is_batched=spec.is_batched, widths=widths)
@@ -65,35 +61,9 @@ def draft_like(
         options = " ".join(f"--artifact {file.names[0]}=PATH" for file in missing)
         listed = ", ".join(map(str, missing))
         said.append(f"Before it is tested or served, put {listed} into {folder}/1, as {options} does.")
-    elif problem:
-        said.append(f"It does not start yet: {problem}")
     made: dict[str, str | Path] = {f"{folder}/{CONFIG}": config_text}
     made |= {f"{folder}/{path}": file for path, file in files.items()}
     return make_skeleton(root, pipeline, ensemble, name, test, made, said)
-
-
-def _try(config: ModelConfig, files: Mapping[str, Path], place: str, *, is_whole: bool) -> tuple[int, str]:
-    """Return the width of a request that the new component answers, and why it does not start without its artifacts.
-
-    It runs in a temporary folder, which messages show as ``place``, its later folder.
-
-    Raises:
-        InputError: it has all artifacts, and does not start with these parameters and tensors.
-    """
-    with tempfile.TemporaryDirectory(prefix="shoal-") as aside:
-        folder = Path(aside).resolve()
-        for name, path in files.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).symlink_to(path.resolve())
-        try:
-            return find_width(replace(config, folder=folder)), ""
-        except ShoalError as error:
-            what, fix = (said.replace(str(folder), place) for said in (error.what, error.fix))
-            if is_whole:
-                raise InputError(f"It would not start: {what}", fix) from None
-            return text.WIDTH, f"{what} {fix}".rstrip()
-        except Exception as error:  # raised by a user's component
-            return text.WIDTH, f"{type(error).__name__}: {error}"
 
 
 def _find_model(like: str, available: Mapping[str, ModelConfig]) -> ModelConfig:

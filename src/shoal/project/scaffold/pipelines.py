@@ -1,10 +1,9 @@
-"""Pipelines of models by name, wired by name, dtype and shape, with questions for ambiguous inputs."""
+"""Pipelines of models by name, wired by the names, dtypes and shapes of their tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.component.artifact_files import find_repeated
@@ -14,7 +13,6 @@ from shoal.composition.ensemble import Ensemble, Tensor
 from shoal.errors import InputError
 from shoal.project.scaffold import text
 from shoal.project.scaffold.names import check_name, check_tensor_name, find_project_folders
-from shoal.project.scaffold.sample_request import find_width
 from shoal.project.scaffold.skeletons import Skeleton, draft_component, make_skeleton
 from shoal.repository.config import ModelConfig
 from shoal.repository.ensemble_config import first_steps
@@ -36,46 +34,23 @@ class Source:
         return f"{self.model}.{self.name}" if self.model else self.name
 
 
-@dataclass(frozen=True)
-class Question:
-    """An input that several outputs fit, so that the user is asked for one of them.
-
-    ``nearest`` is the default: an output that no step reads yet, from the latest step that has one.
-    """
-
-    model: str
-    tensor: TensorSpec
-    fits: tuple[Source, ...]
-    nearest: Source
-
-    @property
-    def key(self) -> str:
-        """Qualified name of the input: ``encoder.INPUT__0``."""
-        return f"{self.model}.{self.tensor.name}"
-
-
-Ask = Callable[[Question], str]
-
-
 def draft_pipeline(
     name: str,
     steps: Sequence[str] = (),
     *,
     maps: Mapping[str, str] | None = None,
     project: Path | str = ".",
-    ask: Ask | None = None,
 ) -> Skeleton:
     """Draft a pipeline of the models ``steps``, from shoal and the project, in an order in which they can run.
 
     An input reads the earlier output with its name, dtype and shape (an attention mask also one called so); else the
     only one of its dtype and shape that no step reads yet, or the only one at all, unless it is optional; else the
-    request. ``maps`` override this: ``MODEL.INPUT`` to ``MODEL.OUTPUT``, or to a name in the request. If several
-    outputs fit, or the one with its name would skip a step that fits as well, ``ask`` is called. Outputs that no step
-    reads become the answer. Without ``steps`` it gets a component of its own, ``NAME_preprocess``.
+    request. ``maps`` override this: ``MODEL.INPUT`` to ``MODEL.OUTPUT``, or to a name in the request. Outputs that no
+    step reads become the answer. Without ``steps`` the pipeline gets a component of its own, ``NAME_preprocess``.
 
     Raises:
-        InputError: a name cannot be used; there is no such model or tensor; several outputs fit and there is no
-            ``ask``; or Triton would refuse it.
+        InputError: a name cannot be used; there is no such model or tensor; several outputs fit an input, or the output
+            with its name would skip a step whose output fits as well; or Triton would refuse the pipeline.
     """
     if not steps:
         for key in maps or ():
@@ -87,7 +62,7 @@ def draft_pipeline(
     available = find_project_folders(root)
     check_name(name, available)
     models = _find_models(steps, available)
-    sources = _Join(models, maps or {}).answer(ask)
+    sources = _Wiring(models, maps or {}).wire()
     definition, said = _define(name, models, sources, root)
     config = definition.config()
     check_accepted(config, available)
@@ -125,14 +100,12 @@ def _find_models(steps: Sequence[str], available: Mapping[str, ModelConfig]) -> 
 def _find_widths(
     models: Sequence[ModelConfig], sources: Mapping[str, Source], inputs: Sequence[TensorSpec]
 ) -> dict[str, int]:
-    """Choose a size for each variable-size request tensor, one that its model accepts; left out if none is known."""
+    """Choose the size of variable dimensions for each tensor of the request, by the first model that reads it."""
     widths: dict[str, int] = {}
     for model in models:
         read = {sources[f"{model.name}.{tensor.name}"] for tensor in model.spec.inputs}
-        wanted = [t.name for t in inputs if Source(REQUEST, t.name) in read and -1 in t.dims]
-        if wanted and not _missing(model):
-            with suppress(Exception):  # a component that does not start: its test will report it
-                widths |= dict.fromkeys(wanted, find_width(model))
+        width = text.find_width(model.spec.parameters, (model.folder / "1").glob("*.json"))
+        widths = {tensor.name: width for tensor in inputs if Source(REQUEST, tensor.name) in read} | widths
     return widths
 
 
@@ -195,21 +168,26 @@ def _request(definition: Ensemble, models: Sequence[ModelConfig], sources: Mappi
 # --- wiring by name, dtype and shape -----------------------------------------------------------------------------
 
 
-@dataclass
-class _Join:
-    """Wires models in order; ``maps`` override the source of ``MODEL.INPUT``: ``MODEL.OUTPUT``, or a request tensor.
+class _Wiring:
+    """The sources of all inputs, found model by model in the order of the steps.
 
-    ``found`` are the sources of inputs so far, ``behind`` the steps that lead to each step.
+    ``maps`` give the source of ``MODEL.INPUT``: ``MODEL.OUTPUT``, or a name in the request. ``found`` are the sources
+    so far. ``behind`` are the earlier steps whose outputs a step reads, directly or through other steps. ``ambiguous``
+    are inputs that several outputs fit; until the user maps them they have the source that is suggested.
     """
 
-    models: Sequence[ModelConfig]
-    maps: Mapping[str, str]
-    found: dict[str, Source] = field(default_factory=dict)
-    behind: dict[str, set[str]] = field(default_factory=dict)
-    questions: list[Question] = field(default_factory=list)
+    def __init__(self, models: Sequence[ModelConfig], maps: Mapping[str, str]) -> None:
+        self.models, self.maps = models, maps
+        self.found: dict[str, Source] = {}
+        self.behind: dict[str, set[str]] = {}
+        self.ambiguous: dict[str, str] = {}  # descriptions
 
-    def answer(self, ask: Ask | None) -> dict[str, Source]:
-        """Choose the source of each input, by ``MODEL.INPUT``; ask about ambiguous ones."""
+    def wire(self) -> dict[str, Source]:
+        """Return the source of each input, by ``MODEL.INPUT``.
+
+        Raises:
+            InputError: an input is ambiguous, or ``maps`` has an unknown name.
+        """
         known = [f"{model.name}.{tensor.name}" for model in self.models for tensor in model.spec.inputs]
         for key in self.maps:
             if key not in known:
@@ -218,76 +196,96 @@ class _Join:
             for tensor in model.spec.inputs:
                 key = f"{model.name}.{tensor.name}"
                 if key in self.maps:
-                    self.found[key] = self._read(self.maps[key], self.models[:place], f"--map {key}={self.maps[key]}")
+                    self.found[key] = self._parse(self.maps[key], self.models[:place], f"--map {key}={self.maps[key]}")
         for place, model in enumerate(self.models):
-            self._join(model, self.models[:place], ask)
-            read = {self.found[f"{model.name}.{tensor.name}"].model for tensor in model.spec.inputs} - {REQUEST}
+            self._join(model, self.models[:place])
+            read = {source.model for source in self._sources(model)} - {REQUEST}
             self.behind[model.name] = read.union(*(self.behind[name] for name in read))
-        if self.questions and ask is None:
-            raise _several(self.questions)
+        if self.ambiguous:
+            examples = " ".join(f"--map {key}={self.found[key]}" for key in self.ambiguous)
+            raise InputError(
+                " ".join(self.ambiguous.values()),
+                f"Map each to an output or to a name in the request. For example: {examples}",
+            )
         return self.found
 
-    def _join(self, model: ModelConfig, earlier: Sequence[ModelConfig], ask: Ask | None) -> None:
-        # Explicit maps and matching names first; the other inputs share the outputs that are left. An output that no
-        # step reads yet comes before one that is read: another step processes that one already, and reading it would
-        # skip this step. An output is taken if it is the only one left for an input and fits no other input alone;
-        # else the input becomes a question.
-        fitting: dict[str, tuple[TensorSpec, list[Source]]] = {}
+    def _join(self, model: ModelConfig, earlier: Sequence[ModelConfig]) -> None:
+        # First the outputs with the names of inputs, then the outputs that are left. An output that no step reads yet
+        # comes before one that is read: the step that reads it processes it, and reading it again would skip that step.
+        fits: dict[str, list[Source]] = {}
         named: dict[str, Source] = {}
         for tensor in model.spec.inputs:
-            key = f"{model.name}.{tensor.name}"
-            if key in self.found:
+            if f"{model.name}.{tensor.name}" in self.found:
                 continue
-            fits = _find_fits(tensor, model, earlier)
-            is_mask = model.spec.parameters.get(MASK) == tensor.name
-            same = [source for source in fits if source.name == tensor.name or (is_mask and source.name == MASK)]
-            same = self._unread(same) or same
+            fitting = _find_fits(tensor, model, earlier)
+            names = {tensor.name, MASK} if model.spec.parameters.get(MASK) == tensor.name else {tensor.name}
+            same = self._prefer_unread([source for source in fitting if source.name in names])
+            if tensor.is_optional or not fitting:
+                self.found[f"{model.name}.{tensor.name}"] = same[0] if len(same) == 1 else Source(REQUEST, tensor.name)
+                continue
+            fits[tensor.name] = fitting
             if len(same) == 1:
-                named[key] = same[0]
-            if tensor.is_optional or not fits:
-                self.found[key] = named.pop(key, Source(REQUEST, tensor.name))
-            else:
-                fitting[key] = tensor, fits
-        claimed = set(named.values())
-        for key, source in named.items():
-            others = [other for other in self._unread(fitting[key][1]) if other not in claimed]
-            if not any(source.model in self.behind[other.model] for other in others):  # none of them is skipped
-                self.found[key] = source
-                del fitting[key]
-        taken = {self.found.get(f"{model.name}.{tensor.name}") for tensor in model.spec.inputs}
-        left = {key: [source for source in fits if source not in taken] for key, (_, fits) in fitting.items()}
-        best = {key: self._unread(sources) or sources for key, sources in left.items()}
-        asked = []
-        for key, sources in best.items():
-            if not sources:  # no step reads one tensor twice
-                self.found[key] = Source(REQUEST, fitting[key][0].name)
-            elif len(sources) == 1 and list(best.values()).count(sources) == 1 and key not in named:
-                self.found[key] = sources[0]
-            else:
-                asked.append(key)
-        for place, key in enumerate(asked):
-            alike = sum(left[other] == left[key] for other in asked[place:])
-            question = self._question(model, fitting[key][0], left[key], alike, earlier)
-            self.questions.append(question)
-            chosen = ask(question) if ask else str(question.nearest)
-            self.found[key] = self._read(chosen, earlier, f"{chosen!r}")
+                named[tensor.name] = same[0]
+        skipping = {name for name, source in named.items() if self._skips(source, fits[name], set(named.values()))}
+        for name, source in named.items():
+            if name not in skipping:
+                self.found[f"{model.name}.{name}"] = source
+                del fits[name]
+        self._share(model, fits, skipping)
 
-    def _question(
-        self, model: ModelConfig, tensor: TensorSpec, fits: list[Source], alike: int, earlier: Sequence[ModelConfig]
-    ) -> Question:
-        """Make the question of an input, the first of ``alike`` that the same outputs fit."""
-        taken = {self.found.get(f"{model.name}.{other.name}") for other in model.spec.inputs}
-        left = [source for source in fits if source not in taken]
-        unread, places = self._unread(left), [other.name for other in earlier]
-        ranked = sorted(left, key=lambda source: (source not in unread, -places.index(source.model)))[:alike]
-        nearest = next((source for source in left if source in ranked), Source(REQUEST, tensor.name))
-        return Question(model.name, tensor, tuple(fits), nearest)
+    def _skips(self, source: Source, fitting: Sequence[Source], named: Container[Source]) -> bool:
+        """Whether reading ``source`` skips a step behind it, whose output fits as well and is not read yet."""
+        others = [other for other in self._unread(fitting) if other not in named]
+        return any(source.model in self.behind[other.model] for other in others)
+
+    def _share(self, model: ModelConfig, fits: Mapping[str, Sequence[Source]], skipping: Container[str]) -> None:
+        """Divide outputs among the inputs of ``model`` in ``fits``: an input takes the only one that it alone can.
+
+        Inputs without a choice read the request; the others are ambiguous, as are those in ``skipping``.
+        """
+        taken = set(self._sources(model))
+        left = {name: [source for source in sources if source not in taken] for name, sources in fits.items()}
+        best = {name: self._prefer_unread(sources) for name, sources in left.items()}
+        unclear = []
+        for name, sources in best.items():
+            if not sources:  # no step reads one tensor twice
+                self.found[f"{model.name}.{name}"] = Source(REQUEST, name)
+            elif len(sources) == 1 and list(best.values()).count(sources) == 1 and name not in skipping:
+                self.found[f"{model.name}.{name}"] = sources[0]
+            else:
+                unclear.append(name)
+        specs = {tensor.name: tensor for tensor in model.spec.inputs}
+        for place, name in enumerate(unclear):
+            key = f"{model.name}.{name}"
+            listed = " and ".join(map(str, left[name]))
+            self.ambiguous[key] = f"{key} ({text.describe(specs[name], '')}) fits {listed}."
+            alike = sum(left[other] == left[name] for other in unclear[place:])
+            self.found[key] = self._suggest(model, left[name], alike) or Source(REQUEST, name)
+
+    def _suggest(self, model: ModelConfig, fitting: Sequence[Source], alike: int) -> Source | None:
+        """Suggest a source for an ambiguous input, the first of ``alike`` inputs that the same outputs fit.
+
+        Outputs that no step reads come first, then those of later steps; of the first ``alike``, it is the earliest.
+        """
+        taken = set(self._sources(model))
+        left = [source for source in fitting if source not in taken]
+        unread, order = self._unread(left), [each.name for each in self.models]
+        ranked = sorted(left, key=lambda source: (source not in unread, -order.index(source.model)))[:alike]
+        return next((source for source in left if source in ranked), None)
+
+    def _sources(self, model: ModelConfig) -> Iterable[Source]:
+        """Return the sources of the inputs of ``model`` that are found."""
+        keys = [f"{model.name}.{tensor.name}" for tensor in model.spec.inputs]
+        return [self.found[key] for key in keys if key in self.found]
 
     def _unread(self, sources: Iterable[Source]) -> list[Source]:
         read = set(self.found.values())
         return [source for source in sources if source not in read]
 
-    def _read(self, value: str, earlier: Sequence[ModelConfig], where: str) -> Source:
+    def _prefer_unread(self, sources: list[Source]) -> list[Source]:
+        return self._unread(sources) or sources
+
+    def _parse(self, value: str, earlier: Sequence[ModelConfig], where: str) -> Source:
         """Parse ``MODEL.OUTPUT``, or a name in the request."""
         for model in self.models:
             output = value.removeprefix(f"{model.name}.")
@@ -311,9 +309,3 @@ def _find_fits(tensor: TensorSpec, model: ModelConfig, earlier: Iterable[ModelCo
         for output in other.spec.outputs
         if output.dtype == tensor.dtype and Declared(other.name, output, other.spec.is_batched).fits(wanted)
     ]
-
-
-def _several(questions: Sequence[Question]) -> InputError:
-    said = [f"{q.key} ({text.describe(q.tensor, '')}) fits {' and '.join(map(str, q.fits))}." for q in questions]
-    examples = " ".join(f"--map {q.key}={q.nearest}" for q in questions)
-    return InputError(" ".join(said), f"Map each to an output or to a name in the request. For example: {examples}")

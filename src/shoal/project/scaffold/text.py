@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +20,7 @@ _TEMPLATES = Path(__file__).parent / "templates"
 LINE = 120  # longest line of Python
 ROWS, WIDTH = 2, 4  # of a test's request; the width is the size of variable dimensions
 TEXTS = ("A cat sat.", "Füße")  # one per row; the second has more bytes than characters
+_MAX_BYTES = 2**20  # of a JSON artifact that is read for its lists
 _EXACT = "        np.testing.assert_array_equal(served[name], expected)"
 _CLOSE = """\
         if expected.dtype == np.object_:  # texts
@@ -108,6 +111,24 @@ def write_sample(tensor: TensorSpec, *, is_batched: bool = True, width: int = WI
     if tensor.dtype in ("TYPE_FP16", "TYPE_FP32", "TYPE_FP64"):
         return f"RANDOM.random({shape}).astype({name_dtype(tensor)})"
     return f"RANDOM.integers(0, 2, {shape}).astype({name_dtype(tensor)})"
+
+
+def find_width(parameters: Mapping[str, str], files: Iterable[Path]) -> int:
+    """Return a size of variable dimensions that a component may accept, for a sample request; 4 if nothing is known.
+
+    It is the length of the first list in its parameters (such as labels) or JSON artifacts ``files`` (such as means).
+    """
+    small = (path for path in sorted(files) if path.stat().st_size < _MAX_BYTES)
+    texts = (path.read_text(encoding="utf-8", errors="replace") for path in small)
+    for text in itertools.chain(parameters.values(), texts):
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            continue
+        for each in value.values() if isinstance(value, dict) else [value]:
+            if isinstance(each, list) and each:
+                return len(each)
+    return WIDTH
 
 
 def _shape(tensor: TensorSpec, rows: str | int, width: int) -> str:
