@@ -50,7 +50,7 @@ def suggest(name: str, known: Iterable[str]) -> str:
 
 # The libraries of each extra in pyproject.toml, by import name.
 _EXTRAS = {
-    "draw": ("matplotlib",),
+    "draw": ("matplotlib", "pygraphviz"),
     "env": ("conda_pack", "elftools", "packaging", "rattler", "yaml"),
     "files": ("openpyxl", "pyarrow"),
     "gpu": ("cupy", "nvforest", "pylibcudf", "rmm", "torch"),

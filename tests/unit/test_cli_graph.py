@@ -91,10 +91,13 @@ def test_a_png_is_not_for_a_terminal() -> None:
     assert done.stderr == "error: A PNG cannot be printed on a terminal.\n  Name a file: --out ensemble.png\n"
 
 
-def test_a_png_needs_matplotlib(shoal: Shoal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(SetupError, match=r"matplotlib is not installed\. Type: pip install 'shoal\[draw\]'"):
-        shoal("graph", LEAF, "--format", "png")
+@pytest.mark.parametrize("form", ["svg", "png"])
+@pytest.mark.parametrize("library", ["matplotlib", "pygraphviz"])
+def test_a_picture_needs_libraries(shoal: Shoal, monkeypatch: pytest.MonkeyPatch, library: str, form: str) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(SetupError, match=rf"{library} is not installed\. Type: pip install 'shoal\[draw\]'"):
+        shoal("graph", LEAF, "--format", form)
+    assert shoal("graph", LEAF).startswith(b"flowchart")  # Mermaid needs none
 
 
 def test_a_repository_means_its_only_top_ensemble(shoal: Shoal, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ HEAVY = {
     "openpyxl",
     "pooch",
     "pyarrow",
+    "pygraphviz",
     "rattler",
     "yaml",
     "torch",

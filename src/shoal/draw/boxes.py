@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shoal.repository.config import ModelConfig
@@ -67,21 +66,6 @@ def _box(name: str, config: ModelConfig | None) -> Box:
 
 def _called(graph: Graph) -> list[str]:
     return list(dict.fromkeys(called for _, called in graph.calls()))
-
-
-def list_levels(graph: Graph, arrows: Sequence[Joined]) -> list[int]:
-    """Return the level of each box; the answer is below all others.
-
-    Raises:
-        ArtifactError: steps wait for one another in a circle, or for a tensor that no step writes.
-    """
-    levels = [0, *graph.levels(), 0, *(0 for _ in _called(graph))]
-    calls = [arrow for arrow in arrows if not arrow.edges]
-    for _ in calls:  # the longest chain has as many at most
-        for arrow in calls:
-            levels[arrow.target] = max(levels[arrow.target], levels[arrow.source] + 1)
-    levels[len(graph.steps) + 1] = max(levels) + 1
-    return levels
 
 
 def join_edges(graph: Graph) -> list[Joined]:

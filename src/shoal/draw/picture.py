@@ -1,9 +1,15 @@
-"""Draw a graph as SVG or PNG: the shapes and texts of the picture, and its theme."""
+"""Draw a graph as SVG or PNG: Graphviz places boxes and arrows; the colours are those of GitHub's pages (Primer)."""
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from contextlib import contextmanager
+from html import escape
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 from shoal.draw.boxes import (
     CALLS,
@@ -13,171 +19,190 @@ from shoal.draw.boxes import (
     ON_GPU,
     ON_HOST,
     OPEN,
-    Box,
     Joined,
     join_edges,
     legible,
     list_boxes,
-    list_levels,
 )
-from shoal.draw.canvas import Block, Line, Look, Scene, Theme, Type, Words, measure, to_png, to_svg
-from shoal.draw.layout import INSET, PORT_GAP, Arrow, Rect, Size, arrange
+from shoal.errors import needs
 from shoal.repository.graph import Graph
 
-_MARGIN, _HEADING = 20, 36
-_PADDING, _MIN_BOX = 12, 96  # of a box: beside its words, and its width
+# Graphviz measures texts in _FONT. A browser shows the SVG in the first of _FONTS that it has; none is wider.
+_FONT = "DejaVu Sans Mono"
+_FONTS = "ui-monospace, 'SF Mono', Menlo, Consolas, 'DejaVu Sans Mono', 'Liberation Mono', monospace"
+_SIZES = {"heading": 15, "title": 13, "name": 12, "detail": 11, "alarm": 11}  # pixels
+_BOLD = ("heading", "title", "alarm")
 _LONGEST = 32  # characters; a longer name loses its middle
-_BASELINE = 0.76  # of a line's height, from its top
 
-_TYPES = {
-    "heading": Type(15, 20, is_bold=True),
-    "title": Type(13, 18, is_bold=True),
-    "name": Type(12, 18),
-    "detail": Type(11, 15),
-    "alarm": Type(11, 17, is_bold=True),
+_PAGE, _INK, _FAINT, _LINE, _ALARM = "#ffffff", "#1f2328", "#59636e", "#818b98", "#cf222e"
+_BOXES = {  # fill and outline
+    ON_GPU: ("#dafbe1", "#1a7f37"),
+    ON_HOST: ("#ddf4ff", "#0969da"),
+    NESTED: ("#fbefff", "#8250df"),
+    OPEN: ("#f6f8fa", _FAINT),
+    END: (_PAGE, _FAINT),
+}
+_ON_DARK = {  # the colour that replaces each colour above on a dark page
+    _PAGE: "#0d1117",
+    _INK: "#f0f6fc",
+    _FAINT: "#9198a1",
+    _LINE: "#7d8590",
+    _ALARM: "#ff7b72",
+    "#dafbe1": "#12261e",
+    "#1a7f37": "#3fb950",
+    "#ddf4ff": "#0c1f3a",
+    "#0969da": "#4493f8",
+    "#fbefff": "#211830",
+    "#8250df": "#ab7df8",
+    "#f6f8fa": "#151b23",
 }
 
-
-def _looks(page: str, ink: str, faint: str, line: str, alarm: str, boxes: Sequence[tuple[str, str]]) -> dict[str, Look]:
-    kinds = zip((ON_GPU, ON_HOST, NESTED, OPEN, END), boxes, strict=True)
-    return {
-        "page": Look(page),
-        **dict.fromkeys(("heading", "title", "name"), Look(ink)),
-        "detail": Look(faint),
-        "alarm": Look(alarm),
-        **{kind: Look(fill, stroke, 1.5) for kind, (fill, stroke) in kinds},
-        "line": Look("none", line, 1.5),
-        "line-tip": Look(line),
-        "warning": Look("none", alarm, 3),
-        "warning-tip": Look(alarm),
-        "core": Look("none", page, 1.5),
-    }
-
-
-# The colours of GitHub's own pages (Primer).
-_THEME = Theme(
-    light=_looks(
-        *("#ffffff", "#1f2328", "#59636e", "#818b98", "#cf222e"),
-        [
-            ("#dafbe1", "#1a7f37"),
-            ("#ddf4ff", "#0969da"),
-            ("#fbefff", "#8250df"),
-            ("#f6f8fa", "#59636e"),
-            ("#ffffff", "#59636e"),
-        ],
-    ),
-    dark=_looks(
-        *("#0d1117", "#f0f6fc", "#9198a1", "#7d8590", "#ff7b72"),
-        [
-            ("#12261e", "#3fb950"),
-            ("#0c1f3a", "#4493f8"),
-            ("#211830", "#ab7df8"),
-            ("#151b23", "#9198a1"),
-            ("#0d1117", "#9198a1"),
-        ],
-    ),
-    types=_TYPES,
-)
+_Words = tuple[str, str]  # a line of text, and its kind: a key of _SIZES
 
 
 def svg(graph: Graph) -> str:
     """Draw the graph as SVG, from the request at the top to the answer at the bottom; the same bytes each time.
 
+    The picture follows the reader's choice of a light or a dark page.
+
     Raises:
-        ArtifactError: steps wait for one another in a circle, or for a tensor that no step writes.
+        SetupError: matplotlib or pygraphviz is not installed.
     """
-    return to_svg(compose_scene(graph))
+    drawn = _render(graph, "svg").decode()
+    width, height = re.findall(r'<svg width="(\d+)pt" height="(\d+)pt"', drawn)[0]
+    body = re.sub(r"<!--.*?-->\n|<title>.*?</title>\n", "", drawn[drawn.index("<g ") :], flags=re.DOTALL)
+    dark = "".join(
+        f'    [{attribute}="{light}"] {{ {attribute}: {colour} }}\n'
+        for light, colour in _ON_DARK.items()
+        for attribute in ("fill", "stroke")
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" width="{width}"'
+        f' height="{height}" viewBox="0 0 {width} {height}" role="img">\n'
+        f"<title>{escape(legible(graph.config.name))}</title>\n<desc>{escape(_describe(graph))}</desc>\n"
+        f"<style>\n  text {{ font-family: {_FONTS} }}\n"
+        f"  @media (prefers-color-scheme: dark) {{\n{dark}  }}\n</style>\n{body}"
+    )
 
 
 def png(graph: Graph, scale: int = 2) -> bytes:
-    """Draw the graph as PNG, ``scale`` times the SVG's size in pixels, for a light page.
+    """Draw the graph as PNG for a light page, ``scale`` times the SVG's size in pixels; the same bytes each time.
 
     Raises:
-        ArtifactError: as in `svg`.
-        SetupError: matplotlib is not installed.
+        SetupError: as in `svg`.
     """
-    return to_png(compose_scene(graph), scale)
+    return _render(graph, "png", scale)
 
 
-class _Text(NamedTuple):
-    """A line of a box or a label, and its kind."""
-
-    text: str
-    look: str
-
-    @property
-    def shown(self) -> str:
-        """The text; the middle of a long one is left out."""
-        text = legible(self.text)
-        half = _LONGEST // 2
-        return text if len(text) <= _LONGEST else f"{text[: half - 1]}…{text[-half:]}"
-
-
-def compose_scene(graph: Graph) -> Scene:
-    """Compose the shapes of the picture of ``graph``."""
-    boxes, arrows = list_boxes(graph), join_edges(graph)
-    levels = list_levels(graph, arrows)
-    arrows = [arrow for arrow in arrows if levels[arrow.source] < levels[arrow.target]]  # calls in a circle have others
-    box_texts = [_box_texts(box) for box in boxes]
-    label_texts = [_label_texts(arrow) for arrow in arrows]
-    layout = arrange(
-        [_size(texts, _PADDING, _room(index, arrows)) for index, texts in enumerate(box_texts)],
-        levels,
-        [Arrow(arrow.source, arrow.target, _size(texts, 4)) for arrow, texts in zip(arrows, label_texts, strict=True)],
-    )
-    heading = [_Text(graph.config.name, "heading")]
-    if any(arrow.is_repeated for arrow in arrows):
-        heading.append(_Text(LEGEND, "detail"))
-    width = max(layout.width, *(measure(text.shown, _TYPES[text.look].size) for text in heading)) + 2 * _MARGIN
-    left, top = (width - layout.width) // 2, _MARGIN + _HEADING + sum(_TYPES[text.look].line for text in heading[1:])
-    height = top + layout.height + _MARGIN
-    shapes: list[Block | Line | Words] = [Block(Rect(0, 0, width, height), 0, "page")]
-    shapes += _write(heading, Rect(_MARGIN, _MARGIN - 4, 0, 0), is_centred=False)
-    for arrow, route in sorted(zip(arrows, layout.routes, strict=True), key=lambda pair: bool(pair[0].warning)):
-        points, look = tuple((x + left, y + top) for x, y in route), "warning" if arrow.warning else "line"
-        shapes.append(Line(points, look, is_double=arrow.is_repeated, is_dashed=not arrow.edges))
-    for rect, texts in zip(layout.labels, label_texts, strict=True):
-        moved = rect._replace(x=rect.x + left, y=rect.y + top)
-        shapes += [Block(moved, 4, "page"), *_write(texts, moved)]
-    for box, rect, texts in zip(boxes, layout.boxes, box_texts, strict=True):
-        moved = rect._replace(x=rect.x + left, y=rect.y + top)
-        shapes += [Block(moved, 12 if box.kind == END else 6, box.kind), *_write(texts, moved)]
-    return Scene(width, height, tuple(shapes), legible(graph.config.name), _tell(boxes, arrows), _THEME)
+def _render(graph: Graph, form: str, scale: int = 1) -> bytes:
+    with needs("draw"):
+        import matplotlib
+        import pygraphviz
+    drawn = pygraphviz.AGraph(
+        directed=True, strict=False, dpi=72 * scale, pad=0.28, nodesep=0.22, ranksep=0.33, outputorder="edgesfirst",
+        bgcolor=_PAGE, fontname=_FONT, label=_heading(graph), labelloc="t", labeljust="l",
+    )  # fmt: skip
+    drawn.node_attr.update(shape="box", style="filled,rounded", penwidth=1.5, margin="0.16,0.06", fontname=_FONT)
+    drawn.edge_attr.update(arrowsize=0.7)
+    _add_boxes(drawn, graph)
+    _add_arrows(drawn, graph)
+    with _fonts_in(Path(matplotlib.get_data_path()) / "fonts" / "ttf"):
+        image: bytes = drawn.draw(format=form, prog="dot")
+    return image
 
 
-def _box_texts(box: Box) -> list[_Text]:
-    return [_Text(box.title, "title"), *([_Text(box.subtitle, "detail")] if box.subtitle else [])]
+@contextmanager
+def _fonts_in(folder: Path) -> Iterator[None]:
+    """Make Graphviz use the fonts in ``folder``: many servers have no fonts, and other fonts change the picture.
+
+    Meanwhile nothing is written to standard error: the bundled fontconfig prints warnings about entries that it does
+    not know in the machine's own font configuration.
+    """
+    name = "FONTCONFIG_FILE"
+    before = os.environ.get(name)
+    with TemporaryDirectory(prefix="shoal-fonts-") as held, Path(os.devnull).open("wb") as nothing:
+        file = Path(held) / "fonts.conf"
+        folders = f"<dir>{escape(str(folder))}</dir><cachedir>{escape(held)}</cachedir>"
+        file.write_text(f"<fontconfig>{folders}</fontconfig>", encoding="utf-8")
+        os.environ[name] = str(file)
+        stderr = os.dup(2)
+        os.dup2(nothing.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            del os.environ[name]
+            if before is not None:
+                os.environ[name] = before
 
 
-def _label_texts(arrow: Joined) -> list[_Text]:
-    texts = [_Text(arrow.warning, "alarm")] if arrow.warning else []
+def _heading(graph: Graph) -> str:
+    words = [(graph.config.name, "heading")]
+    if any(arrow.is_repeated for arrow in join_edges(graph)):
+        words.append((LEGEND, "detail"))
+    return _table(words, "left")
+
+
+def _add_boxes(drawn: Any, graph: Graph) -> None:
+    """Add a node per box, numbered as in `list_boxes`; the request is at the top, the answer at the bottom."""
+    for number, box in enumerate(list_boxes(graph)):
+        words = [(box.title, "title"), *([(box.subtitle, "detail")] if box.subtitle else [])]
+        fill, outline = _BOXES[box.kind]
+        drawn.add_node(number, **_label(words), fillcolor=fill, color=outline)
+    drawn.add_subgraph([0], rank="source")
+    drawn.add_subgraph([len(graph.steps) + 1], rank="sink")
+
+
+def _add_arrows(drawn: Any, graph: Graph) -> None:
+    """Add the arrows, each with a node for its label halfway: Graphviz's own labels of arrows lie beside them."""
+    for number, arrow in enumerate(join_edges(graph)):
+        label = f"label {number}"
+        drawn.add_node(label, **_label(_arrow_words(arrow)), fillcolor=_PAGE, style="filled", penwidth=0, margin=0)
+        colour = _ALARM if arrow.warning else _LINE
+        look = {
+            "color": f"{colour}:{colour}" if arrow.is_repeated else colour,  # two colours: two lines side by side
+            "penwidth": 3 if arrow.warning else 1.5,
+            "style": "solid" if arrow.edges else "dashed",
+        }
+        drawn.add_edge(arrow.source, label, headport="n", arrowhead="none", **look)
+        drawn.add_edge(label, arrow.target, tailport="s", **look)
+
+
+def _arrow_words(arrow: Joined) -> list[_Words]:
+    words = [(arrow.warning, "alarm")] if arrow.warning else []
     for name, kind in arrow.lines:
-        texts += [_Text(name, "name"), _Text(kind, "detail")]
-    return texts or [_Text(CALLS, "detail")]
+        words += [(name, "name"), (kind, "detail")]
+    return words or [(CALLS, "detail")]
 
 
-def _room(box: int, arrows: Sequence[Joined]) -> int:
-    """Return the width that a box needs for the lines that enter or leave it."""
-    lines = max(sum(a.source == box for a in arrows), sum(a.target == box for a in arrows))
-    return max(_MIN_BOX, 2 * INSET + (lines - 1) * PORT_GAP)
+def _label(words: Sequence[_Words]) -> dict[str, str]:
+    """Return the attributes of a node's text, with the whole names as a tooltip where some are shortened."""
+    full = [legible(text) for text, _ in words if _shorten(text) != legible(text)]
+    return {"label": _table(words), **({"tooltip": ", ".join(full)} if full else {})}
 
 
-def _size(texts: Sequence[_Text], padding: int, least: int = 0) -> Size:
-    width = max(measure(text.shown, _TYPES[text.look].size) for text in texts) + 2 * padding
-    return Size(max(least, width), sum(_TYPES[text.look].line for text in texts) + 2 * min(padding, 8))
+def _table(words: Sequence[_Words], align: str = "center") -> str:
+    """Write lines of text as one of Graphviz's HTML-like tables."""
+    rows = []
+    for text, kind in words:
+        shown = escape(_shorten(text))
+        shown = f"<B>{shown}</B>" if kind in _BOLD else shown
+        colour = {"detail": _FAINT, "alarm": _ALARM}.get(kind, _INK)
+        font = f'<FONT POINT-SIZE="{_SIZES[kind]}" COLOR="{colour}">{shown}</FONT>'
+        rows.append(f'<TR><TD ALIGN="{align}">{font}</TD></TR>')
+    return f'<<TABLE BORDER="0" CELLBORDER="0" CELLSPACING="0" CELLPADDING="1">{"".join(rows)}</TABLE>>'
 
 
-def _write(texts: Sequence[_Text], rect: Rect, *, is_centred: bool = True) -> Iterator[Words]:
-    y = rect.y + (rect.height - sum(_TYPES[text.look].line for text in texts)) // 2 if rect.height else rect.y
-    for text in texts:
-        form = _TYPES[text.look]
-        full = "" if text.shown == legible(text.text) else legible(text.text)
-        yield Words(rect.x + rect.width // 2, y + round(form.line * _BASELINE), text.shown, text.look, is_centred, full)
-        y += form.line
+def _shorten(text: str) -> str:
+    """Leave out the middle of a long text."""
+    text, half = legible(text), _LONGEST // 2
+    return text if len(text) <= _LONGEST else f"{text[: half - 1]}…{text[-half:]}"
 
 
-def _tell(boxes: Sequence[Box], arrows: Sequence[Joined]) -> str:
-    """Describe the picture in words."""
+def _describe(graph: Graph) -> str:
+    """Describe the picture in words, for screen readers."""
+    boxes, arrows = list_boxes(graph), join_edges(graph)
     steps = [f"{box.title} ({box.subtitle})" for box in boxes if box.kind != END]
     ways = [
         f"{boxes[arrow.source].title} to {boxes[arrow.target].title}:"
