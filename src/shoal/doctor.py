@@ -22,7 +22,7 @@ from shoal.environment.stub_source import find_missing
 from shoal.environment.targets import EMBEDDED_RELEASE
 from shoal.errors import ShoalError
 from shoal.paths import check_path_supported
-from shoal.server.checks import check_glibc, checks
+from shoal.server.checks import check_glibc, check_shared_memory, checks
 from shoal.server.launch import find_ports
 from shoal.server.runtime import STUB_VARIABLE, check_numpy, find_runtime
 
@@ -153,16 +153,13 @@ def _ports() -> Iterator[Finding]:
 
 
 def _shared_memory() -> Iterator[Finding]:
-    region = Path("/dev/shm")
-    if not region.is_dir() or not os.access(region, os.W_OK):
-        yield Finding(
-            "shared memory", FAULT, f"{region} cannot be written", "Mount a tmpfs there, writable for this user."
-        )
-        return
-    free = shutil.disk_usage(region).free // 2**20
-    is_fit = free >= SHARED_MEMORY_MIB
-    fix = "" if is_fit else f"Give it {SHARED_MEMORY_MIB} MiB (docker run --shm-size=1g)."
-    yield Finding("shared memory", OK if is_fit else WARNING, f"{free} MiB free in {region}", fix)
+    for needed, level in ((0, FAULT), (SHARED_MEMORY_MIB, WARNING)):
+        try:
+            check_shared_memory(needed)
+        except ShoalError as error:
+            yield Finding("shared memory", level, error.what, error.fix)
+            return
+    yield Finding("shared memory", OK, f"at least {SHARED_MEMORY_MIB} MiB free")
 
 
 def _disk() -> Iterator[Finding]:

@@ -18,6 +18,7 @@ from shoal.doctor import examine
 from shoal.errors import InputError, SetupError, ShoalError
 from shoal.server import checks
 from shoal.server.launch import Server
+from shoal.server.orphans import make_folder
 from shoal.server.runtime import find_runtime
 from tests.support.service import SHOAL, make_repository
 
@@ -69,6 +70,7 @@ def test_too_little_shared_memory(repository: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_a_file_that_cannot_be_read(repository: Path) -> None:
     path = repository / "first" / "1" / "model.py"
+    manifest(repository, files={"first/1/model.py": "0" * 64})
     path.chmod(0)
     error = refusal(repository)
     assert isinstance(error, InputError)
@@ -84,10 +86,10 @@ def test_a_glibc_that_is_too_old(repository: Path, monkeypatch: pytest.MonkeyPat
     checks.check_glibc()
 
 
-def test_a_temporary_folder_that_is_not_there(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.gettempdir", lambda: "/nowhere")
-    with pytest.raises(SetupError, match="The temporary folder /nowhere cannot be written"):
-        checks.check_permissions(repository)
+def test_a_temporary_folder_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", "/nowhere")
+    with pytest.raises(SetupError, match=r"No temporary folder can be created: .*/nowhere"):
+        make_folder()
 
 
 def test_a_changed_file(repository: Path) -> None:

@@ -12,7 +12,7 @@ from tritonclient.utils import serialize_byte_tensor
 
 from shoal.component.spec import ModelSpec, TensorSpec
 from shoal.gateway.generate import to_json, to_message
-from shoal.gateway.screening import ScreenError
+from shoal.gateway.refusals import RefusedError
 
 KINDS = {"B": "BOOL", "I": "INT32", "U": "UINT64", "F": "FP32", "S": "STRING", "T": "INT8", "H": "FP16"}
 TENSORS = [TensorSpec(name, f"TYPE_{kind}", (-1,), is_optional=True) for name, kind in KINDS.items()]
@@ -99,7 +99,7 @@ def test_other_members_are_parameters() -> None:
     ],
 )
 def test_what_does_not_fit(document: Any, message: str) -> None:
-    with pytest.raises(ScreenError, match=message):
+    with pytest.raises(RefusedError, match=message):
         convert(document)
 
 

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
-from shoal.gateway.screening import MOST_NESTED, ScreenError, screen_json, screen_message, screen_nesting
+from shoal.gateway.refusals import RefusedError
+from shoal.gateway.screening import MOST_NESTED, screen_json, screen_message, screen_nesting
 
 
 def request(**fields: Any) -> dict[str, Any]:
@@ -34,7 +35,7 @@ def request(**fields: Any) -> dict[str, Any]:
     ],
 )
 def test_what_is_refused(fields: dict[str, Any], num_binary: int, message: str) -> None:
-    with pytest.raises(ScreenError, match=message):
+    with pytest.raises(RefusedError, match=message):
         screen_json(json.dumps(request(**fields)).encode(), num_binary)
 
 
@@ -49,7 +50,7 @@ def test_of_two_equal_keys_one_is_judged_and_passed_on() -> None:
     "text", ["", "{", "[]", "null", '{"inputs": 3}', '{"inputs": [NaN]}', '{"inputs": [{"name": NaN}]}']
 )
 def test_what_is_no_request(text: str) -> None:
-    with pytest.raises(ScreenError, match="cannot be read"):
+    with pytest.raises(RefusedError, match="cannot be read"):
         screen_json(text.encode(), 0)
 
 
@@ -72,7 +73,7 @@ def test_data_and_ids_are_passed_on_as_they_are(data: Any, name: str) -> None:
 def test_nesting_is_counted_outside_strings(depth: int, text: str) -> None:
     content = ("[" * depth + json.dumps(text * 20) + "]" * depth).encode()
     if depth > MOST_NESTED:
-        with pytest.raises(ScreenError, match=f"nested {depth} deep"):
+        with pytest.raises(RefusedError, match=f"nested {depth} deep"):
             screen_nesting(content)
     else:
         screen_nesting(content)
@@ -96,11 +97,11 @@ def test_messages_are_judged_alike() -> None:
         message((1, 2**61), b""), message((1, 2), bytes(4)), message((1, -1), bytes(4)), message((-1, -1), bytes(4)),
         message((1, 3), None, fp32_contents=[1, 2]), message((1, 2), None), message((2**61, 8, 0), b""),
     ):  # fmt: skip
-        with pytest.raises(ScreenError):
+        with pytest.raises(RefusedError):
             screen_message(bad, "a")
-    with pytest.raises(ScreenError, match="names two models, 'b' and 'a'"):
+    with pytest.raises(RefusedError, match="names two models, 'b' and 'a'"):
         screen_message(message((1, 2), bytes(8)), "b")
     two = message((1, 2), bytes(8))
     two.raw_input_contents.append(b"")
-    with pytest.raises(ScreenError, match="1 inputs and 2 raw contents"):
+    with pytest.raises(RefusedError, match="1 inputs and 2 raw contents"):
         screen_message(two, "a")

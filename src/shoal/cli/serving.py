@@ -67,7 +67,6 @@ def serve(
         bool, typer.Option("--resend/--no-resend", help="Resend a request once if its model died.")
     ] = True,
     memory_mib: Annotated[float, _limit("Memory for requests and answers, in MiB.")] = 1024.0,
-    max_connections: Annotated[int, _limit("Of HTTP and of gRPC each; 0: derived from the descriptor limit.")] = 0,
     max_streams: Annotated[int, _limit("Open streams.")] = 256,
     client_share: Annotated[float, _limit("Of memory, HTTP connections and streams, for one address.")] = 0.5,
     trusted_proxy: Annotated[
@@ -77,9 +76,6 @@ def serve(
     body_seconds: Annotated[float, _limit("For a body, plus a second for each --body-kib.")] = 30.0,
     body_kib: Annotated[float, _limit("KiB per second that a large body must reach.")] = 256.0,
     unread_seconds: Annotated[float, _limit("For an answer that its client does not read.")] = 30.0,
-    idle_seconds: Annotated[float, _limit("For a connection without a request.")] = 75.0,
-    stream_seconds: Annotated[float, _limit("For a stream with nothing in flight.")] = 300.0,
-    max_inflation: Annotated[float, _limit("Times that a body may grow when inflated.")] = 100.0,
     log: Annotated[Path | None, typer.Option(help="Also write the whole log to this file, as JSON lines.")] = None,
     is_checked: Annotated[
         bool, typer.Option("--check/--no-check", help="Start nothing if `shoal check` finds an error.")
@@ -103,10 +99,9 @@ def serve(
         OUT.print(container_command(repository), soft_wrap=True)
         return
     limits = Limits(
-        max_request_mib=max_request_mib, memory_mib=memory_mib, max_connections=max_connections,
-        max_streams=max_streams, client_share=client_share, trusted_proxies=tuple(trusted_proxy or ()),
-        head_seconds=head_seconds, body_seconds=body_seconds, body_kib=body_kib, unread_seconds=unread_seconds,
-        idle_seconds=idle_seconds, stream_seconds=stream_seconds, max_inflation=max_inflation,
+        max_request_mib=max_request_mib, memory_mib=memory_mib, max_streams=max_streams, client_share=client_share,
+        trusted_proxies=tuple(trusted_proxy or ()), head_seconds=head_seconds, body_seconds=body_seconds,
+        body_kib=body_kib, unread_seconds=unread_seconds,
     )  # fmt: skip
     options = Options(
         host=host, http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port, grace=grace, max_wait=max_wait,

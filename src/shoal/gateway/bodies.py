@@ -8,10 +8,9 @@ import zlib
 from aiohttp import ClientError, web
 
 from shoal.gateway.dispatcher import Dispatcher
-from shoal.gateway.limits import Hold, Limits
+from shoal.gateway.limits import MOST_INFLATION, Hold, Limits
 from shoal.gateway.refusals import RefusedError, Why
 
-_PIECE = 2**20  # bytes inflated at a time
 _FEW = 2**16  # inflated bytes that are allowed at any ratio
 _inflating = asyncio.Semaphore(1)  # at most one core inflates bodies
 
@@ -60,7 +59,7 @@ async def _receive(request: web.Request, dispatcher: Dispatcher, held: Hold) -> 
 
 
 async def _inflate(body: bytes, encoding: str, dispatcher: Dispatcher, held: Hold) -> bytes:
-    most = min(dispatcher.limits.request_bytes, int(len(body) * dispatcher.limits.max_inflation) + _FEW)
+    most = min(dispatcher.limits.request_bytes, len(body) * MOST_INFLATION + _FEW)
     async with _inflating:
         dispatcher.grow(held, most)  # the inflated size is known only at the end: reserve the most
         content = await asyncio.to_thread(inflate, body, encoding, most)
@@ -77,16 +76,13 @@ def inflate(body: bytes, encoding: str, most: int) -> bytes:
     # deflate has a zlib header or, from some clients, none (RFC 1950: method 8, and a checksum divisible by 31)
     has_head = encoding == "gzip" or (len(body) > 1 and body[0] & 15 == 8 and int.from_bytes(body[:2], "big") % 31 == 0)
     window = zlib.MAX_WBITS + 16 * (encoding == "gzip") if has_head else -zlib.MAX_WBITS
-    stream, parts, num_bytes = zlib.decompressobj(window), list[bytes](), 0
+    stream = zlib.decompressobj(window)
     try:
-        while not stream.eof and body:
-            parts.append(stream.decompress(body, _PIECE))
-            num_bytes += len(parts[-1])
-            if num_bytes > most:
-                raise RefusedError(Why.LARGE, f"The request is larger than {most} bytes, once inflated.")
-            body = stream.unconsumed_tail
+        content = stream.decompress(body, most + 1)
     except zlib.error:
         raise RefusedError(Why.WRONG, f"The body is not {encoding}, as its Content-Encoding says.") from None
+    if len(content) > most:
+        raise RefusedError(Why.LARGE, f"The request is larger than {most} bytes, once inflated.")
     if not stream.eof or stream.unused_data:
         raise RefusedError(Why.WRONG, f"The body's {encoding} does not end where the body does.")
-    return b"".join(parts)
+    return content

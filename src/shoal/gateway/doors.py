@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from shoal.errors import SetupError
-from shoal.gateway.limits import Limits, Pool
+from shoal.gateway.limits import IDLE_SECONDS, Limits, Pool
 from shoal.gateway.logs import log
 
 _PERIOD = 1.0  # seconds between two checks of all connections
@@ -58,7 +58,7 @@ class Door(asyncio.Protocol):
 
     def end(self) -> None:
         """Start the idle time-out, once the request is answered."""
-        self._is_idle, self._deadline = True, time.monotonic() + self._limits.idle_seconds
+        self._is_idle, self._deadline = True, time.monotonic() + IDLE_SECONDS
 
     def look(self, now: float) -> None:
         """Abort the connection if its client has sent or read nothing for too long."""
@@ -124,7 +124,7 @@ async def listen(app: web.Application, host: str, port: int, limits: Limits, con
     # Triton continues a request whose client has disconnected, so its handler does too, and keeps its place.
     # Bodies are inflated in bodies.py.
     runner = web.AppRunner(
-        app, access_log=None, keepalive_timeout=limits.idle_seconds, shutdown_timeout=_CLOSING, lingering_time=1.0,
+        app, access_log=None, keepalive_timeout=IDLE_SECONDS, shutdown_timeout=_CLOSING, lingering_time=1.0,
         auto_decompress=False,
     )  # fmt: skip
     app.middlewares.append(mark)

@@ -20,7 +20,7 @@ from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor, 
 from shoal.client.http_transport import restore_shape
 from shoal.component.spec import STRING, ModelSpec, TensorSpec
 from shoal.gateway.grpc_messages import END
-from shoal.gateway.screening import ScreenError
+from shoal.gateway.refusals import RefusedError, Why
 
 _RAW = "utf-8", "surrogateescape"  # strings of bytes that are not UTF-8 go through unchanged
 _PARAMETERS = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
@@ -36,13 +36,13 @@ def to_message(body: bytes, spec: ModelSpec, version: str) -> tuple[Any, str]:
     dimension of -1 for an input, each value, or each group of values that fills the fixed dimensions, is a row.
 
     Raises:
-        ScreenError: a value does not fit its input.
+        RefusedError: a value does not fit its input.
     """
     document = json.loads(body.decode(*_RAW))
     given_id = document.pop("id", "")
     nested = document.pop("parameters", {})
     if not isinstance(given_id, str) or not isinstance(nested, dict):
-        raise ScreenError("The request's id must be a string, and its parameters an object.")
+        raise RefusedError(Why.WRONG, "The request's id must be a string, and its parameters an object.")
     inputs = {tensor.name: tensor for tensor in spec.inputs}
     message = service_pb2.ModelInferRequest(model_name=spec.name, model_version=version)
     for name, value in _members(document, nested):
@@ -56,7 +56,7 @@ def to_message(body: bytes, spec: ModelSpec, version: str) -> tuple[Any, str]:
 def _members(document: Mapping[str, Any], nested: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the request's members, and those of ``parameters``, which may be inputs too."""
     if twice := sorted(document.keys() & nested.keys()):
-        raise ScreenError(f"{twice[0]!r} is given twice, by itself and among the parameters. Give it once.")
+        raise RefusedError(Why.WRONG, f"{twice[0]!r} is given twice, by itself and among the parameters. Give it once.")
     yield from document.items()
     yield from nested.items()
 
@@ -64,12 +64,15 @@ def _members(document: Mapping[str, Any], nested: Mapping[str, Any]) -> Iterator
 def _add_input(message: Any, tensor: TensorSpec, value: Any, *, is_batched: bool) -> None:
     values = value if isinstance(value, list) else [value]
     if tensor.dtype in ("TYPE_FP16", "TYPE_BF16"):
-        raise ScreenError(f"Input {tensor.name!r} is {tensor.dtype[5:]}, which JSON cannot carry. Use infer.")
+        raise RefusedError(
+            Why.WRONG, f"Input {tensor.name!r} is {tensor.dtype[5:]}, which JSON cannot carry. Use infer."
+        )
     dtype = tensor.numpy_dtype
     if wrong := [each for each in values if type(each) not in _KINDS[dtype.kind]]:
-        raise ScreenError(
+        raise RefusedError(
+            Why.WRONG,
             f"Input {tensor.name!r} ({tensor.kind}) takes {_WANTED[dtype.kind]}, as one value or a flat list;"
-            f" not {json.dumps(wrong[0])[:60]}."
+            f" not {json.dumps(wrong[0])[:60]}.",
         )
     shape = _shape(tensor, len(values), is_batched=is_batched)
     try:
@@ -81,7 +84,7 @@ def _add_input(message: Any, tensor: TensorSpec, value: Any, *, is_batched: bool
                 raise OverflowError
             raw = np.array(values, dtype).tobytes()
     except (OverflowError, UnicodeEncodeError):
-        raise ScreenError(f"Input {tensor.name!r} has a value that {tensor.kind} cannot hold.") from None
+        raise RefusedError(Why.WRONG, f"Input {tensor.name!r} has a value that {tensor.kind} cannot hold.") from None
     kind = "BYTES" if tensor.dtype == STRING else tensor.dtype.removeprefix("TYPE_")
     message.inputs.add(name=tensor.name, datatype=kind, shape=shape)
     message.raw_input_contents.append(raw)
@@ -91,7 +94,9 @@ def _shape(tensor: TensorSpec, count: int, *, is_batched: bool) -> tuple[int, ..
     """Return the shape of an input with ``count`` values."""
     shape = restore_shape((-1, *tensor.dims) if is_batched else tensor.dims, count)
     if math.prod(shape) != count:
-        raise ScreenError(f"Input {tensor.name!r} has {count} values, which do not fit its shape {list(tensor.dims)}.")
+        raise RefusedError(
+            Why.WRONG, f"Input {tensor.name!r} has {count} values, which do not fit its shape {list(tensor.dims)}."
+        )
     return shape
 
 
@@ -100,8 +105,8 @@ def _add_parameter(message: Any, name: str, value: Any) -> None:
         setattr(message.parameters[name], _PARAMETERS[type(value)], value)
     except (KeyError, ValueError, TypeError):
         inputs = "It is not an input of the model; a parameter"
-        raise ScreenError(
-            f"{name!r} is {json.dumps(value)[:60]}. {inputs} is a string, a number, true or false."
+        raise RefusedError(
+            Why.WRONG, f"{name!r} is {json.dumps(value)[:60]}. {inputs} is a string, a number, true or false."
         ) from None
 
 

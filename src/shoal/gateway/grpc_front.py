@@ -24,7 +24,7 @@ from shoal.gateway.grpc_messages import (
     screen,
 )
 from shoal.gateway.grpc_stream import Relay
-from shoal.gateway.limits import Limits, Pool
+from shoal.gateway.limits import STREAM_SECONDS, Limits, Pool
 from shoal.gateway.refusals import LostError, RefusedError, Why
 from shoal.gateway.stops import Stops
 from shoal.repository.config import ModelConfig
@@ -268,7 +268,7 @@ def make_server(front: GrpcFront, address: str, limits: Limits) -> Any:
         ("grpc.max_send_message_length", -1),
         ("grpc.so_reuseport", 0),  # a second server at the same port is an error
         ("grpc.max_allowed_incoming_connections", limits.connections),
-        ("grpc.max_connection_idle_ms", int(1000 * limits.stream_seconds)),
+        ("grpc.max_connection_idle_ms", int(1000 * STREAM_SECONDS)),
         ("grpc.server_handshake_timeout_ms", int(1000 * limits.head_seconds)),
         # limits read-ahead to 64 KiB per call instead of megabytes
         ("grpc.http2.bdp_probe", 0),

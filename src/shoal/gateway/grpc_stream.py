@@ -24,7 +24,7 @@ from shoal.gateway.grpc_messages import (
     screen,
     unmark,
 )
-from shoal.gateway.limits import Hold
+from shoal.gateway.limits import STREAM_SECONDS, Hold
 from shoal.gateway.refusals import RefusedError, Why, lost
 from shoal.gateway.stops import METHOD, Stops
 from shoal.gateway.tokens import Meter
@@ -228,10 +228,9 @@ class Relay:
 
     async def _next(self) -> bytes | None:
         reading = asyncio.ensure_future(self._context.read())
-        seconds = self._dispatcher.limits.stream_seconds
         try:
-            while not (await asyncio.wait({reading}, timeout=seconds))[0]:
-                if self._stream.is_answered and time.monotonic() - self._stream.moved >= seconds:
+            while not (await asyncio.wait({reading}, timeout=STREAM_SECONDS))[0]:
+                if self._stream.is_answered and time.monotonic() - self._stream.moved >= STREAM_SECONDS:
                     self._has_ended = True
                     return None
             return None if reading.result() is grpc.aio.EOF else reading.result()

@@ -34,7 +34,7 @@ from shoal.gateway.generate import to_json, to_message
 from shoal.gateway.grpc_messages import WITH_END, find_last, is_cut, parse
 from shoal.gateway.limits import Hold
 from shoal.gateway.refusals import LostError, RefusedError, Why, lost
-from shoal.gateway.screening import LARGE, ScreenError, check_json, screen_json, screen_message, screen_nesting
+from shoal.gateway.screening import LARGE, check_json, screen_json, screen_message, screen_nesting
 from shoal.gateway.stops import METHOD, Stops
 from shoal.gateway.upstream import Stream
 from shoal.repository.config import ModelConfig
@@ -293,11 +293,8 @@ class HttpFront:
     ) -> web.StreamResponse:
         """Stream answers as they arrive, or collect the only one; a stream that has begun cannot be resent."""
         model = found["model"]
-        try:
-            message, given_id = to_message(body, self._configs[model].spec, (found["version"] or "").rpartition("/")[2])
-            screen_message(message, model)
-        except ScreenError as error:
-            raise RefusedError(Why.WRONG, str(error)) from None
+        message, given_id = to_message(body, self._configs[model].spec, (found["version"] or "").rpartition("/")[2])
+        screen_message(message, model)
         own_id = message.id = self._stops.next_id()
         message.parameters[WITH_END].bool_param = True
         answer = _Answer(request, model, found["what"] == "generate", own_id, given_id)
@@ -397,21 +394,18 @@ def _screen(body: bytes, lengths: list[str], what: str, headers: dict[str, str])
     Raises:
         RefusedError: it would crash Triton, or is not a request.
     """
-    try:
-        if what != "infer":
-            screen_nesting(body)
-            check_json(body)
-            return body, ""
-        if not lengths:
-            return screen_json(body, 0)
-        if len(lengths) > 1 or not re.fullmatch(r"\d{1,12}", lengths[0]) or int(lengths[0]) > len(body):
-            raise ScreenError(f"{_HEAD_LENGTH} {', '.join(lengths)[:40]!r} is not a length within the body.")
-        length = int(lengths[0])
-        if not length:  # the whole body is the model's single tensor
-            return body, ""
-        head, request_id = screen_json(body[:length], len(body) - length)
-    except ScreenError as error:
-        raise RefusedError(Why.WRONG, str(error)) from None
+    if what != "infer":
+        screen_nesting(body)
+        check_json(body)
+        return body, ""
+    if not lengths:
+        return screen_json(body, 0)
+    if len(lengths) > 1 or not re.fullmatch(r"\d{1,12}", lengths[0]) or int(lengths[0]) > len(body):
+        raise RefusedError(Why.WRONG, f"{_HEAD_LENGTH} {', '.join(lengths)[:40]!r} is not a length within the body.")
+    length = int(lengths[0])
+    if not length:  # the whole body is the model's single tensor
+        return body, ""
+    head, request_id = screen_json(body[:length], len(body) - length)
     headers[_HEAD_LENGTH] = str(len(head))
     return head + body[length:], request_id
 

@@ -14,6 +14,9 @@ from shoal.errors import InputError
 HEALTH_CONNECTIONS = 64  # kept free for the health port
 _OWN_DESCRIPTORS = 256  # for Triton, its processes' files and what the service itself opens
 _MOST_CONNECTIONS = 4096  # more than one event loop can serve
+IDLE_SECONDS = 75.0  # that an HTTP connection may stay open without a request
+STREAM_SECONDS = 300.0  # that a stream, or a gRPC connection, may stay open with nothing in flight
+MOST_INFLATION = 100  # largest ratio of a body's inflated to its received bytes
 
 
 @dataclass(frozen=True)
@@ -21,19 +24,15 @@ class Limits:
     """Limits for clients; the defaults are in the table of ``docs/serving.md``.
 
     ``max_request_mib`` bounds a request, inflated; ``memory_mib`` all requests and answers that the service holds.
-    ``max_connections`` bounds connections of each of the ports for HTTP and gRPC; 0 derives it from the process's
-    descriptor limit. ``max_streams`` bounds open streams. A client address gets at most ``client_share`` of each of
-    them, except of gRPC connections. ``trusted_proxies`` are addresses whose ``X-Forwarded-For`` is believed.
+    ``max_streams`` bounds open streams. One client address gets at most ``client_share`` of the memory, the streams,
+    the HTTP connections and the gRPC calls. ``trusted_proxies`` are addresses whose ``X-Forwarded-For`` is believed.
 
     In seconds: ``head_seconds`` for a request's head, or the first message of a stream; ``body_seconds`` for a body,
-    plus a second for each ``body_kib`` KiB of it; ``unread_seconds`` for an answer that the client does not read;
-    ``idle_seconds`` for a connection without a request; ``stream_seconds`` for a stream with nothing in flight.
-    ``max_inflation`` is the largest ratio of inflated to received bytes of a body.
+    plus a second for each ``body_kib`` KiB of it; ``unread_seconds`` for an answer that the client does not read.
     """
 
     max_request_mib: float = 64.0
     memory_mib: float = 1024.0
-    max_connections: int = 0
     max_streams: int = 256
     client_share: float = 0.5
     trusted_proxies: tuple[str, ...] = ()
@@ -41,17 +40,13 @@ class Limits:
     body_seconds: float = 30.0
     body_kib: float = 256.0
     unread_seconds: float = 30.0
-    idle_seconds: float = 75.0
-    stream_seconds: float = 300.0
-    max_inflation: float = 100.0
 
     def __post_init__(self) -> None:
         for entry in fields(self):
             value = getattr(self, entry.name)
-            if entry.name not in ("trusted_proxies", "max_connections"):
+            if entry.name != "trusted_proxies":
                 check_option(entry.name, value, value > 0, "Give more than 0.")
         check_option("client_share", self.client_share, self.client_share <= 1, "Give at most 1, which is no limit.")
-        check_option("max_connections", self.max_connections, self.max_connections >= 0, "Give 0 or more.")
         for address in self.trusted_proxies:
             try:
                 ipaddress.ip_address(address)
@@ -68,7 +63,7 @@ class Limits:
         """Connections per port. An HTTP request needs a second descriptor, for the connection to Triton."""
         descriptors, _ = getrlimit(RLIMIT_NOFILE)
         most = max(16, (descriptors - _OWN_DESCRIPTORS - HEALTH_CONNECTIONS) // 3)
-        return min(self.max_connections or _MOST_CONNECTIONS, most)
+        return min(_MOST_CONNECTIONS, most)
 
     def find_address(self, peer: str, forwarded: Iterable[str]) -> str:
         """Return the client's address: ``peer``, or the last untrusted hop that trusted proxies forward."""

@@ -12,14 +12,19 @@ SLOTS_PARAMETER = "slots"  # of an engine's configuration: how many streams it r
 STREAM_SECONDS = 60.0  # that a model which answers in pieces may wait without processor time, as for another model
 
 
+def find_below(configs: Mapping[str, ModelConfig]) -> dict[str, set[str]]:
+    """Map each model to the models that it calls, directly or through another one."""
+    below = {name: {*(step.model for step in config.steps), *config.calls} for name, config in configs.items()}
+    for _ in configs:  # each pass adds at least one level of nesting
+        for called in below.values():
+            called.update(*(below.get(name, ()) for name in list(called)))
+    return below
+
+
 def find_users(configs: Mapping[str, ModelConfig]) -> dict[str, set[str]]:
     """Map each model to the ensembles and models that call it, directly or through another one."""
-    users: dict[str, set[str]] = {name: set() for name in configs}
-    for _ in configs:  # fixpoint: each pass propagates callers by at least one level of nesting
-        for name, config in configs.items():
-            for other in (*(step.model for step in config.steps), *config.calls):
-                users.setdefault(other, set()).update({name} | users[name])
-    return users
+    below = find_below(configs)
+    return {name: {user for user in configs if name in below[user]} for name in configs}
 
 
 def read_hang_seconds(configs: Mapping[str, ModelConfig]) -> dict[str, float]:
@@ -55,19 +60,16 @@ def find_slots(configs: Mapping[str, ModelConfig]) -> dict[str, int]:
             if not value.isdecimal() or int(value) < 1:
                 raise ArtifactError(f"{name}: {SLOTS_PARAMETER} {value!r} is not a number from 1 on.", "Write 16.")
             found[name] = int(value)
-    for _ in configs:  # fixpoint: from an engine to the models above it
-        for name, config in configs.items():
-            below = [found[n] for n in (*(step.model for step in config.steps), *config.calls) if n in found]
-            if below:
-                found[name] = min(*below, found.get(name, below[0]))
-    return found
+    below = find_below(configs)
+    slots = {name: [found[each] for each in (name, *below[name]) if each in found] for name in configs}
+    return {name: min(each) for name, each in slots.items() if each}
 
 
 def find_members(configs: Mapping[str, ModelConfig]) -> dict[str, set[str]]:
     """Map each ensemble to the models, not ensembles, that it calls, directly or through another one."""
-    users = find_users(configs)
+    below = find_below(configs)
     return {
-        name: {other for other in configs if name in users[other] and not configs[other].is_ensemble}
+        name: {other for other in below[name] if other in configs and not configs[other].is_ensemble}
         for name, config in configs.items()
         if config.is_ensemble
     }

@@ -15,6 +15,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from shoal.gateway.refusals import RefusedError, Why
+
 MOST_NESTED = 64  # brackets of JSON within each other
 MOST_BYTES = 2**31  # of one tensor, as Triton computes them
 _ITEM_BYTES = {
@@ -25,10 +27,6 @@ _LENGTH_BYTES = 4  # before each element of a BYTES tensor
 _OPENING, _NO_BRACKETS = b"[{", bytes(set(range(256)) - set(b"[]{}"))
 LARGE = 2**20  # bytes; larger requests are screened outside the event loop
 _SLOW_BYTES = 2**20  # of JSON with NaN, which only the slow parser reads
-
-
-class ScreenError(Exception):
-    """A request is refused; the message is for its client."""
 
 
 class _Input(msgspec.Struct, omit_defaults=True):
@@ -55,7 +53,7 @@ def screen_json(head: bytes, num_binary: int) -> tuple[bytes, str]:
     ``num_binary`` bytes of tensors follow it.
 
     Raises:
-        ScreenError: it is not such a request, or would crash Triton.
+        RefusedError: it is not such a request, or would crash Triton.
     """
     screen_nesting(head)
     request = _decode(head)
@@ -67,11 +65,13 @@ def screen_json(head: bytes, num_binary: int) -> tuple[bytes, str]:
             _screen(tensor.name, tensor.shape, tensor.datatype, len(bytes(tensor.data)) // 2 + 1)
             continue
         if not isinstance(claimed, int) or claimed < 0:
-            raise ScreenError(f"Input {tensor.name!r} has binary_data_size {claimed!r}. Give the number of its bytes.")
+            raise RefusedError(
+                Why.WRONG, f"Input {tensor.name!r} has binary_data_size {claimed!r}. Give the number of its bytes."
+            )
         _screen(tensor.name, tensor.shape, tensor.datatype, claimed, is_binary=True)
         num_claimed += claimed
     if num_claimed != num_binary:
-        raise ScreenError(f"{num_binary} bytes follow the JSON; its inputs declare {num_claimed}.")
+        raise RefusedError(Why.WRONG, f"{num_binary} bytes follow the JSON; its inputs declare {num_claimed}.")
     return msgspec.json.encode(request), request.id
 
 
@@ -79,13 +79,15 @@ def screen_message(message: Any, first_name: str) -> None:
     """Screen a ``ModelInferRequest``; ``first_name`` is the model that its first field names.
 
     Raises:
-        ScreenError: it would crash Triton.
+        RefusedError: it would crash Triton.
     """
     if first_name != message.model_name:
-        raise ScreenError(f"The request names two models, {first_name!r} and {message.model_name!r}. Name one.")
+        raise RefusedError(
+            Why.WRONG, f"The request names two models, {first_name!r} and {message.model_name!r}. Name one."
+        )
     raw = message.raw_input_contents
     if raw and len(raw) != len(message.inputs):
-        raise ScreenError(f"The request has {len(message.inputs)} inputs and {len(raw)} raw contents.")
+        raise RefusedError(Why.WRONG, f"The request has {len(message.inputs)} inputs and {len(raw)} raw contents.")
     for index, tensor in enumerate(message.inputs):
         if raw:
             _screen(tensor.name, tensor.shape, tensor.datatype, len(raw[index]), is_binary=True)
@@ -95,7 +97,7 @@ def screen_message(message: Any, first_name: str) -> None:
 
 
 def screen_nesting(content: bytes) -> None:
-    """Raise ``ScreenError`` if brackets are nested too deeply, whether or not ``content`` is valid JSON."""
+    """Raise ``RefusedError`` if brackets are nested too deeply, whether or not ``content`` is valid JSON."""
     if content.count(b"[") + content.count(b"{") <= MOST_NESTED:
         return
     # depth is a running sum of +1 per opening and -1 per closing bracket outside strings; once escapes are removed,
@@ -105,45 +107,49 @@ def screen_nesting(content: bytes) -> None:
     if len(brackets):
         depths = np.cumsum(np.where((brackets == _OPENING[0]) | (brackets == _OPENING[1]), 1, -1))
         if (deepest := int(depths.max())) > MOST_NESTED:
-            raise ScreenError(f"The JSON is nested {deepest} deep; at most {MOST_NESTED} are read.")
+            raise RefusedError(Why.WRONG, f"The JSON is nested {deepest} deep; at most {MOST_NESTED} are read.")
 
 
 def check_json(content: bytes) -> None:
-    """Raise ``ScreenError``, with the position, if ``content`` is not a JSON object."""
+    """Raise ``RefusedError``, with the position, if ``content`` is not a JSON object."""
     try:
         msgspec.json.decode(content, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, RecursionError) as error:
         if not _has_nan(content):
-            raise ScreenError(f"The request cannot be read: {error}.") from None
+            raise RefusedError(Why.WRONG, f"The request cannot be read: {error}.") from None
 
 
 def _screen(name: str, shape: Any, datatype: str, size: int, *, is_binary: bool = False) -> None:
     """Check a tensor's shape; ``size`` is its bytes or, unless ``is_binary``, the most values that it can have."""
     num = prod(shape)
     if min(shape, default=0) < 0:
-        raise ScreenError(f"Input {name!r} has shape {list(shape)}. Give dimensions of 0 or more.")
+        raise RefusedError(Why.WRONG, f"Input {name!r} has shape {list(shape)}. Give dimensions of 0 or more.")
     # with a dimension of 0, Triton may still multiply the others
     if (num or prod(filter(None, shape))) * _ITEM_BYTES.get(datatype, _LENGTH_BYTES) > MOST_BYTES:
-        raise ScreenError(f"Input {name!r} has shape {list(shape)}, more than {MOST_BYTES} bytes.")
+        raise RefusedError(Why.WRONG, f"Input {name!r} has shape {list(shape)}, more than {MOST_BYTES} bytes.")
     if is_binary and datatype in _ITEM_BYTES:
         fits = num * _ITEM_BYTES[datatype] == size
     else:
         fits = num * (_LENGTH_BYTES if is_binary else 1) <= size
     if not fits:
         what = f"{size} bytes" if is_binary else "fewer values"
-        raise ScreenError(f"Input {name!r} has shape {list(shape)} of {datatype}, and {what}.")
+        raise RefusedError(Why.WRONG, f"Input {name!r} has shape {list(shape)} of {datatype}, and {what}.")
 
 
 def _decode(head: bytes) -> _Request:
     try:
         return _DECODER.decode(head)
     except RecursionError:
-        raise ScreenError(f"The JSON is nested too deeply; at most {MOST_NESTED} brackets are read.") from None
+        raise RefusedError(
+            Why.WRONG, f"The JSON is nested too deeply; at most {MOST_NESTED} brackets are read."
+        ) from None
     except msgspec.DecodeError as error:
         if not _has_nan(head):
-            raise ScreenError(f"The request cannot be read: {error}.") from None
+            raise RefusedError(Why.WRONG, f"The request cannot be read: {error}.") from None
     if len(head) > _SLOW_BYTES:
-        raise ScreenError(f"More than {_SLOW_BYTES} bytes of JSON with NaN or Infinity in it. Send binary tensors.")
+        raise RefusedError(
+            Why.WRONG, f"More than {_SLOW_BYTES} bytes of JSON with NaN or Infinity in it. Send binary tensors."
+        )
     try:  # Triton takes NaN and Infinity, as Python does
         document = json.loads(head)
         for tensor in document["inputs"]:
@@ -151,7 +157,7 @@ def _decode(head: bytes) -> _Request:
                 tensor["data"] = msgspec.Raw(json.dumps(tensor["data"]).encode())
         return msgspec.convert(document, _Request)
     except (ValueError, LookupError, TypeError) as error:
-        raise ScreenError(f"The request cannot be read: {error}.") from None
+        raise RefusedError(Why.WRONG, f"The request cannot be read: {error}.") from None
 
 
 def _has_nan(content: bytes) -> bool:

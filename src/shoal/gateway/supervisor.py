@@ -23,7 +23,6 @@ from shoal.machine import available_memory
 from shoal.repository.config import ModelConfig
 from shoal.server.launch import Server
 
-QUICK_SECONDS, FEW_QUICK = 5.0, 3  # lifetime of a short-lived server; how many in a row are replaced at once
 MOST_PAUSE = 8.0  # seconds before another try to start a server
 MOST_RESTART_PAUSE = 60.0  # seconds before another server, after too many restarts
 GIVE_UP_SECONDS = 600.0  # without a started server
@@ -62,8 +61,6 @@ class Supervisor:
         self._testing: list[asyncio.Task[None]] = []  # send canaries to its models
         self._retiring: set[asyncio.Task[Any]] = set()
         self._restarts: deque[tuple[float, Upstream]] = deque()
-        self._taken_over = 0.0  # when the active server took over
-        self._num_quick = 0  # short-lived servers in a row
 
     async def start(self) -> None:
         """Start the first server, and admit requests.
@@ -95,7 +92,7 @@ class Supervisor:
         """Make ``server`` the active one, and start its health checks."""
         upstream = Upstream(server)
         self._current = upstream
-        self._watch, self._taken_over = Watch(server, **self._watched), time.monotonic()
+        self._watch = Watch(server, **self._watched)
         self._looking = asyncio.create_task(self._look(upstream))
         self._testing = [asyncio.create_task(self._test(upstream, each)) for each in self._canaries.values()]
         await self._dispatcher.open(upstream)
@@ -198,11 +195,8 @@ class Supervisor:
         self._retire(old)
 
     async def _pause(self, old: Upstream) -> None:
-        """Back off before another server, after several short-lived ones or too many restarts."""
+        """Wait before another server is started, if there were too many restarts."""
         now = time.monotonic()
-        is_quick = now - self._taken_over < QUICK_SECONDS
-        self._num_quick = self._num_quick + 1 if is_quick else 0
-        pause = min(MOST_PAUSE, 0.5 * 2 ** (self._num_quick - FEW_QUICK)) if self._num_quick > FEW_QUICK else 0.0
         self._restarts.append((now, old))
         while now - self._restarts[0][0] > RESTARTS_SECONDS:
             self._restarts.popleft()
@@ -212,9 +206,9 @@ class Supervisor:
             self._dispatcher.block(
                 {*self._configs, ""}, "its server ended too often, and is started again after a pause"
             )
-            pause = max(pause, min(MOST_RESTART_PAUSE, 2.0**beyond))
+            pause = min(MOST_RESTART_PAUSE, 2.0**beyond)
             log.error("The server ended %d times within ten minutes. The next one starts in %g s.", num, pause)
-        await asyncio.sleep(pause)
+            await asyncio.sleep(pause)
 
     def _cancel_tests(self) -> None:
         for task in self._testing:

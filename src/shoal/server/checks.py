@@ -1,11 +1,10 @@
-"""Preflight checks of repository and machine, made before a server is started."""
+"""Checks of the repository and the machine, made before a server is started."""
 
 from __future__ import annotations
 
 import os
 import platform
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,10 +38,9 @@ def checks(repository: Path) -> list[tuple[str, Callable[[], None]]]:
     """Return the named checks for ``repository``; each raises a ``ShoalError`` that says what is wrong."""
     return [
         ("repository", lambda: check_repository(repository)),
-        ("permissions", lambda: check_permissions(repository)),
-        ("files", lambda: check_manifest(repository)),
+        ("files", lambda: check_files(repository)),
         ("GPUs", lambda: check_gpus(repository)),
-        ("shared memory", lambda: check_shared_memory(repository)),
+        ("shared memory", lambda: check_shared_memory(find_needed_memory(repository))),
     ]
 
 
@@ -70,19 +68,19 @@ def check_repository(path: Path) -> None:
         )
 
 
-def check_permissions(repository: Path) -> None:
-    """Check that every file of ``repository`` can be read, and that the temporary folder can be written.
+def check_files(repository: Path) -> None:
+    """Check the files of a composed repository against its manifest.
 
     Raises:
+        ArtifactError: a file is missing or changed.
         InputError: a file cannot be read.
-        SetupError: the temporary folder cannot be written.
     """
-    for path in [repository, *sorted(repository.rglob("*"))]:
-        if not os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0)):
-            raise InputError(f"{path} cannot be read by this user.", f"Type: chmod -R a+rX {repository}")
-    temporary = Path(tempfile.gettempdir())
-    if not os.access(temporary, os.W_OK | os.X_OK):
-        raise SetupError(f"The temporary folder {temporary} cannot be written.", "Name another one: TMPDIR=...")
+    try:
+        check_manifest(repository)
+    except PermissionError as error:
+        raise InputError(
+            f"{error.filename} cannot be read by this user.", f"Type: chmod -R a+rX {repository}"
+        ) from None
 
 
 def check_glibc() -> None:
@@ -115,15 +113,19 @@ def check_gpus(repository: Path) -> None:
         )
 
 
-def check_shared_memory(repository: Path) -> None:
-    """Check that there is shared memory for the largest request that a composed repository was sized for.
+def find_needed_memory(repository: Path) -> int:
+    """Return the shared memory, in MiB, of the largest request that a composed repository was sized for."""
+    return -(-int(read_manifest(repository).get("launch", {}).get("shared_memory", _LEAST_MIB * _MIB)) // _MIB)
+
+
+def check_shared_memory(needed: int) -> None:
+    """Check that shared memory can be written, and has ``needed`` MiB free.
 
     Raises:
         SetupError: it cannot be written, or is too small.
     """
     if not SHARED_MEMORY.is_dir() or not os.access(SHARED_MEMORY, os.W_OK):
         raise SetupError(f"{SHARED_MEMORY} cannot be written.", "Mount a tmpfs there, writable for this user.")
-    needed = -(-int(read_manifest(repository).get("launch", {}).get("shared_memory", _LEAST_MIB * _MIB)) // _MIB)
     free = shutil.disk_usage(SHARED_MEMORY).free // _MIB
     if free < needed:
         raise SetupError(

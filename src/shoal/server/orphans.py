@@ -18,6 +18,8 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from shoal.errors import SetupError
+
 SHARED_MEMORY = Path("/dev/shm")
 ENVIRONMENT = re.compile(r"/tmp/python_env_\w{6}")  # where Triton unpacks one, regardless of TMPDIR
 _LEASE = "lease"
@@ -25,8 +27,15 @@ _FOLDER = re.compile(r"shoal-\d+-\w{8}")
 
 
 def make_folder() -> Path:
-    """Create the temporary folder of a server."""
-    return Path(tempfile.mkdtemp(prefix=f"shoal-{os.getpid()}-"))
+    """Create the temporary folder of a server.
+
+    Raises:
+        SetupError: it cannot be created.
+    """
+    try:
+        return Path(tempfile.mkdtemp(prefix=f"shoal-{os.getpid()}-"))
+    except OSError as error:
+        raise SetupError(f"No temporary folder can be created: {error}.", "Name another place: TMPDIR=...") from None
 
 
 def find_prefix(folder: Path) -> str:
