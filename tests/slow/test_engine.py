@@ -15,11 +15,11 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from shoal.errors import ArtifactError, InputError, ShoalError
 from shoal.generation import Sampling, TokenRequest
-from shoal.generation.choosing import Chooser
+from shoal.generation.answering import Chooser
 from shoal.generation.contract import pack_words
 from shoal.llm.tiny import CONTEXT, make_tiny
 from tests.conftest import Scale
-from tests.support.llm import open_engine, token_inputs, tokens_of
+from tests.support.llm import count_open, open_engine, token_inputs, tokens_of
 
 TIE = 1e-4  # logits nearer than this may be exchanged by another order of summation
 EACH = pytest.mark.parametrize("static", ["false", "true"])
@@ -42,7 +42,7 @@ def oracle(folder: Path) -> Any:
 def engine(folder: Path) -> Iterator[Any]:
     """Four slots, and room for two whole contexts; its warm-up has ended."""
     with open_engine(folder, slots="4", cache_tokens="2048") as component:
-        wait_for(lambda: component.engine.num_open == 0, 30)
+        wait_for(lambda: count_open(component) == 0, 30)
         yield component
 
 
@@ -181,15 +181,15 @@ def test_leaving_frees_the_slot_and_the_cache(engine: Any, oracle: Any, scale: S
     assert time.monotonic() - start < scale(20, 2)
     assert long[1].is_open
     long[1].close()
-    wait_for(lambda: engine.engine.num_open == 0 and engine.engine._free == free, 30)
+    wait_for(lambda: count_open(engine) == 0 and engine.engine._free == free, 30)
 
 
 def test_a_request_that_waits_can_leave(engine: Any) -> None:
     long = [engine.stream(token_inputs(ids, 900)) for ids in prompts(2, 1)]
     waiting = engine.stream(token_inputs([5], 900))
-    assert engine.engine.num_open == 3
+    assert count_open(engine) == 3
     waiting.close()
-    assert engine.engine.num_open == 2
+    assert count_open(engine) == 2
     assert tokens_of(waiting) == []
     for stream in long:
         stream.close()
@@ -217,7 +217,7 @@ def test_more_requests_than_the_cache_holds(folder: Path, oracle: Any) -> None:
     asked = [*zip(prompts(11, 6), [60] * 11, strict=True), (prompts(1, 9)[0] * 100, 24)]
     asked[-1] = (asked[-1][0][: CONTEXT - 24], 24)
     with open_engine(folder, slots="4", cache_tokens=str(CONTEXT)) as component:
-        wait_for(lambda: component.engine.num_open == 0, 30)  # the warm-up
+        wait_for(lambda: count_open(component) == 0, 30)  # the warm-up
         free = component.engine._free
         streams = [component.stream(token_inputs(ids, new)) for ids, new in asked]
         for (ids, new), stream in zip(asked, streams, strict=True):

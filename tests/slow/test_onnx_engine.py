@@ -30,7 +30,7 @@ from shoal.llm.tiny import make_tiny
 from shoal.project.importing.add_model import add_model
 from shoal.repository.config import read_config
 from tests.support.imports import add
-from tests.support.llm import open_engine, token_inputs, tokens_of
+from tests.support.llm import count_open, open_engine, token_inputs, tokens_of
 from tests.support.once import ROOT, once
 from tests.support.skeletons import run
 
@@ -110,7 +110,7 @@ def test_mixed_lengths_equal_generate(slots: str, project: Path, oracle: Any) ->
     with open_engine("", project / "models" / "tiny-onnx", slots=slots) as component:
         streams = [component.stream(token_inputs(ids, new)) for ids, new in requests]
         found = [tokens_of(stream) for stream in streams]
-        wait_until(lambda: component.engine.num_open == 0)
+        wait_until(lambda: count_open(component) == 0)
     for (ids, new), tokens in zip(requests, found, strict=True):
         check_equal(oracle, ids, tokens, new)
 
@@ -120,9 +120,9 @@ def test_short_requests_overtake_long_ones(project: Path) -> None:
         long = component.stream(token_inputs([5], 900))
         for _ in range(3):
             assert len(tokens_of(component.stream(token_inputs([9, 9], 8)))) == 8
-        assert component.engine.num_open == 1
+        assert count_open(component) == 1
         long.close()
-        wait_until(lambda: component.engine.num_open == 0)
+        wait_until(lambda: count_open(component) == 0)
 
 
 def test_leaving_frees_the_slot_and_disturbs_nobody(project: Path, oracle: Any) -> None:
@@ -138,7 +138,7 @@ def test_leaving_frees_the_slot_and_disturbs_nobody(project: Path, oracle: Any) 
         leaver.close()
         kept = [place for place in range(12) if place not in (1, 6, 10)]
         found = [tokens_of(streams[place]) for place in kept]
-        wait_until(lambda: component.engine.num_open == 0)
+        wait_until(lambda: count_open(component) == 0)
         assert tokens_of(component.stream(token_inputs(ids[6], 5))) == oracle(ids[6], 5)
     for place, tokens in zip(kept, found, strict=True):
         check_equal(oracle, ids[place], tokens, 120)

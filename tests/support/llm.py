@@ -58,3 +58,12 @@ def tokens_of(answers: Any) -> list[int]:
         assert answer["sequence_length"].item() == answer["output_ids"].shape[2]
         found += answer["output_ids"].ravel().tolist()
     return found
+
+
+def count_open(component: Any) -> int:
+    """The requests that the component's engine, on transformers or ONNX Runtime, computes or lets wait."""
+    engine = component.engine
+    if hasattr(engine, "_seats"):
+        return len(engine._seats) + len(engine._waiting)
+    seats = {*engine._waiting, *engine._arriving.seats, *engine._open.seats}
+    return sum(seat.stream.is_open for seat in seats)

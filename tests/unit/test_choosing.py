@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from transformers.generation import logits_process as processors
 
-from shoal.generation.choosing import Chooser
+from shoal.generation.answering import Chooser
 from shoal.generation.contract import TokenRequest
 from shoal.generation.sampling import Sampling
 

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
+import jinja2
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -187,7 +188,10 @@ def test_python_is_found_without_sys_executable(monkeypatch: pytest.MonkeyPatch,
         find_python()
 
 
-def test_missing_jinja_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [path for path in sys.path if "site-packages" not in path])
-    with pytest.raises(SetupError, match=r"jinja2 is not installed\. Type: pip install 'jinja2>=3\.1\.6'"):
+def test_missing_and_old_versions_of_jinja_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jinja2, "__version__", "3.1.5")
+    with pytest.raises(SetupError, match=r"jinja2 is 3\.1\.5, .* Type: pip install 'jinja2>=3\.1\.6'"):
+        ChatTemplate(ECHO)
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(SetupError, match=r"jinja2 is not installed\. Type: pip install 'shoal\[llm\]'"):
         ChatTemplate(ECHO)

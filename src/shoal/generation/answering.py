@@ -1,8 +1,16 @@
-"""Answers to one token request: new tokens in, answers out, until a stop, the length, or the client's leaving."""
+"""Answers to one token request, until a stop, the greatest length, or the client's leaving.
+
+``Answering`` takes new tokens and sends answers. ``Chooser`` chooses a token from a row of logits, in NumPy. ``Seat``
+is both for one request, for engines that compute logits here.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from shoal.component import Stream
 from shoal.generation.contract import TokenRequest, new_stream_id, pack_answer
@@ -62,3 +70,93 @@ def _overlap(held: list[int], stop: tuple[int, ...]) -> int:
     """Return the length of the longest end of ``held`` that begins ``stop``, without being all of it."""
     longest = min(len(held), len(stop) - 1)
     return next((size for size in range(longest, 0, -1) if tuple(held[-size:]) == stop[:size]), 0)
+
+
+class Chooser:
+    """Choice of one request's next tokens: transformers' settings, in ``generate``'s order, with own random numbers.
+
+    The n-th token of a request is drawn with the n-th number of its seed, so its neighbours have no influence on it.
+    """
+
+    def __init__(self, request: TokenRequest) -> None:
+        self._request, self._sampling = request, request.sampling
+        self._random = np.random.default_rng(request.sampling.seed)
+        # As in transformers, a ban on an end token does not count.
+        self._bans = [word for word in request.bans if len(word) > 1 or word[0] not in request.end_ids]
+
+    def choose(self, logits: NDArray[Any], ids: list[int]) -> int:
+        """Return the token that follows ``ids``, the new tokens so far; ``logits`` is FP32 [vocabulary]."""
+        scores = self._adjust(logits, ids)
+        if self._sampling.is_greedy:
+            return int(scores.argmax())
+        tokens, scores = self._narrow(scores)
+        ends = _softmax(scores).cumsum()
+        place = np.searchsorted(ends, self._random.random() * ends[-1], side="right")
+        return int(tokens[min(place, len(tokens) - 1)])
+
+    def _adjust(self, logits: NDArray[Any], ids: list[int]) -> NDArray[Any]:
+        """Apply the repetition penalty, the bans and the least number of tokens."""
+        sampling, ends = self._sampling, self._request.end_ids
+        is_early = bool(ends) and len(ids) < sampling.min_tokens
+        if sampling.repetition_penalty == 1 and not self._bans and not is_early:
+            return logits
+        scores = logits.copy()
+        seen = [*self._request.ids, *ids]
+        if sampling.repetition_penalty != 1:
+            found = logits[seen]
+            penalty = sampling.repetition_penalty
+            scores[seen] = np.where(found < 0, found * penalty, found / penalty)
+        for *begin, last in self._bans:
+            if seen[len(seen) - len(begin) :] == begin:
+                scores[last] = -np.inf
+        if is_early:
+            scores[list(ends)] = -np.inf
+        return scores
+
+    def _narrow(self, scores: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return the tokens that may be drawn, in ascending order, and their scores."""
+        sampling = self._sampling
+        scores = scores / np.float32(sampling.temperature)
+        tokens = np.arange(len(scores))
+        if 0 < sampling.top_k < len(scores):
+            least = np.partition(scores, -sampling.top_k)[-sampling.top_k]
+            tokens = np.flatnonzero(scores >= least)
+        if sampling.top_p < 1:
+            shares = _softmax(scores[tokens])
+            # Tokens below this share have 1 - top_p together at most: they are dropped without being sorted.
+            cut = (1 - sampling.top_p) / len(shares)
+            rest = shares[shares < cut].sum()
+            large = np.flatnonzero(shares >= cut)
+            order = large[shares[large].argsort()]
+            is_kept = rest + shares[order].cumsum() > 1 - sampling.top_p
+            is_kept[-1] = True
+            tokens = tokens[np.sort(order[is_kept])]
+        return tokens, scores[tokens]
+
+
+def _softmax(scores: NDArray[Any]) -> NDArray[Any]:
+    powers = np.exp(scores.astype(np.float64) - scores.max())
+    return np.asarray(powers / powers.sum())
+
+
+class Seat:
+    """One request that is computed: the choice of its tokens, and its answers."""
+
+    def __init__(self, request: TokenRequest, stream: Stream) -> None:
+        self.request, self.stream = request, stream
+        self.is_done = False
+        self._answering, self._chooser = Answering(request, stream), Chooser(request)
+
+    def step(self, logits: NDArray[Any]) -> int:
+        """Choose and answer the next token; ``logits`` is FP32 [vocabulary].
+
+        An error ends this request's stream, not the engine's step.
+        """
+        try:
+            token = self._chooser.choose(logits, self._answering.ids)
+            self.is_done = not self._answering.add(token)
+        except Exception as error:
+            self.is_done = True
+            self.stream.end(error)
+            return 0
+        return token

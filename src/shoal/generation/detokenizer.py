@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
-_MOST_OPEN = 4  # bytes of a character in UTF-8, and so tokens that can wait for its end
-_WINDOW = 64  # tokens that a decoder of another family is shown, at most
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 # Byte-level BPE writes each byte as one printable character; the other bytes are characters from 256 on, in order.
@@ -39,8 +37,7 @@ class Detokenizer:
     its last byte is there, and nothing is taken back. Byte tokens of SentencePiece (``<0x0A>``) come out with the next
     other token: if their bytes are not UTF-8, a whole decode replaces all of a run.
 
-    This holds for decoders of the byte-level, SentencePiece and WordPiece families. Others are shown the last tokens
-    again with each new one; what such a decoder changes later in the text stays as it was given out.
+    The text of decoders of other families than byte-level, SentencePiece and WordPiece comes out with the last ids.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -49,7 +46,7 @@ class Detokenizer:
         decoder = tokenizer.decoder
         self._steps: list[Step] = [_ByPlace(str, " {}".format)]
         if decoder is not None:
-            self._steps = _make_steps(json.loads(decoder.__getstate__())) or [_Window(decoder.decode)]
+            self._steps = _make_steps(json.loads(decoder.__getstate__())) or [_AtEnd(decoder.decode)]
         self._specials = _find_specials(tokenizer)
 
     def step(self, ids: Sequence[int], *, last: bool = False) -> str:
@@ -191,24 +188,13 @@ def _to_bytes(token: str) -> bytes:
         return token.encode()
 
 
-class _Window:
-    """Step for any other decoder: decodes the last tokens with and without the new ones, and takes the difference.
-
-    The tokens of the piece before are the context of the new ones. An end that is not a character yet is held back.
-    """
+class _AtEnd:
+    """Step for any other decoder: keeps all tokens, and decodes them together with the last ones."""
 
     def __init__(self, decode: Callable[[list[str]], str]) -> None:
         self._decode = decode
         self._tokens: list[str] = []
-        self._num_given = 0  # of them
 
     def __call__(self, tokens: list[str], last: bool) -> list[str]:
         self._tokens += tokens
-        num_open = len(self._tokens) - self._num_given
-        before, text = self._decode(self._tokens[: self._num_given]), self._decode(self._tokens)
-        is_open = num_open < _MOST_OPEN and text.endswith(UNKNOWN) and not last
-        if is_open or (len(text) <= len(before) and len(self._tokens) < _WINDOW):
-            return []
-        self._tokens = self._tokens[max(self._num_given, len(self._tokens) - _WINDOW // 2) :]
-        self._num_given = len(self._tokens)
-        return [text[len(before) :]]
+        return [self._decode(self._tokens)] if last else []

@@ -6,6 +6,7 @@ limits, then messages. A rendering beyond a limit ends the process: by SIGALRM, 
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import resource
@@ -18,7 +19,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 MEMORY = 77  # exit code: no memory left
-OLDEST_JINJA = (3, 1, 6)  # older sandboxes have known escapes
 _MAX_REASON = 300  # characters of an error
 
 
@@ -30,39 +30,24 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
     settings = json.loads(requests.readline())
     sys.path[:] = settings["path"]
-    try:
-        import jinja2
-        import jinja2.ext
-        import jinja2.sandbox
-    except ImportError as error:
-        _send(answers, {"missing": f"{error.name} is not installed"})
-        return
-    if tuple(map(int, jinja2.__version__.split(".")[:3])) < OLDEST_JINJA:
-        _send(answers, {"missing": f"jinja2 is {jinja2.__version__}, whose sandbox has known escapes"})
-        return
+    for name in ("jinja2.ext", "jinja2.sandbox"):  # before memory is limited
+        importlib.import_module(name)
     _limit_memory(settings["memory"])
-    template = _Template(settings["source"], settings["max_chars"])
-    if _answer(answers, settings["seconds"], template.compile):
+    template = _answer(answers, settings["seconds"], partial(_compile, settings["source"]))
+    if template is not None:
         for line in requests:
-            _answer(answers, settings["seconds"], partial(template.render, json.loads(line)))
+            render = partial(_render, template, json.loads(line), settings["max_chars"])
+            _answer(answers, settings["seconds"], render)
 
 
-class _Template:
-    def __init__(self, source: str, max_chars: int) -> None:
-        self._source, self._max_chars = source, max_chars
-
-    def compile(self) -> str:
-        self._compiled = _compile(self._source)
-        return ""
-
-    def render(self, request: dict[str, Any]) -> str:
-        parts, size = [], 0
-        for part in self._compiled.generate(**request):
-            size += len(part)
-            if size > self._max_chars:
-                raise ValueError(f"the text has more than {self._max_chars:,} characters")
-            parts.append(part)
-        return "".join(parts)
+def _render(template: Any, request: dict[str, Any], max_chars: int) -> str:
+    parts, size = [], 0
+    for part in template.generate(**request):
+        size += len(part)
+        if size > max_chars:
+            raise ValueError(f"the text has more than {max_chars:,} characters")
+        parts.append(part)
+    return "".join(parts)
 
 
 def _limit_memory(num_bytes: int) -> None:
@@ -72,15 +57,21 @@ def _limit_memory(num_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
-def _answer(answers: BinaryIO, seconds: float, work: Callable[[], str]) -> bool:
-    """Send the result of ``work``, or its error as one line; return whether it succeeded."""
+def _answer(answers: BinaryIO, seconds: float, work: Callable[[], Any]) -> Any:
+    """Send the text that ``work`` returns ("" for anything else), or its error as one line; return what it returned.
+
+    After an error that is None.
+    """
+    found = None
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
-        reply = {"text": work()}
+        found = work()
+        reply = {"text": found if isinstance(found, str) else ""}
         encoded = json.dumps(reply, ensure_ascii=False).encode()  # fails for half a surrogate pair
     except MemoryError:
         os._exit(MEMORY)
     except Exception as error:
+        found = None
         kind = type(error).__name__
         reason = str(error) if kind == "TemplateError" else f"{kind}: {error}"
         reply = {"error": " ".join(reason.split())[:_MAX_REASON].rstrip(".")}
@@ -88,12 +79,7 @@ def _answer(answers: BinaryIO, seconds: float, work: Callable[[], str]) -> bool:
     signal.setitimer(signal.ITIMER_REAL, 0)
     answers.write(encoded + b"\n")
     answers.flush()
-    return "text" in reply
-
-
-def _send(answers: BinaryIO, reply: dict[str, str]) -> None:
-    answers.write(json.dumps(reply).encode() + b"\n")
-    answers.flush()
+    return found
 
 
 def _compile(source: str) -> Any:

@@ -18,9 +18,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shoal.errors import InputError, SetupError
+from shoal.errors import InputError, SetupError, needs
 from shoal.generation import rendering
 
+OLDEST_JINJA = (3, 1, 6)  # older sandboxes have known escapes
 SECONDS = 2.0  # of one rendering, without the start of the process
 MEMORY_MIB = 512  # above what the process has at its start
 MAX_CHARS = 2**24  # of a rendered text
@@ -40,6 +41,13 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
+        with needs("llm"):
+            import jinja2
+        if tuple(map(int, jinja2.__version__.split(".")[:3])) < OLDEST_JINJA:
+            raise SetupError(
+                f"jinja2 is {jinja2.__version__}, whose sandbox has known escapes.",
+                f"Type: pip install 'jinja2>={'.'.join(map(str, OLDEST_JINJA))}'",
+            )
         self._settings = {
             "source": source,
             "path": sys.path,
@@ -108,10 +116,6 @@ class ChatTemplate:
             self._stop(kill=False)
             raise InputError(f"The model's chat template {fault}: it {_explain(process.returncode)}.", fix)
         answer = json.loads(line)
-        if "missing" in answer:
-            self._stop()
-            oldest = ".".join(map(str, rendering.OLDEST_JINJA))
-            raise SetupError(f"Chat templates: {answer['missing']}.", f"Type: pip install 'jinja2>={oldest}'")
         if "error" in answer:
             raise InputError(f"The model's chat template {fault}: {answer['error']}.", fix)
         return str(answer["text"])

@@ -20,7 +20,7 @@ from transformers.generation.continuous_batching.cb_logits_processors import Con
 
 from shoal.component import Stream
 from shoal.errors import SetupError, ShoalError
-from shoal.generation.choosing import Seat
+from shoal.generation.answering import Seat
 from shoal.generation.contract import Limits, TokenRequest
 from shoal.generation.engines.loading import load_model
 from shoal.generation.weights import Weights
@@ -125,12 +125,6 @@ class HfEngine:
                 f"transformers' continuous batching does not start: {self._fault}",
                 "Install transformers 5.23, or set the parameter static to true.",
             ) from self._fault
-
-    @property
-    def num_open(self) -> int:
-        """Number of requests that are computed or wait."""
-        with self._changing:
-            return len(self._seats) + len(self._waiting)
 
     def admit(self, request: TokenRequest, stream: Stream) -> None:
         """Begin to answer a checked request, and return at once."""

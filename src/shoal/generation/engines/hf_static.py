@@ -13,7 +13,7 @@ from transformers.generation.stopping_criteria import StoppingCriteria, Stopping
 
 from shoal.component import Stream
 from shoal.errors import ShoalError
-from shoal.generation.choosing import Seat
+from shoal.generation.answering import Seat
 from shoal.generation.contract import Limits, TokenRequest
 from shoal.generation.engines.loading import load_model
 from shoal.generation.weights import Weights

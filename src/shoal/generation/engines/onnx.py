@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from shoal.component import Stream
 from shoal.errors import ArtifactError, ShoalError
-from shoal.generation.choosing import Seat
+from shoal.generation.answering import Seat
 from shoal.generation.contract import Limits, TokenRequest
 from shoal.generation.weights import DECODER, Weights
 
@@ -168,13 +168,6 @@ class OnnxEngine:
         self._is_closing = False
         self._worker = threading.Thread(target=self._work, name="shoal-onnx", daemon=True)
         self._worker.start()
-
-    @property
-    def num_open(self) -> int:
-        """Number of requests that are computed or wait."""
-        with self._changing:
-            seats = {*self._waiting, *self._arriving.seats, *self._open.seats}
-        return sum(seat.stream.is_open for seat in seats)
 
     def admit(self, request: TokenRequest, stream: Stream) -> None:
         """Begin to answer a checked request, and return at once."""

@@ -11,19 +11,20 @@ import json
 import logging
 import os
 import secrets
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
 
 from shoal.component import Parameters, Stream
 from shoal.component.ledger import ACCEPTED, DRAFTED
-from shoal.errors import ArtifactError, ServerError, SetupError, ShoalError, suggest
+from shoal.errors import ServerError, SetupError, ShoalError
 from shoal.generation.answering import Answering
 from shoal.generation.contract import Limits, TokenRequest
-from shoal.generation.engines.reaper import Reaper
 from shoal.generation.weights import Weights
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -35,6 +36,8 @@ _LOOK_SECONDS = 0.1  # between two looks for the death of vLLM's processes
 _AGAIN_SECONDS = 10
 _PAUSE_SECONDS = 5.0  # after a rebuild that failed
 _STOP_SECONDS = 1.0  # for vLLM's processes to end by themselves
+_REAP_SECONDS = 5.0  # for the helper process to end what is left
+_MARK = "SHOAL_ENDS_WITH"  # environment variable of every process that is started while a reaper is open
 
 _log = logging.getLogger("shoal")
 
@@ -70,8 +73,7 @@ class VllmEngine:
     gets the numbers of guessed and of confirmed tokens, as events ``drafted_tokens`` and ``accepted_tokens``.
 
     Raises:
-        SetupError: vLLM is not installed, or does not start.
-        ArtifactError: vLLM has no such argument.
+        SetupError: vLLM is not installed, or does not start; it does not know one of ``arguments``, for example.
     """
 
     def __init__(
@@ -91,7 +93,7 @@ class VllmEngine:
         self._sockets = Path(tempfile.gettempdir()) / f"shoal-vllm-{secrets.token_hex(4)}"
         os.environ["VLLM_RPC_BASE_PATH"] = str(self._sockets)
         _set_variables(threads)
-        self._arguments = _check_arguments({**_DEFAULTS, **(arguments or {})}) | {
+        self._arguments = _complete({**_DEFAULTS, **(arguments or {})}) | {
             **_FIXED,
             "model": str(weights.folder),
             "dtype": own if dtype == "auto" else dtype,
@@ -159,7 +161,7 @@ class VllmEngine:
         """Run vLLM, again and again, until the engine is closed."""
         while not self._is_closing.is_set():
             try:
-                with Reaper(self._sockets) as reaper:
+                with _Reaper(self._sockets) as reaper:
                     asyncio.run(self._run(reaper))
             except Exception as error:
                 if not self._is_ready.is_set():
@@ -170,7 +172,7 @@ class VllmEngine:
                     self._is_closing.wait(_PAUSE_SECONDS)
             self._is_ready.set()
 
-    async def _run(self, reaper: Reaper) -> None:
+    async def _run(self, reaper: _Reaper) -> None:
         """Start vLLM, and serve until its processes die or the engine is closed; requests end with it."""
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
@@ -215,11 +217,9 @@ def _set_variables(threads: int | None) -> None:
         os.environ["OMP_NUM_THREADS"] = str(threads)
 
 
-def _check_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Check the names of vLLM's arguments; return them, on the host with a size of the cache."""
+def _complete(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return vLLM's arguments, on the host with a size of the cache."""
     try:
-        from vllm import __version__
-        from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.platforms import current_platform
     except ModuleNotFoundError as error:
         raise SetupError(
@@ -232,12 +232,6 @@ def _check_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
             f"vLLM cannot be imported ({type(error).__name__}: {error}).",
             "Install vLLM into an environment of its own.",
         ) from error
-    known = AsyncEngineArgs.__dataclass_fields__
-    for name in arguments:
-        if name not in known:
-            raise ArtifactError(
-                f"engine_args has {name}, which vLLM {__version__} does not know.", suggest(name, known)
-            )
     sizes = ("kv_cache_memory_bytes", "gpu_memory_utilization")
     if current_platform.is_cpu() and not any(size in arguments for size in sizes):
         arguments.setdefault("kv_cache_memory_bytes", _HOST_CACHE)  # VLLM_CPU_KVCACHE_SPACE precedes it
@@ -284,3 +278,67 @@ def _make_params(request: TokenRequest) -> Any:
     if request.bans:  # vLLM itself takes texts alone
         params._bad_words_token_ids = [list(word) for word in request.bans]
     return params
+
+
+# --- the end of vLLM's processes ---------------------------------------------------------------------------------
+
+# Shared memory is usually removed by the resource tracker of multiprocessing, another process; but that is killed with
+# the server's process group. Where it lives, it ends by itself.
+_REAP = """
+import os, shutil, signal, sys
+mark, folder, shared = os.fsencode(sys.argv[1]), sys.argv[2], set()
+def read(pid, name):
+    with open(f"/proc/{pid}/{name}", "rb") as file: return file.read()
+def find():
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if mark in read(pid, "environ").split(b"\\0") and b"resource_tracker" not in read(pid, "cmdline"):
+                found.append(int(pid))
+                shared.update(word for word in read(pid, "maps").split() if word.startswith(b"/dev/shm/psm_"))
+        except OSError: pass
+    return found
+for line in sys.stdin: find()  # until the process at the other end has ended
+while found := find():
+    for pid in found:
+        try: os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError: pass
+for path in shared:
+    try: os.unlink(path)
+    except FileNotFoundError: pass
+shutil.rmtree(folder, ignore_errors=True)
+"""
+
+
+class _Reaper:
+    """Context manager that ends the processes started within it, also if this process ends in any other way.
+
+    They are found by an environment variable that they inherit. So at most one is open in a process. ``folder`` is for
+    their files: it is made here, and removed after them, with their shared memory.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __enter__(self) -> _Reaper:
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        mark = secrets.token_hex(8)
+        own = {name: value for name, value in os.environ.items() if name not in (_MARK, "LD_PRELOAD")}
+        # -I -S: neither the current folder nor any package is imported
+        command = [sys.executable, "-I", "-S", "-c", _REAP, f"{_MARK}={mark}", str(self._folder)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, env=own, start_new_session=True)
+        os.environ[_MARK] = mark
+        os.environ["SPT_NOENV"] = "1"  # or setproctitle, with which vLLM names its processes, overwrites the variables
+        return self
+
+    def note(self) -> None:
+        """Note the shared memory of the processes, which may all die at once."""
+        with suppress(BrokenPipeError):
+            assert self._process.stdin is not None
+            self._process.stdin.write(b"\n")
+            self._process.stdin.flush()
+
+    def __exit__(self, *error: object) -> None:
+        os.environ.pop(_MARK, None)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.communicate(timeout=_REAP_SECONDS)
