@@ -30,10 +30,10 @@ import numpy as np
 import torch
 import typer
 
-from shoal.encoders.encoder import Encoder
 from shoal.encoders.export import export_encoder
 from shoal.encoders.fusing import fuse
 from shoal.machine import computes_bf16, describe_machine, library_versions
+from shoal.readability.encoder import Encoder
 
 LIBRARIES = ("torch", "transformers", "numpy", "onnxruntime", "openvino")
 Run = Callable[[], torch.Tensor]

@@ -27,10 +27,10 @@ import numpy as np
 import typer
 
 from shoal.component.tensors import Device
-from shoal.encoders.encoder import load_encoder
 from shoal.encoders.packaged import SMALL_ENCODER
 from shoal.machine import describe_machine, library_versions
 from shoal.readability.corpus import find_corpus
+from shoal.readability.encoder import load_encoder
 from shoal.readability.features import Features
 from shoal.readability.forest import fit_bundle
 from shoal.readability.preprocess_config import Bundle

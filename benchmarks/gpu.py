@@ -26,11 +26,11 @@ from shoal import Pipeline, compose, load
 from shoal.component.artifact_files import sha256
 from shoal.component.ledger import CONTROL, DOWN
 from shoal.component.tensors import Device
-from shoal.encoders.encoder import Candidates, Encoder
 from shoal.encoders.export import export_encoder
 from shoal.local import load_component
 from shoal.machine import describe_machine, library_versions
 from shoal.readability.corpus import Corpus, find_corpus
+from shoal.readability.encoder import Candidates, Encoder
 from shoal.readability.fit import EncoderSettings, Training
 from shoal.readability.train import Preset, train
 from shoal.repository.config import read_config

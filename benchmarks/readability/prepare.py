@@ -60,8 +60,8 @@ def make_artifacts(corpus: Corpus, out: Path, *, encoder: str, layers: int) -> d
 
 
 def _small_geometry() -> dict[str, int]:
-    from shoal.encoders.encoder import load_encoder
     from shoal.encoders.packaged import SMALL_ENCODER
+    from shoal.readability.encoder import load_encoder
 
     config: Any = load_encoder(SMALL_ENCODER, seed=0).candidates.trunk.config
     return {"layers": config.num_hidden_layers, "hidden": config.hidden_size}
@@ -72,8 +72,8 @@ def _make_large(out: Path, layers: int) -> dict[str, int]:
     import torch
     from transformers import BertConfig, BertModel
 
-    from shoal.encoders.encoder import Encoder
     from shoal.encoders.export import export_encoder
+    from shoal.readability.encoder import Encoder
 
     config = BertConfig(
         vocab_size=len(read_vocabulary(out / "vocab.txt")), hidden_size=HIDDEN, num_hidden_layers=layers,

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.encoders import encoder as encoders
+from shoal.encoders.encoder import POOLINGS
+from shoal.readability import encoder as encoders
 from shoal.readability import forest
 from shoal.readability.batches import OnStep
 from shoal.readability.corpus import Corpus
@@ -152,7 +153,7 @@ def test_what_the_folds_say(passages: Corpus, tiny_bert: Path, tmp_path: Path) -
         assert set(evaluation.predictions[MEAN][unseen]) == {corpus.targets[known].mean()}
     assert [entry["fold"] for entry in found.chosen] == [1, 2, 3]
     assert all(entry["best_step"] <= entry["num_steps"] for entry in found.chosen)
-    assert found.head in encoders.POOLINGS
+    assert found.head in POOLINGS
     assert 0 < found.share <= 1
     assert 0 <= found.weight <= 1
     assert list(found.importances.values()) == sorted(found.importances.values(), reverse=True)

@@ -14,11 +14,11 @@ from shoal.component.artifact_files import sha256
 from shoal.component.onnx_ties import read_onnx
 from shoal.component.provenance import METADATA, dump_ties
 from shoal.composition.compose import compose
-from shoal.encoders.encoder import load_encoder
 from shoal.encoders.export import export_encoder
 from shoal.errors import ArtifactError, InputError
 from shoal.local import load, load_component
 from shoal.paths import shipped_root
+from shoal.readability.encoder import load_encoder
 from shoal.repository.config import read_config
 from shoal.repository.manifest import read_manifest
 from shoal.repository.placement import Plan

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.encoders import encoder as encoders
 from shoal.errors import InputError
+from shoal.readability import encoder as encoders
 from shoal.readability import fit
 from shoal.readability.batches import encode, predict
 from shoal.readability.corpus import Corpus

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from shoal.encoders import encoder as encoders
+from shoal.encoders.encoder import POOLINGS
+from shoal.readability import encoder as encoders
 from shoal.readability.batches import WIDTH_MULTIPLE, count_batches, draw_batches, encode, predict
 from shoal.readability.corpus import Corpus
 from shoal.text.wordpiece import WordPiece
@@ -37,5 +38,5 @@ def test_predictions_keep_their_order(tiny_bert: Path) -> None:
     assert together.shape == (80, 1)
     np.testing.assert_allclose(together, alone, rtol=0, atol=1e-5)
     both = predict(loaded.candidates, tokenizer, texts)
-    np.testing.assert_allclose(both[:, encoders.POOLINGS.index("cls")], together[:, 0], rtol=0, atol=1e-6)
+    np.testing.assert_allclose(both[:, POOLINGS.index("cls")], together[:, 0], rtol=0, atol=1e-6)
     assert loaded.candidates.training

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from shoal.component.ledger import EXACT_ROWS
 from shoal.component.tensors import Device
-from shoal.encoders.encoder import load_encoder
 from shoal.encoders.export import compare, trace
 from shoal.encoders.packaged import SMALL_ENCODER
 from shoal.readability.corpus import Corpus
+from shoal.readability.encoder import load_encoder
 from shoal.readability.features import Features
 from shoal.readability.forest import export_forest, forest_inputs, train_forest
 from shoal.readability.preprocess_config import Bundle

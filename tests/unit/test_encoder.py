@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from shoal.encoders import encoder as encoders
 from shoal.encoders import export
-from shoal.encoders.packaged import SMALL_ENCODER, check_available
+from shoal.encoders.encoder import FULL_SIZE_ENCODER, POOLINGS, REVISIONS
+from shoal.encoders.packaged import SMALL_ENCODER
 from shoal.errors import ArtifactError, InputError
+from shoal.readability import encoder as encoders
+from shoal.readability.commands import check_available
 
 
 def test_an_encoder_by_path(tiny_bert: Path) -> None:
@@ -41,10 +43,10 @@ def test_what_a_name_means_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", remember)
     message = r"cannot be loaded: We couldn't connect to the hub and so on Check name, --revision and network"
-    for name, revision in ((encoders.FULL_SIZE_ENCODER, None), (SMALL_ENCODER, "abc"), ("someone/else", None)):
+    for name, revision in ((FULL_SIZE_ENCODER, None), (SMALL_ENCODER, "abc"), ("someone/else", None)):
         with pytest.raises(InputError, match=message):
             encoders.load_encoder(name, seed=0, revision=revision)
-    pinned = encoders.REVISIONS[encoders.FULL_SIZE_ENCODER]
+    pinned = REVISIONS[FULL_SIZE_ENCODER]
     assert asked == [("bert-large-uncased", pinned), (SMALL_ENCODER, "abc"), ("someone/else", None)]
 
 
@@ -56,7 +58,7 @@ import socket, sys
 def refuse(*_): raise AssertionError("a connection was tried")
 socket.getaddrinfo = socket.socket.connect = refuse
 from shoal.errors import InputError
-from shoal.encoders.encoder import load_encoder
+from shoal.readability.encoder import load_encoder
 try:
     load_encoder("bert-large-uncased", seed=0)
 except InputError as error:
@@ -75,7 +77,7 @@ def test_dropout_is_off_unless_asked_for(tiny_bert: Path) -> None:
         assert {module.p for module in trunk.modules() if isinstance(module, torch.nn.Dropout)} == {dropout}
 
 
-@pytest.mark.parametrize("pooling", encoders.POOLINGS)
+@pytest.mark.parametrize("pooling", POOLINGS)
 def test_pooling_ignores_padding(tiny_bert: Path, pooling: str) -> None:
     encoder = encoders.load_encoder(str(tiny_bert), seed=0).candidates.pick(pooling).eval()
     ids = torch.randint(5, 6000, (1, 9))

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shoal.encoders.encoder import load_encoder
 from shoal.encoders.export import trace
 from shoal.encoders.fusing import fuse
 from shoal.encoders.packaged import SMALL_ENCODER
+from shoal.readability.encoder import load_encoder
 
 
 class Block(nn.Module):

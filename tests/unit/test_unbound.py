@@ -25,12 +25,13 @@ from shoal.check import check
 from shoal.component.artifact_files import sha256
 from shoal.composition.compose import compose
 from shoal.encoders import export
-from shoal.encoders.encoder import Encoder, Trunked, load_encoder
+from shoal.encoders.encoder import Trunked
 from shoal.encoders.fusing import fuse
 from shoal.encoders.heads import SIGMOID, SOFTMAX, Embedder, Headed
 from shoal.encoders.packaged import SMALL_ENCODER
 from shoal.errors import ArtifactError
 from shoal.local import load
+from shoal.readability.encoder import Encoder, load_encoder
 from shoal.readability.report import REPORT
 from shoal.repository.placement import Plan
 from tests.support.published import BERT, publish, publish_roberta

@@ -5,9 +5,7 @@ from typing import TYPE_CHECKING
 from shoal import face
 
 if TYPE_CHECKING:
-    from shoal.encoders.encoder import Encoder as Encoder
-    from shoal.encoders.encoder import Pretrained as Pretrained
-    from shoal.encoders.encoder import load_encoder as load_encoder
+    from shoal.encoders.encoder import Trunked as Trunked
     from shoal.encoders.export import export_encoder as export_encoder
     from shoal.encoders.length_bucketing import find_mask as find_mask
     from shoal.encoders.length_bucketing import run_by_length as run_by_length

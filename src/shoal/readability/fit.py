@@ -17,11 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.encoders.encoder import POOLINGS, Candidates, Encoder
+from shoal.encoders.encoder import POOLINGS
 from shoal.errors import InputError, SetupError
 from shoal.machine import computes_bf16
 from shoal.readability.batches import OnStep, count_batches, draw_batches, encode, predict
 from shoal.readability.corpus import Corpus
+from shoal.readability.encoder import Candidates, Encoder
 from shoal.readability.folds import Rows
 from shoal.readability.work import Checkpoint
 from shoal.text.wordpiece import WordPiece

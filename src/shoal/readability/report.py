@@ -8,11 +8,12 @@ from typing import Any
 import torch
 
 import shoal
-from shoal.encoders.encoder import HEADS, Pretrained
+from shoal.encoders.encoder import HEADS
 from shoal.machine import describe_machine, library_versions
 from shoal.readability import forest
 from shoal.readability.corpus import Corpus
 from shoal.readability.crossval import CrossValidation
+from shoal.readability.encoder import Pretrained
 from shoal.readability.evaluation import FORMULA, by_group, summarise
 from shoal.readability.fit import Training
 

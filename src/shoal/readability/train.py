@@ -14,12 +14,12 @@ import torch
 
 import shoal
 from shoal.component.artifact_files import find_changed, sha256
-from shoal.encoders import encoder as encoders
 from shoal.encoders.export import export_encoder
 from shoal.encoders.packaged import SMALL_ENCODER
 from shoal.errors import InputError
 from shoal.paths import check_replaceable, exchange
 from shoal.progress import OnProgress
+from shoal.readability import encoder as encoders
 from shoal.readability import fit, forest
 from shoal.readability.batches import OnStep, predict
 from shoal.readability.clock import Clock
