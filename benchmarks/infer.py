@@ -30,8 +30,10 @@ import typer
 from perf_analyzer import PerfAnalyzer
 
 from shoal import Client, compose, serve
-from shoal.bulk.endpoint import served
-from shoal.bulk.infer import infer_to_file, make_feed, make_format
+from shoal.bulk.files import infer_to_file
+from shoal.bulk.inputs import make_feed
+from shoal.bulk.output_formats import make_format
+from shoal.bulk.scoring import served
 from shoal.machine import describe_machine, library_versions
 from shoal.readability.corpus import find_corpus
 from shoal.readability.fit import EncoderSettings
@@ -92,7 +94,7 @@ def _infer(server: Server, source: Path) -> float:
     with Client(server.grpc_url) as client, scan_table(source) as table:
         model = served(client, ENSEMBLE)
         start = time.perf_counter()
-        feed, form = make_feed(model, table, text_column="text"), make_format(".csv", table, model)
+        feed, form = make_feed(model.spec, table, text_column="text"), make_format(".csv", table, model)
         done = infer_to_file(
             table, model, feed, form, output, settings={}, on_rows=lambda done, fraction: None, is_fresh=True
         )

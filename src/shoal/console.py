@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -156,29 +156,6 @@ def print_blocks(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         for name, value in zip(names, row, strict=True):
             OUT.print(f"{name}: {plain(str(value))}", soft_wrap=True)
         OUT.print()
-
-
-def print_answers(
-    given: Sequence[str],
-    names: Sequence[str],
-    rows: Sequence[tuple[Mapping[str, Any], dict[str, Any] | str]],
-    show: Callable[[Any], str],
-) -> None:
-    """Print one line per row with its answers; below, in red, the errors of failed rows."""
-    print_table(
-        given,
-        names,
-        (
-            (
-                [value if isinstance(value, bytes) else show(value) for value in map(row.get, given)],
-                ["-" if isinstance(answer, str) else show(answer[name]) for name in names],
-            )
-            for row, answer in rows
-        ),
-    )
-    for number, (_, answer) in enumerate(rows, start=1):
-        if isinstance(answer, str):
-            ERR.print(Text(f"row {number}: {answer}", style="red"), soft_wrap=True)
 
 
 def _short_text(text: Any, room: int) -> Text:

@@ -38,7 +38,7 @@ def test_curl_asks_over_http(shoal: Shoal, server: Server) -> None:
     printed = shoal(*arguments, "--url", server.http_url)
     assert printed.startswith(f"curl http://{server.http_url}/v2/models/ensemble_all/infer ")
     assert subprocess.run(shlex.split(printed), capture_output=True, check=True).stdout.startswith(b'{"model_name":')
-    with pytest.raises(ShoalError, match="curl speaks HTTP: give the HTTP address"):
+    with pytest.raises(ShoalError, match="is not a Triton that speaks http"):
         shoal(*arguments, "--url", server.grpc_url)
 
 

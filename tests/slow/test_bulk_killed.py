@@ -16,9 +16,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from shoal.bulk.endpoint import local
-from shoal.bulk.journal import partial_path
-from shoal.bulk.scoring import WINDOW
+from shoal.bulk.files import partial_path
+from shoal.bulk.scoring import WINDOW, local
 from shoal.cli import app
 from shoal.errors import ShoalError
 from shoal.local import Pipeline

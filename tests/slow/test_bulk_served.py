@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from shoal.bulk.journal import partial_path
+from shoal.bulk.files import partial_path
 from shoal.cli import app
 from shoal.errors import InputError, ServerError
 from shoal.local import Pipeline

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
-from shoal.bulk.endpoint import Endpoint
-from shoal.bulk.infer import Summary, infer_to_file, make_feed, make_format
+from shoal.bulk.files import Summary, infer_to_file
+from shoal.bulk.inputs import make_feed
+from shoal.bulk.output_formats import make_format
+from shoal.bulk.scoring import Endpoint
 from shoal.composition.compose import compose
 from shoal.local import Pipeline, load
 from shoal.tables import scan_table
@@ -34,9 +36,9 @@ def run(model: Endpoint, source: Path, output: Path, stop_after: int | None = No
             raise Stopped
 
     with scan_table(source) as table:
-        feed = make_feed(model, table)
+        feed = make_feed(model.spec, table)
         form = make_format(output.suffix, table, model, source)
-        settings = {"model": model.name, **options.pop("settings", {})}
+        settings = {"model": model.spec.name, **options.pop("settings", {})}
         return infer_to_file(table, model, feed, form, output, settings=settings, on_rows=on_rows, **options)
 
 

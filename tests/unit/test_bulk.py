@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
-from shoal.bulk.endpoint import local
-from shoal.bulk.journal import partial_path
+from shoal.bulk.files import partial_path
+from shoal.bulk.scoring import local
 from shoal.cli import app
 from shoal.errors import ShoalError
 from shoal.local import Pipeline
@@ -213,9 +213,8 @@ def test_texts_given_with_the_command(infer: Infer) -> None:
             ("--column", "excerpt=text", "--text-column", "text"),
             "The input excerpt is given twice.",
         ),
-        ("a.csv", "text\na\n", ("--column", "W"), "--column 'W' is not NAME=COLUMN."),
+        ("a.csv", "text\na\n", ("--column", "W"), "--column 'W' is not INPUT=COLUMN."),
         ("a.csv", "text\na\n", ("--placement", "client"), "--local and --placement client exclude each other."),
-        ("a.csv", "text\na\n", ("--batch-size", "513"), "Model forest takes at most 512 rows per request, not 513."),
         ("a.pdf", "%PDF", (), "a.pdf is not one of .csv, .jsonl, .parquet, .xlsx, .txt."),
         ("a.parquet", "text\na\n", (), "a.parquet is not a Parquet file. Give the file the ending of what it is."),
         ("a.jsonl", "text\na\n", (), "a.jsonl, line 1 is not JSON: "),
@@ -279,11 +278,15 @@ def test_what_has_no_utf8_within_other_columns(kind: str, tmp_path: Path, infer:
     assert second["error"] == "excerpt[0] is ['a']; it must be a string. Give str or UTF-8 bytes."
 
 
+def test_requests_have_no_more_rows_than_the_model_takes(scorer: Pipeline) -> None:
+    assert local(scorer, max_rows=513).max_rows == 512
+
+
 def test_columns_without_a_name_and_numbers_for_all(tmp_path: Path, infer: Infer) -> None:
     (tmp_path / "in.csv").write_text(",text\n0,a\n", encoding="utf-8")
     assert infer("-i", tmp_path / "in.csv", "-o", tmp_path / "out.csv").exit_code == 0
     assert (tmp_path / "out.csv").read_text(encoding="utf-8").startswith("column 1,text,score,error\n0,a,")
-    assert "The input W is given twice." in fault(infer("a", "--set", "W=1", "--set", "W=2"))
+    assert "--set W=... is given twice." in fault(infer("a", "--set", "W=1", "--set", "W=2"))
 
 
 def test_json_for_any_text(infer: Infer) -> None:

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from shoal.bulk.endpoint import Endpoint, local
-from shoal.bulk.journal import Journal, open_journal, partial_path
-from shoal.bulk.scoring import WINDOW
+from shoal.bulk.files import Journal, open_journal, partial_path
+from shoal.bulk.scoring import WINDOW, Endpoint, local
 from shoal.cli import app
+from shoal.client.failures import UnknownModelError
 from shoal.errors import InputError, ServerError, SetupError
 from shoal.local import Pipeline
 from tests.support.bulk import Stopped, infer_arguments, run, write_texts
@@ -65,7 +65,7 @@ def test_what_was_answered_is_not_asked_again(source: Path, tmp_path: Path, scor
         return scorer(**inputs)
 
     model = local(scorer)
-    counting = Endpoint(model.name, model.inputs, model.outputs, call, model.max_rows, 1)
+    counting = Endpoint(model.spec, call, model.stream, model.max_rows, 1)
     with pytest.raises(Stopped):
         run(counting, source, tmp_path / "out.csv", stop_after=4 * WINDOW)
     asked.clear()
@@ -135,18 +135,18 @@ def test_an_input_that_grew_goes_on_twice(source: Path, tmp_path: Path, scorer: 
     assert len(out.read_bytes().splitlines()) == len(rows)
 
 
-def test_a_model_that_refuses_what_it_answered_before(source: Path, tmp_path: Path, scorer: Pipeline) -> None:
-    """A server that lost the model, or got another of its name: no fault of the rows."""
+def test_a_server_that_loses_the_model_during_a_run(source: Path, tmp_path: Path, scorer: Pipeline) -> None:
+    """The rows are not at fault."""
     model, out = local(scorer), tmp_path / "out.csv"
     calls = iter(range(20))
 
     def call(inputs: Any) -> Any:
         if next(calls, None) is None:
-            raise InputError("The server has no model forest.")
+            raise UnknownModelError("The server has no model forest.")
         return scorer(**inputs)
 
-    losing = Endpoint(model.name, model.inputs, model.outputs, call, model.max_rows, 1).rehearsed({})
-    with pytest.raises(ServerError, match="Model forest refuses what it answered before: The server has no model for"):
+    losing = Endpoint(model.spec, call, model.stream, model.max_rows, 1)
+    with pytest.raises(ServerError, match="The server has no model forest"):
         run(losing, source, out)
     assert run(model, source, out).num_failed == 1
 
@@ -170,7 +170,7 @@ def test_a_server_that_goes_away_keeps_what_it_answered(source: Path, tmp_path: 
         return scorer(**inputs)
 
     with pytest.raises(ServerError, match="Gone"):
-        run(Endpoint(model.name, model.inputs, model.outputs, call, model.max_rows, 1), source, out)
+        run(Endpoint(model.spec, call, model.stream, model.max_rows, 1), source, out)
     with open_journal(out, {"model": "forest"}, is_fresh=False) as journal:
         assert journal.num_rows == 2 * WINDOW
     assert run(model, source, out).num_rows == 5 * WINDOW + 8

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.bulk.scoring import Feed
+from shoal.bulk.inputs import Feed
 from shoal.client.calls import to_arrays
 from shoal.component.spec import STRING, ModelSpec
 from shoal.component.tensors import Array
@@ -74,9 +74,8 @@ def read_inputs(spec: ModelSpec, rows: Path | Texts, text_column: str = "text") 
 def _from_file(spec: ModelSpec, path: Path, text_column: str) -> Inputs:
     with open_table(path) as table:
         columns = _find_columns(spec, table.columns, text_column, path.name)
-        specs = {tensor.name: tensor for tensor in spec.inputs}
-        feed = Feed(columns)
-        rows = [(number, feed.inputs(row, specs)) for number, row in islice(table.rows, MAX_ROWS)]
+        feed = Feed(spec, columns)
+        rows = [(number, feed.inputs(row)) for number, row in islice(table.rows, MAX_ROWS)]
         for number, row in rows:
             empty = sorted(columns.keys() - {name for name, value in row.items() if value is not None})
             if empty:

@@ -14,21 +14,41 @@ from typing import Any
 
 import numpy as np
 
-from shoal.bulk.scoring import Scored
+from shoal.bulk.scoring import ERROR, Endpoint, Scored, answered
 from shoal.component.spec import STRING, TensorSpec
 from shoal.errors import ArtifactError, InputError, needs
-from shoal.tables import BUFFER, NotUtf8, shorten
+from shoal.tables import BUFFER, NotUtf8, Row, Table, shorten
 
-ERROR = "error"  # the column that says why a row has no answer
-
+OUTPUT_KINDS = (".csv", ".jsonl", ".parquet", ".npy")
 
 Payloads = Callable[[], Iterator[bytes]]  # all that was encoded, from the beginning
 
 
-def answered(scored: Scored) -> dict[str, Any]:
-    """Return the row's own values, then its answers, or its ``error``."""
-    given = {} if isinstance(scored.row, ArtifactError) else scored.row
-    return {**given, **({ERROR: scored.answer} if isinstance(scored.answer, str) else scored.answer)}
+def make_format(kind: str, table: Table[Row], model: Endpoint, origin: Path | None = None) -> JsonLines:
+    """Make the format of this kind (the ending of a file) for the answers of a model to a table's rows.
+
+    ``origin`` is the file that the table is read from, if it is one.
+
+    Raises:
+        InputError: the kind is unknown, or the table has a column where an answer would go.
+        SetupError: the library for Parquet is not installed.
+    """
+    added = {model.columns[spec.name]: spec for spec in model.spec.outputs}
+    taken = [name for name in (*added, ERROR) if name in table.columns]
+    if taken:
+        where = table.source.name
+        raise InputError(f"{where} has a column {taken[0]!r}, where an answer would go.", "Rename that column.")
+    if ERROR in added:
+        raise InputError(f"The model gives an output {ERROR!r}, where errors go.", "Ask it with shoal.Client.")
+    if kind == ".csv":
+        return Csv(table.columns, added)
+    if kind == ".jsonl":
+        return JsonLines(table.columns, added)
+    if kind == ".parquet":
+        return Parquet(table.columns, added, origin if table.source.kind == ".parquet" else None)
+    if kind == ".npy":
+        return Npy(table.columns, added)
+    raise InputError(f"Answers cannot be written as {kind!r}.", f"Known: {', '.join(OUTPUT_KINDS)}.")
 
 
 class JsonLines:

@@ -1,30 +1,111 @@
-"""Score a stream of rows: an answer or an error for each, in order and in bounded memory."""
+"""Score rows: the models that answer them, and an answer or an error for each row, in order and in bounded memory."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from shoal.bulk.endpoint import Endpoint
-from shoal.bulk.values import read_row
-from shoal.component.spec import STRING, TensorSpec
+from shoal.bulk.inputs import Feed, find_text_input
+from shoal.client.client import Client
+from shoal.client.failures import UnknownModelError
+from shoal.component.spec import ModelSpec
 from shoal.component.tensors import Array
 from shoal.errors import ArtifactError, InputError, ServerError, SetupError, ShoalError
-from shoal.tables import Row, shorten
+from shoal.local import Pipeline
+from shoal.tables import Row
+
+# Rows per request to a server, which batches requests that wait: on a CPU, 16 were faster than 1, 8 or 32
+# (benchmarks/results/infer-*.json).
+SERVED_ROWS = 16
+SERVED_REQUESTS = 3  # at a time: one in the encoder, one before it, one that waits
+LOCAL_ROWS = 32  # per call in this process, where calls are not batched
+LOCAL_REQUESTS = 2  # at a time: one's text is read while the other's is in the encoder
+
+Ask: TypeAlias = Callable[[Mapping[str, Any]], Mapping[str, Array]]
+AskStream: TypeAlias = Callable[[Mapping[str, Any]], Any]  # gives an iterator over answers, with `close`
 
 # Rows that are sorted by length and cut into requests together. Which rows share a batch affects the last bits of an
 # encoder's scores: windows begin at the same rows in a resumed run as in one that was not interrupted.
 WINDOW = 256
+ERROR = "error"  # the column that says why a row has no answer
 _FATAL = (ArtifactError, ServerError, SetupError)  # errors of the setup, not of a row
 
 Answer = dict[str, Any] | str  # values by column, or the row's error
+
+
+# --- models ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A model that answers bulk requests.
+
+    ``call`` answers one request of at most ``max_rows`` rows, and may be called by ``num_callers`` threads at a time.
+    ``stream`` answers one request in pieces; closing its iterator ends the request.
+    """
+
+    spec: ModelSpec
+    call: Ask
+    stream: AskStream
+    max_rows: int = LOCAL_ROWS
+    num_callers: int = LOCAL_REQUESTS
+
+    @cached_property
+    def columns(self) -> dict[str, str]:
+        """Column that each output is written to: its name in lower case."""
+        names = [spec.name for spec in self.spec.outputs]
+        lower = [name.lower() for name in names]
+        return dict(zip(names, lower if len(set(lower)) == len(lower) else names, strict=True))
+
+
+def served(client: Client, name: str, *, max_rows: int | None = None, num_callers: int | None = None) -> Endpoint:
+    """Make the endpoint of a model on a server.
+
+    Raises:
+        InputError: the server has no such model.
+        ServerError: no server answers.
+    """
+    spec = client.describe(name)
+    rows, callers = max_rows or SERVED_ROWS, num_callers or SERVED_REQUESTS
+    return _limited(Endpoint(spec, partial(client.infer, name), partial(client.stream, name), rows, callers))
+
+
+def local(pipeline: Pipeline, *, max_rows: int | None = None, num_callers: int | None = None) -> Endpoint:
+    """Make the endpoint of a pipeline in this process."""
+    spec, rows, callers = pipeline.graph.config.spec, max_rows or LOCAL_ROWS, num_callers or LOCAL_REQUESTS
+    return _limited(
+        Endpoint(spec, lambda inputs: pipeline(**inputs), lambda inputs: pipeline.stream(**inputs), rows, callers)
+    )
+
+
+def _limited(model: Endpoint) -> Endpoint:
+    """Return the endpoint with no more rows per request than the model takes; 1 if it has no batch dimension."""
+    return replace(model, max_rows=min(model.max_rows, max(1, model.spec.max_batch_size)))
+
+
+def rehearse(model: Endpoint, constants: Mapping[str, Any], *, must_answer: bool = True) -> None:
+    """Send a test request with one text, to find a failing server, or a bad value given for every row, at once.
+
+    Raises:
+        InputError: the model refused the request, unless it need not be answered since rows give other inputs too.
+        ServerError: no server answers, or it cannot.
+    """
+    try:
+        _call(model, [{find_text_input(model.spec): "A text.", **constants}])
+    except InputError:
+        if must_answer:
+            raise
+
+
+# --- rows -----------------------------------------------------------------------------------------------------------
 
 
 class Scored(NamedTuple):
@@ -35,52 +116,10 @@ class Scored(NamedTuple):
     answer: Answer
 
 
-@dataclass(frozen=True)
-class Feed:
-    """Mapping of a row to a model's inputs: ``columns`` by input, and ``constants``, the same for every row.
-
-    Several columns are the elements of a vector.
-    """
-
-    columns: Mapping[str, str | tuple[str, ...]]
-    constants: Mapping[str, Any] = field(default_factory=dict)
-
-    def inputs(self, row: Mapping[str, Any], specs: Mapping[str, TensorSpec]) -> dict[str, Any]:
-        """Return the inputs of one row; a number whose cell is empty is left out.
-
-        Raises:
-            InputError: a value is not what its input declares.
-        """
-        given = {name: _value(_take(row, columns), specs[name]) for name, columns in self.columns.items()}
-        present = {n: v for n, v in given.items() if v is not None or specs[n].dtype == STRING}
-        return {**present, **self.constants}
-
-
-def _take(row: Mapping[str, Any], columns: str | tuple[str, ...]) -> Any:
-    if isinstance(columns, str):
-        return row.get(columns)
-    cells = [row.get(column) for column in columns]
-    for column, cell in zip(columns, cells, strict=True):
-        if cell is None or (isinstance(cell, str) and not _is_number(cell)):
-            raise InputError(f"The column {column} holds {shorten(cell)}, not a number.", "Correct that cell.")
-    return [float(cell) if isinstance(cell, str) else cell for cell in cells]
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _value(value: Any, spec: TensorSpec) -> Any:
-    """Convert a value of a file to the input's type: text files hold numbers, and vectors in JSON, as text."""
-    if spec.dtype == STRING and spec.dims == (1,):
-        return value
-    if value is None or (isinstance(value, str) and not value.strip()):
-        return None
-    return read_row(spec, value)
+def answered(scored: Scored) -> dict[str, Any]:
+    """Return the row's own values, then its answers, or its ``error``."""
+    given = {} if isinstance(scored.row, ArtifactError) else scored.row
+    return {**given, **({ERROR: scored.answer} if isinstance(scored.answer, str) else scored.answer)}
 
 
 def score(rows: Iterable[tuple[int, Row]], model: Endpoint, feed: Feed) -> Iterator[list[Scored]]:
@@ -111,14 +150,13 @@ class _Window(NamedTuple):
 
     @classmethod
     def begin(cls, rows: list[tuple[int, Row]], model: Endpoint, feed: Feed, callers: ThreadPoolExecutor) -> _Window:
-        specs = {spec.name: spec for spec in model.inputs}
         inputs: dict[int, dict[str, Any]] = {}
         refused: dict[int, str] = {}
         for at, (_, row) in enumerate(rows):
             try:
                 if isinstance(row, ArtifactError):
                     raise row
-                inputs[at] = feed.inputs(row, specs)
+                inputs[at] = feed.inputs(row)
             except (ArtifactError, InputError) as error:
                 refused[at] = str(error)
         requests = []
@@ -151,18 +189,22 @@ def _length(inputs: Mapping[str, Any]) -> int:
     return sum(len(value) for value in inputs.values() if isinstance(value, str | bytes))
 
 
+# --- requests -------------------------------------------------------------------------------------------------------
+
+
 def ask(model: Endpoint, rows: Sequence[Mapping[str, Any]]) -> list[Answer]:
     """Send rows, all with the same set of inputs, as one request.
 
     If it is refused, split it in halves and retry, so that only the bad row gets an error.
     """
     try:
-        outputs = model.call({name: _column([row[name] for row in rows]) for name in rows[0]})
+        outputs = _call(model, rows)
+    except UnknownModelError as error:  # the server lost the model during the run
+        raise ServerError(error.what, error.fix) from None
     except _FATAL:
         raise
     except ShoalError as error:
         if len(rows) == 1:
-            model.check_well()
             return [str(error)]
         half = len(rows) // 2
         return ask(model, rows[:half]) + ask(model, rows[half:])
@@ -175,10 +217,27 @@ def stream(model: Endpoint, row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     Raises:
         ShoalError: the row is refused, or the model fails, which may be after some answers.
     """
-    assert model.stream is not None
-    with closing(model.stream({name: _column([value]) for name, value in row.items()})) as answers:
+    with closing(model.stream(_inputs(model, [row]))) as answers:
         for outputs in answers:
-            yield from _rows(model, outputs, max(map(len, outputs.values())))
+            found = _outputs(model, outputs)
+            yield from _rows(model, found, max(map(len, found.values())))
+
+
+def _call(model: Endpoint, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Array]:
+    return _outputs(model, model.call(_inputs(model, rows)))
+
+
+def _inputs(model: Endpoint, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Join rows to the inputs of one request; a model without a batch dimension takes the values of its only row."""
+    joined = {name: _column([row[name] for row in rows]) for name in rows[0]}
+    if model.spec.is_batched:
+        return joined
+    return {name: value[0] if isinstance(value, np.ndarray) else value for name, value in joined.items()}
+
+
+def _outputs(model: Endpoint, outputs: Mapping[str, Array]) -> Mapping[str, Array]:
+    """Return outputs whose first dimension counts rows, also of a model without a batch dimension."""
+    return outputs if model.spec.is_batched else {name: array[None] for name, array in outputs.items()}
 
 
 def _column(values: list[Any]) -> list[Any] | Array:

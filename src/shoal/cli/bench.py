@@ -15,7 +15,7 @@ from rich.text import Text
 
 from shoal.console import ERR, OUT, plain, print_json, show_progress
 from shoal.errors import InputError
-from shoal.options import Json, Protocol
+from shoal.options import Json, Protocol, Url
 
 QUICK = (1, 8, 32)  # rows per request
 
@@ -40,10 +40,7 @@ def bench(
     callers: Annotated[
         str, typer.Option(help="Requests at a time: 1,16. Default: 1 and 16 of single rows, 2 of larger requests.")
     ] = "",
-    url: Annotated[
-        str,
-        typer.Option(metavar="HOST:PORT", help="The running server. Default: 127.0.0.1, the protocol's usual port."),
-    ] = "",
+    url: Url = "",
     input_tokens: Annotated[str, typer.Option(help="Of text generation: tokens per prompt. Default: 32.")] = "",
     output_tokens: Annotated[str, typer.Option(help="Tokens per answer. Default: 8,32,128.")] = "",
     concurrency: Annotated[str, typer.Option(help="Streams at a time. Default: 1,16.")] = "",

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.text import Text
 
-from shoal.console import ERR, plain, print_answers, print_blocks, show_rows
-from shoal.errors import InputError, ServerError, SetupError
-from shoal.options import Json, Protocol
+from shoal.console import ERR, plain, print_blocks, print_table, show_rows
+from shoal.errors import ArtifactError, InputError, ServerError, SetupError
+from shoal.options import Json, Protocol, Url, parse_pairs
 
 if TYPE_CHECKING:
-    from shoal.bulk.endpoint import Endpoint
-    from shoal.bulk.infer import Summary
-    from shoal.bulk.scoring import Feed
+    from shoal.bulk.files import Summary
+    from shoal.bulk.inputs import Feed
+    from shoal.bulk.scoring import Endpoint, Scored
+    from shoal.component.spec import ModelSpec
     from shoal.tables import Row, Table
 
 MAX_SHOWN = 1000  # rows of a table or of one JSON array, which are held in memory
+_SHOWN = 3  # numbers of a long vector
 
 
 def infer(
@@ -46,7 +49,7 @@ def infer(
     form: Annotated[
         Literal["table", "csv", "jsonl"], typer.Option("--format", help="What is printed on standard output.")
     ] = "table",
-    input_format: Annotated[Literal["txt", "csv", "jsonl"], typer.Option(help="Of standard input.")] = "txt",
+    input_format: Annotated[Literal["txt", "csv", "jsonl"], typer.Option(help="Format of standard input.")] = "txt",
     text_column: Annotated[
         str, typer.Option(metavar="NAME", help="The column of texts. Default: `text`, or the input's name.")
     ] = "",
@@ -62,10 +65,7 @@ def infer(
             help="An input's column, where the name differs; several are joined to a vector. Repeat it.",
         ),
     ] = None,
-    url: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="The server. Default: 127.0.0.1 at the protocol's usual port."),
-    ] = None,
+    url: Url = "",
     protocol: Annotated[Protocol, typer.Option(help="How to ask the server.")] = "grpc",
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", help="For one request; of a stream, for each answer.")
@@ -98,8 +98,8 @@ def infer(
     as_json: Json = False,
 ) -> None:
     """Ask a model: values given here, on standard input, or in a file; run the same command again to resume."""
-    from shoal.bulk.infer import infer_to_file, infer_to_stream, make_feed, make_format
-    from shoal.bulk.values import read_rows
+    from shoal.bulk.inputs import find_text_input, make_feed, make_table
+    from shoal.bulk.scoring import rehearse
     from shoal.tables import TEXT
 
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: active waiting is very slow beside other work
@@ -108,130 +108,52 @@ def infer(
         values, source = [f"@{source}"], None
     if is_stream:
         _check_stream(values, {"--input": source, "--output": output, "--curl": is_curl, "--format": form != "table"})
+    where = "local" if is_local else placement
     with ExitStack() as held:
-        where = "local" if is_local else placement
         table = None if values else held.enter_context(_open_table(source, f".{input_format}"))
-        origin = Path(source) if source not in (None, "-") else None
-        if output and origin and output.exists() and output.samefile(origin):
-            raise InputError(f"{output} is the input.", "Name another file to write.")
         spoken = "http" if is_curl else protocol
-        try:
-            chosen = held.enter_context(
-                _open_model(
-                    model, where, repository, url, spoken, timeout, max_rows=batch_size, num_callers=concurrency
-                )
-            )
-        except ServerError as error:
-            if not is_curl:
-                raise
-            raise ServerError(
-                error.what, "curl speaks HTTP: give the HTTP address, which shoal serve prints."
-            ) from None
-        if table is None:
-            from shoal.bulk.arguments import make_table
-
-            table = make_table(values or (), chosen)
-        given, fed = _distinct(map(_parse_setting, settings or ())), _distinct(map(_parse_column, columns or ()))
-        constants = {name: _one_row(name, read_rows(chosen.find_input(name), value)) for name, value in given.items()}
-        feed = make_feed(chosen, table, text_column=text_column, columns=fed, constants=constants)
+        endpoint = held.enter_context(
+            _open_model(model, where, repository, url, spoken, timeout, max_rows=batch_size, num_callers=concurrency)
+        )
+        spec = endpoint.spec
+        table = table or make_table(values or (), spec)
+        given = parse_pairs("--set", settings, form="INPUT=VALUE", example="BERT_WEIGHT=0.7")
+        fed = parse_pairs("--column", columns, form="INPUT=COLUMN", example="BERT_WEIGHT=my_column")
+        constants = _read_constants(given, spec)
+        feed = make_feed(spec, table, text_column=text_column, columns=fed, constants=constants)
         if is_curl:
-            typer.echo(_write_curl(table, chosen, feed, url))
+            _print_curl(table, feed, url)
             return
         if is_stream:
-            _print_stream(table, chosen, feed, as_json=as_json)
+            _print_stream(table, endpoint, feed, as_json=as_json)
             return
-        is_text = list(feed.columns) == [chosen.text_input]
+        is_text = list(feed.columns) == [find_text_input(spec)]
         if is_text and (constants or not values):  # a trial request before many, which would all fail in the same way
-            chosen = chosen.rehearsed(feed.constants, must_answer=not fed)
+            rehearse(endpoint, constants, must_answer=not fed)
         if output:
-            scored_by = {"server": url or "here"} if where == "server" else {"repository": _digest(repository)}
-            answers = {spec.name: [spec.dtype, *spec.dims] for spec in chosen.outputs}
+            scored_by = {"server": url or "here"} if where == "server" else {"repository": _identify(repository)}
+            answers = {tensor.name: [tensor.dtype, *tensor.dims] for tensor in spec.outputs}
             job = {
-                "model": chosen.name, "place": where, **scored_by, "batch_size": chosen.max_rows, "answers": answers,
+                "model": spec.name, "place": where, **scored_by, "batch_size": endpoint.max_rows, "answers": answers,
                 "input_format": table.source.kind, "text_column": text_column or TEXT, "set": given, "column": fed,
             }  # fmt: skip
-            written = make_format(output.suffix.lower(), table, chosen, origin)
-            with show_rows() as show, _say_what_is_kept(output):
-                summary = infer_to_file(
-                    table, chosen, feed, written, output, settings=job, on_rows=show, is_fresh=fresh
-                )
+            summary = _write_file(table, endpoint, feed, output, source, job, is_fresh=fresh)
         elif form == "table" or as_json:
-            summary = _show(table, chosen, feed, as_json=as_json, is_full=is_full)
+            summary = _show(table, endpoint, feed, as_json=as_json, is_full=is_full)
         else:
-            with show_rows() as show:
-                stream = make_format(f".{form}", table, chosen)
-                summary = infer_to_stream(table, chosen, feed, stream, sys.stdout.buffer, show)
+            summary = _write_stream(table, endpoint, feed, form)
     if summary.num_failed:
         ERR.print(f"{summary.num_failed:,} of {summary.num_rows:,} rows have an error.", style="red")
         raise typer.Exit(1)
 
 
-def _show(table: Table[Row], model: Endpoint, feed: Feed, *, as_json: bool, is_full: bool) -> Summary:
-    """Print a few rows as a table or as one JSON array, a row per line."""
-    from shoal.bulk.infer import Summary
-    from shoal.bulk.output_formats import ERROR, answered, dump_json
-    from shoal.bulk.scoring import score
-    from shoal.bulk.values import show_value
-
-    rows: list[Any] = []
-    for window in score(table.rows, model, feed):
-        rows += window
-        if len(rows) > MAX_SHOWN:
-            raise InputError(
-                f"More than {MAX_SHOWN:,} rows are too many to show.", "Write them: --output FILE, or --format jsonl"
-            )
-    failed = sum(isinstance(scored.answer, str) for scored in rows)
-    if as_json:
-        typer.echo(b"[" + b",\n ".join(dump_json(answered(scored)).rstrip(b"\n") for scored in rows) + b"]")
-    else:
-        given = [
-            column
-            for columns in feed.columns.values()
-            for column in ((columns,) if isinstance(columns, str) else columns)
-        ]
-        shown, added = partial(show_value, is_full=is_full), list(model.columns.values())
-        if is_full:
-            columns = (*given, *added, ERROR) if failed else (*given, *added)
-            print_blocks(columns, ([shown(answered(s).get(name, "-")) for name in columns] for s in rows))
-        else:
-            print_answers(given, added, [(answered(s), s.answer) for s in rows], shown)
-    return Summary(len(rows), failed)
-
-
-def _print_stream(table: Table[Row], model: Endpoint, feed: Feed, *, as_json: bool) -> None:
-    """Print the answers to the only row as they come: the text of a model that gives text alone, else JSON lines."""
-    from shoal.bulk.output_formats import dump_json
-    from shoal.bulk.scoring import stream
-
-    specs = {spec.name: spec for spec in model.inputs}
-    rows = [feed.inputs(row, specs) for _, row in table.rows if isinstance(row, dict)]
-    if len(rows) != 1:
-        raise InputError(f"--stream takes one row; there are {len(rows)}.", "Give one text, or one value per input.")
-    is_text = [spec.kind for spec in model.outputs] == ["STRING [1]"] and not as_json
-    has_begun = False
-    try:
-        for answer in stream(model, rows[0]):
-            typer.echo("".join(answer.values()) if is_text else dump_json(answer), nl=False)
-            has_begun = True
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
-    finally:
-        if is_text and has_begun:
-            typer.echo()
-
-
-def _write_curl(table: Table[Row], model: Endpoint, feed: Feed, url: str | None) -> str:
-    from shoal.bulk.arguments import write_curl
-
-    specs = {spec.name: spec for spec in model.inputs}
-    rows = [feed.inputs(row, specs) for _, row in table.rows if isinstance(row, dict)]
-    return write_curl(url or "127.0.0.1:8000", model, {name: [row[name] for row in rows] for name in rows[0]})
+# --- what is asked --------------------------------------------------------------------------------------------------
 
 
 def _check_choices(
     values: Sequence[str] | None, source: str | None, placement: str, output: Path | None, *, is_local: bool
 ) -> None:
-    from shoal.bulk.infer import OUTPUT_KINDS
+    from shoal.bulk.output_formats import OUTPUT_KINDS
 
     if values and source:
         raise InputError(
@@ -242,6 +164,8 @@ def _check_choices(
         raise InputError("--local and --placement client exclude each other.", "Leave one out.")
     if output and output.suffix.lower() not in OUTPUT_KINDS:
         raise InputError(f"{output} is not one of {', '.join(OUTPUT_KINDS)}.", "Give the output one of these endings.")
+    if output and output.exists() and source and Path(source).exists() and output.samefile(source):
+        raise InputError(f"{output} is the input.", "Name another file to write.")
 
 
 def _check_stream(values: Sequence[str] | None, others: dict[str, object]) -> None:
@@ -270,70 +194,178 @@ def _open_table(source: str | None, stream_kind: str) -> Iterator[Table[Row]]:
 
 @contextmanager
 def _open_model(
-    name: str, where: str, repository: Path, url: str | None, protocol: str, timeout: float, **limits: int | None
+    name: str, where: str, repository: Path, url: str, protocol: str, timeout: float, **limits: int | None
 ) -> Iterator[Endpoint]:
-    from shoal.bulk.endpoint import SERVED_REQUESTS, local, served
+    from shoal.bulk.scoring import SERVED_REQUESTS, local, served
     from shoal.client.client import Client
     from shoal.local import load
 
     with ExitStack() as held:
         client = None
         if where != "local":
-            address = url or f"127.0.0.1:{8001 if protocol == 'grpc' else 8000}"
-            client = held.enter_context(Client(address, protocol=protocol, timeout=timeout))
+            client = held.enter_context(Client(url, protocol=protocol, timeout=timeout))
         if where == "server":
             assert client is not None
             yield served(client, name or client.default_model(), **limits)
             return
         pipeline = load(repository / name if name else repository, remote=client)
         held.callback(pipeline.close)
-        if client:
+        if client:  # its server does most of the work
             limits["num_callers"] = limits["num_callers"] or SERVED_REQUESTS
         yield local(pipeline, **limits)
 
 
-def _digest(repository: Path) -> str:
-    """Return a fingerprint of the repository: its identity or, if it was not composed, its files' digests."""
-    from shoal.component.artifact_files import sha256
+def _read_constants(given: Mapping[str, str], model: ModelSpec) -> dict[str, Any]:
+    """Read the values of ``--set``: one row of an input each."""
+    from shoal.bulk.inputs import find_input, read_rows
+
+    constants = {}
+    for name, value in given.items():
+        rows = read_rows(find_input(model, name), value)
+        if len(rows) != 1:
+            raise InputError(
+                f"--set {name} gives {len(rows)} rows, not one value for all.", f"For example: --set {name}=0"
+            )
+        constants[name] = rows[0]
+    return constants
+
+
+def _only_dicts(table: Table[Row]) -> list[Mapping[str, Any]]:
+    return [row for _, row in table.rows if isinstance(row, dict)]
+
+
+def _identify(repository: Path) -> str:
+    """Return the repository's identity; its path, if it was not composed."""
     from shoal.repository.manifest import read_manifest
 
-    identity = read_manifest(repository).get("identity")
-    files = sorted(path for path in repository.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-    return str(identity or [[str(path.relative_to(repository)), sha256(path)] for path in files])
+    return str(read_manifest(repository).get("identity") or repository.resolve())
 
 
-def _distinct(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    given: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in given:
-            raise InputError(f"The input {name} is given twice.", "Give it once.")
-        given[name] = value
-    return given
+# --- what is printed ------------------------------------------------------------------------------------------------
 
 
-def _parse_setting(setting: str) -> tuple[str, str]:
-    name, _, value = setting.partition("=")
-    if not name or not value:
-        raise InputError(f"--set {setting!r} is not INPUT=VALUE.", "For example: --set BERT_WEIGHT=0.7")
-    return name, value
+def _show(table: Table[Row], model: Endpoint, feed: Feed, *, as_json: bool, is_full: bool) -> Summary:
+    """Print a few rows as a table or as one JSON array, a row per line."""
+    from shoal.bulk.files import Summary
+    from shoal.bulk.output_formats import dump_json
+    from shoal.bulk.scoring import answered, score
+
+    rows: list[Scored] = []
+    for window in score(table.rows, model, feed):
+        rows += window
+        if len(rows) > MAX_SHOWN:
+            raise InputError(
+                f"More than {MAX_SHOWN:,} rows are too many to show.", "Write them: --output FILE, or --format jsonl"
+            )
+    if as_json:
+        typer.echo(b"[" + b",\n ".join(dump_json(answered(scored)).rstrip(b"\n") for scored in rows) + b"]")
+    else:
+        _print_rows(rows, model, feed, is_full=is_full)
+    return Summary(len(rows), sum(isinstance(scored.answer, str) for scored in rows))
 
 
-def _one_row(name: str, rows: list[Any]) -> Any:
+def _print_rows(rows: Sequence[Scored], model: Endpoint, feed: Feed, *, is_full: bool) -> None:
+    """Print a line per row with its inputs and answers; below, in red, the errors of failed rows."""
+    from shoal.bulk.scoring import answered
+
+    columns = [(names,) if isinstance(names, str) else names for names in feed.columns.values()]
+    given, added = [name for names in columns for name in names], list(model.columns.values())
+    cells = [
+        (
+            [value if isinstance(value, bytes) else _show_value(value, is_full=is_full) for value in inputs],
+            ["-" if name not in row else _show_value(row[name], is_full=is_full) for name in added],
+        )
+        for row, inputs in ((answered(s), [answered(s).get(name) for name in given]) for s in rows)
+    ]
+    if is_full:
+        print_blocks((*given, *added), ((*inputs, *answers) for inputs, answers in cells))
+    else:
+        print_table(given, added, cells)
+    for number, scored in enumerate(rows, start=1):
+        if isinstance(scored.answer, str):
+            ERR.print(Text(f"row {number}: {scored.answer}", style="red"), soft_wrap=True)
+
+
+def _show_value(value: Any, *, is_full: bool = False) -> str:
+    """Format a value for a table: the first numbers of a long vector, and its shape."""
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    if not isinstance(value, list):
+        return str(value)
+    if is_full:
+        return json.dumps(value, ensure_ascii=False)
+    sizes, innermost = [len(value)], value
+    while innermost and isinstance(innermost[0], list):
+        innermost = innermost[0]
+        sizes.append(len(innermost))
+    shown = [_show_value(each) for each in innermost[: _SHOWN + 1]]
+    if len(sizes) == 1 and len(innermost) == len(shown):
+        return f"[{', '.join(shown)}]"
+    return f"[{', '.join(shown[:_SHOWN])}, …] {'x'.join(map(str, sizes))}"
+
+
+def _print_stream(table: Table[Row], model: Endpoint, feed: Feed, *, as_json: bool) -> None:
+    """Print the answers to the only row as they come: the text of a model that gives text alone, else JSON lines."""
+    from shoal.bulk.output_formats import dump_json
+    from shoal.bulk.scoring import stream
+
+    rows = [feed.inputs(row) for row in _only_dicts(table)]
     if len(rows) != 1:
-        raise InputError(f"--set {name} gives {len(rows)} rows, not one value for all.", f"For example: --set {name}=0")
-    return rows[0]
+        raise InputError(f"--stream takes one row; there are {len(rows)}.", "Give one text, or one value per input.")
+    is_text = [spec.kind for spec in model.spec.outputs] == ["STRING [1]"] and not as_json
+    has_begun = False
+    try:
+        for answer in stream(model, rows[0]):
+            typer.echo("".join(answer.values()) if is_text else dump_json(answer), nl=False)
+            has_begun = True
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    finally:
+        if is_text and has_begun:
+            typer.echo()
 
 
-def _parse_column(setting: str) -> tuple[str, str]:
-    name, _, column = setting.partition("=")
-    if not name or not column:
-        raise InputError(f"--column {setting!r} is not NAME=COLUMN.", "For example: --column BERT_WEIGHT=my_column")
-    return name, column
+def _print_curl(table: Table[Row], feed: Feed, url: str) -> None:
+    from shoal.bulk.inputs import write_curl
+
+    rows = [feed.inputs(row) for row in _only_dicts(table)]
+    typer.echo(write_curl(url or "127.0.0.1:8000", feed.model, {name: [row[name] for row in rows] for name in rows[0]}))
+
+
+# --- what is written ------------------------------------------------------------------------------------------------
+
+
+def _write_stream(table: Table[Row], model: Endpoint, feed: Feed, form: str) -> Summary:
+    """Write every row to standard output, as CSV or JSON Lines."""
+    from shoal.bulk.files import infer_to_stream
+    from shoal.bulk.output_formats import make_format
+
+    with show_rows() as show:
+        return infer_to_stream(table, model, feed, make_format(f".{form}", table, model), sys.stdout.buffer, show)
+
+
+def _write_file(
+    table: Table[Row],
+    model: Endpoint,
+    feed: Feed,
+    output: Path,
+    source: str | None,
+    job: Mapping[str, Any],
+    *,
+    is_fresh: bool,
+) -> Summary:
+    """Write every row to ``output``; a run with the same ``job`` resumes where the last one stopped."""
+    from shoal.bulk.files import infer_to_file
+    from shoal.bulk.output_formats import make_format
+
+    form = make_format(output.suffix.lower(), table, model, Path(source) if source not in (None, "-") else None)
+    with show_rows() as show, _say_what_is_kept(output):
+        return infer_to_file(table, model, feed, form, output, settings=job, on_rows=show, is_fresh=is_fresh)
 
 
 @contextmanager
 def _say_what_is_kept(output: Path) -> Iterator[None]:
-    from shoal.bulk.journal import partial_path
+    from shoal.bulk.files import partial_path
 
     kept = partial_path(output)
     said = f"Finished rows are in {kept}: run the same command (without --fresh) to resume."
@@ -342,7 +374,7 @@ def _say_what_is_kept(output: Path) -> Iterator[None]:
     except KeyboardInterrupt:
         ERR.print(f"Interrupted. {plain(said)}", soft_wrap=True)
         raise typer.Exit(130) from None
-    except (ServerError, SetupError):
+    except (ArtifactError, ServerError, SetupError):
         if kept.exists():
             ERR.print(plain(said), soft_wrap=True)
         raise

@@ -12,11 +12,7 @@ import typer
 
 from shoal.console import OUT, plain, print_json
 from shoal.errors import InputError
-from shoal.options import Json, Protocol
-
-Url = Annotated[
-    str | None, typer.Option(metavar="HOST:PORT", help="The server. Default: 127.0.0.1 at the protocol's usual port.")
-]
+from shoal.options import Json, Protocol, Url
 
 
 def generate(
@@ -37,7 +33,7 @@ def generate(
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same text.")] = None,
     stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End the text before this; repeat it.")] = None,
     bad: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Never write this; repeat it.")] = None,
-    url: Url = None,
+    url: Url = "",
     protocol: Annotated[Protocol, typer.Option(help="How to ask the server.")] = "grpc",
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", help="For the whole; of a stream, for each piece.")
@@ -73,8 +69,7 @@ def generate(
             held.callback(pipeline.close)
             llm = Llm(pipeline)
         else:
-            address = url or f"127.0.0.1:{8001 if protocol == 'grpc' else 8000}"
-            llm = Llm(held.enter_context(Client(address, protocol=protocol, timeout=timeout)), model)
+            llm = Llm(held.enter_context(Client(url, protocol=protocol, timeout=timeout)), model)
         if not is_stream:
             _print(llm.generate(asked, **settings)._asdict(), as_json=as_json)
             return

@@ -143,7 +143,7 @@ def _check(repository: Path) -> None:
 
 def _print_pipelines(repository: Path, exposed: Iterable[str], address: str) -> None:
     """Print what clients may ask: each pipeline's signature, and a command that asks it."""
-    from shoal.bulk.values import show_example
+    from shoal.bulk.inputs import show_example
     from shoal.gateway.fronts import find_exposed
     from shoal.repository.default_model import read_configs
     from shoal.repository.graph import is_decoupled

@@ -1,7 +1,8 @@
-"""Journal ``OUTPUT.partial``: the answers of a run so far, so that the same command resumes where it was stopped.
+"""Score any number of rows to a stream or to a file, with resumption after an interruption.
 
-A header line, then frames: a line of JSON with the payload's size and SHA-256, and the payload. A frame that was being
-written when the process or the machine failed does not match its hash and is cut off.
+The answers of a run so far are in a journal, ``OUTPUT.partial``, so that the same command resumes where it was stopped.
+It is a header line, then frames: a line of JSON with the payload's size and SHA-256, and the payload. A frame that was
+being written when the process or the machine failed does not match its hash and is cut off.
 """
 
 from __future__ import annotations
@@ -10,17 +11,125 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import FileIO
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from shoal.bulk.inputs import Feed
+from shoal.bulk.output_formats import JsonLines
+from shoal.bulk.scoring import Endpoint, Scored, score
 from shoal.errors import InputError, SetupError
-from shoal.tables import shorten
+from shoal.tables import Row, Table, shorten
 
 MARK, _FORMAT = "shoal infer", 1
+
+# Progress callback: rows answered, and the fraction of the input that is read, where its size is known.
+OnRows = Callable[[int, float | None], None]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Totals of a run."""
+
+    num_rows: int
+    num_failed: int
+
+
+def infer_to_stream(
+    table: Table[Row], model: Endpoint, feed: Feed, form: JsonLines, stream: BinaryIO, on_rows: OnRows
+) -> Summary:
+    """Write the answers as they arrive, in order."""
+    done = failed = 0
+    stream.write(form.header())
+    for scored in score(table.rows, model, feed):
+        window = list(map(form.admit, scored))
+        stream.write(form.encode(window))
+        stream.flush()
+        done, failed = done + len(window), failed + _count_failed(window)
+        on_rows(done, table.fraction_read())
+    return Summary(done, failed)
+
+
+def infer_to_file(
+    table: Table[Row],
+    model: Endpoint,
+    feed: Feed,
+    form: JsonLines,
+    output: Path,
+    *,
+    settings: Mapping[str, Any],
+    on_rows: OnRows,
+    is_fresh: bool = False,
+) -> Summary:
+    """Write the answers to ``output``, which appears only when it is complete.
+
+    Until then they are kept in ``OUTPUT.partial``. A run that finds it resumes from it, if its ``settings`` are the
+    same and the input still begins with the rows that were answered.
+
+    Raises:
+        InputError: the settings or rows differ, or the output exists.
+        SetupError: the output cannot be written.
+    """
+    output = output.resolve()  # through a link, the file that it names is written
+    if output.is_dir():
+        raise InputError(f"{output} is a folder.", "Name a file in it.")
+    if output.exists() and not (is_fresh or partial_path(output).exists()):
+        raise InputError(f"{output} exists; it will not be replaced.", "Name another file, or replace it: --fresh")
+    with open_journal(output, settings, is_fresh=is_fresh) as journal:
+        hashed = _skip(journal, table)
+        on_rows(journal.num_rows, table.fraction_read())
+        for scored in score(table.rows, model, feed):
+            for each in scored:
+                hashed.update(_as_bytes(each.row))
+            window = list(map(form.admit, scored))
+            failed, digest = _count_failed(window), hashed.hexdigest()
+            journal.append(form.encode(window), num_rows=len(window), num_failed=failed, digest=digest)
+            on_rows(journal.num_rows, table.fraction_read())
+        _finish(form, journal, output)
+        return Summary(journal.num_rows, journal.num_failed)
+
+
+def _skip(journal: Journal, table: Table[Row]) -> Any:
+    """Skip the rows that have been answered, and check that they are the same as before; return their running hash."""
+    hashed, skipped = hashlib.sha256(), 0
+    for _, row in islice(table.rows, journal.num_rows):
+        hashed.update(_as_bytes(row))
+        skipped += 1
+    if skipped < journal.num_rows or (skipped and hashed.hexdigest() != journal.digest):
+        raise InputError(
+            f"The first {journal.num_rows:,} rows of {table.source.name} are not those that {journal.path.name} has"
+            " answers for.",
+            "Give the same input, or start over: --fresh",
+        )
+    return hashed
+
+
+def _as_bytes(row: Row) -> bytes:
+    return repr(row).encode("utf-8", "surrogatepass")
+
+
+def _finish(form: JsonLines, journal: Journal, output: Path) -> None:
+    aside = output.with_name(f"{output.name}.partial.new")
+    with written(output):
+        try:
+            form.finish(journal.payloads, aside)
+            with aside.open("rb") as file:
+                os.fsync(file.fileno())
+            aside.replace(output)
+        finally:
+            aside.unlink(missing_ok=True)
+        journal.path.unlink()
+
+
+def _count_failed(window: list[Scored]) -> int:
+    return sum(isinstance(scored.answer, str) for scored in window)
+
+
+# --- journal --------------------------------------------------------------------------------------------------------
 
 
 @dataclass
