@@ -11,7 +11,6 @@ from shoal.check import check
 from shoal.composition.compose import compose
 from shoal.errors import ArtifactError, InputError
 from shoal.repository.config import read_config
-from shoal.repository.engine_args import check_arguments
 from shoal.repository.manifest import check_manifest, read_manifest
 from shoal.repository.placement import Plan
 from shoal.server.runtime import container_command
@@ -113,7 +112,6 @@ def test_the_vllm_backend_gets_the_folder_in_its_arguments(placement: str, weigh
     repository = compose("vllm", tmp_path / "repository", weights=weights, plan=plan)
     arguments = json.loads((repository / "vllm" / "1" / "model.json").read_bytes())
     assert arguments["model"] == str(weights)
-    assert list(check_arguments(arguments)) == []
     config = read_config(repository / "vllm").message
     assert [group.kind for group in config.instance_group] == [config.instance_group[0].KIND_MODEL]
     assert config.model_transaction_policy.decoupled

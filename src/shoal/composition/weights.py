@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from shoal.check.config.engines import FILE
 from shoal.component.artifact_files import sha256
 from shoal.errors import ArtifactError, SetupError
 from shoal.generation.weights import DECODER, TOKENIZER, find_weights
 from shoal.repository.config import ModelConfig, as_config
-from shoal.repository.engine_args import FILE
 
 PARAMETER = "model"  # of the models that need weights: the folder's absolute path; empty until it is composed
 _PATTERNS = ["*.json", "*.safetensors", "*.jinja"]  # of a hub's repository

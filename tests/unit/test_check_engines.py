@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from shoal.check import check
-from shoal.repository.engine_args import Fault, check_arguments
+from shoal.check.config.engines import check_arguments
+from shoal.check.findings import Finding, Place
 from tests.support.planted import write
 from tests.support.planted_engines import ARGS, CONFIG, GOOD, NPU, TEXTS, dump
 
 
-def look(**arguments: Any) -> list[Fault]:
-    return list(check_arguments(GOOD | arguments))
+def look(**arguments: Any) -> list[Finding]:
+    return list(check_arguments(GOOD | arguments, lambda name: Place(Path(name))))
 
 
 @pytest.mark.parametrize(
@@ -63,11 +64,11 @@ def test_relations_name_both_values() -> None:
 
 
 def test_arguments_for_rbln_fit_the_compiled_model() -> None:
-    def find(compiled: int | None = None, **arguments: Any) -> list[str]:
-        return [fault.name for fault in check_arguments(NPU | arguments, compiled)][1:]  # the first is device
+    def find(**arguments: Any) -> list[str]:
+        found = check_arguments(NPU | arguments, lambda name: Place(Path(name)))
+        return [str(finding.place) for finding in found][1:]  # the first is device
 
-    assert find(4) == []
-    assert find(8) == ["max_num_seqs"]
+    assert find() == []
     assert find(block_size=1024) == []  # flash attention
     assert find(block_size=3000) == ["block_size"]
     assert find(max_num_batched_tokens=8192) == ["max_num_batched_tokens"]
@@ -81,17 +82,6 @@ def test_the_compiled_batch_is_read_from_the_folder(tmp_path: Path) -> None:
         arguments = NPU | {"model": str(folder), "compiled_model_dir": str(folder), "max_num_seqs": seqs}
         write(tmp_path / "repository" / ARGS, json.dumps(arguments))
         assert [finding.rule.id for finding in check(tmp_path / "repository")] == rules
-
-
-def test_a_weights_folder_has_a_near_miss(tmp_path: Path) -> None:
-    (tmp_path / "weights" / "Llama-2-7b-chat-hf").mkdir(parents=True)
-    write(tmp_path / "repository" / CONFIG, TEXTS)
-    write(tmp_path / "repository" / ARGS, dump(model=str(tmp_path / "weights" / "Llama-2-7b-chat")))
-    (finding,) = check(tmp_path / "repository")
-    assert (finding.rule.id, finding.place.line) == ("engine-args-value", 2)
-    assert finding.fix == "Did you mean Llama-2-7b-chat-hf?"
-    write(tmp_path / "repository" / ARGS, dump(model="/not/on/this/machine"))
-    assert check(tmp_path / "repository") == []
 
 
 @pytest.mark.parametrize(("target", "rules"), [("25.06", []), ("26.01", ["engine-args-removed"])])
