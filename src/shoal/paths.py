@@ -14,6 +14,7 @@ from pathlib import Path
 import shoal
 from shoal.errors import InputError, SetupError
 
+SAFE = "letters, digits and _ . / + @ : , = % ^ -"  # characters that a shell takes as they are
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # <fcntl.h>, <linux/fs.h>
 
 
@@ -24,17 +25,21 @@ def shipped_root() -> Path:
     return checkout if (checkout / "preprocess").is_dir() else package / "model_folders"
 
 
+def find_unsafe(text: str) -> list[str]:
+    """Return the characters of a path or name that are unsafe in a shell, where Triton inserts it unquoted."""
+    return sorted(set(re.findall(r"[^A-Za-z0-9_./+@:,=%^-]", text)))
+
+
 def check_path_supported(path: Path) -> None:
     """Check that Triton supports ``path``: it pastes paths into a shell command unquoted.
 
     Raises:
         InputError: it does not; the message names the characters.
     """
-    odd = sorted(set(re.findall(r"[^A-Za-z0-9_./+@:,=-]", str(path))))
-    if odd:
+    if odd := find_unsafe(str(path)):
         raise InputError(
             f"Triton does not support the path {str(path)!r}: it holds {', '.join(map(repr, odd))}.",
-            "Use a folder whose path has only letters, digits and _ . - + @ : , =",
+            f"Use a folder whose path has only {SAFE}.",
         )
 
 

@@ -94,7 +94,7 @@ def test_a_temporary_folder_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_changed_file(repository: Path) -> None:
     manifest(repository, files={"first/1/model.py": "0" * 64})
-    assert "is not what manifest.json says" in refusal(repository).what
+    assert "is not the file that manifest.json lists" in refusal(repository).what
 
 
 def run(*arguments: object) -> tuple[int, str, float]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shoal.check import RULES, check
-from shoal.check.explain import read_pages, split_entries
+from shoal.check.reports import read_pages, split_entries
 from tests.support import (
     planted_artifacts,
     planted_code,
@@ -95,9 +95,9 @@ def test_every_rule_has_an_entry_in_the_pages() -> None:
     index = (ROOT / "docs" / "rules.md").read_text(encoding="utf-8")
     entries = {}
     for name, page in read_pages().items():
-        for rule, entry in split_entries(page).items():
-            entries[rule] = entry
-            assert re.search(rf"\(rules/{name}\.md\) \|.*`{rule}`", index), rule
+        for rule_id, entry in split_entries(page).items():
+            entries[rule_id] = entry
+            assert re.search(rf"\(rules/{name}\.md\) \|.*`{rule_id}`", index), rule_id
     assert sorted(entries) == sorted(RULES)
     for rule in RULES.values():
         assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", rule.id)

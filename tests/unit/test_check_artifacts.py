@@ -14,13 +14,12 @@ from typing import Any
 
 import pytest
 
-from shoal.check import environments
+from shoal.check import environments, torchscript
 from shoal.check.findings import Finding
 from shoal.check.forests import contract as forest
 from shoal.check.forests.files import FILES, UnreadableError, read_trees
 from shoal.check.repositories import read_repository
-from shoal.check.torchscript import signature as torchscript
-from shoal.check.torchscript.archive import ForeignError, Script, arguments, find_method
+from shoal.check.torchscript import ForeignError, Script, arguments, find_method
 from shoal.environment.targets import find_target
 from tests.support import planted_environments, planted_forest, planted_torchscript
 from tests.support.planted import Plant

@@ -44,10 +44,10 @@ def test_models_get_the_folder(weights: Path, tmp_path: Path) -> None:
     again = compose("llm", tmp_path / "again", weights=weights)
     assert read_manifest(again)["identity"] == manifest["identity"]
     (weights / "tokenizer.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(ArtifactError, match=r"tokenizer\.json is not what it was when this was composed"):
+    with pytest.raises(ArtifactError, match=r"tokenizer\.json is not the file that manifest\.json lists"):
         check_manifest(repository)
     (weights / "tokenizer.json").unlink()
-    with pytest.raises(ArtifactError, match=r"tokenizer\.json is missing, and was there when this was composed"):
+    with pytest.raises(ArtifactError, match=r"tokenizer\.json is missing, and manifest\.json lists it"):
         check_manifest(repository)
 
 

@@ -9,14 +9,13 @@ from pathlib import Path
 
 from shoal.check.findings import Findings, Place, Rule, Severity
 from shoal.check.models import Model, Repository, is_file
-from shoal.component.artifact_files import sha256
 from shoal.errors import ShoalError
 from shoal.repository.config import CONFIG
+from shoal.repository.manifest import MANIFEST, find_change
 
 MISSING = Rule("artifact-missing", Severity.ERROR)
 UNREADABLE = Rule("artifact-unreadable", Severity.ERROR)
 CHANGED = Rule("file-changed", Severity.ERROR)
-RULES = (MISSING, UNREADABLE, CHANGED)
 
 PARAMETER = "artifacts"
 APPLICATIONS = "shoal.artifacts"  # as in shoal.composition.artifacts
@@ -38,7 +37,6 @@ def _is_component(model: Model, repository: Repository) -> bool:
 
 def _artifacts(model: Model, repository: Repository, folder: Path) -> Findings:
     found: dict[str, Path] = {}
-    damaged: list[Path] = []
     for artifact in model.config.artifacts if model.config else ():
         paths = artifact.find([folder])
         found |= {path.name: path for path in paths}
@@ -49,11 +47,8 @@ def _artifacts(model: Model, repository: Repository, folder: Path) -> Findings:
                 f"{where}/ does not contain {artifact}, which the parameter {PARAMETER} lists.",
                 f"Put it into {where}/, or compose again; {artifact.names[0]}? in {PARAMETER} makes it optional.",
             )
-    for path in found.values():
-        if path.suffix == ".json":
-            for finding in _json(path):
-                damaged.append(path)
-                yield finding
+    damaged = [finding for path in found.values() if path.suffix == ".json" for finding in _json(path)]
+    yield from damaged
     if not damaged:
         yield from _contents(model, repository, found)
 
@@ -97,21 +92,17 @@ def _changes(model: Model, repository: Repository) -> Findings:
     """Compare with the manifest, as ``shoal serve`` does: a configuration may be tuned by hand."""
     files = repository.manifest.get("files")
     artifacts = {name for artifact in (model.config.artifacts if model.config else ()) for name in artifact.names}
-    for name, expected in files.items() if isinstance(files, dict) else ():
+    for name, digest in files.items() if isinstance(files, dict) else ():
         path = model.folder.parent / str(name)
         if not str(name).startswith(f"{model.folder.name}/") or path.name == CONFIG:
             continue
         try:
-            is_changed = path.is_file() and sha256(path) != expected
-            is_missing = not path.exists() and path.name not in artifacts  # those have a rule of their own
-        except OSError:
+            change = find_change(path, digest)
+        except OSError:  # another user's
             continue
-        if is_changed or is_missing:
-            what = (
-                "is not the file that manifest.json lists" if is_changed else "is missing, and manifest.json lists it"
-            )
+        if change and (path.exists() or path.name not in artifacts):  # missing artifacts have a rule of their own
             yield CHANGED.at(
                 Place(path),
-                f"{name} {what}: shoal serve refuses the repository.",
-                "Compose again; if the change is yours, remove manifest.json.",
+                f"{name} {change}: shoal serve refuses the repository.",
+                f"Compose again; if the change is yours, remove {MANIFEST}.",
             )

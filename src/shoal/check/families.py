@@ -3,39 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from shoal.check import artifacts, environments, onnx_io, security
+from shoal.check import artifacts, environments, onnx_io, security, torchscript
 from shoal.check.config import engines, fields, folders, memory, placement, scheduling, tensors, warmups
-from shoal.check.ensembles import members, shapes, side_by_side, streams, wiring
-from shoal.check.findings import Finding, Severity
+from shoal.check.ensembles import members, running, shapes, wiring
+from shoal.check.findings import Finding, Rule, Severity
 from shoal.check.forests import contract as forest
 from shoal.check.models import Repository
-from shoal.check.python import code, names
-from shoal.check.python import streams as sending
+from shoal.check.python import code, modules, names, streams
 from shoal.check.repositories import read_repository
-from shoal.check.torchscript import signature as torchscript
 from shoal.environment.targets import find_target
 
-# Each has RULES, and find(model, repository), which never raises because of a repository's contents.
+# Each has rules, and find(model, repository), which never raises because of a repository's contents.
 FAMILIES = (
-    fields, folders, tensors, scheduling, warmups, wiring, side_by_side, members, shapes, streams, engines,
-    placement, memory, environments, artifacts, code, names, sending, forest, torchscript, onnx_io, security,
+    fields, folders, tensors, scheduling, warmups, wiring, running, members, shapes, engines,
+    placement, memory, environments, artifacts, code, names, streams, forest, torchscript, onnx_io, security,
 )  # fmt: skip
-RULES = {rule.id: rule for family in FAMILIES for rule in family.RULES}
+RULES = {rule.id: rule for family in (*FAMILIES, modules) for rule in vars(family).values() if isinstance(rule, Rule)}
 
 
-def check(path: Path | str, *, target: str | None = None) -> list[Finding]:
+def check(path: Path | str, *, target: str | None = None, hashes: bool = True) -> list[Finding]:
     """Find the mistakes in a model repository, in one model's folder, or in model folders.
 
     No server, no GPU and none of the models' libraries is needed; nothing in the repository is run. ``target`` is
     ``embedded`` or a release of NVIDIA's container such as ``26.06``; None takes it from the manifest of a composed
-    repository, or without one skips the rules that depend on the server.
+    repository, or without one skips the rules that depend on the server. ``hashes``: compare the files of a composed
+    repository with the digests in its manifest, which reads all of them.
 
     Raises:
         InputError: the target is unknown, or ``path`` holds nothing to check.
     """
     repository = read_repository(Path(path), find_target(target) if target else None)
+    if not hashes:
+        manifest = {name: value for name, value in repository.manifest.items() if name != "files"}
+        repository = replace(repository, manifest=manifest)
     order = list(Severity)
     return sorted(
         _find(repository), key=lambda f: (order.index(f.severity), str(f.place.path), f.place.line, f.rule.id, f.what)

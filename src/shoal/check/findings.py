@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,32 +21,15 @@ class Severity(StrEnum):
     ADVICE = "advice"
 
 
+@dataclass(frozen=True)
 class Place:
-    """A line of a file, counted from 1; 0 for the whole file or folder.
+    """A line of a file, counted from 1; 0 for the whole file or folder."""
 
-    A line may be given as a function: finding it takes as long as reading the file, and most places are never shown.
-    """
-
-    def __init__(self, path: Path, line: int | Callable[[], int] = 0) -> None:
-        self.path = path
-        self._line = line
-
-    @cached_property
-    def line(self) -> int:
-        """Line number, computed on first use."""
-        return self._line if isinstance(self._line, int) else self._line()
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Place) and (self.path, self.line) == (other.path, other.line)
-
-    def __hash__(self) -> int:
-        return hash((self.path, self.line))
+    path: Path
+    line: int = 0
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line}" if self.line else str(self.path)
-
-    def __repr__(self) -> str:
-        return f"Place({self})"
 
 
 @dataclass(frozen=True)

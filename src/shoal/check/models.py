@@ -1,22 +1,27 @@
-"""The models of a repository, as far as they can be read; nothing here raises because of their contents."""
+"""Models of a repository, as far as their files can be read; nothing here raises because of their contents.
+
+Below the models: line numbers of the fields in a ``config.pbtxt``, for the places of findings.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from shoal.check.config_lines import Node, locate
 from shoal.check.findings import Place
 from shoal.component.spec import TensorSpec
 from shoal.environment.targets import Target
 from shoal.repository.config import CONFIG, ModelConfig, as_config
+from shoal.repository.graph import is_decoupled
 
 MAX_CONFIG_BYTES = 4 * 2**20
+MAX_DEPTH = 100  # protobuf's own limit of nesting
 ENSEMBLE = "ensemble"
 # The engine of each platform that core knows: model_config_utils.cc, AutoCompleteBackendFields.
 PLATFORMS = {
@@ -42,9 +47,8 @@ class Model:
     """A model's folder. ``message`` is its configuration, a Triton ModelConfig, or None if that cannot be read.
 
     ``unreadable`` is the reason why the file could not be read. ``problem`` is the reason why its text could not be
-    parsed, and the line. ``broken_line`` is the number of the first line that is not UTF-8. ``has_unknown_fields`` is
-    true if the configuration has fields that the schema does not have. ``is_model_folder`` marks a folder that shoal
-    composes repositories from.
+    parsed, and the line. ``broken_line`` is the number of the first line that is not UTF-8. ``is_model_folder`` marks a
+    folder that shoal composes repositories from.
     """
 
     folder: Path
@@ -54,11 +58,10 @@ class Model:
     unreadable: str = ""
     problem: tuple[str, int] | None = None
     broken_line: int = 0
-    has_unknown_fields: bool = False
 
     @cached_property
     def fields(self) -> Node:
-        """Line numbers of the configuration's fields; read when needed, since it takes as long as parsing."""
+        """Line numbers of the configuration's fields."""
         return locate(self.text)
 
     @property
@@ -122,15 +125,15 @@ class Model:
         number = policy.latest.num_versions if policy is not None and policy.HasField("latest") else 1
         return self.versions[-max(1, number) :]
 
-    @cached_property
+    @property
     def inputs(self) -> tuple[TensorSpec, ...]:
         """As declared."""
-        return tuple(map(_tensor, self.message.input)) if self.message is not None else ()
+        return self.config.spec.inputs if self.config is not None else ()
 
-    @cached_property
+    @property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """As declared."""
-        return tuple(map(_tensor, self.message.output)) if self.message is not None else ()
+        return self.config.spec.outputs if self.config is not None else ()
 
     @property
     def num_server_inputs(self) -> int:
@@ -138,10 +141,10 @@ class Model:
         sequences = self.message.sequence_batching
         return len(self.message.batch_input) + len(sequences.control_input) + len(sequences.state)
 
-    @cached_property
+    @property
     def parameters(self) -> Mapping[str, str]:
         """Parameters of its configuration."""
-        return {k: v.string_value for k, v in self.message.parameters.items()} if self.message is not None else {}
+        return self.config.spec.parameters if self.config is not None else {}
 
     @cached_property
     def is_completed(self) -> bool:
@@ -175,16 +178,12 @@ class Model:
 
     def at(self, *path: str | int) -> Place:
         """The place of a field of its configuration."""
-        return Place(self.path, lambda: self.fields.find(*path).line)
+        return Place(self.path, self.fields.find(*path).line)
 
     def at_entry(self, *path: str | int, key: str, within: tuple[str | int, ...] = ()) -> Place:
         """The place of the entry ``key`` of a map field, or of a field ``within`` it; ``path`` ends with the map's."""
-
-        def line() -> int:
-            around = self.fields.find(*path[:-1]) if len(path) > 1 else self.fields
-            return next(around.entries(str(path[-1]), key), around).find(*within).line
-
-        return Place(self.path, line)
+        around = self.fields.find(*path[:-1])
+        return Place(self.path, next(around.entries(str(path[-1]), key), around).find(*within).line)
 
 
 @dataclass(frozen=True)
@@ -200,13 +199,14 @@ class Repository:
     target: Target | None = None
     manifest: Mapping[str, Any] = field(default_factory=dict)
 
+    def find_config(self, name: str) -> ModelConfig | None:
+        """Return the configuration of a known model, if it can be read."""
+        return self.known[name].config if name in self.known else None
 
-def _tensor(entry: Any) -> TensorSpec:
-    from tritonclient.grpc import model_config_pb2
-
-    dtype = enum_name(model_config_pb2.DataType, entry.data_type)
-    is_optional, is_ragged = getattr(entry, "optional", False), getattr(entry, "allow_ragged_batch", False)
-    return TensorSpec(entry.name, dtype, tuple(entry.dims), is_optional, is_ragged)
+    def is_decoupled(self, name: str) -> bool:
+        """Whether a model may give several answers to a request, itself or by a step of its own."""
+        config = self.find_config(name)
+        return config is not None and is_decoupled(config, self.find_config)
 
 
 def entries(folder: Path) -> list[Path]:
@@ -225,18 +225,94 @@ def is_file(path: Path) -> bool:
         return False
 
 
-def is_decoupled(model: Model, known: Mapping[str, Model] | None = None, above: tuple[str, ...] = ()) -> bool:
-    """Whether it may give several answers to a request, itself or by a model of ``known`` that it calls."""
-    if model.message is None or model.name in above:
-        return False
-    steps = model.message.ensemble_scheduling.step if known else ()
-    members = ((known or {}).get(step.model_name) for step in steps)
-    above = (*above, model.name)
-    return bool(model.message.model_transaction_policy.decoupled) or any(
-        member is not None and is_decoupled(member, known, above) for member in members
-    )
-
-
 def enum_name(enum: Any, number: int) -> str:
     """Name of an enum's value, or its number if the enum does not define it, which protobuf allows."""
     return str(dict(map(reversed, enum.items())).get(number, number))
+
+
+# --- lines of fields --------------------------------------------------------------------------------------------------
+# protobuf reads the message itself, but keeps no positions. This walks the same tokens, with protobuf's own tokenizer,
+# and keeps only the positions.
+
+
+@dataclass
+class Node:
+    """A field: the line of its name, its value where it is a scalar, and the fields within it in their order."""
+
+    line: int
+    value: str = ""
+    children: dict[str, list[Node]] = field(default_factory=dict)
+
+    def find(self, *path: str | int) -> Node:
+        """Find the field at ``path``, names and indices in turn; the nearest enclosing one if it does not exist.
+
+        An index counts the occurrences of the name before it; a name alone means the first.
+        """
+        node, position = self, 0
+        while position < len(path):
+            name = path[position]
+            index = path[position + 1] if position + 1 < len(path) and isinstance(path[position + 1], int) else None
+            position += 1 if index is None else 2
+            same = node.children.get(str(name), [])
+            if not same or int(index or 0) >= len(same):
+                return node
+            node = same[int(index or 0)]
+        return node
+
+    def entries(self, name: str, key: str) -> Iterator[Node]:
+        """The entries of map field ``name`` with ``key``."""
+        keys = ((entry, entry.children.get("key")) for entry in self.children.get(name, []))
+        return (entry for entry, found in keys if found and found[0].value == key)
+
+
+def locate(text: str) -> Node:
+    """The fields of ``text``; as many as can be read, where it is not well formed."""
+    from google.protobuf.text_format import ParseError, Tokenizer
+
+    root = Node(1)
+    with suppress(ParseError), warnings.catch_warnings():  # the real parser reports what is wrong, and where
+        warnings.simplefilter("ignore", DeprecationWarning)
+        _read_fields(Tokenizer(text.split("\n")), root, "", 0)
+    return root
+
+
+def _read_fields(tokens: Any, node: Node, end: str, depth: int) -> None:
+    while not tokens.AtEnd() and not (end and tokens.TryConsume(end)):
+        line = _line(tokens)
+        name = str(tokens.ConsumeIdentifierOrNumber())
+        _read_value(tokens, node, name, line, depth)
+        if not tokens.TryConsume(","):
+            tokens.TryConsume(";")
+
+
+def _read_value(tokens: Any, node: Node, name: str, line: int, depth: int) -> None:
+    tokens.TryConsume(":")
+    if not tokens.TryConsume("["):
+        _read_one(tokens, node, name, line, depth)
+        return
+    while not tokens.TryConsume("]"):
+        _read_one(tokens, node, name, _line(tokens), depth)
+        if not tokens.TryConsume(",") and not tokens.LookingAt("]"):
+            raise tokens.ParseError("Expected ',' or ']'.")
+
+
+def _read_one(tokens: Any, node: Node, name: str, line: int, depth: int) -> None:
+    if depth > MAX_DEPTH or tokens.AtEnd():
+        raise tokens.ParseError("Nested too deep, or cut short.")
+    child = Node(line)
+    node.children.setdefault(name, []).append(child)
+    for start, end in (("{", "}"), ("<", ">")):
+        if tokens.TryConsume(start):
+            _read_fields(tokens, child, end, depth + 1)
+            return
+    if tokens.token[:1] in ('"', "'"):
+        child.value = str(tokens.ConsumeString())
+        return
+    if tokens.TryConsume("-"):
+        child.value = "-"
+    child.value += str(tokens.token)
+    tokens.NextToken()
+
+
+def _line(tokens: Any) -> int:
+    return int(tokens._line) + 1  # the tokenizer has no public attribute for it

@@ -108,19 +108,14 @@ def read_model(folder: Path, *, is_model_folder: bool = False) -> Model:
     except OSError as error:
         return Model(folder, is_model_folder=is_model_folder, unreadable=error.strerror or str(error))
     text, broken_line = content.decode("utf-8", "replace"), _broken_line(content)
-    message, problem, is_strict = None, None, False
-    for is_strict in (True, False):
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # invalid escapes: a rule reports them
-                message = text_format.Parse(text, model_config_pb2.ModelConfig(), allow_unknown_field=not is_strict)
-            break
-        except (text_format.ParseError, ValueError, RecursionError) as error:
-            problem = _explain(error)
-    return Model(
-        folder, text, message, is_model_folder, problem=problem if message is None else None, broken_line=broken_line,
-        has_unknown_fields=message is not None and not is_strict,
-    )  # fmt: skip
+    message, problem = None, None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # invalid escapes: a rule reports them
+            message = text_format.Parse(text, model_config_pb2.ModelConfig(), allow_unknown_field=True)
+    except (text_format.ParseError, ValueError, RecursionError) as error:
+        problem = _explain(error)
+    return Model(folder, text, message, is_model_folder, problem=problem, broken_line=broken_line)
 
 
 def _broken_line(content: bytes) -> int:

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from shoal.check.findings import Findings, Place, Rule, Severity
 from shoal.check.models import Model, Repository
+from shoal.paths import SAFE, find_unsafe
 
 NAME = Rule("unsafe-name", Severity.ERROR, is_core=True)
 LINK = Rule("symlink-leaves-repository", Severity.WARNING)
 DANGLING = Rule("dangling-link", Severity.ERROR)
-RULES = (NAME, LINK, DANGLING)
 
 MAX_FILES = 20_000  # in one model's folder; more than that are a data set, or an environment
-_MAX_LINKS = 40  # that lead to each other, as Linux has it
 _LOCK = ".#"  # Emacs's, of a file that is being edited: a link to nowhere
-_UNSAFE = re.compile(r"[^A-Za-z0-9_./+@:,=%^-]")
 
 
 def find(model: Model, repository: Repository) -> Findings:
@@ -44,12 +40,11 @@ def _check_names(model: Model) -> Findings:
         value = model.parameters.get(key, "").removeprefix("$$TRITON_MODEL_DIRECTORY")
         named.append((model.at_entry("parameters", key=key), f"The path in {key}", value))
     for place, what, value in named:
-        odd = sorted(set(_UNSAFE.findall(value)))
-        if odd:
+        if odd := find_unsafe(value):
             yield NAME.at(
                 place,
                 f"{what}, {value!r}, contains {', '.join(map(repr, odd))}.",
-                "Use only letters, digits and _ . - + @ : , = % ^",
+                f"Use only {SAFE}.",
             )
 
 
@@ -71,39 +66,18 @@ def _links(folder: Path) -> Iterator[Path]:
 
 
 def _check_link(path: Path, root: Path, *, is_container: bool) -> Findings:
+    target = path.readlink()
+    is_inside = Path(os.path.realpath(path)).is_relative_to(root.resolve())
     try:
-        target, is_missing = path.readlink(), _is_missing(path)
-        is_inside = Path(os.path.realpath(path)).is_relative_to(root.resolve())
-        # The container may have what this machine lacks, at an absolute path.
-        is_elsewhere = is_missing and is_container and not is_inside and _is_absolute(path)
+        is_missing = not path.exists()
+    except PermissionError:  # another user's file is there
+        is_missing = False
     except OSError:  # names too long to be looked up
         return
-    if is_missing and not is_elsewhere:
+    # The container may have what this machine lacks, at an absolute path.
+    if is_missing and not (is_container and not is_inside and target.is_absolute()):
         yield DANGLING.at(Place(path), f"It leads to {target}, which does not exist.", "Put the file itself there.")
     elif not is_inside:
         yield LINK.at(
             Place(path), f"It leads to {target}, outside of {root}.", "Put the file itself there, or move it inside."
         )
-
-
-def _is_missing(path: Path) -> bool:
-    try:
-        path.stat()
-    except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-            return True
-        if not isinstance(error, PermissionError):
-            raise
-    return False
-
-
-def _is_absolute(path: Path) -> bool:
-    """Whether a link names an absolute path, or one that it leads to does."""
-    for _ in range(_MAX_LINKS):
-        if not path.is_symlink():
-            return False
-        target = path.readlink()
-        if target.is_absolute():
-            return True
-        path = path.parent / target
-    return False

@@ -41,8 +41,7 @@ def check(
     0 without errors, 1 after an error (with --strict a warning too), and 2 if there is nothing to check.
     """
     from shoal.check import check as find
-    from shoal.check.explain import explain_rules
-    from shoal.check.reports import github, sarif
+    from shoal.check.reports import explain_rules, github, sarif
 
     output = "json" if as_json else output
     try:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from shoal.component.artifact_files import sha256
 from shoal.errors import ArtifactError
+from shoal.repository.config import CONFIG
 
 MANIFEST = "manifest.json"
 
@@ -23,25 +23,25 @@ def check_manifest(repository: Path) -> None:
         ArtifactError: a file is missing or changed.
     """
     manifest = read_manifest(repository)
-    _check_weights(manifest)
     files: dict[str, str] = manifest.get("files", {})
-    for name, expected in files.items():
-        path = repository / name
-        if path.name != "config.pbtxt" and (not path.is_file() or sha256(path) != expected):
-            raise ArtifactError(
-                f"{name} in {repository} is {'not what' if path.is_file() else 'missing, though'} {MANIFEST} says.",
-                f"Compose again; if the change is yours, remove {MANIFEST}.",
-            )
-
-
-def _check_weights(manifest: Mapping[str, Any]) -> None:
-    """Check the small files of the weights folder, such as the tokenizer; shards are too large to hash each time."""
+    for name, digest in files.items():
+        change = "" if Path(name).name == CONFIG else find_change(repository / name, digest)
+        if change:
+            fix = f"Compose again; if the change is yours, remove {MANIFEST}."
+            raise ArtifactError(f"{name} in {repository} {change}.", fix)
+    # The small files of the weights folder, such as the tokenizer; shards are too large to hash each time.
     weights = manifest.get("weights", {})
-    for name, expected in weights.get("files", {}).items():
+    for name, digest in weights.get("files", {}).items():
         path = Path(weights["folder"]) / name
-        if not path.is_file() or sha256(path) != expected:
-            found = "not what it was" if path.is_file() else "missing, and was there"
-            raise ArtifactError(f"{path} is {found} when this was composed.", "Compose again, with --weights.")
+        if change := find_change(path, digest):
+            raise ArtifactError(f"{path} {change}.", "Compose again, with --weights.")
+
+
+def find_change(path: Path, digest: str) -> str:
+    """Compare a file with its digest in the manifest; return how it differs, as the end of a sentence, or nothing."""
+    if not path.is_file():
+        return f"is missing, and {MANIFEST} lists it"
+    return "" if sha256(path) == digest else f"is not the file that {MANIFEST} lists"
 
 
 def launch_flags(repository: Path) -> list[str]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any
 
 from shoal.component.spec import STRING, TensorSpec
 from shoal.environment.targets import EMBEDDED
-from shoal.repository.graph import Graph
+from shoal.repository.config import ModelConfig
+from shoal.repository.graph import Edge, Graph
 from shoal.repository.placement import PYTHON_BASED_BACKENDS, Plan
 
 MIB = 2**20
@@ -67,19 +68,19 @@ class Sizes:
     @property
     def cuda_pool(self) -> int:
         """Size of each GPU's pool; 0 without a GPU."""
-        return _round_up(HEADROOM * self._sum("cuda"), CUDA_POOL_MIB) if self.gpus else 0
+        return round_up(HEADROOM * self._sum("cuda"), CUDA_POOL_MIB) if self.gpus else 0
 
     @property
     def pinned_pool(self) -> int:
         """Size of the server's pinned pool; 0 without a GPU."""
         if not self.gpus:
             return 0
-        return _round_up(self._sum("pinned"), PINNED_POOL_MIB)
+        return round_up(self._sum("pinned"), PINNED_POOL_MIB)
 
     @property
     def shared_memory(self) -> int:
         """Bytes that ``/dev/shm`` must hold."""
-        return _round_up(self._sum("shared"), 64)
+        return round_up(self._sum("shared"), 64)
 
     def explain(self) -> list[str]:
         """Return the arithmetic, one line per tensor and one per pool."""
@@ -107,7 +108,7 @@ class Sizes:
         return [*pools, f"--pinned-memory-pool-byte-size={self.pinned_pool}"]
 
 
-def _round_up(num_bytes: int, step_mib: int) -> int:
+def round_up(num_bytes: int, step_mib: int) -> int:
     """Round up to whole steps, at least one."""
     step = step_mib * MIB
     return max(1, -(-num_bytes // step)) * step
@@ -120,36 +121,54 @@ def find_sizes(graph: Graph, plan: Plan, largest: Largest | None = None) -> Size
     any GPU, so each GPU's pool is sized for all of them.
     """
     largest = largest or Largest(graph.config.spec.max_batch_size)
-    return Sizes(plan.gpus or (), (*_pools(graph, plan, largest), *_shared(graph, plan, largest)))
+    edges = graph.edges()
+    lines: list[Line] = []
 
+    def is_on_gpu(step: int) -> bool:
+        return bool(plan.gpus_of(graph.members[graph.steps[step].model]))
 
-def _pools(graph: Graph, plan: Plan, largest: Largest) -> Iterator[Line]:
-    seen: set[str] = set()
-    if not plan.gpus:
-        return
-    for edge in graph.edges():
-        # A tensor that two steps read counts once; the request's stay in the buffers they were received in.
-        if edge.name not in seen and edge.source is not None:
-            seen.add(edge.name)
-            pool = "cuda" if _on_gpu(graph, plan, edge.source) else "pinned"
-            yield Line(pool, edge.name, largest.num_bytes(edge.tensor), plan.concurrency)
-
-
-def _shared(graph: Graph, plan: Plan, largest: Largest) -> Iterator[Line]:
-    """Yield the shared memory through which stubs exchange host tensors: one region per instance."""
+    if plan.gpus:
+        lines += find_pools(edges, largest, is_on_gpu, plan.concurrency)
     for index, step in enumerate(graph.steps):
         config = graph.members[step.model]
-        if not (config.backend == "python" or (plan.target == EMBEDDED and config.backend in PYTHON_BASED_BACKENDS)):
-            continue
-        num_gpus = len(plan.gpus_of(config))
-        groups = [(max(1, group.count), len(group.gpus)) for group in config.message.instance_group] or [(1, 0)]
-        instances = sum(count * max(1, num_gpus and (num_listed or num_gpus)) for count, num_listed in groups)
-        yield Line("shared", f"{step.model}: regions", INSTANCE_MIB * MIB, instances)
-        for edge in graph.edges():
-            if index in (edge.source, edge.target) and not _on_gpu(graph, plan, edge.source):
-                num_bytes = largest.num_bytes(edge.tensor) * COPIES_IN_SHARED_MEMORY
-                yield Line("shared", f"{step.model}: {edge.name}", num_bytes, instances)
+        if config.backend == "python" or (plan.target == EMBEDDED and config.backend in PYTHON_BASED_BACKENDS):
+            num_instances = _count_instances(config, plan)
+            lines.append(Line("shared", f"{step.model}: regions", INSTANCE_MIB * MIB, num_instances))
+            lines += find_shared(graph, index, edges, largest, is_on_gpu, num_instances)
+    return Sizes(plan.gpus or (), tuple(lines))
 
 
-def _on_gpu(graph: Graph, plan: Plan, step: int | None) -> bool:
-    return step is not None and bool(plan.gpus_of(graph.members[graph.steps[step].model]))
+def find_pools(
+    edges: Iterable[Edge], largest: Largest, is_on_gpu: Callable[[int], bool], concurrency: int = 1
+) -> Iterator[Line]:
+    """Yield the tensors that steps write, in the pool of the step's device; ``is_on_gpu`` takes a step's index.
+
+    A tensor that two steps read counts once. The request's tensors stay in the buffers they were received in.
+    """
+    seen: set[str] = set()
+    for edge in edges:
+        if edge.name not in seen and edge.source is not None:
+            seen.add(edge.name)
+            pool = "cuda" if is_on_gpu(edge.source) else "pinned"
+            yield Line(pool, edge.name, largest.num_bytes(edge.tensor), concurrency)
+
+
+def find_shared(
+    graph: Graph,
+    step: int,
+    edges: Iterable[Edge],
+    largest: Largest,
+    is_on_gpu: Callable[[int], bool],
+    num_instances: int,
+) -> Iterator[Line]:
+    """Yield the host tensors that a step's stubs exchange with Triton through shared memory, a region per instance."""
+    for edge in edges:
+        if step in (edge.source, edge.target) and not (edge.source is not None and is_on_gpu(edge.source)):
+            num_bytes = largest.num_bytes(edge.tensor) * COPIES_IN_SHARED_MEMORY
+            yield Line("shared", f"{graph.steps[step].model}: {edge.name}", num_bytes, num_instances)
+
+
+def _count_instances(config: ModelConfig, plan: Plan) -> int:
+    num_gpus = len(plan.gpus_of(config))
+    groups = [(max(1, group.count), len(group.gpus)) for group in config.message.instance_group] or [(1, 0)]
+    return sum(count * max(1, num_gpus and (num_listed or num_gpus)) for count, num_listed in groups)

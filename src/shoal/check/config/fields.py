@@ -7,9 +7,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
-from shoal.check.config_lines import Node
 from shoal.check.findings import Findings, Place, Rule, Severity
-from shoal.check.models import Model, Repository
+from shoal.check.models import Model, Node, Repository
 from shoal.repository.config import CONFIG
 
 SYNTAX = Rule("config-syntax", Severity.ERROR, is_core=True)
@@ -19,7 +18,6 @@ TOO_NEW = Rule("field-newer-than-target", Severity.ERROR, is_core=True)
 LEFTOVER = Rule("template-leftover", Severity.ERROR, is_core=True)
 LEFTOVER_TEXT = Rule("template-leftover-in-text", Severity.WARNING)
 UNREADABLE = Rule("config-unreadable", Severity.ERROR)
-RULES = (SYNTAX, UNKNOWN, MISSPELT, TOO_NEW, LEFTOVER, LEFTOVER_TEXT, UNREADABLE)
 
 # By message and field: the release whose schema first has it.
 _FIRST = {("", "model_metrics"): (24, 11), ("ensemble_scheduling", "max_inflight_requests"): (25, 11)}
@@ -51,8 +49,7 @@ def find(model: Model, repository: Repository) -> Findings:
             f" {what}{f'; the line is: {shown}' if shown else ''}.",
             _advise(what, model.text),
         )
-    is_new = any(name in model.text for _, name in _FIRST)
-    if model.message is not None and (model.has_unknown_fields or is_new):
+    if model.message is not None:
         yield from _unknown(model, model.fields, model.message.DESCRIPTOR, repository, ())
 
 

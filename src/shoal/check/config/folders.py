@@ -16,7 +16,6 @@ POLICY = Rule("version-policy-absent", Severity.WARNING)
 FILE = Rule("model-file-missing", Severity.ERROR)
 LABELS = Rule("label-file-missing", Severity.ERROR, is_core=True)
 STRAY = Rule("not-a-model", Severity.ERROR, is_core=True)
-RULES = (NAME, NO_VERSION, IGNORED, MISREAD, POLICY, FILE, LABELS, STRAY)
 
 # Files that a backend opens in a version folder, any of several, unless default_model_filename is set.
 _FILES = {

@@ -12,7 +12,6 @@ from shoal.repository.graph import Edge, Graph
 COPIES = Rule("gpu-tensor-copied-to-host", Severity.WARNING)
 ROUND = Rule("host-round-trip", Severity.WARNING)
 HOP = Rule("gpu-hop", Severity.WARNING)
-RULES = (COPIES, ROUND, HOP)
 
 
 def find(model: Model, repository: Repository) -> Findings:
@@ -30,10 +29,10 @@ def build_graph(model: Model, repository: Repository) -> Graph | None:
     if model.message is None or not model.message.HasField("ensemble_scheduling") or model.is_misplatformed:
         return None
     try:
-        wanted = {step.model_name for step in model.message.ensemble_scheduling.step} & repository.known.keys()
-        members = {name: repository.known[name].config for name in sorted(wanted)}
+        names = sorted({step.model_name for step in model.message.ensemble_scheduling.step})
         assert model.config is not None
-        return Graph.build(model.config, {name: member for name, member in members.items() if member is not None})
+        members = {name: config for name in names if (config := repository.find_config(name)) is not None}
+        return Graph.build(model.config, members)
     except ShoalError:  # other rules report it
         return None
 

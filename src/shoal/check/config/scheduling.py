@@ -6,7 +6,7 @@ import difflib
 from typing import Any
 
 from shoal.check.findings import Findings, Place, Rule, Severity
-from shoal.check.models import PLATFORMS, Model, Repository, enum_name, is_decoupled, is_file
+from shoal.check.models import PLATFORMS, Model, Repository, enum_name, is_file
 
 BATCH_SIZE = Rule("negative-batch-size", Severity.ERROR, is_core=True)
 PREFERRED = Rule("preferred-batch-size", Severity.ERROR, is_core=True)
@@ -21,10 +21,6 @@ MISSPELT = Rule("misspelt-backend", Severity.ERROR, is_core=True)
 KIND = Rule("kind-left-open", Severity.WARNING)
 CONTROL = Rule("sequence-control", Severity.ERROR, is_core=True)
 METRICS = Rule("metric-control", Severity.ERROR, is_core=True)
-RULES = (
-    BATCH_SIZE, PREFERRED, PRIORITY, ORDERING, INSTANCE_GPUS, PROFILE, CACHE, BACKEND, PLATFORM, MISSPELT, METRICS,
-    CONTROL, KIND,
-)  # fmt: skip
 
 # NVIDIA's backends and widespread ones of others. A name unlike all of them is a backend of the user's own.
 _BACKENDS = frozenset({
@@ -165,8 +161,9 @@ def _is_in_unreadable(model: Model, repository: Repository) -> bool:
 def _cache(model: Model) -> Findings:
     if not model.message.response_cache.enable:
         return
-    if is_decoupled(model) or model.message.HasField("sequence_batching"):
-        how = "'decoupled' transaction policy" if is_decoupled(model) else "sequence batching scheduler"
+    is_decoupled = model.message.model_transaction_policy.decoupled
+    if is_decoupled or model.message.HasField("sequence_batching"):
+        how = "'decoupled' transaction policy" if is_decoupled else "sequence batching scheduler"
         yield CACHE.at(
             model.at("response_cache"),
             f"Response Cache does not currently support model {model.name} with {how}.",

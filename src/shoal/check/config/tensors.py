@@ -19,7 +19,6 @@ TENSORRT_ONLY = Rule("tensorrt-only", Severity.ERROR, is_core=True)
 TWICE = Rule("tensor-twice", Severity.WARNING)
 INPUT_TWICE = Rule("input-twice", Severity.ERROR)
 BATCH_TENSOR = Rule("batch-tensor", Severity.ERROR, is_core=True)
-RULES = (NAME, DTYPE, DIMS, RESHAPE, FORMAT, TENSORRT_ONLY, TWICE, INPUT_TWICE, BATCH_TENSOR)
 
 
 def find(model: Model, _: Repository) -> Findings:

@@ -16,7 +16,6 @@ INPUT = Rule("warm-up-input", Severity.ERROR, is_core=True)
 BATCH = Rule("warm-up-batch-size", Severity.ERROR)
 MISMATCH = Rule("warm-up-mismatch", Severity.ERROR)
 SKIPPED = Rule("warm-up-skipped", Severity.WARNING)
-RULES = (DATA, INPUT, BATCH, MISMATCH, SKIPPED)
 
 FOLDER = "warmup"  # in a model's folder, for input_data_file
 MAX_BYTES = 64 * 2**20  # of a file of texts that is read here

@@ -18,7 +18,6 @@ OUTPUT_TWICE = Rule("step-output-twice", Severity.ERROR, is_core=True)
 UNMAPPED = Rule("step-input-unmapped", Severity.ERROR, is_core=True)
 OPTIONAL = Rule("optional-input-required", Severity.ERROR)
 SEQUENCE = Rule("sequence-in-ensemble", Severity.WARNING)
-RULES = (MISSING, VERSION, CIRCLE, BATCH, INPUT, OUTPUT, OUTPUT_TWICE, UNMAPPED, OPTIONAL, SEQUENCE)
 
 
 def find(model: Model, repository: Repository) -> Findings:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from shoal.check.ensembles.members import find_circle
 from shoal.check.findings import Findings, Place, Rule, Severity
-from shoal.check.models import Model, Repository, is_decoupled
+from shoal.check.models import Model, Repository
 from shoal.component.spec import TensorSpec
 from shoal.repository.shapes import Declared, show
 
 DTYPE = Rule("step-dtype", Severity.ERROR, is_core=True)
 SHAPE = Rule("step-shape", Severity.ERROR, is_core=True)
 DECOUPLED = Rule("decoupled-joined", Severity.ERROR, is_core=True)
-RULES = (DTYPE, SHAPE, DECOUPLED)
 
 
 def find(model: Model, repository: Repository) -> Findings:
@@ -30,7 +29,7 @@ def find(model: Model, repository: Repository) -> Findings:
         member = repository.known.get(step.model_name)
         if member is not None and member.message is not None:
             yield from _meanings(model, index, step, member, declared)
-    yield from _decoupled(model, steps, repository.known)
+    yield from _decoupled(model, steps, repository)
 
 
 def _own(model: Model) -> Iterator[tuple[str, TensorSpec]]:
@@ -82,7 +81,7 @@ def _compare(model: Model, name: str, first: Declared, here: Declared, place: Pl
         )
 
 
-def _decoupled(model: Model, steps: list[Any], known: Mapping[str, Model]) -> Findings:
+def _decoupled(model: Model, steps: list[Any], repository: Repository) -> Findings:
     """Find steps that read tensors of different decoupled models, by the method of Triton's core.
 
     Each tensor has a label. A decoupled step gives its outputs a new label, and any other step passes on the label of
@@ -96,7 +95,6 @@ def _decoupled(model: Model, steps: list[Any], known: Mapping[str, Model]) -> Fi
         if not now:
             break
         for index, step in now:
-            member = known.get(step.model_name)
             found = {labels[tensor] for tensor in step.input_map.values()}
             if len(found) > 1:
                 yield DECOUPLED.at(
@@ -106,7 +104,7 @@ def _decoupled(model: Model, steps: list[Any], known: Mapping[str, Model]) -> Fi
                     "Pass what it needs through one of them.",
                 )
             label = min(found)
-            if member and is_decoupled(member, known):
+            if repository.is_decoupled(step.model_name):
                 number += 1
                 label = number
             labels.update(dict.fromkeys(step.output_map.values(), label))

@@ -18,7 +18,6 @@ INPUT = Rule("ensemble-input-unused", Severity.ERROR, is_core=True)
 OUTPUT = Rule("ensemble-output-unwritten", Severity.ERROR, is_core=True)
 UNUSED = Rule("ensemble-tensor-unused", Severity.ERROR, is_core=True)
 INSIDE = Rule("output-read-inside", Severity.WARNING)
-RULES = (BACKEND, STEPS, CARRIES, STEP, TWICE, INPUT, OUTPUT, UNUSED, INSIDE)
 
 
 def find(model: Model, _: Repository) -> Findings:

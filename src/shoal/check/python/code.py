@@ -23,7 +23,6 @@ NO_CLASS = Rule("no-model-class", Severity.ERROR, is_core=True)
 SIGNATURE = Rule("wrong-signature", Severity.ERROR, is_core=True)
 CAPSULE = Rule("dlpack-capsule", Severity.WARNING)
 ASCII = Rule("text-opened-as-ascii", Severity.WARNING)
-RULES = (SYNTAX, NO_CLASS, SIGNATURE, CAPSULE, ASCII)
 
 CLASS = "TritonPythonModel"
 # The number of arguments that Triton passes, and the right signature.

@@ -14,7 +14,6 @@ from shoal.check.python.source import PB, Source, argument, examine
 
 READS = Rule("reads-unknown-input", Severity.WARNING)
 CONFIG = Rule("wrong-config-name", Severity.ERROR, is_core=True)
-RULES = (READS, CONFIG)
 
 
 def find(model: Model, repository: Repository) -> Findings:

@@ -14,7 +14,6 @@ CANCELLED = Rule("cancelled-after-final", Severity.ERROR)
 MISMATCH = Rule("decoupled-mismatch", Severity.ERROR)
 ASYNC = Rule("async-exec-decoupled", Severity.WARNING)
 LOST = Rule("error-with-final", Severity.ADVICE)
-RULES = (CANCELLED, MISMATCH, ASYNC, LOST)
 
 _FINAL = "TRITONSERVER_RESPONSE_COMPLETE_FINAL"
 _POLICY = "model_transaction_policy { decoupled: true }"

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.check.torchscript.archive import ForeignError, Script
+from shoal.check.torchscript import ForeignError, Script
 from shoal.component.provenance import METADATA, dump_ties, read_archive
 from shoal.component.spec import DTYPES, STRING, ModelSpec, TensorSpec
 from shoal.errors import ArtifactError, InputError

@@ -1,40 +1,95 @@
-"""Answers in pieces, in configurations: decoupled steps and what follows them, engines, and calls to other models."""
+"""How ensembles run: steps in parallel, steps that run once per answer, engines, and calls to other models."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from shoal.check.ensembles.members import find_circle
 from shoal.check.findings import Findings, Rule, Severity
-from shoal.check.models import Model, Repository, is_decoupled
+from shoal.check.models import Model, Repository
 from shoal.check.python.streams import is_stateful
-from shoal.environment.targets import FIRST_SIDE_BY_SIDE
+from shoal.environment.targets import FIRST_SIDE_BY_SIDE, Target
 from shoal.errors import suggest
+from shoal.repository.ensemble_config import first_steps
 
+FIRST = Rule("several-first-steps", Severity.WARNING)
+LIMIT = Rule("limit-side-by-side", Severity.WARNING)
 DIVIDED = Rule("stream-state-divided", Severity.ERROR)
 UNMAPPED = Rule("stream-id-unmapped", Severity.ERROR)
 CALLS = Rule("calls-unknown", Severity.ERROR)
 VLLM = Rule("vllm-batch-size", Severity.ERROR)
 LEAVING = Rule("leaving-client", Severity.ADVICE)
 BATCHED = Rule("engine-batched-twice", Severity.ADVICE)
-RULES = (DIVIDED, UNMAPPED, CALLS, VLLM, LEAVING, BATCHED)
 
 STREAM_ID = "stream_id"
 
 
 def find(model: Model, repository: Repository) -> Findings:
-    """Find what makes streams fail, or mixes them."""
+    """Find what makes parallel steps or streams fail, or mixes streams."""
     if model.message is None:
         return
+    target = repository.target
+    if target is not None and target.release < FIRST_SIDE_BY_SIDE:
+        yield from _first(model, target)
+        yield from _limits(model, repository, target)
     yield from _calls(model, repository)
     yield from _engine(model)
     if model.message.HasField("ensemble_scheduling") and not find_circle(model, repository.known):
-        behind = list(_find_behind(model, repository.known))
+        behind = list(_find_behind(model, repository))
         for place in behind:
             yield from _state(place)
         if behind:
             yield from _leaving(model, repository)
+
+
+# --- parallel steps: faults of Triton before 26.05 ------------------------------------------------------------------
+
+
+def _first(model: Model, target: Target) -> Findings:
+    steps, first = model.message.ensemble_scheduling.step, first_steps(model.message)
+    if len(first) > 1:
+        names = ", ".join(steps[index].model_name for index in first)
+        yield FIRST.at(
+            model.at("ensemble_scheduling", "step", first[1], "model_name"),
+            f"The steps {names} read the request in parallel; if one refuses it, Triton {target.version}"
+            " may stop answering.",
+            "Let one step read it first and pass it on, as shoal's checked_text does with a text, or serve with 26.05"
+            " or later.",
+        )
+
+
+def _limits(model: Model, repository: Repository, target: Target) -> Findings:
+    steps = list(model.message.ensemble_scheduling.step)
+    before = _find_earlier(steps)
+    for index, step in enumerate(steps):
+        beside = [i for i in range(len(steps)) if i != index and i not in before[index] and index not in before[i]]
+        member = repository.known.get(step.model_name)
+        if member is None or member.message is None or not beside:
+            continue
+        batching = member.message.dynamic_batching
+        policies = [batching.default_queue_policy, *batching.priority_queue_policy.values()]
+        if any(policy.max_queue_size or policy.default_timeout_microseconds for policy in policies):
+            other = steps[beside[0]].model_name
+            yield LIMIT.at(
+                model.at("ensemble_scheduling", "step", index, "model_name"),
+                f"The queue of {step.model_name} has a limit, and {other} runs in parallel; if it refuses a request,"
+                f" Triton {target.version} may never answer it.",
+                f"Remove max_queue_size and default_timeout_microseconds from {step.model_name}, or serve with 26.05"
+                " or later.",
+            )
+
+
+def _find_earlier(steps: Sequence[Any]) -> list[set[int]]:
+    """Map each step to those that it waits for, directly or through others."""
+    writers = {tensor: index for index, step in enumerate(steps) for tensor in step.output_map.values()}
+    before = [{writers[tensor] for tensor in step.input_map.values() if tensor in writers} for step in steps]
+    for _ in steps:  # the longest path has as many edges at most
+        before = [found.union(*(before[index] for index in found)) for found in before]
+    return before
+
+
+# --- decoupled steps, engines, calls ---------------------------------------------------------------------------------
 
 
 def _calls(model: Model, repository: Repository) -> Findings:
@@ -78,28 +133,20 @@ class _Behind(NamedTuple):
 
 
 def _find_behind(
-    ensemble: Model, known: Mapping[str, Model], above: tuple[str, ...] = (), *, gives_id: bool = False
+    ensemble: Model, repository: Repository, above: tuple[str, ...] = (), *, gives_id: bool = False
 ) -> Iterator[_Behind]:
-    """Yield the steps behind decoupled ones, and those of ensembles there; ``above`` are the ensembles around this."""
-    steps = [(i, s, known.get(s.model_name)) for i, s in enumerate(ensemble.message.ensemble_scheduling.step)]
-    many = {tensor.name for tensor in ensemble.message.input} if above else set()
-    found: dict[int, bool] = {}  # steps that answer many times, and whether what they read comes many times
-    while new := {
-        index: bool(many & set(step.input_map.values()))
-        for index, step, member in steps
-        if found.get(index) is not True
-        and (many & set(step.input_map.values()) or (index not in found and member and is_decoupled(member, known)))
-    }:
-        found |= new
-        many |= {tensor for index, step, _ in steps if index in new for tensor in step.output_map.values()}
-    gives_id = gives_id or any(
-        member is not None and is_decoupled(member, known) and STREAM_ID in [tensor.name for tensor in member.outputs]
-        for _, _, member in steps
-    )
-    for index, step, member in steps:
-        if found.get(index) and member is not None and member.message is not None and member.name not in above:
+    """Yield the steps behind decoupled ones, and all steps of ensembles there; ``above`` are the ensembles around."""
+    steps = list(ensemble.message.ensemble_scheduling.step)
+    before = _find_earlier(steps)
+    decoupled = {index for index, step in enumerate(steps) if repository.is_decoupled(step.model_name)}
+    members = [repository.known.get(step.model_name) for step in steps]
+    outputs = [tensor.name for index in decoupled for tensor in getattr(members[index], "outputs", ())]
+    gives_id = gives_id or STREAM_ID in outputs
+    for index, (step, member) in enumerate(zip(steps, members, strict=True)):
+        is_behind = bool(above) or not decoupled.isdisjoint(before[index])
+        if is_behind and member is not None and member.message is not None and member.name not in above:
             yield _Behind(ensemble, index, step, member, gives_id)
-            yield from _find_behind(member, known, (*above, ensemble.name), gives_id=gives_id)
+            yield from _find_behind(member, repository, (*above, ensemble.name), gives_id=gives_id)
 
 
 def _state(place: _Behind) -> Findings:
@@ -130,7 +177,7 @@ def _leaving(model: Model, repository: Repository) -> Findings:
         return
     for index, step in enumerate(model.message.ensemble_scheduling.step):
         member = repository.known.get(step.model_name)
-        if member is not None and is_decoupled(member):
+        if member is not None and member.config is not None and member.config.spec.is_decoupled:
             yield LEAVING.at(
                 model.at("ensemble_scheduling", "step", index, "model_name"),
                 f"If a client of {model.name} leaves, {member.name} answers to the end, and Triton {target.version}"
