@@ -1,4 +1,4 @@
-"""How ensembles run: steps in parallel, steps that run once per answer, engines, and calls to other models."""
+"""Execution of ensembles: parallel steps, steps that run once per answer, engines, and calls to other models."""
 
 from __future__ import annotations
 
