@@ -7,11 +7,11 @@ from textwrap import dedent, indent
 
 from shoal.check import security
 from shoal.check.findings import Finding
-from shoal.check.python import code, names
+from shoal.check.python import code
 from shoal.check.repositories import read_repository
 from tests.support.planted import config
 
-FAMILIES = (code, names, security)
+FAMILIES = (code, security)
 
 
 def find(path: Path) -> list[Finding]:

@@ -12,14 +12,14 @@ from shoal.check.ensembles import members, running, shapes, wiring
 from shoal.check.findings import Finding, Rule, Severity
 from shoal.check.forests import contract as forest
 from shoal.check.models import Repository
-from shoal.check.python import code, modules, names, streams
+from shoal.check.python import code, modules, streams
 from shoal.check.repositories import read_repository
 from shoal.environment.targets import find_target
 
 # Each has rules, and find(model, repository), which never raises because of a repository's contents.
 FAMILIES = (
     fields, folders, tensors, scheduling, warmups, wiring, running, members, shapes, engines,
-    placement, memory, environments, artifacts, code, names, streams, forest, torchscript, onnx_io, security,
+    placement, memory, environments, artifacts, code, streams, forest, torchscript, onnx_io, security,
 )  # fmt: skip
 RULES = {rule.id: rule for family in (*FAMILIES, modules) for rule in vars(family).values() if isinstance(rule, Rule)}
 

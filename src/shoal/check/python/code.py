@@ -1,4 +1,4 @@
-"""The code of a ``model.py``: can the Python backend import it, and call its methods? And two common pitfalls."""
+"""Code of a ``model.py``: its class and methods, as the Python backend calls them, tensor names, and two pitfalls."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ NO_CLASS = Rule("no-model-class", Severity.ERROR, is_core=True)
 SIGNATURE = Rule("wrong-signature", Severity.ERROR, is_core=True)
 CAPSULE = Rule("dlpack-capsule", Severity.WARNING)
 ASCII = Rule("text-opened-as-ascii", Severity.WARNING)
+READS = Rule("reads-unknown-input", Severity.WARNING)
+CONFIG = Rule("wrong-config-name", Severity.ERROR, is_core=True)
 
 CLASS = "TritonPythonModel"
 # The number of arguments that Triton passes, and the right signature.
@@ -51,6 +53,8 @@ def find(model: Model, repository: Repository) -> Findings:
             yield from _check_methods(source, found[0])
         yield from _check_capsules(source)
         yield from _check_opens(source)
+        if model.message is not None and not model.is_completed:
+            yield from _check_names(source, model)
 
     yield from examine(model, look)
 
@@ -183,3 +187,36 @@ def _check_opens(source: Source) -> Findings:
         starred = any(isinstance(arg, ast.Starred) for arg in call.args)
         if is_text and argument(call, 3, "encoding") is None and not starred:
             yield ASCII.at(source.at(call), "This open reads or writes ASCII in Triton.", 'Add encoding="utf-8".')
+
+
+def _check_names(source: Source, model: Model) -> Findings:
+    """Find misspelt names of tensors: string literals with the letters of a declared name, in another order or case.
+
+    Another name that is not declared may be right, because a ``model.py`` may serve several configurations.
+    """
+    states = model.message.sequence_batching
+    inputs = [*(t.name for t in model.inputs), *(c.name for c in states.control_input)]
+    inputs += [*(s.input_name for s in states.state), *(n for b in model.message.batch_input for n in b.target_name)]
+    outputs = [*(t.name for t in model.outputs), *(s.output_name for s in states.state)]
+    functions = {
+        "get_input_tensor_by_name": (READS, "reads the input", inputs),
+        "get_input_config_by_name": (CONFIG, "asks for", inputs),
+        "get_output_config_by_name": (CONFIG, "asks for", outputs),
+    }
+    for call in source.calls:
+        function = source.name(call.func).removeprefix(f"{PB}.")
+        if function not in functions:
+            continue
+        rule, what, declared = functions[function]
+        match argument(call, 1, "name"):
+            case ast.Constant(value=str(name)) if name not in declared and _is_misspelt(name, declared):
+                yield rule.at(
+                    source.at(call),
+                    f"It {what} {name}, which {model.path.name} does not declare.",
+                    f"Declared: {', '.join(declared)}.",
+                )
+
+
+def _is_misspelt(name: str, declared: list[str]) -> bool:
+    """Whether a declared name has the same letters, in another order or case."""
+    return sorted(name.lower()) in [sorted(other.lower()) for other in declared]

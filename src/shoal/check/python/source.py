@@ -110,13 +110,13 @@ def parse(text: str) -> ast.Module | SyntaxError | None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # warnings about a model.py do not concern this process
             tree = ast.parse(text.removeprefix("\ufeff"))
+            tree.body = [node for node in tree.body if not _is_main_guard(node)]
     except SyntaxError as error:
         return None if _may_be_newer(error) else error
     except ValueError as error:  # a NUL, until Python 3.12
         return SyntaxError(str(error))
     except (RecursionError, MemoryError):
         return None
-    tree.body = [node for node in tree.body if not _is_main_guard(node)]
     return tree
 
 
@@ -128,13 +128,7 @@ def _may_be_newer(error: SyntaxError) -> bool:
 
 
 def _is_main_guard(node: ast.stmt) -> bool:
-    return (
-        isinstance(node, ast.If)
-        and isinstance(node.test, ast.Compare)
-        and any(isinstance(n, ast.Name) and n.id == "__name__" for n in (node.test.left, *node.test.comparators))
-        and isinstance(node.test.ops[0], ast.Eq)
-        and not node.orelse
-    )
+    return isinstance(node, ast.If) and ast.unparse(node.test).startswith("__name__ ==")
 
 
 def _imports(tree: ast.Module) -> dict[str, str]:
