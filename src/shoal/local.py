@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -33,15 +33,7 @@ MAX_BRANCHES = 32  # steps of all callers that may run concurrently
 class Remote(Protocol):
     """Runs single models elsewhere; ``shoal.Client`` is one, and can stream as well."""
 
-    def infer(
-        self,
-        model: str,
-        inputs: Mapping[str, Any] | None = None,
-        /,
-        *,
-        parameters: Mapping[str, Any] | None = None,
-        **named: Any,
-    ) -> Arrays:
+    def infer(self, model: str, inputs: Mapping[str, Any], /, *, parameters: Mapping[str, Any] | None = None) -> Arrays:
         """Return the outputs of one request; ``parameters`` are sent beside its tensors."""
 
 
@@ -140,8 +132,6 @@ class Pipeline:
         """Run what is due; the steps behind a decoupled one run once for each of its answers."""
         while waiting:
             due = [step for step in waiting if self._is_due(step, tensors)]
-            if not due:
-                raise self._stuck(waiting)
             step = next((step for step in due if not self._models[step.model].is_decoupled), due[0])
             waiting = [other for other in waiting if other is not step]
             if self._models[step.model].is_decoupled:
@@ -183,14 +173,8 @@ class Pipeline:
                 _keep(due[0], self._call(due[0], tensors), tensors)
                 continue
             running |= {self._pool.submit(self._call, step, tensors): step for step in due}
-            if not running:
-                raise self._stuck(waiting)
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 _keep(running.pop(future), future.result(), tensors)
-
-    def _stuck(self, waiting: Iterable[Step]) -> ArtifactError:
-        stuck = ", ".join(step.model for step in waiting)
-        return ArtifactError(f"Steps {stuck} of {self.name} wait for tensors that no step writes.")
 
     def _call(self, step: Step, tensors: Arrays) -> Arrays:
         return self._models[step.model].call(self._inputs(step, tensors))
@@ -235,6 +219,7 @@ def load(path: Path | str, *, remote: Remote | None = None) -> Pipeline:
         InputError: the repository has several ensembles, or ``remote`` serves another repository.
     """
     graph = find_graph(Path(path))
+    graph.levels()  # raises if a step waits for a tensor that no step writes
     repository = graph.config.folder.parent
     check_manifest(repository)
     if remote is not None:

@@ -58,8 +58,11 @@ def profile(call: Any, folder: Path) -> dict[str, tuple[int, int]]:
 
 
 def told(copies: Copies) -> dict[str, tuple[int, int]]:
-    assert copies.total(ACROSS).copies == 0
-    return {direction: (copies.total(direction).copies, copies.total(direction).num_bytes) for direction in (UP, DOWN)}
+    seen = {UP: (0, 0), DOWN: (0, 0)}
+    for _, edge, traffic in copies:
+        number, num_bytes = seen[edge.direction]  # a KeyError: something went across
+        seen[edge.direction] = (number + traffic.copies, num_bytes + traffic.num_bytes)
+    return seen
 
 
 @pytest.mark.parametrize("batch", [["The cat sat."], ["The cat sat."] * 64, ["cat [SEP] cat", "", "The cat sat."]])
@@ -105,7 +108,7 @@ def test_a_server_hands_tensors_on_from_gpu_to_gpu(gpu_pipeline: Pipeline, texts
     for name in expected:
         np.testing.assert_allclose(got[name], expected[name], atol=1e-3)
     copies.check(gpu_pipeline.graph)
-    assert copies.total(UP).copies
+    assert any(copy.edge.direction == UP for copy in copies)
 
 
 # --- under load --------------------------------------------------------------------------------------------------

@@ -90,8 +90,6 @@ def test_nothing_but_the_budget_is_copied(on_gpu: Pipeline) -> None:
         ("postprocess", "BERT_SCORE", DOWN): (1, 16),
         ("postprocess", "FOREST_SCORE", DOWN): (1, 16),
     }
-    assert moved.total(DOWN).num_bytes == 8 + len(TEXTS) + 1 + 3 * 16
-    assert before.total(UP) == Traffic()  # what went up at the start is not counted
 
 
 @pytest.mark.parametrize("model", ["preprocess", "bert-large", "postprocess"])

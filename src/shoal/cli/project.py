@@ -12,6 +12,7 @@ import typer
 from shoal.cli.usage import Command, Group
 from shoal.console import OUT, show_progress
 from shoal.errors import InputError
+from shoal.options import parse_pairs
 
 if TYPE_CHECKING:
     from shoal.component.spec import TensorSpec
@@ -48,18 +49,17 @@ def component(
 ) -> None:
     """A component (code that runs before or after a model), a pipeline that uses it, and a test that serves it."""
     from shoal.project.scaffold.clone import draft_like
-    from shoal.project.scaffold.names import parse_settings
     from shoal.project.scaffold.skeletons import INPUTS, OUTPUTS, STREAMED, draft_component
 
     if like is not None:
         if is_streaming:
             raise InputError("A copy answers as what it is a copy of.", "Leave out --streaming, or --like.")
-        given = parse_settings(artifacts or (), "--artifact")
+        given = parse_pairs("--artifact", artifacts, form="FILE=PATH", example="vocab.txt=build/artifacts/vocab.txt")
         made = draft_like(
             name,
             like,
             category=category,
-            settings=parse_settings(settings or (), "--set"),
+            settings=parse_pairs("--set", settings, example="max_length=128"),
             artifacts={file: Path(path) for file, path in given.items()},
             inputs=_parse_tensors(inputs or (), "--input"),
             outputs=_parse_tensors(outputs or (), "--output"),
@@ -110,10 +110,9 @@ def pipeline(
     is_dry: DryRun = False,
 ) -> None:
     """A pipeline of models by name, with a test that serves it."""
-    from shoal.project.scaffold.names import parse_settings
     from shoal.project.scaffold.pipelines import draft_pipeline
 
-    given = parse_settings(maps or (), "--map")
+    given = parse_pairs("--map", maps, example="encoder.INPUT__0=tokenizer.INPUT_IDS")
     made = draft_pipeline(name, steps or (), maps=given, project=project)
     _finish(made, project, is_dry=is_dry)
 

@@ -11,7 +11,7 @@ import typer
 
 from shoal.console import ERR, OUT, plain, print_json
 from shoal.errors import InputError
-from shoal.options import Concurrency, Gpu, Json, Placement, Target
+from shoal.options import Concurrency, Gpu, Json, Placement, Target, parse_pairs
 
 if TYPE_CHECKING:
     from shoal.repository.tuning import Tuning
@@ -87,7 +87,7 @@ def compose(
         environments=_by_model(env),
         stubs=_by_model(stub),
         is_warmed_up=warm_up,
-        swap=_parse_swaps(swap),
+        swap=parse_pairs("--swap", swap, form="MODEL=MODEL", example="llm-hf=llm-vllm"),
         weights=weights,
         tuning=_parse_tuning(instances, preferred_batch, queue_delay),
     )
@@ -99,18 +99,6 @@ def compose(
     OUT.print(f"repository: {path}", soft_wrap=True)
     serve_it = f"shoal serve {path}"
     OUT.print(f"next: {serve_it if target == 'embedded' else f'{serve_it} --print'}", soft_wrap=True)
-
-
-def _parse_swaps(options: list[str] | None) -> dict[str, str]:
-    """Parse ``A=B``, each A once."""
-    swaps: dict[str, str] = {}
-    for option in options or ():
-        old, _, new = option.partition("=")
-        if not old or not new or old in swaps:
-            what = f"names {old} again" if old in swaps else "does not name two models"
-            raise InputError(f"--swap {option} {what}.", "For example: --swap llm-hf=llm-vllm")
-        swaps[old] = new
-    return swaps
 
 
 def _parse_tuning(instances: list[str] | None, sizes: list[str] | None, delays: list[str] | None) -> dict[str, Tuning]:

@@ -89,11 +89,6 @@ class Copies:
         """Iterate over the edges with traffic, sorted by model and edge."""
         return (Copy(model, edge, self.traffic[model, edge]) for model, edge in sorted(self.traffic))
 
-    def total(self, direction: str) -> Traffic:
-        """Sum the traffic in one direction, without the copies made once at start-up."""
-        chosen = (copy.traffic for copy in self if copy.edge.direction == direction and copy.edge.name != SETUP)
-        return sum(chosen, Traffic())
-
     def beyond(self, graph: Graph) -> list[str]:
         """List copies beyond the budget of a pipeline that runs on one GPU; empty if it is within it.
 

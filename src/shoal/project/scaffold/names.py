@@ -19,11 +19,6 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 _TENSOR = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,47}")
 _IMPORTED = {"ArtifactError", "Arrays", "Component", "Context"}  # by the generated files
 _EXAMPLES = "For example: {0} TEXT:STRING:1, or {0} IMAGE:FP32:3,224,224; -1 is any size"
-_PAIRS = {
-    "--artifact": "vocab.txt=build/artifacts/vocab.txt",
-    "--map": "encoder.INPUT__0=tokenizer.INPUT_IDS",
-    "--set": "max_length=128",
-}
 
 
 def find_project_folders(project: Path) -> Mapping[str, ModelConfig]:
@@ -120,20 +115,3 @@ def check_distinct(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) 
     twice = find_repeated(names)
     if twice:
         raise InputError(f"There are two tensors {twice}.", "Give each input and output a name of its own.")
-
-
-def parse_settings(options: Sequence[str], option: str) -> dict[str, str]:
-    """Parse ``NAME=VALUE`` pairs given for ``option``, each name once.
-
-    Raises:
-        InputError: one is malformed, or a name is repeated.
-    """
-    pairs = [each.partition("=") for each in options]
-    for name, sign, _ in pairs:
-        if not (name and sign):
-            form = "FILE=PATH" if option == "--artifact" else "NAME=VALUE"
-            raise InputError(f"{option} {name!r} is not {form}.", f"For example: {option} {_PAIRS[option]}")
-    twice = find_repeated(name for name, _, _ in pairs)
-    if twice:
-        raise InputError(f"{option} {twice}=... is given twice.", "Give it once.")
-    return {name: value for name, _, value in pairs}
