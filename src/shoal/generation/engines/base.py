@@ -1,0 +1,53 @@
+"""Base of the components that answer token requests with an engine; it imports neither torch nor transformers."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from shoal.component import Arrays, Context, Parameters, Stream, StreamingComponent
+from shoal.component.streaming import QueueStream
+from shoal.generation.contract import Limits, TokenRequest
+from shoal.generation.weights import DECODER, Weights, find_weights, read_folder
+
+
+class Engine(Protocol):
+    """Language model that answers many requests from threads of its own, each as far as ``limits`` allow."""
+
+    limits: Limits
+
+    def admit(self, request: TokenRequest, stream: Stream) -> None:
+        """Begin to answer a checked request, and return at once."""
+
+    def close(self) -> None:
+        """End all streams with an error, and stop computing."""
+
+
+class EngineComponent(StreamingComponent):
+    """Component that continues token ids with the engine that ``make_engine`` returns.
+
+    The parameters ``model`` (the weights folder; a model folder that holds its decoder is its own), ``slots`` and
+    ``context`` are common to all engines.
+    """
+
+    def make_engine(self, weights: Weights, parameters: Parameters, **common: Any) -> Engine:
+        """Return the engine; ``common`` are its arguments ``slots``, ``context`` and ``threads``."""
+        raise NotImplementedError
+
+    def setup(self, context: Context) -> None:
+        """Make the engine, and have it answer one request, so that the first client does not wait for what is lazy."""
+        parameters = Parameters(context.spec)
+        own = context.folder.absolute()
+        weights = find_weights(read_folder(parameters, str(own) if (own / DECODER).is_file() else ""))
+        slots, length = parameters.whole("slots", 16, most=1024), parameters.whole("context", 0)
+        self.engine = self.make_engine(weights, parameters, slots=slots, context=length, threads=context.num_threads)
+        warm = QueueStream(self, 1)
+        self.engine.admit(TokenRequest((0,), 2), warm)
+        list(warm)
+
+    def open(self, inputs: Arrays, stream: Stream) -> None:
+        """Check one request against the engine's limits, and begin to answer it."""
+        self.engine.admit(TokenRequest.read(inputs, self.engine.limits), stream)
+
+    def close(self) -> None:
+        """Close the engine."""
+        self.engine.close()
