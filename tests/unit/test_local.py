@@ -161,7 +161,7 @@ def test_steps_that_wait_for_nobody_are_named(repository: Path, tmp_path: Path) 
     text = config.read_text(encoding="utf-8")
     config.write_text(text.replace('value: "excerpt"', 'value: "SCORE"'), encoding="utf-8")
     with pytest.raises(
-        ArtifactError, match="output 'SCORE' .* is not written: .* Steps wait for one another in a circle"
+        ArtifactError, match=r"output 'SCORE' .* is not written: .* Steps wait for one another in a circle"
     ):
         load(tmp_path / "r" / "ensemble_all")(excerpt=["a"])
 
