@@ -27,10 +27,9 @@ import numpy as np
 import typer
 
 from shoal import compose, serve
-from shoal.environment.build_record import Built
-from shoal.environment.building import build
+from shoal.environment.archive import unpack
+from shoal.environment.building import Built, build
 from shoal.environment.spec import Request
-from shoal.environment.unpacking import unpack
 from shoal.machine import describe_machine, library_versions
 from shoal.readability.corpus import find_corpus
 from shoal.readability.fit import EncoderSettings
@@ -95,7 +94,7 @@ def make(folder: Path) -> tuple[Built, dict[str, float]]:
     def clock(stage: str, done: int, _: int) -> None:
         seconds[stage] = time.perf_counter() - (seconds[stage] if done else 0)
 
-    return build(Request(source, folder / "env", is_offline=True), clock), seconds
+    return build(Request(source, folder / "env"), clock), seconds
 
 
 def alone(folder: Path, name: str, environments: Mapping[str, Path], stubs: Mapping[str, Path]) -> Path:

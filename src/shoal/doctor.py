@@ -18,15 +18,13 @@ import numpy as np
 
 from shoal.environment.engines import CONDAS, RATTLER, VENV
 from shoal.environment.stub import read_stub
-from shoal.environment.stub_source import find_missing
-from shoal.environment.targets import EMBEDDED_RELEASE
 from shoal.errors import ShoalError
 from shoal.paths import check_path_supported
 from shoal.server.checks import check_glibc, check_shared_memory, checks
 from shoal.server.launch import find_ports
 from shoal.server.runtime import STUB_VARIABLE, check_numpy, find_runtime
 
-OK, OPTIONAL, WARNING, FAULT = "ok", "optional", "warning", "fault"
+OK, WARNING, FAULT = "ok", "warning", "fault"
 SHARED_MEMORY_MIB = 256  # containers get 64 by default, too little for one batch of 512 rows of 256 tokens
 DISK_GIB = 2
 PORTS = (8000, 8001, 8002)
@@ -34,7 +32,7 @@ PORTS = (8000, 8001, 8002)
 
 @dataclass(frozen=True)
 class Finding:
-    """Result of one check; ``fix`` is empty if there is nothing to do. ``optional``: serving does not need it."""
+    """Result of one check; ``fix`` is empty if there is nothing to do."""
 
     check: str
     level: str
@@ -96,7 +94,7 @@ def _stub(path: Path) -> Iterator[Finding]:
     if stub.python != running:
         fix = f"Name a stub for Python {running}, or run shoal with Python {stub.python}."
         yield Finding("stub", FAULT, f"{path} is for Python {stub.python}, this is {running}", fix)
-    elif int(np.__version__.split(".")[0]) >= 2 and not stub.bears_numpy_2:
+    elif int(np.__version__.split(".")[0]) >= 2 and not stub.supports_numpy_2:
         yield Finding("stub", FAULT, f"{path} corrupts tensors under NumPy 2", "Type: pip install 'numpy<2'")
     else:
         yield Finding("stub", OK, f"{path} for Python {stub.python}")
@@ -121,13 +119,6 @@ def _tools() -> Iterator[Finding]:
         return
     condas = [tool for tool in CONDAS if shutil.which(tool)]
     yield Finding("environments", OK, f"can be built with {', '.join([RATTLER, VENV, *condas])}")
-    missing = find_missing(EMBEDDED_RELEASE)
-    if not missing:
-        yield Finding("compiling stubs", OK, "this machine has all it needs")
-        return
-    names, fixes = zip(*missing, strict=True)
-    found = f"this machine lacks {', '.join(names)}, which only the compiling of a stub needs"
-    yield Finding("compiling stubs", OPTIONAL, found, f"For that, type: {'; '.join(fixes)}")
 
 
 def _libraries() -> Iterator[Finding]:

@@ -51,7 +51,7 @@ def suggest(name: str, known: Iterable[str]) -> str:
 # The libraries of each extra in pyproject.toml, by import name.
 _EXTRAS = {
     "draw": ("matplotlib", "pygraphviz"),
-    "env": ("conda_pack", "elftools", "packaging", "rattler", "yaml"),
+    "env": ("conda_pack", "elftools", "rattler", "yaml"),
     "files": ("openpyxl", "pyarrow"),
     "gpu": ("cupy", "nvforest", "pylibcudf", "rmm", "torch"),
     "llm": ("huggingface_hub", "jinja2", "safetensors", "tokenizers", "torch", "transformers"),

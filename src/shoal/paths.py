@@ -1,4 +1,4 @@
-"""Path helpers: shipped files, paths that Triton supports, folder locks and atomic replacement."""
+"""Path helpers: shipped files, paths that Triton supports, folder locks, and folders that are written in one step."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import fcntl
 import json
 import os
 import re
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,10 +45,11 @@ def check_path_supported(path: Path) -> None:
         )
 
 
-def check_replaceable(target: Path, mark: str) -> None:
+def check_replaceable(target: Path, mark: str, folders: tuple[str, ...] = ()) -> None:
     """Check that ``target`` is absent, empty, or holds only files that shoal wrote.
 
-    A folder that shoal made holds the JSON file ``mark``, which names shoal's version and every other file.
+    A folder that shoal made holds the JSON file ``mark``, which names shoal's version and every other file, except
+    those in ``folders``.
 
     Raises:
         InputError: it holds something else; the message names it.
@@ -63,9 +66,10 @@ def check_replaceable(target: Path, mark: str) -> None:
             f"{target} exists and shoal did not make it (it holds no {mark} of shoal's); it will not be replaced.",
             "Name another folder, or remove that one.",
         ) from None
-    files = (path for path in sorted(target.rglob("*")) if path.is_file() and "__pycache__" not in path.parts)
-    for path in files:
-        if str(path.relative_to(target)) not in ours:
+    entries = (path for path in sorted(target.iterdir()) if path.name not in folders)
+    for path in (path for entry in entries for path in (entry, *sorted(entry.rglob("*")))):
+        is_file = path.is_file() and "__pycache__" not in path.parts
+        if is_file and str(path.relative_to(target)) not in ours:
             raise InputError(
                 f"{target} holds {path.relative_to(target)}, which shoal did not put there; it will not be replaced.",
                 "Move that file out, or name another folder.",
@@ -88,6 +92,31 @@ def lock(folder: Path, what: str, fix: str) -> Iterator[None]:
         yield
     finally:
         os.close(at)
+
+
+@contextmanager
+def alone(target: Path, what: str) -> Iterator[None]:
+    """Lock the parent folder of ``target``, and remove what killed processes left there; ``what`` is for the error.
+
+    Raises:
+        SetupError: another process holds the lock.
+    """
+    with lock(target.parent, f"Another {what} is at work in {target.parent}.", "Wait for it, or name another folder."):
+        for left in target.parent.glob(f".{target.name}.making-*"):
+            shutil.rmtree(left, ignore_errors=True)
+        yield
+
+
+@contextmanager
+def aside(target: Path) -> Iterator[Path]:
+    """Make a temporary folder beside ``target``, to be moved there when it is complete; it is removed otherwise."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.making-", dir=target.parent))
+    try:
+        folder.chmod(0o755)  # mkdtemp's 0700 would keep a server under another user out
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def exchange(made: Path, target: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from shoal import cli
-from shoal.environment.build_record import Built
+from shoal.environment.building import Built
 from shoal.errors import InputError, ShoalError
 from tests.support.environments import NUMPY_1, RUNNING, WHEELS, Venvs
 from tests.support.once import ROOT
@@ -57,10 +57,10 @@ def test_unpack(packed: Built, tmp_path: Path) -> None:
 
 def test_build_says_what_to_type_next(packed: Built, environment_yml: Path) -> None:
     out = packed.environment.parent
-    printed = shoal("env", "build", environment_yml, "--out", out, "--offline")
+    printed = shoal("env", "build", environment_yml, "--out", out)
     assert f"environment: {packed.environment}  (unchanged)" in printed
     assert f"next: shoal compose ENSEMBLE build/repository --target embedded --env {out}" in printed
-    told = json.loads(shoal("env", "build", environment_yml, "--out", out, "--offline", "--json"))
+    told = json.loads(shoal("env", "build", environment_yml, "--out", out, "--json"))
     assert told == {**packed.record, "is_new": False}
 
 
@@ -78,15 +78,8 @@ def test_the_script_is_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     if not (ROOT / ".venv" / ".installed").exists() or not any(WHEELS.glob("*.whl")):
         pytest.skip("make has not installed .venv here, with the wheels for tests")
     monkeypatch.setenv("PIP_FIND_LINKS", str(WHEELS))
-    command: list[str | Path] = [
-        ROOT / "env" / "build_env.sh",
-        NUMPY_1,
-        "--engine",
-        "venv",
-        "--out",
-        "env",
-        "--offline",
-    ]
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    command: list[str | Path] = [ROOT / "env" / "build_env.sh", NUMPY_1, "--engine", "venv", "--out", "env"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert f"environment: {tmp_path}/env/environment" in done.stdout
     assert "verify" in done.stderr

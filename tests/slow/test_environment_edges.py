@@ -17,15 +17,13 @@ from typer.testing import CliRunner
 
 from shoal import cli
 from shoal.composition.compose import compose
-from shoal.environment.build_record import Built, is_whole, read_built
-from shoal.environment.building import build
+from shoal.environment.archive import unpack
+from shoal.environment.building import Built, build, is_whole, read_built
+from shoal.environment.engines import run, without_secrets
 from shoal.environment.fit import find_misfits
 from shoal.environment.inspection import inspect
-from shoal.environment.rattler import check_cached
 from shoal.environment.spec import Request
 from shoal.environment.targets import find_target
-from shoal.environment.tools import run, without_secrets
-from shoal.environment.unpacking import unpack
 from shoal.errors import ArtifactError, InputError, SetupError
 from tests.support.environments import RUNNING, Venvs
 
@@ -68,7 +66,7 @@ def test_a_python_that_the_source_does_not_bring(packed: Built, tmp_path: Path) 
 def test_a_linked_output_is_followed(packed: Built, environment_yml: Path, tmp_path: Path) -> None:
     shutil.copytree(packed.environment.parent, tmp_path / "large disk".replace(" ", "_"))
     (tmp_path / "env").symlink_to(tmp_path / "large_disk")
-    built = build(Request(environment_yml, tmp_path / "env", is_offline=True))
+    built = build(Request(environment_yml, tmp_path / "env"))
     assert not built.is_new
     assert (tmp_path / "env").is_symlink()
 
@@ -77,26 +75,6 @@ def test_an_output_that_cannot_be_made_is_named(environment_yml: Path, tmp_path:
     (tmp_path / "file").touch()
     with pytest.raises(SetupError, match=r"cannot be built: (Not a directory|File exists)"):
         build(Request(environment_yml, tmp_path / "file" / "env"))
-
-
-def test_offline_refuses_what_would_be_downloaded(tmp_path: Path) -> None:
-    (tmp_path / "pkgs" / "a-1-0" / "info").mkdir(parents=True)
-    check_cached(["https://host/linux-64/a-1-0.conda", "file:///channel/linux-64/b-1-0.tar.bz2"], tmp_path)
-    with pytest.raises(ValueError, match=r"b-1-0\.conda is not in rattler's cache, and --offline downloads nothing"):
-        check_cached(["https://host/linux-64/b-1-0.conda"], tmp_path)
-
-
-def test_packages_of_pypi_in_a_lock_are_not_lost(tmp_path: Path) -> None:
-    lock = tmp_path / "pixi.lock"
-    lock.write_text(
-        "version: 6\nenvironments:\n  default:\n    channels: []\n    indexes: ['https://pypi.org/simple']\n"
-        "    packages:\n      linux-64:\n      - pypi: https://host/mine-1-py3-none-any.whl\n"
-        "packages:\n- pypi: https://host/mine-1-py3-none-any.whl\n  name: mine\n  version: '1'\n"
-        f"  sha256: {'0' * 64}\n",
-        encoding="utf-8",
-    )
-    with pytest.raises(SetupError, match=r"pixi\.lock holds packages of PyPI \(mine, \.\.\.\)"):
-        build(Request(lock, tmp_path / "env", is_offline=True))
 
 
 def test_secrets_stay_out_of_the_record(environment_yml: Path, tmp_path: Path) -> None:
@@ -114,7 +92,7 @@ def test_whatever_ends_a_tool_ends_what_it_started(tmp_path: Path) -> None:
     script.write_text(f"#!/bin/sh\nsleep 300 & echo $! > {tmp_path}/child\nwait\n", encoding="utf-8")
     script.chmod(0o755)
     code = (
-        "import signal, sys; from pathlib import Path; from shoal.environment.tools import run;"
+        "import signal, sys; from pathlib import Path; from shoal.environment.engines import run;"
         "signal.signal(signal.SIGTERM, signal.default_int_handler);"
         "run([sys.argv[1]], log=Path(sys.argv[2]), what='It')"
     )

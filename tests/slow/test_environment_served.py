@@ -11,11 +11,10 @@ import pytest
 
 from shoal.client.client import Client
 from shoal.composition.compose import compose
-from shoal.environment.build_record import Built
-from shoal.environment.building import build
+from shoal.environment.archive import unpack
+from shoal.environment.building import Built, build
 from shoal.environment.engines import find_python
 from shoal.environment.spec import Request
-from shoal.environment.unpacking import unpack
 from shoal.errors import ArtifactError, InputError, ServerError
 from shoal.local import Pipeline
 from shoal.repository.config import read_config
@@ -84,7 +83,7 @@ def test_shoals_own_file_packed_for_another_python(
     monkeypatch.setenv("RATTLER_CACHE_DIR", str(tmp_path / "cache"))  # the other channel's pip has the same name
     url = build_channel(tmp_path / "channel", find_python("3.12").parents[1], ["pip"], tmp_path / "work")
     source = ROOT / "env" / "environment-embedded.yml"
-    built = build(Request(source, tmp_path / "env", python="3.12", channels=(url,), is_offline=True))
+    built = build(Request(source, tmp_path / "env", python="3.12", channels=(url,)))
     repository = compose_with(artifacts, tmp_path, {"": built.environment.parent})
     np.testing.assert_allclose(score(repository), pipeline(excerpt=TEXTS)["SCORE"], atol=1e-6)
 

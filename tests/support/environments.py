@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.environment.build_record import Built, read_built
-from shoal.environment.building import build
+from shoal.environment.building import Built, build, read_built
 from shoal.environment.engines import find_python
 from shoal.environment.spec import Request
 from shoal.errors import SetupError
@@ -55,7 +54,7 @@ def environment_yml(channel: str, tmp_path_factory: pytest.TempPathFactory) -> P
 @pytest.fixture(scope="session")
 def packed(environment_yml: Path) -> Built:
     """An environment made by rattler and packed by conda-pack. Nothing may be changed in there."""
-    return _build_once("packed", lambda out: Request(environment_yml, out, is_offline=True))
+    return _build_once("packed", lambda out: Request(environment_yml, out))
 
 
 def _build_once(name: str, request: Callable[[Path], Request], *depends_on: Path) -> Built:
@@ -72,9 +71,10 @@ class Venvs:
         kind = hashlib.sha256(f"{python} {requirements} {stub}".encode()).hexdigest()[:8]
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PIP_FIND_LINKS", str(WHEELS))
+            patch.setenv("PIP_NO_INDEX", "1")
             return _build_once(
                 f"venv_{kind}",
-                lambda out: Request(requirements, out, python=python, engine="venv", stub=stub, is_offline=True),
+                lambda out: Request(requirements, out, python=python, engine="venv", stub=stub),
                 requirements,
             )
 

@@ -57,7 +57,6 @@ def instead(value: str) -> dict[str, Edit]:
 
 
 GOOD: dict[str, Edit] = {**path("$$TRITON_MODEL_DIRECTORY/custom_env.tar.gz"), ARCHIVE: environment}
-IGNORED = 'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "/opt/env.tar.gz" } }\n'
 
 PLANTS = (
     Plant(
@@ -185,14 +184,5 @@ PLANTS = (
         GOOD,
         core="archive_read",
     ),
-    Plant(
-        "an environment for an ensemble",
-        "environment-ignored",
-        "all/config.pbtxt",
-        "EXECUTION_ENV_PATH",
-        {"all/config.pbtxt": ("ensemble_scheduling", f"{IGNORED}ensemble_scheduling")},
-    ),
-    Plant("a stub in a version", "stub-misplaced", f"first/1/{STUB}", "", {f"first/1/{STUB}": b"\x7fELF"}),
-    Plant("a stub for an ensemble", "stub-misplaced", f"all/{STUB}", "", {f"all/{STUB}": b"\x7fELF"}),
     Plant("a stub that is not executable", "stub-not-executable", f"first/{STUB}", "", {f"first/{STUB}": stub}),
 )

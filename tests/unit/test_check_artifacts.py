@@ -196,6 +196,9 @@ def test_what_torch_saves_otherwise_is_no_archive(tmp_path: Path) -> None:
 def test_a_folder_is_read_by_its_names(tmp_path: Path) -> None:
     folder = tmp_path / "env"
     (folder / "lib/python3.9/site-packages/numpy-1.26.4.dist-info").mkdir(parents=True)
+    (folder / "lib/python3.9/site-packages/numpy-1.26.4.dist-info/METADATA").write_text(
+        "Name: numpy\nVersion: 1.26.4\n"
+    )
     (folder / "lib/python3.1").symlink_to("python3.9")
     (folder / "bin").mkdir()
     for name in ("bin/activate", "bin/python3", "pyvenv.cfg"):
@@ -208,7 +211,7 @@ def test_a_folder_is_read_by_its_names(tmp_path: Path) -> None:
 
 
 def test_of_a_large_archive_the_beginning_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environments, "_MAX_BYTES", 10)
+    monkeypatch.setattr("shoal.environment.inspection._GLANCE", 10)
     environments._read_archive.cache_clear()
     plant = Plant("", "", "", "", {}, planted_environments.GOOD)
     root = plant.write(tmp_path / "r", is_bad=False)

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from shoal.environment.archive import unpack
 from shoal.environment.fit import find_misfits
 from shoal.environment.inspection import inspect
 from shoal.environment.targets import find_target
-from shoal.environment.unpacking import unpack
 from shoal.errors import ArtifactError, InputError, SetupError
 
 HARD, DIR, NODE = tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.CHRTYPE

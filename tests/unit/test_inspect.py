@@ -20,11 +20,10 @@ import numpy as np
 import pytest
 
 from shoal.environment.archive import read_archive, read_folder
-from shoal.environment.contents import Environment, Need, Package
-from shoal.environment.elf import read_binary
-from shoal.environment.inspection import inspect
+from shoal.environment.inspection import Environment, Need, Package, inspect
+from shoal.environment.stub import read_binary
+from shoal.environment.stub_source import find_installed
 from shoal.environment.targets import find_target
-from shoal.environment.wheel import find_installed
 from shoal.errors import ArtifactError
 from tests.unit.test_entries import END, PYTHON, item, lay_out, link, pack, pax, refused
 
@@ -189,18 +188,19 @@ def test_an_environment_is_read_the_same_from_a_folder_and_an_archive(tmp_path: 
             f"{SITE}/a.pth lets packages outside in: /opt/c",
             f"{SITE}/b.pth lets packages outside in: /opt/b",
         ],
-        unmet=["a needs b, which is not there"],
+        modules=found.modules,
+        is_open=True,
     )
     assert found.glibc.version >= stub.requires["GLIBC"]
     assert (found.python_minor, found.has_libpython) == ("3.11", True)
-    assert found.remarks() == [*found.editable, *found.leaks, *found.unmet]
+    assert found.remarks() == [*found.editable, *found.leaks]
     assert json.loads(json.dumps(found.as_dict()))["glibcxx_needed_by"] == "lib/deep/needy-too"
     archive = pack_folder(folder)
     assert replace(inspect(archive), source=folder, kind="folder") == found
     assert inspect(archive).kind == "archive"
 
 
-PACKAGE, OWN = f"{SITE}/mine-1.dist-info", {f"{SITE}/foo_bar-1.dist-info/METADATA": metadata("Foo_Bar")}
+PACKAGE = f"{SITE}/mine-1.dist-info"
 EDITABLE = b'{"url": "file:///src/mine", "dir_info": {"editable": true}}'
 ODD: dict[str, tuple[dict[str, bytes | str], list[str]]] = {
     "editable": ({f"{PACKAGE}/direct_url.json": EDITABLE}, ["mine is an editable install of file:///src/mine"]),
@@ -225,17 +225,6 @@ ODD: dict[str, tuple[dict[str, bytes | str], list[str]]] = {
     ),
     "template of a venv": ({f"{SITE}/x/pyvenv.cfg": b"home = /x\ninclude-system-site-packages = true\n"}, []),
     "absolute link": ({"bin/python3": "/usr/bin/python3"}, ["bin/python3 links to /usr/bin/python3"]),
-    "unmet": ({f"{PACKAGE}/METADATA": metadata("mine", "1", "other>=2")}, ["mine needs other, which is not there"]),
-    "met": ({**OWN, f"{PACKAGE}/METADATA": metadata("mine", "1", "foo.bar", "FOO-bar[all]<3")}, []),
-    "markers": (
-        {
-            f"{PACKAGE}/METADATA": metadata(
-                "mine", "1", "a; python_version < '3.9'", "b; python_version >= '3.9'", "c; extra == 'test'",
-                "d; sys_platform == 'win32'", "e; python_full_version >= '3.11.0'", "f; os_name ~= 'posix'", "!",
-            )
-        },
-        ["mine needs b, which is not there", "mine needs e, which is not there"],
-    ),
     "nested JSON": ({f"{PACKAGE}/direct_url.json": b"[" * 10**5, "conda-meta/x.json": b"[" * 10**5}, []),
     "no JSON": ({f"{PACKAGE}/direct_url.json": b"\xff", "conda-meta/x.json": b"", "conda-meta/y.json": b"[]"}, []),
     "JSON of another form": ({f"{PACKAGE}/direct_url.json": b'{"dir_info": "x"}'}, []),

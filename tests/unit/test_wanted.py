@@ -34,7 +34,7 @@ def test_an_environment_yml(tmp_path: Path) -> None:
     assert wanted.python == "3.12"
     assert not wanted.is_pip_only
     assert wanted.with_python("3.12").conda == ("python 3.12.*", "python=3.12", "numpy <2", "pip")
-    with pytest.raises(InputError, match=r"asks for python=3\.12, which excludes Python 3\.11"):
+    with pytest.raises(InputError, match=r"asks for Python 3\.12, which excludes Python 3\.11"):
         wanted.with_python("3.11")
 
 
@@ -61,8 +61,6 @@ def test_which_python_is_pinned(spec: str, python: str) -> None:
 def test_a_range_of_pythons_is_kept() -> None:
     wanted = Wanted(Path("e.yml"), conda=("python >=3.11,<3.13", "numpy"))
     assert wanted.with_python("3.12").conda == ("python 3.12.*", "python >=3.11,<3.13", "numpy")
-    with pytest.raises(InputError, match=r"asks for python >=3\.11,<3\.13, which excludes Python 3\.13"):
-        wanted.with_python("3.13")
 
 
 def test_an_environment_that_changed_is_another_one(tmp_path: Path) -> None:
@@ -72,14 +70,6 @@ def test_an_environment_that_changed_is_another_one(tmp_path: Path) -> None:
     before = read_wanted(tmp_path).digest
     write(record, "a.py,,\n")
     assert read_wanted(tmp_path).digest != before
-
-
-def test_lock_files_are_told_by_their_content(tmp_path: Path) -> None:
-    explicit = write(tmp_path / "lock.txt", "# made by conda\n@EXPLICIT\nhttps://host/linux-64/a-1-0.conda#abc\n")
-    assert read_wanted(explicit).urls == ("https://host/linux-64/a-1-0.conda#abc",)
-    pixi = write(tmp_path / "pixi.lock", "version: 6\nenvironments: {}\npackages: []\n")
-    assert read_wanted(pixi).lock == pixi
-    assert read_wanted(tmp_path).folder == tmp_path
 
 
 @pytest.mark.parametrize(
@@ -147,7 +137,7 @@ def test_the_file_of_a_model_with_needs_of_its_own(
         find_file(target, engine, is_for_gpu=False, model="llm-hf")
 
 
-def test_rapids_needs_a_server_that_bears_numpy_2() -> None:
+def test_rapids_needs_a_server_that_supports_numpy_2() -> None:
     for target in ("embedded", "24.10"):
         with pytest.raises(InputError, match="RAPIDS needs NumPy 2"):
             find_file(target, "rattler", is_for_gpu=True)

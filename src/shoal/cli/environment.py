@@ -17,7 +17,7 @@ app = typer.Typer(cls=Group, no_args_is_help=True, help=__doc__)
 Source = Annotated[
     Path | None,
     typer.Argument(
-        help="environment.yml, requirements.txt, a lock file, or a conda environment. Default: shoal's own."
+        help="environment.yml, requirements.txt, or the folder of a conda environment. Default: shoal's own."
     ),
 ]
 Place = Annotated[Path, typer.Argument(help="A packed environment, its folder, or what `env build` wrote.")]
@@ -42,11 +42,9 @@ def build(
         str, typer.Option(metavar="auto|wheel|compile|none|PATH", help="How to get the stub, or a finished one.")
     ] = "auto",
     stub_builder: Annotated[Path | None, typer.Option(help="Your program that compiles one.")] = None,
-    is_for_numpy_2: Annotated[bool, typer.Option("--numpy2", help="Compile a stub that is right for NumPy 2.")] = False,
     channel: Annotated[
         list[str] | None, typer.Option(metavar="CHANNEL", help="A conda channel, in place of the source's.")
     ] = None,
-    is_offline: Annotated[bool, typer.Option("--offline", help="Use local channels and caches only.")] = False,
     as_json: Json = False,
 ) -> None:
     """Make an environment, pack it, make its stub, and check that they fit."""
@@ -61,12 +59,10 @@ def build(
         python=python,
         engine=engine,
         stub=stub,
-        is_for_numpy_2=is_for_numpy_2,
         is_for_gpu=is_for_gpu,
         builder=stub_builder,
         channels=tuple(channel or ()),
         overrides=find_overrides(target, model),
-        is_offline=is_offline,
     )
     with show_progress() as show:
         built = build(request, show)
@@ -85,7 +81,7 @@ def build(
 @app.command(cls=Command)
 def inspect(place: Place, as_json: Json = False) -> None:
     """Show what an environment holds, without unpacking or running it."""
-    from shoal.environment.build_record import locate
+    from shoal.environment.building import locate
     from shoal.environment.inspection import inspect as read
 
     environment = read(locate(place)[0])
@@ -104,7 +100,7 @@ def inspect(place: Place, as_json: Json = False) -> None:
 @app.command(cls=Command)
 def fit(place: Place, stub: Stub = None, target: Target = "embedded", as_json: Json = False) -> None:
     """Check whether environment, stub and server fit; exit code 1 if not, with each reason."""
-    from shoal.environment.build_record import locate
+    from shoal.environment.building import locate
     from shoal.environment.fit import find_misfits
     from shoal.environment.inspection import inspect as read
     from shoal.environment.stub import read_stub
@@ -131,8 +127,8 @@ def unpack(
     folder: Annotated[Path, typer.Argument(help="The folder to make.")],
 ) -> None:
     """Safely unpack an environment into a folder; Triton loads a folder faster than an archive."""
-    from shoal.environment.build_record import locate
-    from shoal.environment.unpacking import unpack as write
+    from shoal.environment.archive import unpack as write
+    from shoal.environment.building import locate
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # leave nothing half unpacked
     with show_progress() as show:

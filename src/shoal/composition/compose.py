@@ -6,9 +6,7 @@ import hashlib
 import json
 import math
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -34,7 +32,7 @@ from shoal.composition.weights import give as give_weights
 from shoal.composition.weights import write_engine_args
 from shoal.environment.targets import EMBEDDED
 from shoal.errors import InputError, SetupError
-from shoal.paths import check_path_supported, check_replaceable, exchange
+from shoal.paths import aside, check_path_supported, check_replaceable, exchange
 from shoal.repository.config import CONFIG, ModelConfig, write_config
 from shoal.repository.graph import Graph
 from shoal.repository.manifest import MANIFEST
@@ -106,12 +104,12 @@ def compose(
         precisions = choose_precisions(models, artifacts, plan)
         placed = find_environments(models, environments or {}, stubs or {}, plan.target)
         contents = read_contents(artifacts)
-        with _make_aside(target) as aside:
+        with aside(target) as folder:
             for model in models:
-                _write_files(model, aside / model.name, artifacts)
-            files = _hash_files(aside)
+                _write_files(model, folder / model.name, artifacts)
+            files = _hash_files(folder)
             identity = _identify(all_graphs, files | (found.files if found else {}))
-            warm_ups = derive(all_graphs, aside) if is_warmed_up else WarmUps()
+            warm_ups = derive(all_graphs, folder) if is_warmed_up else WarmUps()
             copies: dict[Path, Path] = {}
             for model in models:
                 message = place(
@@ -121,14 +119,14 @@ def compose(
                     keeps_gpus=model.name in (tuning or {}),
                 )
                 if model.name in warm_ups.requests:
-                    write_warm_up(message, aside / model.name, warm_ups.requests[model.name])
+                    write_warm_up(message, folder / model.name, warm_ups.requests[model.name])
                 if contents.get(model.name):
                     message.parameters["content"].string_value = contents[model.name]
                 if not model.is_ensemble:
                     message.parameters[REPOSITORY].string_value = identity
                 if model.name in placed:
-                    placed[model.name].write(aside / model.name, message, copies)
-                write_config(message, aside / model.name / "config.pbtxt", comment=_COMMENT)
+                    placed[model.name].write(folder / model.name, message, copies)
+                write_config(message, folder / model.name / "config.pbtxt", comment=_COMMENT)
             more = {
                 "precision": {name: asdict(chosen) for name, chosen in precisions.items()},
                 "identity": identity, "contents": contents, "not_warmed_up": warm_ups.reasons,
@@ -138,10 +136,9 @@ def compose(
                 **({"load_seconds": load_seconds} if load_seconds else {}),
                 **({"weights": {**asdict(found), "folder": str(found.folder)}} if found else {}),
             }  # fmt: skip
-            _write_manifest(aside, all_graphs, plan, files, more)
-            check_made(aside, str(target), plan.target)
-            aside.chmod(0o755)  # mkdtemp's 0700 would keep a server under another user out
-            exchange(aside, target)
+            _write_manifest(folder, all_graphs, plan, files, more)
+            check_made(folder, str(target), plan.target)
+            exchange(folder, target)
     except OSError as error:
         where = f" ({error.filename})" if str(error.filename) in map(str, target.parents) else ""
         raise SetupError(
@@ -149,17 +146,6 @@ def compose(
             "What was there, if anything, is unchanged. Make room, or name another folder.",
         ) from error
     return target
-
-
-@contextmanager
-def _make_aside(target: Path) -> Iterator[Path]:
-    """Make a folder beside ``target``, and remove it afterwards: it then holds the old repository, or a failed one."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    try:
-        yield aside
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _write_files(model: ModelConfig, folder: Path, artifacts: Path | None) -> None:

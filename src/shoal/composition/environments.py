@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shoal.environment.build_record import ARCHIVE, locate
+from shoal.environment.building import ARCHIVE, locate
 from shoal.environment.fit import check_fit
 from shoal.environment.inspection import inspect
 from shoal.environment.stub import STUB, read_stub

@@ -5,18 +5,18 @@ from typing import TYPE_CHECKING
 from shoal import face
 
 if TYPE_CHECKING:
-    from shoal.environment.build_record import Built as Built
+    from shoal.environment.archive import unpack as unpack
+    from shoal.environment.building import Built as Built
     from shoal.environment.building import build as build
-    from shoal.environment.contents import Environment as Environment
     from shoal.environment.fit import Misfit as Misfit
     from shoal.environment.fit import check_fit as check_fit
     from shoal.environment.fit import find_misfits as find_misfits
+    from shoal.environment.inspection import Environment as Environment
     from shoal.environment.inspection import inspect as inspect
     from shoal.environment.spec import Request as Request
     from shoal.environment.stub import Stub as Stub
     from shoal.environment.stub import read_stub as read_stub
     from shoal.environment.targets import Target as Target
     from shoal.environment.targets import find_target as find_target
-    from shoal.environment.unpacking import unpack as unpack
 
 __getattr__, __dir__, __all__ = face(__name__, __file__)

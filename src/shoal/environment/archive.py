@@ -1,19 +1,22 @@
-"""Read an environment entry by entry, from a packed archive without unpacking it, or from a folder."""
+"""Read an environment entry by entry, from a packed archive or a folder; and unpack an archive safely."""
 
 from __future__ import annotations
 
 import gzip
+import os
 import posixpath
 import stat
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from shoal.errors import ArtifactError
+from shoal.errors import ArtifactError, InputError, SetupError
+from shoal.paths import alone, aside, check_path_supported
+from shoal.progress import OnProgress
 
 FILE, FOLDER, SYMLINK, HARD_LINK = "file", "folder", "symbolic link", "hard link"
 _SPECIAL = "special file"  # a device or a pipe
@@ -152,15 +155,15 @@ def _read_member(archive: tarfile.TarFile, member: tarfile.TarInfo, path: Path) 
         yield chunk
 
 
-def read_folder(folder: Path) -> Iterator[Entry]:
-    """Yield the entries of a folder, sorted; links are not followed.
+def read_folder(folder: Path, paths: Iterable[Path] | None = None) -> Iterator[Entry]:
+    """Yield the entries of a folder, or only those at ``paths``, sorted; links are not followed.
 
     Raises:
         ArtifactError: there is no such folder.
     """
     if not folder.is_dir():
         raise ArtifactError(f"There is no environment at {folder}.", "Name a packed environment or its folder.")
-    for path in sorted(folder.rglob("*")):
+    for path in sorted(folder.rglob("*") if paths is None else paths):
         status = path.lstat()
         is_link, is_folder = stat.S_ISLNK(status.st_mode), stat.S_ISDIR(status.st_mode)
         kind = SYMLINK if is_link else FOLDER if is_folder else FILE if stat.S_ISREG(status.st_mode) else _SPECIAL
@@ -177,3 +180,61 @@ def _chunks(path: Path) -> Iterator[bytes]:
                 yield chunk
     except PermissionError as error:
         raise ArtifactError(f"{path} cannot be read: {error.strerror}.", "Read it as its owner.") from None
+
+
+# --- unpack --------------------------------------------------------------------------------------------------------
+
+
+def unpack(archive: Path, folder: Path, *, on_progress: OnProgress = lambda stage, done, total: None) -> Path:
+    """Unpack a packed environment into ``folder``, which must not exist; returns its absolute path.
+
+    Triton uses a folder as it is, but unpacks an archive at each start, and releases before 26.06 do so to wherever the
+    archive says. Here an archive with an entry that would leave the folder is refused.
+
+    Raises:
+        ArtifactError: the archive is damaged, or holds such an entry.
+        InputError: ``folder`` exists, or Triton does not support its path.
+        SetupError: the disk is full, or the folder cannot be written.
+    """
+    target = folder.absolute()
+    check_path_supported(target)
+    if target.exists() or target.is_symlink():
+        raise InputError(f"{target} exists; it will not be replaced.", "Name another folder, or remove that one.")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with alone(target, "build"), aside(target) as made:
+            on_progress("unpack", 0, 1)
+            for entry in read_archive(archive):
+                if entry.refusal:
+                    raise ArtifactError(
+                        f"{archive} holds {entry.path[:200]!r}: {entry.refusal}.",
+                        "Do not use it; have its maker pack it again.",
+                    )
+                _write(entry, made)
+            for parent, _, _ in os.walk(made):
+                Path(parent).chmod(0o755)  # whatever the umask, for a server under another user
+            on_progress("unpack", 1, 1)
+            made.rename(target)
+    except OSError as error:
+        raise SetupError(
+            f"{archive} cannot be unpacked into {target}: {error.strerror or error}.", "Nothing was left there."
+        ) from error
+    return target
+
+
+def _write(entry: Entry, folder: Path) -> None:
+    path = folder / entry.path
+    if entry.kind == FOLDER:
+        path.mkdir(parents=True, exist_ok=True)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)  # conda-pack packs a few scripts twice
+    if entry.kind == SYMLINK:
+        path.symlink_to(entry.link)
+    elif entry.kind == FILE:
+        with path.open("xb") as file:
+            file.writelines(entry.chunks())
+        path.chmod(entry.mode & 0o755 | 0o644)
+        os.utime(path, (entry.mtime, entry.mtime))  # compiled modules are used only if their source is of this time
+    else:
+        path.hardlink_to(folder / entry.link)

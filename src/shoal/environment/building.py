@@ -1,48 +1,70 @@
-"""Build an environment, its archive and its stub, and put them in place only if they fit."""
+"""Build an environment, its archive and its stub, and put them in place only if they fit; and read what was built."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import json
-import os
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import shoal
-from shoal.component.artifact_files import sha256
+from shoal.component.artifact_files import find_changed, sha256
 from shoal.environment import engines
-from shoal.environment.build_record import (
-    ARCHIVE,
-    FOLDER,
-    LOG,
-    Built,
-    alone,
-    aside,
-    check_ours,
-    is_whole,
-    read_built,
-)
-from shoal.environment.elf import parse_version, show_version
-from shoal.environment.engines import VENV
+from shoal.environment.engines import VENV, install, run, without_secrets
 from shoal.environment.fit import check_fit
 from shoal.environment.inspection import inspect
 from shoal.environment.spec import Job, Request, Wanted, read_wanted
-from shoal.environment.stub import RECORD, STUB, read_stub
-from shoal.environment.stub_source import BUILDER, GIVEN, check_choice, provide_stub
+from shoal.environment.stub import RECORD, STUB, parse_version, read_stub, show_version
+from shoal.environment.stub_source import GIVEN, check_choice, provide_stub
 from shoal.environment.targets import EMBEDDED, FIRST_NUMPY_2, Target, find_target, parse_release
-from shoal.environment.tools import install, run, without_secrets
 from shoal.errors import ArtifactError, InputError, SetupError, needs
-from shoal.paths import check_path_supported, exchange, shipped_root
+from shoal.paths import alone, aside, check_path_supported, check_replaceable, exchange, shipped_root
 from shoal.progress import OnProgress
 
+ARCHIVE, FOLDER, LOG = "custom_env.tar.gz", "environment", "build.log"
 _OLDEST_PYTHON = (3, 11)  # that shoal's components run on
 _OWN = {"llm-vllm": "-vllm"}  # models that need an environment of their own, and its file's name
 _COMPRESS_LEVEL = 4  # conda-pack's own; 9 takes three times as long for a few per cent
+
+
+@dataclass(frozen=True)
+class Built:
+    """A built environment: the files for Triton, and the record of how they were made."""
+
+    environment: Path
+    stub: Path | None
+    record: dict[str, Any]
+    is_new: bool = False
+
+
+def read_built(folder: Path) -> Built | None:
+    """Read the record of a build at ``folder``; None where there is none."""
+    try:
+        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        environment, stub = folder / record["environment"], record["stub"]
+        if not isinstance(record["files"], dict):
+            return None
+        return Built(environment.absolute(), (folder / STUB).absolute() if stub else None, record)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def locate(place: Path) -> tuple[Path, Path | None]:
+    """Return environment and stub of the build at ``place``, else ``place`` itself and no stub."""
+    built = read_built(place)
+    return (built.environment, built.stub) if built else (place.absolute(), None)
+
+
+def is_whole(out: Path, built: Built) -> bool:
+    """Whether the files of a build are unchanged, and a venv's Python is still there."""
+    files: dict[str, str] = built.record["files"]
+    environment = built.environment
+    return not find_changed(out, files) and (environment.is_file() or (environment / "bin" / "python3").exists())
 
 
 def find_file(target: str, engine: str, *, is_for_gpu: bool, model: str = "") -> Path:
@@ -95,15 +117,15 @@ def build(request: Request, on_progress: OnProgress = lambda stage, done, total:
     python = request.python or wanted.python or _default_python(target)
     if wanted.conda or wanted.pip:
         wanted = wanted.with_python(python)
-    check_choice(request, target)
+    check_choice(request)
     inputs = _digest(request, wanted, python)
     log = out.with_name(f"{out.name}.{LOG}")
     oldest = min(filter(None, (target.glibc, find_target(EMBEDDED).glibc)), default=())  # it must run here, too
-    job = Job(python, request.channels or wanted.channels, request.is_offline, log, show_version(oldest))
+    job = Job(python, request.channels or wanted.channels, log, show_version(oldest))
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with alone(out):
-            check_ours(out)
+        with alone(out, "build"):
+            check_replaceable(out, RECORD, (FOLDER,))
             there = read_built(out)
             if there and there.record.get("inputs") == inputs and is_whole(out, there):
                 return there
@@ -131,7 +153,7 @@ def _make(
         if not wanted.folder:
             engines.make(request.engine, wanted, prefix, job)
             if request.overrides:
-                install(prefix, request.overrides, is_offline=job.is_offline, log=job.log)
+                install(prefix, request.overrides, log=job.log)
         there = inspect(prefix, reads_binaries=False)
         if request.python and request.python != there.python_minor:
             raise InputError(
@@ -164,7 +186,7 @@ def _make(
         "format": 1,
         "shoal": shoal.__version__,
         "environment": environment.source.name,
-        "stub": {"made": made, "release": stub.release, "bears_numpy_2": stub.bears_numpy_2} if stub else None,
+        "stub": {"made": made, "release": stub.release, "supports_numpy_2": stub.supports_numpy_2} if stub else None,
         "target": target.name,
         "python": environment.python,
         "numpy": environment.numpy,
@@ -212,9 +234,8 @@ def _default_python(target: Target) -> str:
 
 def _digest(request: Request, wanted: Wanted, python: str) -> str:
     """Return the hash of everything that the result depends on, with the contents of the files that are named."""
-    options = replace(request, source=Path(), out=Path(), python=python, builder=None, is_offline=False)
-    builder = str(request.builder or os.environ.get(BUILDER, ""))
-    files = [sha256(Path(name)) for name in (request.stub, builder) if Path(name).is_file()]
+    options = replace(request, source=Path(), out=Path(), python=python, builder=None)
+    files = [sha256(path) for path in (Path(request.stub), request.builder) if path and path.is_file()]
     return hashlib.sha256(repr((shoal.__version__, wanted.digest, options, files)).encode()).hexdigest()
 
 

@@ -1,23 +1,45 @@
-"""Engines that make an environment: a user's conda, rattler, or Python's own venv."""
+"""Tools that make an environment: rattler, a user's conda, Python's own venv, and pip.
+
+Each tool runs in a process of its own. Its output goes to a log, and the reason of a failure into one line.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import importlib.util
 import json
 import os
+import re
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, Literal
 
-from shoal.environment.rattler import make_rattler
 from shoal.environment.spec import Job, Wanted
 from shoal.environment.targets import Target
-from shoal.environment.tools import install, run
-from shoal.errors import InputError, SetupError
+from shoal.errors import InputError, SetupError, needs
+from shoal.processes import bound
 
 RATTLER, VENV = "rattler", "venv"
 CONDAS = ("conda", "mamba", "micromamba")
 ENGINES = (RATTLER, *CONDAS, VENV)
+
+# Variables that would let packages of this process, or of this user, into the environment that is being made.
+_LEAKS = (
+    "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX", "PIP_USER", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT",
+    "PIP_PYTHON", "PIP_REQUIRE_VIRTUALENV",
+)  # fmt: skip
+_LONG = 600  # characters of a reason
+_TAIL = 200  # lines in which a reason is looked for
+_REASONS = ("No space left on device", "ERROR:", "ensurepip is not", "fatal:", "CMake Error", "error:", "Error:")
+_DEFAULTS = ("https://repo.anaconda.com/pkgs/main", "https://repo.anaconda.com/pkgs/r")  # conda's own `defaults`
+
+Platform = Literal["linux-64", "noarch"]
+PLATFORMS: list[Platform] = ["linux-64", "noarch"]
 
 
 def check_engine(engine: str, target: Target) -> None:
@@ -49,7 +71,79 @@ def make(engine: str, wanted: Wanted, prefix: Path, job: Job) -> None:
     else:
         make_conda(engine, wanted, prefix, job)
     if wanted.pip:
-        install(prefix, wanted.pip, is_offline=job.is_offline, log=job.log)
+        install(prefix, wanted.pip, log=job.log)
+
+
+# --- rattler: solves and installs conda packages without conda ----------------------------------------------------
+
+
+def make_rattler(wanted: Wanted, prefix: Path, job: Job) -> None:
+    """Make the environment ``wanted`` with rattler.
+
+    It runs in a process of its own: rattler's threads continue to write for a while after an error or Ctrl-C, end
+    only when their process does, and may crash an interpreter that is shutting down.
+
+    Raises:
+        InputError: no channel is named.
+        SetupError: rattler failed: a channel or package is not available, or the specs exclude one another.
+    """
+    with needs("env"):
+        import rattler  # noqa: F401  # a missing library is reported here, not in the log of the other process
+    channels = [url for name in job.channels for url in (_DEFAULTS if name == "defaults" else (name,))]
+    if not channels:
+        raise InputError(f"{wanted.source.name} names no channels.", "Name them: --channel conda-forge")
+    order = {
+        "conda": wanted.specs,
+        "channels": [channel for channel in channels if channel != "nodefaults"],
+        "prefix": str(prefix),  # absolute: it is written into files unchanged
+    }
+    variables = {"CONDA_OVERRIDE_GLIBC": job.glibc} if job.glibc else {}
+    command = [sys.executable, "-P", "-m", "shoal.environment.engines"]  # the order may hold a channel's password
+    run(command, log=job.log, what="Installing by rattler", variables=variables, given=json.dumps(order))
+
+
+def main(order: dict[str, Any]) -> None:
+    """Entry point of rattler's process."""
+    code = 0
+    try:
+        asyncio.run(_run_rattler(order))
+    except Exception as error:  # rattler's have no common base class; the user reads the text
+        code = 1
+        sys.stdout.write(f"error: {without_secrets(' '.join(str(error).split()))}\n")
+    sys.stdout.flush()
+    os._exit(code)
+
+
+async def _run_rattler(order: dict[str, Any]) -> None:
+    import rattler
+    from rattler.exceptions import InvalidMatchSpecError
+
+    specs = []
+    for spec in order["conda"]:
+        try:
+            specs.append(rattler.MatchSpec(spec))
+        except InvalidMatchSpecError as error:
+            raise ValueError(f"{spec!r} is not a package specification: {error}") from None
+    user_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    cache = Path(os.environ.get("RATTLER_CACHE_DIR") or user_cache / "rattler" / "cache").absolute()
+    records = await rattler.solve(
+        [rattler.Channel(channel) for channel in order["channels"]],
+        specs,
+        rattler.Gateway(cache_dir=cache),
+        platforms=PLATFORMS,
+        virtual_packages=rattler.VirtualPackage.detect(rattler.VirtualPackageOverrides.from_env()),
+    )
+    sys.stdout.writelines(f"{without_secrets(record.url)}\n" for record in records)
+    await rattler.install(
+        records,
+        order["prefix"],
+        cache_dir=cache / "pkgs",
+        platform=rattler.Subdir("linux-64"),
+        show_progress=False,
+    )
+
+
+# --- conda, venv, pip --------------------------------------------------------------------------------------------
 
 
 def make_conda(tool: str, wanted: Wanted, prefix: Path, job: Job) -> None:
@@ -57,17 +151,12 @@ def make_conda(tool: str, wanted: Wanted, prefix: Path, job: Job) -> None:
     program = shutil.which(tool)
     if program is None:
         raise SetupError(f"{tool} is not installed.", f"Install it, or use --engine {RATTLER}, which needs no conda.")
-    if wanted.lock:
-        raise InputError(f"{tool} cannot read {wanted.source.name}.", f"Use --engine {RATTLER}.")
-    options: list[str | Path] = ["--yes", "--prefix", prefix, *(["--offline"] if job.is_offline else [])]
     variables = {"CONDA_OVERRIDE_GLIBC": job.glibc} if job.glibc else {}
-    if wanted.urls:
-        packages: list[str | Path] = ["--file", wanted.source]
-    else:
-        channels = [channel for channel in job.channels if channel != "nodefaults"]
-        packages = [word for channel in channels for word in ("--channel", channel)]
-        packages += [*(["--override-channels"] if channels else []), *wanted.specs]
-    run([program, "create", *options, *packages], log=job.log, what=f"Installing by {tool}", variables=variables)
+    channels = [channel for channel in job.channels if channel != "nodefaults"]
+    options: list[str | Path] = ["--yes", "--prefix", prefix]
+    options += [word for channel in channels for word in ("--channel", channel)]
+    options += ["--override-channels"] if channels else []
+    run([program, "create", *options, *wanted.specs], log=job.log, what=f"Installing by {tool}", variables=variables)
 
 
 def make_venv(wanted: Wanted, prefix: Path, job: Job) -> None:
@@ -131,3 +220,95 @@ def relocate(prefix: Path, target: Path) -> None:
             content = path.read_bytes()
             if str(prefix).encode() in content:
                 path.write_bytes(content.replace(str(prefix).encode(), str(target).encode()))
+
+
+def install(prefix: Path, lines: Sequence[str], *, log: Path) -> None:
+    """Install packages by pip into the environment at ``prefix``, from the index of the user's own configuration.
+
+    This process's pip does it where it has one, else the environment's.
+
+    Raises:
+        SetupError: pip failed.
+    """
+    python = prefix / "bin" / "python3"
+    has_pip = importlib.util.find_spec("pip") is not None
+    # -P: a file in the user's folder must not shadow one of Python's modules
+    pip: list[str | Path] = (
+        [sys.executable, "-P", "-m", "pip", "--python", python] if has_pip else [python, "-m", "pip"]
+    )
+    requirements = prefix.with_name(f"{prefix.name}.requirements.txt")
+    requirements.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    options = ["--no-input", "--disable-pip-version-check"]
+    run([*pip, "install", *options, "--requirement", requirements], log=log, what="Installing packages by pip")
+    requirements.unlink()
+
+
+# --- processes ---------------------------------------------------------------------------------------------------
+
+
+def run(
+    command: Sequence[str | Path],
+    *,
+    log: Path,
+    what: str,
+    cwd: Path | None = None,
+    variables: Mapping[str, str] | None = None,
+    given: str = "",
+) -> None:
+    """Run ``command`` without access to a user's own packages; ``what`` describes it in the error.
+
+    ``given`` is its standard input. It runs in a session of its own: an interruption ends all that it started.
+
+    Raises:
+        SetupError: it failed, or does not exist.
+    """
+    words = [str(word) for word in command]
+    kept = {name: value for name, value in os.environ.items() if name not in _LEAKS}
+    with log.open("ab") as file:
+        file.write(f"$ {without_secrets(shlex.join(words))}\n".encode())
+        file.flush()
+        start = file.tell()
+        process = subprocess.Popen(
+            bound(words),
+            stdin=subprocess.PIPE,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            cwd=cwd,
+            env={**kept, "PYTHONNOUSERSITE": "1", **(variables or {})},
+            start_new_session=True,
+        )
+        try:
+            process.communicate(given.encode())
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise
+    if process.returncode:
+        reason = _reason(log, start) or f"exit code {process.returncode}"
+        raise SetupError(f"{what} failed: {reason}", f"Its log: {log}")
+
+
+def _reason(log: Path, start: int) -> str:
+    with log.open("rb") as file:
+        file.seek(start)
+        text = file.read().decode(errors="replace")
+    lines = [line.strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines() if line.strip()][-_TAIL:]
+    for reason in _REASONS:
+        found = next((line for line in lines if reason in line), "")
+        if found:
+            return _shorten(found)
+    return _shorten(lines[-1]) if lines else ""
+
+
+def _shorten(line: str) -> str:
+    """Keep both ends of a long line: its beginning says what failed, its end says why."""
+    return line if len(line) <= _LONG else f"{line[: _LONG // 2]} ... {line[-_LONG // 2 :]}"
+
+
+def without_secrets(text: str) -> str:
+    """Mask the passwords and tokens in URLs of private channels."""
+    return re.sub(r"/t/[^/\s]+/", "/t/***/", re.sub(r"://[^/@\s]+@", "://***@", text))
+
+
+if __name__ == "__main__":
+    main(json.load(sys.stdin))

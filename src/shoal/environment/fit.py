@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from shoal.environment.contents import ARCHIVE, VENV, Environment
-from shoal.environment.elf import Version, parse_version, show_version
-from shoal.environment.stub import Stub
+from shoal.environment.inspection import ARCHIVE, VENV, Environment
+from shoal.environment.stub import Stub, parse_version, show_version
 from shoal.environment.targets import EMBEDDED, FIRST_FOLDER, Target
 from shoal.errors import ArtifactError
 
@@ -95,7 +94,7 @@ def _python(env: Environment, stub: Stub | None, target: Target) -> Iterator[Mis
 
 
 def _numpy(env: Environment, stub: Stub | None, target: Target) -> Iterator[Misfit]:
-    bears_it = stub.bears_numpy_2 if stub else target.bears_numpy_2
+    bears_it = stub.supports_numpy_2 if stub else target.supports_numpy_2
     if parse_version(env.numpy) >= (2,) and not bears_it:
         of = "this stub" if stub else f"the stub of {target.name}"
         yield Misfit(
@@ -138,19 +137,10 @@ def _cxx_library(env: Environment, stub: Stub | None, target: Target) -> Iterato
     where = "its own libstdc++" if env.own_glibcxx else target.system
     for version, who in ((env.glibcxx.version, env.glibcxx.path), (stub.glibcxx if stub else (), "the stub")):
         if given and version > given:
-            major = _gcc(version)
             yield Misfit(
                 f"{who} needs GLIBCXX_{show_version(version)}; {where} gives {show_version(given)}.",
-                f"Add libstdcxx-ng>={major} to the environment (conda-forge).",
+                "Add the newest libstdcxx-ng to the environment (conda-forge).",
             )
-
-
-def _gcc(glibcxx: Version) -> int:
-    """Return the first GCC whose libstdc++ provides ``glibcxx``.
-
-    Source: the table of symbol versions in the GCC manual, libstdc++, "ABI Policy and Guidelines".
-    """
-    return next((gcc for last, gcc in ((28, 10), (29, 11), (30, 12), (32, 13), (33, 14)) if glibcxx[-1] <= last), 15)
 
 
 def _form(env: Environment, target: Target) -> Iterator[Misfit]:

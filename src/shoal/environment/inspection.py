@@ -3,21 +3,131 @@
 from __future__ import annotations
 
 import json
+import os
 import posixpath
 import re
 import tempfile
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
 from email.parser import BytesHeaderParser
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from shoal.environment.archive import FILE, FOLDER, HARD_LINK, SYMLINK, Entry, read_archive, read_folder
-from shoal.environment.contents import ARCHIVE, CONDA, VENV, Environment, Need, Package
-from shoal.environment.elf import MAGIC, read_binary
-from shoal.errors import ArtifactError, SetupError, needs
+from shoal.environment.stub import MAGIC, Version, read_binary, show_version
+from shoal.errors import ArtifactError, SetupError
 
+ARCHIVE, CONDA, VENV = "archive", "folder", "venv"
+_PROBLEMS = ("escapes", "editable", "leaks", "prefixes")  # Environment's fields that list problems
 _SPOOL = 64 * 2**20  # a binary larger than this is read from a temporary file
+_GLANCE = 96 * 2**20  # unpacked bytes of an archive that `glance` reads: a second at most
 _SITE = re.compile(r"lib/python(\d+\.\d+)/site-packages/")
+_MODULE = re.compile(r"lib/python\d\.\d+/(?:site-packages/|lib-dynload/)?(\w+)")
+_KNOWN_PTH = re.compile(r"distutils-precedence|_virtualenv|.*-nspkg")  # others may add folders to sys.path
+
+
+@dataclass(frozen=True)
+class Package:
+    """A distribution in the environment; ``num_bytes`` is the total size of the files that it lists."""
+
+    name: str
+    version: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, order=True)
+class Need:
+    """The highest version of a symbol family that a file asks for, and the file."""
+
+    version: Version = ()
+    path: str = ""
+
+
+@dataclass
+class Environment:
+    """Contents of one environment.
+
+    ``python`` is ``3.12.1``, or ``3.12`` where the patch version is unknown. ``glibc`` and ``glibcxx`` are the highest
+    that any binary needs; ``own_glibcxx`` is that of its own libstdc++, empty where it has none. Each of ``escapes``,
+    ``editable``, ``leaks`` and ``prefixes`` is a list of sentences, empty in a good environment:
+
+    * ``escapes``: entries that would get out of the folder that they are unpacked into;
+    * ``editable``: packages that are links to source folders;
+    * ``leaks``: search paths to packages outside, such as a user's own site-packages;
+    * ``prefixes``: absolute paths that exist on the machine that made it.
+
+    ``modules`` are the names that can be imported from it; with ``is_open`` other modules may be importable, too.
+    """
+
+    source: Path
+    kind: str
+    python: str = ""
+    numpy: str = ""
+    machine: str = ""
+    glibc: Need = field(default_factory=Need)
+    glibcxx: Need = field(default_factory=Need)
+    own_glibcxx: Version = ()
+    own_libraries: set[str] = field(default_factory=set)
+    has_interpreter: bool = False
+    has_activate: bool = False
+    packages: list[Package] = field(default_factory=list)
+    num_entries: int = 0
+    num_bytes: int = 0
+    num_hard_links: int = 0
+    escapes: list[str] = field(default_factory=list)
+    editable: list[str] = field(default_factory=list)
+    leaks: list[str] = field(default_factory=list)
+    prefixes: list[str] = field(default_factory=list)
+    modules: set[str] = field(default_factory=set)
+    is_open: bool = False
+
+    @property
+    def python_minor(self) -> str:
+        """The version that a stub must be built for: ``3.12``."""
+        return ".".join(self.python.split(".")[:2])
+
+    @property
+    def has_libpython(self) -> bool:
+        """Whether ``lib/`` holds the shared library that stubs load."""
+        return f"libpython{self.python_minor}.so.1.0" in self.own_libraries
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all fields, ready for JSON."""
+        fields = asdict(self)
+        for name in ("own_libraries", "modules", "is_open"):
+            del fields[name]
+        return {
+            **fields,
+            "source": str(self.source),
+            "glibc": show_version(self.glibc.version),
+            "glibc_needed_by": self.glibc.path,
+            "glibcxx": show_version(self.glibcxx.version),
+            "glibcxx_needed_by": self.glibcxx.path,
+            "own_glibcxx": show_version(self.own_glibcxx),
+            "has_libpython": self.has_libpython,
+        }
+
+    def summary(self) -> dict[str, str]:
+        """Return the main facts, one line each."""
+        needs = f"glibc {show_version(self.glibc.version) or 'of any version'} ({self.glibc.path})"
+        if self.glibcxx.version:
+            needs += f", GLIBCXX_{show_version(self.glibcxx.version)} ({self.glibcxx.path})"
+        size = self.num_bytes / 2**20
+        return {
+            "environment": f"{self.source} ({self.kind}, {self.num_entries:,} entries, {size:,.1f} MiB)",
+            "Python": f"{self.python} on {self.machine or 'any machine'}, NumPy {self.numpy or 'missing'}",
+            "needs": needs,
+            "libpython": "in lib/" if self.has_libpython else "not in lib/",
+            "packages": f"{len(self.packages)}, the largest:",
+        }
+
+    def remarks(self) -> list[str]:
+        """Return all problems, one sentence each."""
+        hard_links = [f"{self.num_hard_links} entries are hard links"] if self.num_hard_links else []
+        return [sentence for name in _PROBLEMS for sentence in getattr(self, name)] + hard_links
+
+
+# --- reading -------------------------------------------------------------------------------------------------------
 
 
 def inspect(source: Path, *, reads_binaries: bool = True) -> Environment:
@@ -28,12 +138,61 @@ def inspect(source: Path, *, reads_binaries: bool = True) -> Environment:
     Raises:
         ArtifactError: there is none, or it is damaged.
     """
-    is_folder = source.is_dir()
-    kind = VENV if (source / "pyvenv.cfg").is_file() else CONDA if is_folder else ARCHIVE
+    kind = _find_kind(source)
     reading = _Reading(Environment(source.absolute(), kind), reads_binaries)
-    for entry in read_folder(source) if is_folder else read_archive(source):
+    for entry in read_archive(source) if kind == ARCHIVE else read_folder(source):
         reading.take(entry)
     return reading.finish()
+
+
+def glance(source: Path) -> Environment:
+    """Read an environment as ``inspect`` does, but only what takes less than a second; ``packages`` are not complete.
+
+    It reads a folder's ``lib/`` without what is deeper in the packages, and the beginning of an archive. If the
+    archive is longer, the rest is assumed to be right. ``python`` is empty if the beginning does not show it.
+
+    Raises:
+        ArtifactError: there is none, or it is damaged.
+    """
+    kind = _find_kind(source)
+    reading = _Reading(Environment(source.absolute(), kind), reads_binaries=False)
+    env = reading.environment
+    if kind != ARCHIVE:
+        for entry in read_folder(source, _list_shallow(source)):
+            reading.take(entry)
+        env.has_interpreter = os.path.lexists(source / "bin/python3")  # a link may lead to another machine's Python
+        return reading.finish()
+    for entry in read_archive(source):
+        reading.take(entry)
+        if env.num_bytes > _GLANCE:
+            break
+    else:
+        return reading.finish()
+    if env.python:
+        reading.finish()
+        env.is_open = env.has_activate = env.has_interpreter = True
+        env.numpy = env.numpy or "1"
+        env.own_libraries.add(f"libpython{env.python_minor}.so.1.0")
+    return env
+
+
+def _list_shallow(folder: Path) -> list[Path]:
+    """List the files of an environment that say what it is, and the names that can be imported from it."""
+    # conda links lib/python3.1 to lib/python3.11
+    libraries = [path for path in folder.glob("lib/python3.*") if path.is_dir() and not path.is_symlink()]
+    found = [
+        folder / "pyvenv.cfg",
+        folder / "bin/activate",
+        folder / "bin/python3",
+        *folder.glob("lib/*.so*"),
+        *libraries,
+    ]
+    for library in libraries:
+        for parent in (library, library / "site-packages", library / "lib-dynload"):
+            found += parent.iterdir() if parent.is_dir() else ()
+        found += library.glob("site-packages/*.dist-info/direct_url.json")
+        found += library.glob("site-packages/numpy-*.dist-info/METADATA")
+    return [path for path in found if os.path.lexists(path)]
 
 
 class _Reading:
@@ -44,7 +203,7 @@ class _Reading:
         self.reads_binaries = reads_binaries
         self.sizes: dict[str, int] = {}
         self.records: dict[str, list[str]] = {}  # folder of a distribution -> its files
-        self.metadata: dict[str, tuple[str, str, list[str]]] = {}  # the same -> name, version, requirements
+        self.metadata: dict[str, tuple[str, str]] = {}  # the same -> name and version
         self.full_version = ""
 
     def take(self, entry: Entry) -> None:
@@ -63,6 +222,11 @@ class _Reading:
 
     def _note_place(self, path: str, entry: Entry) -> None:
         env = self.environment
+        if module := _MODULE.match(path):
+            env.modules.add(module[1])
+        found = re.fullmatch(r"bin/python(\d\.\d+)", path) or _SITE.match(f"{path}/")
+        if found and not env.python:
+            env.python = found[1]
         if entry.kind == FOLDER:
             return
         env.num_hard_links += entry.kind == HARD_LINK
@@ -74,9 +238,6 @@ class _Reading:
         name = path.rsplit("/", 1)[-1]
         if path == f"lib/{name}" and ".so" in name:
             env.own_libraries.add(name)
-        found = re.fullmatch(r"bin/python(\d\.\d+)", path) or _SITE.match(path)
-        if found and not env.python:
-            env.python = found[1]
         if entry.kind == SYMLINK and entry.link.startswith("/"):
             env.prefixes.append(f"{path} links to {entry.link}")
 
@@ -128,6 +289,7 @@ class _Reading:
         self.full_version = settings.get("version", settings.get("version_info", ""))
         self.environment.prefixes.append(f"{path} names {settings.get('home', '')}, where its Python is")
         if settings.get("include-system-site-packages", "").lower() == "true":
+            self.environment.is_open = True
             self.environment.leaks.append(f"{path} lets the base Python's packages in")
 
     def _read_origin(self, path: str, content: bytes) -> None:
@@ -143,11 +305,7 @@ class _Reading:
             message = BytesHeaderParser().parsebytes(content)
             if not message["Name"]:
                 return
-            self.metadata[folder] = (
-                str(message["Name"]),
-                str(message["Version"]),
-                [str(line) for line in message.get_all("Requires-Dist", [])],
-            )
+            self.metadata[folder] = str(message["Name"]), str(message["Version"])
 
     def _read_record(self, path: str, content: bytes) -> None:
         folder = PurePosixPath(path).parent
@@ -157,6 +315,7 @@ class _Reading:
     def _read_links(self, path: str, content: bytes) -> None:
         lines = [line.strip() for line in content.decode(errors="replace").splitlines()]
         inside = str(self.environment.source)
+        self.environment.is_open |= not _KNOWN_PTH.match(path.rpartition("/")[2])
         for line in lines:
             if not line or line.startswith(("#", "import ", "import\t")):  # as Python's site module reads them
                 continue
@@ -174,7 +333,7 @@ class _Reading:
             self.full_version = version
         files = record.get("files")
         self.records[path] = [str(file) for file in files] if isinstance(files, list) else []
-        self.metadata.setdefault(path, (name, version, []))
+        self.metadata.setdefault(path, (name, version))
 
     def finish(self) -> Environment:
         """Return the environment, with the fields that need all entries."""
@@ -182,7 +341,7 @@ class _Reading:
         if self.full_version.startswith(env.python or "3"):
             env.python = self.full_version
         seen: set[str] = set()
-        for folder, (name, version, _) in sorted(self.metadata.items(), key=lambda item: item[0], reverse=True):
+        for folder, (name, version) in sorted(self.metadata.items(), key=lambda item: item[0], reverse=True):
             if normalise(name) not in seen:  # a conda package of Python's has both records
                 seen.add(normalise(name))
                 size = sum(self.sizes.get(PurePosixPath(file).as_posix(), 0) for file in self.records.get(folder, ()))
@@ -192,37 +351,13 @@ class _Reading:
         env.editable.sort()
         env.leaks.sort()
         env.prefixes.sort()
-        env.unmet = sorted(self._find_unmet(seen))
         if not env.python:
             raise ArtifactError(f"{env.source} holds no Python environment.", "Name one that conda-pack or venv made.")
         return env
 
-    def _find_unmet(self, present: set[str]) -> set[str]:
-        with needs("env"):
-            from packaging.markers import default_environment
-            from packaging.requirements import InvalidRequirement, Requirement
-        env = self.environment
-        there = {
-            **{name: str(value) for name, value in default_environment().items()},
-            "python_version": env.python_minor,
-            "python_full_version": env.python,
-            "platform_machine": env.machine or "x86_64",
-            "extra": "",
-        }
-        unmet = set()
-        for name, _, requirements in self.metadata.values():
-            for line in requirements:
-                try:
-                    wanted = Requirement(line)
-                except InvalidRequirement:
-                    continue  # older than the standard; pip skips them too
-                try:
-                    applies = not wanted.marker or wanted.marker.evaluate(there)
-                except ValueError:
-                    applies = False
-                if normalise(wanted.name) not in present and applies:
-                    unmet.add(f"{name} needs {wanted.name}, which is not there")
-        return unmet
+
+def _find_kind(source: Path) -> str:
+    return VENV if (source / "pyvenv.cfg").is_file() else CONDA if source.is_dir() else ARCHIVE
 
 
 def normalise(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Request for an environment, and its source: environment.yml, requirements, a lock file, an existing environment."""
+"""Request for an environment, and its source: environment.yml, requirements.txt or an existing environment."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from shoal.component.artifact_files import sha256
 from shoal.environment.targets import EMBEDDED
 from shoal.errors import InputError, needs
 
-EXPLICIT = "@EXPLICIT"  # the first line of conda's own lock files
-
 
 @dataclass(frozen=True)
 class Request:
@@ -21,9 +19,8 @@ class Request:
 
     ``python`` is a version such as ``3.12``; where empty, the one that ``source`` pins, else the target's own, else
     this process's. ``stub`` is ``auto``, ``wheel``, ``compile``, ``none`` or the path of a finished one; ``builder`` is
-    the program that compiles one (see ``stub_source``), and ``is_for_numpy_2`` makes it fit for NumPy 2 whatever the
-    environment holds. ``channels`` replace those of ``source``. ``overrides`` are lines for pip, installed last,
-    whatever the other packages ask for.
+    the program that compiles one (see ``stub_source``). ``channels`` replace those of ``source``. ``overrides`` are
+    lines for pip, installed last, whatever the other packages ask for.
     """
 
     source: Path
@@ -32,24 +29,21 @@ class Request:
     python: str = ""
     engine: str = "rattler"
     stub: str = "auto"
-    is_for_numpy_2: bool = False
     is_for_gpu: bool = False
     builder: Path | None = None
     channels: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
-    is_offline: bool = False
 
 
 @dataclass(frozen=True)
 class Job:
-    """Settings for making an environment: Python version, channels, and whether the network may be used.
+    """Settings for making an environment: Python version, channels and log file.
 
     ``glibc`` is the highest that packages may need, such as ``2.35``.
     """
 
     python: str
     channels: tuple[str, ...]
-    is_offline: bool
     log: Path
     glibc: str = ""
 
@@ -59,15 +53,13 @@ class Wanted:
     """Packages that an environment shall hold.
 
     ``conda`` are match specs, such as ``numpy <2``; ``pip`` are lines for pip, with the files that they refer to read
-    in; ``urls`` are the packages of a lock file, each with its hash; ``folder`` is an existing environment.
+    in; ``folder`` is an existing environment.
     """
 
     source: Path
     channels: tuple[str, ...] = ()
     conda: tuple[str, ...] = ()
     pip: tuple[str, ...] = ()
-    urls: tuple[str, ...] = ()
-    lock: Path | None = None
     folder: Path | None = None
 
     @property
@@ -77,11 +69,11 @@ class Wanted:
         The contents of channels and indexes are not included.
         """
         named = [Path(line.removeprefix("-c ").split(" ")[0]) for line in self.pip]
-        files = [path for path in (*named, self.lock) if path and path.is_file()]
+        files = [path for path in named if path.is_file()]
         if self.folder:  # the records of its packages
             records = ("conda-meta/*.json", "lib/python3.*/site-packages/*.dist-info/RECORD")
             files += [path for pattern in records for path in sorted(self.folder.glob(pattern))]
-        parts = (self.channels, self.conda, self.pip, self.urls, str(self.folder or ""), *map(sha256, files))
+        parts = (self.channels, self.conda, self.pip, str(self.folder or ""), *map(sha256, files))
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     @property
@@ -91,9 +83,8 @@ class Wanted:
 
     @property
     def is_pip_only(self) -> bool:
-        """Whether a venv could hold it: nothing of conda's but Python and pip."""
-        others = [spec for spec in self.conda if re.split(r"[\s=<>!~]", spec)[0] not in ("python", "pip")]
-        return not (others or self.urls or self.lock)
+        """Whether a venv could hold it: no conda packages but Python and pip."""
+        return all(re.split(r"[\s=<>!~]", spec)[0] in ("python", "pip") for spec in self.conda)
 
     @property
     def python(self) -> str:
@@ -108,26 +99,14 @@ class Wanted:
         """Return a copy with Python pinned to ``version``, such as ``3.12``, in addition to its own specs.
 
         Raises:
-            InputError: its specs exclude that version.
+            InputError: its specs pin another version.
         """
-        asked = [spec for spec in self.conda if re.fullmatch(r"python\b(?!-).*", spec.strip())]
-        if (self.python and self.python != version) or not all(_allows(spec, version) for spec in asked):
+        if self.python and self.python != version:
             raise InputError(
-                f"{self.source.name} asks for {', '.join(asked)}, which excludes Python {version}.",
-                "Name a version that it allows: --python VERSION",
+                f"{self.source.name} asks for Python {self.python}, which excludes Python {version}.",
+                "Leave --python out, or change the file.",
             )
         return replace(self, conda=(f"python {version}.*", *self.conda))
-
-
-def _allows(spec: str, version: str) -> bool:
-    """Whether a range such as ``python >=3.11,<3.13`` holds any Python of ``version``; forms of conda's own pass."""
-    with needs("env"):
-        from packaging.specifiers import InvalidSpecifier, SpecifierSet
-    try:
-        range_ = SpecifierSet(spec.strip().removeprefix("python").strip())
-    except InvalidSpecifier:
-        return True
-    return range_.contains(f"{version}.0") or range_.contains(f"{version}.99")
 
 
 def read_wanted(source: Path) -> Wanted:
@@ -138,11 +117,8 @@ def read_wanted(source: Path) -> Wanted:
     """
     if source.is_dir():
         return Wanted(source, folder=source.absolute())
-    text = _read_text(source, f"{source} cannot be read", "Name an environment.yml, a requirements.txt or a lock file.")
-    if EXPLICIT in text.splitlines():
-        urls = [line.strip() for line in text.splitlines() if re.match(r"\s*(https?|file)://|\s*/", line)]
-        return Wanted(source, urls=tuple(urls))
-    if source.suffix in (".yml", ".yaml", ".lock"):
+    text = _read_text(source, f"{source} cannot be read", "Name an environment.yml or a requirements.txt.")
+    if source.suffix in (".yml", ".yaml"):
         return _read_yaml(source, text)
     wanted = Wanted(source, pip=_pip_lines(text.splitlines(), source))
     if not wanted.pip:
@@ -157,8 +133,6 @@ def _read_yaml(source: Path, text: str) -> Wanted:
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise InputError(f"{source} is not YAML: {' '.join(str(error).split())}", "Fix that line.") from None
-    if isinstance(content, dict) and {"environments", "packages"} <= content.keys():
-        return Wanted(source, lock=source.absolute())
     if not isinstance(content, dict) or not isinstance(content.get("dependencies"), list):
         raise InputError(f"{source} has no list `dependencies`.", "Write it as conda's environment.yml.")
     conda: list[str] = []

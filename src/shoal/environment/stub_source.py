@@ -1,55 +1,43 @@
 """Choose the stub that an environment needs, if any, and provide it.
 
-A stub is compiled by the user's build program. NVIDIA documents the commands under "Building Custom Python Backend
-Stub" in python_backend's README; environment variables say what to build: docs/environments.md lists them.
+A stub comes from the PyPI wheel of the embedded server, or from the user's build program. NVIDIA documents the commands
+for such a program under "Building Custom Python Backend Stub" in python_backend's README; environment variables say
+what to build: docs/environments.md lists them.
 """
 
 from __future__ import annotations
 
-import os
-import re
-import shlex
+import importlib.util
 import shutil
-import subprocess
+import sys
+import tempfile
+import zipfile
 from pathlib import Path
 
-from shoal.environment.contents import Environment
-from shoal.environment.elf import parse_version, show_version
+from shoal.environment.engines import run
+from shoal.environment.inspection import Environment
 from shoal.environment.spec import Request
-from shoal.environment.stub import read_stub
+from shoal.environment.stub import STUB, parse_version, read_stub
 from shoal.environment.targets import Target
-from shoal.environment.tools import run
-from shoal.environment.wheel import take_stub
 from shoal.errors import ArtifactError, InputError, SetupError
 
 AUTO, WHEEL, COMPILE, NONE = STUBS = ("auto", "wheel", "compile", "none")
 GIVEN = "given"  # the record's name for a finished stub
-BUILDER = "SHOAL_STUB_BUILDER"
+DISTRIBUTION, VERSION = "nvidia-pytriton", "0.7.0"  # the wheel of the embedded server
 _README = "https://github.com/triton-inference-server/python_backend#building-custom-python-backend-stub"
 _FIRST_PYBIND11 = "2.12"  # that supports NumPy 2
-_NEWER_CMAKE = (25, 8), (3, 31, 8)  # from this release on, at least this version
-_OLDER_CMAKE = (3, 17)
-_HEADERS = {  # what NVIDIA's CMakeLists.txt looks for on the system -> Debian's package
-    "rapidjson/document.h": "rapidjson-dev",
-    "archive.h": "libarchive-dev",
-    "zlib.h": "zlib1g-dev",
-    "boost/interprocess/managed_external_buffer.hpp": "libboost-dev",
-}
 
 
-def check_choice(request: Request, target: Target) -> None:
+def check_choice(request: Request) -> None:
     """Refuse a choice of stub that could only fail, before anything is built.
 
     Raises:
-        InputError: it is unknown, ``compile`` without a program, or ``wheel`` with NumPy 2.
+        InputError: it is unknown, or ``compile`` without a program.
         ArtifactError: the finished stub is not a stub.
-        SetupError: the machine lacks what compiling needs.
     """
     choice = request.stub
     if choice == COMPILE:
-        _check_builder(request.builder, target, "--stub compile")
-    elif choice == WHEEL and request.is_for_numpy_2:
-        raise InputError("The wheel's stubs corrupt tensors under NumPy 2.", "Leave --numpy2 out, or --stub wheel.")
+        _check_builder(request.builder, "--stub compile")
     elif choice not in STUBS:
         if not Path(choice).is_file():
             raise InputError(f"Unknown stub {choice!r}.", f"Known: {', '.join(STUBS)}, or the path of a stub.")
@@ -57,23 +45,26 @@ def check_choice(request: Request, target: Target) -> None:
 
 
 def provide_stub(request: Request, environment: Environment, target: Target, stub: Path, log: Path) -> str:
-    """Put the stub that ``environment``, a folder, needs at ``stub``; returns how it was made, empty if none is needed.
+    """Write the stub that ``environment``, a folder, needs to the path ``stub``.
+
+    Returns:
+        How the stub was made; empty if none is needed.
 
     Raises:
         InputError: no program can compile a stub.
         ArtifactError: the compiled file is not a stub.
-        SetupError: it is not available, or the compiler lacks something.
+        SetupError: the wheel is not available, or the program failed.
     """
     choice, python = request.stub, environment.python_minor
-    is_for_numpy_2 = request.is_for_numpy_2 or parse_version(environment.numpy) >= (2,)
+    has_numpy_2 = parse_version(environment.numpy) >= (2,)
     if choice == AUTO:
-        choice = choose(target, python, is_for_numpy_2)
+        choice = choose(target, python, has_numpy_2=has_numpy_2)
     if choice == NONE:
         return ""
     if choice == WHEEL:
-        take_stub(python, stub, is_offline=request.is_offline, log=log)
+        take_stub(python, stub, log=log)
     elif choice == COMPILE:
-        oldest = _FIRST_PYBIND11 if is_for_numpy_2 and not target.bears_numpy_2 else ""
+        oldest = _FIRST_PYBIND11 if has_numpy_2 and not target.supports_numpy_2 else ""
         _compile(request, environment, target, stub, log, pybind11=oldest)
     else:
         shutil.copyfile(choice, stub)
@@ -82,96 +73,97 @@ def provide_stub(request: Request, environment: Environment, target: Target, stu
     return choice
 
 
-def choose(target: Target, python: str, is_for_numpy_2: bool) -> str:
+def choose(target: Target, python: str, *, has_numpy_2: bool) -> str:
     """Resolve ``auto``: none where the target's own stub fits, the wheel's for the embedded server, else compiled.
 
     For the embedded server the wheel's stub is always put beside the environment: its own choice follows the Python
     that happens to start it.
     """
-    bears_numpy = target.bears_numpy_2 or not is_for_numpy_2
+    is_fit = target.supports_numpy_2 or not has_numpy_2
     if target.is_embedded:
-        return WHEEL if bears_numpy else COMPILE
-    return NONE if python == target.python and bears_numpy else COMPILE
+        return WHEEL if is_fit else COMPILE
+    return NONE if python == target.python and is_fit else COMPILE
 
 
-def find_missing(release: tuple[int, int]) -> list[tuple[str, str]]:
-    """List what a build of ``release``'s stub lacks on this machine, each with the command that installs it.
+# --- from the wheel ----------------------------------------------------------------------------------------------
 
-    Boost is included: NVIDIA's build downloads one of its own, which not every machine may.
+
+def find_installed() -> Path | None:
+    """Return the folder of the embedded tritonserver in this Python; None where the wheel is not installed."""
+    spec = importlib.util.find_spec("pytriton")
+    return Path(spec.origin).parent / "tritonserver" if spec and spec.origin else None
+
+
+def take_stub(python: str, stub: Path, *, log: Path) -> None:
+    """Copy the wheel's stub for a Python such as ``3.12``; the wheel is downloaded where it is not installed.
+
+    Raises:
+        SetupError: it has none for that Python, or is not available.
     """
-    missing = []
-    if shutil.which("git") is None:
-        missing.append(("git", "apt install git"))
-    cmake = shutil.which("cmake")
-    oldest = _NEWER_CMAKE[1] if release >= _NEWER_CMAKE[0] else _OLDER_CMAKE
-    if cmake is None or _cmake_version(cmake) < oldest:
-        missing.append((f"cmake {show_version(oldest)} or newer", "pip install cmake"))
-    compiler = shlex.split(os.environ.get("CXX", "")) or ["c++"]
-    if shutil.which(compiler[0]) is None:
-        return [*missing, ("a C++ compiler", "apt install g++")]
-    for header, package in _HEADERS.items():
-        check = [*compiler, "-E", "-x", "c++", "-"]
-        source = f"#include <{header}>\n"
-        if subprocess.run(check, input=source, capture_output=True, text=True, check=False).returncode:
-            missing.append((header, f"apt install {package}"))
-    return missing
+    with tempfile.TemporaryDirectory(dir=stub.parent) as folder:
+        stubs = (find_installed() or _download(Path(folder), log)) / "python_backend_stubs"
+        if not (stubs / python / STUB).is_file():
+            known = sorted((path.name for path in stubs.glob("*")), key=lambda name: int(name.split(".")[-1]))
+            raise SetupError(
+                f"{DISTRIBUTION} has no stub for Python {python}.",
+                f"Use one of {', '.join(known)}, or --stub compile.",
+            )
+        shutil.copyfile(stubs / python / STUB, stub)
 
 
-def _cmake_version(cmake: str) -> tuple[int, ...]:
-    answer = subprocess.run([cmake, "--version"], capture_output=True, text=True, check=False).stdout
-    found = re.search(r"version (\S+)", answer)
-    return parse_version(found[1]) if found else ()
+def _download(folder: Path, log: Path) -> Path:
+    """Download the wheel into ``folder``, unpack its stubs, and return its tritonserver's folder."""
+    pip: list[str | Path] = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--no-input", "--dest", folder]
+    run([*pip, f"{DISTRIBUTION}=={VERSION}"], log=log, what=f"Downloading {DISTRIBUTION}")
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder, [name for name in archive.namelist() if name.endswith(f"/{STUB}")])
+    return folder / "pytriton" / "tritonserver"
 
 
-def _check_builder(builder: Path | None, target: Target, what: str) -> Path:
-    """Return the build program, if it is named and the machine has what it needs; ``what`` needs it, for the error.
+# --- compiled by the user's program ------------------------------------------------------------------------------
+
+
+def _check_builder(builder: Path | None, what: str) -> Path:
+    """Return the build program's absolute path; ``what`` is the reason for compiling, for the error.
 
     Raises:
         InputError: no program is named.
-        SetupError: something that the build needs is missing.
     """
-    named = builder or os.environ.get(BUILDER)
-    if not named:
+    if builder is None:
         raise InputError(
             f"{what} needs a program that compiles a stub, and none is named.",
             f"Put NVIDIA's commands ({_README}) into a program and name it, --stub-builder PROGRAM;"
             " give a finished stub, --stub FILE; or use what needs none: see docs/environments.md.",
         )
-    missing = find_missing(target.release)
-    if missing:
-        names = ", ".join(name for name, _ in missing)
-        raise SetupError(f"Compiling a stub needs {names}.", f"Type: {' && '.join(fix for _, fix in missing)}")
-    return Path(named).absolute()
+    return builder.absolute()
 
 
 def _compile(
     request: Request, environment: Environment, target: Target, stub: Path, log: Path, *, pybind11: str
 ) -> None:
-    """Have the build program compile a stub for the Python and NumPy of ``environment``, with ``pybind11`` or newer.
+    """Run the build program for the Python and NumPy of ``environment``; ``pybind11`` is the oldest version to use.
 
     Raises:
         InputError: no program is named.
-        SetupError: something that the build needs is missing, or it failed.
+        SetupError: the program failed.
         ArtifactError: it did not write a stub.
     """
     numpy = environment.numpy or "missing"
     what = f"Python {environment.python_minor} with NumPy {numpy} for target {target.name}"
-    program = _check_builder(request.builder, target, what)
-    work = stub.with_name(f"{stub.name}.work")
-    work.mkdir()
+    program = _check_builder(request.builder, what)
     variables = {
         "SHOAL_STUB_OUT": str(stub),
         "SHOAL_STUB_BRANCH": f"r{target.version}",
         "SHOAL_STUB_PYTHON": str(environment.source / "bin" / "python3"),
         "SHOAL_STUB_PYBIND11": pybind11,
         "SHOAL_STUB_GPU": "ON" if request.is_for_gpu else "OFF",
-        "SHOAL_STUB_WORK": str(work),
     }
-    run([program], log=log, what=f"Compiling the stub by {program.name}", cwd=work, variables=variables)
-    shutil.rmtree(work)
+    with tempfile.TemporaryDirectory(dir=stub.parent) as work:
+        run([program], log=log, what=f"Compiling the stub by {program.name}", cwd=Path(work), variables=variables)
     if not stub.is_file():
         raise ArtifactError(f"{program} wrote no stub.", "It must write the file that SHOAL_STUB_OUT names.")
-    if pybind11 and not read_stub(stub).bears_numpy_2:
+    if pybind11 and not read_stub(stub).supports_numpy_2:
         raise ArtifactError(
             f"The stub that {program} wrote corrupts tensors under NumPy 2: its pybind11 is too old.",
             f"Build it with pybind11 {pybind11} or newer, as SHOAL_STUB_PYBIND11 says.",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from shoal.environment.elf import Version, parse_version, read_binary
+from shoal.environment.stub import Version, parse_version, read_binary
 from shoal.errors import InputError
 
 EMBEDDED = "embedded"
@@ -56,7 +56,7 @@ class Target:
         return f"{self.release[0]:02}.{self.release[1]:02}"
 
     @property
-    def bears_numpy_2(self) -> bool:
+    def supports_numpy_2(self) -> bool:
         """Whether its own stub handles tensors of NumPy 2 correctly."""
         return self.release >= FIRST_NUMPY_2
 

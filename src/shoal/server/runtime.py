@@ -18,8 +18,8 @@ import numpy as np
 
 from shoal.composition.package import copy_package
 from shoal.environment.stub import STUB
+from shoal.environment.stub_source import DISTRIBUTION, VERSION, find_installed
 from shoal.environment.targets import EMBEDDED
-from shoal.environment.wheel import DISTRIBUTION, VERSION, find_installed
 from shoal.errors import InputError, SetupError
 from shoal.repository.default_model import read_configs
 from shoal.repository.manifest import read_manifest
