@@ -119,17 +119,6 @@ def test_doctor_names_numpy_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.stdout.count("corrupts tensors under NumPy 2.1.0") == 1
 
 
-def test_doctor_on_what_compiling_a_stub_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Serving does not need it, so that it is neither ok nor a warning."""
-    lacks = [("git", "apt install git"), ("archive.h", "apt install libarchive-dev")]
-    monkeypatch.setattr("shoal.doctor.find_missing", lambda _: lacks)
-    lines = CliRunner().invoke(cli.app, ["doctor"]).stdout.splitlines()
-    found = "optional compiling stubs: this machine lacks git, archive.h, which only the compiling of a stub needs"
-    assert lines[lines.index(found) + 1].strip() == "For that, type: apt install git; apt install libarchive-dev"
-    monkeypatch.setattr("shoal.doctor.find_missing", lambda _: [])
-    assert "ok       compiling stubs: this machine has all it needs" in CliRunner().invoke(cli.app, ["doctor"]).stdout
-
-
 def _taken(port: int, *_: int) -> tuple[int, int, int]:
     raise ShoalError(f"Port {port} is taken.")
 
