@@ -2,10 +2,8 @@ import os, sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from typing import Any
-
 from shoal.component import Parameters
-from shoal.generation import Weights
+from shoal.generation import Limits, Weights
 from shoal.generation.engines.base import EngineComponent
 from shoal.generation.engines.hf import HfEngine
 from shoal.generation.engines.hf_static import HfStaticEngine
@@ -15,11 +13,12 @@ from shoal.generation.engines.loading import DTYPES
 class LlmHf(EngineComponent):
     """Continue token ids with a transformers model, in continuous batches or, with ``static``, in plain ones."""
 
-    def make_engine(self, weights: Weights, parameters: Parameters, **common: Any) -> HfEngine | HfStaticEngine:
-        dtype, cache_tokens = parameters.choice("dtype", DTYPES), parameters.whole("cache_tokens", 0)
+    def make_engine(self, weights: Weights, limits: Limits, parameters: Parameters) -> HfEngine | HfStaticEngine:
+        dtype, threads = parameters.choice("dtype", DTYPES), self.context.num_threads
+        cache_tokens = parameters.whole("cache_tokens", 0)
         if parameters.flag("static", default=False):
-            return HfStaticEngine(weights, dtype=dtype, **common)
-        return HfEngine(weights, dtype=dtype, cache_tokens=cache_tokens, **common)
+            return HfStaticEngine(weights, limits, dtype=dtype, threads=threads)
+        return HfEngine(weights, limits, dtype=dtype, threads=threads, cache_tokens=cache_tokens)
 
 
 TritonPythonModel = LlmHf.for_triton()

@@ -2,10 +2,8 @@ import os, sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from typing import Any
-
 from shoal.component import Parameters
-from shoal.generation import Weights
+from shoal.generation import Limits, Weights
 from shoal.generation.engines.base import EngineComponent
 from shoal.generation.engines.onnx import OnnxEngine
 
@@ -13,8 +11,8 @@ from shoal.generation.engines.onnx import OnnxEngine
 class LlmOnnx(EngineComponent):
     """Continue token ids with a decoder on ONNX Runtime, in continuous batches."""
 
-    def make_engine(self, weights: Weights, parameters: Parameters, **common: Any) -> OnnxEngine:  # noqa: ARG002
-        return OnnxEngine(weights, **common)
+    def make_engine(self, weights: Weights, limits: Limits, parameters: Parameters) -> OnnxEngine:  # noqa: ARG002
+        return OnnxEngine(weights, limits, self.context.num_threads)
 
 
 TritonPythonModel = LlmOnnx.for_triton()

@@ -2,10 +2,8 @@ import os, sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from typing import Any
-
 from shoal.component import Parameters
-from shoal.generation import Weights
+from shoal.generation import Limits, Weights
 from shoal.generation.engines.base import EngineComponent
 from shoal.generation.engines.vllm import DTYPES, VllmEngine, read_arguments
 
@@ -13,10 +11,15 @@ from shoal.generation.engines.vllm import DTYPES, VllmEngine, read_arguments
 class LlmVllm(EngineComponent):
     """Continue token ids with vLLM."""
 
-    def make_engine(self, weights: Weights, parameters: Parameters, **common: Any) -> VllmEngine:
-        dtype, arguments = parameters.choice("dtype", DTYPES), read_arguments(parameters)
-        count = self.context.device.ledger.count
-        return VllmEngine(weights, dtype=dtype, arguments=arguments, count=count, **common)
+    def make_engine(self, weights: Weights, limits: Limits, parameters: Parameters) -> VllmEngine:
+        return VllmEngine(
+            weights,
+            limits,
+            dtype=parameters.choice("dtype", DTYPES),
+            threads=self.context.num_threads,
+            arguments=read_arguments(parameters),
+            count=self.context.device.ledger.count,
+        )
 
 
 TritonPythonModel = LlmVllm.for_triton()

@@ -2,9 +2,6 @@ import os, sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from collections.abc import Iterable
-from typing import Any
-
 from shoal.component import Arrays, Component, Context, Parameters
 from shoal.generation import Prompts, rows, stack
 
@@ -16,14 +13,11 @@ class Prompt(Component):
         self.prompts = Prompts.read(Parameters(context.spec))
 
     def check(self, inputs: Arrays) -> None:
-        for row in self.rows(inputs):
-            self.prompts.check(row)
+        self.prompts.check(inputs)
 
     def run(self, batch: Arrays) -> Arrays:
-        return stack([self.prompts.request(row) for row in self.rows(batch)])
-
-    def rows(self, inputs: Arrays) -> Iterable[dict[str, Any]]:
-        return rows({name: self.context.device.fetch(array, name) for name, array in inputs.items()})
+        inputs = {name: self.context.device.fetch(array, name) for name, array in batch.items()}
+        return stack([self.prompts.request(row) for row in rows(inputs)])
 
     def close(self) -> None:
         self.prompts.close()

@@ -147,20 +147,21 @@ def unpack_words(array: np.ndarray[Any, Any], name: str) -> list[tuple[int, ...]
     return words
 
 
+def as_python(value: Any) -> Any:
+    """Return an array's element as Python has it; an FP32 number as its shortest decimal: 0.7, not 0.699999988."""
+    if isinstance(value, np.floating):
+        return float(str(value))
+    return value.item() if isinstance(value, np.generic) else value
+
+
 def new_stream_id() -> int:
     """Return a new id of a stream: random bits of this process, then a counter."""
     return _first_stream + next(_streams)
 
 
 def _single(inputs: Arrays, name: str, default: Any) -> Any:
-    """Return the value of an input with one element, as Python has it; the default if it was left out.
-
-    FP32 numbers become the shortest decimal number that they represent: 0.7, not 0.699999988.
-    """
-    if name not in inputs:
-        return default
-    value = np.asarray(inputs[name]).reshape(-1)[0]
-    return float(str(value)) if isinstance(value, np.floating) else value.item() if hasattr(value, "item") else value
+    """Return the value of an input with one element, as Python has it; the default if it was left out."""
+    return as_python(np.asarray(inputs[name]).reshape(-1)[0]) if name in inputs else default
 
 
 def _prompt(inputs: Arrays) -> tuple[int, ...]:

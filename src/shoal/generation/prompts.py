@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from reprlib import repr as shorten
@@ -14,7 +14,7 @@ import numpy as np
 
 from shoal.component import Array, Arrays, Parameters, fixed_by, read_json, read_text, read_tokenizer
 from shoal.errors import ArtifactError, InputError
-from shoal.generation.contract import MAX_WORDS, MOST_CARRY, pack_words
+from shoal.generation.contract import MAX_WORDS, MOST_CARRY, as_python, pack_words
 from shoal.generation.sampling import Sampling
 from shoal.generation.templates import ChatTemplate
 from shoal.generation.weights import TOKENIZER, read_context, read_folder
@@ -130,10 +130,9 @@ class Prompts:
         """Return the token ids of a text, with the tokenizer's special tokens, or of a chat, with its template's.
 
         Raises:
-            InputError: not exactly one of them is given, the text is empty, the model has no chats or cannot render
-                this one, or the context has no place for the ids and one more.
+            InputError: the text is empty, the model has no chats or cannot render this one, or the context has no
+                place for the ids and one more.
         """
-        _check_one(text_input, messages)
         if messages is not None:
             ids = self._ids(self._chat(messages))
         else:
@@ -164,16 +163,15 @@ class Prompts:
                 "Shorten it, or raise the parameter max_text_bytes of the prompt model.",
             )
 
-    def check(self, row: Mapping[str, Any]) -> None:
-        """Check what needs no tokenizer; the rest is checked by ``request``.
+    def check(self, names: Container[str]) -> None:
+        """Check the inputs of a request, by their names: a text or a chat, and not both.
 
         Raises:
-            InputError: a value cannot be used.
+            InputError: it has neither, or both.
         """
-        _check_one(self._text(row), self._messages(row))
-        _sampling(row).check(_max_tokens(row))
-        for name in _WORDS:
-            self._words(row, name)
+        if ("text_input" in names) == ("messages" in names):
+            given = "text_input and messages" if "messages" in names else "neither text_input nor messages"
+            raise InputError(f"The request has {given}.", "Send exactly one of them.")
 
     def request(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return an engine's inputs for one request: lists and numbers by name, as ``stack`` takes them.
@@ -184,6 +182,7 @@ class Prompts:
         Raises:
             InputError: a value cannot be used.
         """
+        self.check(row)
         ids = self.encode(self._text(row), self._messages(row))
         stops, bad = (self._words(row, name) for name in _WORDS)
         carry = json.dumps({"stops": stops, "num_input_tokens": len(ids)}, ensure_ascii=False).encode()
@@ -191,12 +190,12 @@ class Prompts:
             raise InputError(
                 f"stop_words has {len(carry)} bytes as JSON; at most {MOST_CARRY} are allowed.", "Shorten them."
             )
-        num_new = self._num_new(row, len(ids))
-        sampling = _sampling(row).check(num_new)
+        max_new = self._max_new(row, len(ids))
+        sampling = _sampling(row).check(max_new)
         return {
             "input_ids": ids,
             "input_lengths": len(ids),
-            "request_output_len": num_new,
+            "request_output_len": max_new,
             "runtime_top_k": sampling.top_k,
             "min_tokens": sampling.min_tokens,
             "runtime_top_p": sampling.top_p,
@@ -238,11 +237,14 @@ class Prompts:
             raise InputError(f"{name}[{words.index('')}] is empty.", "Leave it out.")
         return words
 
-    def _num_new(self, row: Mapping[str, Any], num_ids: int) -> int:
+    def _max_new(self, row: Mapping[str, Any], num_ids: int) -> int:
+        """Return the greatest number of new tokens, in the room that the prompt's ids leave."""
         room = self._context - num_ids
-        wanted = _max_tokens(row)
+        wanted: int | None = row.get("max_tokens")
         if wanted is None:
             return min(self._max_tokens, room)
+        if wanted < 1:
+            raise InputError(f"max_tokens is {wanted}.", "Set it to 1 or more, or leave it out.")
         if wanted > room:
             raise InputError(
                 f"The prompt has {num_ids} tokens and max_tokens is {wanted}: {num_ids + wanted} together; the model's"
@@ -297,19 +299,6 @@ class Prompts:
             self._template.close()
 
 
-def _check_one(text_input: object, messages: object) -> None:
-    if (text_input is None) == (messages is None):
-        given = "neither text_input nor messages" if messages is None else "text_input and messages"
-        raise InputError(f"The request has {given}.", "Send exactly one of them.")
-
-
-def _max_tokens(row: Mapping[str, Any]) -> int | None:
-    wanted = row.get("max_tokens")
-    if wanted is not None and wanted < 1:
-        raise InputError(f"max_tokens is {wanted}.", "Set it to 1 or more, or leave it out.")
-    return wanted
-
-
 def _sampling(row: Mapping[str, Any]) -> Sampling:
     """Return the settings of sampling: greedy, unless one of the settings of chance is there."""
     given = {name: row[name] for name in (field.name for field in fields(Sampling)) if name in row}
@@ -354,20 +343,10 @@ _DTYPES = {
 
 
 def rows(inputs: Arrays) -> Iterator[dict[str, Any]]:
-    """Yield the rows of the text level's inputs ``[rows, 1]``, or ``[rows, -1]`` for word lists, as Python's values.
-
-    FP32 numbers become the shortest decimal number that they represent: 0.7, not 0.699999988. Without any input there
-    is one row.
-    """
-    for index in range(next((array.shape[0] for array in inputs.values()), 1)):
+    """Yield the rows of the text level's inputs ``[rows, 1]``, or ``[rows, -1]`` for word lists, as Python's values."""
+    for index in range(next(array.shape[0] for array in inputs.values())):
         values = {name: [*array[index]] if name in _WORDS else array[index, 0] for name, array in inputs.items()}
-        yield {name: _as_python(value) for name, value in values.items()}
-
-
-def _as_python(value: Any) -> Any:
-    if isinstance(value, np.floating):
-        return float(str(value))
-    return value.item() if isinstance(value, np.generic) else value
+        yield {name: as_python(value) for name, value in values.items()}
 
 
 def stack(requests: Sequence[Mapping[str, Any]]) -> dict[str, Array]:

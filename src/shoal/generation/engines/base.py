@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 from shoal.component import Arrays, Context, Parameters, Stream, StreamingComponent
 from shoal.component.streaming import QueueStream
@@ -29,8 +29,8 @@ class EngineComponent(StreamingComponent):
     ``context`` are common to all engines.
     """
 
-    def make_engine(self, weights: Weights, parameters: Parameters, **common: Any) -> Engine:
-        """Return the engine; ``common`` are its arguments ``slots``, ``context`` and ``threads``."""
+    def make_engine(self, weights: Weights, limits: Limits, parameters: Parameters) -> Engine:
+        """Return the engine; its limits are these or narrower ones."""
         raise NotImplementedError
 
     def setup(self, context: Context) -> None:
@@ -38,8 +38,9 @@ class EngineComponent(StreamingComponent):
         parameters = Parameters(context.spec)
         own = context.folder.absolute()
         weights = find_weights(read_folder(parameters, str(own) if (own / DECODER).is_file() else ""))
-        slots, length = parameters.whole("slots", 16, most=1024), parameters.whole("context", 0)
-        self.engine = self.make_engine(weights, parameters, slots=slots, context=length, threads=context.num_threads)
+        length = min(parameters.whole("context", weights.context), weights.context)
+        limits = Limits(weights.vocabulary, length, parameters.whole("slots", 16, most=1024), weights.end_ids)
+        self.engine = self.make_engine(weights, limits, parameters)
         warm = QueueStream(self, 1)
         self.engine.admit(TokenRequest((0,), 2), warm)
         list(warm)

@@ -12,6 +12,7 @@ import itertools
 import logging
 import threading
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -79,24 +80,15 @@ class _Choice(ContinuousBatchingLogitsProcessor):
 class HfEngine:
     """Continuous batching of a transformers model on the host.
 
-    ``slots`` requests are computed at the same time, others wait in order. The cache has room for ``cache_tokens``
-    tokens of prompts and answers together; by default, for ``slots`` whole contexts, but at most ``CACHE_TOKENS``.
-    ``context`` is the greatest number of tokens of one request; by default the model's, or what the cache holds.
+    ``limits.slots`` requests are computed at the same time, others wait in order. The cache has room for
+    ``cache_tokens`` tokens of prompts and answers together; if 0, for as many whole contexts, but at most for
+    ``CACHE_TOKENS``. A request has at most as many tokens as the cache holds.
     """
 
-    def __init__(
-        self,
-        weights: Weights,
-        *,
-        slots: int = 16,
-        context: int = 0,
-        cache_tokens: int = 0,
-        dtype: str = "float32",
-        threads: int | None = None,
-    ) -> None:
-        context = min(context or weights.context, weights.context)
+    def __init__(self, weights: Weights, limits: Limits, *, dtype: str, threads: int | None, cache_tokens: int) -> None:
+        slots, context = limits.slots, limits.context
         self._free = _pages(cache_tokens or min(slots * context, max(CACHE_TOKENS, context))) + slots
-        self.limits = Limits(weights.vocabulary, min(context, (self._free - slots) * _PAGE), slots, weights.end_ids)
+        self.limits = replace(limits, context=min(context, (self._free - slots) * _PAGE))
         self._config = ContinuousBatchingConfig(
             page_size=_PAGE,
             num_blocks=self._free,

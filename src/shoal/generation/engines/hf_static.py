@@ -47,22 +47,12 @@ class _Ends(StoppingCriteria):
 class HfStaticEngine:
     """Static batches of a transformers model on the host: the plain way, to compare continuous batching with.
 
-    At most ``slots`` requests are computed together with ``generate``; those that come later wait for the end of the
-    longest one. ``context`` is the greatest number of tokens of one request; by default the model's.
+    At most ``limits.slots`` requests are computed together with ``generate``; those that come later wait for the end of
+    the longest one.
     """
 
-    def __init__(
-        self,
-        weights: Weights,
-        *,
-        slots: int = 16,
-        context: int = 0,
-        dtype: str = "float32",
-        threads: int | None = None,
-    ) -> None:
-        self.limits = Limits(
-            weights.vocabulary, min(context or weights.context, weights.context), slots, weights.end_ids
-        )
+    def __init__(self, weights: Weights, limits: Limits, *, dtype: str, threads: int | None) -> None:
+        self.limits = limits
         self._model = load_model(weights, dtype, threads)
         self._waiting: Queue[Seat] = Queue()
         self._is_closing = threading.Event()

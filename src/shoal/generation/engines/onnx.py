@@ -152,14 +152,12 @@ def _widen(cache: NDArray[Any], width: int) -> NDArray[Any]:
 class OnnxEngine:
     """Continuous batching of an ONNX decoder on the host, with caches in FP32.
 
-    ``slots`` requests are computed at the same time, others wait in order. ``context`` is the greatest number of
-    tokens of one request; by default the model's. Memory grows with the tokens of the open requests.
+    ``limits.slots`` requests are computed at the same time, others wait in order. Memory grows with the tokens of the
+    open requests.
     """
 
-    def __init__(self, weights: Weights, *, slots: int = 16, context: int = 0, threads: int | None = None) -> None:
-        self.limits = Limits(
-            weights.vocabulary, min(context or weights.context, weights.context), slots, weights.end_ids
-        )
+    def __init__(self, weights: Weights, limits: Limits, threads: int | None) -> None:
+        self.limits = limits
         self._decoder = Decoder(weights, threads)
         self._changing = threading.Condition()
         self._waiting: deque[Seat] = deque()

@@ -28,7 +28,7 @@ from shoal.generation.contract import Limits, TokenRequest
 from shoal.generation.weights import Weights
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-_OWN = {"model": "model", "dtype": "dtype", "max_num_seqs": "slots", "max_model_len": "context"}  # our names for them
+_OWN = {"model": "model", "dtype": "dtype", "max_num_seqs": "slots", "max_model_len": "context"}  # parameters for these
 _DEFAULTS = {"load_format": "safetensors", "disable_log_stats": True}
 _FIXED = {"skip_tokenizer_init": True, "generation_config": "vllm"}  # token ids in and out, settings by request alone
 _HOST_CACHE = 2**30  # bytes; vLLM's default is nearly all memory
@@ -66,11 +66,11 @@ def read_arguments(parameters: Parameters) -> dict[str, Any]:
 class VllmEngine:
     """Continuous batching by vLLM, on a GPU or the host.
 
-    ``slots`` requests are computed at the same time, others wait in order. ``context`` is the greatest number of
-    tokens of one request; by default the model's. ``dtype`` ``auto`` is the one that the weights' config.json names.
-    ``arguments`` are vLLM's own, as `vllm serve` takes them, such as ``{"tensor_parallel_size": 2}``. ``threads`` is
-    the number of compute threads on the host. With speculative decoding (``{"speculative_config": ...}``), ``count``
-    gets the numbers of guessed and of confirmed tokens, as events ``drafted_tokens`` and ``accepted_tokens``.
+    ``limits.slots`` requests are computed at the same time, others wait in order. ``dtype`` ``auto`` is the one that
+    the weights' config.json names. ``arguments`` are vLLM's own, as `vllm serve` takes them, such as
+    ``{"tensor_parallel_size": 2}``. ``threads`` is the number of compute threads on the host. With speculative decoding
+    (``{"speculative_config": ...}``), ``count`` gets the numbers of guessed and of confirmed tokens, as events
+    ``drafted_tokens`` and ``accepted_tokens``.
 
     Raises:
         SetupError: vLLM is not installed, or does not start; it does not know one of ``arguments``, for example.
@@ -79,28 +79,26 @@ class VllmEngine:
     def __init__(
         self,
         weights: Weights,
+        limits: Limits,
         *,
-        slots: int = 16,
-        context: int = 0,
-        dtype: str = "auto",
-        threads: int | None = None,
-        arguments: Mapping[str, Any] | None = None,
-        count: Callable[[str, int], None] | None = None,
+        dtype: str,
+        threads: int | None,
+        arguments: Mapping[str, Any],
+        count: Callable[[str, int], None],
     ) -> None:
-        length = min(context or weights.context, weights.context)
-        self.limits = Limits(weights.vocabulary, length, slots, weights.end_ids)
+        self.limits = limits
         own = weights.config.get("dtype") or weights.config.get("torch_dtype") or "auto"
         self._sockets = Path(tempfile.gettempdir()) / f"shoal-vllm-{secrets.token_hex(4)}"
         os.environ["VLLM_RPC_BASE_PATH"] = str(self._sockets)
         _set_variables(threads)
-        self._arguments = _complete({**_DEFAULTS, **(arguments or {})}) | {
+        self._arguments = _complete({**_DEFAULTS, **arguments}) | {
             **_FIXED,
             "model": str(weights.folder),
             "dtype": own if dtype == "auto" else dtype,
-            "max_num_seqs": slots,
-            "max_model_len": length,
+            "max_num_seqs": limits.slots,
+            "max_model_len": limits.context,
         }
-        self._loggers = [_counting(count)] if count and "speculative_config" in self._arguments else []
+        self._loggers = [_counting(count)] if "speculative_config" in self._arguments else []
         self._numbers = itertools.count()
         self._changing = threading.Lock()
         self._streams: set[Stream] = set()
