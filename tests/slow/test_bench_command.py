@@ -10,15 +10,15 @@ import pytest
 from typer.testing import CliRunner
 
 from shoal import cli
-from shoal.bench.markdown import write_page
 from shoal.bench.run import write
+from shoal.bench.tables import write_page
 from shoal.composition.compose import compose
 from shoal.repository.placement import Plan
 from tests.support.bulk import MODEL_FOLDERS
 from tests.unit.test_bench import check_record
 from tests.unit.test_bench_advice import BATCHING, put, run, write_repository
 
-ORDER = ["throughput", "latency", "steps"]  # of the pictures on the page
+ORDER = ["throughput", "latency"]  # of the pictures on the page
 
 
 def test_the_command(forest: Path, hybrid_forest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,13 +38,9 @@ def test_the_command(forest: Path, hybrid_forest: Path, tmp_path: Path, monkeypa
     assert page == write_page(
         record, sorted(out.glob("*.svg"), key=lambda path: ORDER.index(path.stem.rpartition("-")[2]))
     )
-    assert "| cpu | 8 | 4 | " in page
+    assert "| repository | 8 | 4 | " in page
     assert "## What would help hybrid, and what would not" in page
-    assert {path.name.rpartition("-")[2] for path in out.glob("*.svg")} == {
-        "throughput.svg",
-        "latency.svg",
-        "steps.svg",
-    }
+    assert {path.name.rpartition("-")[2] for path in out.glob("*.svg")} == {"throughput.svg", "latency.svg"}
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     files, missing = write(record, tmp_path / "without")
     assert missing == "There are no pictures: matplotlib is not installed. Type: pip install 'shoal[draw]'"

@@ -14,10 +14,9 @@ import typer
 from typer.testing import CliRunner
 
 from shoal import cli
-from shoal.bench.compare import compare
-from shoal.bench.figures import Cell, Measured, rounded
 from shoal.bench.inputs import read_inputs
-from shoal.bench.run import Wanted, find_cells
+from shoal.bench.record import Cell, Figures, Measured, compare, rounded
+from shoal.bench.run import find_cells
 from shoal.bench.target import find_targets
 from shoal.component.spec import ModelSpec, TensorSpec
 from shoal.errors import ArtifactError, InputError, ShoalError
@@ -100,19 +99,19 @@ def test_one_column_does_not_fill_two_texts(tmp_path: Path) -> None:
 
 def test_loads(forest: Path, tmp_path: Path) -> None:
     targets = find_targets([forest])
-    assert find_cells(targets, Wanted(usual=(1, 4, 512, 1024))) == [Cell(1, 1), Cell(1, 16), Cell(4, 2), Cell(512, 2)]
-    assert find_cells(targets, Wanted(batches=(8, 4), callers=(3, 1))) == [
+    assert find_cells(targets, usual=(1, 4, 512, 1024)) == [Cell(1, 1), Cell(1, 16), Cell(4, 2), Cell(512, 2)]
+    assert find_cells(targets, batches=(8, 4), callers=(3, 1)) == [
         *(Cell(1, 1), Cell(4, 1), Cell(4, 3)),
         *(Cell(8, 1), Cell(8, 3)),
     ]
     repository = write_repository(tmp_path / "unbatched", seconds="0")
     for path in repository.glob("*/config.pbtxt"):
         path.write_text(path.read_text(encoding="utf-8").replace("max_batch_size: 4", ""), encoding="utf-8")
-    assert find_cells([*targets, *find_targets([repository])], Wanted(usual=(1, 2))) == [Cell(1, 1), Cell(1, 16)]
+    assert find_cells([*targets, *find_targets([repository])], usual=(1, 2)) == [Cell(1, 1), Cell(1, 16)]
     assert str(Cell(1, 16)) == "1 row, 16 callers"
 
 
-def repeated(label: str, cell: Cell, *rates: float) -> Measured:
+def repeated(label: str, cell: Cell, *rates: float) -> Measured[Cell, Figures]:
     return Measured(label, cell, tuple(replace(LOAD, rows_per_s=rate, p50_ms=1000 / rate) for rate in rates))
 
 
@@ -154,12 +153,12 @@ def check_record(record: Mapping[str, Any]) -> None:
         for figures in entry["repeats"]:
             assert 0 < figures["p50_ms"] <= figures["p90_ms"] <= figures["p99_ms"] <= figures["max_ms"]
             assert figures["server_cpu"] + figures["client_cpu"] + figures["other_cpu"] <= 1.1
-            assert list(figures["steps"]) == (["preprocess", "cuml"] if label == "cpu" else ["cuml"])
+            assert list(figures["steps"]) == (["cuml"] if label == "hybrid" else ["preprocess", "cuml"])
             for step in figures["steps"].values():
                 assert step["rows_per_execution"] >= batch * (1 - 1e-9)
                 assert 0 < step["busy"] <= 1.1
                 assert step["cpu_ms"] >= 0
-            assert (figures["local_ms"] is None) == (label == "cpu")
+            assert (figures["local_ms"] is None) == (label != "hybrid")
             assert 0 <= (figures["local_ms"] or 0) < figures["max_ms"]
             assert (figures["server_ms"] is None) == (label == "hybrid")
 

@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 
-from shoal.bench.advice.evidence import Advice, Evidence
-from shoal.bench.advice.rules import advise
-from shoal.bench.figures import Cell, Figures
-from shoal.bench.measure import Settings
-from shoal.bench.run import Wanted, bench
+from shoal.bench.advice import Advice, Evidence, advise
+from shoal.bench.record import Cell, Figures, Settings
+from shoal.bench.run import bench
 from shoal.bench.steps import StepFigures
 from shoal.repository.config import ModelConfig, read_config
 
@@ -90,8 +88,8 @@ def put(text: str, lines: str) -> str:
 def run(repository: Path) -> tuple[float, list[dict[str, Any]]]:
     """Rows a second of twelve callers with a row each, and the advice that helps."""
     # Many executions in each window, for one at its edge is counted whole or not at all.
-    wanted = Wanted(Settings(seconds=2, warm_seconds=0.2, repeats=1), batches=(1,), callers=(12,))
-    record = bench([repository], wanted, rows=repository / "rows.csv")
+    settings = Settings(seconds=2, warm_seconds=0.2, repeats=1)
+    record = bench([repository], settings, rows=repository / "rows.csv", batches=(1,), callers=(12,))
     (rate,) = (load["median"]["rows_per_s"] for load in record["loads"] if load["callers"] == 12)
     (advice,) = record["advice"].values()
     assert "quick" not in {entry["model"] for entry in advice if entry["lines"]}
@@ -123,8 +121,8 @@ def with_more(config: ModelConfig, lines: str) -> ModelConfig:
     return read_config(config.folder)
 
 
-def case(configs: Mapping[str, ModelConfig], cells: Mapping[Cell, Figures], **more: Any) -> Evidence:
-    return Evidence(cells, configs, 4, {"quick": 1, "slow": 2}, **more)
+def case(configs: Mapping[str, ModelConfig], cells: Mapping[Cell, Figures]) -> Evidence:
+    return Evidence(cells, configs, 4)
 
 
 def found(advice: list[Advice], kind: str, model: str = "") -> Advice:
@@ -205,10 +203,6 @@ def test_cores_that_are_full_end_the_matter(configs: dict[str, ModelConfig]) -> 
     assert not found(advice, "instances", "slow").helps
     assert "4 cores are busy 95% of the time: the server takes 85%, the client 10%" in found(advice, "cpu").why
     assert "99% of all steps'" in found(advice, "cost", "slow").why
-    assert not found(advice, "dtype", "slow").helps
-    assert found(advise(case(configs, cells, flags="avx2 amx_bf16")), "dtype", "slow").helps
-    on_gpu = {**configs, "slow": with_more(configs["slow"], "instance_group [ { kind: KIND_GPU } ]")}
-    assert "dtype" not in {entry.kind for entry in advise(case(on_gpu, cells))}
     assert not [entry for entry in advice if entry.lines]
 
 
@@ -245,9 +239,6 @@ def test_what_one_caller_waits_for(configs: dict[str, ModelConfig]) -> None:
     delay = found(advice, "delay", "slow")
     assert "waits there 5.1 of 20.0 ms" in delay.why
     assert put("", delay.lines).split() == ["dynamic_batching", "{", "preferred_batch_size:", "8", "}"]
-    assert "Of 14.0 ms in the server, 7.3 are spent between the steps." in found(advice, "ensemble").why
-    assert "Of 20.0 ms, 6.0 are spent in the client" in found(advice, "protocol").why
-    assert not found(advice, "protocol").helps
 
 
 def test_the_size_of_requests(configs: dict[str, ModelConfig]) -> None:

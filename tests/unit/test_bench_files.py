@@ -10,14 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from shoal import cli
-from shoal.bench.figures import Cell, Measured
-from shoal.bench.measure import Settings
-from shoal.bench.record import make_case
-from shoal.bench.run import Wanted, bench, write
-from shoal.bench.target import find_targets
+from shoal.bench.record import Settings
+from shoal.bench.run import bench, write
 from shoal.errors import ArtifactError, SetupError
 from shoal.repository.loading import component_class
-from tests.unit.test_bench_advice import LOAD, write_repository
+from tests.unit.test_bench_advice import write_repository
 
 
 @pytest.fixture(scope="module")
@@ -25,8 +22,8 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Of a real server."""
     folder = tmp_path_factory.mktemp("bench")
     repository = write_repository(folder / "repository", seconds="0")
-    wanted = Wanted(Settings(seconds=0.2, warm_seconds=0.1, repeats=2), batches=(1,), callers=(2,))
-    return bench([repository], wanted, rows=repository / "rows.csv")
+    settings = Settings(seconds=0.2, warm_seconds=0.1, repeats=2)
+    return bench([repository], settings, rows=repository / "rows.csv", batches=(1,), callers=(2,))
 
 
 def test_a_second_run_of_a_day_leaves_the_first_alone(record: dict[str, Any], tmp_path: Path) -> None:
@@ -45,18 +42,6 @@ def test_a_folder_that_cannot_be_written_is_found_out_first(tmp_path: Path) -> N
         CliRunner().invoke(
             cli.app, ["bench", str(tmp_path), "--out", str(tmp_path / "file" / "out")], catch_exceptions=False
         )
-
-
-def test_the_way_between_the_steps_is_known_where_each_is_one_model(tmp_path: Path) -> None:
-    repository = write_repository(tmp_path / "repository", seconds="0")
-    measured = [Measured("repository", Cell(1, 1), (LOAD,))]
-    machine = {"cores": 4, "flags": ""}
-    (target,) = find_targets([repository])
-    assert make_case(target, measured, machine).levels == {"quick": 1, "slow": 2}
-    config = repository / "both" / "config.pbtxt"
-    config.write_text(config.read_text(encoding="utf-8").replace('"quick"', '"slow"'), encoding="utf-8")
-    (target,) = find_targets([repository])
-    assert make_case(target, measured, machine).levels == {}  # the same model twice
 
 
 @pytest.mark.parametrize(

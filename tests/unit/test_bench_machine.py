@@ -1,19 +1,17 @@
-"""What a figure is measured on, and with: the machine with its quotas, and the clock of what runs in the client."""
+"""What a figure is measured on, and with: the machine with its quotas, and the time of what runs in the client."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from shoal import machine
-from shoal.bench.target import Clock
+from shoal.bench.measure import _time_within
 from tests.unit.test_bench import table
 
 
@@ -69,16 +67,7 @@ def test_a_limit_of_memory(
     assert machine.available_memory() == 3000
 
 
-def test_a_clock_counts_calls_of_all_threads_and_those_under_way() -> None:
-    clock = Clock()
-    with clock, ThreadPoolExecutor() as pool:
-
-        def sleep() -> None:
-            with clock:
-                time.sleep(0.1)
-
-        for future in [pool.submit(sleep) for _ in range(2)]:
-            future.result()
-        seconds, ended = clock.read()
-        assert ended == 2
-        assert seconds == pytest.approx(0.3, rel=0.3)  # the two, and this one
+def test_time_of_calls_within_a_window() -> None:
+    """Calls that cross an edge of the window count with the part inside it."""
+    calls = [(0.0, 1.5), (1.2, 1.4), (1.9, 9.0), (3.0, 4.0)]
+    assert _time_within(calls, 1.0, 2.0) == pytest.approx(0.5 + 0.2 + 0.1)

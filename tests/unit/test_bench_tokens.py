@@ -4,58 +4,49 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable
 from dataclasses import replace
+from typing import cast
 
 import pytest
 from typer.testing import CliRunner
 
 from shoal import cli
-from shoal.bench.generation import make_record
-from shoal.bench.markdown import write_page
-from shoal.bench.measure import Settings
-from shoal.bench.tables import make_sheets, remarks
-from shoal.bench.tokens import Prompt, Timeline, TokenCell, TokenFigures, fit_prompt, summarise
+from shoal.bench.generation import Timeline, fit_prompt, make_record, summarise, write_prompt
+from shoal.bench.record import Measured, Settings, TokenCell, TokenFigures
+from shoal.bench.tables import make_sheets, remarks, write_page
 from shoal.errors import InputError, ServerError
-from shoal.llm import Piece
+from shoal.llm import Llm, Piece
 from tests.support.commands import Shoal
 
 
-def by_words(text: str) -> int:
-    return len(text.split()) + 1  # and one at the beginning, as many tokenizers add
+class Counter:
+    """Counts tokens as a server does: a token of the template, and so many per word."""
 
+    def __init__(self, template: int, per_word: int) -> None:
+        self.template, self.per_word = template, per_word
 
-def by_letters(text: str) -> int:
-    return len(text.replace(" ", ""))
+    def generate(self, text: str, *, max_tokens: int) -> Piece:
+        assert max_tokens == 1
+        return Piece("", "length", self.count(text), 1)
 
-
-def in_a_chat(text: str) -> int:
-    return 40 + len(text.split())
+    def count(self, text: str) -> int:
+        return self.template + self.per_word * len(text.split())
 
 
 @pytest.mark.parametrize("wanted", [2, 3, 7, 32, 500, 4096])
-@pytest.mark.parametrize("count", [by_words, by_letters, in_a_chat])
-def test_prompts_have_the_wanted_number_of_tokens(wanted: int, count: Callable[[str], int]) -> None:
-    asked: list[str] = []
-
-    def ask(text: str) -> int:
-        asked.append(text)
-        return count(text)
-
-    prompt = fit_prompt(wanted, ask)
-    found = {count(prompt.text(number)) for number in range(20)}
-    assert len(asked) <= 12
-    assert max(map(count, asked)) <= max(wanted + 10, 70)  # a model's context bounds what can be asked
-    least = count("the")
-    assert found == {max(wanted, least)}
+@pytest.mark.parametrize(("template", "per_word"), [(0, 1), (1, 1), (40, 1), (2, 3)])
+def test_prompts_have_about_the_wanted_number_of_tokens(wanted: int, template: int, per_word: int) -> None:
+    counter = Counter(template, per_word)
+    words = fit_prompt(wanted, cast(Llm, counter))
+    (found,) = {counter.count(write_prompt(words, number)) for number in range(20)}
+    assert abs(found - max(wanted, template + per_word)) <= per_word / 2
 
 
 def test_prompts_differ_from_their_second_word_on() -> None:
-    texts = [Prompt(40, 3).text(number).split() for number in range(50)]
+    texts = [write_prompt(40, number).split() for number in range(50)]
     assert len({" ".join(words[:6]) for words in texts}) == 50
     assert {" ".join(sorted(words)) for words in texts} == {" ".join(sorted(texts[0]))}
-    assert texts[0].count("a") == 3
-    assert Prompt(5).text(7) == Prompt(5).text(7)
+    assert write_prompt(5, 7) == write_prompt(5, 7)
 
 
 def pieces(*counts: int) -> list[Piece]:
@@ -91,7 +82,8 @@ def test_a_record_and_its_table() -> None:
         many: [replace(LOAD, tokens_per_s=400.0, first_p50_ms=50.0, between_p50_ms=25.0, client_cores=0.93)],
         short: [TokenFigures(100.0, 20, 33, 1, 20.0, 25.0, 40.0, None, None, None, 90.0, 0.2)],
     }
-    record = json.loads(json.dumps(make_record("10.0.0.7:8001", "llm", Settings(), found)))
+    measured = [Measured("llm", cell, tuple(figures)) for cell, figures in found.items()]
+    record = json.loads(json.dumps(make_record("10.0.0.7:8001", Settings(), measured)))
     assert record["loads"][0]["min_max"] == {
         "tokens_per_s": [80.0, 120.0], "first_p50_ms": [20.0, 20.0], "between_p50_ms": [10.0, 10.0],
     }  # fmt: skip

@@ -4,33 +4,37 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, fields
 from functools import partial
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
-import shoal
-from shoal.bench.figures import rounded
+import numpy as np
+
 from shoal.bench.load import closed_loop
-from shoal.bench.measure import Settings
-from shoal.bench.record import LIBRARIES
-from shoal.bench.target import Pool
-from shoal.bench.tokens import Prompt, Timeline, TokenCell, TokenFigures, fit_prompt, summarise
+from shoal.bench.measure import Pool
+from shoal.bench.record import Measured, Settings, TokenCell, TokenFigures, start_record
 from shoal.client.client import Client
 from shoal.component.spec import TensorSpec
-from shoal.errors import InputError
+from shoal.errors import InputError, ServerError
+from shoal.llm import Piece
 from shoal.llm.client import Llm
-from shoal.machine import describe_machine, library_versions
 from shoal.progress import OnProgress
 
 _OUTPUTS = {"text_output", "finish_reason", "num_input_tokens", "num_output_tokens"}
 _INPUTS = {"text_input", "max_tokens", "min_tokens", "stream"}
-_SPREADS = ("tokens_per_s", "first_p50_ms", "between_p50_ms")
+# One token each, with the space before it, in the vocabularies of most models.
+_WORDS = (
+    "the", "of", "and", "to", "in", "is", "was", "for", "on", "that", "with", "as", "by", "at", "from", "it", "an",
+    "be", "are", "this",
+)  # fmt: skip
 _BUSY = 0.8  # of a core: a Python process with more time is near its limit
 _HERE = ("127.0.0.1", "localhost", "[::1]")
+
+_Loads = Sequence[Measured[TokenCell, TokenFigures]]
 
 
 def generates_text(outputs: Iterable[TensorSpec]) -> bool:
@@ -55,23 +59,23 @@ def bench_tokens(
         ServerError: no server answers, or it refuses or loses a request.
     """
     with closing(Pool(url, settings.protocol)) as pool:
+        pool.connect(1)
         with pool.take() as client:
-            model = model or client.default_model()
+            url, model = client.url, model or client.default_model()
             _check(client, model)
-            lengths = sorted({cell.input_tokens for cell in cells})
-            prompts = {}
-            for number, length in enumerate(lengths):
-                on_progress("fitting prompts", number, len(lengths))
-                prompts[length] = fit_prompt(length, partial(_count, Llm(client, model)))
-            on_progress("fitting prompts", len(lengths), len(lengths))
+            llm = Llm(client, model)
+            on_progress("fitting prompts", 0, 1)
+            words = {length: fit_prompt(length, llm) for length in sorted({cell.input_tokens for cell in cells})}
+            on_progress("fitting prompts", 1, 1)
         found: dict[TokenCell, list[TokenFigures]] = {cell: [] for cell in cells}
         total, done, numbers = settings.repeats * len(cells), itertools.count(), itertools.count(1)
         for _, cell in itertools.product(range(settings.repeats), cells):
             on_progress("measuring", next(done), total)
             pool.connect(cell.concurrency, [model])
-            found[cell].append(_load(pool, model, cell, prompts[cell.input_tokens], settings, numbers))
+            prompts = map(partial(write_prompt, words[cell.input_tokens]), numbers)
+            found[cell].append(_load(pool, model, cell, prompts, settings))
         on_progress("measuring", total, total)
-    return make_record(url, model, settings, found)
+    return make_record(url, settings, [Measured(model, cell, tuple(figures)) for cell, figures in found.items()])
 
 
 def _check(client: Client, model: str) -> None:
@@ -85,20 +89,36 @@ def _check(client: Client, model: str) -> None:
         )
 
 
-def _count(llm: Llm, text: str) -> int:
-    return llm.generate(text, max_tokens=1).num_input_tokens
+def write_prompt(words: int, number: int) -> str:
+    """Write the ``number``-th prompt of so many common words, in an order of its own: engines have no cache of it."""
+    first, *rest = itertools.islice(itertools.cycle(_WORDS), words)
+    random.Random(number).shuffle(rest)
+    return " ".join([first, *rest])
 
 
-def _load(
-    pool: Pool, model: str, cell: TokenCell, prompt: Prompt, settings: Settings, numbers: Iterator[int]
-) -> TokenFigures:
+def fit_prompt(wanted: int, llm: Llm) -> int:
+    """Return the number of words whose prompts have about ``wanted`` tokens.
+
+    The server counts the tokens of two prompts, which gives the tokens per word, and of the prompt that these suggest.
+    """
+
+    def count(words: int) -> int:
+        return llm.generate(write_prompt(words, 0), max_tokens=1).num_input_tokens
+
+    less, more = count(1), count(1 + len(_WORDS))
+    per_word = max(1.0, (more - less) / len(_WORDS))
+    words = 1 + max(0, round((wanted - less) / per_word))
+    return max(1, words + round((wanted - count(words)) / per_word))
+
+
+def _load(pool: Pool, model: str, cell: TokenCell, prompts: Iterator[str], settings: Settings) -> TokenFigures:
     timelines: list[Timeline] = []
     readings: list[tuple[float, float]] = []  # clock seconds, and CPU seconds of this process
 
     def send(_: int) -> int:
         with pool.take() as client:
             pieces = Llm(client, model).stream(
-                prompt.text(next(numbers)), max_tokens=cell.output_tokens, min_tokens=cell.output_tokens
+                next(prompts), max_tokens=cell.output_tokens, min_tokens=cell.output_tokens
             )
             timeline = Timeline.read(pieces)
         timelines.append(timeline)
@@ -117,70 +137,107 @@ def _load(
     return summarise(counted, load.rows_per_second, (after - before) / (closed - opened))
 
 
-def make_record(
-    url: str, model: str, settings: Settings, found: Mapping[TokenCell, Sequence[TokenFigures]]
-) -> dict[str, Any]:
+class Timeline(NamedTuple):
+    """One answer: when it was asked for, and at which times how many of its tokens had come, all in clock seconds."""
+
+    start: float
+    arrivals: tuple[tuple[float, int], ...]
+    end: float
+    input_tokens: int
+
+    @classmethod
+    def read(cls, pieces: Iterable[Piece], clock: Callable[[], float] = time.perf_counter) -> Timeline:
+        """Read an answer as it comes; pieces without a new token only extend it.
+
+        Raises:
+            ServerError: it has no tokens, or ends before its last piece.
+        """
+        start = end = clock()
+        arrivals: list[tuple[float, int]] = []
+        input_tokens = 0
+        for piece in pieces:
+            end, input_tokens = clock(), piece.num_input_tokens
+            if piece.num_output_tokens > (arrivals[-1][1] if arrivals else 0):
+                arrivals.append((end, piece.num_output_tokens))
+        if not arrivals:
+            raise ServerError("An answer had no tokens.", "See the server's log.")
+        return cls(start, tuple(arrivals), end, input_tokens)
+
+    @property
+    def output_tokens(self) -> int:
+        """Number of the answer's tokens."""
+        return self.arrivals[-1][1]
+
+    def between(self) -> Iterator[float]:
+        """Yield the seconds from token to token after the first piece; several in one piece get equal parts."""
+        for (before, fewer), (now, more) in itertools.pairwise(self.arrivals):
+            yield from itertools.repeat((now - before) / (more - fewer), more - fewer)
+
+
+def summarise(timelines: Sequence[Timeline], tokens_per_s: float, client_cores: float) -> TokenFigures:
+    """Summarise the answers of one load."""
+    first = [line.arrivals[0][0] - line.start for line in timelines]
+    between = [seconds for line in timelines for seconds in line.between()]
+    p50, p90, p99 = _percentiles(between) if between else (None, None, None)
+    return TokenFigures(
+        tokens_per_s,
+        len(timelines),
+        median(line.input_tokens for line in timelines),
+        median(line.output_tokens for line in timelines),
+        *_percentiles(first),
+        p50,
+        p90,
+        p99,
+        1000 * median(line.end - line.start for line in timelines),
+        client_cores,
+    )
+
+
+def _percentiles(seconds: Sequence[float]) -> tuple[float, float, float]:
+    """Return p50, p90 and p99 in ms."""
+    p50, p90, p99 = 1000 * np.percentile(seconds, (50, 90, 99))
+    return float(p50), float(p90), float(p99)
+
+
+def make_record(url: str, settings: Settings, measured: _Loads) -> dict[str, Any]:
     """Build the record: figures, machine, versions and settings, as JSON values."""
-    medians = {cell: _medians(repeats) for cell, repeats in found.items()}
+    model = measured[0].label
     return {
-        "date": time.strftime("%Y-%m-%d"),
         "unit": "tokens",
-        "machine": describe_machine(),
-        "versions": {"shoal": shoal.__version__, **library_versions(*LIBRARIES, "transformers")},
-        "settings": asdict(settings),
+        **start_record(settings, measured, "transformers"),
         "repositories": [{"label": model, "model": model, "url": url}],
-        "loads": [
-            {
-                "repository": model,
-                **cell._asdict(),
-                "median": rounded(medians[cell]),
-                "min_max": rounded({name: _spread(repeats, name) for name in _SPREADS}),
-                "repeats": [rounded(asdict(figures)) for figures in repeats],
-            }
-            for cell, repeats in found.items()
-        ],
-        "comparison": list(_compare(medians)),
-        "notes": list(_notes(url, medians)),
+        "comparison": list(_compare(measured)),
+        "notes": list(_notes(url, measured)),
         "advice": {},
     }
 
 
-def _medians(repeats: Sequence[TokenFigures]) -> dict[str, Any]:
-    values = {field.name: [getattr(figures, field.name) for figures in repeats] for field in fields(TokenFigures)}
-    return {name: None if None in each else median(each) for name, each in values.items()}
-
-
-def _spread(repeats: Sequence[TokenFigures], name: str) -> tuple[float, float] | None:
-    values = [getattr(figures, name) for figures in repeats]
-    return None if None in values else (min(values), max(values))
-
-
-def _compare(medians: Mapping[TokenCell, Mapping[str, Any]]) -> Iterator[str]:
+def _compare(measured: _Loads) -> Iterator[str]:
     """Yield, for each pair of lengths, the gain and the price of the most streams against the fewest."""
-    by_length: dict[tuple[int, int], list[TokenCell]] = {}
-    for cell in sorted(medians):
-        by_length.setdefault((cell.input_tokens, cell.output_tokens), []).append(cell)
-    for (_, length), (few, *_, many) in ((key, cells) for key, cells in by_length.items() if len(cells) > 1):
-        one, all_ = medians[few], medians[many]
-        gain, later = (all_[name] / one[name] for name in ("tokens_per_s", "first_p50_ms"))
+    by_length: dict[tuple[int, int], list[Measured[TokenCell, TokenFigures]]] = {}
+    for entry in sorted(measured, key=lambda entry: entry.cell):
+        by_length.setdefault((entry.cell.input_tokens, entry.cell.output_tokens), []).append(entry)
+    for (_, length), (few, *_, many) in ((key, loads) for key, loads in by_length.items() if len(loads) > 1):
+        one, all_ = few.median, many.median
         price = ""
-        if one["between_p50_ms"]:
-            price = f", {all_['between_p50_ms'] / one['between_p50_ms']:.1f} times the time between tokens"
+        if one.between_p50_ms and all_.between_p50_ms:
+            price = f", {all_.between_p50_ms / one.between_p50_ms:.1f} times the time between tokens"
         yield (
-            f"Answers of {length} tokens, {many.concurrency} streams against {few.concurrency}: {gain:.1f} times the"
-            f" tokens per second, {later:.1f} times the time to the first token{price}."
+            f"Answers of {length} tokens, {many.cell.concurrency} streams against {few.cell.concurrency}:"
+            f" {all_.tokens_per_s / one.tokens_per_s:.1f} times the tokens per second,"
+            f" {all_.first_p50_ms / one.first_p50_ms:.1f} times the time to the first token{price}."
         )
 
 
-def _notes(url: str, medians: Mapping[TokenCell, Mapping[str, Any]]) -> Iterator[str]:
+def _notes(url: str, measured: _Loads) -> Iterator[str]:
     """Yield what limits the figures."""
-    for name in ("input_tokens", "output_tokens"):
-        other = {getattr(cell, name): middle[name] for cell, middle in medians.items()}
-        for wanted, real in other.items():
+    prompts = {entry.cell.input_tokens: entry.median.input_tokens for entry in measured}
+    answers = {entry.cell.output_tokens: entry.median.output_tokens for entry in measured}
+    for kind, lengths in (("Prompts", prompts), ("Answers", answers)):
+        for wanted, real in lengths.items():
             if real != wanted:
-                kind = "Prompts" if name == "input_tokens" else "Answers"
                 yield f"{kind} had {real:g} tokens instead of {wanted}."
-    busy = max(middle["client_cores"] for middle in medians.values())
+    busy = max(entry.median.client_cores for entry in measured)
     if busy > _BUSY:
         yield (
             f"This client used up to {busy:.1f} cores, near the limit of one Python process: the server may be faster"

@@ -4,88 +4,133 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import TypeVar
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from queue import LifoQueue
+from typing import Any, TypeVar
 
-from shoal.bench.figures import Cell, Figures, Measured
 from shoal.bench.inputs import Inputs
 from shoal.bench.load import Load, closed_loop
-from shoal.bench.steps import Counters, read_counters, summarise_step
-from shoal.bench.target import Sender, Target
-from shoal.bench.usage import Usage, read_usage
+from shoal.bench.record import Cell, Figures, Measured, Settings
+from shoal.bench.steps import Reading, read, summarise_step
+from shoal.bench.target import Target
+from shoal.client.calls import Answer
+from shoal.client.client import Client
 from shoal.errors import ServerError
+from shoal.local import Pipeline, load
 from shoal.machine import usable_cores
 from shoal.progress import OnProgress
 from shoal.server.launch import KEEP_LOG, Server, serve
 
+TIMEOUT = 600.0  # seconds of one request: hundreds of texts on a CPU take minutes
 T = TypeVar("T")
+_Call = tuple[float, float]  # begin and end of a call, in clock seconds
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Settings of a measurement: ``seconds`` per load, after ``warm_seconds``."""
+class Pool:
+    """Pool of clients of one server, each used by one caller at a time.
 
-    protocol: str = "grpc"
-    seconds: float = 4.0
-    warm_seconds: float = 1.0
-    repeats: int = 3
+    Requests are not retried: a rejection ends the measurement instead of appearing as latency.
+    """
 
+    def __init__(self, url: str, protocol: str) -> None:
+        self._url, self._protocol = url, protocol
+        self._idle: LifoQueue[Client] = LifoQueue()  # the last one used is taken first: its connection is warm
+        self._made: list[Client] = []
+        self.calls: defaultdict[str, list[_Call]] = defaultdict(list)  # by model
 
-@dataclass(frozen=True)
-class _Reading:
-    """Snapshot of the server's counters and of CPU usage."""
+    def connect(self, number: int, models: Collection[str] = ()) -> None:
+        """Have at least ``number`` clients, with these models' descriptions cached, before there is load."""
+        while len(self._made) < number:
+            client = Client(self._url, protocol=self._protocol, timeout=TIMEOUT, concurrency=1, retries=0)
+            self._made.append(client)
+            for model in models:
+                client.describe(model)
+            self._idle.put(client)
 
-    counters: Mapping[str, Counters]
-    usage: Usage
-    at: float  # seconds
-    local_ms: float | None  # since the last reading
+    @contextmanager
+    def take(self) -> Iterator[Client]:
+        """Hold a client; wait until one is idle."""
+        client = self._idle.get()
+        try:
+            yield client
+        finally:
+            self._idle.put(client)
+
+    def infer(self, model: str, inputs: Mapping[str, Any] | None = None, /, **options: Any) -> Answer:
+        """Send a request with an idle client."""
+        with self.take() as client:
+            begin = time.perf_counter()
+            answer = client.infer(model, inputs, **options)
+            self.calls[model].append((begin, time.perf_counter()))
+            return answer
+
+    def close(self) -> None:
+        """Close every connection."""
+        for client in self._made:
+            client.close()
 
 
 class Running:
-    """A measured pipeline (``target``) with its running server and clients."""
+    """A measured pipeline (``target``) with its running server and clients.
+
+    In ``hybrid``, the Python components run in the caller's thread, as in a client of that placement.
+    """
 
     def __init__(self, target: Target, inputs: Inputs, settings: Settings, held: ExitStack) -> None:
-        self.target, self._settings = target, settings
+        self.target, self._inputs, self._settings = target, inputs, settings
         self.server: Server = held.enter_context(serve(target.repository))
-        self.sender = Sender(target, self.server, inputs, settings.protocol, held)
-        self._process = self.server.pid
         self._steps = target.steps()
+        self._pool = Pool(
+            self.server.grpc_url if settings.protocol == "grpc" else self.server.http_url, settings.protocol
+        )
+        held.callback(self._pool.close)
+        self._pool.connect(1)
+        self._pipeline: Pipeline | None = None
+        self._calls: list[_Call] = []  # of the pipeline, in ``hybrid``
+        if target.is_hybrid:
+            self._pipeline = load(target.repository / target.name, remote=self._pool)
+            held.callback(self._pipeline.close)
+        self._levels = _remote_levels(self._pipeline) if self._pipeline else [[target.name]]
 
-    def warm(self, batch: int) -> None:
-        """Send one request of this size: some models compile, and memory pools grow."""
-        self.sender.send(0, batch)
+    def send(self, number: int, rows: int) -> int:
+        """Send the ``number``-th request of ``rows`` rows; return ``rows``."""
+        tensors = self._inputs.take(number * rows, rows)
+        if self._pipeline is None:
+            self._pool.infer(self.target.name, tensors)
+        else:
+            begin = time.perf_counter()
+            self._pipeline(**tensors)
+            self._calls.append((begin, time.perf_counter()))
+        return rows
 
     def load(self, cell: Cell) -> Figures:
         """Measure the pipeline under a closed loop."""
-        seconds, warm = self._settings.seconds, self._settings.warm_seconds
-        self.sender.connect(cell.callers)
-        readings: list[_Reading] = []
+        models = [model for level in self._levels for model in level]
+        self._pool.connect(cell.callers * len(models), models)
+        readings: list[Reading] = []
 
-        def read() -> None:
-            readings.append(self._read())
+        def take_reading() -> None:
+            readings.append(read(self.server))
 
         load = closed_loop(
-            lambda number: self.sender.send(number, cell.batch),
-            callers=cell.callers, seconds=seconds, warm_seconds=warm, on_open=read, on_close=read,
+            lambda number: self.send(number, cell.batch),
+            callers=cell.callers, seconds=self._settings.seconds, warm_seconds=self._settings.warm_seconds,
+            on_open=take_reading, on_close=take_reading,
         )  # fmt: skip
         return self._summarise(load, *readings)
 
-    def _read(self) -> _Reading:
-        local_ms = self.sender.take_local_ms()
-        return _Reading(read_counters(self.server), read_usage(self._process), time.perf_counter(), local_ms)
-
-    def _summarise(self, load: Load, before: _Reading, after: _Reading) -> Figures:
-        seconds, used = after.at - before.at, after.usage - before.usage
-        spent = {name: now - before.counters.get(name, Counters()) for name, now in after.counters.items()}
-        if any(counter.failed for counter in spent.values()):
-            names = ", ".join(name for name, counter in spent.items() if counter.failed)
+    def _summarise(self, load: Load, before: Reading, after: Reading) -> Figures:
+        spent = after - before
+        seconds, counters = spent.at, spent.counters
+        if failed := [name for name, counter in counters.items() if counter.failed]:
             raise ServerError(
-                f"Requests to {names} failed while {self.target.label} was measured: {self.server.cause()}", KEEP_LOG
+                f"Requests to {', '.join(failed)} failed while {self.target.label} was measured: {self.server.cause()}",
+                KEEP_LOG,
             )
-        top = spent[self.target.name]
-        cores, own = usable_cores(), used.server + used.client
+        top = counters[self.target.name]
+        cores, own = usable_cores(), spent.server + spent.client
         available = seconds * cores
         spare = seconds * (len(os.sched_getaffinity(0)) - cores)  # beyond the quota: others may use these freely
         return Figures(
@@ -95,22 +140,51 @@ class Running:
             p90_ms=1000 * load.percentile(90),
             p99_ms=1000 * load.percentile(99),
             max_ms=1000 * load.percentile(100),
-            server_cpu=used.server / available,
-            client_cpu=used.client / available,
-            other_cpu=max(0.0, min(used.cores - spare, available) - own) / available,
+            server_cpu=spent.server / available,
+            client_cpu=spent.client / available,
+            other_cpu=max(0.0, min(spent.cores - spare, available) - own) / available,
             server_ms=top.total_ns / top.requests / 1e6 if top.requests else None,
-            local_ms=after.local_ms,
+            local_ms=self._local_ms(before.at, after.at),
             steps={
-                name: summarise_step(spent[name], seconds, config.spec.num_instances, used.models.get(name))
+                name: summarise_step(counters[name], seconds, config.spec.num_instances, spent.models.get(name))
                 for name, config in self._steps.items()
-                if spent[name].requests  # excludes steps that run in the client
+                if counters[name].requests  # excludes steps that run in the client
             },
         )
+
+    def _local_ms(self, opened: float, closed: float) -> float | None:
+        """Return the mean ms per request spent in the client's steps between two times; None except in ``hybrid``.
+
+        Computed as the requests' time minus the time spent waiting for the server, since parallel steps run in threads
+        that do not know their request. Of models called in parallel, the slowest counts.
+        """
+        number = sum(opened <= end <= closed for _, end in self._calls)
+        if self._pipeline is None or not number:
+            return None
+        waited = sum(
+            max(_time_within(self._pool.calls[model], opened, closed) for model in level) for level in self._levels
+        )
+        return 1000 * max(0.0, _time_within(self._calls, opened, closed) - waited) / number
+
+
+def _time_within(calls: Sequence[_Call], opened: float, closed: float) -> float:
+    """Sum the seconds that calls took between two times."""
+    return sum(max(0.0, min(end, closed) - max(begin, opened)) for begin, end in calls)
+
+
+def _remote_levels(pipeline: Pipeline) -> list[list[str]]:
+    """Return the models that a ``hybrid`` pipeline calls on the server; those in one list run in parallel."""
+    graph = pipeline.graph
+    found: dict[int, list[str]] = {}
+    for step, level in zip(graph.steps, graph.levels(), strict=True):
+        if graph.members[step.model].backend != "python":
+            found.setdefault(level, []).append(step.model)
+    return list(found.values())
 
 
 def measure(
     targets: Sequence[Target], cells: Sequence[Cell], inputs: Inputs, settings: Settings, on_progress: OnProgress
-) -> list[Measured]:
+) -> list[Measured[Cell, Figures]]:
     """Measure every load on every target. Each target has its own server; only one server is under load at a time.
 
     Repeats are interleaved: every load once on every target, then all of them again. A machine that gets slower, or a
@@ -126,7 +200,7 @@ def measure(
         for number, batch in enumerate(batches):
             on_progress("warming up", number, len(batches))
             for one in running:
-                one.warm(batch)
+                one.send(0, batch)  # some models compile, and memory pools grow
         on_progress("warming up", len(batches), len(batches))
         found: dict[tuple[str, Cell], list[Figures]] = {(t.label, cell): [] for t in targets for cell in cells}
         total = settings.repeats * len(cells) * len(running)

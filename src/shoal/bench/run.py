@@ -3,50 +3,43 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
-from shoal.bench.figures import Cell
-from shoal.bench.inputs import Texts, read_inputs
-from shoal.bench.markdown import write_page
-from shoal.bench.measure import Settings, measure
-from shoal.bench.record import make_record
+from shoal.bench.advice import Evidence, advise
+from shoal.bench.inputs import Inputs, Texts, read_inputs
+from shoal.bench.measure import measure
+from shoal.bench.record import Cell, Figures, Measured, Settings, compare, rounded, start_record
+from shoal.bench.tables import write_page
 from shoal.bench.target import Target, find_targets
 from shoal.errors import InputError, SetupError
 from shoal.progress import OnProgress
+from shoal.repository.manifest import launch_flags
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """Loads to measure; without ``batches``, those of ``usual`` that the pipeline takes.
-
-    Without ``callers``, their number depends on the batch size.
-    """
-
-    settings: Settings = field(default_factory=Settings)
-    batches: tuple[int, ...] = ()
-    usual: tuple[int, ...] = BATCHES
-    callers: tuple[int, ...] = ()
+NEIGHBOURS = 0.1  # of all cores' time: other programs that use more make the figures unreliable
 
 
 def bench(
     places: Sequence[Path],
-    wanted: Wanted,
+    settings: Settings,
     *,
     rows: Path | Texts,
     model: str = "",
     text_column: str = "text",
+    batches: Sequence[int] = (),
+    callers: Sequence[int] = (),
+    usual: Sequence[int] = BATCHES,
     on_progress: OnProgress = lambda stage, done, total: None,
 ) -> dict[str, Any]:
     """Measure the pipeline of each repository, interleaved, each on its own server; return the record.
 
-    ``rows`` is a file, or a function that returns the name and the texts of a corpus.
+    ``rows`` is a file, or a function that returns the name and the texts of a corpus. ``batches``, ``callers`` and
+    ``usual`` choose the loads, as in `find_cells`.
 
     Raises:
         InputError: repositories do not belong together, or a size or the rows cannot be used.
@@ -55,31 +48,77 @@ def bench(
         SetupError: the embedded server cannot run here.
     """
     targets = find_targets(places, model)
-    cells = find_cells(targets, wanted)
+    cells = find_cells(targets, batches, callers, usual)
     inputs = read_inputs(targets[0].graph.config.spec, rows, text_column)
-    measured = measure(targets, cells, inputs, wanted.settings, on_progress)
-    return make_record(targets, inputs, wanted.settings, measured)
+    measured = measure(targets, cells, inputs, settings, on_progress)
+    return _make_record(targets, inputs, settings, measured)
 
 
-def find_cells(targets: Sequence[Target], wanted: Wanted) -> list[Cell]:
-    """Choose the loads to measure, all within the limits of every target; the first is one caller with one row.
+def find_cells(
+    targets: Sequence[Target],
+    batches: Sequence[int] = (),
+    callers: Sequence[int] = (),
+    usual: Sequence[int] = BATCHES,
+) -> list[Cell]:
+    """Choose the loads to measure; the first is one caller with one row.
+
+    Without ``batches``, the request sizes are those of ``usual`` that every target takes. Without ``callers``, there
+    are 1 and 16 callers with single rows, 2 with larger requests.
 
     Raises:
-        InputError: a batch size given exceeds the limit of a target.
+        InputError: a size in ``batches`` exceeds the limit of a target.
     """
     smallest = min(targets, key=lambda target: target.graph.config.spec.max_batch_size)
     limit = max(1, smallest.graph.config.spec.max_batch_size)
-    beyond = [batch for batch in wanted.batches if batch > limit]
+    beyond = [batch for batch in batches if batch > limit]
     if beyond:
         raise InputError(
             f"{smallest.name} in {smallest.repository} takes 1 to {limit} rows per request, not {beyond[0]}.",
             f"Give sizes it takes: --batches 1,{limit}" if limit > 1 else "Leave --batches out.",
         )
     cells = {Cell(1, 1)}
-    for batch in wanted.batches or wanted.usual:
+    for batch in batches or usual:
         if batch <= limit:
-            cells |= {Cell(batch, callers) for callers in wanted.callers or ((1, 16) if batch == 1 else (2,))}
+            cells |= {Cell(batch, number) for number in callers or ((1, 16) if batch == 1 else (2,))}
     return sorted(cells)
+
+
+def _make_record(
+    targets: Sequence[Target], inputs: Inputs, settings: Settings, measured: Sequence[Measured[Cell, Figures]]
+) -> dict[str, Any]:
+    """Build the record: figures, machine, versions, settings and advice, as JSON values."""
+    record = start_record(settings, measured)
+    evidence = {
+        target.label: Evidence(
+            {entry.cell: entry.median for entry in measured if entry.label == target.label},
+            target.steps(),
+            record["machine"]["cores"],
+        )
+        for target in targets
+    }
+    return {
+        **record,
+        "inputs": {
+            "source": inputs.source,
+            "num_rows": inputs.num_rows,
+            "mean_bytes_a_row": rounded(inputs.text_bytes),
+        },
+        "repositories": [{**t.describe(), "launch_flags": launch_flags(t.repository)} for t in targets],
+        "comparison": compare(measured),
+        "notes": list(_notes(measured)),
+        "advice": {label: [asdict(advice) for advice in advise(case)] for label, case in evidence.items()},
+    }
+
+
+def _notes(measured: Iterable[Measured[Cell, Figures]]) -> Iterable[str]:
+    """Yield warnings about disturbed measurements."""
+    disturbed = [(entry, entry.median.other_cpu) for entry in measured if entry.median.other_cpu > NEIGHBOURS]
+    if disturbed:
+        most = max(share for _, share in disturbed)
+        yield (
+            f"Other programs took up to {most:.0%} of the cores' time, in {len(disturbed)} of the loads more than"
+            f" {NEIGHBOURS:.0%}: figures are lower than on a quiet machine."
+        )
 
 
 def make_folder(folder: Path) -> None:

@@ -1,14 +1,24 @@
-"""Per-step timings of a pipeline under load, from Triton's statistics."""
+"""Readings of a server under load: Triton's statistics of each model, and CPU time from /proc."""
 
 from __future__ import annotations
 
+import os
+import time
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
+from shoal.environment.stub import served_model
 from shoal.errors import ServerError
+from shoal.processes import processes
 from shoal.server.launch import Server
 
 _NS_PER_MS = 1e6
+_PROC = Path("/proc")
+_TICKS = os.sysconf("SC_CLK_TCK")  # per second
+_BUSY = (1, 2, 3, 6, 7, 8)  # fields of a core in /proc/stat: user, nice, system, irq, softirq, steal
 
 
 @dataclass(frozen=True)
@@ -38,35 +48,57 @@ class Counters:
 
 
 @dataclass(frozen=True)
-class StepFigures:
-    """Figures of one step under one load.
+class Reading:
+    """Clock time, CPU time and counters of a server and this process; subtract two for what happened between them.
 
-    ``queue_ms`` to ``output_ms`` are means per request. ``busy`` is the share of time in which its instances ran,
-    ``execution_ms`` the mean of an execution. ``cpu_ms`` is the CPU time per row, None for a model without a stub.
+    All times are in seconds. CPU time is that of the server with its stubs, of this process (``client``), of all
+    programs on the cores that this process may use (``cores``), and of each model with stubs (``models``).
     """
 
-    requests_per_execution: float
-    rows_per_execution: float
-    queue_ms: float
-    input_ms: float
-    infer_ms: float
-    output_ms: float
-    execution_ms: float
-    busy: float
-    cpu_ms: float | None = None
+    at: float
+    server: float
+    client: float
+    cores: float
+    models: Mapping[str, float]
+    counters: Mapping[str, Counters]
 
-    @property
-    def total_ms(self) -> float:
-        """Mean milliseconds of a request in this step, including the queue."""
-        return self.queue_ms + self.input_ms + self.infer_ms + self.output_ms
+    def __sub__(self, before: Reading) -> Reading:
+        return Reading(
+            self.at - before.at,
+            self.server - before.server,
+            self.client - before.client,
+            self.cores - before.cores,
+            {name: seconds - before.models.get(name, 0.0) for name, seconds in self.models.items()},
+            {name: counters - before.counters.get(name, Counters()) for name, counters in self.counters.items()},
+        )
 
 
-def read_counters(server: Server) -> dict[str, Counters]:
-    """Read the counters of every model of a server, summed over versions.
+def read(server: Server) -> Reading:
+    """Take a reading of this server, a session leader.
 
     Raises:
         ServerError: the server does not answer.
     """
+    counters = _read_counters(server)
+    total, models = 0.0, defaultdict[str, float](float)
+    for process in processes():
+        if process.session == server.pid:
+            total += process.seconds
+            if model := served_model(process.arguments()):
+                models[model] += process.seconds
+    own = os.times()
+    return Reading(time.perf_counter(), total, own.user + own.system, _read_cores(), dict(models), counters)
+
+
+def _read_cores() -> float:
+    """Return the busy seconds of the cores that this process may use, including time stolen by the hypervisor."""
+    mine = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+    lines = (line.split() for line in (_PROC / "stat").read_text(encoding="utf-8").splitlines())
+    return sum(sum(int(fields[at]) for at in _BUSY) for fields in lines if fields[0] in mine) / _TICKS
+
+
+def _read_counters(server: Server) -> dict[str, Counters]:
+    """Read the counters of every model of a server, summed over versions."""
     import grpc  # type: ignore[import-untyped]
     from tritonclient.grpc import service_pb2 as pb
     from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
@@ -98,6 +130,30 @@ def _counters(entry: Any) -> Counters:
         output_ns=stats.compute_output.ns,
         busy_ns=sum(part.ns for parts in executed for part in parts),
     )
+
+
+@dataclass(frozen=True)
+class StepFigures:
+    """Figures of one step under one load.
+
+    ``queue_ms`` to ``output_ms`` are means per request. ``busy`` is the share of time in which its instances ran,
+    ``execution_ms`` the mean of an execution. ``cpu_ms`` is the CPU time per row, None for a model without a stub.
+    """
+
+    requests_per_execution: float
+    rows_per_execution: float
+    queue_ms: float
+    input_ms: float
+    infer_ms: float
+    output_ms: float
+    execution_ms: float
+    busy: float
+    cpu_ms: float | None = None
+
+    @property
+    def total_ms(self) -> float:
+        """Mean milliseconds of a request in this step, including the queue."""
+        return self.queue_ms + self.input_ms + self.infer_ms + self.output_ms
 
 
 def summarise_step(spent: Counters, seconds: float, instances: int, cpu_seconds: float | None) -> StepFigures:

@@ -1,12 +1,13 @@
-"""Tables of a record, for both the terminal and the page."""
+"""Tables of a record for the terminal, and its Markdown page."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from shoal.bench.figures import Cell
+from shoal.bench.record import Cell
 
 Record = Mapping[str, Any]
 
@@ -87,7 +88,7 @@ def _tokens(record: Record) -> Sheet:
     return Sheet(f"{model}: tokens in and out; ms to the first token, and to each next one", columns, tuple(rows), 0)
 
 
-def shown_loads(record: Record, label: str) -> list[Mapping[str, Any]]:
+def _shown_loads(record: Record, label: str) -> list[Mapping[str, Any]]:
     """Choose the loads whose steps are shown: one caller alone, single rows from the most callers, the best rate."""
     loads = [load for load in record["loads"] if load["repository"] == label]
     single = [load for load in loads if load["batch"] == 1]
@@ -102,7 +103,7 @@ def shown_loads(record: Record, label: str) -> list[Mapping[str, Any]]:
 def _steps(record: Record) -> Iterator[Sheet]:
     columns = ("step", "queue", "input", "compute", "output", "rows/run", "ms/run", "busy", "CPU ms/row")
     for entry in record["repositories"]:
-        for load in shown_loads(record, entry["label"]):
+        for load in _shown_loads(record, entry["label"]):
             rows = tuple(_step_row(name, step) for name, step in load["median"]["steps"].items())
             cell = Cell(load["batch"], load["callers"])
             local = load["median"]["local_ms"]
@@ -133,3 +134,41 @@ def _rate(value: float) -> str:
 
 def _share(value: float) -> str:
     return f"{value:.0%}"
+
+
+def write_page(record: Record, pictures: Sequence[Path] = ()) -> str:
+    """Write the page: conditions, tables, links to the pictures beside it, and the advice on each repository."""
+    names = ", ".join(entry["label"] for entry in record["repositories"])
+    parts = [f"# {record['repositories'][0]['model']}: {names}", "\n".join(_list_conditions(record))]
+    parts += map(_write_table, make_sheets(record))
+    parts += [f"![{path.stem}]({path.name})" for path in pictures]
+    for label, advice in record["advice"].items():
+        listed = "\n".join(map(_write_advice, advice))
+        parts.append(f"## What would help {label}, and what would not\n\n{listed}")
+    return "\n\n".join(parts) + "\n"
+
+
+def _list_conditions(record: Record) -> Iterator[str]:
+    machine, settings = record["machine"], record["settings"]
+    versions = ", ".join(f"{name} {number}" for name, number in record["versions"].items())
+    gpu = f", {machine['num_gpus']} x {machine['gpu']}" if "gpu" in machine else ""
+    yield f"- {record['date']}, {machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB{gpu}"
+    yield f"- {machine['flags'] or 'no flags of note'}; Python {machine['python']}, {versions}"
+    times = f"{settings['seconds']:g} s per load after {settings['warm_seconds']:g} s of warm-up"
+    yield (
+        f"- closed loop over {settings['protocol']}, {times}, {settings['repeats']} repeats in turn;"
+        " medians, and the minimum and maximum of the repeats"
+    )
+    for sentence in remarks(record):
+        yield f"- {sentence}"
+
+
+def _write_table(sheet: Sheet) -> str:
+    rule = [*["---"] * sheet.texts, *["---:"] * (len(sheet.columns) - sheet.texts)]
+    lines = (f"| {' | '.join(cells)} |" for cells in (sheet.columns, rule, *sheet.rows))
+    return f"## {sheet.title}\n\n" + "\n".join(lines)
+
+
+def _write_advice(advice: Mapping[str, Any]) -> str:
+    indented = "".join(f"\n      {line}" for line in advice["lines"].splitlines())
+    return f"- {advice['what']} {advice['why']}" + (f"{indented}\n" if indented else "")

@@ -59,10 +59,9 @@ def bench(
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # for components that run here, as in the server
     from shoal.bench.generation import bench_tokens
-    from shoal.bench.measure import Settings
-    from shoal.bench.run import BATCHES, Wanted, make_folder, write
+    from shoal.bench.record import Settings, TokenCell
+    from shoal.bench.run import BATCHES, make_folder, write
     from shoal.bench.run import bench as run_bench
-    from shoal.bench.tokens import TokenCell
     from shoal.readability.corpus import sample_texts
 
     if out:
@@ -83,14 +82,16 @@ def bench(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop the servers in order, as on Ctrl-C
     with show_progress() as show:
         if repositories:
-            wanted = Wanted(
-                settings,
-                _parse_numbers(batches, "--batches", "1,8,64"),
-                QUICK if is_quick else BATCHES,
-                _parse_numbers(callers, "--callers", "1,16"),
-            )
             record = run_bench(
-                repositories, wanted, rows=rows or sample_texts, model=model, text_column=text_column, on_progress=show
+                repositories,
+                settings,
+                rows=rows or sample_texts,
+                model=model,
+                text_column=text_column,
+                batches=_parse_numbers(batches, "--batches", "1,8,64"),
+                callers=_parse_numbers(callers, "--callers", "1,16"),
+                usual=QUICK if is_quick else BATCHES,
+                on_progress=show,
             )
         else:
             lengths = (
@@ -99,8 +100,7 @@ def bench(
                 _parse_numbers(concurrency or "1,16", "--concurrency", "1,16"),
             )
             cells = [TokenCell(*numbers) for numbers in product(*lengths)]
-            address = url or f"127.0.0.1:{8001 if protocol == 'grpc' else 8000}"
-            record = bench_tokens(address, cells, settings, model=model, on_progress=show)
+            record = bench_tokens(url, cells, settings, model=model, on_progress=show)
     files, missing = write(record, out) if out else ([], "")
     if as_json:
         print_json(record)

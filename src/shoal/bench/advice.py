@@ -1,14 +1,13 @@
-"""Rules for what would make a pipeline faster and what would not; each sentence gives its figures."""
+"""Advice from a measurement: what would make a pipeline faster and what would not; each sentence gives its figures."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass
+from typing import Any
 
-from shoal.bench.advice.config_patch import add_instances, drop_delay
-from shoal.bench.advice.evidence import Advice, Evidence
-from shoal.bench.figures import Cell, Figures
+from shoal.bench.record import Cell, Figures
 from shoal.bench.steps import StepFigures
-from shoal.machine import BF16_FLAGS
 from shoal.repository.config import ModelConfig
 
 IDLE = 0.5  # of the time: an instance that runs less is not a bottleneck
@@ -19,6 +18,30 @@ FULL = 0.95  # of the best rate: rates above it count as equal
 ALONE = 1.2  # requests per execution: up to this, requests are run one by one
 LARGE_SHARE = 0.3  # of a request's time
 COMPUTING = 0.2  # share of a run on a core: a step below it waits for something other than the CPU
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One proposal: ``what`` to do, ``why``, and the ``lines`` that replace those in config.pbtxt.
+
+    Unless it ``helps``, ``what`` says what is not worth trying. ``kind`` is stable, for machines.
+    """
+
+    kind: str
+    model: str
+    what: str
+    why: str
+    lines: str = ""
+    helps: bool = True
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Input of the rules: the median figures of each load, the models' configurations, and the cores of the machine."""
+
+    cells: Mapping[Cell, Figures]
+    configs: Mapping[str, ModelConfig]
+    cores: int
 
 
 def advise(evidence: Evidence) -> list[Advice]:
@@ -119,7 +142,7 @@ def _instances(evidence: Evidence, cell: Cell, figures: Figures, name: str, step
             helps=False,
         )
         return
-    words, lines = add_instances(evidence.configs[name], more)
+    words, lines = _add_instances(evidence.configs[name], more)
     each = "" if step.cpu_ms is None else f"; an instance takes {taken:.1f} of {evidence.cores} cores"
     gpu = " This does not help on a saturated GPU: check its utilisation." if _is_on_gpu(evidence, name) else ""
     yield Advice(
@@ -176,19 +199,6 @@ def _processor(evidence: Evidence, cell: Cell, figures: Figures) -> Iterator[Adv
         f"A cheaper {name} would help, such as a smaller model in its place: an option, since answers change.",
         f"A row takes {known[name]:.2f} ms of CPU there, {known[name] / sum(known.values()):.0%} of all steps'.",
     )
-    is_fp32 = evidence.configs[name].spec.parameters.get("dtype", "fp32") == "fp32"
-    if evidence.configs[name].backend == "pytorch" and is_fp32 and not _is_on_gpu(evidence, name):
-        yield _dtype(evidence, name)
-
-
-def _dtype(evidence: Evidence, name: str) -> Advice:
-    if any(flag in evidence.flags.split() for flag in BF16_FLAGS):
-        what = (
-            f"Try {name} in bf16: shoal compose ... --dtype bf16. An option, since answers change in the third digit."
-        )
-        return Advice("dtype", name, what, "This processor has instructions for it.")
-    what = f"{name} in bf16 would not help."
-    return Advice("dtype", name, what, "This processor has no instructions for it.", helps=False)
 
 
 def _idle(evidence: Evidence, improved: Set[str]) -> Iterator[Advice]:
@@ -253,7 +263,7 @@ def _request_size(evidence: Evidence) -> Iterator[Advice]:
 
 
 def _alone(evidence: Evidence) -> Iterator[Advice]:
-    """Advise on the time of one caller's request that is not spent in steps: queue delay, ensemble, transport."""
+    """Advise on a queue delay that a single caller's requests wait for in vain."""
     alone = evidence.cells.get(Cell(1, 1))
     if alone is None:
         return
@@ -266,33 +276,36 @@ def _alone(evidence: Evidence) -> Iterator[Advice]:
                 f"Remove the queue delay of {name}.",
                 f"One caller's request waits there {step.queue_ms:.1f} of {alone.p50_ms:.1f} ms for others that do not"
                 f" arrive: max_queue_delay is {delay:g} ms. Under load, requests are batched without it.",
-                drop_delay(evidence.configs[name]),
+                _drop_delay(evidence.configs[name]),
             )
-    if alone.server_ms is None:
-        return
-    between = alone.server_ms - _longest_way(evidence, alone)
-    if between >= LARGE_SHARE * alone.p50_ms and evidence.levels:
-        yield Advice(
-            "ensemble",
-            "",
-            "Fewer steps would help single requests: merge cheap adjacent ones into one model.",
-            f"Of {alone.server_ms:.1f} ms in the server, {between:.1f} are spent between the steps.",
-        )
-    outside = alone.p50_ms - alone.server_ms - (alone.local_ms or 0)
-    if outside >= LARGE_SHARE * alone.p50_ms:
-        yield Advice(
-            "protocol",
-            "",
-            "Nothing in the repository would help most of a single request's time; send more rows per request.",
-            f"Of {alone.p50_ms:.1f} ms, {outside:.1f} are spent in the client and in transit.",
-            helps=False,
-        )
 
 
-def _longest_way(evidence: Evidence, figures: Figures) -> float:
-    """Sum the milliseconds of the slowest step of each level: a lower bound of the latency."""
-    slowest: dict[int, float] = {}
-    for name, step in figures.steps.items():
-        level = evidence.levels.get(name, 0)
-        slowest[level] = max(slowest.get(level, 0.0), step.total_ms)
-    return sum(slowest.values())
+# Lines of a config.pbtxt
+
+
+def _add_instances(config: ModelConfig, more: int) -> tuple[str, str]:
+    """Add at least ``more`` instances to the first group; return the new count in words, and the lines.
+
+    A group's count is per GPU that the group names, or per GPU of the machine if the group names none.
+    """
+    message = type(config.message)(instance_group=config.message.instance_group)
+    group = message.instance_group[0] if message.instance_group else message.instance_group.add()
+    group.count = max(1, group.count) + -(-more // max(1, len(group.gpus)))
+    if group.kind == group.KIND_GPU and not group.gpus:
+        return f"{group.count} instances on each GPU", _text(message)
+    total = sum(max(1, each.count) * max(1, len(each.gpus)) for each in message.instance_group)
+    each_gpu = f", {group.count} on each of its GPUs" if len(group.gpus) > 1 else ""
+    return f"{total} instances{each_gpu}", _text(message)
+
+
+def _drop_delay(config: ModelConfig) -> str:
+    """Return the dynamic batching settings without the queue delay."""
+    message = type(config.message)(dynamic_batching=config.message.dynamic_batching)
+    message.dynamic_batching.ClearField("max_queue_delay_microseconds")
+    return _text(message)
+
+
+def _text(message: Any) -> str:
+    from google.protobuf import text_format
+
+    return str(text_format.MessageToString(message, as_utf8=True)).rstrip()

@@ -1,1 +1,0 @@
-"""Performance advice derived from a measurement; each sentence gives the figures it is based on."""
