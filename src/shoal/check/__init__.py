@@ -1,4 +1,4 @@
-"""Static checks of model repositories: Triton's own rules in its own words, and further ones."""
+"""Static checks of model repositories: the rules of Triton itself, in its words, and more."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Files beside a component's code: are they there, whole, and those that ``compose`` put there?"""
+"""Artifacts beside a component's code: are they present, undamaged, and the files that ``compose`` wrote?"""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ UNREADABLE = Rule("artifact-unreadable", Severity.ERROR)
 CHANGED = Rule("file-changed", Severity.ERROR)
 
 PARAMETER = "artifacts"
-APPLICATIONS = "shoal.artifacts"  # as in shoal.composition.artifacts
+APPLICATIONS = "shoal.artifacts"  # entry points that read an application's artifacts; see shoal.composition.artifacts
 
 
 def find(model: Model, repository: Repository) -> Findings:
@@ -30,7 +30,7 @@ def find(model: Model, repository: Repository) -> Findings:
 
 
 def _is_component(model: Model, repository: Repository) -> bool:
-    """Whether the model is a shoal component: its parameter ``artifacts`` then lists files that must exist here."""
+    """Whether the model is a shoal component, whose parameter ``artifacts`` lists files in its version folder."""
     is_ours = bool(repository.manifest) or any("shoal" in text for _, text in model.sources)
     return is_ours and model.is_python and not model.is_model_folder
 
@@ -66,7 +66,7 @@ def _refuse(name: str) -> None:
 
 
 def _contents(model: Model, repository: Repository, found: dict[str, Path]) -> Findings:
-    """Let the application whose code the model imports read its files, as ``shoal compose`` does."""
+    """Let the application that the model's code imports read the artifacts, as ``shoal compose`` does."""
     for application in entry_points(group=APPLICATIONS):
         package = application.module.rpartition(".")[0]
         if not any(package in text for _, text in model.sources):
@@ -74,7 +74,7 @@ def _contents(model: Model, repository: Repository, found: dict[str, Path]) -> F
         try:
             application.load()(found, list(_encoders(repository)))
         except ShoalError as error:
-            # An encoder that cannot be read is reported as such.
+            # An unreadable encoder is reported by the rules for TorchScript.
             named = [path for path in found.values() if str(path) in error.what]
             if named:
                 yield UNREADABLE.at(Place(named[0]), error.what, error.fix)
@@ -89,7 +89,7 @@ def _encoders(repository: Repository) -> Iterator[Path]:
 
 
 def _changes(model: Model, repository: Repository) -> Findings:
-    """Compare with the manifest, as ``shoal serve`` does: a configuration may be tuned by hand."""
+    """Compare the model's files with the manifest, except ``config.pbtxt``, which may be tuned by hand."""
     files = repository.manifest.get("files")
     artifacts = {name for artifact in (model.config.artifacts if model.config else ()) for name in artifact.names}
     for name, digest in files.items() if isinstance(files, dict) else ():
@@ -98,9 +98,9 @@ def _changes(model: Model, repository: Repository) -> Findings:
             continue
         try:
             change = find_change(path, digest)
-        except OSError:  # another user's
+        except OSError:  # a file of another user
             continue
-        if change and (path.exists() or path.name not in artifacts):  # missing artifacts have a rule of their own
+        if change and (path.exists() or path.name not in artifacts):  # artifact-missing reports those
             yield CHANGED.at(
                 Place(path),
                 f"{name} {change}: shoal serve refuses the repository.",

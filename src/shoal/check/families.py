@@ -1,4 +1,4 @@
-"""All rules, by family; and the check of a repository by them."""
+"""Check of a repository by all rules. Each family of rules is a module."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shoal.check.python import code, modules, streams
 from shoal.check.repositories import read_repository
 from shoal.environment.targets import find_target
 
-# Each has rules, and find(model, repository), which never raises because of a repository's contents.
+# Modules with rules and a function find(model, repository), which never raises because of a repository's contents.
 FAMILIES = (
     fields, folders, tensors, scheduling, warmups, wiring, running, members, shapes, engines,
     placement, memory, environments, artifacts, code, streams, forest, torchscript, onnx_io, security,
@@ -27,10 +27,10 @@ RULES = {rule.id: rule for family in (*FAMILIES, modules) for rule in vars(famil
 def check(path: Path | str, *, target: str | None = None, hashes: bool = True) -> list[Finding]:
     """Find the mistakes in a model repository, in one model's folder, or in model folders.
 
-    No server, no GPU and none of the models' libraries is needed; nothing in the repository is run. ``target`` is
-    ``embedded`` or a release of NVIDIA's container such as ``26.06``; None takes it from the manifest of a composed
-    repository, or without one skips the rules that depend on the server. ``hashes``: compare the files of a composed
-    repository with the digests in its manifest, which reads all of them.
+    The check needs no server, no GPU and none of the models' libraries, and runs no code of the repository. ``target``
+    is ``embedded`` or a release of NVIDIA's container such as ``26.06``. With None, the target is that of a composed
+    repository's manifest; without a manifest, rules that depend on the server are skipped. ``hashes``: compare the
+    files of a composed repository with the digests in its manifest, which takes as long as reading all files.
 
     Raises:
         InputError: the target is unknown, or ``path`` holds nothing to check.

@@ -1,4 +1,4 @@
-"""Results of a check: rules, and the places where a repository breaks them."""
+"""Results of a check: rules, and places where a repository breaks them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 class Severity(StrEnum):
     """Severities, the gravest first.
 
-    ``error``: it does not load, or answers wrongly. ``warning``: it loads, and costs time, memory or safety.
-    ``advice``: it is right, and something else may serve better; ``--strict`` ignores it.
+    ``error``: a model does not load, or answers wrongly. ``warning``: models load, but time, memory or safety is lost.
+    ``advice``: nothing is wrong, and something else may serve better; ``--strict`` ignores advice.
     """
 
     ERROR = "error"
@@ -23,7 +23,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True)
 class Place:
-    """A line of a file, counted from 1; 0 for the whole file or folder."""
+    """Line of a file, counted from 1; line 0 means the whole file or folder."""
 
     path: Path
     line: int = 0
@@ -34,7 +34,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Finding:
-    """One place that breaks one rule: ``what`` was found and expected, and the ``fix``."""
+    """Place that breaks a rule. ``what`` says what was found and expected, ``fix`` what to do."""
 
     rule: Rule
     place: Place
@@ -47,7 +47,7 @@ class Finding:
         return self.rule.severity
 
     def as_dict(self) -> dict[str, Any]:
-        """The finding as JSON values, with the whole path."""
+        """Return the finding as JSON values, with the absolute path."""
         return {
             "rule": self.rule.id,
             "severity": str(self.severity),
@@ -60,10 +60,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class Rule:
-    """A condition that a repository must meet; ``docs/rules`` describes it, with its reason, its source and an example.
+    """Condition that a repository must meet; ``docs/rules`` has its reason, its source and an example.
 
-    ``id`` never changes its meaning. ``is_core`` rules are Triton's own: it refuses to load what breaks them, in the
-    words of the finding.
+    An ``id`` never changes its meaning. ``is_core`` marks rules of Triton itself: Triton refuses to load a model that
+    breaks one, with an error in the words of the finding.
     """
 
     id: str
@@ -71,7 +71,7 @@ class Rule:
     is_core: bool = False
 
     def at(self, place: Place, what: str, fix: str) -> Finding:
-        """A finding of this rule."""
+        """Make a finding of this rule."""
         return Finding(self, place, what, fix)
 
 

@@ -23,7 +23,7 @@ from shoal.repository.graph import is_decoupled
 MAX_CONFIG_BYTES = 4 * 2**20
 MAX_DEPTH = 100  # protobuf's own limit of nesting
 ENSEMBLE = "ensemble"
-# The engine of each platform that core knows: model_config_utils.cc, AutoCompleteBackendFields.
+# Platform: backend, as in AutoCompleteBackendFields of core's model_config_utils.cc.
 PLATFORMS = {
     "pytorch_libtorch": "pytorch",
     "torch_aoti": "pytorch",
@@ -32,11 +32,12 @@ PLATFORMS = {
     "tensorflow_graphdef": "tensorflow",
     "tensorflow_savedmodel": "tensorflow",
 }
-# Backends that read tensors from the model's file, and those that never do; others may if some are not declared.
+# Backends that read inputs and outputs from the model's file, and those that never do. Others may do so if the
+# configuration declares none.
 _COMPLETE_ALL = ("onnxruntime", "openvino", "tensorflow", "tensorrt")
 _COMPLETE_NOTHING = ("fil", "python", "pytorch")
-_VERSION = r"0(?![0-9])|[1-9][0-9]{0,17}"  # core reads the digits that a name begins with, and no leading zero
-# A class that comes from elsewhere may complete its configuration.
+_VERSION = r"0(?![0-9])|[1-9][0-9]{0,17}"  # core reads the leading digits of a name, without a leading zero
+# Imports and base classes of the model's class, which may have auto_complete_config.
 _INHERITS = re.compile(
     r"import\s+\*|import\s[^#\n]*\bTritonPythonModel\b|class\s+TritonPythonModel\s*\(\s*(?!object\b)\w"
 )
@@ -44,11 +45,11 @@ _INHERITS = re.compile(
 
 @dataclass(frozen=True)
 class Model:
-    """A model's folder. ``message`` is its configuration, a Triton ModelConfig, or None if that cannot be read.
+    """Model folder. ``message`` is its configuration, a Triton ModelConfig, or None if that cannot be read.
 
-    ``unreadable`` is the reason why the file could not be read. ``problem`` is the reason why its text could not be
-    parsed, and the line. ``broken_line`` is the number of the first line that is not UTF-8. ``is_model_folder`` marks a
-    folder that shoal composes repositories from.
+    ``unreadable`` is the reason why ``config.pbtxt`` could not be read. ``problem`` is the reason why its text could
+    not be parsed, and the line. ``broken_line`` is the number of the first line that is not UTF-8. ``is_model_folder``
+    marks a folder that shoal composes repositories from.
     """
 
     folder: Path
@@ -66,12 +67,12 @@ class Model:
 
     @property
     def path(self) -> Path:
-        """Path of its configuration."""
+        """Path of ``config.pbtxt``."""
         return self.folder / CONFIG
 
     @property
     def name(self) -> str:
-        """The name that others call it by: its folder's, or a model folder's own."""
+        """Name by which other models call this one: the folder's name, or for a model folder the configured one."""
         return (self.message.name if self.is_model_folder and self.message else "") or self.folder.name
 
     @property
@@ -83,12 +84,12 @@ class Model:
 
     @property
     def is_misplatformed(self) -> bool:
-        """Whether it has steps without being an ensemble; one whose backend is wrong gets a finding."""
+        """Whether neither platform nor backend says ``ensemble``."""
         return ENSEMBLE not in (self.message.platform, self.message.backend)
 
     @property
     def backend(self) -> str:
-        """The backend: as declared, or as core concludes from the platform and the files."""
+        """Backend as declared, or as Triton's core derives it from the platform or from ``model.py``."""
         message = self.message
         if message is not None and (message.backend or message.platform):
             return str(message.backend or PLATFORMS.get(message.platform, ""))
@@ -101,12 +102,12 @@ class Model:
 
     @cached_property
     def versions(self) -> tuple[int, ...]:
-        """The numbered folders that Triton takes for versions, ascending."""
+        """Numbers of the version folders, ascending."""
         return tuple(sorted(int(name) for name in self._folders if re.fullmatch(_VERSION, name)))
 
     @cached_property
     def misread(self) -> tuple[tuple[str, int], ...]:
-        """Folders that Triton takes for a version without being its folder: 2.bak for version 2, whose folder is 2."""
+        """Folders that Triton mistakes for a version, such as ``2.bak`` for version 2, with that version's number."""
         begun = ((name, re.match(_VERSION, name)) for name in self._folders)
         return tuple((name, int(found[0])) for name, found in begun if found and found[0] != name)
 
@@ -127,12 +128,12 @@ class Model:
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
-        """As declared."""
+        """Inputs as declared."""
         return self.config.spec.inputs if self.config is not None else ()
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
-        """As declared."""
+        """Outputs as declared."""
         return self.config.spec.outputs if self.config is not None else ()
 
     @property
@@ -143,12 +144,12 @@ class Model:
 
     @property
     def parameters(self) -> Mapping[str, str]:
-        """Parameters of its configuration."""
+        """Parameters of the configuration, by name."""
         return self.config.spec.parameters if self.config is not None else {}
 
     @cached_property
     def is_completed(self) -> bool:
-        """Whether the server may add to what is declared here when it loads the model."""
+        """Whether Triton may complete the declared inputs and outputs when it loads the model."""
         if self.message is not None and self.is_python and self.sources:
             is_said = bool(self.message.input and self.message.output)
             return any("auto_complete_config" in t or (not is_said and _INHERITS.search(t)) for _, t in self.sources)
@@ -162,35 +163,35 @@ class Model:
 
     @cached_property
     def config(self) -> ModelConfig | None:
-        """The configuration as used in the rest of shoal."""
+        """Configuration in the form that the rest of shoal uses."""
         return as_config(self.message, self.folder) if self.message is not None else None
 
     @cached_property
     def sources(self) -> tuple[tuple[Path, str], ...]:
-        """The ``model.py`` of each version, with its text; one that is not UTF-8 is read as well as can be."""
+        """Path and text of each version's ``model.py``; bytes that are not UTF-8 become U+FFFD."""
         found = []
         for version in self.versions:
             path = self.folder / str(version) / "model.py"
-            with suppress(OSError):  # another user's
+            with suppress(OSError):  # a file of another user
                 if path.is_file() and path.stat().st_size <= MAX_CONFIG_BYTES:
                     found.append((path, path.read_bytes().decode("utf-8", "replace")))
         return tuple(found)
 
     def at(self, *path: str | int) -> Place:
-        """The place of a field of its configuration."""
+        """Return the place of a field of the configuration."""
         return Place(self.path, self.fields.find(*path).line)
 
     def at_entry(self, *path: str | int, key: str, within: tuple[str | int, ...] = ()) -> Place:
-        """The place of the entry ``key`` of a map field, or of a field ``within`` it; ``path`` ends with the map's."""
+        """Return the place of the entry ``key`` in the map field at ``path``, or of a field ``within`` that entry."""
         around = self.fields.find(*path[:-1])
         return Place(self.path, next(around.entries(str(path[-1]), key), around).find(*within).line)
 
 
 @dataclass(frozen=True)
 class Repository:
-    """The models to check: ``models`` are those to report on, ``known`` all that they may call.
+    """Models to check. ``models`` are those to report on, ``known`` all that they may call, by name.
 
-    ``target`` is the server it is for, None where it is unknown.
+    ``target`` is the server that the repository is for, or None if unknown.
     """
 
     root: Path
@@ -204,13 +205,13 @@ class Repository:
         return self.known[name].config if name in self.known else None
 
     def is_decoupled(self, name: str) -> bool:
-        """Whether a model may give several answers to a request, itself or by a step of its own."""
+        """Whether a model is decoupled: it, or a step of it, may give several answers to a request."""
         config = self.find_config(name)
         return config is not None and is_decoupled(config, self.find_config)
 
 
 def entries(folder: Path) -> list[Path]:
-    """List ``folder`` by name; nothing where it cannot be read."""
+    """List the paths in ``folder`` by name; none if it cannot be read."""
     try:
         return sorted(folder.iterdir())
     except OSError:
@@ -226,7 +227,7 @@ def is_file(path: Path) -> bool:
 
 
 def enum_name(enum: Any, number: int) -> str:
-    """Name of an enum's value, or its number if the enum does not define it, which protobuf allows."""
+    """Return the name of an enum's value; protobuf also allows undefined values, for which it is the number."""
     return str(dict(map(reversed, enum.items())).get(number, number))
 
 
@@ -237,16 +238,16 @@ def enum_name(enum: Any, number: int) -> str:
 
 @dataclass
 class Node:
-    """A field: the line of its name, its value where it is a scalar, and the fields within it in their order."""
+    """Field of a configuration: its line, its value if it is a scalar, and the fields in it by name, in their order."""
 
     line: int
     value: str = ""
     children: dict[str, list[Node]] = field(default_factory=dict)
 
     def find(self, *path: str | int) -> Node:
-        """Find the field at ``path``, names and indices in turn; the nearest enclosing one if it does not exist.
+        """Find the field at ``path``, such as ``"input", 1, "dims"``; if absent, the nearest field around it.
 
-        An index counts the occurrences of the name before it; a name alone means the first.
+        An index counts the occurrences of the name before it. A name without an index means the first.
         """
         node, position = self, 0
         while position < len(path):
@@ -260,17 +261,17 @@ class Node:
         return node
 
     def entries(self, name: str, key: str) -> Iterator[Node]:
-        """The entries of map field ``name`` with ``key``."""
+        """Return the entries of the map field ``name`` that have ``key``."""
         keys = ((entry, entry.children.get("key")) for entry in self.children.get(name, []))
         return (entry for entry, found in keys if found and found[0].value == key)
 
 
 def locate(text: str) -> Node:
-    """The fields of ``text``; as many as can be read, where it is not well formed."""
+    """Read the fields of ``text``; of malformed text, those before the first syntax error."""
     from google.protobuf.text_format import ParseError, Tokenizer
 
     root = Node(1)
-    with suppress(ParseError), warnings.catch_warnings():  # the real parser reports what is wrong, and where
+    with suppress(ParseError), warnings.catch_warnings():  # text_format.Parse reports the error
         warnings.simplefilter("ignore", DeprecationWarning)
         _read_fields(Tokenizer(text.split("\n")), root, "", 0)
     return root

@@ -19,7 +19,7 @@ SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sar
 
 
 def explain_rules(name: str) -> str:
-    """Return the description of a rule, or ``all`` pages, as Markdown.
+    """Return the entry of a rule in ``docs/rules``, or all pages for ``all``, as Markdown.
 
     Raises:
         InputError: the rule is unknown.
@@ -36,19 +36,19 @@ def explain_rules(name: str) -> str:
 
 
 def read_pages() -> dict[str, str]:
-    """Read the pages, by subject."""
+    """Read the pages in ``docs/rules``, by file name without ``.md``."""
     paths = sorted((shipped_root() / "docs" / "rules").glob("*.md"))
     return {path.stem: path.read_text(encoding="utf-8") for path in paths}
 
 
 def split_entries(page: str) -> dict[str, str]:
-    """Split a page into the entries of its rules, each with its heading, which is the rule's id."""
+    """Split a page into the entries of its rules, by id; each entry begins with its heading."""
     sections = re.split(r"(?m)^(?=#{1,3} )", page)
     return {match[1]: section.strip() + "\n" for section in sections if (match := re.match(r"### (\S+)\n", section))}
 
 
 def github(finding: Finding) -> str:
-    """Return a workflow command, which GitHub shows as an annotation of the line."""
+    """Return a GitHub workflow command, which GitHub shows as an annotation of the line."""
     place = {"file": _relative(finding.place.path), "line": str(finding.place.line or 1), "title": finding.rule.id}
     properties = ",".join(f"{name}={_escape(value, ':,')}" for name, value in place.items())
     kind = "notice" if finding.severity == Severity.ADVICE else finding.severity
@@ -62,7 +62,7 @@ def _escape(text: str, more: str = "") -> str:
 
 
 def _relative(path: Path) -> str:
-    """Return the path from the current folder; the whole path if it is not within that."""
+    """Return the path relative to the current folder, or the absolute path if it is elsewhere."""
     here = Path.cwd()
     return (path.relative_to(here) if path.is_relative_to(here) else path).as_posix()
 

@@ -1,4 +1,4 @@
-"""Read a repository, one model's folder, or model folders; nothing here raises because of their contents."""
+"""Reader of repositories, single model folders, and categories of model folders; bad contents never raise."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def read_repository(path: Path, target: Target | None = None) -> Repository:
     """Read a repository, one model's folder, or model folders.
 
     Raises:
-        InputError: it is none of them.
+        InputError: ``path`` is none of these.
     """
     if not path.is_dir():
         what = "is not a folder" if path.exists() else "does not exist"
@@ -31,7 +31,7 @@ def read_repository(path: Path, target: Target | None = None) -> Repository:
         return _read_one(path, target)
     root = path.parent if _is_category(path) else path
     categories = [root / category for category in CATEGORIES if _is_category(root / category)]
-    if not categories and not _model_folders(path):  # a project that has no other category yet
+    if not categories and not _model_folders(path):  # a project whose only category is models
         categories = [category for category in (path / "models",) if _model_folders(category)]
     if categories:
         available = [read_model(p, is_model_folder=True) for category in categories for p in _model_folders(category)]
@@ -61,7 +61,7 @@ def _read_one(path: Path, target: Target | None) -> Repository:
 
 
 def _shipped() -> list[Model]:
-    """Read shoal's own model folders, which others may call; a project's folder of the same name takes precedence."""
+    """Read shoal's own model folders, which a project's ensembles may call."""
     return [
         read_model(p, is_model_folder=True)
         for category in CATEGORIES
@@ -70,7 +70,7 @@ def _shipped() -> list[Model]:
 
 
 def _is_category(folder: Path) -> bool:
-    """Whether shoal composes repositories from this folder; a repository may be called ``models`` as well."""
+    """Whether the folder is a category of model folders, and not a repository that is called ``models``."""
     if folder.name not in CATEGORIES or (folder / MANIFEST).exists() or not _model_folders(folder):
         return False
     others = (folder.parent / category for category in CATEGORIES if category != folder.name)
@@ -130,7 +130,7 @@ def _explain(error: Exception) -> tuple[str, int]:
     """Split protobuf's message ``LINE:COLUMN : text`` into text and line."""
     found = re.match(r"(\d+):(\d+) : (.*)", str(error), re.DOTALL)
     if found:
-        # It repeats the line itself, between quotes.
+        # The message begins with the line itself, between quotes.
         return re.sub(r"^'.*?': ", "", found[3], flags=re.DOTALL).rstrip("."), int(found[1])
     return (str(error).rstrip(".") or type(error).__name__), 0
 

@@ -15,12 +15,12 @@ NAME = Rule("unsafe-name", Severity.ERROR, is_core=True)
 LINK = Rule("symlink-leaves-repository", Severity.WARNING)
 DANGLING = Rule("dangling-link", Severity.ERROR)
 
-MAX_FILES = 20_000  # in one model's folder; more than that are a data set, or an environment
-_LOCK = ".#"  # Emacs's, of a file that is being edited: a link to nowhere
+MAX_FILES = 20_000  # per model folder; more are a data set or an environment
+_LOCK = ".#"  # prefix of Emacs's lock files, which are dangling links
 
 
 def find(model: Model, repository: Repository) -> Findings:
-    """Find what is unsafe about a model."""
+    """Find unsafe names and links of a model."""
     runs_python = model.is_python or (model.message is not None and model.message.runtime == "model.py")
     if runs_python:
         yield from _check_names(model)
@@ -60,7 +60,7 @@ def _links(folder: Path) -> Iterator[Path]:
         if count > MAX_FILES:
             return
         for path in (Path(place, name) for name in names):
-            with suppress(OSError):  # another user's
+            with suppress(OSError):  # a folder of another user
                 if path.is_symlink():
                     yield path
 
@@ -70,11 +70,11 @@ def _check_link(path: Path, root: Path, *, is_container: bool) -> Findings:
     is_inside = Path(os.path.realpath(path)).is_relative_to(root.resolve())
     try:
         is_missing = not path.exists()
-    except PermissionError:  # another user's file is there
+    except PermissionError:  # the file exists and belongs to another user
         is_missing = False
-    except OSError:  # names too long to be looked up
+    except OSError:  # a name that is too long
         return
-    # The container may have what this machine lacks, at an absolute path.
+    # An absolute path may exist in the container.
     if is_missing and not (is_container and not is_inside and target.is_absolute()):
         yield DANGLING.at(Place(path), f"It leads to {target}, which does not exist.", "Put the file itself there.")
     elif not is_inside:

@@ -24,13 +24,13 @@ from shoal.environment.targets import Target
 
 BACKEND = "pytorch"
 FILE = "model.pt"
-_MAX_SHOWN = 120  # characters of a line of code
-_MAX_TEXT = 4 * 2**20  # of one file of code
+_MAX_SHOWN = 120  # characters of a line of code in a message
+_MAX_TEXT = 4 * 2**20  # bytes per file of code
 _ROOT = "__torch__"
-# torch writes the code, in one form: a call that names a device, or an attribute that holds one.
+# Code as torch writes it: a call that names a device, or an attribute that holds one.
 _DEVICE = re.compile(r"(?<![\w.])torch\.(device|cuda|cpu)\(|^\s+\w+ : (Device|Optional\[Device\])\s*$")
 _DEFAULT = re.compile(r": (Device|Optional\[Device\])=torch\.device\([^)]*\)")
-# What zipfile raises over damaged archives; RuntimeError: they seem encrypted, or compressed in an unknown way.
+# Errors of zipfile for damaged archives; RuntimeError means encrypted, or compressed in an unknown way.
 _DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, ValueError, RuntimeError, LookupError)
 
 FOREIGN = Rule("torchscript-foreign", Severity.ERROR)
@@ -66,7 +66,7 @@ def _is_native(model: Model, target: Target | None) -> bool:
 def _find_file(model: Model, path: Path, repository: Repository, *, is_native: bool) -> Findings:
     try:
         if not path.is_file():
-            return  # what a version folder lacks is said elsewhere
+            return  # another rule reports a missing file
         script = Script(path)
     except ForeignError as error:
         yield FOREIGN.at(Place(path), f"It is not a TorchScript archive: {error}.", "Save it with torch.jit.save.")
@@ -94,7 +94,9 @@ def _find_devices(model: Model, path: Path, script: Script) -> Findings:
     if not found or any(group.kind == group.KIND_MODEL for group in groups):
         return
     places = [(_is_elsewhere(text, groups), name, line, text) for name, line, text in found]
-    is_elsewhere, name, line, text = max(places, key=lambda place: place[0])  # the first of the worst
+    is_elsewhere, name, line, text = max(
+        places, key=lambda place: place[0]
+    )  # the first place with the wrong device, else the first
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
     yield (DEVICE if is_elsewhere else BOUND).at(
         Place(path, line),
@@ -133,7 +135,7 @@ def _find_inputs(model: Model, taken: list[tuple[str, str, bool]], *, is_native:
 
 
 def _find_names(model: Model, *, is_native: bool) -> Findings:
-    """Find indices in names that leave a gap, or contradict the order of the list."""
+    """Find names such as ``INPUT__2`` whose indices leave a gap, or contradict the order of the declarations."""
     for kind, tensors in (("input", model.inputs), ("output", model.outputs)):
         found = [_INDEX.fullmatch(tensor.name) for tensor in tensors]
         indices = [int(match[1]) for match in found if match]
@@ -155,7 +157,7 @@ def _with_index(name: str, index: int) -> str:
 
 
 def _find_order(model: Model, taken: list[str], *, is_native: bool) -> Findings:
-    """Find inputs named after an argument at another position, if only the position counts."""
+    """Find inputs that have the name of an argument at another position, if the backend goes by position."""
     names = [tensor.name for tensor in model.inputs]
     is_by_name = is_native and set(names) <= set(taken)
     is_by_index = is_native and all(_INDEX.fullmatch(name) for name in names)
@@ -197,11 +199,11 @@ def _find_outputs(model: Model, kind: str, num: int | None, *, repository: Repos
 
 
 class ForeignError(ValueError):
-    """A file is not a TorchScript archive; the message says why, as the end of a sentence."""
+    """The file is not a TorchScript archive; the message is the reason, as the end of a sentence."""
 
 
 class Script:
-    """A TorchScript archive.
+    """Reader of a TorchScript archive.
 
     Raises:
         ForeignError: the file is not a TorchScript archive.
@@ -217,7 +219,9 @@ class Script:
             why = "" if begins.startswith(b"PK") else describe_bytes(begins) if begins else "it is empty"
             raise ForeignError(why or f"it is cut off or damaged: {error}") from error
         names = self._zip.namelist()
-        is_old = any(name.endswith("/model.json") for name in names)  # of torch before 1.4: not read here
+        is_old = any(
+            name.endswith("/model.json") for name in names
+        )  # written by torch before 1.4; its code is not read
         self._data = next((name for name in names if name.count("/") == 1 and name.endswith("/data.pkl")), "")
         self._root = self._data.rpartition("/")[0]
         has_code = any(name.startswith(f"{self._root}/code/") for name in names)
@@ -245,7 +249,7 @@ class Script:
         return ""
 
     def find_class(self, name: str) -> ast.ClassDef | None:
-        """The class of a qualified name."""
+        """Return the class with a qualified name."""
         module, _, last = name.rpartition(".")
         if module.split(".")[0] != _ROOT:
             return None
@@ -257,9 +261,9 @@ class Script:
         return next((found for found in classes if found.name == last), None)
 
     def devices(self) -> Iterator[tuple[str, int, str]]:
-        """Each place where the code names a device: its file in the archive, the line, and the text there.
+        """Yield each place where the code names a device: file in the archive, line number, and text of the line.
 
-        Defaults of arguments are left out: callers in the same file mostly give another device.
+        Defaults of arguments do not count, because callers in the same file usually pass another device.
         """
         for name in self._zip.namelist():
             if not name.startswith(f"{self._root}/code/") or not name.endswith(".py"):
@@ -275,12 +279,12 @@ class Script:
 
 
 def find_method(owner: ast.ClassDef, name: str) -> ast.FunctionDef | None:
-    """A method of a class."""
+    """Return a method of a class."""
     return next((s for s in owner.body if isinstance(s, ast.FunctionDef) and s.name == name), None)
 
 
 def arguments(function: ast.FunctionDef) -> Iterator[tuple[str, str, bool]]:
-    """The arguments behind self: name, type as it is written, and whether there is a default."""
+    """Yield the arguments after self: name, type as written, and whether there is a default."""
     given = [*function.args.posonlyargs, *function.args.args]
     first_default = len(given) - len(function.args.defaults)
     for index, argument in enumerate(given[1:], start=1):
@@ -289,7 +293,7 @@ def arguments(function: ast.FunctionDef) -> Iterator[tuple[str, str, bool]]:
 
 
 def returned(function: ast.FunctionDef) -> tuple[str, int | None]:
-    """Return a function's return type as written, and its number of values; None unless it is a tensor or a tuple."""
+    """Return the return type as written, and the number of values; None if that is neither a tensor nor a tuple."""
     kind = function.returns
     if isinstance(kind, ast.Subscript) and ast.unparse(kind.value) == "Tuple":
         return "Tuple", len(kind.slice.elts) if isinstance(kind.slice, ast.Tuple) else 1

@@ -38,7 +38,7 @@ def check_manifest(repository: Path) -> None:
 
 
 def find_change(path: Path, digest: str) -> str:
-    """Compare a file with its digest in the manifest; return how it differs, as the end of a sentence, or nothing."""
+    """Compare a file with its digest in the manifest; return the difference as the end of a sentence, or ``""``."""
     if not path.is_file():
         return f"is missing, and {MANIFEST} lists it"
     return "" if sha256(path) == digest else f"is not the file that {MANIFEST} lists"

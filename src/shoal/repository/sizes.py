@@ -1,4 +1,4 @@
-"""Memory that a placement needs: CUDA pool, pinned pool, shared memory; with the arithmetic shown."""
+"""Memory that a plan needs: CUDA pool, pinned pool and shared memory, with the arithmetic."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from shoal.repository.graph import Edge, Graph
 from shoal.repository.placement import PYTHON_BASED_BACKENDS, Plan
 
 MIB = 2**20
-CUDA_POOL_MIB = 64  # Triton's own default, and the step that ours is rounded up to
-PINNED_POOL_MIB = 256  # likewise
+CUDA_POOL_MIB = 64  # default of Triton; sizes are rounded up to multiples of it
+PINNED_POOL_MIB = 256  # as CUDA_POOL_MIB
 HEADROOM = 2  # a pool gives out contiguous blocks, and is never filled to the last byte
-COPIES_IN_SHARED_MEMORY = 3  # of each tensor, while a batch goes to a stub and its answer returns
-INSTANCE_MIB = 2  # size of an instance's region before the first tensor
+COPIES_IN_SHARED_MEMORY = 3  # per tensor, while a batch goes to a stub and the answer returns
+INSTANCE_MIB = 2  # per instance, for a region without tensors
 
 
 @dataclass(frozen=True)
 class Largest:
-    """The largest request that memory is sized for."""
+    """Largest request that memory is sized for."""
 
     rows: int
-    width: int = 256  # of a dimension that is -1
-    text_bytes: int = 65_536  # of one text; of all together where their number is -1, such as labels
+    width: int = 256  # size of a dimension that is -1
+    text_bytes: int = 65_536  # per text; for a dimension of -1, such as labels, all texts of a row together
 
     def num_bytes(self, tensor: TensorSpec) -> int:
         """Return the size of a tensor with ``rows`` rows."""
@@ -39,7 +39,7 @@ class Largest:
 
 @dataclass(frozen=True)
 class Line:
-    """One tensor's share of one pool: ``num_bytes`` times ``factor``."""
+    """Share of one tensor in one pool: ``num_bytes`` times ``factor``."""
 
     pool: str
     what: str
@@ -48,7 +48,7 @@ class Line:
 
     @property
     def total(self) -> int:
-        """Bytes in all."""
+        """Size in bytes."""
         return self.num_bytes * self.factor
 
 
@@ -67,19 +67,19 @@ class Sizes:
 
     @property
     def cuda_pool(self) -> int:
-        """Size of each GPU's pool; 0 without a GPU."""
+        """Size of each GPU's pool, in bytes; 0 without a GPU."""
         return round_up(HEADROOM * self._sum("cuda"), CUDA_POOL_MIB) if self.gpus else 0
 
     @property
     def pinned_pool(self) -> int:
-        """Size of the server's pinned pool; 0 without a GPU."""
+        """Size of the server's pinned pool, in bytes; 0 without a GPU."""
         if not self.gpus:
             return 0
         return round_up(self._sum("pinned"), PINNED_POOL_MIB)
 
     @property
     def shared_memory(self) -> int:
-        """Bytes that ``/dev/shm`` must hold."""
+        """Size that ``/dev/shm`` must have, in bytes."""
         return round_up(self._sum("shared"), 64)
 
     def explain(self) -> list[str]:
@@ -109,7 +109,7 @@ class Sizes:
 
 
 def round_up(num_bytes: int, step_mib: int) -> int:
-    """Round up to whole steps, at least one."""
+    """Round bytes up to a multiple of ``step_mib`` MiB, at least one step."""
     step = step_mib * MIB
     return max(1, -(-num_bytes // step)) * step
 

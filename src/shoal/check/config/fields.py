@@ -1,4 +1,4 @@
-"""The text of a configuration: can it be read, does each field exist, is it filled in?"""
+"""Text of a ``config.pbtxt``: syntax, unknown fields, and placeholders that were not filled in."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEFTOVER = Rule("template-leftover", Severity.ERROR, is_core=True)
 LEFTOVER_TEXT = Rule("template-leftover-in-text", Severity.WARNING)
 UNREADABLE = Rule("config-unreadable", Severity.ERROR)
 
-# By message and field: the release whose schema first has it.
+# (message, field): the first release of Triton whose schema has the field.
 _FIRST = {("", "model_metrics"): (24, 11), ("ensemble_scheduling", "max_inflight_requests"): (25, 11)}
 Parts: TypeAlias = Sequence[tuple[int, str]]
 _PLACEHOLDER = re.compile(r"\$\{[^}\n]*\}")
@@ -27,7 +27,7 @@ _QUOTES = ("'", '"')
 _PART = re.compile(r""""(?:\\.|[^"\\])*(?:"|$)|'(?:\\.|[^'\\])*(?:'|$)|#.*|[^"'#]+""")
 _BAD_ESCAPE = re.compile(r"(?:[^\\]|^)(?:\\\\)*(\\[^abfnrtv?\\'\"0-7xXuU])")
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
-_CLOSE = 0.8  # of difflib's ratio; above it, a name counts as misspelt
+_CLOSE = 0.8  # least difflib ratio of a misspelt name and the right one
 
 
 def find(model: Model, repository: Repository) -> Findings:

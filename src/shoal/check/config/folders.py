@@ -1,4 +1,4 @@
-"""Find mistakes in a model folder: its name, its versions and the files that the backend opens."""
+"""Model folders: their names, their versions, and the files that the backend opens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FILE = Rule("model-file-missing", Severity.ERROR)
 LABELS = Rule("label-file-missing", Severity.ERROR, is_core=True)
 STRAY = Rule("not-a-model", Severity.ERROR, is_core=True)
 
-# Files that a backend opens in a version folder, any of several, unless default_model_filename is set.
+# Backend: names of which it opens one in a version folder, unless default_model_filename is set.
 _FILES = {
     "python": ("model.py",),
     "pytorch": ("model.pt", "model.pt2", "model.py"),
@@ -25,7 +25,7 @@ _FILES = {
     "tensorrt": ("model.plan",),
     "openvino": ("model.xml",),
 }
-# Parameters with the path of the model, of backends that open nothing else: fastertransformer, tensorrtllm.
+# Parameters with the path of the model, for backends that open no other file: fastertransformer, tensorrtllm.
 _PATHS = frozenset({"model_checkpoint_path", "gpt_model_path", "engine_dir", "encoder_model_path", "visual_model_path"})
 _LIKE_A_VERSION = re.compile(r"0[0-9]+|[vV][0-9]+|latest")
 
@@ -117,9 +117,10 @@ def _files(model: Model) -> Findings:
 
 
 def _expected(model: Model) -> tuple[str, ...]:
-    """Return the alternative file names; none if compose, an agent or a parameter's path provides them.
+    """Return the file names of which the backend opens one.
 
-    None either if the backend is not known.
+    The result is empty for an unknown backend, and if compose, a repository agent or the path in a parameter provides
+    the file.
     """
     message = model.message
     if model.backend not in _FILES and _PATHS & model.parameters.keys():

@@ -1,4 +1,4 @@
-"""The memory that the largest batch takes, with the arithmetic shown."""
+"""Memory that the largest batch of an ensemble takes in the CUDA pool and in shared memory."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ POOL = Rule("cuda-pool-small", Severity.WARNING)
 SHARED = Rule("shared-memory-small", Severity.WARNING)
 
 DOCKER_MIB = 64  # docker's default for /dev/shm
-TEXT_BYTES = 1024  # per text, where no model limits its length
-_GUESS = f"a dimension of -1 taken for {Largest(1).width}"
+TEXT_BYTES = 1024  # bytes per text, unless the models limit it
+_GUESS = f"a dimension of -1 counted as {Largest(1).width}"
 _POOL_FLAG = re.compile(r"--cuda-memory-pool-byte-size=\d+:(\d+)")
 
 
 def find(model: Model, repository: Repository) -> Findings:
-    """Whether the pools hold the largest batch of an ensemble."""
+    """Find ensembles whose largest batch does not fit into the CUDA pool or the shared memory."""
     graph = build_graph(model, repository)
     if graph is None:
         return
     try:
         pool, shared = _find_lines(graph)
-    except (ShoalError, OverflowError):  # a data type without a size of its own
+    except (ShoalError, OverflowError):  # a data type without a fixed size, or a size beyond all memory
         return
     place, rows = model.at("max_batch_size"), max(1, graph.config.spec.max_batch_size)
     limit, needed = _pool_limit(repository), sum(line.total for line in pool)
@@ -56,7 +56,7 @@ def find(model: Model, repository: Repository) -> Findings:
 def _find_lines(graph: Graph) -> tuple[list[Line], list[Line]]:
     """Find the tensors in the CUDA pool, and those that Python models receive and return on the host.
 
-    Only tensors of known size count: one dimension at most is open, and none of texts.
+    Only tensors of roughly known size count: those with at most one dimension of -1, and texts without any.
     """
     said = {m.spec.parameters.get("max_text_bytes", "") for m in graph.members.values()}
     text_bytes = max((int(text) for text in said if text.isdecimal()), default=TEXT_BYTES)
@@ -94,7 +94,7 @@ def _shared_limit(repository: Repository) -> tuple[int, str]:
 
 
 def _show(lines: list[Line]) -> str:
-    """The sum and its largest parts."""
+    """Format the sum with its three largest parts: ``a: X 400 x 2 + b: Y 300 + c: Z 20 + ... = 1,130``."""
     largest = sorted(lines, key=lambda line: -line.total)[:3]
     parts = [f"{line.what} {line.num_bytes:,}{f' x {line.factor}' if line.factor > 1 else ''}" for line in largest]
     rest = " + ..." if len(lines) > len(largest) else ""

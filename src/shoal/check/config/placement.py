@@ -1,4 +1,4 @@
-"""Placement of an ensemble's tensors: copies that Triton makes silently, and their cost."""
+"""Placement of an ensemble's tensors: copies between devices, which Triton makes without a message."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HOP = Rule("gpu-hop", Severity.WARNING)
 
 
 def find(model: Model, repository: Repository) -> Findings:
-    """Find the tensors of an ensemble that cross between devices."""
+    """Find the tensors of an ensemble that are copied between devices."""
     graph = build_graph(model, repository)
     if graph is None:
         return
@@ -25,7 +25,7 @@ def find(model: Model, repository: Repository) -> Findings:
 
 
 def build_graph(model: Model, repository: Repository) -> Graph | None:
-    """The ensemble's graph, where it is valid."""
+    """Build the graph of an ensemble; None if the model is not an ensemble, or not a valid one."""
     if model.message is None or not model.message.HasField("ensemble_scheduling") or model.is_misplatformed:
         return None
     try:
@@ -74,7 +74,7 @@ def _gpus(config: ModelConfig) -> set[int]:
 
 
 def _place(model: Model, graph: Graph, edge: Edge) -> Place:
-    """The place where the reading step maps the tensor."""
+    """Return the place where the step that reads the tensor maps it."""
     assert edge.target is not None
     keys = [key for key, name in graph.steps[edge.target].inputs.items() if name == edge.name]
     return model.at_entry("ensemble_scheduling", "step", edge.target, "input_map", key=keys[0])

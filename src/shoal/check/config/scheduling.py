@@ -1,4 +1,4 @@
-"""Batching, sequences, queues, instances, caches: core's own rules, in core's words."""
+"""Batching, sequences, queues, instances and caches: rules of Triton's core, in its words."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ KIND = Rule("kind-left-open", Severity.WARNING)
 CONTROL = Rule("sequence-control", Severity.ERROR, is_core=True)
 METRICS = Rule("metric-control", Severity.ERROR, is_core=True)
 
-# NVIDIA's backends and widespread ones of others. A name unlike all of them is a backend of the user's own.
+# Backends of NVIDIA, and widespread ones of others. A name unlike all of these is taken for a user's own backend.
 _BACKENDS = frozenset({
     *PLATFORMS.values(), "armnn_tflite", "dali", "fastertransformer", "fil", "hps", "hugectr", "identity", "mlflow",
     "openvino", "paddle", "python", "repeat", "square", "stateful", "tensorflow1", "tensorflow2", "tensorrtllm", "vllm",
 })  # fmt: skip
-_CLOSE = 0.8  # of difflib's ratio; above it, a name counts as misspelt
+_CLOSE = 0.8  # least difflib ratio of a misspelt name and the right one
 
 _VALUES = ("int32_false_true", "fp32_false_true", "bool_false_true")
 _CORRELATION = "CONTROL_SEQUENCE_CORRID"
@@ -35,7 +35,7 @@ _CORRELATION_TYPES = {5: "UINT64", 9: "INT64", 4: "UINT32", 8: "INT32", 13: "STR
 
 
 def find(model: Model, repository: Repository) -> Findings:
-    """Find scheduling settings that core refuses."""
+    """Find scheduling settings that Triton's core refuses."""
     if not model.path.exists() and model.versions and not _is_guessed(model):
         yield BACKEND.at(
             Place(model.folder),
@@ -142,7 +142,7 @@ def _instances(model: Model) -> Findings:
 
 
 def _device(model: Model) -> Findings:
-    """Find a Python model without a device: Triton chooses one by what the server's machine has."""
+    """Find a Python model that leaves its device to Triton, which chooses a GPU if the server has one."""
     groups = model.message.instance_group
     if not groups or any(enum_name(g.Kind, g.kind) == "KIND_AUTO" and not g.gpus for g in groups):
         yield KIND.at(
@@ -153,7 +153,7 @@ def _device(model: Model) -> Findings:
 
 
 def _is_in_unreadable(model: Model, repository: Repository) -> bool:
-    """Whether an ensemble that cannot be read names it: what it needs is open until that one is corrected."""
+    """Whether an ensemble with a syntax error names the model; the ensemble's errors come first."""
     texts = (other.text for other in repository.known.values() if other.message is None)
     return any("ensemble" in text and f'"{model.name}"' in text for text in texts)
 
@@ -193,7 +193,7 @@ def _backend(model: Model) -> Findings:
 
 
 def _spelling(model: Model) -> Findings:
-    """Find misspelt names: of a known backend in ``backend``, or of the file that runs it in ``runtime``."""
+    """Find misspelt names of known backends in ``backend``, and of files that run a model in ``runtime``."""
     backend, runtime = model.message.backend, model.message.runtime
     library = f"libtriton_{backend}.so"
     folders = [model.folder, *(model.folder / str(version) for version in model.versions)]
@@ -218,7 +218,7 @@ def _spelling(model: Model) -> Findings:
 
 
 def _is_guessed(model: Model) -> bool:
-    """Whether Triton guesses the backend from a version's default file name, or the model's name ``NAME.BACKEND``."""
+    """Whether Triton guesses the backend, from a file name such as ``model.onnx`` or a model name ``NAME.BACKEND``."""
     kinds = ("py", "pt", "pt2", "onnx", "plan", "savedmodel", "graphdef", "xml")
     folders = [model.folder / str(version) for version in model.versions]
     return "." in model.name or any((folder / f"model.{kind}").exists() for folder in folders for kind in kinds)

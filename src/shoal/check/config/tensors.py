@@ -1,4 +1,4 @@
-"""The tensors that a model declares: core's own rules, in core's words."""
+"""Declarations of tensors: rules of Triton's core, in its words."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BATCH_TENSOR = Rule("batch-tensor", Severity.ERROR, is_core=True)
 
 
 def find(model: Model, _: Repository) -> Findings:
-    """Find tensor declarations that core refuses."""
+    """Find tensor declarations that Triton's core refuses."""
     if model.message is None:
         return
     for kind in ("input", "output"):
@@ -68,7 +68,7 @@ def _one(model: Model, kind: str, index: int, tensor: Any, spec: TensorSpec) -> 
 
 
 def _is_read_from_file(model: Model) -> bool:
-    """Whether the backend completes what is left out from the model's own file."""
+    """Whether the backend reads missing parts of declarations from the model's file."""
     return not model.is_ensemble and model.is_completed
 
 
@@ -101,7 +101,7 @@ def _reshape(model: Model, kind: str, index: int, tensor: Any) -> Findings:
 
 
 def _chunks(dims: Sequence[int]) -> list[int]:
-    """The number of elements between variable dimensions: [2, 4, -1, 6] has 8 and 6."""
+    """Count the elements between variable dimensions: 8 and 6 for [2, 4, -1, 6]."""
     counts = [1]
     for size in dims:
         if size == -1:

@@ -1,4 +1,4 @@
-"""Rules of Triton's core for warm-up requests, in its own words. A model whose request cannot run does not load."""
+"""Warm-up requests: rules of Triton's core, in its words. A model whose warm-up request fails does not load."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ BATCH = Rule("warm-up-batch-size", Severity.ERROR)
 MISMATCH = Rule("warm-up-mismatch", Severity.ERROR)
 SKIPPED = Rule("warm-up-skipped", Severity.WARNING)
 
-FOLDER = "warmup"  # in a model's folder, for input_data_file
-MAX_BYTES = 64 * 2**20  # of a file of texts that is read here
+FOLDER = "warmup"  # subfolder of a model's folder that contains the input_data_file
+MAX_BYTES = 64 * 2**20  # largest file of texts that is read
 
 
 def find(model: Model, _: Repository) -> Findings:
@@ -73,7 +73,7 @@ def _inputs(model: Model, index: int, sample: Any) -> Findings:
 
 
 def _place(model: Model, index: int, key: str, field: str) -> Place:
-    """Return the place of a field of an input of a warm-up request; of the input itself without a field."""
+    """Return the place of an input of a warm-up request, or of a ``field`` of that input."""
     within = ("value", 0, field) if field else ()
     return model.at_entry("model_warmup", index, "inputs", key=key, within=within)
 
@@ -120,7 +120,7 @@ def _fit(model: Model, spec: TensorSpec, data: Any, place: Callable[[str], Place
 
 
 def _file(model: Model, spec: TensorSpec, data: Any, place: Callable[[str], Place], rows: int) -> Findings:
-    """Compare a data file with one row: Triton sends ``rows`` requests of one row, which all have the same data."""
+    """Compare a data file with the size of one row: Triton sends it as each of ``rows`` requests of one row."""
     path, count, source = model.folder / FOLDER / data.input_data_file, math.prod(data.dims), place("input_data_file")
     try:
         size = path.stat().st_size

@@ -1,4 +1,4 @@
-"""Find mistakes in an ensemble and the models that it calls, by the rules of Triton's core, in its words."""
+"""Ensembles together with the models that they call: rules of Triton's core, in its words."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SEQUENCE = Rule("sequence-in-ensemble", Severity.WARNING)
 
 
 def find(model: Model, repository: Repository) -> Findings:
-    """Find what core refuses about an ensemble and its models together."""
+    """Find mismatches between an ensemble and its models."""
     if model.message is None or not model.message.HasField("ensemble_scheduling"):
         return
     steps = list(model.message.ensemble_scheduling.step)

@@ -26,7 +26,7 @@ STREAM_ID = "stream_id"
 
 
 def find(model: Model, repository: Repository) -> Findings:
-    """Find what makes parallel steps or streams fail, or mixes streams."""
+    """Find settings that make parallel steps or streams fail, or that mix streams."""
     if model.message is None:
         return
     target = repository.target
@@ -81,7 +81,7 @@ def _limits(model: Model, repository: Repository, target: Target) -> Findings:
 
 
 def _find_earlier(steps: Sequence[Any]) -> list[set[int]]:
-    """Map each step to those that it waits for, directly or through others."""
+    """List, for each step, the steps that it waits for, directly or through others."""
     writers = {tensor: index for index, step in enumerate(steps) for tensor in step.output_map.values()}
     before = [{writers[tensor] for tensor in step.input_map.values() if tensor in writers} for step in steps]
     for _ in steps:  # the longest path has as many edges at most
@@ -135,7 +135,11 @@ class _Behind(NamedTuple):
 def _find_behind(
     ensemble: Model, repository: Repository, above: tuple[str, ...] = (), *, gives_id: bool = False
 ) -> Iterator[_Behind]:
-    """Yield the steps behind decoupled ones, and all steps of ensembles there; ``above`` are the ensembles around."""
+    """Yield the steps that follow a decoupled step, and all steps of nested ensembles that do.
+
+    ``above`` are the names of the ensembles that contain this one; ``gives_id``: one of them has a step that returns
+    a stream id before this one.
+    """
     steps = list(ensemble.message.ensemble_scheduling.step)
     before = _find_earlier(steps)
     decoupled = {index for index, step in enumerate(steps) if repository.is_decoupled(step.model_name)}

@@ -1,4 +1,4 @@
-"""Data types and shapes of the tensors between an ensemble's models: core's rules, in core's words."""
+"""Data types and shapes of the tensors between an ensemble's models: rules of Triton's core, in its words."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DECOUPLED = Rule("decoupled-joined", Severity.ERROR, is_core=True)
 
 
 def find(model: Model, repository: Repository) -> Findings:
-    """Find mismatches of the tensors between an ensemble's models."""
+    """Find models of an ensemble that declare a common tensor differently."""
     if model.message is None or find_circle(model, repository.known):
         return
     declared: dict[str, Declared] = {}
@@ -33,7 +33,7 @@ def find(model: Model, repository: Repository) -> Findings:
 
 
 def _own(model: Model) -> Iterator[tuple[str, TensorSpec]]:
-    """The ensemble's own tensors, in the shape that its steps see."""
+    """Yield the ensemble's inputs and outputs by name, in the shape that its steps see."""
     for entry, tensor in zip(
         [*model.message.input, *model.message.output], [*model.inputs, *model.outputs], strict=True
     ):
@@ -42,9 +42,12 @@ def _own(model: Model) -> Iterator[tuple[str, TensorSpec]]:
 
 
 def _meanings(model: Model, index: int, step: Any, member: Model, declared: dict[str, Declared]) -> Findings:
-    """Compare declarations as core does: the first one of a tensor counts, the ensemble's, then those of its steps."""
+    """Compare a step's declarations with the first declaration of each tensor, as Triton's core does.
+
+    The ensemble's own declarations come first, then those of its steps in their order.
+    """
     is_batched = member.message.max_batch_size > 0
-    is_open = member.is_completed and not is_batched  # the server may let it take batches
+    is_open = member.is_completed and not is_batched  # the server may give it a batch dimension
     for field, mapping, tensors in (
         ("input_map", step.input_map, member.inputs),
         ("output_map", step.output_map, member.outputs),

@@ -1,4 +1,4 @@
-"""An ensemble's own configuration: core's rules for connecting steps and tensors, in core's words."""
+"""Configurations of ensembles: rules of Triton's core for connecting steps and tensors, in its words."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INSIDE = Rule("output-read-inside", Severity.WARNING)
 
 
 def find(model: Model, _: Repository) -> Findings:
-    """Find what core refuses about an ensemble, whatever its models are."""
+    """Find mistakes in an ensemble's configuration that show without its models."""
     message = model.message
     if message is None:
         return
@@ -95,7 +95,10 @@ def _written(model: Model, steps: Iterable[Any]) -> Findings:
 
 
 def _flow(model: Model, steps: Iterable[Any]) -> Findings:
-    """Propagate readiness from the inputs, as core does: a tensor is ready when all that its step reads is."""
+    """Find tensors that no chain of steps connects with the inputs, by the method of Triton's core.
+
+    The inputs are ready. A step whose tensors are all ready makes its outputs ready, and so on.
+    """
     reads = {tensor for step in steps for tensor in step.input_map.values()}
     made = {tensor: step for step in steps for tensor in step.output_map.values()}
     ready = {tensor.name for tensor in model.message.input}
@@ -135,7 +138,10 @@ def _outputs(model: Model, made: dict[str, Any], reads: set[str], ready: set[str
 
 
 def _source(name: str, made: dict[str, Any], ready: set[str]) -> str:
-    """Return the tensor that core names as the reason why ``name`` is not written: nothing writes it, or a circle."""
+    """Return the tensor that core's message names as the reason why ``name`` is not written.
+
+    No step writes that tensor, or its step is part of a circle.
+    """
     seen: set[str] = set()
     while True:
         before = sorted(made[name].input_map.values()) if name in made else []
@@ -147,7 +153,7 @@ def _source(name: str, made: dict[str, Any], ready: set[str]) -> str:
 
 
 def _leftovers(model: Model, made: dict[str, Any], reads: set[str], ready: set[str]) -> Findings:
-    """Find tensors that are never read or never written; the latter are reported at the step that reads them."""
+    """Find tensors that are written and never read, or read and never written."""
     outputs, inputs = ({t.name for t in tensors} for tensors in (model.message.output, model.message.input))
     for index, step in enumerate(model.message.ensemble_scheduling.step):
         for key, name in sorted(step.output_map.items()):
@@ -160,7 +166,7 @@ def _leftovers(model: Model, made: dict[str, Any], reads: set[str], ready: set[s
 
 
 def _circles(model: Model, reads: set[str], ready: set[str]) -> Findings:
-    """Find steps that wait for one another, and that no output depends on."""
+    """Find steps that wait for one another in a circle that no output depends on."""
     for index, step in enumerate(model.message.ensemble_scheduling.step):
         for key, name in sorted(step.output_map.items()):
             if name in reads and name not in ready:

@@ -27,7 +27,7 @@ READS = Rule("reads-unknown-input", Severity.WARNING)
 CONFIG = Rule("wrong-config-name", Severity.ERROR, is_core=True)
 
 CLASS = "TritonPythonModel"
-# The number of arguments that Triton passes, and the right signature.
+# Method: number of arguments that Triton passes, and the right signature.
 _CALLS = {
     "__init__": (0, "__init__(self)"),
     "initialize": (1, "initialize(self, args)"),
@@ -62,7 +62,7 @@ def find(model: Model, repository: Repository) -> Findings:
 def _check_syntax(place: Place, text: str) -> Findings:
     found = parse(text)
     if isinstance(found, ast.Module) and "�" in text:
-        try:  # decoded with replacements: the file may declare another encoding, or be invalid
+        try:  # the text has replacement characters: the file declares another encoding, or is invalid
             ast.parse(place.path.read_bytes())
         except SyntaxError as error:
             found = error
@@ -95,7 +95,7 @@ def _check_missing(source: Source) -> Findings:
 
 
 def _methods(source: Source, owner: ast.ClassDef) -> tuple[dict[str, Function], bool]:
-    """The methods that a class defines once, and whether it certainly has no ``execute``."""
+    """Return the methods that a class defines once, and whether it certainly has no ``execute``."""
     defined: dict[str, list[ast.AST]] = {}
     for node in walk_within(owner):
         if isinstance(node, Function):
@@ -130,13 +130,13 @@ def _check_methods(source: Source, owner: ast.ClassDef) -> Findings:
 
 
 def _is_plain(source: Source, method: Function) -> bool:
-    """Whether what decorates a method keeps its arguments and its answer."""
+    """Whether the decorators of a method keep its signature and its result."""
     names = (d.func if isinstance(d, ast.Call) else d for d in method.decorator_list)
     return all(source.name(name).rpartition(".")[2] in _KEEPS_SIGNATURE for name in names)
 
 
 def _is_callable(source: Source, method: Function, given: int, *, on_class: bool) -> bool:
-    """Whether a call with ``given`` arguments fits; true where a decorator leaves that open."""
+    """Whether Triton's call with ``given`` arguments fits; true if an unknown decorator leaves that open."""
     kinds = [source.name(decorator) for decorator in method.decorator_list]
     is_bound = not on_class
     if kinds == ["staticmethod"]:
@@ -156,8 +156,8 @@ def _check_capsules(source: Source) -> Findings:
     for function in (node for node in source.nodes if isinstance(node, Function)):
         within = list(walk_within(function))
         if {"synchronize", "cpu"} & {node.attr for node in within if isinstance(node, ast.Attribute)}:
-            continue  # it waits itself, or there is nothing to wait for
-        values: dict[str, bool] = {}  # of each name, whether all that it is bound to are capsules
+            continue  # it waits for the stream itself, or copies to the host
+        values: dict[str, bool] = {}  # name: whether all values that are assigned to it are capsules
         for node in (node for node in within if isinstance(node, ast.Assign)):
             for target in (target for target in node.targets if isinstance(target, ast.Name)):
                 values[target.id] = values.get(target.id, True) and _is_capsule(node.value)

@@ -1,4 +1,4 @@
-"""A ``model.py`` as its tree: parsed, never run."""
+"""Syntax trees of ``model.py`` files, which are parsed and never run."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from shoal.check.findings import Findings, Place
 from shoal.check.models import Model
 
 PB = "triton_python_backend_utils"
-MAX_SOURCE_BYTES = 256 * 1024  # read in a second; four times the longest model.py that we have seen
+MAX_SOURCE_BYTES = 256 * 1024  # parsed within a second; four times the longest model.py that we have seen
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True)
 class Source:
-    """One ``model.py`` that parses; ``names`` are what its imports bind, with their full dotted names."""
+    """Parsed ``model.py``. ``names`` maps each imported name to its full dotted name."""
 
     path: Path
     tree: ast.Module
     names: Mapping[str, str] = field(default_factory=dict)
 
     def at(self, node: ast.AST) -> Place:
-        """The place of ``node``."""
+        """Return the place of ``node``."""
         return Place(self.path, getattr(node, "lineno", 0))
 
     def name(self, node: ast.AST) -> str:
@@ -54,19 +54,19 @@ class Source:
         return {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
 
     def function_of(self, node: ast.AST) -> Function | ast.Module:
-        """The function around ``node``, or the module."""
+        """Return the function around ``node``, or the module."""
         while not isinstance(node, Function | ast.Module):
             node = self.parents[node]
         return node
 
     @cached_property
     def calls(self) -> tuple[ast.Call, ...]:
-        """Every call."""
+        """All calls."""
         return tuple(node for node in self.nodes if isinstance(node, ast.Call))
 
     @cached_property
     def words(self) -> frozenset[str]:
-        """Every name and attribute in it."""
+        """All names, attributes and imported names."""
         words = set()
         for node in self.nodes:
             if isinstance(node, ast.Name):
@@ -79,7 +79,7 @@ class Source:
 
 
 def served_sources(model: Model) -> tuple[tuple[Path, str], ...]:
-    """The ``model.py`` files that Triton imports: of the versions that the policy serves, where it is the model."""
+    """Return path and text of each ``model.py`` that Triton imports: those of the served versions of a Python model."""
     message = model.message
     if not model.is_python or (message is not None and message.default_model_filename not in ("", "model.py")):
         return ()
@@ -93,7 +93,7 @@ def _read(path: Path, text: str) -> Source | None:
 
 
 def examine(model: Model, look: Callable[[Source], Findings]) -> Findings:
-    """Collect what ``look`` finds in each source; what is nested too deep to follow is left out."""
+    """Yield the findings of ``look`` in each source; code that is nested too deeply to walk is skipped."""
     for path, text in served_sources(model):
         source = _read(path, text)
         if source is not None:
@@ -101,9 +101,12 @@ def examine(model: Model, look: Callable[[Source], Findings]) -> Findings:
                 yield from list(look(source))
 
 
-@lru_cache(maxsize=4)  # each family asks for the same ones
+@lru_cache(maxsize=4)  # several families parse the same texts
 def parse(text: str) -> ast.Module | SyntaxError | None:
-    """Parse ``text``, without what only a script runs; the error where that fails; None where neither is certain."""
+    """Parse ``text``, without its ``if __name__ == "__main__":`` blocks.
+
+    Return the error if that fails, or None if the text is too long, nested too deeply, or of a newer Python.
+    """
     if len(text) > MAX_SOURCE_BYTES:
         return None
     try:
@@ -121,7 +124,7 @@ def parse(text: str) -> ast.Module | SyntaxError | None:
 
 
 def _may_be_newer(error: SyntaxError) -> bool:
-    """Whether a newer Python than this one may read it: f-strings, and parameters of types."""
+    """Whether a newer Python may accept the line of an error: nested f-strings, or type parameters."""
     line = error.text or ""
     is_new = error.msg.startswith("f-string") or re.match(r"\s*(type\s+\w+.*=|(async\s+)?(def|class)\s+\w+\s*\[)", line)
     return bool(is_new) and sys.version_info < (3, 12)
@@ -132,7 +135,7 @@ def _is_main_guard(node: ast.stmt) -> bool:
 
 
 def _imports(tree: ast.Module) -> dict[str, str]:
-    names = {"pb_utils": PB}  # what everyone calls it, also where an import is hidden
+    names = {"pb_utils": PB}  # the usual name, also where the import is within a function or a try
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -145,7 +148,7 @@ def _imports(tree: ast.Module) -> dict[str, str]:
 
 
 def argument(call: ast.Call, position: int, name: str) -> ast.expr | None:
-    """An argument of ``call``, by position or name; None where it is not given, or hidden behind a star."""
+    """Return an argument of ``call``, by position or name; None if it is not given, or comes from ``*`` or ``**``."""
     for keyword in call.keywords:
         if keyword.arg == name:
             return keyword.value

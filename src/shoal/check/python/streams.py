@@ -1,4 +1,4 @@
-"""Answers in pieces, in the code of a ``model.py``: what stops the server, never ends, or is lost."""
+"""Code of a ``model.py`` that answers in pieces: calls that crash the server, block it, or lose an answer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def find(model: Model, repository: Repository) -> Findings:
 
 
 def is_stateful(model: Model) -> bool:
-    """Whether a class of its code says ``is_stateful = True``."""
+    """Whether a class in the model's code has ``is_stateful = True``."""
     trees = (parse(text) for _, text in served_sources(model))
     classes = (n for tree in trees if isinstance(tree, ast.Module) for n in tree.body if isinstance(n, ast.ClassDef))
     for statement in (statement for owner in classes for statement in owner.body):
@@ -58,7 +58,7 @@ def _blocks(node: ast.AST) -> Iterator[Sequence[ast.stmt]]:
 
 
 def _check_block(source: Source, block: Sequence[ast.stmt]) -> Findings:
-    """Find senders that are asked whether their client has left, after what certainly ended them."""
+    """Find calls of ``is_cancelled`` after the same sender certainly sent the final flag."""
     ended: dict[str, int] = {}
     for statement in block:
         match _evaluated(statement):
@@ -81,7 +81,7 @@ def _check_block(source: Source, block: Sequence[ast.stmt]) -> Findings:
 
 
 def _evaluated(statement: ast.stmt) -> ast.expr | None:
-    """Return what a statement evaluates whatever happens: its value or test, the first part of ``and`` and ``or``."""
+    """Return the expression that a statement always evaluates: ``a`` of ``a and b``, or of ``x if a else y``."""
     first = getattr(statement, "test", None) or getattr(statement, "value", None)
     while isinstance(first, ast.BoolOp | ast.UnaryOp | ast.IfExp):
         match first:
@@ -91,7 +91,7 @@ def _evaluated(statement: ast.stmt) -> ast.expr | None:
 
 
 def _is_final(source: Source, call: ast.Call) -> bool:
-    """Whether a call of ``send`` ends the answers, by Triton's final flag or a name that the module gives it."""
+    """Whether a call of ``send`` has Triton's final flag, directly or by a module constant."""
     named = [node for node in source.tree.body if isinstance(node, ast.Assign) and _last_name(node.value) == _FINAL]
     finals = [_FINAL, *(target.id for node in named for target in node.targets if isinstance(target, ast.Name))]
     return _last_name(argument(call, 1, "flags")) in finals
@@ -102,7 +102,7 @@ def _last_name(node: ast.AST | None) -> str:
 
 
 def _check_asked(source: Source) -> Findings:
-    """Find requests to decoupled models whose answers are awaited."""
+    """Find requests to decoupled models by ``async_exec``."""
     for call in source.calls:
         if _is_call(call, "async_exec") and is_literal(argument(call, 0, "decoupled"), True):
             yield ASYNC.at(
@@ -113,7 +113,7 @@ def _check_asked(source: Source) -> Findings:
 
 
 def _check_component(source: Source, *, is_decoupled: bool) -> Findings:
-    """Find a component of shoal's whose class and configuration differ in whether it answers in pieces."""
+    """Find a shoal component that streams while its configuration is not decoupled, or the reverse."""
     classes = {node.name: node for node in source.tree.body if isinstance(node, ast.ClassDef)}
     for node in source.tree.body:
         match node:
@@ -137,7 +137,7 @@ def _is_call(node: ast.AST | None, name: str) -> bool:
 
 
 def _find_value(source: Source, read: ast.Name) -> ast.expr | None:
-    """Return what is assigned to a name, where the function around it binds it once."""
+    """Return the value assigned to a name, if the function around it assigns it only once."""
     within = (node for node in walk(source.function_of(read)) if isinstance(node, ast.Name) and node.id == read.id)
     bound = [source.parents[node] for node in within if not isinstance(node.ctx, ast.Load)]
     return bound[0].value if len(bound) == 1 and isinstance(bound[0], ast.Assign) else None
