@@ -12,7 +12,7 @@ from shoal.check.ensembles import members, running, shapes, wiring
 from shoal.check.findings import Finding, Rule, Severity
 from shoal.check.forests import contract as forest
 from shoal.check.models import Repository
-from shoal.check.python import code, modules, streams
+from shoal.check.python import code, streams
 from shoal.check.repositories import read_repository
 from shoal.environment.targets import find_target
 
@@ -21,7 +21,7 @@ FAMILIES = (
     fields, folders, tensors, scheduling, warmups, wiring, running, members, shapes, engines,
     placement, memory, environments, artifacts, code, streams, forest, torchscript, onnx_io, security,
 )  # fmt: skip
-RULES = {rule.id: rule for family in (*FAMILIES, modules) for rule in vars(family).values() if isinstance(rule, Rule)}
+RULES = {rule.id: rule for family in FAMILIES for rule in vars(family).values() if isinstance(rule, Rule)}
 
 
 def check(path: Path | str, *, target: str | None = None, hashes: bool = True) -> list[Finding]:
