@@ -105,7 +105,7 @@ class Pipeline:
         return f"<Pipeline {self.signature}>"
 
     def __call__(self, **inputs: Any) -> Answer:
-        """Run one request: lists or arrays in, by input name; returns every output, ``[rows, *dims]``.
+        """Run one request, with lists or arrays by input name, and return all outputs as arrays ``[rows, *dims]``.
 
         Raises:
             InputError: an input is not what the model declares, there are more rows than ``max_batch_size``, or the
@@ -120,16 +120,16 @@ class Pipeline:
     def stream(self, **inputs: Any) -> Generator[Answer]:
         """Run one request and yield its answers as they come, each with every output.
 
-        A pipeline without a decoupled model gives one. Close the generator to leave: the model computes no more.
+        A pipeline without a decoupled model gives one answer. Closing the generator ends the request.
 
         Raises:
-            InputError: as in a call; and errors of the model, which may come after some answers.
+            InputError: as for a call; also errors of the model, possibly after some answers.
         """
         tensors = self._read(inputs)
         return self._stream(tensors, list(self._graph.steps))
 
     def _stream(self, tensors: dict[str, Array], waiting: list[Step]) -> Generator[Answer]:
-        """Run what is due; the steps behind a decoupled one run once for each of its answers."""
+        """Run the waiting steps; the steps behind a decoupled model run once for each of its answers."""
         while waiting:
             due = [step for step in waiting if self._is_due(step, tensors)]
             step = next((step for step in due if not self._models[step.model].is_decoupled), due[0])
@@ -163,7 +163,7 @@ class Pipeline:
         return self._models[step.model].device.fetch(array, *names)
 
     def _run(self, tensors: dict[str, Array]) -> None:
-        """Run each step as soon as its inputs are there, independent ones concurrently."""
+        """Run each step as soon as its inputs are there, independent steps concurrently."""
         waiting = list(self._graph.steps)
         running: dict[Future[Arrays], Step] = {}
         while waiting or running:
@@ -232,7 +232,7 @@ def load(path: Path | str, *, remote: Remote | None = None) -> Pipeline:
 
 @dataclass(frozen=True)
 class Model:
-    """One member of the graph: how to ask it, and the device of its outputs."""
+    """One model of the graph: functions that run it, and the device of its outputs."""
 
     name: str
     ask: Callable[[Arrays], Arrays]
@@ -247,7 +247,7 @@ class Model:
         return self.ask(inputs)
 
     def stream(self, inputs: Arrays, until: Stream | None = None) -> Generator[Arrays]:
-        """Yield the answers; closing the generator leaves, and so does the client of ``until``."""
+        """Yield the answers; the request ends when the generator is closed or the client of ``until`` leaves."""
         if self.is_decoupled:
             yield from self.ask_stream(inputs, until)
         else:
@@ -291,12 +291,12 @@ def _load_model(config: ModelConfig, remote: Remote | None, held: ExitStack) -> 
 
 
 def load_component(config: ModelConfig, models: Callees | None = None) -> Component:
-    """Start the component of a model: its own ``1/model.py``, or the python-based backend it names.
+    """Start the component of a model: its own ``model.py``, or the python-based backend that its configuration names.
 
-    ``models`` are those that its code asks.
+    ``models`` are the models that its code calls.
 
     Raises:
-        ArtifactError: there is neither.
+        ArtifactError: the model has no ``model.py``, and shoal has no such backend.
     """
     version = _latest_version(config)
     path = version / "model.py" if config.backend == "python" else BACKENDS / config.backend / "model.py"

@@ -61,14 +61,14 @@ class Table(Generic[R]):
     """An open file: the names of its columns, and its rows, which can be read once.
 
     ``rows`` yields each row's number and its values by column. The number is the one that a person finds in the file:
-    the record's in CSV and Excel, where the header is row 1; the line's in JSON Lines and plain text; the row's, from
-    1, in Parquet. Values are those of the file: strings in CSV, None for an empty cell elsewhere.
+    of the record in CSV and Excel, where the header is row 1; of the line in JSON Lines and plain text; of the row in
+    Parquet, from 1. CSV gives strings; other files give None for an empty cell.
     """
 
     source: Source
     columns: tuple[str, ...]
     rows: Iterator[tuple[int, R]]
-    fraction_read: Callable[[], float | None]  # about how much has been read, where it is known how much there is
+    fraction_read: Callable[[], float | None]  # approximate; None if the size of the input is unknown
 
     def where(self, number: int) -> str:
         """Name the row with this number, for messages."""
@@ -94,7 +94,7 @@ def shorten_all(values: Iterable[str]) -> str:
 
 
 def _name_columns(header: Sequence[object], source: Source) -> dict[str, int]:
-    """Return each column's place in the header; those without a name are ``Unnamed``, with their place as name."""
+    """Return each column's place in the header; a column without a name is called by its place (``Unnamed``)."""
     names = ["" if name is None else str(name) for name in header]
     given = [name for name in names if name.strip()]
     if not given:
@@ -110,7 +110,7 @@ def _check_distinct(names: Iterable[str], where: str) -> None:
     """Check that no column appears twice.
 
     Raises:
-        ArtifactError: one is.
+        ArtifactError: a column appears twice.
     """
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
@@ -131,7 +131,7 @@ def _by_name(cells: Sequence[Any], named: dict[str, int]) -> dict[str, Any]:
 
 
 def _open_text(file: BinaryIO, stack: ExitStack, newline: str) -> TextIOWrapper:
-    """Open lines of UTF-8. Other bytes become surrogates: only the row readers know which cell they are in."""
+    """Open lines of UTF-8. Other bytes become surrogates, because only the row readers know which cell they are in."""
     return stack.enter_context(TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline=newline))
 
 
@@ -139,7 +139,7 @@ def _check_utf8(text: str, where: str) -> None:
     """Check that text decoded with ``surrogateescape`` was UTF-8.
 
     Raises:
-        ArtifactError: it was not.
+        ArtifactError: the text was not UTF-8.
     """
     if found := _NOT_UTF8.search(text):
         byte = ord(found.group()) - 0xDC00
@@ -306,7 +306,7 @@ def _open_parquet(file: BinaryIO, source: Source, stack: ExitStack) -> _Opened:
 
 
 def _to_python(scalar: Any) -> Any:
-    """Return the value; as text where no Python type holds it, such as nanoseconds or the year 10000."""
+    """Return the value; as text if no Python type holds it, such as nanoseconds or the year 10000."""
     try:
         return scalar.as_py()
     except UnicodeDecodeError:
@@ -328,7 +328,7 @@ def _open_xlsx(file: BinaryIO, source: Source, stack: ExitStack) -> _Opened:
         import openpyxl
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of styles, which do not affect values
+            warnings.simplefilter("ignore", UserWarning)  # about styles, which do not affect values
             workbook = openpyxl.load_workbook(file, read_only=True, data_only=True)
         stack.callback(workbook.close)
         sheet = workbook.worksheets[0]
@@ -350,7 +350,7 @@ def _sheet_rows(sheet: Any, source: Source) -> Iterator[tuple[int, Sequence[Any]
     try:
         for number, cells in enumerate(sheet.iter_rows(values_only=True), start=1):
             yield number, cells
-    except Exception as error:  # as when opening it
+    except Exception as error:  # of any type, as above
         raise ArtifactError(
             f"{source.name} is damaged after row {number}: {error}.", "Save or copy it again."
         ) from None
@@ -379,15 +379,14 @@ def scan_table(path: Path) -> Iterator[Table[Row]]:
       None. Blank lines are skipped. A column without a name is called by its place: ``column 1``.
     * ``.jsonl``: one object per line. ``columns`` are the first object's; others may have more or fewer.
     * ``.parquet``: any types, as Python's.
-    * ``.xlsx``: the first sheet, its columns named as in CSV. Formulas are the values that were last computed, None
-      where none ever was.
+    * ``.xlsx``: the first sheet, its columns named as in CSV. A formula gives its last computed value, or None.
     * ``.txt``: one text per line, in a column ``text``.
 
     A row that cannot be read is an ArtifactError in place of its values; a cell that is not UTF-8 is ``NotUtf8``.
 
     Raises:
-        ArtifactError: the file cannot be read, or is not what its ending says; from ``rows`` too, where nothing after
-            the row can be read either.
+        ArtifactError: the file cannot be read, or is not what its ending says. ``rows`` raises it too, if neither the
+            row nor anything after it can be read.
         SetupError: the library for Parquet or Excel is not installed.
     """
     with ExitStack() as stack:
@@ -406,7 +405,7 @@ def scan_table(path: Path) -> Iterator[Table[Row]]:
 
 @contextmanager
 def open_table(path: Path) -> Iterator[Table[dict[str, Any]]]:
-    """Open a table like ``scan_table``, but raise at the first row that cannot be read, or cell that is not UTF-8.
+    """Open a table like ``scan_table``; ``rows`` raises at the first row that cannot be read or is not UTF-8.
 
     In CSV and Excel, columns without a name and rows without a value are left out.
     """
@@ -420,7 +419,7 @@ def open_stream(stream: BinaryIO, kind: str) -> Iterator[Table[Row]]:
     """Open a table like ``scan_table``, from a pipe.
 
     Raises:
-        ArtifactError: ``kind`` cannot be read from one.
+        ArtifactError: ``kind`` cannot be read from a pipe.
     """
     if kind not in STREAM_KINDS:
         raise ArtifactError(f"{kind} cannot be read from standard input.", f"Known: {', '.join(STREAM_KINDS)}.")

@@ -67,14 +67,14 @@ def infer_to_file(
 ) -> Summary:
     """Write the answers to ``output``, which appears only when it is complete.
 
-    Until then they are kept in ``OUTPUT.partial``. A run that finds it resumes from it, if its ``settings`` are the
-    same and the input still begins with the rows that were answered.
+    Until then the answers are kept in ``OUTPUT.partial``. The next run resumes from this file, if its ``settings`` are
+    the same and the input still begins with the rows that were answered.
 
     Raises:
-        InputError: the settings or rows differ, or the output exists.
+        InputError: the settings or rows differ from those of the earlier run, or the output exists.
         SetupError: the output cannot be written.
     """
-    output = output.resolve()  # through a link, the file that it names is written
+    output = output.resolve()  # for a link, the file that it points to is written
     if output.is_dir():
         raise InputError(f"{output} is a folder.", "Name a file in it.")
     if output.exists() and not (is_fresh or partial_path(output).exists()):
@@ -94,7 +94,7 @@ def infer_to_file(
 
 
 def _skip(journal: Journal, table: Table[Row]) -> Any:
-    """Skip the rows that have been answered, and check that they are the same as before; return their running hash."""
+    """Skip the rows that have been answered, check that they are the same as before, and return their running hash."""
     hashed, skipped = hashlib.sha256(), 0
     for _, row in islice(table.rows, journal.num_rows):
         hashed.update(_as_bytes(row))
@@ -136,7 +136,7 @@ def _count_failed(window: list[Scored]) -> int:
 class Journal:
     """An open journal, held by this process alone.
 
-    ``num_rows`` rows have been answered, ``num_failed`` of them with an error; ``digest`` is that of all their inputs.
+    ``num_rows`` rows have been answered, ``num_failed`` of them with an error; ``digest`` is the digest of these rows.
     """
 
     path: Path
@@ -155,7 +155,7 @@ class Journal:
         self._count(entry)
 
     def write(self, content: bytes) -> None:
-        """Write all of it."""
+        """Write all of ``content``."""
         rest = memoryview(content)
         with written(self.path):
             while rest:
@@ -201,11 +201,11 @@ def partial_path(output: Path) -> Path:
 
 @contextmanager
 def open_journal(output: Path, settings: Mapping[str, Any], *, is_fresh: bool) -> Iterator[Journal]:
-    """Open the journal of ``output``, new or resumed. It is kept: the caller removes it once the output is written.
+    """Open the journal of ``output``, new or resumed. The caller removes it once the output is written.
 
     Raises:
-        InputError: it was begun with other settings, which are named, or was not written by shoal infer.
-        SetupError: another process writes it, or the folder cannot be written.
+        InputError: the journal was begun with other settings, or was not written by shoal infer.
+        SetupError: another process writes the journal, or the folder cannot be written.
     """
     path = partial_path(output)
     with written(path):
@@ -232,7 +232,7 @@ def _begin(journal: Journal, settings: Mapping[str, Any], *, is_fresh: bool) -> 
     if is_begun and not is_fresh:
         _check_settings(json.loads(line), json.loads(wanted), journal.path)
         journal.read_back()
-    else:  # none, or one whose header was being written
+    else:  # a new journal, or one whose header is incomplete
         journal.file.truncate(0)
         journal.write(wanted.encode() + b"\n")
 
@@ -253,5 +253,5 @@ def written(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else error  # pyarrow puts its own words around it
+        reason = os.strerror(error.errno) if error.errno else error  # pyarrow adds its own words to the message
         raise SetupError(f"{path} cannot be written: {reason}.", "Make room there, or name another output.") from None

@@ -23,10 +23,10 @@ from shoal.tables import TEXT, Row, Source, Table, as_cell, shorten, shorten_all
 
 
 def find_text_input(model: ModelSpec, given: Collection[str] = ()) -> str:
-    """Return the name of the input that takes texts without a name; empty if there is none, or if it is not clear.
+    """Return the name of the input that takes texts given without a name; empty if there is no such input.
 
-    It is the only input of TYPE_STRING [1], or the only required one; or the only required one that is not in
-    ``given``.
+    It is the only input of TYPE_STRING [1]; among several, the only required one; among several required ones, the only
+    one that is not in ``given``.
     """
     texts = [spec for spec in model.inputs if spec.dtype == STRING and spec.dims == (1,)]
     required = [spec for spec in texts if not spec.is_optional]
@@ -55,7 +55,7 @@ def _divide(arguments: Sequence[str], model: ModelSpec) -> tuple[list[str], dict
     """Divide arguments into texts, values by input, and files with requests.
 
     Raises:
-        InputError: an input is given twice, or nearly has the name of one.
+        InputError: an input is given twice, or a name is nearly that of an input.
     """
     texts, values, requests = [], {}, []
     names = [spec.name for spec in model.inputs]
@@ -123,7 +123,7 @@ def make_table(arguments: Sequence[str], model: ModelSpec) -> Table[Row]:
 
 
 def _refuse_texts(text: str, model: ModelSpec) -> str:
-    """Raise the error for a text without a name, to a model without a single text input."""
+    """Raise the error for a text without a name, for a model that has no single text input."""
     examples = " ".join(show_example(spec) for spec in model.inputs if not spec.is_optional) or "NAME=VALUE"
     if text.startswith("@"):
         raise InputError(f"{text} has no input's name.", f"Name it: {model.inputs[0].name}={text}")
@@ -154,7 +154,7 @@ class Feed:
     constants: Mapping[str, Any] = field(default_factory=dict)
 
     def inputs(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the inputs of one row; a number whose cell is empty is left out.
+        """Return the inputs of one row; an input of numbers whose cell is empty is left out.
 
         Raises:
             InputError: a value is not what its input declares.
@@ -184,7 +184,7 @@ def _is_number(text: str) -> bool:
 
 
 def _value(value: Any, spec: TensorSpec) -> Any:
-    """Convert a value of a file to the input's type: text files hold numbers, and vectors in JSON, as text."""
+    """Convert a value of a file to the input's type; CSV and text files hold numbers as text, and vectors as JSON."""
     if spec.dtype == STRING and spec.dims == (1,):
         return value
     if value is None or (isinstance(value, str) and not value.strip()):
@@ -203,9 +203,9 @@ def make_feed(
     """Map the table's rows to the model's inputs.
 
     ``columns`` maps an input's name to its column, or to several columns joined by commas; ``constants`` maps it to a
-    value. Every other input is read from the column of the same name, in any letter case. The text input is read from
-    ``text_column``, or by default from the column ``text`` or the one of its own name. This is the model's only text
-    input, or the only required one that is neither in ``columns`` nor in ``constants``.
+    value. Every other input is read from the column of the same name, in any letter case. The input that
+    ``find_text_input`` chooses is read from ``text_column``, or by default from the column ``text`` or the column of
+    its own name.
 
     Raises:
         InputError: the model has no such input, or one is given twice.
@@ -276,7 +276,7 @@ def read_row(spec: TensorSpec, value: Any) -> Any:
     Numbers may be given as text: ``5.1``, or as JSON ``[5.1, 3.5]``.
 
     Raises:
-        InputError: it has another shape, or is not of the input's type.
+        InputError: the value has another shape, or is not of the input's type.
     """
     if spec.dtype == STRING and spec.dims == (1,):
         return value
@@ -295,7 +295,7 @@ def read_array(spec: TensorSpec, value: Any) -> Array:
     """Convert a value to an array of the input's type; its shape is not checked.
 
     Raises:
-        InputError: it cannot be converted.
+        InputError: the value cannot be converted.
     """
     if isinstance(value, str) and not (spec.dtype == STRING and not value.startswith("[")):
         value = _parse(spec, value)
@@ -327,12 +327,13 @@ def show_example(spec: TensorSpec) -> str:
 
 
 def read_rows(spec: TensorSpec, text: str) -> list[Any]:
-    """Read the value of ``NAME=VALUE``: one row, or several where it has one dimension more than the input.
+    """Read the value of ``NAME=VALUE``: one row, or several rows if it has one dimension more than the input.
 
-    ``@file.npy`` is an array, ``@file.json`` a list or a request in KServe's form, ``@`` of another file its text.
+    ``@file.npy`` stands for an array, ``@file.json`` for a list or a request in KServe's form, and ``@`` with any other
+    file for the text in the file.
 
     Raises:
-        InputError: it cannot be read.
+        InputError: the value cannot be read.
     """
     value = _read_file(spec, Path(text[1:])) if text.startswith("@") else text
     if spec.dtype == STRING and isinstance(value, str):
@@ -383,7 +384,7 @@ def read_request(path: Path, specs: Mapping[str, TensorSpec]) -> dict[str, list[
     ``{"TEXT": ["a", "b"]}``.
 
     Raises:
-        InputError: it cannot be read, or holds another input.
+        InputError: the file cannot be read, or holds an input that the model does not have.
     """
     try:
         request = json.loads(path.read_text(encoding="utf-8"))
@@ -419,7 +420,7 @@ def _read_kserve(request: Any, path: Path) -> dict[str, Any]:
 
 
 def write_curl(url: str, model: ModelSpec, inputs: Mapping[str, Sequence[Any]]) -> str:
-    """Write the request for these rows as a command of curl's, in KServe's JSON form."""
+    """Write the request for these rows as a curl command, with a body in KServe's JSON form."""
     specs: Mapping[str, TensorSpec] = {spec.name: spec for spec in model.inputs}
     tensors = []
     for name, rows in inputs.items():

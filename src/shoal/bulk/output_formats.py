@@ -1,6 +1,6 @@
 """Output formats of answers: CSV, JSON Lines, Parquet and NumPy.
 
-A format encodes scored rows to bytes, which go to a pipe or a journal, and makes the whole file from a journal.
+A format encodes scored rows to bytes, which go to a pipe or a journal, and writes the output file from the journal.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from shoal.tables import BUFFER, NotUtf8, Row, Table, shorten
 
 OUTPUT_KINDS = (".csv", ".jsonl", ".parquet", ".npy")
 
-Payloads = Callable[[], Iterator[bytes]]  # all that was encoded, from the beginning
+Payloads = Callable[[], Iterator[bytes]]  # yields everything that was encoded, from the beginning
 
 
 def make_format(kind: str, table: Table[Row], model: Endpoint, origin: Path | None = None) -> JsonLines:
-    """Make the format of this kind (the ending of a file) for the answers of a model to a table's rows.
+    """Return the format for a file ending, ``kind``, with the columns of the table and of the model's answers.
 
-    ``origin`` is the file that the table is read from, if it is one.
+    ``origin`` is the file that the table is read from; None if it is not read from a file.
 
     Raises:
         InputError: the kind is unknown, or the table has a column where an answer would go.
@@ -67,7 +67,7 @@ class JsonLines:
         return b""
 
     def admit(self, scored: Scored) -> Scored:
-        """Return the row, or its error where the format cannot hold its values."""
+        """Return the row, or the row with an error if the format cannot hold its values."""
         taken = [name for name in self._reserved if name in scored.row] if isinstance(scored.row, dict) else []
         return self._refuse(scored, taken[0], "where an answer would go.") if taken else scored
 
@@ -76,7 +76,7 @@ class JsonLines:
         return b"".join(dump_json(answered(scored)) for scored in rows)
 
     def finish(self, payloads: Payloads, path: Path) -> None:
-        """Write the whole file, of all that was encoded."""
+        """Write the whole file from everything that was encoded."""
         with path.open("wb") as file:
             file.writelines(chain([self.header()], payloads()))
 
@@ -126,8 +126,9 @@ class Csv(JsonLines):
 
 
 class _Lines(list[str]):
-    """Line sink of ``csv.writer``. With ``\\r\\n`` as its line end, csv also quotes a bare carriage return, as it must;
-    the sink then makes it ``\\n``.
+    """Line sink of ``csv.writer`` that ends lines with ``\\n``.
+
+    The writer itself ends them with ``\\r\\n``, because only then does it quote a cell with a bare carriage return.
     """
 
     def write(self, line: str) -> None:
@@ -208,10 +209,11 @@ _EXACT = 2**53  # FP64 holds all whole numbers up to this one
 
 
 class Parquet(JsonLines):
-    """Parquet with the rows' columns, the answers', and ``error``, null where a row has an answer.
+    """Parquet with the columns of the rows, those of the answers, and ``error``, which is null for answered rows.
 
-    Rows of ``origin``, a Parquet file, keep their types: it is read again when the answers are complete. Others get
-    INT64, FP64, booleans and strings, whichever holds all that a column has; objects and lists as JSON.
+    If the rows come from ``origin``, a Parquet file, their types are kept: the file is read again when all answers are
+    there. Other columns become INT64, FP64, booleans or strings, whichever holds all values; objects and lists become
+    JSON.
     """
 
     def __init__(self, columns: Sequence[str], added: Mapping[str, TensorSpec], origin: Path | None) -> None:

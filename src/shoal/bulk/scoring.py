@@ -1,4 +1,4 @@
-"""Score rows: the models that answer them, and an answer or an error for each row, in order and in bounded memory."""
+"""Score rows with a model: an answer or an error for each row, in order and in bounded memory."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from shoal.tables import Row
 # Rows per request to a server, which batches requests that wait: on a CPU, 16 were faster than 1, 8 or 32
 # (benchmarks/results/infer-*.json).
 SERVED_ROWS = 16
-SERVED_REQUESTS = 3  # at a time: one in the encoder, one before it, one that waits
-LOCAL_ROWS = 32  # per call in this process, where calls are not batched
-LOCAL_REQUESTS = 2  # at a time: one's text is read while the other's is in the encoder
+SERVED_REQUESTS = 3  # requests in flight: one in the encoder, one before the encoder, one waiting
+LOCAL_ROWS = 32  # rows per call in this process, where calls are not batched
+LOCAL_REQUESTS = 2  # calls in flight: one in the encoder while the texts of the other are tokenized
 
 Ask: TypeAlias = Callable[[Mapping[str, Any]], Mapping[str, Array]]
 AskStream: TypeAlias = Callable[[Mapping[str, Any]], Any]  # gives an iterator over answers, with `close`
 
-# Rows that are sorted by length and cut into requests together. Which rows share a batch affects the last bits of an
-# encoder's scores: windows begin at the same rows in a resumed run as in one that was not interrupted.
+# Rows that are sorted by length and cut into requests together. The rows that share a batch affect the last bits of an
+# encoder's scores, so windows begin at the same rows in a resumed run and in an uninterrupted one.
 WINDOW = 256
 ERROR = "error"  # the column that says why a row has no answer
 _FATAL = (ArtifactError, ServerError, SetupError)  # errors of the setup, not of a row
@@ -87,16 +87,18 @@ def local(pipeline: Pipeline, *, max_rows: int | None = None, num_callers: int |
 
 
 def _limited(model: Endpoint) -> Endpoint:
-    """Return the endpoint with no more rows per request than the model takes; 1 if it has no batch dimension."""
+    """Return the endpoint with ``max_rows`` lowered to the model's limit, which is 1 without a batch dimension."""
     return replace(model, max_rows=min(model.max_rows, max(1, model.spec.max_batch_size)))
 
 
 def rehearse(model: Endpoint, constants: Mapping[str, Any], *, must_answer: bool = True) -> None:
-    """Send a test request with one text, to find a failing server, or a bad value given for every row, at once.
+    """Send a test request with one text, to find a failing server or a bad constant before the first row.
+
+    Without ``must_answer`` a refusal is ignored, for models that need further inputs from the rows.
 
     Raises:
-        InputError: the model refused the request, unless it need not be answered since rows give other inputs too.
-        ServerError: no server answers, or it cannot.
+        InputError: the model refused the request.
+        ServerError: no server answers, or it failed.
     """
     try:
         _call(model, [{find_text_input(model.spec): "A text.", **constants}])
@@ -123,10 +125,10 @@ def answered(scored: Scored) -> dict[str, Any]:
 
 
 def score(rows: Iterable[tuple[int, Row]], model: Endpoint, feed: Feed) -> Iterator[list[Scored]]:
-    """Answer all rows, a window at a time, in order; several requests are in flight at any time.
+    """Yield the answers of all rows in order, a window at a time; several requests are in flight at any time.
 
     Raises:
-        ServerError: the server went away; windows that were answered before have been yielded.
+        ServerError: the server went away, possibly after some windows were yielded.
     """
     rows = iter(rows)
     ahead = 1 + -(-2 * model.num_callers * model.max_rows // WINDOW)  # windows that keep every caller busy
@@ -172,8 +174,8 @@ class _Window(NamedTuple):
 
 
 def _cut(inputs: Mapping[int, Mapping[str, Any]], max_rows: int) -> Iterator[list[int]]:
-    """Length bucketing: cut a window into requests of rows with inputs of one shape and texts of similar length."""
-    # An encoder pads to the longest text of a batch.
+    """Cut a window into requests of rows with inputs of one shape and texts of similar length (length bucketing)."""
+    # An encoder pads all texts of a batch to the longest one.
     groups: dict[frozenset[Any], list[int]] = {}
     for at, given in inputs.items():
         groups.setdefault(
@@ -212,10 +214,10 @@ def ask(model: Endpoint, rows: Sequence[Mapping[str, Any]]) -> list[Answer]:
 
 
 def stream(model: Endpoint, row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the answers to one row as they come, each with values by column; closing it ends the request.
+    """Yield the answers to one row as they come, each with values by column; closing the generator ends the request.
 
     Raises:
-        ShoalError: the row is refused, or the model fails, which may be after some answers.
+        ShoalError: the row is refused, or the model fails, possibly after some answers.
     """
     with closing(model.stream(_inputs(model, [row]))) as answers:
         for outputs in answers:
@@ -241,7 +243,7 @@ def _outputs(model: Endpoint, outputs: Mapping[str, Array]) -> Mapping[str, Arra
 
 
 def _column(values: list[Any]) -> list[Any] | Array:
-    """Return one value per row; a list among texts is a value that is refused, not a dimension."""
+    """Return one value per row. A list among texts stays one value, which the model refuses, and adds no dimension."""
     if isinstance(values[0], np.ndarray):
         return np.stack(values)
     if not any(isinstance(value, list | dict) for value in values):
@@ -257,7 +259,7 @@ def _rows(model: Endpoint, outputs: Mapping[str, Array], num_rows: int) -> list[
 
 
 def _values(array: Array) -> list[Any]:
-    """Return one value per row: a number or string where the tensor has one, else a list."""
+    """Return one value per row: a number or a string if the tensor is ``[rows, 1]``, else a list."""
     flat: list[Any] = array.reshape(-1).tolist()
     if array.dtype == np.object_:
         flat = [text.decode("utf-8", "backslashreplace") for text in flat]

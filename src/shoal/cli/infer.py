@@ -47,7 +47,7 @@ def infer(
         typer.Option("--output", "-o", metavar="FILE", help="A .csv, .jsonl, .parquet or .npy to write."),
     ] = None,
     form: Annotated[
-        Literal["table", "csv", "jsonl"], typer.Option("--format", help="What is printed on standard output.")
+        Literal["table", "csv", "jsonl"], typer.Option("--format", help="Format of the answers on standard output.")
     ] = "table",
     input_format: Annotated[Literal["txt", "csv", "jsonl"], typer.Option(help="Format of standard input.")] = "txt",
     text_column: Annotated[
@@ -68,7 +68,7 @@ def infer(
     url: Url = "",
     protocol: Annotated[Protocol, typer.Option(help="How to ask the server.")] = "grpc",
     timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="For one request; of a stream, for each answer.")
+        float, typer.Option(metavar="SECONDS", help="Time-out of a request; with --stream, of each answer.")
     ] = 60.0,
     model: Annotated[
         str,
@@ -77,7 +77,7 @@ def infer(
         ),
     ] = "",
     is_local: Annotated[
-        bool, typer.Option("--local", help="Without a server: the repository in this process.")
+        bool, typer.Option("--local", help="Run the repository in this process, without a server.")
     ] = False,
     placement: Annotated[
         Literal["server", "client"],
@@ -93,7 +93,7 @@ def infer(
     ] = False,
     is_full: Annotated[bool, typer.Option("--full", help="Print every number of vectors.")] = False,
     is_curl: Annotated[
-        bool, typer.Option("--curl", help="Print the request as a command of curl's; send nothing.")
+        bool, typer.Option("--curl", help="Print the request as a curl command instead of sending it.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -305,7 +305,7 @@ def _show_value(value: Any, *, is_full: bool = False) -> str:
 
 
 def _print_stream(table: Table[Row], model: Endpoint, feed: Feed, *, as_json: bool) -> None:
-    """Print the answers to the only row as they come: the text of a model that gives text alone, else JSON lines."""
+    """Print the answers to the only row as they come: as text if the model's only output is a text, else as JSON."""
     from shoal.bulk.output_formats import dump_json
     from shoal.bulk.scoring import stream
 

@@ -20,27 +20,31 @@ def generate(
         str | None, typer.Argument(help="The text to continue; read from standard input if left out.")
     ] = None,
     is_chat: Annotated[
-        bool, typer.Option("--chat", help="The text is a user's message: with the chat template.")
+        bool, typer.Option("--chat", help="Send the text as a user's message, in the model's chat template.")
     ] = False,
     system: Annotated[str, typer.Option(metavar="TEXT", help="The system message of a chat.")] = "",
     is_stream: Annotated[bool, typer.Option("--stream", help="Print the text as it comes.")] = False,
-    max_tokens: Annotated[int | None, typer.Option(help="New tokens, at most. Default: the model's.")] = None,
-    min_tokens: Annotated[int | None, typer.Option(help="New tokens, at least.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="0: always the most probable token.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Draw from so many tokens; 0: from all.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Draw from the most probable tokens of this probability.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Most new tokens. Default: the model's.")] = None,
+    min_tokens: Annotated[int | None, typer.Option(help="Fewest new tokens.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Randomness; 0: always the most probable token.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Sample from this many most probable tokens; 0: from all.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Sample from the most probable tokens that together have this probability.")
+    ] = None,
     repetition_penalty: Annotated[float | None, typer.Option(help="Above 1: repeat less.")] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same text.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End the text before this; repeat it.")] = None,
-    bad: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Never write this; repeat it.")] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="End the text before this; may be repeated.")
+    ] = None,
+    bad: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Never write this; may be repeated.")] = None,
     url: Url = "",
     protocol: Annotated[Protocol, typer.Option(help="How to ask the server.")] = "grpc",
     timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="For the whole; of a stream, for each piece.")
+        float, typer.Option(metavar="SECONDS", help="Time-out of the whole answer; with --stream, of each piece.")
     ] = 120.0,
     model: Annotated[str, typer.Option(metavar="NAME", help="The model. Default: the only pipeline.")] = "",
     is_local: Annotated[
-        bool, typer.Option("--local", help="Without a server: the repository in this process.")
+        bool, typer.Option("--local", help="Run the repository in this process, without a server.")
     ] = False,
     repository: Annotated[Path, typer.Option(help="For --local.")] = Path("build/repository"),
     as_json: Json = False,
@@ -91,14 +95,14 @@ def generate(
 
 def tokens(
     query: Annotated[str, typer.Argument(help="A text, which --tokenizer turns to ids; or ids: 1,2,3")],
-    output_length: Annotated[int, typer.Option(help="New tokens, at most.")] = 30,
+    output_length: Annotated[int, typer.Option(help="Most new tokens.")] = 30,
     tokenizer: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="The folder with the model's tokenizer.json, for texts.")
     ] = None,
     server: Annotated[str, typer.Option(metavar="HOST:PORT", help="The server.")] = "127.0.0.1:8001",
     protocol: Annotated[Protocol, typer.Option(help="How to ask the server.")] = "grpc",
     model: Annotated[str, typer.Option(metavar="NAME", help="The engine's model.")] = "llm-hf",
-    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="For each answer.")] = 120.0,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Time-out of each answer.")] = 120.0,
     as_json: Json = False,
 ) -> None:
     """Ask an engine directly, in token ids; tensors get the dtypes that the server declares."""

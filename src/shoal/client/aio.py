@@ -63,8 +63,8 @@ class AsyncClient:
         """Send one request, as ``Client.infer`` does.
 
         Raises:
-            InputError: an input or output is not what the model declares, or the model refused it.
-            ServerError: no server answers, or not in time, or it failed.
+            InputError: an input or output is not what the model declares, or the model refused the request.
+            ServerError: no server answers, or it answers too late, or it failed.
         """
         request = Request(model, merge(inputs, named), outputs, request_id, timeout, parameters)
         return await self._run_flow(self._flows.infer(request))
@@ -82,7 +82,7 @@ class AsyncClient:
         parameters: Mapping[str, Parameter] | None = None,
         **named: Any,
     ) -> AsyncReplies:
-        """Send one request that is answered in pieces, as ``Client.stream`` does::
+        """Send one request to a model that answers in pieces, as ``Client.stream`` does::
 
             async for answer in client.stream("my_model", TEXT=["A text."]):
                 print(answer["WORD"])
@@ -91,8 +91,8 @@ class AsyncClient:
         soon after; ``async with`` ends it at once.
 
         Raises:
-            InputError: an input or output is not what the model declares, or the model refused it.
-            ServerError: no server answers, or not in time, or it failed; answers before that have been yielded.
+            InputError: an input or output is not what the model declares, or the model refused the request.
+            ServerError: no server answers, or it answers too late, or it failed, possibly after some answers.
         """
         flow = self._flows.stream(Request(model, merge(inputs, named), outputs, request_id, timeout, parameters))
         limit = None if between is None else check_timeout(between, "between")
@@ -111,16 +111,16 @@ class AsyncClient:
     async def default_model(self) -> str:
         """Return the name of the server's default model.
 
-        A shoal service names it. On any other server it is the only ensemble that no other ensemble calls, else the
-        only model.
+        A server started by ``shoal serve`` names its default model. On any other server, it is the only ensemble that
+        no other ensemble calls, or else the only model.
 
         Raises:
-            InputError: there are several, or the server does not list them.
+            InputError: there are several such models, or the server does not list its models.
         """
         return await self._run_flow(self._flows.find_default())
 
     async def describe(self, model: str) -> ModelSpec:
-        """Return the tensors of ``model``, and the most rows of a request, as ``Client.describe`` does."""
+        """Return the declaration of ``model``, as ``Client.describe`` does."""
         return await self._run_flow(self._flows.describe(model))
 
     async def _run_flow(self, flow: Flow[T]) -> T:

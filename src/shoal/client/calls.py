@@ -23,7 +23,7 @@ RESERVED = {"sequence_id", "sequence_start", "sequence_end", "priority", "timeou
 READY = "READY"  # the state of a loaded model in the server's index
 # Request parameter that asks for the end of a stream as a message, and the parameter of answers that marks this end.
 WITH_FINAL, IS_FINAL = "triton_enable_empty_final_response", "triton_final_response"
-NO_LIMIT = 2**31 - 1  # max_batch_size of a model whose server does not tell it
+NO_LIMIT = 2**31 - 1  # max_batch_size of a model whose server does not say it
 
 
 # --- calls ----------------------------------------------------------------------------------------------------------
@@ -184,10 +184,10 @@ def _join(name: str, arrays: Sequence[Array], sizes: Sequence[int]) -> Array:
 
 
 def check_outputs(wanted: Iterable[str], known: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the outputs asked for, without duplicates.
+    """Return the names of the wanted outputs, without duplicates.
 
     Raises:
-        InputError: one is unknown.
+        InputError: the model has no output of such a name.
     """
     if isinstance(wanted, str):
         raise InputError(f"outputs is a single string, {wanted!r}.", f"For one output: outputs=[{wanted!r}]")
@@ -201,10 +201,11 @@ def check_outputs(wanted: Iterable[str], known: Sequence[str]) -> tuple[str, ...
 def to_arrays(specs: Iterable[TensorSpec], values: Mapping[str, Any], *, is_batched: bool) -> dict[str, Array]:
     """Convert lists or arrays, by input name, to NumPy arrays of the declared dtypes, and check the row counts.
 
-    One value per row may be given flat: ``["a", "b"]`` for TYPE_STRING [1] is ``[2, 1]``. None omits an input.
+    An input with one value per row may be a flat list: ``["a", "b"]`` for TYPE_STRING [1] becomes an array ``[2, 1]``.
+    An input whose value is None is left out.
 
     Raises:
-        InputError: an input is unknown or missing, has another dtype or shape, or another number of rows.
+        InputError: an input is unknown or missing, or has another dtype, shape or number of rows than it should.
     """
     declared = {spec.name: spec for spec in specs}
     given = {name: value for name, value in values.items() if value is not None}
@@ -311,7 +312,7 @@ def _encode_text(name: str, row: int, text: object) -> bytes:
 
 
 def make_answer(call: Call, arrays: Mapping[str, Array], version: str, parameters: Mapping[str, Parameter]) -> Answer:
-    """Build an ``Answer`` with outputs in the requested order, else in the model's."""
+    """Build an ``Answer`` with the outputs in the requested order, or else in the order of the model's declaration."""
     declared = call.spec.outputs if call.spec else ()
     order = [*(call.outputs or [spec.name for spec in declared]), *arrays]
     return Answer(

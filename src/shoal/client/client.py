@@ -36,7 +36,7 @@ class Client:
     Threads may share a client. Close it after use, because Triton waits for open HTTP connections before it stops.
 
     Raises:
-        InputError: one of these cannot be used.
+        InputError: the value of an option is invalid.
     """
 
     def __init__(
@@ -69,16 +69,17 @@ class Client:
         parameters: Mapping[str, Parameter] | None = None,
         **named: Any,
     ) -> Answer:
-        """Send one request: lists or arrays in, by input name; outputs, ``[rows, *dims]``.
+        """Send one request, with lists or arrays by input name, and return its outputs as arrays ``[rows, *dims]``.
 
-        Inputs whose names are options of this method go into the mapping ``inputs``. ``outputs`` asks for some only.
-        ``timeout`` is in seconds, instead of the client's. A request with more rows than ``max_batch_size`` is sent in
-        parts, each within that time, and answered as one; ``request_id`` names it in Triton's log, its parts as
-        ``ID/1``, ``ID/2``. ``parameters`` reach every model of an ensemble.
+        An input whose name is an option of this method, such as ``timeout``, goes into the mapping ``inputs``.
+        ``outputs`` names the outputs to return; by default all. ``timeout`` is in seconds and replaces the client's. A
+        request with more rows than the model's ``max_batch_size`` is sent in parts, each with this time-out, and their
+        answers are joined. ``request_id`` names the request in Triton's log; its parts are ``ID/1``, ``ID/2``.
+        ``parameters`` reach every model of an ensemble.
 
         Raises:
-            InputError: an input or output is not what the model declares, or the model refused it.
-            ServerError: no server answers, or not in time, or it failed.
+            InputError: an input or output is not what the model declares, or the model refused the request.
+            ServerError: no server answers, or it answers too late, or it failed.
         """
         request = Request(model, merge(inputs, named), outputs, request_id, timeout, parameters)
         return self._run_flow(self._flows.infer(request))
@@ -96,21 +97,22 @@ class Client:
         parameters: Mapping[str, Parameter] | None = None,
         **named: Any,
     ) -> Replies:
-        """Send one request that is answered in pieces; iterate over the answers as they come::
+        """Send one request to a model that answers in pieces, and iterate over the answers as they come::
 
             for answer in client.stream("my_model", TEXT=["A text."]):
                 print(answer["WORD"])
 
-        ``timeout`` is in seconds and counts to the first answer, retries included; ``between`` counts from one answer
-        to the next, and is the same as ``timeout`` unless given. The request is sent when the first answer is asked
-        for, and never again once an answer has come. It is not split. A model that does not answer in pieces gives
-        one answer. Leaving the loop ends the request.
+        ``timeout`` is the time to the first answer in seconds, including retries; ``between`` is the time from one
+        answer to the next, by default the same. The request is sent when the first answer is asked for; once an answer
+        has come, it is not sent again. It is not split. A model that does not answer in pieces gives one answer.
+        Leaving the loop ends the request.
 
-        Over HTTP a request has one row, and each input at most one dimension that is not 1 or fixed.
+        Over HTTP, a request has one row. If several dimensions of an input are declared as -1, all but one of them
+        must have the size 1.
 
         Raises:
-            InputError: an input or output is not what the model declares, or the model refused it.
-            ServerError: no server answers, or not in time, or it failed; answers before that have been yielded.
+            InputError: an input or output is not what the model declares, or the model refused the request.
+            ServerError: no server answers, or it answers too late, or it failed, possibly after some answers.
         """
         limit = None if between is None else check_timeout(between, "between")
         request = Request(model, merge(inputs, named), outputs, request_id, timeout, parameters)
@@ -126,20 +128,20 @@ class Client:
     def default_model(self) -> str:
         """Return the name of the server's default model.
 
-        A shoal service names it. On any other server it is the only ensemble that no other ensemble calls, else the
-        only model.
+        A server started by ``shoal serve`` names its default model. On any other server, it is the only ensemble that
+        no other ensemble calls, or else the only model.
 
         Raises:
-            InputError: there are several, or the server does not list them.
+            InputError: there are several such models, or the server does not list its models.
         """
         return self._run_flow(self._flows.find_default())
 
     def describe(self, model: str) -> ModelSpec:
-        """Return the tensors of ``model``, and the most rows of a request, as the server describes them.
+        """Return the declaration of ``model``: its inputs, its outputs and its ``max_batch_size``.
 
-        A server that restricts access to configurations tells neither which inputs are optional nor the most rows: all
-        inputs are then reported as optional, and ``max_batch_size`` as 2147483647, or as 0 if the model's shapes show
-        that its requests have no batch dimension. There, requests with too many rows are refused instead of split.
+        A server that restricts access to configurations does not say which inputs are optional, nor how many rows a
+        request may have. All inputs are then reported as optional, and ``max_batch_size`` is 2147483647, or 0 if the
+        shapes of the inputs show that there is no batch dimension. The server refuses requests with too many rows.
         """
         return self._run_flow(self._flows.describe(model))
 

@@ -40,15 +40,15 @@ class Copy(NamedTuple):
 
 @dataclass(frozen=True)
 class Copies:
-    """A reading of the ledgers of a pipeline's models; the difference of two readings is what happened between them.
+    """Copies counted so far by the ledgers of a pipeline's models; subtract an earlier reading for those in between.
 
-    ``events`` counts batches, rows, and rows on the exact path, by model. Read an idle
-    pipeline: the copies of a batch in flight are counted one by one.
+    ``events`` counts batches, rows, and rows on the exact path, by model. Read an idle pipeline: the copies of a batch
+    in flight are counted one by one.
     """
 
     traffic: Mapping[tuple[str, Edge], Traffic]
     events: Mapping[str, Mapping[str, int]]
-    has_setup: bool = True  # whether what was copied at the start is in it
+    has_setup: bool = True  # whether copies made at start-up are included
 
     @classmethod
     def read(cls, ledgers: Mapping[str, Ledger]) -> Copies:
@@ -90,10 +90,10 @@ class Copies:
         return (Copy(model, edge, self.traffic[model, edge]) for model, edge in sorted(self.traffic))
 
     def beyond(self, graph: Graph) -> list[str]:
-        """List copies beyond the budget of a pipeline that runs on one GPU; empty if it is within it.
+        """List the copies beyond the budget of a pipeline that runs on one GPU; empty if there are none.
 
-        The budget: the request's tensors up; ids of rows on the exact path up; control scalars of at most 1 KiB per
-        batch; the answer down. Nothing between steps.
+        The budget allows: the request's tensors and the ids of rows on the exact path from host to device; the answer
+        from device to host; at most 1 KiB of control scalars per batch; and no copies between steps.
         """
         return [
             f"{copy.model}: {copy.edge.name} went {copy.edge.direction} {copy.traffic.copies} times,"
@@ -134,7 +134,7 @@ def read_metrics(url: str) -> Copies:
     """Read the ledgers of a running server from its metrics endpoint.
 
     Raises:
-        ServerError: nothing answers there.
+        ServerError: no server answers at ``url``.
     """
     try:
         with _DIRECT.open(f"http://{url}/metrics", timeout=10) as answer:

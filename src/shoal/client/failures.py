@@ -15,7 +15,7 @@ from shoal.errors import InputError, ServerError, ShoalError, suggest
 PORTS = {"grpc": 8001, "http": 8000}
 
 
-# How a supervised service ends its refusals.
+# End of the refusals of a server started by `shoal serve`.
 _LATER = re.compile(r"Try again in (\d+) s\.")
 
 
@@ -38,8 +38,8 @@ class CallError(Exception):
     def __init__(self, kind: Kind, message: str) -> None:
         super().__init__(message)
         self.kind, self.message = kind, message
-        told = _LATER.search(message)
-        self.after = float(told[1]) if told else 0.0  # seconds before which a retry is useless
+        found = _LATER.search(message)
+        self.after = float(found[1]) if found else 0.0  # seconds before which a retry is useless
 
 
 class UnknownModelError(InputError):
@@ -53,7 +53,7 @@ class RestrictedError(ServerError):
 class Server(NamedTuple):
     """Address, protocol and time-out of a request, for error messages.
 
-    ``has_begun``: some of its answers have come; ``seconds`` is then the time-out between two.
+    ``has_begun`` means that some answers of a stream have come; ``seconds`` is then the time-out between two answers.
     """
 
     url: str
@@ -62,7 +62,7 @@ class Server(NamedTuple):
     has_begun: bool = False
 
 
-# --- recognised --------------------------------------------------------------------------------------------------
+# --- classification -------------------------------------------------------------------------------------------------
 
 # gRPC's wording. If the connection breaks before HTTP/2 is negotiated, the peer is not a gRPC server.
 _NO_CONNECTION = re.compile(r"failed to connect|errors resolving|DNS resolution|hostname lookup")
@@ -74,14 +74,14 @@ _BROKEN = re.compile(
     r"|Cancelling all calls",
     re.I,
 )
-# Wording of Triton and of a supervised service for requests rejected before they reach the model.
+# Wording of Triton and of `shoal serve` for requests that were rejected before they reached the model.
 _TURNED_AWAY = re.compile(
     r"Exceeds maximum queue size|Server is stopping|is unavailable: |Too many requests for |Concurrent RPC limit"
 )
-_LOST = re.compile(r"ended while it had this request")  # a supervised service's
+_LOST = re.compile(r"ended while it had this request")  # wording of `shoal serve`
 _DECOUPLED = re.compile(r"support models with decoupled transaction policy")
-# Signs that a model failed, where a message comes without a status: Triton's words for a dead process and for an
-# exception, a shoal component's for an exception, and a traceback.
+# Signs that a model failed, for messages without a status: Triton's wording for a dead process and for an exception, a
+# shoal component's wording for an exception, and a traceback.
 _BROKE = re.compile(r"^Stub process |^Failed to process the request|^Model \S+ failed on this request \(|\n\nAt:\n")
 
 
@@ -117,7 +117,7 @@ def http_failure(status: int, body: bytes) -> CallError:
 
 
 def stream_failure(message: str) -> CallError:
-    """Classify an error within a stream, which Triton sends without a status: from its words."""
+    """Classify an error within a stream by its wording, because Triton sends it without a status."""
     if _BROKE.search(strip(message)):
         return CallError(Kind.FAILED, f"{message} (within a stream)")
     failure = _failed(True, message, "")
@@ -157,7 +157,7 @@ def _plain(reason: str) -> str:
     return reason or "no reason given"
 
 
-# --- said --------------------------------------------------------------------------------------------------------
+# --- errors for callers ---------------------------------------------------------------------------------------------
 
 
 def explain(failure: CallError, call: Call, server: Server) -> ShoalError:
@@ -228,7 +228,7 @@ def _turned_away(message: str, call: Call, url: str) -> ServerError:
 
 
 def _failed_within(message: str) -> ShoalError | None:
-    """Rebuild the error of a shoal component that failed on the request, as it is raised in process."""
+    """Return the error that a failed shoal component raises in process; None if the message is not from one."""
     found = re.match(r"(Model \S+ failed on this request \(\w+\)\.) (See the server's log\.) \([^()]*\)$", message)
     return ShoalError(found[1], found[2]) if found else None
 
@@ -262,5 +262,5 @@ def _refused(message: str, call: Call, url: str) -> InputError:
 
 
 def _shifted(message: str, first_row: int) -> str:
-    """Add ``first_row`` to the row number in a component's message, which counts from the start of its part."""
+    """Add ``first_row`` to the row number in a component's message, which counts from the first row of the part."""
     return re.sub(r"^([^\s\[\]]+)\[(\d+)\]", lambda row: f"{row[1]}[{int(row[2]) + first_row}]", message)

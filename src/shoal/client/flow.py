@@ -72,7 +72,7 @@ def check_url(url: str, protocol: str) -> str:
     """Normalise ``url`` to HOST:PORT; an empty one is Triton's usual port for the protocol on this machine.
 
     Raises:
-        InputError: it names another protocol, or no port.
+        InputError: ``url`` names another protocol, or no port.
     """
     example = f"127.0.0.1:{PORTS[protocol]}"
     if not url:
@@ -94,7 +94,7 @@ def check_timeout(seconds: float, name: str = "timeout") -> float:
     """Return ``seconds``, checked to be a finite number above 0.
 
     Raises:
-        InputError: it is not.
+        InputError: ``seconds`` is something else.
     """
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0 or math.isinf(seconds):
         raise InputError(f"{name} is {seconds!r}; it must be a number of seconds above 0.", f"For a minute: {name}=60")
@@ -117,7 +117,7 @@ def check_parameters(parameters: Mapping[str, Parameter]) -> dict[str, Parameter
     """Check request parameters for the types that the protocol supports.
 
     Raises:
-        InputError: one has another type, or its name is reserved by Triton.
+        InputError: a value has another type, or a name is reserved by Triton.
     """
     for name, value in parameters.items():
         if name in RESERVED or name.startswith("triton_"):
@@ -168,7 +168,7 @@ class Attempts:
 
 
 class Request(NamedTuple):
-    """A request as a caller gives it: inputs, and options, which are checked when it is prepared."""
+    """Inputs and options of a request as the caller gave them, not yet checked."""
 
     model: str
     values: Mapping[str, Any]
@@ -182,7 +182,7 @@ def merge(inputs: Mapping[str, Any] | None, named: Mapping[str, Any]) -> dict[st
     """Merge the inputs given as a mapping and as keywords.
 
     Raises:
-        InputError: one is in both.
+        InputError: an input is in both.
     """
     both = sorted((inputs or {}).keys() & named.keys())
     if both:
@@ -209,7 +209,7 @@ class Flows:
         return self._described[model]
 
     def find_default(self) -> Flow[str]:
-        """Find the server's default model: a service names it, elsewhere ``find_top`` picks it from the index."""
+        """Find the server's default model: `shoal serve` names it; on other servers, ``find_top`` picks it."""
         try:
             (found,) = yield [Call(Method.CONFIG, "")]
         except UnknownModelError:
@@ -243,19 +243,22 @@ class Flows:
             raise
 
     def stream(self, request: Request) -> Flow[Call]:
-        """Check one request that is answered in pieces, and return its call, which the client sends itself."""
+        """Check one request to a model that answers in pieces; return the call for the client to send."""
         call, spec = yield from self._prepare(Method.STREAM, request)
         if spec.is_batched and count_rows(call.arrays) > spec.max_batch_size:
             raise too_many_rows(count_rows(call.arrays), spec)
         return call
 
     def note_refusal(self, error: ShoalError, model: str) -> None:
-        """Drop the cached description of a model that refused a request: the server may have another of that name."""
+        """Drop the cached description of a model that refused a request, because it may have been replaced."""
         if isinstance(error, InputError):
             self._described.pop(model, None)
 
     def _prepare(self, method: Method, request: Request) -> Flow[tuple[Call, ModelSpec]]:
-        """Check one request against the model's description, fetched again if the request does not fit a cached one."""
+        """Check one request against the model's description.
+
+        A cached description is fetched again if the request does not fit it, because the model may have been replaced.
+        """
         timeout = None if request.timeout is None else check_timeout(request.timeout)
         is_cached = request.model in self._described
         spec = yield from self.describe(request.model, timeout)

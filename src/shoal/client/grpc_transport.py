@@ -25,10 +25,10 @@ from shoal.client.failures import CallError, Kind, grpc_failure, stream_failure
 from shoal.client.streams import AsyncSource, WatchedSource
 
 CUT_SHORT = "the stream ended before its last answer"
-# Triton 24.10 keeps a stream for ever that is cancelled between its last message and its status: the server then takes
-# all of its exit time-out to stop. It may also end with a failed assertion. So the status is read before the last
-# answer is handed on, or an error is raised.
-_REST_SECONDS = 1.0  # for the status, after an error
+# If a client cancels a stream between its last message and its status, Triton 24.10 keeps the stream for ever: its
+# shutdown then takes the whole exit time-out, or ends with a failed assertion. So the status is read before the last
+# answer is returned and before an error is raised.
+_REST_SECONDS = 1.0  # longest wait for the status after an error
 
 
 # --- messages -------------------------------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ def from_grpc(call: Call, reply: Any) -> Any:
     """Parse the message ``reply``, with the same results as ``from_http``.
 
     Raises:
-        CallError: it is not an answer of Triton's.
+        CallError: ``reply`` is not an answer of Triton.
     """
     if call.method is Method.READY:
         return bool(reply.ready)
@@ -86,10 +86,10 @@ def from_grpc(call: Call, reply: Any) -> Any:
 
 
 def from_grpc_stream(call: Call, reply: Any) -> tuple[Answer | None, bool]:
-    """Parse one message of a stream: its answer, if it has one, and whether it is the last.
+    """Return the answer in one message of a stream, None if there is none, and whether it is the last message.
 
     Raises:
-        CallError: it is an error, or not an answer of Triton's.
+        CallError: the message is an error, or is not an answer of Triton.
     """
     if reply.error_message:
         raise stream_failure(reply.error_message)
@@ -120,8 +120,8 @@ def _to_json(message: Any) -> dict[str, Any]:
 
 
 # --- channels -------------------------------------------------------------------------------------------------------
-# One gRPC channel at a time, replaced as soon as its connection breaks: gRPC reconnects by itself, but not at once. A
-# request sent immediately after a break still goes into the dead connection, and fails as if it had run.
+# There is one gRPC channel at a time. It is replaced as soon as its connection breaks: gRPC reconnects by itself, but
+# not at once, and a request sent right after the break would go into the dead connection and fail as if it had run.
 
 
 def channel_options(url: str) -> list[tuple[str, int]]:
@@ -130,7 +130,7 @@ def channel_options(url: str) -> list[tuple[str, int]]:
     options = [
         ("grpc.max_send_message_length", -1),
         ("grpc.max_receive_message_length", -1),
-        ("grpc.use_local_subchannel_pool", 1),  # or the back-off of another client would delay this one
+        ("grpc.use_local_subchannel_pool", 1),  # else the back-off of another client would delay this one
         ("grpc.initial_reconnect_backoff_ms", 50),
         ("grpc.max_reconnect_backoff_ms", 1000),
     ]
@@ -151,7 +151,7 @@ class Channel:
 class ChannelPool:
     """Hands out the current channel; threads may share the pool.
 
-    The owner closes channels, since an asynchronous one has to be awaited.
+    The owner of the pool closes the channels, because closing an asynchronous channel has to be awaited.
     """
 
     def __init__(self, url: str, open_channel: Callable[..., Any]) -> None:
@@ -210,7 +210,7 @@ class ChannelPool:
 
 
 def _read_rest(replies: Any) -> None:
-    """Read what a stream has after an error, to its status; for a short time, since a model could go on."""
+    """Read a stream after an error, up to its status; only for a short time, since the model may go on answering."""
     import grpc
 
     late = threading.Timer(_REST_SECONDS, replies.cancel)
@@ -223,7 +223,7 @@ def _read_rest(replies: Any) -> None:
 
 
 async def _read_rest_async(replies: Any) -> None:
-    """The same in an event loop."""
+    """Read a stream after an error, as ``_read_rest`` does, in an event loop."""
     import grpc
 
     with suppress(grpc.RpcError, TimeoutError):
@@ -233,7 +233,7 @@ async def _read_rest_async(replies: Any) -> None:
 
 
 class Grpc:
-    """One channel, which threads may share."""
+    """Blocking transport over gRPC; threads may share it."""
 
     def __init__(self, url: str) -> None:
         import grpc
@@ -264,7 +264,7 @@ class Grpc:
                         _read_rest(replies)
                         raise
                     if is_last:
-                        for _ in replies:  # to its status
+                        for _ in replies:  # up to the status
                             pass
                     if answer is not None:
                         yield answer
@@ -278,7 +278,7 @@ class Grpc:
 
 
 class AsyncGrpc:
-    """One channel, bound to one event loop."""
+    """Asynchronous transport over gRPC, bound to one event loop."""
 
     def __init__(self, url: str) -> None:
         import grpc
@@ -309,7 +309,7 @@ class AsyncGrpc:
                         await _read_rest_async(replies)
                         raise
                     if is_last:
-                        async for _ in replies:  # to its status
+                        async for _ in replies:  # up to the status
                             pass
                     if answer is not None:
                         yield answer

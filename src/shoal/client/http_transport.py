@@ -33,7 +33,7 @@ from shoal.errors import InputError
 
 T = TypeVar("T")
 
-HEADER_LENGTH = "Inference-Header-Content-Length"  # of the JSON before the tensors' bytes
+HEADER_LENGTH = "Inference-Header-Content-Length"  # header: bytes of the JSON before the tensors
 ANY_BYTES = "surrogateescape"  # bytes that are not UTF-8 reach the other side unchanged
 _USE_GRPC = "Use gRPC: protocol='grpc', on the command line --protocol grpc"
 
@@ -97,7 +97,7 @@ def from_http(call: Call, reply: HttpReply) -> Any:
     """Parse ``reply``: INFER to an ``Answer``, READY to a bool, INDEX to names, others to a ``Description``.
 
     Raises:
-        CallError: the server refused, or this is not an answer of Triton's.
+        CallError: the server refused the request, or ``reply`` is not an answer of Triton.
     """
     if call.method is Method.READY and reply.status in (400, 404):  # not ready, in Triton's protocol
         return False
@@ -150,7 +150,7 @@ def to_generate(call: Call) -> bytes:
     """Serialise the call of a stream as the JSON of ``generate_stream``.
 
     Raises:
-        InputError: it has several rows, or an input whose shape Triton could not restore.
+        InputError: the request has several rows, or an input whose shape Triton could not restore.
     """
     model = _model_of(call)
     document: dict[str, Any] = {"parameters": dict(call.parameters)}
@@ -187,8 +187,8 @@ def from_generate(call: Call, data: bytes) -> Answer:
     """Parse the data of one event.
 
     Raises:
-        CallError: it is an error, or not an answer of Triton's.
-        InputError: an output has a shape that a flat list does not tell.
+        CallError: the event is an error, or is not an answer of Triton.
+        InputError: the shape of an output cannot be restored from a flat list.
     """
     model = _model_of(call)
     try:
@@ -239,10 +239,10 @@ def _from_json(value: Any) -> Any:
 
 
 class AsyncHttp:
-    """HTTP over aiohttp: a pool of keep-alive connections, bound to one event loop.
+    """Asynchronous transport over HTTP: aiohttp's pool of keep-alive connections, bound to one event loop.
 
-    aiohttp uses no proxy unless configured to, and repeats no POST. Unlike the blocking libraries it limits the time of
-    a whole request, not only of each read.
+    aiohttp uses no proxy unless configured to, and repeats no POST. Unlike the blocking libraries, it limits the time
+    of a whole request, not only of each read.
     """
 
     def __init__(self, url: str) -> None:
@@ -302,7 +302,7 @@ class AsyncHttp:
 
 
 class Http:
-    """The same for threads: an event loop in a thread of its own carries their requests."""
+    """Blocking transport over HTTP: threads share one ``AsyncHttp``, whose event loop runs in a thread of its own."""
 
     def __init__(self, url: str) -> None:
         self._loop = asyncio.new_event_loop()

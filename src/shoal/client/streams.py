@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from shoal.client.calls import Answer, Call
 from shoal.client.failures import CallError, Kind, explain
@@ -25,7 +25,7 @@ from shoal.errors import ShoalError
 
 
 class Course:
-    """Sans-I/O course of one streamed request: the time of the next answer, and what follows a failure."""
+    """Sans-I/O state of one streamed request: the time-out of the next answer, and the retry after a failure."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Course:
 
     @property
     def seconds(self) -> float:
-        """Seconds in which the next answer must come; the time of the first begins when it is asked for."""
+        """Seconds within which the next answer must come; for the first answer, counted from the first read."""
         if self._has_begun:
             return self._between
         if self._attempts is None:
@@ -51,14 +51,14 @@ class Course:
         return self._attempts.left
 
     def note_answer(self) -> None:
-        """Note that an answer has come: from now on the request is not repeated."""
+        """Note that an answer has come; from now on the request is not sent again."""
         self._has_begun = True
 
     def pause(self, failure: CallError) -> float:
         """Return the seconds to wait before the request is sent again.
 
         Raises:
-            ShoalError: it is not.
+            ShoalError: the request is not sent again; the error is the one for callers.
         """
         assert self._attempts is not None
         pause = None if self._has_begun else self._attempts.pause(failure)
@@ -83,10 +83,10 @@ class Replies(Iterator[Answer]):
     raised after the answers before it. One thread reads; any thread may cancel.
     """
 
-    def __init__(self, course: Course, open_source: Callable[[Call], Source]) -> None:
+    def __init__(self, course: Course, open_source: Callable[[Call], LoopSource | WatchedSource]) -> None:
         self._course, self._open_source = course, open_source
-        self._source: Source | None = None
-        self._end: BaseException | None = None  # what a read raises, once the stream is over
+        self._source: LoopSource | WatchedSource | None = None
+        self._end: BaseException | None = None  # raised by a read once the stream is over
 
     def __next__(self) -> Answer:
         try:
@@ -96,7 +96,7 @@ class Replies(Iterator[Answer]):
                 try:
                     answer = self._source.read(self._course.seconds)
                 except CallError as failure:
-                    if self._end is None:  # else it was cancelled during the wait
+                    if self._end is None:  # else the stream was cancelled during the wait
                         self._source = None
                         time.sleep(self._course.pause(failure))
                 else:
@@ -207,16 +207,6 @@ class AsyncReplies(AsyncIterator[Answer]):
 # --- answers of a connection ----------------------------------------------------------------------------------------
 
 
-class Source(Protocol):
-    """Reads the answers of one request; any thread may cancel it, also during a read."""
-
-    def read(self, seconds: float) -> Answer | None:
-        """Return the next answer within ``seconds``; None after the last or a cancellation; or raise ``CallError``."""
-
-    def cancel(self) -> None:
-        """End the request."""
-
-
 class AsyncSource:
     """Reads answers from an asynchronous generator; the request ends when the generator ends or is closed."""
 
@@ -240,7 +230,7 @@ class AsyncSource:
             return None
 
     def cancel(self) -> asyncio.Future[Any]:
-        """End the request; returns what to await for it to be done."""
+        """End the request; await the returned future to wait until it has ended."""
         self._cancelled.set()
         if self._reading is not None and not self._reading.done():
             self._reading.cancel()
@@ -249,7 +239,10 @@ class AsyncSource:
 
 
 class LoopSource:
-    """The same for threads: reads in an event loop that another thread runs."""
+    """Reads from an ``AsyncSource`` whose event loop runs in another thread; any thread may cancel, also during a read.
+
+    ``read`` returns the next answer, or None after the last answer or a cancellation.
+    """
 
     def __init__(self, source: AsyncSource, loop: asyncio.AbstractEventLoop) -> None:
         self._source, self._loop = source, loop
@@ -270,16 +263,17 @@ class LoopSource:
 
 
 class WatchedSource:
-    """Reads from a blocking iterator; a thread cancels the request when an answer is late.
+    """Reads from a blocking iterator; a thread cancels the request when an answer is late, as gRPC cannot do itself.
 
-    ``receive`` makes the iterator, which reads within ``watch``. gRPC itself limits the time of a whole stream alone.
+    ``receive`` makes the iterator, which reads within ``watch``. ``read`` returns the next answer, or None after the
+    last answer or a cancellation. Any thread may cancel, also during a read.
     """
 
     def __init__(self, receive: Callable[[WatchedSource], Generator[Answer, None, None]]) -> None:
         self._answers = receive(self)
         self._cancel: Callable[[], object] = lambda: None
         self._changed = threading.Condition()
-        self._deadline = self._wakes_at = math.inf  # of the answer that is waited for; and of the thread
+        self._deadline = self._wakes_at = math.inf  # of the expected answer; of the thread
         self._is_late = self._is_over = False
 
     def read(self, seconds: float) -> Answer | None:
@@ -304,7 +298,7 @@ class WatchedSource:
     def _set_deadline(self, deadline: float) -> None:
         with self._changed:
             self._deadline = deadline
-            if deadline < self._wakes_at:  # later ones are seen when the thread wakes
+            if deadline < self._wakes_at:  # the thread sees a later deadline when it wakes
                 self._changed.notify()
 
     def _watch(self, cancel: Callable[[], object]) -> None:
@@ -324,5 +318,5 @@ class WatchedSource:
 
     def cancel(self) -> None:
         self._stop()
-        with contextlib.suppress(ValueError):  # it is being read, by a thread that sees the end itself
+        with contextlib.suppress(ValueError):  # another thread is reading it, and sees the end itself
             self._answers.close()
