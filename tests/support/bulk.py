@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from shoal.bulk.files import Summary, infer_to_file
+from shoal.bulk.files import infer_to_file
 from shoal.bulk.inputs import make_feed
 from shoal.bulk.output_formats import make_format
-from shoal.bulk.scoring import Endpoint
+from shoal.bulk.scoring import Endpoint, Summary
 from shoal.composition.compose import compose
 from shoal.local import Pipeline, load
 from shoal.tables import scan_table

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 
 from shoal.bulk.inputs import Feed
 from shoal.bulk.output_formats import JsonLines
-from shoal.bulk.scoring import Endpoint, Scored, score
+from shoal.bulk.scoring import Endpoint, Scored, Summary, score
 from shoal.errors import InputError, SetupError
 from shoal.tables import Row, Table, shorten
 
@@ -29,14 +29,6 @@ MARK, _FORMAT = "shoal infer", 1
 
 # Progress callback: rows answered, and the fraction of the input that is read, where its size is known.
 OnRows = Callable[[int, float | None], None]
-
-
-@dataclass(frozen=True)
-class Summary:
-    """Totals of a run."""
-
-    num_rows: int
-    num_failed: int
 
 
 def infer_to_stream(

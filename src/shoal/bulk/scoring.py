@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import islice
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -19,8 +19,10 @@ from shoal.client.failures import UnknownModelError
 from shoal.component.spec import ModelSpec
 from shoal.component.tensors import Array
 from shoal.errors import ArtifactError, InputError, ServerError, SetupError, ShoalError
-from shoal.local import Pipeline
 from shoal.tables import Row
+
+if TYPE_CHECKING:
+    from shoal.local import Pipeline
 
 # Rows per request to a server, which batches requests that wait: on a CPU, 16 were faster than 1, 8 or 32
 # (benchmarks/results/infer-*.json).
@@ -116,6 +118,14 @@ class Scored(NamedTuple):
     number: int
     row: Row
     answer: Answer
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Totals of a run."""
+
+    num_rows: int
+    num_failed: int
 
 
 def answered(scored: Scored) -> dict[str, Any]:

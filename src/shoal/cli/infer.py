@@ -18,9 +18,8 @@ from shoal.errors import ArtifactError, InputError, ServerError, SetupError
 from shoal.options import Json, Protocol, Url, parse_pairs
 
 if TYPE_CHECKING:
-    from shoal.bulk.files import Summary
     from shoal.bulk.inputs import Feed
-    from shoal.bulk.scoring import Endpoint, Scored
+    from shoal.bulk.scoring import Endpoint, Scored, Summary
     from shoal.component.spec import ModelSpec
     from shoal.tables import Row, Table
 
@@ -153,8 +152,6 @@ def infer(
 def _check_choices(
     values: Sequence[str] | None, source: str | None, placement: str, output: Path | None, *, is_local: bool
 ) -> None:
-    from shoal.bulk.output_formats import OUTPUT_KINDS
-
     if values and source:
         raise InputError(
             f"There are values, such as {values[0]!r}, and an --input.",
@@ -162,10 +159,14 @@ def _check_choices(
         )
     if is_local and placement == "client":
         raise InputError("--local and --placement client exclude each other.", "Leave one out.")
-    if output and output.suffix.lower() not in OUTPUT_KINDS:
-        raise InputError(f"{output} is not one of {', '.join(OUTPUT_KINDS)}.", "Give the output one of these endings.")
-    if output and output.exists() and source and Path(source).exists() and output.samefile(source):
-        raise InputError(f"{output} is the input.", "Name another file to write.")
+    if output:
+        from shoal.bulk.output_formats import OUTPUT_KINDS
+
+        if output.suffix.lower() not in OUTPUT_KINDS:
+            kinds = ", ".join(OUTPUT_KINDS)
+            raise InputError(f"{output} is not one of {kinds}.", "Give the output one of these endings.")
+        if output.exists() and source and Path(source).exists() and output.samefile(source):
+            raise InputError(f"{output} is the input.", "Name another file to write.")
 
 
 def _check_stream(values: Sequence[str] | None, others: dict[str, object]) -> None:
@@ -198,7 +199,6 @@ def _open_model(
 ) -> Iterator[Endpoint]:
     from shoal.bulk.scoring import SERVED_REQUESTS, local, served
     from shoal.client.client import Client
-    from shoal.local import load
 
     with ExitStack() as held:
         client = None
@@ -208,6 +208,8 @@ def _open_model(
             assert client is not None
             yield served(client, name or client.default_model(), **limits)
             return
+        from shoal.local import load
+
         pipeline = load(repository / name if name else repository, remote=client)
         held.callback(pipeline.close)
         if client:  # its server does most of the work
@@ -246,9 +248,7 @@ def _identify(repository: Path) -> str:
 
 def _show(table: Table[Row], model: Endpoint, feed: Feed, *, as_json: bool, is_full: bool) -> Summary:
     """Print a few rows as a table or as one JSON array, a row per line."""
-    from shoal.bulk.files import Summary
-    from shoal.bulk.output_formats import dump_json
-    from shoal.bulk.scoring import answered, score
+    from shoal.bulk.scoring import Summary, answered, score
 
     rows: list[Scored] = []
     for window in score(table.rows, model, feed):
@@ -258,6 +258,8 @@ def _show(table: Table[Row], model: Endpoint, feed: Feed, *, as_json: bool, is_f
                 f"More than {MAX_SHOWN:,} rows are too many to show.", "Write them: --output FILE, or --format jsonl"
             )
     if as_json:
+        from shoal.bulk.output_formats import dump_json
+
         typer.echo(b"[" + b",\n ".join(dump_json(answered(scored)).rstrip(b"\n") for scored in rows) + b"]")
     else:
         _print_rows(rows, model, feed, is_full=is_full)
