@@ -26,18 +26,15 @@ from typing import Any
 import numpy as np
 import typer
 
-from shoal.component.tensors import Device
 from shoal.encoders.packaged import SMALL_ENCODER
 from shoal.machine import describe_machine, library_versions
 from shoal.readability.corpus import find_corpus
 from shoal.readability.encoder import load_encoder
-from shoal.readability.features import Features
 from shoal.readability.forest import fit_bundle
 from shoal.readability.preprocess_config import Bundle
-from shoal.readability.reader import Reader
-from shoal.text.ragged import Texts
-from shoal.text.word_statistics import TokenCoder
-from shoal.text.wordpiece import WordPiece
+from shoal.readability.reader import Features, Reader
+from shoal.text.tokens import WordPiece, decode_texts
+from shoal.text.words import TokenCoder
 
 BATCHES = (1, 64, 512)
 NUM_SINGLES = 24  # a turn, of single texts
@@ -101,15 +98,15 @@ def main(num_turns: int = 30) -> None:
     encoder = load_encoder(SMALL_ENCODER, seed=0)
     bundle = fit_bundle(corpus.texts, vocabulary_sha256="0" * 64, is_lowercase=True, max_length=256)
     texts = [text.encode() for text in corpus.texts]
-    wordpiece, features = WordPiece(encoder.vocabulary), Features(bundle, Device())
+    wordpiece, features = WordPiece(encoder.vocabulary), Features(bundle)
     encode = TokenCoder(features.lexicon)
-    read = Reader(encoder.vocabulary, bundle, Device())
+    read = Reader(encoder.vocabulary, bundle)
     ways: Ways = {
         "features, plain Python": Plain(bundle),
-        "features": lambda batch: features.of_rows(encode(Texts.from_bytes(batch))),
+        "features": lambda batch: features(encode(decode_texts(batch))),
         "tokens, Hugging Face": lambda batch: hugging_face(wordpiece, batch),
-        "tokens": lambda batch: wordpiece.encode(Texts.from_bytes(batch)),
-        "tokens and features": lambda batch: read(Texts.from_bytes(batch)),
+        "tokens": lambda batch: wordpiece.encode(decode_texts(batch)),
+        "tokens and features": lambda batch: read(decode_texts(batch)),
     }
     different = compare(ways, texts)
     result: dict[str, Any] = {

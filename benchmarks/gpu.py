@@ -35,8 +35,8 @@ from shoal.readability.fit import EncoderSettings, Training
 from shoal.readability.train import Preset, train
 from shoal.repository.config import read_config
 from shoal.repository.placement import Plan
-from shoal.text.ragged import to_texts
-from shoal.text.wordpiece import WordPiece, read_vocabulary
+from shoal.text.device import upload
+from shoal.text.tokens import WordPiece, read_vocabulary
 
 ENSEMBLE = "ensemble_all"
 LIBRARIES = ("numpy", "torch", "cupy-cuda13x", "pylibcudf-cu13", "nvforest-cu13", "treelite", "tokenizers")
@@ -200,13 +200,13 @@ def steps(repository: Path, texts: list[str], repeats: int) -> dict[str, Any]:
 
 def wordpiece_rate(artifacts: Path, texts: list[str]) -> float:
     """Normalised text to token ids, 64 MiB of it: GB a second, with the guard row and the widening to INT64."""
-    from shoal.text.device.gpu_text import GpuText
+    from shoal.text.gpu_text import GpuText
 
     device = Device("gpu", 0)
     device.prepare()
     engine = GpuText(read_vocabulary(artifacts / "vocab.txt"), device)
     many = texts * (64 * 2**20 // sum(map(len, texts)))
-    clean = engine.normalise(to_texts(many).to(device, "texts"))
+    clean = engine.normalise(upload(many, device, "texts"))
     seconds: list[float] = []
     for _ in range(7):
         with clock(seconds):

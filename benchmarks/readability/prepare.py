@@ -17,7 +17,7 @@ from shoal.readability.fit import EncoderSettings
 from shoal.readability.forest import train_forest
 from shoal.readability.preprocess_config import Bundle
 from shoal.readability.train import PRESETS, Preset, split, train
-from shoal.text.wordpiece import read_vocabulary
+from shoal.text.tokens import read_vocabulary
 
 LARGE, SMALL = "large", "small"
 MARKER = "benchmark.json"  # what the folder was made for

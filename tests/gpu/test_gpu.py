@@ -22,11 +22,11 @@ from shoal.readability.preprocess_config import Bundle
 from shoal.readability.reader import DeviceReader, Reader, Reading
 from shoal.readability.train import Preset, train
 from shoal.repository.placement import Plan
-from shoal.text.ragged import Texts, to_texts
-from shoal.text.wordpiece import read_vocabulary
+from shoal.text.device import Ragged, upload
+from shoal.text.tokens import read_vocabulary
 from tests.conftest import Scale
 from tests.gpu.conftest import needs_gpu
-from tests.support.emulation import EmulatedText
+from tests.support.emulation import EmulatedText, to_strings
 from tests.unit.test_claims import assert_same_reading, batches, nasty_strings
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
@@ -68,18 +68,18 @@ def down(device: Device, reading: Reading) -> Reading:
 def test_tokens_and_features_are_the_hosts_on_real_texts(
     read: DeviceReader, vocabulary: list[str], bundle: Bundle, device: Device, texts: list[str]
 ) -> None:
-    reference = Reader(vocabulary, bundle, Device())
+    reference = Reader(vocabulary, bundle)
     for batch in batches(texts, 100):
-        assert_same_reading(down(device, read(to_texts(batch))), reference(to_texts(batch)))
+        assert_same_reading(down(device, read(batch)), reference(batch))
 
 
 def test_tokens_and_features_are_the_hosts_on_nasty_unicode(
     read: DeviceReader, vocabulary: list[str], bundle: Bundle, device: Device, scale: Scale
 ) -> None:
-    reference = Reader(vocabulary, bundle, Device())
+    reference = Reader(vocabulary, bundle)
 
     def check(strings: list[str]) -> None:
-        assert_same_reading(down(device, read(to_texts(strings))), reference(to_texts(strings)))
+        assert_same_reading(down(device, read(strings)), reference(strings))
 
     nasty_strings(check, scale(10_000, 100_000))
 
@@ -94,8 +94,8 @@ def test_tokens_and_features_are_the_hosts_on_nasty_unicode(
 def test_batches_of_next_to_nothing(
     read: DeviceReader, vocabulary: list[str], bundle: Bundle, device: Device, texts: list[str]
 ) -> None:
-    reference = Reader(vocabulary, bundle, Device())
-    assert_same_reading(down(device, read(to_texts(texts))), reference(to_texts(texts)))
+    reference = Reader(vocabulary, bundle)
+    assert_same_reading(down(device, read(texts)), reference(texts))
 
 
 def test_libcudf_follows_the_emulated_rules(read: DeviceReader, vocabulary: list[str], device: Device) -> None:
@@ -105,11 +105,10 @@ def test_libcudf_follows_the_emulated_rules(read: DeviceReader, vocabulary: list
 
     codes = [c for c in range(1, 0x110000) if not 0xD800 <= c < 0xE000 and c not in _DIFFERING]
     for batch in batches([f"a{chr(code)}b" for code in codes], 100_000):
-        texts = to_texts(batch)
-        there = read._engine.normalise(texts.to(device, "TEXT"))
-        here = Texts(device.fetch(there.values, "(test)"), device.fetch(there.offsets, "(test)"))
-        expected = [text.split() for text in emulated.normalise(texts).strings]
-        assert [text.split() for text in here.strings] == expected
+        there = read._engine.normalise(upload(batch, device, "TEXT"))
+        here = Ragged(device.fetch(there.values, "(test)"), device.fetch(there.offsets, "(test)"))
+        expected = to_strings(emulated.normalise(upload(batch, Device(), "TEXT")))
+        assert [text.split() for text in to_strings(here)] == [text.split() for text in expected]
 
 
 def test_the_ensemble_is_the_hosts(on_gpu: tuple[str, Pipeline], pipeline: Pipeline, texts: list[str]) -> None:

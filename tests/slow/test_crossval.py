@@ -21,7 +21,7 @@ from shoal.readability.evaluation import MEAN, rmse
 from shoal.readability.fit import EncoderSettings, Training
 from shoal.readability.folds import Rows, make_folds
 from shoal.readability.work import Work
-from shoal.text.wordpiece import WordPiece
+from shoal.text.tokens import WordPiece
 
 NUM_FOLDS = 3
 

@@ -17,7 +17,7 @@ from shoal.readability.batches import encode, predict
 from shoal.readability.corpus import Corpus
 from shoal.readability.fit import EncoderSettings, Training
 from shoal.readability.work import Checkpoint
-from shoal.text.wordpiece import WordPiece
+from shoal.text.tokens import WordPiece
 
 SETTINGS = EncoderSettings(max_epochs=15, learning_rate=1e-3)
 

@@ -17,7 +17,7 @@ from shoal.readability.fit import EncoderSettings
 from shoal.readability.preprocess_config import Bundle
 from shoal.readability.train import Preset, train
 from shoal.server.launch import Server, serve
-from shoal.text.wordpiece import WordPiece, read_vocabulary
+from shoal.text.tokens import WordPiece, read_vocabulary
 from tests.support.once import ROOT, once
 
 TINY = Preset(num_held_out=20, num_trees=20, encoder=EncoderSettings(max_steps=2))

@@ -7,15 +7,15 @@ table entry differs from Hugging Face's are left as they are here, so that a row
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
+from itertools import chain, pairwise
 
 import numpy as np
 from tokenizers import normalizers, pre_tokenizers
 
-from shoal.component.tensors import Array, Device
-from shoal.text.device.host_fallback import read_code_points
-from shoal.text.ragged import Ragged, Texts, to_texts
+from shoal.component.tensors import Device
+from shoal.text.device import Ragged, read_code_points, upload
 from tests.support.pretend import PretendGpu
 
 MAX_WORD_BYTES = 200  # max_word_size of libcudf's wordpiece_tokenize.cu
@@ -33,20 +33,19 @@ def normal_form(character: str) -> str:
 
 
 class EmulatedText:
-    """See ``shoal.text.device.gpu_text.TextEngine``. Its arrays lie where ``device`` puts them."""
+    """See ``shoal.text.gpu_text.TextEngine``. Its arrays lie where ``device`` puts them."""
 
     def __init__(self, vocabulary: Sequence[str], device: Device | None = None) -> None:
         self._vocabulary = {token: index for index, token in enumerate(vocabulary)}
         self._device = device or PretendGpu()
 
-    def normalise(self, texts: Texts) -> Texts:
-        clean = to_texts("".join(map(normal_form, text)) for text in _strings(texts))
-        return Texts(self._inside(clean.values), self._inside(clean.offsets))
+    def normalise(self, texts: Ragged) -> Ragged:
+        clean = ["".join(map(normal_form, text)) for text in to_strings(texts)]
+        return self._inside(upload(clean, Device(), "TEXT"))
 
-    def pieces(self, clean: Texts) -> Ragged:
-        return self._ragged(
-            [p for word in text.split(" ") if word for p in self._word(word)] for text in _strings(clean)
-        )
+    def pieces(self, clean: Ragged) -> Ragged:
+        rows = ([p for word in text.split(" ") if word for p in self._word(word)] for text in to_strings(clean))
+        return self._inside(ragged([*rows]))
 
     def _word(self, word: str) -> list[int]:
         unknown = self._vocabulary["[UNK]"]
@@ -66,14 +65,21 @@ class EmulatedText:
     def _piece(word: str, start: int, end: int) -> str:
         return ("##" if start else "") + word[start:end]
 
-    def _ragged(self, rows: Iterable[Sequence[int]]) -> Ragged:
-        made = Ragged.from_rows(list(rows))
-        return Ragged(self._inside(made.values), self._inside(made.offsets))
+    def _inside(self, made: Ragged) -> Ragged:
+        """Arrays of the device's own, which nobody copied there."""
+        if self._device.is_host:
+            return made
+        asarray = self._device.xp.asarray
+        return Ragged(asarray(np.array(made.values)), asarray(np.array(made.offsets)))
 
-    def _inside(self, array: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> Array:
-        """An array of the device's own, which nobody copied there."""
-        return array if self._device.is_host else self._device.xp.asarray(np.array(array))
+
+def ragged(rows: Sequence[Sequence[int]]) -> Ragged:
+    """Rows of integers as a ragged array on the host."""
+    offsets = np.cumsum([0, *map(len, rows)], dtype=np.int64)
+    return Ragged(np.array([*chain.from_iterable(rows)], np.int64), offsets)
 
 
-def _strings(texts: Texts) -> list[str]:
-    return Texts(np.asarray(texts.values), np.asarray(texts.offsets)).strings
+def to_strings(texts: Ragged) -> list[str]:
+    """The texts of a blob of UTF-8, which may be torch's."""
+    blob, ends = np.asarray(texts.values).tobytes(), np.asarray(texts.offsets).tolist()
+    return [blob[start:stop].decode() for start, stop in pairwise(ends)]

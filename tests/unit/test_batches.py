@@ -8,7 +8,7 @@ from shoal.encoders.encoder import POOLINGS
 from shoal.readability import encoder as encoders
 from shoal.readability.batches import WIDTH_MULTIPLE, count_batches, draw_batches, encode, predict
 from shoal.readability.corpus import Corpus
-from shoal.text.wordpiece import WordPiece
+from shoal.text.tokens import WordPiece
 
 
 def test_epochs_hold_every_row_once() -> None:

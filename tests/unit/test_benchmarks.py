@@ -11,13 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.component.tensors import Device
 from shoal.errors import InputError, SetupError
 from shoal.readability.corpus import Corpus
-from shoal.readability.features import Features
 from shoal.readability.forest import fit_bundle
-from shoal.text.ragged import to_texts
-from shoal.text.word_statistics import TokenCoder
+from shoal.readability.reader import Features
+from shoal.text.words import TokenCoder
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -34,8 +32,8 @@ def test_features_in_plain_python_are_shoals(load: Any, passages: Corpus) -> Non
     bundle = fit_bundle(passages.texts, vocabulary_sha256="0", is_lowercase=True, max_length=256)
     texts = [*passages.texts, "", "!? …", "No end", "One. Two... THREE?! naïve café 漢字 e\u0301"]
     found = load("recipe").PlainFeatures(json.loads(bundle.dumps()))(texts)
-    features = Features(bundle, Device())
-    expected = features.of_rows(TokenCoder(features.lexicon)(to_texts(texts)))
+    features = Features(bundle)
+    expected = features(TokenCoder(features.lexicon)(texts))
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
 

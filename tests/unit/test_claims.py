@@ -14,19 +14,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shoal.component.ledger import EXACT_ROWS
-from shoal.component.tensors import Device
 from shoal.encoders.export import compare, trace
 from shoal.encoders.packaged import SMALL_ENCODER
 from shoal.readability.corpus import Corpus
 from shoal.readability.encoder import load_encoder
-from shoal.readability.features import Features
 from shoal.readability.forest import export_forest, forest_inputs, train_forest
 from shoal.readability.preprocess_config import Bundle
-from shoal.readability.reader import DeviceReader, Reader, Reading
-from shoal.text.lexicon import BasicTokenizer
-from shoal.text.ragged import Texts, to_texts
-from shoal.text.word_statistics import TokenCoder
-from shoal.text.wordpiece import WordPiece, read_vocabulary
+from shoal.readability.reader import DeviceReader, Features, Reader, Reading
+from shoal.text.tokens import WordPiece, read_vocabulary
+from shoal.text.words import BasicTokenizer, TokenCoder
 from tests.conftest import Scale
 from tests.support import references
 from tests.support.emulation import EmulatedText
@@ -52,8 +48,8 @@ def test_features_equal_the_definitions(bundle: Bundle, texts: list[str], scale:
     listed = [*bundle.frequent, *bundle.rare]
     raw = np.array([references.raw_features(tokenize(text), bundle.stop_words, listed) for text in sample])
     expected = (raw - np.array(bundle.mean)) / np.array(bundle.std)
-    features = Features(bundle, Device())
-    got = features.of_rows(TokenCoder(features.lexicon)(Texts.from_bytes(text.encode() for text in sample)))
+    features = Features(bundle)
+    got = features(TokenCoder(features.lexicon)(sample))
     difference = float((np.abs(got - expected) / np.maximum(1, np.abs(expected))).max())
     record("features = definitions", texts=len(sample), max_relative_diff=difference)
     assert difference <= 1e-6
@@ -93,7 +89,7 @@ def test_tokens_equal_hugging_faces_on_real_texts(
 ) -> None:
     sample = texts[: scale(160, len(texts))]
     for batch in batches(sample, 50):
-        ids, mask = wordpiece.encode(Texts.from_bytes(text.encode() for text in batch))
+        ids, mask = wordpiece.encode(batch)
         assert (ids.tolist(), mask.tolist()) == expected_tokens(hugging_face, batch)
     record("tokens = Hugging Face's, real texts", texts=len(sample), differing=0)
 
@@ -125,7 +121,7 @@ def test_tokens_equal_hugging_faces_on_nasty_unicode(
     wordpiece: WordPiece, hugging_face: Any, scale: Scale, record: Record
 ) -> None:
     def check(strings: list[str]) -> None:
-        ids, mask = wordpiece.encode(Texts.from_bytes(text.encode() for text in strings))
+        ids, mask = wordpiece.encode(strings)
         assert (ids.tolist(), mask.tolist()) == expected_tokens(hugging_face, strings)
 
     count = scale(1000, 10_000)
@@ -140,7 +136,7 @@ def test_the_gpus_path_equals_the_hosts_on_real_texts(
     sample = texts[: scale(200, len(texts))]
     read, reference, device = readers(artifacts, bundle)
     for batch in batches(sample, 50):
-        assert_same_reading(read(to_texts(batch)), reference(to_texts(batch)))
+        assert_same_reading(read(batch), reference(batch))
     routed = device.ledger.events.get(EXACT_ROWS, 0)
     record("GPU path by libcudf's rules = host, real texts", texts=len(sample), differing=0, on_exact_path=routed)
 
@@ -151,7 +147,7 @@ def test_the_gpus_path_equals_the_hosts_on_nasty_unicode(
     read, reference, device = readers(artifacts, bundle)
 
     def check(strings: list[str]) -> None:
-        assert_same_reading(read(to_texts(strings)), reference(to_texts(strings)))
+        assert_same_reading(read(strings), reference(strings))
 
     count = scale(1000, 100_000)
     nasty_strings(check, count)
@@ -164,7 +160,7 @@ def readers(artifacts: Path, bundle: Bundle) -> tuple[DeviceReader, Reader, Pret
     vocabulary, device = read_vocabulary(artifacts / "vocab.txt"), PretendGpu()
     read = DeviceReader(vocabulary, bundle, device, "TEXT", EmulatedText(vocabulary, device))
     device.ledger.end_setup()
-    return read, Reader(vocabulary, bundle, Device()), device
+    return read, Reader(vocabulary, bundle), device
 
 
 def assert_same_reading(some: Reading, other: Reading) -> None:
@@ -180,7 +176,7 @@ def test_a_plain_wordpiece_agrees(artifacts: Path, texts: list[str], scale: Scal
     encode = WordPiece(tokens, max_length=512).encode
     sample = texts[: scale(100, len(texts))]
     for batch in batches(sample, 50):
-        ids, mask = encode(Texts.from_bytes(text.encode() for text in batch))
+        ids, mask = encode(batch)
         for text, row, length in zip(batch, ids.tolist(), mask.sum(1).tolist(), strict=True):
             pieces = [p for t in references.basic_tokens(text) for p in references.word_pieces(t, vocabulary)]
             assert row[:length] == [vocabulary["[CLS]"], *pieces[:510], vocabulary["[SEP]"]]

@@ -155,8 +155,8 @@ SHIPPED = (
 HOST_FILES = {"treelite.py", "fusing.py", "tensors.py", "contract.py", "prompts.py"}
 HOST_ONLY = {
     ("callees.py", "_encode", "tobytes"), ("callees.py", "_encode", "tolist"),  # arrays for a socket
-    # texts that were never sent up, and the columns of a lexicon for the host
-    ("ragged.py", "rows", "tobytes"), ("ragged.py", "rows", "tolist"), ("word_statistics.py", "__init__", "tolist"),
+    # offsets of texts before they are sent up, and the columns of a lexicon for the host
+    ("device.py", "upload", "tobytes"), ("words.py", "__init__", "tolist"),
 }  # fmt: skip
 
 
@@ -269,7 +269,7 @@ def test_the_wheel_carries_the_model_folders(tmp_path: Path) -> None:
         "shoal/model_folders/env/environment-gpu.yml",
         "shoal/model_folders/env/requirements-embedded.txt",
         "shoal/model_folders/preprocess/readability/1/model.py",
-        "shoal/text/device/exact_codepoints.json",
+        "shoal/text/exact_codepoints.json",
         "shoal/readability/assets/passages.jsonl",
         "shoal/server/backends/pytorch/model.py",
     } <= names

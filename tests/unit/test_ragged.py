@@ -6,30 +6,33 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.component.tensors import Device
 from shoal.errors import InputError
-from shoal.text.ragged import Ragged, Texts, check_texts
+from shoal.text.device import Ragged, upload
+from shoal.text.tokens import check_texts
+from tests.support.emulation import ragged, to_strings
 
 rows_of_ints = st.lists(st.lists(st.integers(0, 1000), max_size=12), min_size=1, max_size=8)
 
 
 def test_layout() -> None:
-    ragged = Ragged.from_rows([[1, 2], [], [3]])
-    assert ragged.values.tolist() == [1, 2, 3]
-    assert ragged.offsets.tolist() == [0, 2, 2, 3]
-    assert ragged.lengths.tolist() == [2, 0, 1]
-    assert ragged.row_ids.tolist() == [0, 0, 2]
-    assert len(ragged) == 3
+    made = ragged([[1, 2], [], [3]])
+    assert made.values.tolist() == [1, 2, 3]
+    assert made.offsets.tolist() == [0, 2, 2, 3]
+    assert made.lengths.tolist() == [2, 0, 1]
+    assert made.row_ids.tolist() == [0, 0, 2]
+    assert len(made) == 3
 
 
 @given(rows_of_ints, st.integers(1, 15))
 def test_pad_cuts_and_fills_each_row(rows: list[list[int]], width: int) -> None:
     expected = [(row + [-7] * width)[:width] for row in rows]
-    assert Ragged.from_rows(rows).pad(width, -7).tolist() == expected
+    assert ragged(rows).pad(width, -7).tolist() == expected
 
 
 @given(rows_of_ints, st.integers(1, 15))
 def test_torch_arrays_give_the_same(rows: list[list[int]], width: int) -> None:
-    host = Ragged.from_rows(rows)
+    host = ragged(rows)
     other = Ragged(torch.asarray(host.values), torch.asarray(host.offsets))
     assert other.pad(width, 0).tolist() == host.pad(width, 0).tolist()
     assert other.row_ids.tolist() == host.row_ids.tolist()
@@ -37,8 +40,8 @@ def test_torch_arrays_give_the_same(rows: list[list[int]], width: int) -> None:
 
 @given(st.lists(st.text(), max_size=6))
 def test_texts_round_trip(texts: list[str]) -> None:
-    encoded = [text.encode(errors="replace") for text in texts]
-    assert Texts.from_bytes(encoded).strings == [text.decode() for text in encoded]
+    valid = [text.encode(errors="replace").decode() for text in texts]
+    assert to_strings(upload(valid, Device(), "TEXT")) == valid
 
 
 def test_texts_that_cannot_be_used_are_named() -> None:
@@ -50,4 +53,4 @@ def test_texts_that_cannot_be_used_are_named() -> None:
 
 
 def test_empty_batch_of_values_pads_to_fill() -> None:
-    assert np.array_equal(Ragged.from_rows([[], []]).pad(2, 5), [[5, 5], [5, 5]])
+    assert np.array_equal(ragged([[], []]).pad(2, 5), [[5, 5], [5, 5]])

@@ -15,9 +15,8 @@ from shoal.component.tensors import Device
 from shoal.errors import ArtifactError, SetupError
 from shoal.readability.preprocess_config import Bundle
 from shoal.readability.reader import DeviceReader, Reader, Reading, make_reader
-from shoal.text.device.host_fallback import read_code_points
-from shoal.text.ragged import Ragged, Texts, to_texts
-from shoal.text.wordpiece import read_vocabulary
+from shoal.text.device import Ragged, read_code_points
+from shoal.text.tokens import read_vocabulary
 from tests.support.emulation import EmulatedText
 from tests.support.pretend import PretendGpu
 
@@ -45,39 +44,39 @@ def assert_equal(some: Reading, other: Reading) -> None:
 
 @pytest.mark.parametrize("device", [Device(), PretendGpu()], ids=["numpy", "torch"])
 def test_the_device_reads_as_the_host_does(vocabulary: list[str], bundle: Bundle, device: Device) -> None:
-    read, reference = device_reader(vocabulary, bundle, device), Reader(vocabulary, bundle, Device())
+    read, reference = device_reader(vocabulary, bundle, device), Reader(vocabulary, bundle)
     for texts in (PLAIN, EXACT_TEXTS, [*PLAIN, *EXACT_TEXTS, *PLAIN], ["", " "], ["a " * 400, "[SEP]" * 9, ""]):
-        assert_equal(read(to_texts(texts)), reference(to_texts(texts)))
+        assert_equal(read(texts), reference(texts))
 
 
 def test_only_rows_that_need_it_take_the_exact_path(vocabulary: list[str], bundle: Bundle) -> None:
     device = PretendGpu()
     read = device_reader(vocabulary, bundle, device)
-    read(to_texts([*PLAIN, "[sep]", "[ SEP ]", "a" * 100, "[SE", "P]"]))
+    read([*PLAIN, "[sep]", "[ SEP ]", "a" * 100, "[SE", "P]"])
     assert device.ledger.events.get(EXACT_ROWS, 0) == 0
-    read(to_texts([*PLAIN, *EXACT_TEXTS]))
+    read([*PLAIN, *EXACT_TEXTS])
     assert device.ledger.events[EXACT_ROWS] == len(EXACT_TEXTS)
 
 
 def test_one_upload_and_two_small_reads_a_batch(vocabulary: list[str], bundle: Bundle) -> None:
     device = PretendGpu()
     read = device_reader(vocabulary, bundle, device)
-    read(to_texts(PLAIN))
+    read(PLAIN)
     moved = {edge: traffic for edge, traffic in device.ledger.traffic.items() if edge.name != SETUP}
     assert {(edge.name, edge.direction) for edge in moved} == {("TEXT", UP), (CONTROL, DOWN)}
     sizes = {edge.name: (traffic.copies, traffic.num_bytes) for edge, traffic in moved.items()}
     blob = sum(len(text.encode()) for text in PLAIN)
     assert sizes == {"TEXT": (1, blob + 8 * (len(PLAIN) + 1)), CONTROL: (2, 8 + len(PLAIN) + 1)}
-    read(to_texts([*PLAIN, "[SEP]"]))
-    assert device.ledger.traffic[Edge(EXACT, UP)].copies == 2  # token ids, and codes for the features
+    read([*PLAIN, "[SEP]"])
+    assert device.ledger.traffic[Edge(EXACT, UP)].copies == 2  # token ids with the mask, and features
 
 
 def test_encoders_that_keep_case_are_read_on_the_host(vocabulary: list[str], bundle: Bundle) -> None:
     cased = dataclasses.replace(bundle, is_lowercase=False)
     device = PretendGpu()
-    reading = make_reader(vocabulary, cased, device, edge="TEXT")(to_texts(PLAIN))
+    reading = make_reader(vocabulary, cased, device, edge="TEXT")(PLAIN)
     assert device.ledger.events[EXACT_ROWS] == len(PLAIN)
-    assert_equal(reading, Reader(vocabulary, cased, Device())(to_texts(PLAIN)))
+    assert_equal(reading, Reader(vocabulary, cased)(PLAIN))
     assert device.owns(reading.ids)
 
 
@@ -98,7 +97,7 @@ def test_a_device_that_reads_otherwise_does_not_start(vocabulary: list[str], bun
     class Otherwise(EmulatedText):
         """Loses a row's last word, as a kernel of libcudf's does under a limit of words."""
 
-        def pieces(self, clean: Texts) -> Ragged:
+        def pieces(self, clean: Ragged) -> Ragged:
             found = super().pieces(clean)
             return Ragged(found.values, found.offsets - 1 * (found.offsets > 0))
 

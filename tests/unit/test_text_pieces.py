@@ -18,7 +18,7 @@ from shoal.component.base import Component
 from shoal.component.ledger import UP, Edge
 from shoal.component.tensors import Array
 from shoal.errors import ArtifactError, InputError
-from shoal.text.lexicon import BasicTokenizer
+from shoal.text.words import BasicTokenizer
 from tests.conftest import as_bytes
 from tests.support.pieces import ask, start, vocabulary
 from tests.support.pretend import PretendGpu

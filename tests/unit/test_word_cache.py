@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -13,12 +12,9 @@ from hypothesis import strategies as st
 
 from shoal.component.tensors import Device
 from shoal.readability.preprocess_config import Bundle
-from shoal.text import word_cache
-from shoal.text.lexicon import BasicTokenizer, Lexicon, TokenCodes, is_word
-from shoal.text.ragged import Ragged, to_texts
-from shoal.text.word_cache import Find, WordCache, flatten
-from shoal.text.word_statistics import TokenCoder
-from shoal.text.wordpiece import WordPiece
+from shoal.text import tokens
+from shoal.text.tokens import WordCache, WordPiece, flatten
+from shoal.text.words import BasicTokenizer, Lexicon, TokenCoder, TokenCodes, is_word
 
 # All that a normalizer or a pre-tokenizer treats in a way of its own, beside letters.
 ODD = (
@@ -31,21 +27,16 @@ TEXTS = st.one_of(
 )
 
 
-def rows(ragged: Ragged) -> list[list[int]]:
-    ends = ragged.offsets.tolist()
-    return [ragged.values[a:b].tolist() for a, b in pairwise(ends)]
-
-
 @given(st.lists(TEXTS, max_size=6))
 def test_pieces_are_those_of_the_whole_text(wordpiece: WordPiece, texts: list[str]) -> None:
     whole = wordpiece._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-    assert rows(wordpiece.pieces(to_texts(texts))) == [list(each.ids) for each in whole]
+    assert flatten(wordpiece._words(texts)) == [list(each.ids) for each in whole]
 
 
 @given(TEXTS)
 def test_basic_tokens_are_those_of_the_whole_text(text: str) -> None:
     tokenize = BasicTokenizer()
-    (words,) = WordCache(lambda: lambda words: words)(to_texts([text]))
+    (words,) = WordCache(list)([text])
     assert [token for word in words for token in tokenize(word)] == tokenize(text)
 
 
@@ -59,33 +50,33 @@ def test_ascii_is_split_as_berts_pre_tokenizer_does() -> None:
 @given(st.lists(TEXTS, max_size=6), st.lists(TEXTS, max_size=6))
 def test_codes_tell_words_apart_whatever_came_before(bundle: Bundle, before: list[str], texts: list[str]) -> None:
     coder = TokenCoder(Lexicon.build(bundle.stop_words, [*bundle.frequent, *bundle.rare], Device()))
-    coder(to_texts(before))
+    coder(before)
     tokenize, seen = BasicTokenizer(), dict[int, str]()
-    for text, codes in zip(texts, coder(to_texts(texts)), strict=True):
+    for text, codes in zip(texts, coder(texts), strict=True):
         for token, code in zip(tokenize(text), codes, strict=True):
             assert code == -1 or seen.setdefault(code, token) == token
     assert len(set(seen.values())) == len(seen)
 
 
-def numbering() -> Find[list[int]]:
+def numbering() -> Callable[[list[str]], list[list[int]]]:
     """Each word's letters, and a number of its own; nothing for the empty word."""
     numbers: dict[str, int] = {}
     return lambda words: [[*map(ord, word), numbers.setdefault(word, len(numbers))] if word else [] for word in words]
 
 
 def look_up(cache: WordCache[list[int]], texts: Sequence[Sequence[str]]) -> list[list[int]]:
-    return flatten(cache(to_texts(map(" ".join, texts))))
+    return flatten(cache(map(" ".join, texts)))
 
 
 def test_rows_without_words() -> None:
-    assert look_up(WordCache(numbering), [[], ["ab"], [], []]) == [[], [97, 98, 0], [], []]
-    assert look_up(WordCache(numbering), []) == []
+    assert look_up(WordCache(numbering()), [[], ["ab"], [], []]) == [[], [97, 98, 0], [], []]
+    assert look_up(WordCache(numbering()), []) == []
 
 
 @given(st.lists(TEXTS, max_size=6))
 def test_words_are_what_stands_between_ascii_white_space(texts: list[str]) -> None:
-    cache: WordCache[str] = WordCache(lambda: lambda words: words)
-    assert cache(to_texts(texts)) == [re.split("[\t\n\r ]", text) for text in texts]
+    cache: WordCache[str] = WordCache(list)
+    assert cache(texts) == [re.split("[\t\n\r ]", text) for text in texts]
 
 
 def test_a_word_is_found_once() -> None:
@@ -95,7 +86,7 @@ def test_a_word_is_found_once() -> None:
         asked.extend(words)
         return [[len(word)] for word in words]
 
-    cache, words = WordCache(lambda: find), [f"word{n}" * (1 + n % 5) for n in range(3000)]
+    cache, words = WordCache(find), [f"word{n}" * (1 + n % 5) for n in range(3000)]
     for start in (0, 7, 0, 2000, 1000):
         some = words[start : start + 1000]
         assert look_up(cache, [some, some[:5]]) == [[*map(len, some)], [*map(len, some[:5])]]
@@ -104,30 +95,29 @@ def test_a_word_is_found_once() -> None:
 
 @pytest.mark.parametrize("limit", ["MOST_WORDS", "MOST_CHARACTERS"])
 def test_what_is_kept_is_bounded(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(word_cache, limit, 10)
-    cache = WordCache(numbering)
+    monkeypatch.setattr(tokens, limit, 10)
+    cache = WordCache(numbering())
     for start in range(0, 200, 8):
         words = [f"w{n}" for n in range(start, start + 8)]
         one, two = look_up(cache, [words, words])
         assert one == two
-        assert len(cache._words.known) <= 18
+        assert len(cache._known) <= 18
 
 
 @given(st.lists(st.lists(TEXTS, max_size=4), max_size=8))
 def test_codes_tell_words_apart_where_words_are_forgotten(bundle: Bundle, batches: list[list[str]]) -> None:
-    tokens = Lexicon.build(bundle.stop_words, [*bundle.frequent, *bundle.rare], Device()).tokens
+    listed = Lexicon.build(bundle.stop_words, [*bundle.frequent, *bundle.rare], Device()).tokens
     tokenize = BasicTokenizer()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(word_cache, "MOST_WORDS", 6)
-        cache = WordCache(lambda: TokenCodes(tokens))
+        patch.setattr(tokens, "MOST_WORDS", 6)
+        cache = WordCache(TokenCodes(listed))
         for texts in batches:
             seen: dict[int, str] = {}
-            for text, row in zip(texts, flatten(cache(to_texts(texts))), strict=True):
+            for text, row in zip(texts, flatten(cache(texts)), strict=True):
                 for token, code in zip(tokenize(text), row, strict=True):
                     assert (code == -1 and not is_word(token)) or seen.setdefault(code, token) == token
-                    assert token not in tokens or tokens[code] == token
+                    assert token not in listed or listed[code] == token
             assert len(set(seen.values())) == len(seen)
-            assert max(seen, default=0) <= len(tokens) + 2 * 6 + 4 * 60  # old numbers are given again
 
 
 @pytest.mark.parametrize("error", [MemoryError(), KeyboardInterrupt()], ids=repr)
@@ -139,7 +129,7 @@ def test_words_that_could_not_be_found_are_found_later(error: BaseException) -> 
             raise fails.pop()
         return number(words)
 
-    cache = WordCache(lambda: find)
+    cache = WordCache(find)
     first = look_up(cache, [["early", "bird"]] * 2)
     with pytest.raises(type(error)):
         look_up(cache, [["one", "two", "three"]])
@@ -149,9 +139,9 @@ def test_words_that_could_not_be_found_are_found_later(error: BaseException) -> 
 
 
 def test_threads_share_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A text's numbers are of one ``find``, whoever starts the cache over meanwhile."""
-    monkeypatch.setattr(word_cache, "MOST_WORDS", 120)
-    cache, texts = WordCache(numbering), [[f"word{n % 297}" for n in range(k, k + 300, 5)] for k in range(256)]
+    """A text's words are all found, whoever empties the cache meanwhile."""
+    monkeypatch.setattr(tokens, "MOST_WORDS", 120)
+    cache, texts = WordCache(numbering()), [[f"word{n % 297}" for n in range(k, k + 300, 5)] for k in range(256)]
     with ThreadPoolExecutor(8) as callers:
         for words, found in zip(texts, callers.map(lambda words: look_up(cache, [words])[0], texts), strict=True):
             numbers: dict[str, set[int]] = {}

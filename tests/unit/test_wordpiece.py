@@ -9,36 +9,37 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import ArtifactError
-from shoal.text.ragged import Ragged, Texts, to_texts
-from shoal.text.wordpiece import SpecialIds, WordPiece, frame, read_vocabulary
+from shoal.text.device import Ragged, frame
+from shoal.text.tokens import SpecialIds, WordPiece, read_vocabulary
+from tests.support.emulation import ragged
 
 IDS = SpecialIds(cls=101, sep=102, pad=0)
 TOY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "cat", "##s", "sat", ".", "e"]
 
 
 def test_exact_ids_and_mask() -> None:
-    ids, mask = WordPiece(TOY).encode(Texts.from_bytes([b"Cats sat.", b"\xc3\x89", b"dog"]))
+    ids, mask = WordPiece(TOY).encode(["Cats sat.", "É", "dog"])
     assert ids.tolist() == [[2, 5, 6, 7, 8, 3, 0, 0], [2, 9, 3, 0, 0, 0, 0, 0], [2, 1, 3, 0, 0, 0, 0, 0]]
     assert mask.sum(1).tolist() == [6, 3, 3]
     assert ids.dtype == mask.dtype == np.int64
 
 
 def test_special_tokens_in_the_text_count_as_such() -> None:
-    ids, _ = WordPiece(TOY).encode(Texts.from_bytes([b"cat [SEP] cat"]))
+    ids, _ = WordPiece(TOY).encode(["cat [SEP] cat"])
     assert ids[0, :5].tolist() == [2, 5, 3, 5, 3]
 
 
 def test_words_of_more_than_100_characters_are_unknown() -> None:
     vocabulary = [*TOY, "a", "##a"]
     encode = WordPiece(vocabulary, max_length=256).encode
-    ids, mask = encode(Texts.from_bytes([b"a" * 100, b"a" * 101]))
+    ids, mask = encode(["a" * 100, "a" * 101])
     assert mask.sum(1).tolist() == [102, 3]
     assert ids[1, 1] == TOY.index("[UNK]")
 
 
 @given(st.lists(st.lists(st.integers(1, 99), max_size=20), min_size=1, max_size=5), st.integers(3, 24))
 def test_frame_on_numpy_and_torch(rows: list[list[int]], max_length: int) -> None:
-    host = Ragged.from_rows(rows)
+    host = ragged(rows)
     ids, mask = frame(host, IDS, max_length)
     for row, framed, ones in zip(rows, ids.tolist(), mask.tolist(), strict=True):
         body = [101, *row[: max_length - 2], 102]
@@ -52,7 +53,7 @@ def test_frame_on_numpy_and_torch(rows: list[list[int]], max_length: int) -> Non
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=6), st.integers(3, 40))
 def test_the_width_is_that_of_the_longest_row(numbers: list[int], max_length: int) -> None:
     """In steps of 8, up to the greatest that is allowed."""
-    ids, mask = WordPiece(TOY, max_length=max_length).encode(to_texts(["cat " * number for number in numbers]))
+    ids, mask = WordPiece(TOY, max_length=max_length).encode(["cat " * number for number in numbers])
     longest = min(max(numbers) + 2, max_length)
     width = min((longest + 7) // 8 * 8, max_length)
     assert ids.shape == mask.shape == (len(numbers), width)

@@ -11,12 +11,22 @@ from hypothesis import strategies as st
 from shoal.blocks import blend, normalise
 from shoal.component.tensors import Array, Device
 from shoal.readability.reader import Reading, _merge
-from shoal.text.device.device_tokens import CodePoints, Words, code_points, count_begun, hash_factors
-from shoal.text.device.host_fallback import Routing
-from shoal.text.lexicon import BasicTokenizer, Lexicon, is_word
-from shoal.text.ragged import Ragged, Texts, to_texts
-from shoal.text.word_statistics import DeviceCoder, TokenCoder, count_features
-from shoal.text.wordpiece import SpecialIds, frame, round_up
+from shoal.text.device import (
+    CodePoints,
+    DeviceCoder,
+    Ragged,
+    Routing,
+    Words,
+    code_points,
+    count_begun,
+    count_tokens,
+    frame,
+    hash_factors,
+    round_up,
+    upload,
+)
+from shoal.text.tokens import SpecialIds
+from shoal.text.words import BasicTokenizer, Lexicon, TokenCoder, TokenCounter, is_word, make_features
 from tests.support.pretend import PretendGpu
 
 HOST, DEVICE = Device(), PretendGpu()
@@ -29,8 +39,8 @@ WORD = st.text("abcé漢字0.!…-ก\U0001f41f", min_size=1, max_size=12)
 CLEAN = st.lists(st.lists(WORD, max_size=8).map(" ".join), min_size=1, max_size=5)
 
 
-def there(texts: Texts, device: Device) -> Texts:
-    return texts.to(device, "TEXT")
+def there(texts: list[str], device: Device) -> Ragged:
+    return upload(texts, device, "TEXT")
 
 
 def tokens(texts: list[str]) -> list[str]:
@@ -41,7 +51,7 @@ def tokens(texts: list[str]) -> list[str]:
 @UNHURRIED
 @given(texts=CLEAN)
 def test_code_points(device: Device, texts: list[str]) -> None:
-    batch = there(to_texts(texts), device)
+    batch = there(texts, device)
     points, values = np.asarray(code_points(batch.values)), np.asarray(batch.values)
     assert [chr(p) for p in points[(values & 0xC0) != 0x80]] == list("".join(texts))
 
@@ -51,7 +61,7 @@ def test_code_points(device: Device, texts: list[str]) -> None:
 @given(texts=CLEAN)
 def test_words_are_found(device: Device, texts: list[str]) -> None:
     expected = tokens(texts)
-    words = Words.find(there(to_texts([f" {text}  " for text in texts]), device), device)
+    words = Words.find(there([f" {text}  " for text in texts], device), device)
     assert words.num_tokens == len(expected)
     assert np.asarray(words.are_words(LETTERS[device])).tolist() == [is_word(token) for token in expected]
     hashes = np.asarray(words.hashes(hash_factors(device))).tolist()
@@ -62,7 +72,7 @@ def test_words_are_found(device: Device, texts: list[str]) -> None:
 @pytest.mark.parametrize(("text", "expected"), [("a" * 100, False), ("a" * 101, True), ("é" * 51, True), ("", False)])
 def test_long_words_are_found(device: Device, text: str, expected: bool) -> None:
     texts = ["a b", f"b {text} b", "a" * 60, "a" * 60]
-    words = Words.find(there(to_texts(texts), device), device)
+    words = Words.find(there(texts, device), device)
     assert np.asarray(words.has_long).tolist() == [False, expected, False, False]
 
 
@@ -71,12 +81,12 @@ def test_long_words_are_found(device: Device, text: str, expected: bool) -> None
 @given(texts=CLEAN)
 def test_codes_on_a_device_give_the_features_of_the_hosts(device: Device, texts: list[str]) -> None:
     host = Lexicon.build(STOP_WORDS, LISTED, Device())
-    expected = count_features(Ragged.from_rows(TokenCoder(host)(to_texts(texts))), host)
+    expected = make_features(*TokenCounter(host)(TokenCoder(host)(texts)))
 
     there_lexicon = Lexicon.build(STOP_WORDS, LISTED, device)
-    clean = to_texts(" ".join(BasicTokenizer()(text)) for text in texts)
+    clean = [" ".join(BasicTokenizer()(text)) for text in texts]
     codes = CODERS[device](Words.find(there(clean, device), device))
-    got = count_features(codes, there_lexicon)
+    got = make_features(*count_tokens(codes, there_lexicon))
     np.testing.assert_allclose(got, expected, rtol=1e-12)
 
 
@@ -91,11 +101,11 @@ def test_nothing_reads_a_value_from_the_device() -> None:
             return meta(array)
 
     device, num_tokens = MetaGpu(), 7
-    texts = Texts(meta(np.zeros(40, np.uint8)), meta(np.zeros(4, np.int64)))
+    texts = Ragged(meta(np.zeros(40, np.uint8)), meta(np.zeros(4, np.int64)))
     lexicon = Lexicon.build(["a"], ["b"], device)
     words = Words(texts, count_begun(texts), num_tokens)
     codes = DeviceCoder(lexicon, device)(words)
-    raw = count_features(codes, lexicon)
+    raw = make_features(*count_tokens(codes, lexicon))
     features = normalise(raw, meta(np.zeros(8)), meta(np.ones(8)))
     assert features.shape == (3, 7 + 1)
     is_exact = Routing(device).find(texts, words)

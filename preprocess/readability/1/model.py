@@ -4,7 +4,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from shoal.component import Arrays, Component, Context
 from shoal.readability import Bundle, make_reader
-from shoal.text import Texts, check_texts, read_vocabulary
+from shoal.text import check_texts, decode_texts, read_vocabulary
 
 
 class Readability(Component):
@@ -21,7 +21,7 @@ class Readability(Component):
         check_texts(inputs["INPUT0"][:, 0], name="excerpt", max_bytes=self.max_text_bytes)
 
     def run(self, batch: Arrays) -> Arrays:
-        ids, mask, features = self.read(Texts.from_bytes(batch["INPUT0"][:, 0]))
+        ids, mask, features = self.read(decode_texts(batch["INPUT0"][:, 0]))
         return {"BERT_IDS": ids, "BERT_AM": mask, "TREE_FEATS": features}
 
 

@@ -3,7 +3,7 @@ import os, sys
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from shoal.component import Arrays, Component, Context, Parameters
-from shoal.text import Texts, check_texts, make_encoder
+from shoal.text import check_texts, decode_texts, make_encoder
 
 
 class Tokenizer(Component):
@@ -19,7 +19,7 @@ class Tokenizer(Component):
         check_texts(inputs[self.text][:, 0], name=self.text, max_bytes=self.max_text_bytes)
 
     def run(self, batch: Arrays) -> Arrays:
-        ids, mask = self.encode(Texts.from_bytes(batch[self.text][:, 0]))
+        ids, mask = self.encode(decode_texts(batch[self.text][:, 0]))
         return {self.ids: ids, self.mask: mask}
 
 

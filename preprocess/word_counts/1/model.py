@@ -3,7 +3,7 @@ import os, sys
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from shoal.component import Arrays, Component, Context, Parameters, fixed_by
-from shoal.text import VALUES, Texts, WordCounts, check_texts, read_words
+from shoal.text import VALUES, WordCounts, check_texts, decode_texts, read_words
 
 FIX = "Write one word per line, one basic token each: in lower case, without accents; signs are words of their own."
 
@@ -19,16 +19,15 @@ class Counts(Component):
         with fixed_by(FIX):
             words, stops = read_words(context.artifact("words.txt")), context.optional_artifact("stop_words.txt")
             stop_words = read_words(stops) if stops else ()
-        self.count = WordCounts(
-            words, stop_words, context.device, value=value, has_statistics=has_statistics, edge=self.text
-        )
+        self.count = WordCounts(words, stop_words, value=value, has_statistics=has_statistics)
         parameters.expect("n", self.count.num_columns, "the columns of words.txt and statistics are")
 
     def check(self, inputs: Arrays) -> None:
         check_texts(inputs[self.text][:, 0], name=self.text, max_bytes=self.max_text_bytes)
 
     def run(self, batch: Arrays) -> Arrays:
-        return {self.counts: self.count(Texts.from_bytes(batch[self.text][:, 0]))}
+        counts = self.count(decode_texts(batch[self.text][:, 0]))
+        return {self.counts: self.context.device.put(counts, self.text)}
 
 
 TritonPythonModel = Counts.for_triton()

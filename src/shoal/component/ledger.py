@@ -20,7 +20,7 @@ UP, DOWN, ACROSS = "up", "down", "across"  # host to device, device to host, dev
 
 # Edges that are not tensors of the model.
 SETUP = "(setup)"  # word lists and a rehearsal, once at the start
-EXACT = "(exact rows)"  # token ids of rows that fall back to the host's tokenizer
+EXACT = "(exact rows)"  # ids, mask and features of rows that fall back to the host's tokenizer
 CONTROL = "(control)"  # a few bytes per batch that decide sizes on the host
 
 BATCHES, ROWS, EXACT_ROWS = "batches", "rows", "exact_rows"

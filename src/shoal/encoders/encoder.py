@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from shoal.encoders.packaged import PACKAGED, SMALL_ENCODER, find_package
 from shoal.errors import InputError, needs
-from shoal.text.ragged import to_texts
-from shoal.text.wordpiece import SPECIAL_TOKENS, WordPiece
+from shoal.text.tokens import SPECIAL_TOKENS, WordPiece
 
 FULL_SIZE_ENCODER = "bert-large-uncased"
 REVISIONS = {  # pinned commits, so that a later upload does not change a name's meaning
@@ -101,7 +100,7 @@ def read_tokenizer(name: str, tokenizer: Any) -> tuple[tuple[str, ...], bool]:
         expected = [tokenizer(text)["input_ids"] for text in _TOKENIZER_SAMPLES]
         claimed = bool(getattr(tokenizer, "do_lower_case", True))
         for is_lowercase in (claimed, not claimed):
-            ids, mask = WordPiece(vocabulary, is_lowercase=is_lowercase).encode(to_texts(_TOKENIZER_SAMPLES))
+            ids, mask = WordPiece(vocabulary, is_lowercase=is_lowercase).encode(_TOKENIZER_SAMPLES)
             if [row[:length].tolist() for row, length in zip(ids, mask.sum(1), strict=True)] == expected:
                 return vocabulary, is_lowercase
     raise InputError(

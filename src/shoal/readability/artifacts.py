@@ -9,7 +9,7 @@ from shoal.component.artifact_files import MAKE_AGAIN
 from shoal.composition.artifacts import read_sizes
 from shoal.errors import ArtifactError
 from shoal.readability.preprocess_config import Bundle, read_weight
-from shoal.text.wordpiece import read_vocabulary
+from shoal.text.tokens import read_vocabulary
 
 _READERS: Mapping[str, Callable[[Path], object]] = {
     "preprocess.json": Bundle.load,

@@ -13,8 +13,7 @@ from torch import Tensor
 from shoal.readability.corpus import Corpus
 from shoal.readability.encoder import Candidates, Encoder
 from shoal.readability.folds import Rows
-from shoal.text.ragged import to_texts
-from shoal.text.wordpiece import WordPiece
+from shoal.text.tokens import WordPiece
 
 WIDTH_MULTIPLE = 32  # few widths: every new shape is compiled again, which costs more than the padding
 WINDOW = 8  # batches within which texts are sorted by length
@@ -43,7 +42,7 @@ def draw_batches(corpus: Corpus, batch_size: int, *, seed: int, epoch: int) -> l
 
 def encode(tokenizer: WordPiece, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
     """Ids and mask, INT64 ``[len(texts), width]``, the width a multiple of 32 or the greatest there is."""
-    ids, mask = map(torch.from_numpy, tokenizer.encode(to_texts(texts)))
+    ids, mask = map(torch.from_numpy, tokenizer.encode(texts))
     missing = min(-ids.shape[1] % WIDTH_MULTIPLE, tokenizer.max_length - ids.shape[1])
     return torch.nn.functional.pad(ids, (0, missing)), torch.nn.functional.pad(mask, (0, missing))
 

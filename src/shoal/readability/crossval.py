@@ -35,7 +35,7 @@ from shoal.readability.fit import EncoderSettings, Training
 from shoal.readability.folds import Rows, make_folds, split_inner
 from shoal.readability.preprocess_config import Bundle
 from shoal.readability.work import Result, Work
-from shoal.text.wordpiece import WordPiece
+from shoal.text.tokens import WordPiece
 
 OURS = (ENCODER, FOREST, BLEND)  # predictions of our models
 Stage = Callable[[str], AbstractContextManager[OnStep]]

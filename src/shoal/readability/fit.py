@@ -25,7 +25,7 @@ from shoal.readability.corpus import Corpus
 from shoal.readability.encoder import Candidates, Encoder
 from shoal.readability.folds import Rows
 from shoal.readability.work import Checkpoint
-from shoal.text.wordpiece import WordPiece
+from shoal.text.tokens import WordPiece
 
 MAX_NORM = 1.0  # of the gradient
 SMALLEST = 1e-12  # RMSE: at 0 its gradient has no bound

@@ -16,11 +16,9 @@ from shoal.errors import ArtifactError, InputError, needs
 from shoal.forests.treelite import round_forest
 from shoal.readability.batches import OnStep
 from shoal.readability.corpus import read_stop_words
-from shoal.readability.features import Features
 from shoal.readability.preprocess_config import NUM_LISTED, Bundle
-from shoal.text.lexicon import BasicTokenizer, Lexicon, is_word
-from shoal.text.ragged import to_texts
-from shoal.text.word_statistics import TokenCoder, TokenCounter, make_features
+from shoal.readability.reader import Features
+from shoal.text.words import BasicTokenizer, Lexicon, TokenCoder, TokenCounter, is_word, make_features
 
 NUM_TREES, MAX_DEPTH = 100, 16  # the published recipe's
 STATISTICS = (  # the first columns; the rest are shares of single words
@@ -59,7 +57,7 @@ def fit_bundle(texts: Sequence[str], *, vocabulary_sha256: str, is_lowercase: bo
     frequent, rare = list_words(texts)
     stop_words = read_stop_words()
     lexicon = Lexicon.build(stop_words, [*frequent, *rare], Device())
-    raw = make_features(*TokenCounter(lexicon)(TokenCoder(lexicon)(to_texts(texts))))
+    raw = make_features(*TokenCounter(lexicon)(TokenCoder(lexicon)(texts)))
     std = raw.std(axis=0)
     return Bundle(
         vocabulary_sha256=vocabulary_sha256,
@@ -154,8 +152,8 @@ def _rmse(forest: Any, features: Sequence[Array], targets: Array) -> Array:
 
 def forest_inputs(bundle: Bundle, texts: Sequence[str]) -> Array:
     """Compute the forest's inputs for texts: FP32 ``[len(texts), 207]``."""
-    features = Features(bundle, Device())
-    return features.of_rows(TokenCoder(features.lexicon)(to_texts(texts)))
+    features = Features(bundle)
+    return features(TokenCoder(features.lexicon)(texts))
 
 
 def export_forest(forest: Any, features: Array, path: Path, *, bundle_sha256: str) -> None:

@@ -23,8 +23,8 @@ from shoal.component.artifact_files import (
     sha256,
 )
 from shoal.errors import ArtifactError
-from shoal.text.word_statistics import NUM_STATISTICS
-from shoal.text.wordpiece import LENGTHS
+from shoal.text.tokens import LENGTHS
+from shoal.text.words import NUM_STATISTICS
 
 FORMAT = 1
 NUM_LISTED = 100  # length of each word list: the published recipe's N

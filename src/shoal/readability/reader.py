@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from shoal.blocks import normalise
 from shoal.component.ledger import CONTROL, EXACT, EXACT_ROWS, SETUP
 from shoal.component.tensors import Array, Device, namespace
 from shoal.errors import ArtifactError, SetupError
-from shoal.readability.features import Features
 from shoal.readability.preprocess_config import Bundle
-from shoal.text.device.device_tokens import Words
-from shoal.text.device.gpu_text import GpuText, TextEngine
-from shoal.text.device.host_fallback import Routing
-from shoal.text.lexicon import TokenCodes
-from shoal.text.ragged import Ragged, Texts, to_texts
-from shoal.text.word_cache import WordCache, flatten
-from shoal.text.word_statistics import DeviceCoder
-from shoal.text.wordpiece import WIDTH_MULTIPLE, WordPiece, frame, round_up
+from shoal.text.device import DeviceCoder, Ragged, Routing, Words, count_tokens, frame, round_up, upload
+from shoal.text.gpu_text import GpuText, TextEngine
+from shoal.text.tokens import WIDTH_MULTIPLE, WordCache, WordPiece, flatten
+from shoal.text.words import Lexicon, TokenCodes, TokenCounter, make_features
 
 MAX_WIDTH = 255 * WIDTH_MULTIPLE  # the width in steps is copied as one byte
 _SAMPLES = (
@@ -45,55 +41,42 @@ class Reading(NamedTuple):
     features: Array
 
 
-class _Finder:
-    """Lookup of words' token ids and codes together."""
+Read: TypeAlias = Callable[[Sequence[str]], Reading]
 
-    def __init__(self, wordpiece: WordPiece, tokens: Sequence[str]) -> None:
-        self._wordpiece, self._codes = wordpiece, TokenCodes(tokens)
 
-    def __call__(self, words: list[str]) -> list[tuple[list[int], list[int]]]:
-        return list(zip(self._wordpiece.find(words), self._codes(words), strict=True))
+class Features:
+    """Converter from the codes of texts to the forest's input, with the word lists and z-scores of a bundle."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self.lexicon = Lexicon.build(bundle.stop_words, [*bundle.frequent, *bundle.rare], Device())
+        self._count = TokenCounter(self.lexicon)
+        self._mean, self._std = np.array(bundle.mean), np.array(bundle.std)
+
+    def __call__(self, rows: Sequence[Sequence[int]]) -> Array:
+        """Compute features: FP32 ``[rows, 207]``."""
+        return normalise(make_features(*self._count(rows)), self._mean, self._std)
 
 
 class Reader:
-    """Host reader with Hugging Face's tokenizer, the exact path; its results are on the device."""
+    """Host reader with Hugging Face's tokenizer, the exact path; each word is looked up once for ids and codes."""
 
-    def __init__(self, vocabulary: Sequence[str], bundle: Bundle, device: Device) -> None:
-        self._device, self._max_length = device, bundle.max_length
-        wordpiece = WordPiece(vocabulary, is_lowercase=bundle.is_lowercase, max_length=bundle.max_length)
-        self._ids = wordpiece.ids
-        self._features = Features(bundle, device)
-        tokens = self._features.lexicon.tokens
-        self._words = WordCache(lambda: _Finder(wordpiece, tokens))
+    def __init__(self, vocabulary: Sequence[str], bundle: Bundle) -> None:
+        self.wordpiece = WordPiece(vocabulary, is_lowercase=bundle.is_lowercase, max_length=bundle.max_length)
+        self._features = Features(bundle)
+        self._find_codes = TokenCodes(self._features.lexicon.tokens)
+        self._words = WordCache(self._find)
 
-    def __call__(self, texts: Texts) -> Reading:
-        """Read a batch of texts that are on the host."""
-        pieces, codes = self._look_up(texts)
-        if self._device.is_host:
-            ids, mask = frame(pieces, self._ids, self._width(self._steps(pieces)))
-            return Reading(ids, mask, self._features.of_rows(codes))
-        self._device.ledger.count(EXACT_ROWS, len(texts))
-        return self._finish(pieces, Ragged.from_rows(codes), self._steps(pieces))
+    def _find(self, words: list[str]) -> list[tuple[list[int], list[int]]]:
+        return list(zip(self.wordpiece.find(words), self._find_codes(words), strict=True))
 
-    def _look_up(self, texts: Texts) -> tuple[Ragged, list[list[int]]]:
-        """Return token ids and codes, on the host."""
+    def __call__(self, texts: Sequence[str], width: int = 0) -> Reading:
+        """Read a batch of texts; rows are at least ``width`` wide."""
         found = self._words(texts)
         pieces, codes = (flatten([[word[k] for word in row] for row in found]) for k in (0, 1))
-        return Ragged.from_rows(pieces), codes
-
-    def _steps(self, pieces: Ragged) -> int:
-        """Return the width for the longest row, in steps of 8, of pieces on the host."""
-        return int(round_up(np.minimum(pieces.lengths, self._max_length - 2).max()))
-
-    def _width(self, steps: int) -> int:
-        return min(self._max_length, steps * WIDTH_MULTIPLE)
-
-    def _finish(self, pieces: Ragged, codes: Ragged, steps: int) -> Reading:
-        ids, mask = frame(pieces.to(self._device, EXACT), self._ids, self._width(steps))
-        return Reading(ids, mask, self._features.of_codes(codes.to(self._device, EXACT)))
+        return Reading(*self.wordpiece.frame(pieces, width), self._features(codes))
 
 
-class DeviceReader(Reader):
+class DeviceReader:
     """Device reader; rows that the device's tokenizer would get wrong are read on the host and merged in.
 
     ``edge`` names the upload of the texts in the ledger.
@@ -102,22 +85,24 @@ class DeviceReader(Reader):
     def __init__(
         self, vocabulary: Sequence[str], bundle: Bundle, device: Device, edge: str, engine: TextEngine | None = None
     ) -> None:
-        super().__init__(vocabulary, bundle, device)
         if bundle.max_length > MAX_WIDTH:
             raise ArtifactError(
                 f"preprocess.json has max_length {bundle.max_length}; on a GPU at most {MAX_WIDTH} tokens are read.",
                 "Compose with --placement cpu or hybrid.",
             )
+        self._device, self._edge, self._max_length = device, edge, bundle.max_length
+        self._host = Reader(vocabulary, bundle)
+        self._lexicon = Lexicon.build(bundle.stop_words, [*bundle.frequent, *bundle.rare], device)
+        self._mean, self._std = (device.put(np.array(v), SETUP) for v in (bundle.mean, bundle.std))
         self._engine = engine or GpuText(vocabulary, device)
-        self._edge = edge
         self._routing = Routing(device)
-        self._code = DeviceCoder(self._features.lexicon, device)
-        self._rehearse(Reader(vocabulary, bundle, Device()))
+        self._code = DeviceCoder(self._lexicon, device)
+        self._rehearse()
 
-    def _rehearse(self, host: Reader) -> None:
+    def _rehearse(self) -> None:
         """Read sample texts on both devices: it compiles kernels before the first request and detects wrong results."""
         for texts in (_SAMPLES, _SAMPLES[-1:]):
-            here, there = (read(to_texts(texts)) for read in (host, self))
+            here, there = self._host(texts), self(texts)
             for name, expected, array in zip(Reading._fields, here, there, strict=True):
                 found = self._device.fetch(array, SETUP)
                 if found.shape != expected.shape or not np.allclose(found, expected, rtol=1e-5, atol=1e-5):
@@ -126,9 +111,9 @@ class DeviceReader(Reader):
                         "Compose with --placement cpu or hybrid, and report the version of pylibcudf.",
                     )
 
-    def __call__(self, texts: Texts) -> Reading:
+    def __call__(self, texts: Sequence[str]) -> Reading:
         """Read a batch of texts that are on the host."""
-        here = texts.to(self._device, self._edge)
+        here = upload(texts, self._device, self._edge)
         clean = self._engine.normalise(here)
         pieces = self._engine.pieces(clean)
         words = Words.find(clean, self._device)
@@ -136,13 +121,15 @@ class DeviceReader(Reader):
 
         is_exact = self._routing.find(here, words)
         rows, steps = self._decide(pieces, is_exact)
+        width = min(self._max_length, steps * WIDTH_MULTIPLE)
         if not rows.size:
-            return self._finish(pieces, codes, steps)
-        self._device.ledger.count(EXACT_ROWS, rows.size)
-        exact_pieces, exact_codes = self._look_up(texts.select(rows))
-        steps = max(steps, self._steps(exact_pieces))
-        exact = self._finish(exact_pieces, Ragged.from_rows(exact_codes), steps)
-        return _merge(self._finish(pieces, codes, steps), exact, is_exact)
+            return self._finish(pieces, codes, width)
+        exact = upload_reading(self._host([texts[row] for row in rows], width), self._device)
+        return _merge(self._finish(pieces, codes, exact.ids.shape[1]), exact, is_exact)
+
+    def _finish(self, pieces: Ragged, codes: Ragged, width: int) -> Reading:
+        raw = make_features(*count_tokens(codes, self._lexicon))
+        return Reading(*frame(pieces, self._host.wordpiece.ids, width), normalise(raw, self._mean, self._std))
 
     def _decide(self, pieces: Ragged, is_exact: Array) -> tuple[np.ndarray[tuple[int], np.dtype[np.intp]], int]:
         """Return the rows to read on the host, and the width of the other rows in steps of 8.
@@ -157,6 +144,13 @@ class DeviceReader(Reader):
         return np.flatnonzero(known[:-1]), int(known[-1])
 
 
+def upload_reading(reading: Reading, device: Device) -> Reading:
+    """Upload rows that were read on the host to a GPU, in two copies, and count them as exact ones."""
+    device.ledger.count(EXACT_ROWS, len(reading.ids))
+    both = device.put(np.stack([reading.ids, reading.mask]), EXACT)
+    return Reading(both[0], both[1], device.put(reading.features, EXACT))
+
+
 def _merge(fast: Reading, exact: Reading, is_exact: Array) -> Reading:
     """Merge the device's and the host's rows in the order of the batch."""
     # Gather from both stacked: row i comes from the k-th exact row behind the fast ones if it is the k-th exact row.
@@ -168,12 +162,13 @@ def _merge(fast: Reading, exact: Reading, is_exact: Array) -> Reading:
     return Reading(ids, mask, features)
 
 
-def make_reader(vocabulary: Sequence[str], bundle: Bundle, device: Device, edge: str) -> Reader:
+def make_reader(vocabulary: Sequence[str], bundle: Bundle, device: Device, edge: str) -> Read:
     """Create the reader for a device.
 
     For an encoder that keeps case a GPU's texts are read on the host: the device's normalizer was only verified for
     lower case.
     """
-    if device.is_host or not bundle.is_lowercase:
-        return Reader(vocabulary, bundle, device)
-    return DeviceReader(vocabulary, bundle, device, edge)
+    if not device.is_host and bundle.is_lowercase:
+        return DeviceReader(vocabulary, bundle, device, edge)
+    read = Reader(vocabulary, bundle)
+    return read if device.is_host else lambda texts: upload_reading(read(texts), device)

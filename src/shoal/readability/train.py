@@ -32,7 +32,7 @@ from shoal.readability.page import write_page
 from shoal.readability.preprocess_config import Bundle
 from shoal.readability.report import REPORT, describe
 from shoal.readability.work import SAVE_EVERY, SETTINGS, Work, describe_changes, flatten, open_work, work_folder
-from shoal.text.wordpiece import WordPiece
+from shoal.text.tokens import WordPiece
 
 MAX_LENGTH = 256
 PAGE = "report.html"

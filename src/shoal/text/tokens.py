@@ -1,34 +1,198 @@
-"""Tokenizers built from an encoder's own file: BERT's ``vocab.txt``, or any ``tokenizer.json`` of Hugging Face.
+"""Texts to token ids, on the host: BERT's ``vocab.txt``, or any ``tokenizer.json`` of Hugging Face.
 
-Texts are tokenized on the host; for a GPU the ids are uploaded in one copy, then framed and padded there.
+BERT's normalizer and pre-tokenizer process each whitespace-separated word on its own, so a text's tokens are its words'
+tokens in order, and the results for a word can be cached: most words of a batch have been seen before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import TypeAlias
+from reprlib import repr as shorten
+from threading import Lock
+from typing import Generic, TypeAlias, TypeVar
 
-from array_api_compat import device as device_of
+import numpy as np
 
-from shoal.component.artifact_files import read_tokenizer
+from shoal.component.artifact_files import (
+    MAKE_AGAIN,
+    describe_bytes,
+    find_repeated,
+    read_text,
+    read_tokenizer,
+    refusal,
+)
 from shoal.component.base import Context
 from shoal.component.parameters import Parameters, fixed_by
-from shoal.component.tensors import Array, namespace
-from shoal.errors import ArtifactError
-from shoal.text.ragged import Ragged, Texts
-from shoal.text.wordpiece import LENGTHS, WIDTH_MULTIPLE, WordPiece, read_vocabulary
+from shoal.component.tensors import Array
+from shoal.errors import ArtifactError, InputError
 
+CLS, SEP, PAD, UNK, MASK = SPECIAL_TOKENS = ("[CLS]", "[SEP]", "[PAD]", "[UNK]", "[MASK]")
+MAX_WORD_CHARS = 100  # BERT's max_input_chars_per_word: longer words are [UNK]
+LENGTHS = range(3, 65_537)  # [CLS], a token and [SEP]; texts of more than 65,536 bytes are refused
+WIDTH_MULTIPLE = 8  # widths in steps: at most 32 shapes up to 256 tokens, each compiled once by the encoder
 VOCABULARY, TOKENIZER = "vocab.txt", "tokenizer.json"
 MAX_LENGTH = 256
 _FIX = f"Copy the encoder's own {TOKENIZER} there, or the {VOCABULARY} of a BERT; not both."
 _PADDING = ("[PAD]", "<pad>")  # of BERT's and of RoBERTa's families
+# Limits of the cache: about 100 MB. A short word takes some 500 bytes; a long one may be one token per byte.
+MOST_WORDS, MOST_CHARACTERS = 2**17, 2**21
+# Other whitespace than ASCII's stays within a word.
+_TO_SPACES = str.maketrans("\t\n\r", "   ")
 
-Encode: TypeAlias = Callable[[Texts], tuple[Array, Array]]
+T = TypeVar("T")
+Encode: TypeAlias = Callable[[Sequence[str]], tuple[Array, Array]]
+
+
+def check_texts(texts: Iterable[bytes], *, name: str, max_bytes: int) -> None:
+    """Check that each text is UTF-8 and not too long.
+
+    Raises:
+        InputError: a text is not; the error names the tensor, the row and the fault.
+    """
+    for row, text in enumerate(texts):
+        if len(text) > max_bytes:
+            raise InputError(
+                f"{name}[{row}] has {len(text)} bytes; at most {max_bytes} are allowed.",
+                "Split the text, or raise the max_text_bytes parameter in the model's config.pbtxt.",
+            )
+        try:
+            text.decode()
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"{name}[{row}] is not valid UTF-8: byte 0x{text[error.start]:02x} at position {error.start}.",
+                "Encode the text as UTF-8.",
+            ) from None
+
+
+def decode_texts(texts: Iterable[bytes]) -> list[str]:
+    """Decode texts that ``check_texts`` has admitted."""
+    return [text.decode() for text in texts]
+
+
+class WordCache(Generic[T]):
+    """Cache of ``find``'s result for each whitespace-separated word; it is emptied when it is full. Thread-safe."""
+
+    def __init__(self, find: Callable[[list[str]], Sequence[T]]) -> None:
+        self._find, self._lock = find, Lock()
+        self._known: dict[str, T] = {}
+        self._num_characters = 0
+
+    def __call__(self, texts: Iterable[str]) -> list[list[T]]:
+        """Return the results for the words of each text."""
+        return [self._look_up(text.translate(_TO_SPACES).split(" ")) for text in texts]
+
+    def _look_up(self, words: list[str]) -> list[T]:
+        known = self._known
+        try:
+            return [*map(known.__getitem__, words)]  # most rows: all of their words are known
+        except KeyError:
+            with self._lock:
+                if len(self._known) > MOST_WORDS or self._num_characters > MOST_CHARACTERS:
+                    self._known, self._num_characters = {}, 0
+                known = self._known
+                new = [*dict.fromkeys(word for word in words if word not in known)]
+                known.update(zip(new, self._find(new), strict=True))
+                self._num_characters += sum(map(len, new))
+            return [*map(known.__getitem__, words)]
+
+
+def flatten(rows: Sequence[Sequence[Sequence[int]]]) -> list[list[int]]:
+    """Concatenate the integers of each row's words."""
+    return [[*chain.from_iterable(row)] for row in rows]
+
+
+# --- BERT's vocabulary -------------------------------------------------------------------------------------------
+
+
+def read_vocabulary(path: Path) -> list[str]:
+    """Read the tokens of a ``vocab.txt``, in the order of their ids.
+
+    Raises:
+        ArtifactError: it is not such a file, a special token is missing, a line is blank, or a token is repeated.
+    """
+    text = read_text(path, "vocabulary")
+    if what := describe_bytes(text[:32].encode()):
+        raise refusal(path, "vocabulary", what)
+    vocabulary = text.split("\n")
+    if vocabulary[-1] == "":
+        vocabulary.pop()
+    fault = ""
+    if missing := [token for token in SPECIAL_TOKENS if token not in vocabulary]:
+        fault = f"lacks {', '.join(missing)}"
+    elif blank := [number for number, token in enumerate(vocabulary, 1) if not token.strip(" \t\0")]:
+        fault = f"has a blank line, number {blank[0]:,}"
+    elif repeated := find_repeated(vocabulary):
+        fault = f"holds a token twice: {shorten(repeated)}"
+    if fault:
+        raise ArtifactError(f"{path} {fault}.", f"Take vocab.txt from the encoder's own tokenizer. {MAKE_AGAIN}")
+    return vocabulary
+
+
+@dataclass(frozen=True)
+class SpecialIds:
+    """Ids of the special tokens that frame and pad a row."""
+
+    cls: int
+    sep: int
+    pad: int
+
+
+class WordPiece:
+    """BERT's basic tokenization and WordPiece over a vocabulary; ``max_length`` counts ``[CLS]`` and ``[SEP]``."""
+
+    def __init__(self, vocabulary: Sequence[str], *, is_lowercase: bool = True, max_length: int = 256) -> None:
+        from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+        vocab = {token: index for index, token in enumerate(vocabulary)}
+        model = models.WordPiece(vocab, unk_token=UNK, max_input_chars_per_word=MAX_WORD_CHARS)
+        self._tokenizer = Tokenizer(model)
+        # strip_accents follows lowercase where it is not given, as in the published BERT models
+        self._tokenizer.normalizer = normalizers.BertNormalizer(lowercase=is_lowercase)
+        self._tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        self._tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
+        self.ids = SpecialIds(vocab[CLS], vocab[SEP], vocab[PAD])
+        self.max_length = max_length
+        self._words = WordCache(self.find)
+
+    def find(self, words: list[str]) -> list[list[int]]:
+        """Return the token ids of each word."""
+        return [e.ids for e in self._tokenizer.encode_batch_fast(words, add_special_tokens=False)]
+
+    def encode(self, texts: Sequence[str], width: int = 0) -> tuple[Array, Array]:
+        """Return token ids and attention mask: INT64 ``[len(texts), width]`` each.
+
+        The width is that of the longest row, a multiple of 8 unless ``max_length`` is smaller; at least ``width``.
+        """
+        return self.frame(flatten(self._words(texts)), width)
+
+    def frame(self, rows: Sequence[Sequence[int]], width: int = 0) -> tuple[Array, Array]:
+        """Put ``[CLS]`` and ``[SEP]`` around rows of token ids, cut or padded to one width; see ``encode``."""
+        framed = [[self.ids.cls, *row[: self.max_length - 2], self.ids.sep] for row in rows]
+        return pad(framed, self.ids.pad, self.max_length, width)
+
+
+def pad(rows: Sequence[Sequence[int]], fill: int, max_length: int, width: int = 0) -> tuple[Array, Array]:
+    """Return ids and mask of rows, INT64 ``[rows, width]`` each, padded on the right.
+
+    The width is the longest row's length rounded up to a multiple of 8, at most ``max_length``, at least ``width``.
+    """
+    longest = max([1, *map(len, rows)])
+    width = max(width, min(max_length, -(-longest // WIDTH_MULTIPLE) * WIDTH_MULTIPLE))
+    ids, mask = np.full((len(rows), width), fill), np.zeros((len(rows), width), np.int64)
+    for number, row in enumerate(rows):
+        ids[number, : len(row)] = row
+        mask[number, : len(row)] = 1
+    return ids, mask
+
+
+# --- any tokenizer -----------------------------------------------------------------------------------------------
 
 
 class FastTokenizer:
-    """Hugging Face tokenizer of a ``tokenizer.json``, except that rows are truncated and right-padded here."""
+    """Hugging Face tokenizer of a ``tokenizer.json``, except for its own truncation and padding."""
 
     def __init__(self, path: Path, *, max_length: int) -> None:
         self._tokenizer = read_tokenizer(path)
@@ -40,20 +204,10 @@ class FastTokenizer:
         if self.num_special < max_length:
             self._tokenizer.enable_truncation(max_length)
 
-    def pieces(self, texts: Texts) -> Ragged:
-        """Return token ids with special tokens, cut at ``max_length``: INT64, one row per text, on the host."""
-        return Ragged.from_rows([row.ids for row in self._tokenizer.encode_batch_fast(texts.strings)])
-
-    def width(self, pieces: Ragged) -> int:
-        """Return the padded width: the longest row's length rounded up to a multiple of 8, at most ``max_length``."""
-        steps = -(-int(pieces.lengths.max()) // WIDTH_MULTIPLE)
-        return min(self._max_length, max(1, steps) * WIDTH_MULTIPLE)
-
-    def frame(self, pieces: Ragged, width: int) -> tuple[Array, Array]:
-        """Pad ids to ``width``; return ids and mask, INT64 ``[rows, width]`` each, on the device of the pieces."""
-        xp = namespace(pieces.values)
-        columns = xp.arange(width, dtype=xp.int64, device=device_of(pieces.values))
-        return pieces.pad(width, self._pad_id), xp.astype(columns < pieces.lengths[:, None], xp.int64)
+    def encode(self, texts: Sequence[str], width: int = 0) -> tuple[Array, Array]:
+        """Return token ids and attention mask, padded on the right, as ``WordPiece.encode`` does."""
+        rows = [row.ids for row in self._tokenizer.encode_batch_fast(texts)]
+        return pad(rows, self._pad_id, self._max_length, width)
 
 
 def make_encoder(context: Context, parameters: Parameters, edge: str) -> Encode:
@@ -61,7 +215,7 @@ def make_encoder(context: Context, parameters: Parameters, edge: str) -> Encode:
 
     It reads the parameters ``max_length`` and ``lowercase``, and the one of the two artifacts that exists. The width
     is the longest row's length rounded up to a multiple of 8, at most ``max_length``; always ``max_length`` if the
-    size ``t`` is declared. ``edge`` names the upload to a GPU.
+    size ``t`` is declared. ``edge`` names the upload to a GPU, which is one copy.
 
     Raises:
         ArtifactError: a parameter or an artifact cannot be used, or neither artifact exists, or both do.
@@ -72,10 +226,9 @@ def make_encoder(context: Context, parameters: Parameters, edge: str) -> Encode:
     parameters.expect("t", max_length, "its parameter max_length is")
     tokenizer = _read(context, parameters, max_length)
 
-    def encode(texts: Texts) -> tuple[Array, Array]:
-        pieces = tokenizer.pieces(texts)
-        width = max_length if is_fixed else tokenizer.width(pieces)
-        return tokenizer.frame(pieces.to(device, edge), width)
+    def encode(texts: Sequence[str]) -> tuple[Array, Array]:
+        both = device.put(np.stack(tokenizer.encode(texts, max_length if is_fixed else 0)), edge)
+        return both[0], both[1]
 
     return encode
 

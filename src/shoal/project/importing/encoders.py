@@ -21,7 +21,7 @@ from shoal.errors import InputError, needs
 from shoal.progress import OnProgress
 from shoal.project.importing.imported import MAX_BATCH_SIZE, Imported, make_config, stage
 from shoal.project.scaffold.clone import draft_like
-from shoal.text.wordpiece import LENGTHS
+from shoal.text.tokens import LENGTHS
 
 EMBEDDING, CLASSIFICATION, REGRESSION = KINDS = ("embedding", "classification", "regression")
 FORMATS = {"torchscript": ("pytorch", "model.pt"), "onnx": ("onnxruntime", "model.onnx")}

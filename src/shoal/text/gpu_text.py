@@ -11,16 +11,16 @@ from typing import Any, Protocol
 from shoal.component.ledger import CONTROL, DOWN, SETUP, UP
 from shoal.component.tensors import Array, Device
 from shoal.errors import needs
-from shoal.text.ragged import Ragged, Texts, to_texts
+from shoal.text.device import Ragged, upload
 
 
 class TextEngine(Protocol):
-    """Device tokenizer; ``host_fallback.py`` finds the rows that its rules would get wrong."""
+    """Device tokenizer; ``Routing`` finds the rows that its rules would get wrong."""
 
-    def normalise(self, texts: Texts) -> Texts:
+    def normalise(self, texts: Ragged) -> Ragged:
         """Lower-case texts, strip accents, and put spaces around tokens and punctuation."""
 
-    def pieces(self, clean: Texts) -> Ragged:
+    def pieces(self, clean: Ragged) -> Ragged:
         """Return the token ids of normalised texts, not truncated: INT64, one row per text."""
 
 
@@ -29,7 +29,7 @@ class TextEngine(Protocol):
 _SIZES = {"normalise": (3, 1), "pieces": (4, 1)}
 # libcudf's wordpiece_tokenize writes past its own buffer if a batch is almost only spaces (26.10); this row, put in
 # front, prevents that.
-_SENTINEL = b"aaaa"
+_SENTINEL = "aaaa"
 
 
 class GpuText:
@@ -46,24 +46,24 @@ class GpuText:
         self._normalize, self._wordpiece = normalize, wordpiece_tokenize
 
         def column(strings: Sequence[str]) -> Any:
-            return self._column(to_texts(strings).to(device, SETUP))
+            return self._column(upload(strings, device, SETUP))
 
         self._normalizer = normalize.CharacterNormalizer(True, column([]))
         self._vocabulary = wordpiece_tokenize.WordPieceVocabulary(column(vocabulary))
-        self._sentinel = Texts.from_bytes([_SENTINEL]).to(device, SETUP)
+        self._sentinel = upload([_SENTINEL], device, SETUP)
         alone = wordpiece_tokenize.wordpiece_tokenize(self._column(self._sentinel), self._vocabulary, 0)
         self._sentinel_pieces = int(alone.list_view().child().size())
 
-    def normalise(self, texts: Texts) -> Texts:
+    def normalise(self, texts: Ragged) -> Ragged:
         """See ``TextEngine``."""
         clean = self._normalize.normalize_characters(self._column(texts), self._normalizer)
         self._record("normalise")
-        return Texts(self._array(clean.data(), "uint8"), self._integers(clean.child(0)))
+        return Ragged(self._array(clean.data(), "uint8"), self._integers(clean.child(0)))
 
-    def pieces(self, clean: Texts) -> Ragged:
+    def pieces(self, clean: Ragged) -> Ragged:
         """See ``TextEngine``."""
         xp, size = self._device.xp, len(_SENTINEL)
-        guarded = Texts(
+        guarded = Ragged(
             xp.concat([self._sentinel.values, clean.values]),
             xp.concat([self._sentinel.offsets[:1], clean.offsets + size]),
         )
@@ -76,7 +76,7 @@ class GpuText:
         for direction, copies in zip((DOWN, UP), _SIZES[call], strict=True):
             self._device.ledger.record(CONTROL, direction, 8 * copies, copies=copies)
 
-    def _column(self, texts: Texts) -> Any:
+    def _column(self, texts: Ragged) -> Any:
         from pylibcudf import Column, DataType, TypeId, gpumemoryview
 
         xp = self._device.xp

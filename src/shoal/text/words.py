@@ -1,0 +1,230 @@
+"""Words of texts: basic tokens, text statistics, and counts of listed words.
+
+A *basic token* is a token of BERT's normalizer and pre-tokenizer: lower-cased, accents stripped, punctuation split off.
+A *word* is a basic token with a letter or a digit (Unicode L* or Nd); any other basic token is punctuation. A
+*sentence* ends at a maximal run of ``. ! ? …`` tokens; text after the last run, if it contains a word, is one more.
+
+Texts are turned into codes (``TokenCoder``), and these are counted in plain Python (``TokenCounter``): a request has
+too few for array code to pay off.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from reprlib import repr as shorten
+
+import numpy as np
+
+from shoal.component.artifact_files import find_repeated, read_text, refusal
+from shoal.component.ledger import SETUP
+from shoal.component.tensors import Array, Device, namespace
+from shoal.text.tokens import WordCache, flatten
+
+VALUES = ("count", "share", "presence")
+SENTENCE_ENDS = (".", "!", "?", "…")
+NUM_STATISTICS = 7  # words, distinct words, punctuation, sentences, words per sentence, stop words, those per sentence
+_KIND = "list of words"
+_ASCII_TOKEN = re.compile("[a-z0-9]+|[^a-z0-9 ]")
+_HASH = 2**62 - 1
+
+
+def is_word(token: str) -> bool:
+    """Whether a basic token contains a letter or a digit."""
+    return any(c.isalpha() or c.isdecimal() for c in token)
+
+
+class BasicTokenizer:
+    """BERT's normalizer and pre-tokenizer, always lower-casing."""
+
+    def __init__(self) -> None:
+        from tokenizers import normalizers, pre_tokenizers
+
+        self._normalize = normalizers.BertNormalizer(lowercase=True).normalize_str
+        self._split = pre_tokenizers.BertPreTokenizer().pre_tokenize_str
+
+    def __call__(self, text: str) -> list[str]:
+        """Split ``text`` into its basic tokens, in order."""
+        return [token for token, _ in self._split(self._normalize(text))]
+
+
+@dataclass(frozen=True)
+class Lexicon:
+    """Attribute table of token codes, one column per attribute.
+
+    Codes 0 .. n-1 are the listed tokens. Two rows follow them: n for every other word, n + 1 for every other
+    punctuation token. ``column`` is the feature column of a token's share, ``num_listed`` for tokens without one.
+    """
+
+    tokens: tuple[str, ...]
+    is_word: Array  # BOOL [n + 2]
+    is_stop: Array  # BOOL [n + 2]
+    is_end: Array  # BOOL [n + 2]
+    column: Array  # INT64 [n + 2]
+    num_listed: int
+
+    @property
+    def num_known(self) -> int:
+        """Number of listed tokens."""
+        return len(self.tokens)
+
+    @classmethod
+    def build(cls, stop_words: Sequence[str], listed: Sequence[str], device: Device) -> Lexicon:
+        """Build the lexicon; ``listed`` are the words whose shares are features, in the order of their columns."""
+        tokens = tuple(dict.fromkeys([*SENTENCE_ENDS, *stop_words, *listed]))
+        columns, stops = {word: k for k, word in enumerate(listed)}, set(stop_words)
+        put = partial(device.put, edge=SETUP)
+        return cls(
+            tokens=tokens,
+            is_word=put(np.array([*map(is_word, tokens), True, False])),
+            is_stop=put(np.array([*(t in stops for t in tokens), False, False])),
+            is_end=put(np.array([*(t in SENTENCE_ENDS for t in tokens), False, False])),
+            column=put(np.array([*(columns.get(t, len(listed)) for t in tokens), len(listed), len(listed)])),
+            num_listed=len(listed),
+        )
+
+
+class TokenCodes:
+    """Token-to-code map: a listed token's index; an unlisted word's hash behind them; -1 for other punctuation.
+
+    Two unlisted words share a code with a probability of about 2^-62.
+    """
+
+    def __init__(self, listed: Sequence[str]) -> None:
+        self._codes = {token: code for code, token in enumerate(listed)}
+        self._tokenize = BasicTokenizer()
+
+    def __call__(self, words: list[str]) -> list[list[int]]:
+        """Return the codes of each word's tokens."""
+        return [[self._code(token) for token in self.split(word)] for word in words]
+
+    def split(self, word: str) -> list[str]:
+        """Split into basic tokens; for printable ASCII, an equivalent regular expression is ten times as fast."""
+        if word.isascii() and word.isprintable():
+            return _ASCII_TOKEN.findall(word.lower())
+        return self._tokenize(word)
+
+    def _code(self, token: str) -> int:
+        code = self._codes.get(token)
+        if code is not None:
+            return code
+        return len(self._codes) + (hash(token) & _HASH) if is_word(token) else -1
+
+
+class TokenCoder:
+    """Encoder from texts to token codes (see ``TokenCodes``), cached by word."""
+
+    def __init__(self, lexicon: Lexicon) -> None:
+        self._words = WordCache(TokenCodes(lexicon.tokens))
+
+    def __call__(self, texts: Iterable[str]) -> list[list[int]]:
+        """Return the codes of each text."""
+        return flatten(self._words(texts))
+
+
+class TokenCounter:
+    """Counter of codes; ``lexicon`` is on the host."""
+
+    def __init__(self, lexicon: Lexicon) -> None:
+        self._num_known, self._num_listed = lexicon.num_known, lexicon.num_listed
+        self._is_word, self._is_stop = lexicon.is_word.tolist(), lexicon.is_stop.tolist()
+        self._column = lexicon.column.tolist()
+        self._ends = frozenset(np.flatnonzero(lexicon.is_end).tolist())
+
+    def __call__(self, rows: Sequence[Sequence[int]]) -> tuple[Array, Array]:
+        """Return the seven statistics, FP64 ``[rows, 7]``, and each row's counts of listed tokens, INT64.
+
+        In a row without a word both still count punctuation.
+        """
+        statistics = np.empty((len(rows), NUM_STATISTICS))
+        counts = np.zeros((len(rows), self._num_listed + 1), np.int64)  # the last: tokens in no list
+        for row, codes in enumerate(rows):
+            words = distinct = stops = 0
+            numbers = Counter(codes)
+            for code, number in numbers.items():
+                if code >= self._num_known:
+                    words += number
+                    distinct += 1
+                elif code >= 0:
+                    counts[row, self._column[code]] = number
+                    if self._is_word[code]:
+                        words += number
+                        distinct += 1
+                        stops += number * self._is_stop[code]
+            sentences = self._count_sentences(codes) if self._ends & numbers.keys() else min(words, 1)
+            per_sentence = max(sentences, 1)
+            statistics[row] = (
+                words, distinct, len(codes) - words, sentences, words / per_sentence, stops, stops / per_sentence
+            )  # fmt: skip
+        return statistics, counts[:, :-1]
+
+    def _count_sentences(self, codes: Sequence[int]) -> int:
+        """Count the runs of sentence ends, and one more if a word follows the last run."""
+        ends, num_known, is_word = self._ends, self._num_known, self._is_word
+        num_runs, was_end, is_open = 0, False, False
+        for code in codes:
+            if code in ends:
+                num_runs += not was_end
+                was_end, is_open = True, False
+            else:
+                was_end = False
+                is_open = is_open or code >= num_known or (code >= 0 and is_word[code])
+        return num_runs + is_open
+
+
+def make_features(statistics: Array, counts: Array) -> Array:
+    """Return the raw features, FP64 ``[rows, 7 + lists]``, of statistics and counts; all 0 in a row without a word."""
+    xp, words = namespace(counts), statistics[:, :1]
+    raw = xp.concat([statistics, counts / xp.maximum(words, 1.0)], axis=1)
+    return xp.where(words > 0, raw, xp.zeros_like(raw))
+
+
+# --- the component word_counts -----------------------------------------------------------------------------------
+
+
+def read_words(path: Path) -> tuple[str, ...]:
+    """Read the words of a text file, one per line.
+
+    Raises:
+        ArtifactError: it is not such a file, a word is repeated, or a word can never occur in a text: texts are read
+            as basic tokens, in lower case and without accents.
+    """
+    words, tokenize = read_text(path, _KIND).removesuffix("\n").split("\n"), BasicTokenizer()
+    for number, word in enumerate(words, 1):
+        if not word.strip():
+            raise refusal(path, _KIND, f"line {number:,} is blank")
+        if (tokens := tokenize(word)) != [word]:
+            raise refusal(path, _KIND, f"line {number:,} is {shorten(word)}, which texts hold as {shorten(tokens)}")
+    if repeated := find_repeated(words):
+        raise refusal(path, _KIND, f"it holds {shorten(repeated)} twice")
+    return tuple(words)
+
+
+class WordCounts:
+    """Counter of listed words in texts; ``value`` is one of ``VALUES``.
+
+    A *share* is the count divided by the text's number of words, 0 if it has none; *presence* is 1 or 0.
+    """
+
+    def __init__(
+        self, words: Sequence[str], stop_words: Sequence[str], *, value: str = "count", has_statistics: bool = False
+    ) -> None:
+        self._value, self._has_statistics = value, has_statistics
+        lexicon = Lexicon.build(stop_words, words, Device())
+        self._encode, self._count = TokenCoder(lexicon), TokenCounter(lexicon)
+        self.num_columns = len(words) + (NUM_STATISTICS if has_statistics else 0)
+
+    def __call__(self, texts: Iterable[str]) -> Array:
+        """Return FP32 ``[rows, columns]``, on the host; statistics first, all 0 in a text without a word."""
+        statistics, counts = self._count(self._encode(texts))
+        words = statistics[:, :1]
+        if self._value == "share":
+            counts = counts / np.maximum(words, 1.0) * (words > 0)
+        elif self._value == "presence":
+            counts = counts > 0
+        columns = [np.where(words > 0, statistics, 0), counts] if self._has_statistics else [counts]
+        return np.concatenate(columns, axis=1).astype(np.float32)
