@@ -22,7 +22,7 @@ UNREADABLE = Rule("onnx-unreadable", Severity.ERROR)
 RULES = (TENSORS, UNREADABLE)
 
 # onnx.TensorProto.DataType by its numbers, as onnxruntime_utils.cc turns them into Triton's.
-_TYPES = {
+TYPES = {
     1: "TYPE_FP32", 2: "TYPE_UINT8", 3: "TYPE_INT8", 4: "TYPE_UINT16", 5: "TYPE_INT16", 6: "TYPE_INT32",
     7: "TYPE_INT64", 8: "TYPE_STRING", 9: "TYPE_BOOL", 10: "TYPE_FP16", 11: "TYPE_FP64", 12: "TYPE_UINT32",
     13: "TYPE_UINT64", 16: "TYPE_BF16",
@@ -47,35 +47,45 @@ def find(model: Model, repository: Repository) -> Findings:
         try:
             if not path.is_file() or path.stat().st_size > _MAX_BYTES:
                 continue
-            graph = _read(path)
+            graph = read_onnx(path).graph
         except OSError as error:
             yield UNREADABLE.at(Place(path), f"It cannot be read: {error.strerror}.", "Let the server's user read it.")
-            continue
-        if graph is None:
-            with path.open("rb") as file:
-                begins = file.read(32)
-            why = describe_bytes(begins) or ("it is empty" if not begins else "it is cut off, or another kind of file")
-            yield UNREADABLE.at(Place(path), f"It is not an ONNX model: {why}.", "Export or copy it again.")
-            continue
-        yield from _compare(model, graph)
+        except ValueError as error:
+            yield UNREADABLE.at(Place(path), f"It is not an ONNX model: {error}.", "Export or copy it again.")
+        else:
+            yield from _compare(model, graph)
 
 
-def _read(path: Path) -> Any:
-    """Read the graph of a file; None if it has none."""
+def read_onnx(path: Path) -> Any:
+    """Read an ONNX model, without weights in other files.
+
+    Raises:
+        ValueError: it is not one; the text says what it is.
+        OSError: it cannot be read.
+    """
     from google.protobuf.message import DecodeError
 
     onnx: Any = importlib.import_module("onnx")  # not among shoal's own extras
     try:
         message = onnx.load(path, load_external_data=False)
     except (DecodeError, ValueError, RecursionError):
-        return None
-    return message.graph if message.graph.output else None
+        message = None
+    if message is not None and message.graph.output:
+        return message
+    with path.open("rb") as file:
+        begins = file.read(32)
+    raise ValueError(describe_bytes(begins) or ("it is cut off, or another kind of file" if begins else "it is empty"))
+
+
+def find_inputs(graph: Any) -> list[Any]:
+    """Find the inputs that a request must give: those that are not weights."""
+    weights = {tensor.name for tensor in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
+    return [tensor for tensor in graph.input if tensor.name not in weights]
 
 
 def _compare(model: Model, graph: Any) -> Findings:
-    weights = {tensor.name for tensor in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
     inputs = {tensor.name: _describe(tensor) for tensor in graph.input}
-    needed = [name for name in inputs if name not in weights]
+    needed = [tensor.name for tensor in find_inputs(graph)]
     outputs = {tensor.name: _describe(tensor) for tensor in graph.output}
     if model.inputs and not model.num_server_inputs:
         declared = {tensor.name for tensor in model.inputs}
@@ -129,6 +139,6 @@ def _describe(value: Any) -> _Tensor:
     if not value.type.HasField("tensor_type"):
         return _Tensor("", None)
     if not kind.HasField("shape"):
-        return _Tensor(_TYPES.get(kind.elem_type, ""), None)
+        return _Tensor(TYPES.get(kind.elem_type, ""), None)
     shape = tuple(int(dim.dim_value) if dim.HasField("dim_value") else -1 for dim in kind.shape.dim)
-    return _Tensor(_TYPES.get(kind.elem_type, ""), shape)
+    return _Tensor(TYPES.get(kind.elem_type, ""), shape)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -85,41 +84,27 @@ def _limits(encoder: Trunked) -> tuple[int, int]:
 
 
 def export_encoder(encoder: Trunked, path: Path, *, ties: Mapping[str, str]) -> None:
-    """Write the encoder for the engine that runs files of this suffix, load it again and compare it with ``encoder``.
+    """Write the encoder to ``path`` as TorchScript (``.pt``) or ONNX (``.onnx``), load it again and compare the two.
 
     Raises:
-        InputError: no engine is known for the suffix.
+        InputError: ``path`` has another suffix.
         ArtifactError: outputs differ by more than 1e-5 at some shape.
     """
-    if path.suffix not in ENGINES:
-        raise InputError(f"No engine runs {path.name}.", f"Name a file that ends in {' or '.join(ENGINES)}.")
-    engine = ENGINES[path.suffix]
+    if path.suffix not in (".pt", ".onnx"):
+        raise InputError(f"No engine runs {path.name}.", "Name a file that ends in .pt or .onnx.")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript is deprecated, and what Triton serves
-        engine.write(encoder, path, ties)
-        served = engine.read(path)
+        if path.suffix == ".onnx":
+            _write_onnx(encoder, path, ties)
+            served: Any = _read_onnx(path)
+        else:
+            torch.jit.save(trace(encoder), str(path), _extra_files={METADATA: dump_ties(ties)})
+            served = torch.jit.load(str(path))
     difference = compare(served, encoder, COMPARED_SHAPES)
     if not difference <= TOLERANCE:
         raise ArtifactError(
             f"{path.name} differs from the trained encoder by {difference:g}.", f"Allowed: {TOLERANCE:g}."
         )
-
-
-@dataclass(frozen=True)
-class Engine:
-    """Writer of an encoder's file, and reader that loads it as a function of ids and mask."""
-
-    write: Callable[[Trunked, Path, Mapping[str, str]], None]
-    read: Callable[[Path], Callable[[Tensor, Tensor], Tensor]]
-
-
-def _write_torchscript(encoder: Trunked, path: Path, ties: Mapping[str, str]) -> None:
-    torch.jit.save(trace(encoder), str(path), _extra_files={METADATA: dump_ties(ties)})
-
-
-def _read_torchscript(path: Path) -> Callable[[Tensor, Tensor], Tensor]:
-    module: Any = torch.jit.load(str(path))
-    return lambda ids, mask: module(ids, mask)
 
 
 def _write_onnx(encoder: Trunked, path: Path, ties: Mapping[str, str]) -> None:
@@ -151,9 +136,6 @@ def _read_onnx(path: Path) -> Callable[[Tensor, Tensor], Tensor]:
         return torch.from_numpy(session.run(None, given)[0])
 
     return run
-
-
-ENGINES = {".pt": Engine(_write_torchscript, _read_torchscript), ".onnx": Engine(_write_onnx, _read_onnx)}
 
 
 def compare(served: Any, encoder: Trunked, shapes: Sequence[tuple[int, int]]) -> float:

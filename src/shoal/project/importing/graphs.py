@@ -10,17 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.component.artifact_files import describe_bytes
-from shoal.component.spec import STRING, ModelSpec, TensorSpec
+from shoal.check.onnx_io import TYPES, find_inputs, read_onnx
+from shoal.component.spec import DTYPES, STRING, ModelSpec, TensorSpec
 from shoal.errors import ArtifactError, InputError, needs
 from shoal.project.importing.imported import MAX_BATCH_SIZE, Imported, make_config
-from shoal.project.importing.probe_model import Arrays, BatchError, Trial, TrialError, choose_mask, explain
+from shoal.project.importing.probe_model import Arrays, Trial, TrialError, choose_mask, explain
 
 FILE = "model.onnx"
-_TYPES = {  # onnx.TensorProto.DataType -> Triton's types that its clients support
-    "FLOAT": "TYPE_FP32", "DOUBLE": "TYPE_FP64", "FLOAT16": "TYPE_FP16", "BOOL": "TYPE_BOOL", "STRING": STRING,
-    **{name: f"TYPE_{name}" for name in ("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64")},
-}  # fmt: skip
 _DYNAMIC = -1
 
 
@@ -56,7 +52,12 @@ def draft_graph(
             shape that Triton does not support; or the rows of a batch are not independent.
     """
     path = Path(source)
-    model = _read(path)
+    with needs("serve"):
+        import onnx  # noqa: F401
+    try:
+        model = read_onnx(path)
+    except ValueError as error:
+        raise ArtifactError(f"{path} is not an ONNX model: {error}.", "Export or copy it again.") from error
     weights = dict(_find_weights(model, path))
     inputs, outputs = _read_values(model, path)
     session = _start(path)
@@ -69,8 +70,12 @@ def draft_graph(
     size = (MAX_BATCH_SIZE if max_batch_size is None else max_batch_size) if is_batched else 0
     takes, gives = ([value.spec(is_batched=is_batched) for value in some] for some in (inputs, outputs))
     spec = ModelSpec(name, tuple(takes), tuple(gives), size)
-    trial = Trial(takes, lambda arrays: _call(session, spec, arrays), is_batched=is_batched)
-    reason = _try(trial, path)
+    trial = Trial(path, takes, lambda arrays: _call(session, spec, arrays), is_batched=is_batched)
+    reason = ""
+    try:
+        trial.observe()
+    except TrialError as error:  # generated rows may be invalid for the model, so this proves nothing
+        reason = str(error)
     parameters, more = choose_mask(spec, mask, None if reason else trial)
     message = make_config(
         name, "onnxruntime", takes, gives, artifact=FILE, max_batch_size=size, parameters=parameters
@@ -84,26 +89,6 @@ def draft_graph(
     said += [batches, *([f"it was not tried on made-up rows: {reason}"] if reason else []), *more]
     said += [f"weights beside it: {', '.join(weights)}"] if weights else []
     return Imported(message, {f"1/{FILE}": path, **{f"1/{at}": file for at, file in weights.items()}}, tuple(said))
-
-
-def _read(path: Path) -> Any:
-    """Load the model, without external weights."""
-    with needs("serve"):
-        import onnx
-    from google.protobuf.message import DecodeError
-
-    try:
-        model = onnx.load(str(path), load_external_data=False)
-        if not model.graph.node:
-            raise ValueError("it has no nodes")
-    except (DecodeError, ValueError, RecursionError) as error:
-        with path.open("rb") as file:
-            begins = file.read(32)
-        why = describe_bytes(begins) or ("it is empty" if not begins else "it is cut off, or something else")
-        raise ArtifactError(f"{path} is not an ONNX model: {why}.", "Export or copy it again.") from error
-    if not model.graph.output:
-        raise ArtifactError(f"{path} is an ONNX model without outputs.", "Export it with its outputs.")
-    return model
 
 
 def _start(path: Path) -> Any:
@@ -158,12 +143,10 @@ def _tensors(graph: Any) -> Iterator[Any]:
 
 
 def _read_values(model: Any, path: Path) -> tuple[list[_Value], list[_Value]]:
-    graph = model.graph
-    constants = {tensor.name for tensor in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
-    inputs = [_describe(value, "Input", path) for value in graph.input if value.name not in constants]
+    inputs = [_describe(value, "Input", path) for value in find_inputs(model.graph)]
     if not inputs:
         raise ArtifactError(f"{path} is an ONNX model without inputs.", "Export it with its inputs.")
-    return inputs, [_describe(value, "Output", path) for value in graph.output]
+    return inputs, [_describe(value, "Output", path) for value in model.graph.output]
 
 
 def _describe(value: Any, kind: str, path: Path) -> _Value:
@@ -176,10 +159,11 @@ def _describe(value: Any, kind: str, path: Path) -> _Value:
             "Export it as a tensor; with skl2onnx, options={'zipmap': False}.",
         )
     tensor = value.type.tensor_type
-    dtype = TensorProto.DataType.Name(tensor.elem_type)
-    if dtype not in _TYPES:
+    dtype = TYPES.get(tensor.elem_type)
+    if dtype not in DTYPES:
+        named = TensorProto.DataType.Name(tensor.elem_type)
         raise ArtifactError(
-            f"{who} is {dtype}, which clients cannot take.", "Cast it in the graph: to FLOAT, or INT64."
+            f"{who} is {named}, which clients cannot take.", "Cast it in the graph: to FLOAT, or INT64."
         )
     if not tensor.HasField("shape"):
         raise ArtifactError(
@@ -189,7 +173,7 @@ def _describe(value: Any, kind: str, path: Path) -> _Value:
     if not tensor.shape.dim:
         raise ArtifactError(f"{who} is a scalar, and Triton's tensors have a dimension.", "Reshape it in the graph.")
     sizes = [dim.dim_value if dim.HasField("dim_value") else str(dim.dim_param) for dim in tensor.shape.dim]
-    return _Value(value.name, _TYPES[dtype], tuple(sizes))
+    return _Value(value.name, dtype, tuple(sizes))
 
 
 def _find_rows(inputs: Sequence[_Value], outputs: Sequence[_Value]) -> tuple[str | None, str]:
@@ -208,24 +192,6 @@ def _find_rows(inputs: Sequence[_Value], outputs: Sequence[_Value]) -> tuple[str
         (one, first), (other, second) = list(symbols.items())[:2]
         return None, f"the first dimension of {first} is {one}, and that of {second} is {other}"
     return next(iter(symbols), ""), ""
-
-
-def _try(trial: Trial, path: Path) -> str:
-    """Check that rows are independent; return why this cannot be tried, or an empty text.
-
-    Generated rows may be invalid for a model: one that also fails on a single row proves nothing.
-    """
-    try:
-        trial.observe()
-    except BatchError as error:
-        raise ArtifactError(
-            f"The rows of {path} cannot be batched: {error}.",
-            "Export it with a batch dimension that is dynamic throughout; or use --max-batch-size 0: then it gets each"
-            " request alone.",
-        ) from error
-    except TrialError as error:
-        return str(error)
-    return ""
 
 
 def _call(session: Any, spec: ModelSpec, arrays: Arrays) -> list[NDArray[Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from shoal.component.spec import STRING, ModelSpec, TensorSpec
 from shoal.encoders.length_bucketing import ATTENTION_MASK, find_mask
-from shoal.errors import InputError, ShoalError
+from shoal.errors import ArtifactError, InputError, ShoalError
 
 ROWS, WIDTHS = (2, 3), (8, 13)  # two of each, to see which output sizes follow them
 _TOKENS = 5  # of the first width; the rest is padding
@@ -27,25 +28,22 @@ class TrialError(ValueError):
     """A failed trial; its text is a sentence without the full stop."""
 
 
-class BatchError(TrialError):
-    """A failed trial that shows that rows cannot be batched."""
-
-
 class Trial:
-    """Runs ``call`` on generated arrays in the order of ``inputs``: ``[rows, *dims]`` if ``is_batched``.
+    """Runs the model in the file ``path``, by ``call``, on generated arrays in the order of ``inputs``.
 
-    The random generator is reseeded each time: normal floats, and 0 or 1 for integers, the first of each row 1.
+    The arrays are ``[rows, *dims]`` if ``is_batched``, else ``[*dims]``. The random generator is reseeded each time:
+    normal floats, and 0 or 1 for integers, the first of each row 1.
     """
 
-    def __init__(self, inputs: Sequence[TensorSpec], call: Call, *, is_batched: bool) -> None:
-        self.inputs, self._call, self.is_batched = tuple(inputs), call, is_batched
+    def __init__(self, path: Path, inputs: Sequence[TensorSpec], call: Call, *, is_batched: bool) -> None:
+        self.path, self.inputs, self._call, self.is_batched = path, tuple(inputs), call, is_batched
         self._is_zero = False
 
     def observe(self) -> list[tuple[np.dtype[Any], tuple[int, ...]]]:
         """Return the dtype and dims of each output, without rows; -1 for dims that follow the width of the inputs.
 
         Raises:
-            BatchError: the first dimension does not count rows, or a row's answer depends on other rows.
+            ArtifactError: the first dimension does not count rows, or a row's answer depends on other rows.
             TrialError: the model fails.
         """
         rows = ROWS if self.is_batched else ROWS[:1]
@@ -65,7 +63,7 @@ class Trial:
         """Find values that the model accepts: random ones, or zeros only, since its vocabulary may have a single token.
 
         Raises:
-            BatchError: it accepts only a single row.
+            ArtifactError: it accepts only a single row.
             TrialError: it accepts neither.
         """
         reasons = []
@@ -76,7 +74,7 @@ class Trial:
                 reasons.append(error)
                 continue
             if rows == 1 and self.is_batched:
-                raise BatchError(f"it takes a single row, and {reasons[0]}")
+                raise self._refuse(f"it takes a single row, and {reasons[0]}")
             return
         raise reasons[0]
 
@@ -85,14 +83,14 @@ class Trial:
         first = 1 if self.is_batched else 0
         for (rows, _), shape in shapes.items():
             if first and (not shape or shape[0] != rows):
-                raise BatchError(f"output {index} has shape {list(shape)} for {rows} rows, expected [{rows}, ...]")
+                raise self._refuse(f"output {index} has shape {list(shape)} for {rows} rows, expected [{rows}, ...]")
         if not next(iter(shapes.values())):
             raise TrialError(f"output {index} is a scalar, and Triton's tensors have a dimension")
         dims = []
         for axis in range(first, len(next(iter(shapes.values())))):
             sizes = {at: shape[axis] for at, shape in shapes.items()}
             if any(size != sizes[ROWS[0], width] for (_, width), size in sizes.items()):
-                raise BatchError(f"dimension {axis} of output {index} follows the number of rows")
+                raise self._refuse(f"dimension {axis} of output {index} follows the number of rows")
             dims.append(next(iter(sizes.values())) if len(set(sizes.values())) == 1 else -1)
         return tuple(dims)
 
@@ -102,7 +100,14 @@ class Trial:
         for row in range(max(ROWS)):
             alone = self._answer([array[row : row + 1] for array in given])
             if not all(_are_same(whole[row : row + 1], own) for whole, own in zip(together, alone, strict=True)):
-                raise BatchError("a row's answer depends on the rows beside it")
+                raise self._refuse("a row's answer depends on the rows beside it")
+
+    def _refuse(self, why: str) -> ArtifactError:
+        return ArtifactError(
+            f"The rows of {self.path} cannot be batched: {why}.",
+            "Let the first dimension of each tensor count rows; or use --max-batch-size 0, with whole shapes: then the"
+            " model gets each request alone.",
+        )
 
     def check_padding(self, mask: str) -> None:
         """Check that columns where the input ``mask`` is 0 do not change the answer.
@@ -174,25 +179,21 @@ def choose_mask(spec: ModelSpec, wanted: str | None, trial: Trial | None) -> tup
         InputError: the input that the caller names does not give lengths.
         ArtifactError: it is not an input of one dimension, or an output's width is not known.
     """
-    if wanted is not None:
-        if not spec.is_batched:
-            raise InputError(f"Model {spec.name} has no batches: no input gives row lengths.", "Leave mask out.")
-        find_mask(replace(spec, parameters={ATTENTION_MASK: wanted}))
-        try:
-            if trial:
-                trial.check_padding(wanted)
-        except TrialError as error:
-            raise InputError(f"{wanted} does not give row lengths: {error}.", "Leave mask out.") from error
-        return {ATTENTION_MASK: wanted}, [f"{wanted} gives row lengths, as given: parameter attention_mask"]
-    if {tensor.name for tensor in spec.inputs} != BERT_INPUTS or not spec.is_batched:
+    is_berts = spec.is_batched and {tensor.name for tensor in spec.inputs} == BERT_INPUTS
+    mask = wanted or (ATTENTION_MASK if is_berts else "")
+    if not mask:
         return {}, []
-    mask = "attention_mask"
-    why = "an output has a dimension of -1" if any(-1 in tensor.dims for tensor in spec.outputs) else ""
+    if not spec.is_batched:
+        raise InputError(f"Model {spec.name} has no batches: no input gives row lengths.", "Leave mask out.")
     try:
-        if not why and trial:
+        find_mask(replace(spec, parameters={ATTENTION_MASK: mask}))
+        if trial:
             trial.check_padding(mask)
-    except TrialError as error:
-        why = str(error)
-    if why:
-        return {}, [f"no length bucketing: {why}"]
-    return {ATTENTION_MASK: mask}, [f"the inputs are BERT's, so {mask} gives row lengths: parameter of that name"]
+    except (ArtifactError, TrialError) as error:
+        if wanted is None:
+            return {}, [f"no length bucketing: {error.what if isinstance(error, ArtifactError) else error}"]
+        if isinstance(error, ArtifactError):
+            raise
+        raise InputError(f"{mask} does not give row lengths: {error}.", "Leave mask out.") from error
+    why = "as given" if wanted else "since the inputs are BERT's"
+    return {ATTENTION_MASK: mask}, [f"{mask} gives row lengths, {why}: parameter {ATTENTION_MASK}"]

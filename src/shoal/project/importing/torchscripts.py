@@ -21,7 +21,6 @@ from shoal.project.importing.probe_model import (
     ROWS,
     WIDTHS,
     Arrays,
-    BatchError,
     Trial,
     TrialError,
     choose_mask,
@@ -62,8 +61,8 @@ def draft_torchscript(
     specs = _declare(inputs, taken)
     if mask in taken:
         mask = specs[taken.index(mask)].name
-    trial = Trial(specs, lambda arrays: _call(module, arrays), is_batched=max_batch_size > 0)
-    outputs = _observe(trial, path)
+    trial = Trial(path, specs, lambda arrays: _call(module, arrays), is_batched=max_batch_size > 0)
+    outputs = _observe(trial)
     spec = ModelSpec(name, specs, outputs, max_batch_size)
     parameters, more = choose_mask(spec, mask, trial)
     message = make_config(
@@ -172,17 +171,12 @@ def _parse(text: str) -> TensorSpec:
 # --- what forward gives ------------------------------------------------------------------------------------------
 
 
-def _observe(trial: Trial, path: Path) -> tuple[TensorSpec, ...]:
+def _observe(trial: Trial) -> tuple[TensorSpec, ...]:
     try:
         found = trial.observe()
-    except BatchError as error:
-        raise ArtifactError(
-            f"The rows of {path} cannot be batched: {error}.",
-            "Fix the module; or use --max-batch-size 0, with whole shapes: then it gets each request alone.",
-        ) from error
     except TrialError as error:
         raise ArtifactError(
-            f"{path} cannot be tried: {error}.", "Fix the inputs that you gave, or the module."
+            f"{trial.path} cannot be tried: {error}.", "Fix the inputs that you gave, or the module."
         ) from error
     return tuple(TensorSpec(f"OUTPUT__{index}", _OF_NUMPY[dtype], dims) for index, (dtype, dims) in enumerate(found))
 
