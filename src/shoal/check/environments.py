@@ -32,7 +32,6 @@ OUTSIDE = Rule("environment-outside", Severity.WARNING)
 MISFIT = Rule("environment-misfit", Severity.ERROR, is_core=True)
 NOT_EXECUTABLE = Rule("stub-not-executable", Severity.WARNING)
 IMPORT = Rule("import-not-in-environment", Severity.ERROR, is_core=True)
-RULES = (MISSING, RELATIVE, DOLLAR, OUTSIDE, MISFIT, NOT_EXECUTABLE, IMPORT)
 
 # C++ backends; `runtime` selects a Python one of the same name, which is also used if the library is missing.
 _NATIVE = {"onnxruntime", "tensorrt", "tensorflow", "openvino", "dali", "tensorrtllm", "pytorch", "fil"}

@@ -19,7 +19,6 @@ _MAX_BYTES = 256 * 2**20  # of the graph; weights may be in separate files, whic
 
 TENSORS = Rule("onnx-tensors", Severity.ERROR)
 UNREADABLE = Rule("onnx-unreadable", Severity.ERROR)
-RULES = (TENSORS, UNREADABLE)
 
 # onnx.TensorProto.DataType by its numbers, as onnxruntime_utils.cc turns them into Triton's.
 TYPES = {

@@ -28,7 +28,6 @@ RBLN = Rule("engine-args-rbln", Severity.ADVICE)
 DECOUPLED = Rule("vllm-not-decoupled", Severity.ERROR)
 TENSORS = Rule("vllm-tensors", Severity.ERROR)
 INSTANCES = Rule("vllm-instances", Severity.ERROR)
-RULES = (UNKNOWN, VALUE, MISSING, TEXT, OLD, RBLN, DECOUPLED, TENSORS, INSTANCES)
 
 VERSION = "0.32"
 FILE = "model.json"  # in the version folder: vllm_backend, src/model.py

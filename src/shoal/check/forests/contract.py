@@ -21,7 +21,6 @@ MODEL_TYPE = Rule("fil-model-type", Severity.ERROR)
 TASK = Rule("fil-task", Severity.ERROR)
 VERSION = Rule("treelite-version", Severity.ERROR)
 UNREADABLE = Rule("forest-unreadable", Severity.ERROR)
-RULES = (TENSORS, FEATURES, MODEL_TYPE, TASK, VERSION, UNREADABLE)
 
 _FIRST_UBJSON = (24, 10)
 _FIRST_CLASSIFIER = (25, 9)  # is_classifier replaces output_class, which is still accepted
