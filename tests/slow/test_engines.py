@@ -11,8 +11,8 @@ import pytest
 
 from shoal.client.client import Client
 from shoal.component.artifact_files import sha256
-from shoal.component.onnx_ties import read_onnx
 from shoal.component.provenance import METADATA, dump_ties
+from shoal.composition.artifacts import read_onnx
 from shoal.composition.compose import compose
 from shoal.encoders.export import export_encoder
 from shoal.errors import ArtifactError, InputError
@@ -119,10 +119,10 @@ def test_auto_is_not_bf16_for_an_engine_that_runs_fp32(
     ("content", "why"),
     [
         (b"", "it is empty"),
-        (b"not a model", "it is not a protobuf message"),
-        (b"\xff" * 12, "it is not a protobuf message"),
-        (b"\x3a\x7fgraph", "it is cut off"),
-        (b"\x08", "it is cut off"),
+        (b"not a model", "it is cut off, or another kind of file"),
+        (b"\xff" * 12, "it is cut off, or another kind of file"),
+        (b"\x3a\x7fgraph", "it is cut off, or another kind of file"),
+        (b"\x08", "it is cut off, or another kind of file"),
         (b"\x72\x13\x0a\x0ashoal.json\x12\x05[1,2]", "its ties to other files are damaged"),
         (b"\x72\x0f\x0a\x0ashoal.json\x12\x01{", "Expecting property name"),
     ],

@@ -17,7 +17,7 @@ from pathlib import Path
 from shoal.component.artifact_files import MAKE_AGAIN, check_file, describe_bytes, refusal, sha256
 from shoal.errors import ArtifactError
 
-METADATA = "shoal.json"  # the entry of a TorchScript archive that contains the ties
+METADATA = "shoal.json"  # name of the ties in a TorchScript archive, and in an ONNX model's metadata
 _ARCHIVE = "TorchScript file"
 _CHUNK = 2**20
 _DIRECTORY = 0x10  # of a zip entry's attributes
@@ -61,13 +61,13 @@ def check_tie(ties: Mapping[str, str], artifact: Path, neighbours: Iterable[Path
             )
 
 
-def parse_ties(text: bytes) -> dict[str, str]:
+def parse_ties(text: str | bytes) -> dict[str, str]:
     """Parse the output of ``dump_ties``, which may have other attributes beside the ties.
 
     Raises:
         ValueError: the text has another form.
     """
-    attributes = json.loads(text or b"{}")
+    attributes = json.loads(text or "{}")
     ties = attributes.get("shoal_ties", {}) if isinstance(attributes, dict) else None
     if not isinstance(ties, dict) or not all(isinstance(digest, str) for digest in ties.values()):
         raise ValueError("its ties to other files are damaged")

@@ -12,12 +12,12 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from shoal.component.artifact_files import MAKE_AGAIN, describe_place, read_json, refusal
-from shoal.component.onnx_ties import read_onnx
-from shoal.component.provenance import check_tie, read_archive
+from shoal.component.artifact_files import MAKE_AGAIN, check_file, describe_bytes, describe_place, read_json, refusal
+from shoal.component.provenance import METADATA, check_tie, parse_ties, read_archive
 from shoal.errors import ArtifactError, InputError
 from shoal.forests.checkpoints import read_forest
 from shoal.paths import shipped_root
@@ -109,6 +109,30 @@ def _read(model: ModelConfig, path: Path, *, is_embedded: bool) -> Mapping[str, 
     if not path.is_file():
         raise ArtifactError(f"{path} is not a file: it is {describe_place(path)}.", MAKE_AGAIN)
     return {}
+
+
+def read_onnx(path: Path) -> dict[str, str]:
+    """Return the ties of an ONNX model, file name -> sha256; empty without the package onnx, or if it has none.
+
+    Raises:
+        ArtifactError: it is not an ONNX model, or its ties are damaged.
+    """
+    kind = "valid ONNX model"
+    begins = check_file(path, kind)
+    if find_spec("onnx") is None:
+        return {}
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    try:
+        entries = onnx.load(path, load_external_data=False).metadata_props
+        return parse_ties(next((entry.value for entry in entries if entry.key == METADATA), ""))
+    except OSError as error:
+        raise refusal(path, kind, f"it cannot be read: {error.strerror}") from error
+    except DecodeError as error:
+        raise refusal(path, kind, describe_bytes(begins) or "it is cut off, or another kind of file") from error
+    except (ValueError, RecursionError) as error:
+        raise refusal(path, kind, str(error)) from error
 
 
 def choose_precisions(models: Sequence[ModelConfig], artifacts: Path | None, plan: Plan) -> dict[str, Precision]:

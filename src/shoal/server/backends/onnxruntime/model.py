@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from shoal.component import Array, Arrays, Component, Context, InputError, SetupError, refusal
-from shoal.component.onnx_ties import read_onnx
-from shoal.component.provenance import check_ties
+from shoal.component.provenance import METADATA, check_ties, parse_ties
 from shoal.encoders.length_bucketing import find_mask, run_by_length
 from shoal.errors import needs
 
@@ -39,7 +38,11 @@ class Onnx(Component):
         except Exception as error:  # its errors have no class in common but this one
             reason = str(error).splitlines()[0].rpartition(" failed:")[2]  # the part before it repeats the path
             raise refusal(path, "valid ONNX model", reason.rstrip(".")) from error
-        check_ties(read_onnx(path), path)
+        try:
+            ties = parse_ties(self.session.get_modelmeta().custom_metadata_map.get(METADATA, ""))
+        except ValueError as error:
+            raise refusal(path, "valid ONNX model", str(error)) from error
+        check_ties(ties, path)
 
     def run(self, batch: Arrays) -> Arrays:
         return run_by_length(self.context.spec, batch, self.call, self.mask)
