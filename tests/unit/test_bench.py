@@ -60,7 +60,7 @@ def test_rows_of_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("other\na\n", r"a\.csv has no column 'TEXT'; it has 'other'\. Name the column of the texts: --text-column"),
+        ("other\na\n", r"a\.csv has no column 'text'; it has 'other'\. Name the column of the texts: --text-column"),
         ("TEXT,WEIGHT\na,1\nb,\n", r"a\.csv, row 3 has nothing in column 'WEIGHT'"),
         ("TEXT\n", r"a\.csv has no rows"),
         ("TEXT,WEIGHT\na,heavy\n", "WEIGHT cannot be read as TYPE_FP32"),
@@ -172,7 +172,7 @@ def check_record(record: Mapping[str, Any]) -> None:
         (["{forest}", "--batches", "1024"], r"forest in .* takes 1 to 512 rows per request, not 1024\. Give sizes"),
         (["{forest}", "--model", "nope"], "There is no model nope"),
         (["{forest}", "--inputs", "/nowhere.csv"], r"There is no file /nowhere\.csv\."),
-        (["{forest}", "--inputs", "{other}/rows.csv"], r"rows\.csv has no column 'excerpt'; it has 'X'"),
+        (["{forest}", "--inputs", "{other}/rows.csv"], r"rows\.csv has no column 'text'; it has 'X'"),
         (["{forest}", "{forest}"], "A repository is named twice"),
         (["{forest}", "{other}"], "both in .* takes different inputs from forest in"),
         (["{other}"], "both needs 'X'; shoal's own texts fill one text input alone"),

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.bulk.inputs import Feed
+from shoal.bulk.inputs import make_feed
 from shoal.client.calls import to_arrays
 from shoal.component.spec import STRING, ModelSpec
 from shoal.component.tensors import Array
@@ -47,10 +47,10 @@ class Inputs:
         return {name: array[rows] if self.is_batched else array[rows[0]] for name, array in self.arrays.items()}
 
 
-def read_inputs(spec: ModelSpec, rows: Path | Texts, text_column: str = "text") -> Inputs:
+def read_inputs(spec: ModelSpec, rows: Path | Texts, text_column: str = "") -> Inputs:
     """Read rows from a file whose columns are named like the inputs, or take texts in a fixed random order.
 
-    A text input that has no column of its name is filled from ``text_column``.
+    The text input is read from ``text_column``, or by default from the column ``text`` or the one of its own name.
 
     Raises:
         InputError: the model takes more than one text, and no file is given; or the file fills no input, or a value is
@@ -73,39 +73,24 @@ def read_inputs(spec: ModelSpec, rows: Path | Texts, text_column: str = "text") 
 
 def _from_file(spec: ModelSpec, path: Path, text_column: str) -> Inputs:
     with open_table(path) as table:
-        columns = _find_columns(spec, table.columns, text_column, path.name)
-        feed = Feed(spec, columns)
+        feed = make_feed(spec, table, text_column=text_column, hint="Name a column like the input.")
+        if not feed.columns:
+            names = shorten_all(tensor.name for tensor in spec.inputs)
+            raise InputError(
+                f"{path.name} has no column for any of {spec.name}'s inputs: {names}.",
+                "All are optional, but one is needed: name a column like it.",
+            )
         rows = [(number, feed.inputs(row)) for number, row in islice(table.rows, MAX_ROWS)]
         for number, row in rows:
-            empty = sorted(columns.keys() - {name for name, value in row.items() if value is not None})
+            empty = sorted(feed.columns.keys() - {name for name, value in row.items() if value is not None})
             if empty:
                 raise ArtifactError(
-                    f"{table.where(number)} has nothing in column {columns[empty[0]]!r}.", "Fill it, or leave it out."
+                    f"{table.where(number)} has nothing in column {feed.columns[empty[0]]!r}.",
+                    "Fill it, or leave it out.",
                 )
     if not rows:
         raise ArtifactError(f"{path.name} has no rows.", "Give some.")
-    return _make(spec, path.name, {name: [row[name] for _, row in rows] for name in columns})
-
-
-def _find_columns(spec: ModelSpec, known: tuple[str, ...], text_column: str, name: str) -> dict[str, str]:
-    columns = {tensor.name: tensor.name for tensor in spec.inputs if tensor.name in known}
-    for tensor in spec.inputs:
-        if tensor.name in columns or tensor.is_optional:
-            continue
-        if tensor.dtype != STRING or text_column not in known or text_column in columns.values():
-            raise ArtifactError(
-                f"{name} has no column {tensor.name!r}; it has {shorten_all(known)}.",
-                "Name the column of the texts: --text-column NAME"
-                if tensor.dtype == STRING
-                else "Name a column like the input.",
-            )
-        columns[tensor.name] = text_column
-    if not columns:
-        raise InputError(
-            f"{name} has no column for any of {spec.name}'s inputs: {shorten_all(t.name for t in spec.inputs)}.",
-            "All are optional, but one is needed: name a column like it.",
-        )
-    return columns
+    return _make(spec, path.name, {name: [row[name] for _, row in rows] for name in feed.columns})
 
 
 def _make(spec: ModelSpec, source: str, values: Mapping[str, Any]) -> Inputs:

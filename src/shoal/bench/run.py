@@ -30,7 +30,7 @@ def bench(
     *,
     rows: Path | Texts,
     model: str = "",
-    text_column: str = "text",
+    text_column: str = "",
     batches: Sequence[int] = (),
     callers: Sequence[int] = (),
     usual: Sequence[int] = BATCHES,

@@ -194,18 +194,20 @@ def _value(value: Any, spec: TensorSpec) -> Any:
 
 def make_feed(
     model: ModelSpec,
-    table: Table[Row],
+    table: Table[Any],
     *,
     text_column: str = "",
     columns: Mapping[str, str] | None = None,
     constants: Mapping[str, Any] | None = None,
+    hint: str = "",
 ) -> Feed:
     """Map the table's rows to the model's inputs.
 
     ``columns`` maps an input's name to its column, or to several columns joined by commas; ``constants`` maps it to a
     value. Every other input is read from the column of the same name, in any letter case. The input that
     ``find_text_input`` chooses is read from ``text_column``, or by default from the column ``text`` or the column of
-    its own name.
+    its own name. ``hint`` is the advice for an input without a column, for commands that lack the options ``--column``
+    and ``--set``.
 
     Raises:
         InputError: the model has no such input, or one is given twice.
@@ -233,11 +235,11 @@ def make_feed(
             if column is not None:
                 found[spec.name] = column
             elif not spec.is_optional or wanted == [text_column]:
-                raise _no_column(wanted[0], spec, model, table)
+                raise _no_column(wanted[0], spec, model, table, hint)
     return Feed(model, found, constants)
 
 
-def _split_columns(wanted: str, table: Table[Row]) -> str | tuple[str, ...]:
+def _split_columns(wanted: str, table: Table[Any]) -> str | tuple[str, ...]:
     columns = (wanted,) if wanted in table.columns else tuple(wanted.split(","))
     for column in columns:
         if column not in table.columns:
@@ -248,7 +250,7 @@ def _split_columns(wanted: str, table: Table[Row]) -> str | tuple[str, ...]:
     return columns if len(columns) > 1 else columns[0]
 
 
-def _find_column(wanted: Sequence[str], table: Table[Row]) -> str | None:
+def _find_column(wanted: Sequence[str], table: Table[Any]) -> str | None:
     for name in wanted:
         if name in table.columns:
             return name
@@ -258,11 +260,11 @@ def _find_column(wanted: Sequence[str], table: Table[Row]) -> str | None:
     return None
 
 
-def _no_column(wanted: str, spec: TensorSpec, model: ModelSpec, table: Table[Row]) -> ArtifactError:
-    fix = f"Name it: --column {spec.name}=COLUMN, or give one value for all rows: --set {show_example(spec)}"
+def _no_column(wanted: str, spec: TensorSpec, model: ModelSpec, table: Table[Any], hint: str) -> ArtifactError:
+    fix = hint or f"Name it: --column {spec.name}=COLUMN, or give one value for all rows: --set {show_example(spec)}"
     if spec.name == find_text_input(model):
         fix = "Name the column of the texts: --text-column NAME"
-    elif spec.dims != (1,):
+    elif spec.dims != (1,) and not hint:
         fix = f"Name it: --column {spec.name}=COLUMN, or the columns of its elements: --column {spec.name}=A,B,..."
     return ArtifactError(f"{table.source.name} has no column {wanted!r}; it has {shorten_all(table.columns)}.", fix)
 

@@ -33,8 +33,8 @@ def bench(
         typer.Option("--inputs", help="Rows: a .csv, .jsonl, .parquet or .xlsx. Default: shoal's own texts."),
     ] = None,
     text_column: Annotated[
-        str, typer.Option(help="The column of texts, if it does not have the input's name.")
-    ] = "text",
+        str, typer.Option(help="The column of texts. Default: `text`, or the one with the input's name.")
+    ] = "",
     protocol: Annotated[Protocol, typer.Option(help="How to ask the server.")] = "grpc",
     batches: Annotated[str, typer.Option(help="Rows per request: 1,8,64. Default: 1, 2, 4 ... 512.")] = "",
     callers: Annotated[
