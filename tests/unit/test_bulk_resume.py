@@ -19,7 +19,7 @@ from shoal.bulk.files import Journal, open_journal, partial_path
 from shoal.bulk.scoring import WINDOW, Endpoint, local
 from shoal.cli import app
 from shoal.client.failures import UnknownModelError
-from shoal.errors import InputError, ServerError, SetupError
+from shoal.errors import ArtifactError, InputError, ServerError, SetupError
 from shoal.local import Pipeline
 from tests.support.bulk import Stopped, infer_arguments, run, write_texts
 
@@ -149,6 +149,18 @@ def test_a_server_that_loses_the_model_during_a_run(source: Path, tmp_path: Path
     with pytest.raises(ServerError, match="The server has no model forest"):
         run(losing, source, out)
     assert run(model, source, out).num_failed == 1
+
+
+def test_a_quote_that_is_never_closed_costs_no_answer_before_it(source: Path, tmp_path: Path, scorer: Pipeline) -> None:
+    damaged, out, model = tmp_path / "in.csv", tmp_path / "out.csv", local(scorer)
+    lines = source.read_bytes().splitlines(keepends=True)
+    damaged.write_bytes(b"".join([*lines[: 2 * WINDOW + 1], b'0,"open\n', *lines[2 * WINDOW + 2 :]]))
+    with pytest.raises(ArtifactError, match=rf"^in\.csv, row {2 * WINDOW + 2} is not CSV: unexpected end of data"):
+        run(model, damaged, out)
+    with open_journal(out, {"model": "forest"}, is_fresh=False) as journal:
+        assert journal.num_rows == 2 * WINDOW
+    damaged.write_bytes(source.read_bytes())
+    assert run(model, damaged, out).num_rows == 5 * WINDOW + 8
 
 
 def test_two_runs_do_not_write_one_output(source: Path, tmp_path: Path, scorer: Pipeline) -> None:

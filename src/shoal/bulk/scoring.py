@@ -138,19 +138,30 @@ def score(rows: Iterable[tuple[int, Row]], model: Endpoint, feed: Feed) -> Itera
     """Yield the answers of all rows in order, a window at a time; several requests are in flight at any time.
 
     Raises:
+        ArtifactError: the input is damaged; all complete windows before the damage have been yielded.
         ServerError: the server went away, possibly after some windows were yielded.
     """
     rows = iter(rows)
+    damage: ArtifactError | None = None
     ahead = 1 + -(-2 * model.num_callers * model.max_rows // WINDOW)  # windows that keep every caller busy
     with ThreadPoolExecutor(model.num_callers, thread_name_prefix="shoal-bulk") as callers:
         waiting: deque[_Window] = deque()
         try:
-            while window := list(islice(rows, WINDOW)):
+            while True:
+                try:
+                    window = list(islice(rows, WINDOW))
+                except ArtifactError as error:
+                    damage = error
+                    break
+                if not window:
+                    break
                 waiting.append(_Window.begin(window, model, feed, callers))
                 if len(waiting) > ahead:
                     yield waiting.popleft().finish()
             while waiting:
                 yield waiting.popleft().finish()
+            if damage:
+                raise damage
         finally:
             callers.shutdown(wait=False, cancel_futures=True)
 
