@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import ArtifactError, InputError
-from shoal.gateway.bodies import inflate
-from shoal.gateway.fronts import find_exposed, trim_config
-from shoal.gateway.limits import Hold, Limits, Pool
+from shoal.gateway.dispatcher import Suspects
+from shoal.gateway.http_front import inflate
+from shoal.gateway.limits import Hold, Limits, Options, Pool
 from shoal.gateway.logs import Flood, Plain
-from shoal.gateway.options import Options
-from shoal.gateway.refusals import RefusedError, Why
-from shoal.gateway.suspects import Suspects
+from shoal.gateway.models import find_exposed
+from shoal.gateway.refusals import RefusedError, Why, trim_config
 from shoal.repository.default_model import read_configs
 from tests.support.service import make_repository
 

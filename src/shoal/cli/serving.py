@@ -88,10 +88,9 @@ def serve(
 
     The metrics port also has /health/live and /health/ready.
     """
-    from shoal.gateway.limits import Limits
+    from shoal.gateway.limits import Limits, Options
     from shoal.gateway.logs import configure
     from shoal.gateway.logs import log as told
-    from shoal.gateway.options import Options
     from shoal.gateway.service import Addresses, run_service
     from shoal.server.runtime import SERVER_VARIABLE, container_command
 
@@ -145,7 +144,7 @@ def _check(repository: Path) -> None:
 def _print_pipelines(repository: Path, exposed: Iterable[str], address: str) -> None:
     """Print what clients may ask: each pipeline's signature, and a command that asks it."""
     from shoal.bulk.inputs import show_example
-    from shoal.gateway.fronts import find_exposed
+    from shoal.gateway.models import find_exposed
     from shoal.repository.default_model import read_configs
     from shoal.repository.graph import is_decoupled
     from shoal.repository.manifest import read_composed

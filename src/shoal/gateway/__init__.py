@@ -6,7 +6,7 @@ from shoal import face
 
 if TYPE_CHECKING:
     from shoal.gateway.limits import Limits as Limits
-    from shoal.gateway.options import Options as Options
+    from shoal.gateway.limits import Options as Options
     from shoal.gateway.service import Addresses as Addresses
     from shoal.gateway.service import run_service as run_service
 

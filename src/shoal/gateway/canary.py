@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
 
 import numpy as np
 
-from shoal.component.spec import DTYPES, STRING, TensorSpec
-from shoal.composition.warmup import FOLDER, requested, serialize
-from shoal.errors import ArtifactError
-from shoal.gateway.fronts import is_dead
+from shoal.client.calls import Call, Method, decode, to_arrays
+from shoal.client.failures import CallError, Kind
+from shoal.client.grpc_transport import AsyncGrpc
+from shoal.component.spec import DTYPES, STRING
+from shoal.component.tensors import Array
+from shoal.composition.warmup import FOLDER, requested
+from shoal.errors import ArtifactError, InputError
+from shoal.gateway.refusals import is_dead
 from shoal.repository.config import ModelConfig
 from shoal.repository.graph import is_decoupled
 
@@ -52,9 +56,9 @@ class Canary:
     """
 
     model: str
-    request: Any
+    inputs: Mapping[str, Array]
     is_decoupled: bool = False
-    expected: dict[str, Any] = field(default_factory=dict)
+    expected: dict[str, Array] = field(default_factory=dict)
     sent: float = 0.0
     latency: float = 0.0
     shortest: float = math.inf
@@ -64,24 +68,17 @@ class Canary:
         """Seconds between two canaries, from the shortest latency: under load canaries queue as well."""
         return min(MOST_SECONDS, max(SECONDS, self.shortest / SHARE))
 
-    async def ask(self, stub: Any) -> None:
-        """Send the canary through the gRPC ``stub`` and check the answer.
+    async def ask(self, client: AsyncGrpc) -> None:
+        """Send the canary and check the answer.
 
         Raises:
             WrongError: it differs from the expected one, is an error, or is late.
         """
-        import grpc  # type: ignore[import-untyped]
-
         start = self.sent = time.monotonic()
         try:
-            if self.is_decoupled:
-                found = await self._ask_stream(stub)
-            else:
-                found = dict(_read(await stub.ModelInfer(self.request, timeout=PATIENCE)))
-        except grpc.aio.AioRpcError as error:
-            raise WrongError(_judge(error), f"{error.code().name}: {error.details()}") from None
-        except ValueError as error:  # the bytes do not match the shape
-            raise WrongError(Verdict.WRONG, str(error)) from None
+            found = await self._ask(client)
+        except CallError as error:
+            raise WrongError(_judge(error), error.message) from None
         finally:
             self.sent = 0.0
         self.latency = time.monotonic() - start
@@ -92,29 +89,27 @@ class Canary:
             if name not in found or not _is_same(found[name], right):
                 raise WrongError(Verdict.WRONG, f"its output {name} is not what it was at the start")
 
-    async def _ask_stream(self, stub: Any) -> dict[str, Any]:
-        """Return all answers of a decoupled model: their outputs, named with the answer's number, and how many."""
-        found: dict[str, Any] = {}
-        number = 0
-        async for answer in stub.ModelStreamInfer(iter([self.request]), timeout=PATIENCE):
-            if answer.error_message:
-                verdict = Verdict.GONE if is_dead(answer.error_message) else Verdict.FAILED
-                raise WrongError(verdict, answer.error_message)
-            outputs = dict(_read(answer.infer_response))
-            found |= {f"{name} of answer {number}": value for name, value in outputs.items()}
-            number += bool(outputs)
+    async def _ask(self, client: AsyncGrpc) -> dict[str, Array]:
+        """Return the outputs; of a decoupled model those of all answers, named with the answer's number."""
+        if not self.is_decoupled:
+            return dict(await client.send(self._call(Method.INFER), PATIENCE))
+        found: dict[str, Array] = {}
+        number, answers = 0, client.stream(self._call(Method.STREAM))
+        while (answer := await answers.read(PATIENCE)) is not None:
+            found |= {f"{name} of answer {number}": value for name, value in answer.items()}
+            number += 1
         return found | {"number of answers": np.array(number)}
 
+    def _call(self, method: Method) -> Call:
+        return Call(method, self.model, self.inputs, request_id="canary")
 
-def _judge(error: Any) -> Verdict:
-    code, details = error.code().name, error.details() or ""
-    if is_dead(details):
+
+def _judge(error: CallError) -> Verdict:
+    if is_dead(error.message) or error.kind in (Kind.UNREACHABLE, Kind.CONNECTION_LOST):
         return Verdict.GONE
-    if code == "DEADLINE_EXCEEDED":
-        return Verdict.LATE
-    if code in ("UNAVAILABLE", "RESOURCE_EXHAUSTED") and "queue" in details:
+    if error.kind is Kind.BUSY and "queue" in error.message:
         return Verdict.BUSY
-    return Verdict.GONE if code == "UNAVAILABLE" else Verdict.FAILED
+    return Verdict.LATE if error.kind is Kind.TIMEOUT else Verdict.FAILED
 
 
 def make_canaries(configs: dict[str, ModelConfig]) -> dict[str, Canary]:
@@ -134,91 +129,53 @@ def make_canaries(configs: dict[str, ModelConfig]) -> dict[str, Canary]:
         else:
             inputs = _of_ensemble(config) if config.is_ensemble else _of_warmup(config)
         if inputs:
-            found[name] = Canary(name, _make_request(name, inputs), is_streamed)
+            found[name] = Canary(name, inputs, is_streamed)
     return found
 
 
-Inputs = dict[str, tuple[str, list[int], bytes]]  # Triton's name of the dtype, shape, content
-
-
-def _of_warmup(config: ModelConfig) -> Inputs:
+def _of_warmup(config: ModelConfig) -> dict[str, Array]:
     """Build inputs from the first warm-up request.
 
     Warm-up data has no batch dimension, so it is added; inputs without a data file are zeros.
     """
     from tritonclient.grpc import model_config_pb2
 
-    found: Inputs = {}
+    found: dict[str, Array] = {}
     for warmup in list(config.message.model_warmup)[:1]:
         rows = [1] if config.spec.is_batched else []
         for name, given in warmup.inputs.items():
-            dtype = model_config_pb2.DataType.Name(given.data_type).removeprefix("TYPE_")
+            dtype = model_config_pb2.DataType.Name(given.data_type)
             shape = [*rows, *given.dims]
             if given.input_data_file:
                 content = (config.folder / FOLDER / given.input_data_file).read_bytes()
+                datatype = "BYTES" if dtype == STRING else dtype.removeprefix("TYPE_")
+                found[name] = decode(datatype, shape, memoryview(content))
             else:  # zeros, also where the warm-up has random data, so that the answer is reproducible
-                size = 4 if dtype == "STRING" else np.dtype(DTYPES[f"TYPE_{dtype}"]).itemsize
-                content = bytes(int(np.prod(shape)) * size)
-            found[name] = ("BYTES" if dtype == "STRING" else dtype, shape, content)
+                found[name] = np.full(shape, b"" if dtype == STRING else 0, DTYPES[dtype])
     return found
 
 
-def _of_parameter(config: ModelConfig) -> Inputs:
+def _of_parameter(config: ModelConfig) -> dict[str, Array]:
     """Read inputs from the parameter ``canary``: ``{"COUNT": [[2]]}``."""
     text = config.spec.parameters.get(PARAMETER)
     if text is None:
         return {}
     try:
-        given = json.loads(text)
-        specs = {tensor.name: tensor for tensor in config.spec.inputs}
-        arrays = {
-            name: np.array(value, specs[name].numpy_dtype)
-            if specs[name].dtype != STRING
-            else np.vectorize(str.encode, otypes=[np.object_])(value)
-            for name, value in given.items()
-        }
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        return to_arrays(config.spec.inputs, json.loads(text), is_batched=config.spec.is_batched)
+    except (ValueError, AttributeError, InputError) as error:
         raise ArtifactError(
-            f"{config.name}: the parameter {PARAMETER} is not a JSON object of inputs: {error!r}.",
+            f"{config.name}: the parameter {PARAMETER} is not a JSON object of inputs: {error}",
             'Write for example {"COUNT": [[2]]}.',
         ) from None
-    return {name: (_wire_name(specs[name]), list(x.shape), serialize(x)) for name, x in arrays.items()}
 
 
-def _of_ensemble(config: ModelConfig) -> Inputs:
+def _of_ensemble(config: ModelConfig) -> dict[str, Array]:
     values = requested(config.spec)
-    needed = [tensor for tensor in config.spec.inputs if not tensor.is_optional]
-    if any(tensor.name not in values for tensor in needed):
-        return {}
-    return {t.name: (_wire_name(t), list(values[t.name].shape), serialize(values[t.name])) for t in needed}
+    needed = [tensor.name for tensor in config.spec.inputs if not tensor.is_optional]
+    return {name: values[name] for name in needed} if values.keys() >= {*needed} else {}
 
 
-def _wire_name(tensor: TensorSpec) -> str:
-    return "BYTES" if tensor.dtype == STRING else tensor.dtype.removeprefix("TYPE_")
-
-
-def _make_request(model: str, inputs: Inputs) -> Any:
-    from tritonclient.grpc import service_pb2
-
-    request = service_pb2.ModelInferRequest(model_name=model, id="canary")
-    for name, (dtype, shape, content) in inputs.items():
-        request.inputs.add(name=name, datatype=dtype, shape=shape)
-        request.raw_input_contents.append(content)
-    return request
-
-
-def _read(answer: Any) -> Any:
-    from tritonclient.utils import triton_to_np_dtype
-
-    for tensor, content in zip(answer.outputs, answer.raw_output_contents, strict=True):
-        dtype = None if tensor.datatype in ("BYTES", "BF16") else triton_to_np_dtype(tensor.datatype)
-        value = content if dtype is None else np.frombuffer(content, dtype).reshape(list(tensor.shape))
-        yield tensor.name, value
-
-
-def _is_same(found: Any, right: Any) -> bool:
-    if isinstance(right, bytes):
-        return bool(found == right)
+def _is_same(found: Array, right: Array) -> bool:
     if found.shape != right.shape or found.dtype != right.dtype:
         return False
     if found.dtype.kind != "f":

@@ -1,27 +1,141 @@
-"""Dispatch of requests to the active server; state shared by both fronts and the supervisor."""
+"""Dispatch of requests to the active server; state shared by both fronts and the supervisor.
+
+Sections: the server and its streams; requests that may have killed a process; the dispatcher.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
-from shoal.gateway.admission import Admission
-from shoal.gateway.limits import Hold, Limits, Pool
+import aiohttp
+import grpc  # type: ignore[import-untyped]
+
+from shoal.client.grpc_transport import AsyncGrpc, channel_options
+from shoal.gateway.limits import Admission, Hold, Limits, Pool
 from shoal.gateway.logs import log
-from shoal.gateway.refusals import RETRY_SECONDS, LostError, RefusedError, Why, lost
-from shoal.gateway.suspects import Suspects
-from shoal.gateway.tokens import Tokens
-from shoal.gateway.upstream import Stream, Upstream
+from shoal.gateway.refusals import RETRY_SECONDS, LostError, RefusedError, Why, log_failure, lost
 from shoal.server.launch import Server
 
 T = TypeVar("T")
+QUIET_SECONDS = 5.0  # after which an answered stream no longer counts as in flight
+SUSPECT_SECONDS = 60.0  # for which identical bytes are refused
 RESEND_SECONDS = 30.0  # that a request waits for the next server after its own died
 TOGETHER_SECONDS = 1.0  # in which all requests of a dead process fail
+_MOST_SUSPECTS = 1024
+_MOST_LISTED = 20  # models in a refusal
+_ADDED_HEADERS = "Accept", "Accept-Encoding", "Content-Type", "User-Agent"  # which aiohttp would add
+
+
+# --- the server and its streams --------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Stream:
+    """Message counts of one client's stream.
+
+    ``end`` is called when the stream must stop: its server or model fails or is retired, or nothing is in flight and
+    another stream needs its place.
+    """
+
+    model: str
+    address: str
+    end: Callable[[], Any] = lambda: None
+    num_sent: int = 0
+    num_received: int = 0
+    moved: float = field(default_factory=time.monotonic)
+
+    def note_request(self) -> None:
+        """Count a request."""
+        self.num_sent += 1
+        self.moved = time.monotonic()
+
+    def note_answer(self, *, is_last: bool) -> None:
+        """Note an answer; the last one to a request counts."""
+        self.num_received += is_last
+        self.moved = time.monotonic()
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether it has had an answer for each request, and none lately."""
+        return self.is_answered and time.monotonic() - self.moved > QUIET_SECONDS
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether it has had an answer for each request."""
+        return self.num_received >= self.num_sent
+
+
+class Upstream:
+    """A ready server, with the connections to it, and its requests and streams in flight."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.channel = grpc.aio.insecure_channel(server.grpc_url, options=channel_options(server.grpc_url))
+        self.session = aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=5),
+            connector=aiohttp.TCPConnector(limit=0),
+            auto_decompress=False,
+            skip_auto_headers=_ADDED_HEADERS,
+        )
+        self.client = AsyncGrpc(server.grpc_url)  # for canary requests
+        self.sent: dict[asyncio.Future[Any], str] = {}  # with the model of each
+        self.streams: set[Stream] = set()
+        self.num_lost = 0  # requests lost when it died
+        self.is_repeat = False  # whether one of them had already been lost by the previous server
+
+    async def close(self) -> None:
+        """Close the connections, for which a server that stops would wait."""
+        await asyncio.gather(self.session.close(), self.channel.close(), self.client.close())
+
+    async def wait_idle(self) -> None:
+        """Wait until everything is answered and all streams are quiet."""
+        while self.sent or not all(stream.is_quiet for stream in self.streams):
+            await asyncio.sleep(0.1)
+
+    def end_streams(self, models: Iterable[str] | None = None) -> None:
+        """End the streams to ``models``, or all."""
+        named = None if models is None else set(models)
+        for stream in list(self.streams):
+            if named is None or stream.model in named:
+                stream.end()
+
+
+# --- requests that may have killed a process -------------------------------------------------------------------------
+
+
+class Suspects:
+    """Digests of quarantined requests, with expiry."""
+
+    def __init__(self) -> None:
+        self._ends: dict[bytes, float] = {}  # by digest
+
+    def add(self, model: str, body: bytes) -> None:
+        """Refuse requests with these bytes until they expire."""
+        now = time.monotonic()
+        recent = [(digest, end) for digest, end in self._ends.items() if end > now]
+        self._ends = {**dict(recent[-_MOST_SUSPECTS:]), _digest(model, body): now + SUSPECT_SECONDS}
+        log.error("A request of %d bytes to %s may have killed a process; its bytes are refused.", len(body), model)
+
+    def has(self, model: str, body: bytes) -> bool:
+        """Whether these bytes are refused now."""
+        return bool(self._ends) and self._ends.get(_digest(model, body), 0.0) > time.monotonic()
+
+
+def _digest(model: str, body: bytes) -> bytes:
+    digest = hashlib.blake2b(f"{model}\0".encode(), digest_size=16)
+    digest.update(body)
+    return digest.digest()
+
+
+# --- the dispatcher --------------------------------------------------------------------------------------------------
 
 
 class Dispatcher:
@@ -44,7 +158,6 @@ class Dispatcher:
         resends: bool,
         limits: Limits,
         slots: Mapping[str, int] | None = None,
-        tokens: Tokens | None = None,
     ) -> None:
         self.upstream: Upstream | None = None
         self.blocked: dict[str, str] = {}
@@ -64,8 +177,6 @@ class Dispatcher:
         self._exposed, self._told = frozenset(exposed), frozenset(told)
         # unknown names share the entry "", or clients could fill the memory with them
         self._models = {name: Admission(max_wait, slots=(slots or {}).get(name, 0)) for name in (*models, "")}
-        self.first_answers: dict[str, list[float]] = {}  # by decoupled model: how many, and the sum of their seconds
-        self.tokens = tokens or Tokens(())
         self._changed = asyncio.Condition()
         self._num_settled = 0
 
@@ -89,6 +200,28 @@ class Dispatcher:
         """Whether clients may see a model's metadata, configuration and statistics: also steps of exposed ones."""
         return model in self._told
 
+    def check_exposed(self, model: str) -> None:
+        """Raise ``RefusedError`` unless clients may send requests to a model."""
+        if model not in self._exposed:
+            raise self._absent(model)
+
+    def check_told(self, model: str) -> None:
+        """Raise ``RefusedError`` unless clients may see a model's metadata, configuration and statistics."""
+        if model not in self._told:
+            raise self._absent(model)
+
+    def _absent(self, model: str) -> RefusedError:
+        """Build the refusal for an unknown or hidden model: in Triton's wording, with the models for clients."""
+        known = ", ".join(self.exposed[:_MOST_LISTED])
+        what = "is a step, and closed to clients" if self.is_told(model) else "is not found"
+        return RefusedError(Why.ABSENT, f"Request for unknown model: {model[:100]!r} {what}. Models: {known}.")
+
+    def note_refusal(self, refused: RefusedError) -> None:
+        """Count a client's fault by kind, and log it, rate-limited; other refusals are counted by model."""
+        if refused.why not in (Why.BUSY, Why.UNAVAILABLE):
+            self.refusals[refused.why.value] += 1
+            log.warning("A request was refused (%s): %s", refused.why.value, refused.message[:200], extra={"most": 1})
+
     @property
     def num_requests(self) -> int:
         """Number of requests in flight, including streams that are not quiet."""
@@ -98,12 +231,6 @@ class Dispatcher:
     def is_full(self, model: str) -> bool:
         """Whether a model's engine runs as many streams as it can."""
         return self._models[model].is_full
-
-    def note_first(self, model: str, seconds: float) -> None:
-        """Record how long the first answer to a request took."""
-        known = self.first_answers.setdefault(model, [0, 0.0])
-        known[0] += 1
-        known[1] += seconds
 
     def in_flight(self, model: str) -> int:
         """Return the number of requests in flight to a model, without streams."""
@@ -154,13 +281,15 @@ class Dispatcher:
         self,
         model: str,
         body: bytes,
-        call: Callable[[Server], Awaitable[T]],
+        call: Callable[[Upstream], Awaitable[T]],
         is_failure: Callable[[T], bool],
         is_waited_for: Callable[[], bool] = lambda: True,
+        request_id: str = "",
     ) -> T:
-        """Run ``call`` on the active server and return its result; it raises ``LostError`` if server or model died.
+        """Run ``call`` on the active server and return its result.
 
-        ``is_waited_for`` says whether the client still waits; if not, a lost request is not resent.
+        ``call`` raises ``LostError`` if the server or the model died. ``is_failure`` says whether its result is an
+        error, ``is_waited_for`` whether the client still waits; if not, a lost request is not resent.
 
         Raises:
             RefusedError: the request was refused, or lost.
@@ -168,6 +297,7 @@ class Dispatcher:
         upstream = self.find(model)
         if self._suspects.has(model, body):
             self._count(model, "refused")
+            log_failure(model, request_id, lost(model).message)
             raise lost(model)
         self.enter(model, len(body))
         is_done = False
@@ -195,6 +325,7 @@ class Dispatcher:
                         self._count(model, "answered" if is_done else "failed")
                         return answer
             self._count(model, "lost")
+            log_failure(model, request_id, lost(model).message)
             raise lost(model)
         finally:
             self.leave(model, len(body), is_done=is_done)
@@ -229,17 +360,13 @@ class Dispatcher:
         finally:
             self._resending.release()
 
-    @asynccontextmanager
-    async def stream(self, model: str, address: str, end: Callable[[], None]) -> AsyncIterator[tuple[Server, Stream]]:
-        """Register a stream on the active server; streams cannot be resent.
-
-        ``end`` is called when the stream must stop: its server or model fails or is retired, or it is quiet and
-        another stream needs its place.
-        """
-        upstream, stream = self.find(model), Stream(model, address, end)
+    @contextmanager
+    def stream(self, model: str, address: str) -> Iterator[tuple[Upstream, Stream]]:
+        """Register a stream on the active server; set its ``end`` before anything is awaited. It cannot be resent."""
+        upstream, stream = self.find(model), Stream(model, address)
         upstream.streams.add(stream)
         try:
-            yield upstream.server, stream
+            yield upstream, stream
         finally:
             upstream.streams.discard(stream)
 
@@ -285,9 +412,9 @@ class Dispatcher:
         finally:
             self.streams.give_back(address)
 
-    async def _follow(self, upstream: Upstream, model: str, call: Callable[[Server], Awaitable[T]]) -> T:
+    async def _follow(self, upstream: Upstream, model: str, call: Callable[[Upstream], Awaitable[T]]) -> T:
         """Await the call in its own task. ``block`` can cancel it; a client that disconnects cannot."""
-        task = asyncio.ensure_future(call(upstream.server))
+        task = asyncio.ensure_future(call(upstream))
         upstream.sent[task] = model
         try:
             while True:

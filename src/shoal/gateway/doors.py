@@ -122,7 +122,7 @@ async def listen(app: web.Application, host: str, port: int, limits: Limits, con
         SetupError: the port is taken.
     """
     # Triton continues a request whose client has disconnected, so its handler does too, and keeps its place.
-    # Bodies are inflated in bodies.py.
+    # Bodies are inflated in http_front.py.
     runner = web.AppRunner(
         app, access_log=None, keepalive_timeout=IDLE_SECONDS, shutdown_timeout=_CLOSING, lingering_time=1.0,
         auto_decompress=False,

@@ -4,28 +4,214 @@ Triton 24.10 loses answers over HTTP: each of its HTTP threads queues them in a 
 that is full. With 64 fast streams every fiftieth lost an answer, its beginning or its end. So the service asks over
 gRPC, and does the extension's conversion itself: a value or a flat list per input, other members as parameters, and
 each answer's outputs as a value or a flat list.
+
+Sections: the relay of answers; requests from JSON; answers to JSON.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import math
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import grpc  # type: ignore[import-untyped]
 import numpy as np
-from tritonclient.grpc import service_pb2
-from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor, triton_to_np_dtype
+from aiohttp import web
+from tritonclient.utils import deserialize_bytes_tensor, triton_to_np_dtype
 
+from shoal.client.calls import Call, Method
+from shoal.client.grpc_transport import to_grpc
 from shoal.client.http_transport import restore_shape
 from shoal.component.spec import STRING, ModelSpec, TensorSpec
-from shoal.gateway.grpc_messages import END
-from shoal.gateway.refusals import RefusedError, Why
+from shoal.component.tensors import Array
+from shoal.gateway.dispatcher import Dispatcher, Stream, Upstream
+from shoal.gateway.refusals import (
+    HEADERS,
+    LostError,
+    RefusedError,
+    Why,
+    clean,
+    is_cut,
+    is_dead,
+    kept,
+    log_failure,
+    lost,
+)
+from shoal.gateway.screening import parse, screen_message
+from shoal.gateway.streams import END, METHOD, Streamed, Streaming
+from shoal.repository.config import ModelConfig
 
+_EVENTS = "text/event-stream; charset=utf-8"
+_LOOK_SECONDS = 0.05  # between two looks whether a stream's client has left
+# Triton's words.
+_UNKNOWN = "Request for unknown model"
+_NOT_ONE = "generate expects model to produce exactly 1 response, use generate stream for models that produce more."
 _RAW = "utf-8", "surrogateescape"  # strings of bytes that are not UTF-8 go through unchanged
 _PARAMETERS = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
 _KINDS = {"b": (bool,), "i": (int,), "u": (int,), "f": (int, float), "O": (str,)}  # by NumPy's kind of dtype
 _WANTED = {"b": "true or false", "i": "whole numbers", "u": "whole numbers from 0", "f": "numbers", "O": "strings"}
+
+
+# --- the relay of answers --------------------------------------------------------------------------------------------
+
+
+class Generate:
+    """Relays streamed requests of the extension to Triton, and the answers to the client."""
+
+    def __init__(self, dispatcher: Dispatcher, configs: Mapping[str, ModelConfig], streaming: Streaming) -> None:
+        self._dispatcher, self._configs, self._streaming = dispatcher, configs, streaming
+
+    async def answer(
+        self, request: web.Request, model: str, version: str, address: str, body: bytes, *, is_whole: bool
+    ) -> web.StreamResponse:
+        """Stream answers as they arrive, or with ``is_whole`` collect the only one.
+
+        A stream that has begun cannot be resent.
+
+        Raises:
+            RefusedError: the request was refused, or lost before the first answer.
+        """
+        message, given_id = to_message(body, self._configs[model].spec, version)
+        screen_message(message, model)
+        streamed = self._streaming.begin(model, given_id)
+        content = streamed.mark(message.SerializeToString())
+        answer = _Answer(request, streamed, is_whole=is_whole)
+        try:
+            with self._dispatcher.place(address):
+                self._dispatcher.enter(model, len(body))
+                try:
+                    with self._dispatcher.stream(model, address) as (upstream, stream):
+                        await self._relay(upstream, stream, content, answer)
+                finally:
+                    self._dispatcher.leave(model, len(body), is_done=answer.is_done)
+            return await answer.finish()
+        except LostError:
+            self._dispatcher.suspected.set()
+            log_failure(model, given_id, lost(model).message)
+            if answer.response is None:
+                raise lost(model) from None
+            return await answer.fail(lost(model))
+
+    async def _relay(self, upstream: Upstream, stream: Stream, content: bytes, answer: _Answer) -> None:
+        call = upstream.channel.stream_stream(METHOD)(iter([content]), metadata=kept(answer.metadata))
+        stream.end = call.cancel
+        stream.note_request()
+        leaving = asyncio.create_task(self._wait_left(upstream, answer))
+        is_last = False
+        try:
+            async for part in call:
+                if is_last:
+                    continue
+                parsed = parse("ModelStreamInferResponse", part)
+                self._dispatcher.answered = time.monotonic()
+                is_last = self._streaming.count(answer.streamed, parsed, stream)
+                await answer.take(parsed, is_last=is_last)
+            answer.is_done = True
+        except grpc.aio.AioRpcError as error:
+            answer.is_done = True
+            if is_cut(error.code(), error.details() or ""):
+                raise LostError(error.details() or "") from None
+            raise RefusedError(Why.WRONG, clean(error.details() or "")) from None
+        except asyncio.CancelledError:
+            if not call.cancelled():  # else by ``stream.end``
+                raise
+            raise LostError from None
+        finally:
+            leaving.cancel()
+            if not call.done():
+                call.cancel()
+
+    async def _wait_left(self, upstream: Upstream, answer: _Answer) -> None:
+        """Wait until the client has left, and tell the engine."""
+        while not answer.has_left:
+            await asyncio.sleep(_LOOK_SECONDS)
+        await self._streaming.stop(upstream, answer.streamed, lambda: answer.is_done)
+
+
+class _Answer:
+    """A client's part of a stream: its events as they come or, with ``is_whole``, its only one."""
+
+    def __init__(self, request: web.Request, streamed: Streamed, *, is_whole: bool) -> None:
+        self.streamed = streamed
+        self.response: web.StreamResponse | None = None
+        self.is_done = False
+        self._request, self._is_whole = request, is_whole
+        self._num_events, self._status, self._first = 0, 200, b""
+
+    @property
+    def metadata(self) -> list[tuple[str, str]]:
+        """The request's headers, as a gRPC call's metadata."""
+        return [(name.lower(), value) for name in HEADERS if (value := self._request.headers.get(name))]
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the client has closed its connection."""
+        return self._request.transport is None or self._request.transport.is_closing()
+
+    async def take(self, message: Any, *, is_last: bool) -> None:
+        """Pass an answer of Triton's on, or keep the first; one that only marks the end is dropped.
+
+        Raises:
+            LostError: the message says that the model's process has died.
+        """
+        document = self._read(message)
+        if is_last and not message.error_message and not message.infer_response.outputs:
+            return
+        self._num_events += 1
+        if self._is_whole or self._status >= 400:
+            self._first = self._first or document
+        else:
+            await self._write(document)
+
+    def _read(self, message: Any) -> bytes:
+        if not message.error_message:
+            return to_json(message.infer_response, self.streamed.request_id)
+        if is_dead(message.error_message):
+            raise LostError(message.error_message)
+        text = clean(self.streamed.restore_id(message.error_message))
+        if not self._num_events:
+            self._status = 404 if text.startswith(_UNKNOWN) else 400
+        return json.dumps({"error": text}).encode()
+
+    async def _write(self, document: bytes) -> None:
+        if self.response is None:
+            self.response = web.StreamResponse(headers={"Content-Type": _EVENTS})
+            await self.response.prepare(self._request)
+        # Triton 24.10 can crash when a stream is abandoned: the rest of it is read and discarded
+        if not self.has_left:
+            with contextlib.suppress(ConnectionError):
+                await self.response.write(b"data: " + document + b"\n\n")
+
+    async def finish(self) -> web.StreamResponse:
+        """End the answer.
+
+        Raises:
+            RefusedError: there was not exactly one, although the client asked for one.
+        """
+        if self._is_whole and self._num_events != 1:
+            raise RefusedError(Why.WRONG, f"{_NOT_ONE} {self.streamed.model} gave {self._num_events} answers.")
+        if self._is_whole or self._status >= 400:
+            return web.Response(status=self._status, body=self._first, content_type="application/json")
+        if self.response is None:
+            self.response = web.StreamResponse(headers={"Content-Type": _EVENTS})
+            await self.response.prepare(self._request)
+        if not self.has_left:
+            await self.response.write_eof()
+        return self.response
+
+    async def fail(self, refused: RefusedError) -> web.StreamResponse:
+        """End an answer that has begun with an error."""
+        await self._write(json.dumps({"error": refused.words}).encode())
+        assert self.response is not None
+        await self.response.write_eof()
+        return self.response
+
+
+# --- requests from JSON ----------------------------------------------------------------------------------------------
 
 
 def to_message(body: bytes, spec: ModelSpec, version: str) -> tuple[Any, str]:
@@ -44,12 +230,16 @@ def to_message(body: bytes, spec: ModelSpec, version: str) -> tuple[Any, str]:
     if not isinstance(given_id, str) or not isinstance(nested, dict):
         raise RefusedError(Why.WRONG, "The request's id must be a string, and its parameters an object.")
     inputs = {tensor.name: tensor for tensor in spec.inputs}
-    message = service_pb2.ModelInferRequest(model_name=spec.name, model_version=version)
+    arrays, parameters = dict[str, Array](), dict[str, Any]()
     for name, value in _members(document, nested):
         if name in inputs:
-            _add_input(message, inputs[name], value, is_batched=spec.is_batched)
+            arrays[name] = _to_array(inputs[name], value, is_batched=spec.is_batched)
         else:
-            _add_parameter(message, name, value)
+            parameters[name] = value
+    message = to_grpc(Call(Method.INFER, spec.name, arrays)).message
+    message.model_version = version
+    for name, value in parameters.items():
+        _add_parameter(message, name, value)
     return message, given_id
 
 
@@ -61,7 +251,7 @@ def _members(document: Mapping[str, Any], nested: Mapping[str, Any]) -> Iterator
     yield from nested.items()
 
 
-def _add_input(message: Any, tensor: TensorSpec, value: Any, *, is_batched: bool) -> None:
+def _to_array(tensor: TensorSpec, value: Any, *, is_batched: bool) -> Array:
     values = value if isinstance(value, list) else [value]
     if tensor.dtype in ("TYPE_FP16", "TYPE_BF16"):
         raise RefusedError(
@@ -77,17 +267,12 @@ def _add_input(message: Any, tensor: TensorSpec, value: Any, *, is_batched: bool
     shape = _shape(tensor, len(values), is_batched=is_batched)
     try:
         if tensor.dtype == STRING:
-            texts = np.array([each.encode(*_RAW) for each in values], np.object_)
-            raw = serialize_byte_tensor(texts).item() if values else b""
-        else:
-            if dtype.kind in "iu" and not all(np.iinfo(dtype).min <= each <= np.iinfo(dtype).max for each in values):
-                raise OverflowError
-            raw = np.array(values, dtype).tobytes()
+            return np.array([each.encode(*_RAW) for each in values], np.object_).reshape(shape)
+        if dtype.kind in "iu" and not all(np.iinfo(dtype).min <= each <= np.iinfo(dtype).max for each in values):
+            raise OverflowError
+        return np.array(values, dtype).reshape(shape)
     except (OverflowError, UnicodeEncodeError):
         raise RefusedError(Why.WRONG, f"Input {tensor.name!r} has a value that {tensor.kind} cannot hold.") from None
-    kind = "BYTES" if tensor.dtype == STRING else tensor.dtype.removeprefix("TYPE_")
-    message.inputs.add(name=tensor.name, datatype=kind, shape=shape)
-    message.raw_input_contents.append(raw)
 
 
 def _shape(tensor: TensorSpec, count: int, *, is_batched: bool) -> tuple[int, ...]:
@@ -108,6 +293,9 @@ def _add_parameter(message: Any, name: str, value: Any) -> None:
         raise RefusedError(
             Why.WRONG, f"{name!r} is {json.dumps(value)[:60]}. {inputs} is a string, a number, true or false."
         ) from None
+
+
+# --- answers to JSON -------------------------------------------------------------------------------------------------
 
 
 def to_json(answer: Any, given_id: str) -> bytes:

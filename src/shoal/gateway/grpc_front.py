@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+import time
+from collections.abc import Awaitable, Callable
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import unquote
 
 import grpc  # type: ignore[import-untyped]
 
-from shoal.client.grpc_transport import channel_options
-from shoal.gateway.dispatcher import Dispatcher
-from shoal.gateway.fronts import EXTENSIONS, PRIVATE, absent, clean, closed, note, tell_failure
-from shoal.gateway.grpc_messages import (
-    StatusError,
-    arrive,
-    is_cut,
-    keep,
-    kept,
-    parse,
-    refuse,
-    screen,
-)
-from shoal.gateway.grpc_stream import Relay
+from shoal.gateway.dispatcher import Dispatcher, Upstream
+from shoal.gateway.grpc_stream import Relay, StatusError
 from shoal.gateway.limits import STREAM_SECONDS, Limits, Pool
-from shoal.gateway.refusals import LostError, RefusedError, Why
-from shoal.gateway.stops import Stops
-from shoal.repository.config import ModelConfig
+from shoal.gateway.refusals import (
+    EXTENSIONS,
+    PRIVATE,
+    LostError,
+    RefusedError,
+    Why,
+    clean,
+    closed,
+    is_cut,
+    kept,
+    log_failure,
+)
+from shoal.gateway.screening import parse, screen_grpc
+from shoal.gateway.streams import Streaming
 from shoal.server.launch import Server
 
 SERVICE = "/inference.GRPCInferenceService/"
@@ -41,13 +41,20 @@ _CLOSED = {
 }  # fmt: skip
 
 
+_STATUS = {
+    Why.BUSY: grpc.StatusCode.RESOURCE_EXHAUSTED, Why.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
+    Why.WRONG: grpc.StatusCode.INVALID_ARGUMENT, Why.ABSENT: grpc.StatusCode.NOT_FOUND,
+    Why.CLOSED: grpc.StatusCode.PERMISSION_DENIED, Why.METHOD: grpc.StatusCode.UNIMPLEMENTED,
+    Why.LARGE: grpc.StatusCode.INVALID_ARGUMENT, Why.SLOW: grpc.StatusCode.DEADLINE_EXCEEDED,
+}  # fmt: skip
+_PAUSE = 0.02  # seconds between two checks of the pool
+
+
 class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Handler of all methods, backed by the active server."""
 
-    def __init__(self, dispatcher: Dispatcher, configs: Mapping[str, ModelConfig]) -> None:
-        self._dispatcher = dispatcher
-        self._channels: dict[str, Any] = {}
-        self.stops = Stops(configs, self.channel)
+    def __init__(self, dispatcher: Dispatcher, streaming: Streaming) -> None:
+        self._dispatcher, self._streaming = dispatcher, streaming
         self._calls = Pool(MOST_CALLS, dispatcher.limits.client_share)
         # a message is in memory before its size is known: bounds how many arrive at a time
         most = max(4, dispatcher.memory.most // dispatcher.limits.request_bytes)
@@ -75,7 +82,7 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         """Return the handler of a method (grpc's interface)."""
         if handler := self._handlers.get(details.method):
             return handler
-        return grpc.stream_unary_rpc_method_handler(partial(self._unary, partial(self._refuse, details.method)))
+        return grpc.stream_unary_rpc_method_handler(partial(self._unary, partial(self._answer_unknown, details.method)))
 
     async def _unary(self, answer: Callable[[bytes, str, Any], Awaitable[bytes]], _: Any, context: Any) -> bytes:
         limits, address = self._dispatcher.limits, self._address(context)
@@ -85,11 +92,10 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         try:
             if not is_free:
                 raise RefusedError(Why.BUSY, "Too many requests for this server: calls.", 1.0)
-            request = await arrive(self._arriving, address, context, seconds)
+            request = await _arrive(self._arriving, address, context, seconds)
             return await answer(request or b"", address, context)
         except RefusedError as refused:
-            note(self._dispatcher, refused)
-            await refuse(context, refused)
+            await self._refuse(context, refused)
         except StatusError as error:
             await context.abort(error.code, error.details)
         finally:
@@ -126,7 +132,7 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         return bytes(answer.SerializeToString())
 
     async def _answer_model_metadata(self, request: bytes, *_: Any) -> bytes:
-        self._told(parse("ModelMetadataRequest", request).name)
+        self._dispatcher.check_told(parse("ModelMetadataRequest", request).name)
         return await self._fetch("ModelMetadata", request)
 
     async def _answer_config(self, request: bytes, *_: Any) -> bytes:
@@ -134,7 +140,7 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         if not wanted.name and self._dispatcher.default:
             wanted.name = self._dispatcher.default
             request = wanted.SerializeToString()
-        self._told(wanted.name)
+        self._dispatcher.check_told(wanted.name)
         answer = parse("ModelConfigResponse", await self._fetch("ModelConfig", request))
         for name in PRIVATE:
             answer.config.ClearField(name)
@@ -142,43 +148,33 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     async def _answer_statistics(self, request: bytes, *_: Any) -> bytes:
         if name := parse("ModelStatisticsRequest", request).name:
-            self._told(name)
+            self._dispatcher.check_told(name)
         answer = parse("ModelStatisticsResponse", await self._fetch("ModelStatistics", request))
-        keep(answer.model_stats, self._dispatcher.is_told)
+        _keep(answer.model_stats, self._dispatcher.is_told)
         return bytes(answer.SerializeToString())
 
     async def _answer_index(self, request: bytes, *_: Any) -> bytes:
         answer = parse("RepositoryIndexResponse", await self._fetch("RepositoryIndex", request))
-        keep(answer.models, self._dispatcher.is_exposed)
+        _keep(answer.models, self._dispatcher.is_exposed)
         return bytes(answer.SerializeToString())
 
-    async def _refuse(self, method: str, *_: Any) -> bytes:
+    async def _answer_unknown(self, method: str, *_: Any) -> bytes:
         name = method.removeprefix(SERVICE)
         if what := next((what for prefix, what in _CLOSED.items() if name.startswith(prefix)), ""):
             raise closed(what)
         raise RefusedError(Why.METHOD, f"There is no method {method[:100]!r} here.")
 
-    def _told(self, model: str) -> None:
-        if not self._dispatcher.is_told(model):
-            raise absent(model, self._dispatcher)
-
     async def _fetch(self, method: str, request: bytes) -> bytes:
         """Ask Triton with the administrator's key, on behalf of a client."""
         return await self._ask(
-            "",
-            method,
-            request,
-            lambda server: (("triton-grpc-protocol-admin-key", server.admin_key),),
-            "",
-            lambda: True,
+            "", method, request, lambda server: (("triton-grpc-protocol-admin-key", server.admin_key),)
         )
 
     # --- inference -----------------------------------------------------------------------------------------------
 
     async def _answer_infer(self, request: bytes, address: str, context: Any) -> bytes:
-        model, request_id = await screen(request)
-        if not self._dispatcher.is_exposed(model):
-            raise absent(model, self._dispatcher)
+        model, request_id, _ = await screen_grpc(request)
+        self._dispatcher.check_exposed(model)
         metadata = kept(context.invocation_metadata())
         held = self._dispatcher.hold(address)
         self._dispatcher.grow(held, len(request))
@@ -198,30 +194,32 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         method: str,
         request: bytes,
         metadata: Callable[[Server], Any],
-        request_id: str,
-        is_waited_for: Callable[[], bool],
+        request_id: str = "",
+        is_waited_for: Callable[[], bool] = lambda: True,
     ) -> bytes:
-        async def call(server: Server) -> Any:
+        """Send a request to Triton.
+
+        Raises:
+            RefusedError: it was refused, or lost.
+            StatusError: Triton answers with an error.
+        """
+
+        async def call(upstream: Upstream) -> Any:
             try:
-                return await self.channel(server).unary_unary(SERVICE + method)(request, metadata=metadata(server))
+                return await upstream.channel.unary_unary(SERVICE + method)(request, metadata=metadata(upstream.server))
             except grpc.aio.AioRpcError as error:
                 if is_cut(error.code(), error.details() or ""):
                     raise LostError from None
                 return error
 
-        try:
-            answer = await self._dispatcher.send(
-                model, request, call, lambda answer: not isinstance(answer, bytes), is_waited_for
-            )
-        except RefusedError as refused:
-            if refused.is_lost:
-                tell_failure(model, request_id, refused.message)
-            raise
+        answer = await self._dispatcher.send(
+            model, request, call, lambda answer: not isinstance(answer, bytes), is_waited_for, request_id
+        )
         if isinstance(answer, bytes):
             return answer
         details = answer.details() or ""
         if answer.code() in _OUR_FAULTS:
-            tell_failure(model, request_id, details)
+            log_failure(model, request_id, details)
         raise StatusError(answer.code(), clean(details))
 
     # --- streams -------------------------------------------------------------------------------------------------
@@ -231,9 +229,9 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
 
         async def relay() -> None:
             with self._dispatcher.place(address):
-                first = await arrive(self._opening, address, context, self._dispatcher.limits.head_seconds)
+                first = await _arrive(self._opening, address, context, self._dispatcher.limits.head_seconds)
                 if first is not None:
-                    await Relay(self._dispatcher, self.stops, self.channel, address, context).run(first)
+                    await Relay(self._dispatcher, self._streaming, address, context).run(first)
 
         # Triton 24.10 can crash when a stream is abandoned: the rest of it is read and discarded
         relaying = asyncio.ensure_future(relay())
@@ -241,24 +239,17 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         try:
             await asyncio.shield(relaying)
         except RefusedError as refused:
-            note(self._dispatcher, refused)
-            await refuse(context, refused)
+            await self._refuse(context, refused)
         except StatusError as error:
             await context.abort(error.code, error.details)
 
-    def channel(self, server: Server) -> Any:
-        """Return the channel to a server, shared by all calls."""
-        if server.grpc_url not in self._channels:
-            self._channels[server.grpc_url] = grpc.aio.insecure_channel(
-                server.grpc_url, options=channel_options(server.grpc_url)
-            )
-        return self._channels[server.grpc_url]
-
-    async def forget(self, server: Server) -> None:
-        """Close the channel to an ended server."""
-        channel = self._channels.pop(server.grpc_url, None)
-        if channel is not None:
-            await channel.close()
+    async def _refuse(self, context: Any, refused: RefusedError) -> NoReturn:
+        """End a call with the status for a refusal."""
+        self._dispatcher.note_refusal(refused)
+        if refused.retry_after:
+            context.set_trailing_metadata((("retry-after", str(refused.retry_seconds)),))
+        await context.abort(_STATUS[refused.why], refused.words)
+        raise refused  # unreachable: abort raises
 
 
 def make_server(front: GrpcFront, address: str, limits: Limits) -> Any:
@@ -276,6 +267,35 @@ def make_server(front: GrpcFront, address: str, limits: Limits) -> Any:
     server = grpc.aio.server(handlers=[front], options=options, maximum_concurrent_rpcs=MOST_CALLS)
     server.add_insecure_port(address)
     return server
+
+
+async def _arrive(pool: Pool, address: str, context: Any, seconds: float) -> bytes | None:
+    """Read the first message of a call, waiting for a place in ``pool``; ``None`` if the client sends none.
+
+    Raises:
+        RefusedError: it did not come in time.
+    """
+    start = time.monotonic()
+    while not pool.has(address):
+        if time.monotonic() - start > seconds:
+            raise RefusedError(Why.BUSY, "Too many requests for this server: they arrive slowly.", 1.0)
+        await asyncio.sleep(_PAUSE)
+    pool.take(address)
+    try:
+        async with asyncio.timeout(seconds):
+            message = await context.read()
+    except TimeoutError:
+        raise RefusedError(Why.SLOW, f"No whole message came within {seconds:g} s.") from None
+    finally:
+        pool.give_back(address)
+    return None if message is grpc.aio.EOF else message
+
+
+def _keep(entries: Any, is_wanted: Callable[[str], bool]) -> None:
+    """Remove entries from a repeated field about models unless their name is wanted."""
+    kept_ones = [entry for entry in entries if is_wanted(entry.name)]
+    del entries[:]
+    entries.extend(kept_ones)
 
 
 @lru_cache(4096)

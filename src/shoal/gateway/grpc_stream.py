@@ -3,75 +3,47 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]
+from tritonclient.grpc import service_pb2
 
-from shoal.gateway.dispatcher import Dispatcher
-from shoal.gateway.fronts import absent, clean, note, tell_failure
-from shoal.gateway.grpc_messages import (
-    StatusError,
-    clean_answer,
-    is_cut,
-    kept,
-    mark,
-    parse,
-    refusal,
-    screen,
-    unmark,
-)
+from shoal.gateway.dispatcher import Dispatcher, Stream, Upstream
 from shoal.gateway.limits import STREAM_SECONDS, Hold
-from shoal.gateway.refusals import RefusedError, Why, lost
-from shoal.gateway.stops import METHOD, Stops
-from shoal.gateway.tokens import Meter
-from shoal.gateway.upstream import Stream
+from shoal.gateway.refusals import RefusedError, Why, clean, is_cut, kept, log_failure, lost
+from shoal.gateway.screening import Screened, parse, screen_grpc
+from shoal.gateway.streams import END, METHOD, Streamed, Streaming
 
 _MOST_UNANSWERED = 64  # messages; further ones wait in the client (back-pressure)
-_SILENT_SECONDS = 30.0  # after which an unanswered message is taken to have no answer
 
 
-@dataclass
-class _Message:
-    """A client's message that was sent to Triton and has no last answer yet.
+class StatusError(Exception):
+    """A status from Triton to be passed to the client."""
 
-    ``is_marked``: its model is decoupled, so it was sent with our id and with the request to mark the last answer.
-    """
-
-    model: str
-    num_bytes: int
-    request_id: str
-    meter: Meter | None = None
-    is_marked: bool = False
-    is_end_wanted: bool = False
-    is_begun: bool = False  # it has had an answer
-    sent: float = field(default_factory=time.monotonic)
+    def __init__(self, code: Any, details: str) -> None:
+        super().__init__(details)
+        self.code, self.details = code, details
 
 
 class Relay:
-    """Passes messages to Triton and answers to the client.
+    """Passes a client's messages to Triton, and the answers to the client.
 
-    Messages to decoupled models get ids of ours, and a mark on their last answer. Any other model gives one answer to
-    each: it counts as that to the oldest unanswered message. The last answer releases the message's memory and its
-    share of the model's capacity.
+    The last answer to a message releases the message's memory and its share of the model's capacity.
     """
 
-    def __init__(
-        self, dispatcher: Dispatcher, stops: Stops, channel: Callable[[Any], Any], address: str, context: Any
-    ) -> None:
-        self._dispatcher, self._stops, self._channel = dispatcher, stops, channel
+    def __init__(self, dispatcher: Dispatcher, streaming: Streaming, address: str, context: Any) -> None:
+        self._dispatcher, self._streaming = dispatcher, streaming
         self._address, self._context = address, context
-        self._unanswered: dict[str, _Message] = {}  # by our id, oldest first
+        self._unanswered: dict[str, Streamed] = {}  # by our id, oldest first
         self._stopping: set[asyncio.Task[None]] = set()
         self._moved = asyncio.Event()
         self._writing = asyncio.Lock()
         self._has_left = self._has_ended = False
         self._held: Hold
         self._stream: Stream
-        self._server: Any = None
+        self._upstream: Upstream
         self._call: Any = None
         self._feeding: asyncio.Task[None] | None = None
         context.add_done_callback(lambda _: self._leave())
@@ -83,22 +55,25 @@ class Relay:
             RefusedError: the first message was refused, or the stream was lost.
             StatusError: Triton has ended it with an error.
         """
-        model, first_id = await self._judge(first)
-        with self._dispatcher.hold(self._address, model) as self._held:
-            async with self._dispatcher.stream(model, self._address, self._end) as (self._server, self._stream):
-                self._call = self._channel(self._server).stream_stream(METHOD)(
-                    metadata=kept(self._context.invocation_metadata())
-                )
-                self._feeding = asyncio.create_task(self._feed(first))
-                try:
-                    code, details = await self._read()
-                finally:
-                    self._feeding.cancel()
-                    for own_id in list(self._unanswered):
-                        self._settle(own_id, is_done=False)
+        model, first_id, _ = await self._judge(first)
+        with (
+            self._dispatcher.hold(self._address, model) as self._held,
+            self._dispatcher.stream(model, self._address) as (self._upstream, self._stream),
+        ):
+            self._stream.end = self._end
+            self._call = self._upstream.channel.stream_stream(METHOD)(
+                metadata=kept(self._context.invocation_metadata())
+            )
+            self._feeding = asyncio.create_task(self._feed(first))
+            try:
+                code, details = await self._read()
+            finally:
+                self._feeding.cancel()
+                for own_id in list(self._unanswered):
+                    self._settle(own_id, is_done=False)
         if code == grpc.StatusCode.CANCELLED or (code != grpc.StatusCode.OK and is_cut(code, details)):
             self._dispatcher.suspected.set()
-            tell_failure(model, first_id, lost(model).message)
+            log_failure(model, first_id, lost(model).message)
             raise lost(model)
         if code != grpc.StatusCode.OK:
             raise StatusError(code, clean(details))
@@ -128,27 +103,17 @@ class Relay:
         return await self._call.code(), await self._call.details() or ""
 
     def _receive(self, answer: bytes) -> bytes | None:
-        """Count an answer; return what the client gets of it."""
+        """Count an answer; return it as it goes to the client, or None if only we asked for it."""
         self._dispatcher.answered = time.monotonic()
-        if any(message.is_marked for message in self._unanswered.values()):
-            parsed = parse("ModelStreamInferResponse", answer)
-            own_id = str(parsed.infer_response.id)
-            message = self._unanswered.get(own_id)
-            if message is not None and message.is_marked:
-                if message.meter is not None:
-                    message.meter.read(parsed.infer_response)
-                passed_on, is_last = unmark(parsed, message.request_id, is_end_wanted=message.is_end_wanted)
-                if not message.is_begun:
-                    message.is_begun = True
-                    self._dispatcher.note_first(message.model, time.monotonic() - message.sent)
-                self._stream.note_answer(is_last=is_last)
-                if is_last:
-                    self._settle(own_id, is_done=True)
-                return passed_on
-        self._stream.note_answer(is_last=True)
-        if oldest := self._find_oldest():
-            self._settle(oldest, is_done=True)
-        return clean_answer(answer)
+        message = parse("ModelStreamInferResponse", answer)
+        streamed = self._unanswered.get(message.infer_response.id)
+        if streamed is None:
+            message.error_message = clean(message.error_message)
+            return bytes(message.SerializeToString())
+        is_last = self._streaming.count(streamed, message, self._stream)
+        if is_last:
+            self._settle(streamed.own_id, is_done=True)
+        return _unmark(message, streamed, is_last=is_last)
 
     async def _write(self, answer: bytes) -> None:
         """Write an answer to the client, unless it has disconnected or read nothing for too long."""
@@ -169,10 +134,7 @@ class Relay:
             self._stop(own_id)
 
     def _stop(self, own_id: str) -> None:
-        message = self._unanswered[own_id]
-        if not message.is_marked:
-            return
-        work = self._stops.leave(self._server, message.model, own_id, lambda: own_id not in self._unanswered)
+        work = self._streaming.stop(self._upstream, self._unanswered[own_id], lambda: own_id not in self._unanswered)
         task = asyncio.ensure_future(work)
         self._stopping.add(task)
         task.add_done_callback(self._stopping.discard)
@@ -193,10 +155,9 @@ class Relay:
                 await self._call.done_writing()
 
     async def _pass(self, message: bytes) -> None:
-        request_id = ""
-        size = len(message)
+        request_id, size = "", len(message)
         try:
-            model, request_id = await self._judge(message)
+            model, request_id, is_end_wanted = await self._judge(message)
             self._dispatcher.find(model)
             most = self._dispatcher.limits.request_bytes
             await self._wait(lambda: not self._unanswered or self._held.num_bytes + size <= most)
@@ -207,24 +168,20 @@ class Relay:
                 self._held.grow(-size)
                 raise
         except RefusedError as refused:
-            note(self._dispatcher, refused)
-            await self._write(refusal(refused, request_id))
+            self._dispatcher.note_refusal(refused)
+            await self._write(_make_refusal(refused, request_id))
             return
-        own_id, given = self._stops.next_id(), _Message(model, size, request_id)
-        if self._stops.is_decoupled(model):
-            message, given.is_end_wanted = mark(message, own_id)
-            given.is_marked, given.meter = True, self._dispatcher.tokens.meter(model)
-        self._unanswered[own_id] = given
+        streamed = self._streaming.begin(model, request_id, num_bytes=size, is_end_wanted=is_end_wanted)
+        self._unanswered[streamed.own_id] = streamed
         self._stream.note_request()
         if self._has_left:
-            self._stop(own_id)
-        await self._call.write(message)
+            self._stop(streamed.own_id)
+        await self._call.write(streamed.mark(message))
 
-    async def _judge(self, message: bytes) -> tuple[str, str]:
-        model, request_id = await screen(message)
-        if not self._dispatcher.is_exposed(model):
-            raise absent(model, self._dispatcher)
-        return model, request_id
+    async def _judge(self, message: bytes) -> Screened:
+        screened = await screen_grpc(message)
+        self._dispatcher.check_exposed(screened.model)
+        return screened
 
     async def _next(self) -> bytes | None:
         reading = asyncio.ensure_future(self._context.read())
@@ -240,21 +197,36 @@ class Relay:
             reading.cancel()
 
     async def _wait(self, is_so: Callable[[], bool]) -> None:
-        """Wait until answers make ``is_so`` true; a message that gets no answer is settled after a time-out."""
+        """Wait until answers make ``is_so`` true."""
         while not is_so():
             self._moved.clear()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._moved.wait(), _SILENT_SECONDS)
-                continue
-            if oldest := self._find_oldest():
-                self._settle(oldest, is_done=False)
-
-    def _find_oldest(self) -> str:
-        """Return our id of the oldest message to a model that is not decoupled; empty if there is none."""
-        return next((own_id for own_id, message in self._unanswered.items() if not message.is_marked), "")
+            await self._moved.wait()
 
     def _settle(self, own_id: str, *, is_done: bool) -> None:
-        message = self._unanswered.pop(own_id)
-        self._dispatcher.leave(message.model, message.num_bytes, is_done=is_done)
-        self._held.grow(-message.num_bytes)
+        streamed = self._unanswered.pop(own_id)
+        self._dispatcher.leave(streamed.model, streamed.num_bytes, is_done=is_done)
+        self._held.grow(-streamed.num_bytes)
         self._moved.set()
+
+
+def _unmark(message: Any, streamed: Streamed, *, is_last: bool) -> bytes | None:
+    """Put the client's id back into an answer.
+
+    Return None if it is empty and only marks the end, and the client did not ask for that mark.
+    """
+    answer, is_end_wanted = message.infer_response, streamed.is_end_wanted
+    is_empty = not answer.outputs and not message.error_message
+    if streamed.is_decoupled and is_last and is_empty and not is_end_wanted:
+        return None
+    message.error_message = clean(streamed.restore_id(message.error_message))
+    answer.id = streamed.request_id
+    if not is_end_wanted:
+        answer.parameters.pop(END, None)
+    return bytes(message.SerializeToString())
+
+
+def _make_refusal(refused: RefusedError, request_id: str) -> bytes:
+    """Build the answer that refuses one message of a stream."""
+    message = service_pb2.ModelStreamInferResponse(error_message=refused.words)
+    message.infer_response.id = request_id
+    return bytes(message.SerializeToString())

@@ -11,15 +11,14 @@ from aiohttp import web
 
 from shoal.gateway.canary import Canary
 from shoal.gateway.dispatcher import Dispatcher
-from shoal.gateway.stops import Stops
-from shoal.gateway.tokens import KINDS
+from shoal.gateway.streams import KINDS, Streaming
 
 
 class Health:
     """``/health/live``, ``/health/ready`` and ``/metrics``: Triton's metrics, and the service's own."""
 
-    def __init__(self, dispatcher: Dispatcher, canaries: dict[str, Canary], stops: Stops) -> None:
-        self._dispatcher, self._canaries, self._stops = dispatcher, canaries, stops
+    def __init__(self, dispatcher: Dispatcher, canaries: dict[str, Canary], streaming: Streaming) -> None:
+        self._dispatcher, self._canaries, self._streaming = dispatcher, canaries, streaming
         self.restarts: Counter[str] = Counter()  # by what went wrong
         self.app = web.Application(client_max_size=0)
         self.app.router.add_get("/health/live", self._answer_live)
@@ -76,15 +75,15 @@ class Health:
         first = SummaryMetricFamily(
             "shoal_first_answer_seconds", "From such a request to its first answer", labels=["model"]
         )
-        for name in filter(dispatcher.is_exposed, self._stops.models):
+        for name in filter(dispatcher.is_exposed, self._streaming.models):
             streams.add_metric([name], dispatcher.in_flight(name))
-            first.add_metric([name], *dispatcher.first_answers.get(name, (0, 0.0)))
+            first.add_metric([name], *self._streaming.first_answers.get(name, (0, 0.0)))
         tokens = CounterMetricFamily(
             "shoal_tokens", "Tokens of prompts (input) and answers (output)", labels=["model", "kind"]
         )
-        for name in filter(dispatcher.is_exposed, dispatcher.tokens.models):
+        for name in filter(dispatcher.is_exposed, self._streaming.tokens.models):
             for kind in KINDS:
-                tokens.add_metric([name, kind], dispatcher.tokens.counts[name, kind])
+                tokens.add_metric([name, kind], self._streaming.tokens.counts[name, kind])
         yield from (streams, first, tokens)
         latency = GaugeMetricFamily("shoal_canary_seconds", "What the last canary of a model took", labels=["model"])
         for name, canary in self._canaries.items():

@@ -1,44 +1,38 @@
-"""HTTP front: forwards requests to those of Triton's paths that are open to clients, and refuses all others."""
+"""HTTP front: forwards requests to those of Triton's paths that are open to clients, and refuses all others.
+
+Sections: the front; bodies, which are read within limits of time and memory, and inflated outside the event loop.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import re
-import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Any
+import zlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
-import aiohttp
-import grpc  # type: ignore[import-untyped]
-from aiohttp import web
+from aiohttp import ClientError, web
 from yarl import URL
 
-from shoal.gateway.bodies import read_body
-from shoal.gateway.dispatcher import Dispatcher
-from shoal.gateway.fronts import (
+from shoal.gateway.dispatcher import Dispatcher, Upstream
+from shoal.gateway.generate import Generate
+from shoal.gateway.limits import MOST_INFLATION, Hold, Limits
+from shoal.gateway.refusals import (
     EXTENSIONS,
     HEADERS,
-    absent,
+    LostError,
+    RefusedError,
+    Why,
     clean,
     closed,
     is_dead,
-    note,
-    tell_failure,
+    log_failure,
     trim_config,
-    words,
 )
-from shoal.gateway.generate import to_json, to_message
-from shoal.gateway.grpc_messages import WITH_END, find_last, is_cut, parse
-from shoal.gateway.limits import Hold
-from shoal.gateway.refusals import LostError, RefusedError, Why, lost
-from shoal.gateway.screening import LARGE, check_json, screen_json, screen_message, screen_nesting
-from shoal.gateway.stops import METHOD, Stops
-from shoal.gateway.upstream import Stream
+from shoal.gateway.screening import LARGE, check_json, screen_json, screen_nesting
+from shoal.gateway.streams import Streaming
 from shoal.repository.config import ModelConfig
-from shoal.server.launch import Server
 
 # Model names are not percent-decoded: Triton does not decode them either.
 _MODEL = re.compile(r"/v2/models/(?P<model>[^/]+)(?P<version>/versions/[^/]+)?(?:/(?P<what>[a-z_]+))?")
@@ -61,90 +55,24 @@ _UNREADABLE = re.compile(rb'\{"error":\s*"(Unable to (parse|set) |failed to pars
 _REQUEST_HEADERS = (*HEADERS, "Content-Type", _HEAD_LENGTH)
 # Answers are not compressed, so that errors can be read.
 _ANSWER_HEADERS = ("Content-Type", _HEAD_LENGTH)
-_ADDED_HEADERS = "Accept", "Accept-Encoding", "Content-Type", "User-Agent"  # which aiohttp would add
-_EVENTS = "text/event-stream; charset=utf-8"
-_LOOK_SECONDS = 0.05  # between two looks whether a stream's client has left
-# Triton's words.
-_UNKNOWN = "Request for unknown model"
-_NOT_ONE = "generate expects model to produce exactly 1 response, use generate stream for models that produce more."
-_BROKEN = (aiohttp.ClientError, ConnectionError)
+_FEW = 2**16  # inflated bytes that are allowed at any ratio
+_inflating = asyncio.Semaphore(1)  # at most one core inflates bodies
 
 
-@dataclass
-class _Answer:
-    """A client's part of a stream: its events as they come, or with ``is_whole`` its only one."""
+class _Reply(NamedTuple):
+    """Triton's reply to a request."""
 
-    request: web.Request
-    model: str
-    is_whole: bool
-    own_id: str
-    given_id: str
-    response: web.StreamResponse | None = None
-    is_done: bool = False
-    num_events: int = 0
-    first: bytes = b""
-    status: int = 200
-    began: float = field(default_factory=time.monotonic)
-
-    @property
-    def has_left(self) -> bool:
-        """Whether the client has closed its connection."""
-        return self.request.transport is None or self.request.transport.is_closing()
-
-    def read(self, message: Any) -> tuple[bytes, bool]:
-        """Return a message's JSON, empty for the one that only marks the end; and whether it is the last."""
-        answer = message.infer_response
-        is_last = find_last(message)
-        if message.error_message:
-            if is_dead(message.error_message):
-                raise LostError(message.error_message)
-            text = clean(message.error_message.replace(self.own_id, self.given_id or "<id_unknown>"))
-            if not self.num_events:
-                self.status = 404 if text.startswith(_UNKNOWN) else 400
-            return json.dumps({"error": text}).encode(), is_last
-        return b"" if is_last and not answer.outputs else to_json(answer, self.given_id), is_last
-
-    async def take(self, document: bytes) -> None:
-        """Pass on an answer, or keep the first."""
-        self.num_events += 1
-        if self.is_whole or self.status >= 400:
-            self.first = self.first or document
-            return
-        response = await self._begin()
-        # Triton 24.10 can crash when a stream is abandoned: the rest of it is read and discarded
-        if not self.has_left:
-            await _write(response, b"data: " + document + b"\n\n")
-
-    async def _begin(self) -> web.StreamResponse:
-        if self.response is None:
-            self.response = web.StreamResponse(headers={"Content-Type": _EVENTS})
-            await self.response.prepare(self.request)
-        return self.response
-
-    async def finish(self) -> web.StreamResponse:
-        """End the answer."""
-        if self.is_whole and self.num_events != 1:
-            raise RefusedError(Why.WRONG, f"{_NOT_ONE} {self.model} gave {self.num_events} answers.")
-        if self.is_whole or self.status >= 400:
-            return web.Response(status=self.status, body=self.first, content_type="application/json")
-        response = await self._begin()
-        if not self.has_left:
-            await response.write_eof()
-        return response
+    status: int
+    headers: Mapping[str, str]
+    content: bytes
 
 
 class HttpFront:
     """aiohttp application backed by the active server."""
 
-    def __init__(
-        self,
-        dispatcher: Dispatcher,
-        configs: Mapping[str, ModelConfig],
-        stops: Stops,
-        channel: Callable[[Server], Any],
-    ) -> None:
-        self._dispatcher, self._configs, self._stops, self._channel = dispatcher, configs, stops, channel
-        self._sessions: dict[str, aiohttp.ClientSession] = {}
+    def __init__(self, dispatcher: Dispatcher, configs: Mapping[str, ModelConfig], streaming: Streaming) -> None:
+        self._dispatcher, self._streaming = dispatcher, streaming
+        self._generate = Generate(dispatcher, configs, streaming)
         self.app = web.Application()
         self.app.router.add_route("*", "/{path:.*}", self._answer)
 
@@ -155,8 +83,7 @@ class HttpFront:
                 _check_method(request, wanted)
                 return await self._answer_of_all(path)
             if path == _NO_MODEL:
-                if not self._dispatcher.default:
-                    raise absent("", self._dispatcher)
+                self._dispatcher.check_told(self._dispatcher.default)
                 path = f"/v2/models/{self._dispatcher.default}/config"
             found = _MODEL.fullmatch(path)
             what = (found["what"] or "") if found else ""
@@ -166,9 +93,10 @@ class HttpFront:
             model = found["model"]
             if what == "ready" and self._dispatcher.is_unready(model):
                 return web.Response(status=400)
-            is_known = self._dispatcher.is_told if what in ("", "config", "stats") else self._dispatcher.is_exposed
-            if not is_known(model):
-                raise absent(model, self._dispatcher)
+            if what in ("", "config", "stats"):
+                self._dispatcher.check_told(model)
+            else:
+                self._dispatcher.check_exposed(model)
             if _ASKED[what] == "GET":
                 document = await self._fetch("GET", path)
                 return web.json_response(trim_config(document) if what == "config" else document)
@@ -180,10 +108,10 @@ class HttpFront:
         except ConnectionError:  # the client has disconnected: the response is dropped
             return web.Response(status=400)
         except RefusedError as refused:
-            note(self._dispatcher, refused)
-            response = web.json_response({"error": words(refused)}, status=_STATUS[refused.why])
+            self._dispatcher.note_refusal(refused)
+            response = web.json_response({"error": refused.words}, status=_STATUS[refused.why])
             if refused.retry_after:
-                response.headers["Retry-After"] = str(max(1, round(refused.retry_after)))
+                response.headers["Retry-After"] = str(refused.retry_seconds)
             if refused.why in (Why.SLOW, Why.BUSY, Why.LARGE, Why.UNAVAILABLE):
                 response.force_close()  # without waiting for the rest of the body
             return response
@@ -211,169 +139,70 @@ class HttpFront:
     async def _fetch(self, method: str, path: str) -> Any:
         """Ask Triton with the administrator's key, on behalf of a client."""
 
-        async def call(server: Server) -> tuple[int, bytes]:
-            try:
-                headers = {"admin-key": server.admin_key}
-                async with self._ask(server, method, path, headers, b"") as reply:
-                    return reply.status, await reply.read()
-            except _BROKEN as error:
-                raise LostError(str(error)) from None
+        async def call(upstream: Upstream) -> _Reply:
+            return await _ask(upstream, method, path, {"admin-key": upstream.server.admin_key})
 
-        status, content = await self._dispatcher.send("", path.encode(), call, lambda reply: reply[0] >= 400)
-        if status >= 400:
+        reply = await self._dispatcher.send("", path.encode(), call, lambda reply: reply.status >= 400)
+        if reply.status >= 400:
             try:
-                message = str(json.loads(_cleaned(content))["error"])
+                message = str(json.loads(reply.content)["error"])
             except (ValueError, KeyError, TypeError):  # an error that is not Triton's JSON
-                message = f"The server answered with status {status} and gave no reason."
-            raise RefusedError(Why.ABSENT if status == 404 else Why.WRONG, message)
-        return json.loads(content) if content else None
+                message = f"The server answered with status {reply.status} and gave no reason."
+            raise RefusedError(Why.ABSENT if reply.status == 404 else Why.WRONG, message)
+        return json.loads(reply.content) if reply.content else None
 
     # --- inference -----------------------------------------------------------------------------------------------
 
     async def _pass(self, request: web.Request, found: re.Match[str], address: str, held: Hold) -> web.StreamResponse:
         model, what = found["model"], found["what"]
-        body = await read_body(request, self._dispatcher, held)
+        body = await _read_body(request, self._dispatcher, held)
         headers = {name: value for name in _REQUEST_HEADERS if (value := request.headers.get(name))}
         lengths = request.headers.getall(_HEAD_LENGTH, [])
         if len(body) > LARGE:
             body, request_id = await asyncio.to_thread(_screen, body, lengths, what, headers)
         else:
             body, request_id = _screen(body, lengths, what, headers)
-        if what == "generate_stream" or (what == "generate" and self._stops.is_decoupled(model)):
-            return await self._stream(request, found, address, body)
+        if what == "generate_stream" or (what == "generate" and self._streaming.is_decoupled(model)):
+            version = (found["version"] or "").rpartition("/")[2]
+            return await self._generate.answer(request, model, version, address, body, is_whole=what == "generate")
         path = request.rel_url.raw_path
 
-        async def call(server: Server) -> web.Response:
-            try:
-                async with self._ask(server, "POST", path, headers, body) as reply:
-                    content = await reply.read()
-            except _BROKEN as error:
-                raise LostError(str(error)) from None
-            status = reply.status
-            if status >= 400:
-                content = _cleaned(content)
-                status = 400 if _UNREADABLE.match(content) else status
-            return web.Response(status=status, body=content, headers=_kept(reply.headers))
+        async def call(upstream: Upstream) -> _Reply:
+            return await _ask(upstream, "POST", path, headers, body)
 
         def is_waited_for() -> bool:
             return request.transport is not None and not request.transport.is_closing()
 
-        try:
-            reply = await self._dispatcher.send(model, body, call, lambda reply: reply.status >= 400, is_waited_for)
-        except RefusedError as refused:
-            if refused.is_lost:
-                tell_failure(model, request_id, refused.message)
-            raise
-        if reply.status >= 500:
-            tell_failure(model, request_id, str(reply.reason))
-        held.grow(len(reply.body or b""))  # type: ignore[arg-type]  # until the client has read it
-        await reply.prepare(request)
-        await reply.write_eof()
-        return reply
+        reply = await self._dispatcher.send(
+            model, body, call, lambda reply: reply.status >= 400, is_waited_for, request_id
+        )
+        is_unreadable = reply.status >= 400 and _UNREADABLE.match(reply.content)
+        response = web.Response(
+            status=400 if is_unreadable else reply.status, body=reply.content, headers=_kept(reply.headers)
+        )
+        if response.status >= 500:
+            log_failure(model, request_id, str(response.reason))
+        held.grow(len(reply.content))  # until the client has read it
+        await response.prepare(request)
+        await response.write_eof()
+        return response
 
-    @asynccontextmanager
-    async def _ask(
-        self, server: Server, method: str, path: str, headers: Mapping[str, str], body: bytes
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        if server.http_url not in self._sessions:
-            self._sessions[server.http_url] = aiohttp.ClientSession(
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=5),
-                connector=aiohttp.TCPConnector(limit=0),
-                auto_decompress=False,
-                skip_auto_headers=_ADDED_HEADERS,
-            )
-        url = URL(f"http://{server.http_url}{path}", encoded=True)
-        async with self._sessions[server.http_url].request(
+
+async def _ask(upstream: Upstream, method: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> _Reply:
+    """Send a request to Triton.
+
+    Raises:
+        LostError: the server, or a process of the model, died.
+    """
+    url = URL(f"http://{upstream.server.http_url}{path}", encoded=True)
+    try:
+        async with upstream.session.request(
             method, url, data=body or None, headers=headers, allow_redirects=False
         ) as reply:
-            yield reply
-
-    async def _stream(
-        self, request: web.Request, found: re.Match[str], address: str, body: bytes
-    ) -> web.StreamResponse:
-        """Stream answers as they arrive, or collect the only one; a stream that has begun cannot be resent."""
-        model = found["model"]
-        message, given_id = to_message(body, self._configs[model].spec, (found["version"] or "").rpartition("/")[2])
-        screen_message(message, model)
-        own_id = message.id = self._stops.next_id()
-        message.parameters[WITH_END].bool_param = True
-        answer = _Answer(request, model, found["what"] == "generate", own_id, given_id)
-        task = asyncio.current_task()
-        assert task is not None
-        has_ended = False
-
-        def end() -> None:
-            nonlocal has_ended
-            has_ended = True
-            task.cancel()
-
-        try:
-            with self._dispatcher.place(address):
-                self._dispatcher.enter(model, len(body))
-                try:
-                    async with self._dispatcher.stream(model, address, end) as (server, stream):
-                        leaving = asyncio.create_task(self._leave(server, answer))
-                        try:
-                            await self._relay(server, message, stream, answer)
-                        finally:
-                            answer.is_done = True
-                            leaving.cancel()
-                finally:
-                    self._dispatcher.leave(model, len(body), is_done=answer.is_done)
-            return await answer.finish()
-        except LostError:
-            self._dispatcher.suspected.set()
-        except asyncio.CancelledError:
-            if not has_ended:
-                raise
-            task.uncancel()
-        tell_failure(model, given_id, lost(model).message)
-        if answer.response is None:
-            raise lost(model)
-        await _write(answer.response, b"data: " + json.dumps({"error": words(lost(model))}).encode() + b"\n\n")
-        await answer.response.write_eof()
-        return answer.response
-
-    async def _relay(self, server: Server, message: Any, stream: Stream, answer: _Answer) -> None:
-        headers = [(name.lower(), value) for name in HEADERS if (value := answer.request.headers.get(name))]
-        call = self._channel(server).stream_stream(METHOD)(iter([message.SerializeToString()]), metadata=headers)
-        stream.note_request()
-        meter = self._dispatcher.tokens.meter(answer.model)
-        is_last = False
-        try:
-            async for content in call:
-                if is_last:
-                    continue
-                parsed = parse("ModelStreamInferResponse", content)
-                if meter is not None:
-                    meter.read(parsed.infer_response)
-                document, is_last = answer.read(parsed)
-                stream.note_answer(is_last=is_last)
-                self._dispatcher.answered = time.monotonic()
-                if answer.num_events == 0:
-                    self._dispatcher.note_first(answer.model, time.monotonic() - answer.began)
-                if document:
-                    await answer.take(document)
-        except grpc.aio.AioRpcError as error:
-            if is_cut(error.code(), error.details() or ""):
-                raise LostError(error.details() or "") from None
-            raise RefusedError(Why.WRONG, clean(error.details() or "")) from None
-        finally:
-            if not call.done():
-                call.cancel()
-
-    async def _leave(self, server: Server, answer: _Answer) -> None:
-        """Wait until the client has left, and tell the engine."""
-        while not answer.has_left:
-            await asyncio.sleep(_LOOK_SECONDS)
-        if self._stops.is_decoupled(answer.model):
-            await self._stops.leave(server, answer.model, answer.own_id, lambda: answer.is_done)
-
-    async def forget(self, server: Server) -> None:
-        """Close the connections to a server that is about to stop: it would wait for them."""
-        session = self._sessions.pop(server.http_url, None)
-        if session is not None:
-            await session.close()
+            content = await reply.read()
+    except (ClientError, ConnectionError) as error:
+        raise LostError(str(error)) from None
+    return _Reply(reply.status, reply.headers, _cleaned(content) if reply.status >= 400 else content)
 
 
 def _check_method(request: web.Request, wanted: str) -> None:
@@ -410,15 +239,6 @@ def _screen(body: bytes, lengths: list[str], what: str, headers: dict[str, str])
     return head + body[length:], request_id
 
 
-async def _write(response: web.StreamResponse, part: bytes) -> bool:
-    """Write a part; returns whether the client is still connected."""
-    try:
-        await response.write(part)
-    except ConnectionError:
-        return False
-    return True
-
-
 def _kept(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name in _ANSWER_HEADERS if (value := headers.get(name))}
 
@@ -436,3 +256,79 @@ def _cleaned(content: bytes) -> bytes:
     if is_dead(message):
         raise LostError(message)
     return json.dumps({"error": clean(message)}).encode()
+
+
+# --- bodies ----------------------------------------------------------------------------------------------------------
+
+
+async def _read_body(request: web.Request, dispatcher: Dispatcher, held: Hold) -> bytes:
+    """Read and inflate the whole body; ``held`` grows as bytes arrive.
+
+    Raises:
+        RefusedError: it is too large, too slow, in an unknown encoding, or the memory is full.
+        ConnectionError: the client has disconnected.
+    """
+    limits, encoding = dispatcher.limits, request.headers.get("Content-Encoding", "identity").lower()
+    if encoding not in ("identity", "gzip", "deflate"):
+        raise RefusedError(Why.ENCODING, f"Content-Encoding {encoding[:40]!r} is not known. Use gzip or deflate.")
+    if (request.content_length or 0) > limits.request_bytes:
+        raise _too_large(limits)
+    body = await _receive(request, dispatcher, held)
+    return body if encoding == "identity" else await _inflate(body, encoding, dispatcher, held)
+
+
+def _too_large(limits: Limits) -> RefusedError:
+    """Build the refusal of a request with too many bytes."""
+    return RefusedError(
+        Why.LARGE, f"The request is larger than {limits.request_bytes} bytes. Send fewer rows at a time."
+    )
+
+
+async def _receive(request: web.Request, dispatcher: Dispatcher, held: Hold) -> bytes:
+    limits, parts = dispatcher.limits, list[bytes]()
+    start = asyncio.get_running_loop().time()
+    try:
+        async with asyncio.timeout_at(start + limits.body_seconds) as timer:
+            while part := await request.content.readany():
+                if held.num_bytes + len(part) > limits.request_bytes:
+                    raise _too_large(limits)
+                dispatcher.grow(held, len(part))
+                parts.append(part)
+                timer.reschedule(start + limits.body_seconds + held.num_bytes / (limits.body_kib * 2**10))
+    except TimeoutError:
+        raise RefusedError(Why.SLOW, f"Only {held.num_bytes} bytes of the request came in time.") from None
+    except (web.HTTPException, ClientError, ValueError) as error:  # invalid chunks or length
+        if isinstance(error, ConnectionError):
+            raise
+        raise RefusedError(Why.WRONG, "The body of the request cannot be read.") from None
+    return b"".join(parts)
+
+
+async def _inflate(body: bytes, encoding: str, dispatcher: Dispatcher, held: Hold) -> bytes:
+    most = min(dispatcher.limits.request_bytes, len(body) * MOST_INFLATION + _FEW)
+    async with _inflating:
+        dispatcher.grow(held, most)  # the inflated size is known only at the end: reserve the most
+        content = await asyncio.to_thread(inflate, body, encoding, most)
+        held.grow(len(content) - most - len(body))
+    return content
+
+
+def inflate(body: bytes, encoding: str, most: int) -> bytes:
+    """Inflate a ``gzip`` or ``deflate`` body to at most ``most`` bytes.
+
+    Raises:
+        RefusedError: the content is larger, or not in that encoding.
+    """
+    # deflate has a zlib header or, from some clients, none (RFC 1950: method 8, and a checksum divisible by 31)
+    has_head = encoding == "gzip" or (len(body) > 1 and body[0] & 15 == 8 and int.from_bytes(body[:2], "big") % 31 == 0)
+    window = zlib.MAX_WBITS + 16 * (encoding == "gzip") if has_head else -zlib.MAX_WBITS
+    stream = zlib.decompressobj(window)
+    try:
+        content = stream.decompress(body, most + 1)
+    except zlib.error:
+        raise RefusedError(Why.WRONG, f"The body is not {encoding}, as its Content-Encoding says.") from None
+    if len(content) > most:
+        raise RefusedError(Why.LARGE, f"The request is larger than {most} bytes, once inflated.")
+    if not stream.eof or stream.unused_data:
+        raise RefusedError(Why.WRONG, f"The body's {encoding} does not end where the body does.")
+    return content

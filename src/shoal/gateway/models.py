@@ -1,13 +1,15 @@
-"""Facts about a repository's models that the supervisor needs: callers, members, processes, time-outs."""
+"""Facts about a repository's models: which ones call which, time-outs, slots, processes, and which are for clients."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 
-from shoal.errors import ArtifactError
+from shoal.errors import ArtifactError, InputError
 from shoal.gateway.watch import HANG_PARAMETER
 from shoal.repository.config import ModelConfig
+from shoal.repository.default_model import find_top, read_calls
 
+PUBLIC_PARAMETER = "public"  # of a model that clients may ask, beside the ensembles
 SLOTS_PARAMETER = "slots"  # of an engine's configuration: how many streams it runs at once
 STREAM_SECONDS = 60.0  # that a model which answers in pieces may wait without processor time, as for another model
 
@@ -82,3 +84,27 @@ def count_processes(configs: Mapping[str, ModelConfig]) -> dict[str, int]:
         for name, config in configs.items()
         if config.backend == "python" or config.message.runtime.endswith(".py")
     }
+
+
+def find_exposed(configs: Mapping[str, ModelConfig], names: Iterable[str]) -> set[str]:
+    """Return the models open to clients: ensembles, public models and those of ``names``; all if there are none.
+
+    Raises:
+        ArtifactError: a model's parameter is neither true nor false.
+    """
+    found = set(names) & configs.keys()
+    for name, config in configs.items():
+        value = config.spec.parameters.get(PUBLIC_PARAMETER, "false")
+        if value not in ("true", "false"):
+            raise ArtifactError(f"{name}: {PUBLIC_PARAMETER} {value!r} is neither true nor false.", "Write true.")
+        if config.is_ensemble or value == "true":
+            found.add(name)
+    return found or set(configs)
+
+
+def find_default(configs: Mapping[str, ModelConfig], exposed: Container[str], composed_for: Sequence[str]) -> str:
+    """Return the default model for clients that name none; empty if there are several."""
+    try:
+        return find_top(read_calls({n: c for n, c in configs.items() if n in exposed}), "The server", composed_for)
+    except InputError:
+        return ""

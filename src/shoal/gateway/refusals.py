@@ -1,10 +1,33 @@
-"""Refusals of requests, and their reasons."""
+"""Refusals of requests: their reasons and words, and what clients may see of Triton."""
 
 from __future__ import annotations
 
+import re
 from enum import Enum
+from typing import Any
+
+import grpc  # type: ignore[import-untyped]
+
+from shoal.client.failures import Kind, grpc_failure
+from shoal.gateway.logs import log
 
 RETRY_SECONDS = 5.0  # about the time of a restart
+# Request headers that are passed on, besides those that describe the encoding.
+HEADERS = ("traceparent", "tracestate", "x-request-id")
+# The extensions of Triton that are open to clients.
+EXTENSIONS = (
+    "classification", "sequence", "schedule_policy", "model_configuration", "binary_tensor_data", "parameters",
+    "statistics",
+)  # fmt: skip
+# Fields of a configuration that reveal the server's files and settings.
+PRIVATE = ("parameters", "model_warmup", "cc_model_filenames", "default_model_filename", "metric_tags")
+# Triton's messages for a dead model process, when a request was running and when it was queued.
+_DEAD = re.compile(r"Stub process '.*' is not healthy|Failed to process the request\(s\).*Broken pipe")
+_NO_SERVER = (Kind.UNREACHABLE, Kind.NOT_TRITON, Kind.CONNECTION_LOST)
+_TRACE = re.compile(r"\n+At:\n.*", re.DOTALL)
+
+
+# --- refusals --------------------------------------------------------------------------------------------------------
 
 
 class Why(Enum):
@@ -22,11 +45,21 @@ class Why(Enum):
 
 
 class RefusedError(Exception):
-    """A request was refused before it ran or, if ``is_lost``, was lost; ``retry_after`` is in seconds, 0 for never."""
+    """A request was refused before it ran, or was lost; ``retry_after`` is in seconds, 0 for never."""
 
-    def __init__(self, why: Why, message: str, retry_after: float = 0.0, *, is_lost: bool = False) -> None:
+    def __init__(self, why: Why, message: str, retry_after: float = 0.0) -> None:
         super().__init__(message)
-        self.why, self.message, self.retry_after, self.is_lost = why, message, retry_after, is_lost
+        self.why, self.message, self.retry_after = why, message, retry_after
+
+    @property
+    def words(self) -> str:
+        """The message for clients, with the time to retry."""
+        return f"{self.message} Try again in {self.retry_seconds} s." if self.retry_after else self.message
+
+    @property
+    def retry_seconds(self) -> int:
+        """Whole seconds after which to retry, at least 1."""
+        return max(1, round(self.retry_after))
 
 
 class LostError(Exception):
@@ -36,4 +69,46 @@ class LostError(Exception):
 def lost(model: str) -> RefusedError:
     """Build the refusal for a request that was in flight when its model's process ended, and is not resent."""
     message = f"The process of {model} ended while it had this request."
-    return RefusedError(Why.UNAVAILABLE, message, RETRY_SECONDS, is_lost=True)
+    return RefusedError(Why.UNAVAILABLE, message, RETRY_SECONDS)
+
+
+def closed(what: str) -> RefusedError:
+    """Build the refusal for a part of Triton that is closed to clients."""
+    return RefusedError(Why.CLOSED, f"{what} is closed to clients of this server.")
+
+
+def kept(metadata: Any) -> Any:
+    """Return the metadata of a gRPC call that is passed on to Triton."""
+    return tuple((key, value) for key, value in metadata or () if key in HEADERS)
+
+
+# --- Triton's words --------------------------------------------------------------------------------------------------
+
+
+def is_dead(message: str) -> bool:
+    """Whether Triton says that a model's process has died."""
+    return bool(_DEAD.search(message))
+
+
+def is_cut(code: Any, details: str) -> bool:
+    """Whether a gRPC status says that the server, or the model's process, has died."""
+    is_unavailable = code == grpc.StatusCode.UNAVAILABLE
+    return is_dead(details) or (is_unavailable and grpc_failure(code.name, details).kind in _NO_SERVER)
+
+
+def clean(message: str) -> str:
+    """Strip the traceback from Triton's message: it names paths of the server."""
+    return _TRACE.sub("", message)
+
+
+def trim_config(config: dict[str, Any]) -> dict[str, Any]:
+    """Remove private fields from a model's configuration in JSON."""
+    return {name: value for name, value in config.items() if name not in PRIVATE}
+
+
+def log_failure(model: str, request_id: str, message: str) -> None:
+    """Log a failed request that was not itself at fault."""
+    log.warning(
+        "A request to %s failed: %s", model, message.splitlines()[0] if message else "no reason given",
+        extra={"model": model, "request_id": request_id},
+    )  # fmt: skip

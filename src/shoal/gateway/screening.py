@@ -8,12 +8,15 @@ Triton takes the first one and most parsers the last.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+from google.protobuf.message import DecodeError
+from tritonclient.grpc import service_pb2
 
 from shoal.gateway.refusals import RefusedError, Why
 
@@ -26,6 +29,8 @@ _ITEM_BYTES = {
 _LENGTH_BYTES = 4  # before each element of a BYTES tensor
 _OPENING, _NO_BRACKETS = b"[{", bytes(set(range(256)) - set(b"[]{}"))
 LARGE = 2**20  # bytes; larger requests are screened outside the event loop
+WITH_END = "triton_enable_empty_final_response"  # parameter of a request: mark its last answer
+_NAME = 0x0A  # the first field of a ModelInferRequest, a string: the model's name
 _SLOW_BYTES = 2**20  # of JSON with NaN, which only the slow parser reads
 
 
@@ -73,6 +78,44 @@ def screen_json(head: bytes, num_binary: int) -> tuple[bytes, str]:
     if num_claimed != num_binary:
         raise RefusedError(Why.WRONG, f"{num_binary} bytes follow the JSON; its inputs declare {num_claimed}.")
     return msgspec.json.encode(request), request.id
+
+
+class Screened(NamedTuple):
+    """A request for inference over gRPC that was screened; ``is_end_wanted``: it asks for a mark on its last answer."""
+
+    model: str
+    request_id: str
+    is_end_wanted: bool
+
+
+async def screen_grpc(request: bytes) -> Screened:
+    """Screen a serialised ``ModelInferRequest``.
+
+    Raises:
+        RefusedError: it is not such a request, or would crash Triton.
+    """
+    return await asyncio.to_thread(_screen_grpc, request) if len(request) > LARGE else _screen_grpc(request)
+
+
+def _screen_grpc(request: bytes) -> Screened:
+    message = parse("ModelInferRequest", request)
+    name = first = str(message.model_name)
+    if len(request) > 2 and request[0] == _NAME and request[1] < 0x80:  # where clients put it
+        first = request[2 : 2 + request[1]].decode("utf-8", "replace")
+    screen_message(message, first)
+    return Screened(name, str(message.id), bool(message.parameters[WITH_END].bool_param))
+
+
+def parse(kind: str, content: bytes) -> Any:
+    """Parse a message of Triton's service, of the named type.
+
+    Raises:
+        RefusedError: it is not one.
+    """
+    try:
+        return getattr(service_pb2, kind).FromString(content)
+    except DecodeError:
+        raise RefusedError(Why.WRONG, f"The message is not a {kind}.") from None
 
 
 def screen_message(message: Any, first_name: str) -> None:

@@ -15,21 +15,18 @@ from shoal.errors import InputError
 from shoal.gateway.canary import make_canaries
 from shoal.gateway.dispatcher import Dispatcher
 from shoal.gateway.doors import listen
-from shoal.gateway.fronts import find_default, find_exposed
 from shoal.gateway.grpc_front import GrpcFront, make_server
 from shoal.gateway.health import Health
 from shoal.gateway.http_front import HttpFront
-from shoal.gateway.limits import HEALTH_CONNECTIONS, Pool
+from shoal.gateway.limits import HEALTH_CONNECTIONS, Options, Pool
 from shoal.gateway.logs import log
-from shoal.gateway.models import find_slots, find_users
-from shoal.gateway.options import Options
-from shoal.gateway.servers import Servers
-from shoal.gateway.supervisor import Supervisor
-from shoal.gateway.tokens import Tokens
+from shoal.gateway.models import find_below, find_default, find_exposed, find_slots
+from shoal.gateway.streams import Streaming
+from shoal.gateway.supervisor import Servers, Supervisor
 from shoal.repository.default_model import read_configs
 from shoal.repository.manifest import read_composed
 from shoal.server.checks import check_start
-from shoal.server.launch import Server, find_ports
+from shoal.server.launch import find_ports
 from shoal.server.orphans import clean_up
 
 SECOND_SIGNAL = 1  # exit code after a second signal, which ends the service without waiting
@@ -76,30 +73,22 @@ class _Service:
             raise InputError(f"--expose {unknown[0]} names no model of {self._repository}.", "Name one that it holds.")
         composed = read_composed(self._repository)
         exposed = find_exposed(configs, [*options.exposed, *composed])
-        steps = {name for name, users in find_users(configs).items() if users & exposed}
+        below = find_below(configs)
         dispatcher = Dispatcher(
             configs,
             exposed=exposed,
-            told=exposed | steps,
+            told=exposed.union(*(below[name] for name in exposed)),
             default=find_default(configs, exposed, composed),
             max_wait=options.max_wait,
             resends=options.resends,
             limits=options.limits,
             slots=find_slots(configs),
-            tokens=Tokens(config.spec for config in configs.values()),
         )
         log.info("Clients may ask %s.", ", ".join(sorted(exposed)))
-        canaries = make_canaries(configs)
-        front = GrpcFront(dispatcher, configs)
-        health, http = (
-            Health(dispatcher, canaries, front.stops),
-            HttpFront(dispatcher, configs, front.stops, front.channel),
-        )
-
-        async def forget(server: Server) -> None:
-            await asyncio.gather(front.forget(server), http.forget(server))
-
-        servers = Servers(self._repository, runtime, options.load_seconds, canaries, forget)
+        canaries, streaming = make_canaries(configs), Streaming(configs)
+        front, http = GrpcFront(dispatcher, streaming), HttpFront(dispatcher, configs, streaming)
+        health = Health(dispatcher, canaries, streaming)
+        servers = Servers(self._repository, runtime, options.load_seconds, canaries)
         supervisor = Supervisor(
             configs, options, servers=servers, dispatcher=dispatcher, canaries=canaries, health=health
         )

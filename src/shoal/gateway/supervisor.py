@@ -1,4 +1,7 @@
-"""Supervision: detects models that die, hang or answer wrongly, and replaces the server without downtime."""
+"""Supervision: detects models that die, hang or answer wrongly, and replaces the server without downtime.
+
+Sections: servers, which are started and stopped; the supervisor, which decides when.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +10,21 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from shoal.errors import ServerError, ShoalError
 from shoal.gateway.canary import Canary, Verdict, WrongError
-from shoal.gateway.dispatcher import Dispatcher
+from shoal.gateway.dispatcher import Dispatcher, Upstream
 from shoal.gateway.health import Health
-from shoal.gateway.logs import log
+from shoal.gateway.limits import RESTARTS_SECONDS, Options
+from shoal.gateway.logs import Tail, log
 from shoal.gateway.models import count_processes, find_members, find_users, read_hang_seconds
-from shoal.gateway.options import RESTARTS_SECONDS, Options
-from shoal.gateway.servers import Servers, open_stub
-from shoal.gateway.upstream import Upstream
 from shoal.gateway.watch import PERIOD, Fault, Watch
 from shoal.machine import available_memory
 from shoal.repository.config import ModelConfig
 from shoal.server.launch import Server
+from shoal.server.runtime import Runtime
 
 MOST_PAUSE = 8.0  # seconds before another try to start a server
 MOST_RESTART_PAUSE = 60.0  # seconds before another server, after too many restarts
@@ -30,6 +33,70 @@ AGAIN_SECONDS = 0.5  # before a failed canary is sent again
 SETTLED_SECONDS = 1.0  # after which a suspicion without a fault is dropped
 STILL_SECONDS = 0.5  # of delay of this loop, after which earlier samples of processes are discarded
 STOP_SECONDS = 3.0  # for Triton to unload its models, once it has nothing to do
+
+
+# --- servers ---------------------------------------------------------------------------------------------------------
+
+
+class Servers:
+    """Starts and stops servers, usually one, and a second one during a replacement; forwards their logs."""
+
+    def __init__(self, repository: Path, runtime: Runtime, load_seconds: float, canaries: dict[str, Canary]) -> None:
+        self._repository, self._runtime, self._load_seconds = repository, runtime, load_seconds
+        self._canaries = canaries
+        self._running: dict[Upstream, tuple[Tail, asyncio.Task[None]]] = {}
+
+    def __contains__(self, upstream: Upstream) -> bool:
+        return upstream in self._running
+
+    async def launch(self) -> Upstream:
+        """Start a server, and return it once its models answer their canaries."""
+        launching = asyncio.create_task(asyncio.to_thread(Server, self._repository, self._runtime))
+        try:
+            server = await asyncio.shield(launching)
+        except asyncio.CancelledError:  # the thread cannot be cancelled: stop what it starts
+            with contextlib.suppress(ShoalError, OSError):
+                await asyncio.to_thread((await launching).stop, 0)
+            raise
+        upstream, tail = Upstream(server), Tail(server.log)
+        self._running[upstream] = tail, asyncio.create_task(tail.follow())
+        try:
+            await asyncio.to_thread(server.wait_ready, self._load_seconds)
+            await self._prove(upstream)
+        except BaseException:
+            await self.end(upstream, 0)
+            raise
+        return upstream
+
+    async def _prove(self, upstream: Upstream) -> None:
+        for name, canary in list(self._canaries.items()):
+            is_first = not canary.expected
+            try:
+                await canary.ask(upstream.client)
+                if is_first:  # whether the answer is reproducible
+                    await canary.ask(upstream.client)
+            except WrongError as error:
+                if not is_first or error.verdict in (Verdict.GONE, Verdict.LATE):
+                    raise ServerError(f"{name} does not answer as it should: {error}.") from None
+                log.warning("%s gets no canary requests: %s", name, error, extra={"model": name})
+                del self._canaries[name]
+
+    async def end(self, upstream: Upstream, seconds: float) -> None:
+        """Stop a server; requests still running after ``seconds`` are lost."""
+        await upstream.close()
+        if upstream in self._running:
+            tail, following = self._running[upstream]
+            following.cancel()
+            tail.read()
+        await asyncio.to_thread(upstream.server.stop, seconds)
+        self._running.pop(upstream, None)
+
+    async def end_all(self, seconds: float) -> None:
+        """Stop all servers."""
+        await asyncio.gather(*(self.end(upstream, seconds) for upstream in list(self._running)))
+
+
+# --- the supervisor --------------------------------------------------------------------------------------------------
 
 
 class Supervisor:
@@ -88,11 +155,10 @@ class Supervisor:
 
     # --- a server ------------------------------------------------------------------------------------------------
 
-    async def _take_over(self, server: Server) -> None:
-        """Make ``server`` the active one, and start its health checks."""
-        upstream = Upstream(server)
+    async def _take_over(self, upstream: Upstream) -> None:
+        """Make a server the active one, and start its health checks."""
         self._current = upstream
-        self._watch = Watch(server, **self._watched)
+        self._watch = Watch(upstream.server, **self._watched)
         self._looking = asyncio.create_task(self._look(upstream))
         self._testing = [asyncio.create_task(self._test(upstream, each)) for each in self._canaries.values()]
         await self._dispatcher.open(upstream)
@@ -127,24 +193,22 @@ class Supervisor:
     async def _test(self, upstream: Upstream, canary: Canary) -> None:
         # a single error may be chance; an ensemble gets one more, so that a faulty member is reported first
         num_errors, most = 0, 2 if self._configs[canary.model].is_ensemble else 1
-        async with open_stub(upstream.server) as stub:
-            while True:
-                await asyncio.sleep(AGAIN_SECONDS if num_errors else canary.period)
-                if canary.model in self._dispatcher.blocked or self._dispatcher.is_full(canary.model):
-                    continue
-                try:
-                    await canary.ask(stub)
-                    num_errors, self._dispatcher.answered = 0, time.monotonic()
-                except WrongError as error:
-                    assert self._watch is not None
-                    if error.verdict is Verdict.BUSY or (
-                        error.verdict is Verdict.LATE and self._watch.has_processes(canary.model)
-                    ):
-                        continue  # Watch detects whether these hang
-                    num_errors += 1
-                    log.warning("%s failed its canary: %s", canary.model, error)
-                    if num_errors > most:
-                        self._note(upstream, Fault(canary.model, "wrong", f"{canary.model} does not answer as it did"))
+        while True:
+            await asyncio.sleep(AGAIN_SECONDS if num_errors else canary.period)
+            if canary.model in self._dispatcher.blocked or self._dispatcher.is_full(canary.model):
+                continue
+            try:
+                await canary.ask(upstream.client)
+                num_errors, self._dispatcher.answered = 0, time.monotonic()
+            except WrongError as error:
+                assert self._watch is not None
+                is_late = error.verdict is Verdict.LATE and self._watch.has_processes(canary.model)
+                if is_late or error.verdict is Verdict.BUSY:
+                    continue  # Watch detects whether these hang
+                num_errors += 1
+                log.warning("%s failed its canary: %s", canary.model, error)
+                if num_errors > most:
+                    self._note(upstream, Fault(canary.model, "wrong", f"{canary.model} does not answer as it did"))
 
     def _note(self, upstream: Upstream, fault: Fault) -> None:
         """Block a faulty model and the ensembles that use it, kill its processes, and request a replacement."""
@@ -173,7 +237,7 @@ class Supervisor:
             try:
                 if num_failed or not self._has_room():
                     await self._give_way(old)
-                server = await self._servers.launch()
+                upstream = await self._servers.launch()
             except (ShoalError, OSError) as error:
                 num_failed += 1
                 if time.monotonic() - began > GIVE_UP_SECONDS:
@@ -190,7 +254,7 @@ class Supervisor:
             self._looking.cancel()
         self._dispatcher.suspected.clear()
         self._broken.clear()
-        await self._take_over(server)
+        await self._take_over(upstream)
         log.info("All models answer again, after %.1f s.", time.monotonic() - began)
         self._retire(old)
 
@@ -223,10 +287,10 @@ class Supervisor:
 
     async def _give_way(self, old: Upstream) -> None:
         """Stop the old server first: memory does not suffice for two, or the next one fails to start beside it."""
-        if old.server in self._servers:
+        if old in self._servers:
             log.warning("The server is stopped before the next one starts.")
             self._dispatcher.block({*self._configs, ""}, "its server is started again")
-            await self._servers.end(old.server, 0)
+            await self._servers.end(old, 0)
 
     def _retire(self, old: Upstream) -> None:
         """Let the old server finish the requests of healthy models, then stop it."""
@@ -235,8 +299,8 @@ class Supervisor:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(old.wait_idle(), self._options.grace)
             old.end_streams()
-            if old.server in self._servers:
-                await self._servers.end(old.server, 0)  # a graceful stop would wait for its dead process
+            if old in self._servers:
+                await self._servers.end(old, 0)  # a graceful stop would wait for its dead process
 
         task = asyncio.create_task(wait())
         self._retiring.add(task)
