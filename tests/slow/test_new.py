@@ -233,7 +233,7 @@ def test_one_of_two_artifacts(here: Path) -> None:
     printed = new("component", "tokens", "--like", "tokenizer")
     wanted = "put vocab.txt or tokenizer.json into preprocess/tokens/1, as --artifact vocab.txt=PATH does."
     assert f"Before it is tested or served, {wanted}\n" in printed
-    with pytest.raises(ShoalError, match=r"Model tokens lacks its artifact vocab\.txt or tokenizer\.json\. Put it"):
+    with pytest.raises(ShoalError, match=r"Artifacts are missing: vocab\.txt or tokenizer\.json of tokens\."):
         shoal.compose("tokens_alone", here / "r", projects=[here])
     trained = here / "trained"
     trained.mkdir()

@@ -111,7 +111,8 @@ def test_a_leaf_may_hold_its_artifact_and_no_version_folder(artifacts: Path, tmp
 
 def test_missing_artifacts_are_named_together(tmp_path: Path) -> None:
     with pytest.raises(
-        ArtifactError, match=r"lacks checkpoint\.tl, model\.pt, preprocess\.json, vocab\.txt\. Make them"
+        ArtifactError,
+        match=r"missing: checkpoint\.tl of cuml, model\.pt of bert-large, preprocess\.json of preprocess, ",
     ):
         compose("ensemble_all", tmp_path / "repository", artifacts=tmp_path)
     assert not (tmp_path / "repository").exists()

@@ -72,20 +72,12 @@ def _contents(model: Model, repository: Repository, found: dict[str, Path]) -> F
         if not any(package in text for _, text in model.sources):
             continue
         try:
-            application.load()(found, list(_encoders(repository)))
+            application.load()(found)
         except ShoalError as error:
             # An unreadable encoder is reported by the rules for TorchScript.
             named = [path for path in found.values() if str(path) in error.what]
             if named:
                 yield UNREADABLE.at(Place(named[0]), error.what, error.fix)
-
-
-def _encoders(repository: Repository) -> Iterator[Path]:
-    for model in repository.known.values():
-        for version in model.served_versions if model.backend == "pytorch" else ():
-            path = model.folder / str(version) / "model.pt"
-            if is_file(path):
-                yield path
 
 
 def _changes(model: Model, repository: Repository) -> Findings:

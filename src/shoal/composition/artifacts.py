@@ -6,16 +6,16 @@ them; the rest is left to the user's component.
 
 from __future__ import annotations
 
+import ast
 import os
-import pickle
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
+from shoal.check.torchscript import Script
 from shoal.component.artifact_files import MAKE_AGAIN, check_file, describe_bytes, describe_place, read_json, refusal
 from shoal.component.provenance import METADATA, check_tie, parse_ties, read_archive
 from shoal.errors import ArtifactError, InputError
@@ -25,9 +25,8 @@ from shoal.repository.config import ModelConfig
 from shoal.repository.placement import AUTO, Plan, Precision, choose_precision
 
 REPORT = "report.json"
-# An application checks what its model folders read: called with their artifacts by name, and all TorchScript encoders.
+# An application checks what its model folders read: a function that is called with the paths of their artifacts by name.
 APPLICATIONS = "shoal.artifacts"
-TRAINED = ("checkpoint.tl", "model.pt", "postprocess.json", "preprocess.json", "vocab.txt")  # what training writes
 
 
 def check_artifacts(models: Sequence[ModelConfig], artifacts: Path | None, *, is_embedded: bool) -> None:
@@ -41,9 +40,8 @@ def check_artifacts(models: Sequence[ModelConfig], artifacts: Path | None, *, is
     found = [(model, path) for model in models for path in find_artifacts(model, artifacts)]
     ties = {path: _read(model, path, is_embedded=is_embedded) for model, path in found}
     ours = {path.name: path for model, path in found if _is_ours(model)}
-    encoders = [path for model, path in found if _is_encoder(model, path)]
     for application in entry_points(group=APPLICATIONS):
-        application.load()(ours, encoders)
+        application.load()(ours)
     for path, wanted in ties.items():
         for name in wanted:
             check_tie(wanted, path, [other for other in ties if other.name == name])
@@ -75,16 +73,11 @@ def check_present(models: Sequence[ModelConfig], artifacts: Path | None) -> None
         for artifact in model.artifacts
         if artifact.is_required and not artifact.find(_places(model, artifacts))
     }
-    trained = sorted(name for name, model in missing.items() if _is_ours(model) and name in TRAINED)
-    if trained and len(trained) == len(missing):
-        folder = artifacts or "build/artifacts"
+    if missing:
+        shown = ", ".join(f"{name} of {model.name}" for name, model in sorted(missing.items()))
         raise ArtifactError(
-            f"{folder} lacks {', '.join(trained)}.", f"Make them: shoal train --preset quick --out {folder}"
-        )
-    for name, model in sorted(missing.items()):
-        raise ArtifactError(
-            f"Model {model.name} lacks its artifact {name}.",
-            f"Put it into {model.folder / '1'}, or name a folder that holds it: --artifacts",
+            f"Artifacts are missing: {shown}.",
+            "Name the folder that holds them, --artifacts FOLDER, or put each into the folder 1/ of its model.",
         )
 
 
@@ -157,7 +150,11 @@ def choose_precisions(models: Sequence[ModelConfig], artifacts: Path | None, pla
 
 
 def _has_trunk(path: Path) -> bool:
-    return any(name.startswith("trunk.") for name in read_sizes(path))
+    """Whether the code in a TorchScript archive declares a submodule ``trunk`` of the root module."""
+    with closing(Script(path)) as script:
+        root = script.find_class(script.main)
+    declared = [statement.target for statement in root.body if isinstance(statement, ast.AnnAssign)] if root else []
+    return any(isinstance(target, ast.Name) and target.id == "trunk" for target in declared)
 
 
 def read_contents(artifacts: Path | None) -> Mapping[str, str]:
@@ -172,54 +169,3 @@ def read_contents(artifacts: Path | None) -> Mapping[str, str]:
     if not isinstance(contents, dict) or not all(isinstance(text, str) for text in contents.values()):
         raise refusal(path, "training report", "its contents are not texts by name")
     return contents
-
-
-# --- contents of a TorchScript archive ---------------------------------------------------------------------------
-
-
-class _Thing:
-    """Placeholder for every object that a pickle names: nothing of it is imported or called."""
-
-    def __init__(self, *args: Any) -> None:
-        self.args = args
-        self.state: Any = None
-
-    def __setstate__(self, state: Any) -> None:
-        self.state = state
-
-
-class _Tensor(_Thing):
-    """``_rebuild_tensor_v2(storage, offset, size, ...)``."""
-
-
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        """Return a placeholder for every class."""
-        del module
-        return _Tensor if name == "_rebuild_tensor_v2" else _Thing
-
-    def persistent_load(self, pid: Any) -> None:
-        """Skip a tensor's values, which stay in the archive."""
-
-
-def read_sizes(archive: Path) -> dict[str, tuple[int, ...]]:
-    """Read the size of each submodule's ``weight`` from a TorchScript archive, by its dotted name.
-
-    Raises:
-        ArtifactError: its ``data.pkl`` does not describe modules.
-    """
-    try:
-        with zipfile.ZipFile(archive) as opened:
-            name = next(name for name in opened.namelist() if name.count("/") == 1 and name.endswith("/data.pkl"))
-            with opened.open(name) as file:
-                return dict(_walk(_Unpickler(file).load(), ""))
-    except Exception as error:  # pickles of another kind can raise anything
-        raise refusal(archive, "TorchScript file", f"its data.pkl describes no module: {error!r}") from error
-
-
-def _walk(thing: Any, name: str) -> Iterator[tuple[str, tuple[int, ...]]]:
-    state = thing.state if isinstance(thing, _Thing) and isinstance(thing.state, dict) else {}
-    for key, value in state.items():
-        if key == "weight" and isinstance(value, _Tensor):
-            yield name, tuple(value.args[2])
-        yield from _walk(value, f"{name}.{key}" if name else str(key))
