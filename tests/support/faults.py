@@ -207,7 +207,6 @@ TOGETHER: list[tuple[str, str, Fault, str, str]] = [  # the last: which model re
         r"checkpoint.tl was made with another preprocess.json",
         "cuml",
     ),
-    ("too long", "preprocess.json", edit(max_length=513), "preprocess.json has max_length 513; ", "cuml"),
     (
         "another vocabulary",
         "vocab.txt",

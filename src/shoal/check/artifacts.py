@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
 
 from shoal.check.findings import Findings, Place, Rule, Severity
-from shoal.check.models import Model, Repository, is_file
+from shoal.check.models import Model, Repository
 from shoal.errors import ShoalError
 from shoal.repository.config import CONFIG
 from shoal.repository.manifest import MANIFEST, find_change
@@ -50,7 +49,7 @@ def _artifacts(model: Model, repository: Repository, folder: Path) -> Findings:
     damaged = [finding for path in found.values() if path.suffix == ".json" for finding in _json(path)]
     yield from damaged
     if not damaged:
-        yield from _contents(model, repository, found)
+        yield from _contents(model, found)
 
 
 def _json(path: Path) -> Findings:
@@ -65,7 +64,7 @@ def _refuse(name: str) -> None:
     raise ValueError(f"it holds {name}, which is not a JSON number")
 
 
-def _contents(model: Model, repository: Repository, found: dict[str, Path]) -> Findings:
+def _contents(model: Model, found: dict[str, Path]) -> Findings:
     """Let the application that the model's code imports read the artifacts, as ``shoal compose`` does."""
     for application in entry_points(group=APPLICATIONS):
         package = application.module.rpartition(".")[0]

@@ -25,7 +25,7 @@ from shoal.repository.config import ModelConfig
 from shoal.repository.placement import AUTO, Plan, Precision, choose_precision
 
 REPORT = "report.json"
-# An application checks what its model folders read: a function that is called with the paths of their artifacts by name.
+# Entry points: functions of applications that check what their model folders read, given its paths by file name.
 APPLICATIONS = "shoal.artifacts"
 
 
