@@ -24,7 +24,7 @@ def find(model: Model, repository: Repository) -> Findings:
     """Find artifacts of a Python component that are missing or damaged, and files that differ from the manifest."""
     if PARAMETER in model.parameters and _is_component(model, repository):
         for version in model.served_versions:
-            yield from _artifacts(model, repository, model.folder / str(version))
+            yield from _artifacts(model, model.folder / str(version))
     yield from _changes(model, repository)
 
 
@@ -34,7 +34,7 @@ def _is_component(model: Model, repository: Repository) -> bool:
     return is_ours and model.is_python and not model.is_model_folder
 
 
-def _artifacts(model: Model, repository: Repository, folder: Path) -> Findings:
+def _artifacts(model: Model, folder: Path) -> Findings:
     found: dict[str, Path] = {}
     for artifact in model.config.artifacts if model.config else ():
         paths = artifact.find([folder])
