@@ -99,7 +99,7 @@ def tokens(
     tokenizer: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="The folder with the model's tokenizer.json, for texts.")
     ] = None,
-    server: Annotated[str, typer.Option(metavar="HOST:PORT", help="The server.")] = "127.0.0.1:8001",
+    server: Url = "",
     protocol: Annotated[Protocol, typer.Option(help="How to ask the server.")] = "grpc",
     model: Annotated[str, typer.Option(metavar="NAME", help="The engine's model.")] = "llm-hf",
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Time-out of each answer.")] = 120.0,

@@ -12,5 +12,7 @@ if TYPE_CHECKING:
     from shoal.client.copies import read_metrics as read_metrics
     from shoal.client.streams import AsyncReplies as AsyncReplies
     from shoal.client.streams import Replies as Replies
+    from shoal.component.spec import ModelSpec as ModelSpec
+    from shoal.component.spec import TensorSpec as TensorSpec
 
 __getattr__, __dir__, __all__ = face(__name__, __file__)
