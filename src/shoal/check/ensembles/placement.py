@@ -1,4 +1,4 @@
-"""Memory that the largest batch of an ensemble takes in the CUDA pool and in shared memory."""
+"""Placement of an ensemble's tensors: copies between devices, and the memory that the largest batch takes."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import os
 import re
 from pathlib import Path
 
-from shoal.check.config.placement import build_graph
-from shoal.check.findings import Findings, Rule, Severity
+from shoal.check.findings import Findings, Place, Rule, Severity
 from shoal.check.models import Model, Repository
 from shoal.component.spec import STRING
 from shoal.errors import ShoalError
-from shoal.repository.devices import is_on_gpu
-from shoal.repository.graph import Graph
+from shoal.repository.config import ModelConfig
+from shoal.repository.devices import ROUND_TRIP, TO_OTHER_GPU, gets_host_copies, is_on_gpu
+from shoal.repository.graph import Edge, Graph
 from shoal.repository.sizes import CUDA_POOL_MIB, HEADROOM, MIB, Largest, Line, find_pools, find_shared, round_up
 
+COPIES = Rule("gpu-tensor-copied-to-host", Severity.WARNING)
+ROUND = Rule("host-round-trip", Severity.WARNING)
+HOP = Rule("gpu-hop", Severity.WARNING)
 POOL = Rule("cuda-pool-small", Severity.WARNING)
 SHARED = Rule("shared-memory-small", Severity.WARNING)
 
@@ -25,10 +28,77 @@ _POOL_FLAG = re.compile(r"--cuda-memory-pool-byte-size=\d+:(\d+)")
 
 
 def find(model: Model, repository: Repository) -> Findings:
-    """Find ensembles whose largest batch does not fit into the CUDA pool or the shared memory."""
-    graph = build_graph(model, repository)
+    """Find tensors of an ensemble that are copied between devices, and pools that are too small."""
+    graph = _build_graph(model, repository)
     if graph is None:
         return
+    for edge in graph.edges():
+        if edge.source is not None and edge.target is not None:
+            yield from _check_edge(model, repository, graph, edge)
+    yield from _check_memory(model, repository, graph)
+
+
+def _build_graph(model: Model, repository: Repository) -> Graph | None:
+    """Build the graph of an ensemble; None if the model is not an ensemble, or not a valid one."""
+    if model.message is None or not model.message.HasField("ensemble_scheduling") or model.is_misplatformed:
+        return None
+    try:
+        names = sorted({step.model_name for step in model.message.ensemble_scheduling.step})
+        assert model.config is not None
+        members = {name: config for name in names if (config := repository.find_config(name)) is not None}
+        return Graph.build(model.config, members)
+    except ShoalError:  # other rules report it
+        return None
+
+
+def _check_edge(model: Model, repository: Repository, graph: Graph, edge: Edge) -> Findings:
+    assert edge.source is not None
+    assert edge.target is not None
+    source, target = (graph.members[graph.steps[step].model] for step in (edge.source, edge.target))
+    place = _place(model, graph, edge)
+    if edge.crossing == ROUND_TRIP and is_on_gpu(target) and gets_host_copies(target):
+        key = "FORCE_CPU_ONLY_INPUT_TENSORS"
+        yield COPIES.at(
+            repository.known[target.name].at("instance_group"),
+            f"{target.name} runs on the GPU and gets {edge.name} of {source.name}, on the GPU too, through the host.",
+            f'Add parameters {{ key: "{key}" value {{ string_value: "no" }} }} to {target.name}.',
+        )
+    elif edge.crossing == ROUND_TRIP:
+        yield ROUND.at(
+            place,
+            f"{edge.name} goes from {source.name} on the GPU to {target.name} on the host, and the result goes"
+            " back to the GPU.",
+            f"Let {target.name} run on the GPU (KIND_GPU), or move it to the pipeline's end.",
+        )
+    elif edge.crossing == TO_OTHER_GPU or _may_hop(source, target):
+        first, then = (sorted(_gpus(config)) for config in (source, target))
+        yield HOP.at(
+            place,
+            f"{edge.name} goes from {source.name} on GPU {first} to {target.name} on GPU {then}.",
+            "Give both the same gpus: [ ... ]. To use several GPUs, write an ensemble for each.",
+        )
+
+
+def _may_hop(source: ModelConfig, target: ModelConfig) -> bool:
+    return is_on_gpu(source) and is_on_gpu(target) and min(len(_gpus(source)), len(_gpus(target))) > 1
+
+
+def _gpus(config: ModelConfig) -> set[int]:
+    return {gpu for group in config.message.instance_group for gpu in group.gpus}
+
+
+def _place(model: Model, graph: Graph, edge: Edge) -> Place:
+    """Return the place where the step that reads the tensor maps it."""
+    assert edge.target is not None
+    keys = [key for key, name in graph.steps[edge.target].inputs.items() if name == edge.name]
+    return model.at_entry("ensemble_scheduling", "step", edge.target, "input_map", key=keys[0])
+
+
+# --- memory ---------------------------------------------------------------------------------------------------------
+
+
+def _check_memory(model: Model, repository: Repository, graph: Graph) -> Findings:
+    """Compare the largest batch of an ensemble with the CUDA pool and the shared memory."""
     try:
         pool, shared = _find_lines(graph)
     except (ShoalError, OverflowError):  # a data type without a fixed size, or a size beyond all memory
