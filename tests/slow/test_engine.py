@@ -169,15 +169,15 @@ def test_stops_are_not_part_of_the_answer(static: str, folder: Path, oracle: Any
 
 def test_leaving_frees_the_slot_and_the_cache(engine: Any, oracle: Any, scale: Scale) -> None:
     free = engine.engine._free
-    long = [engine.stream(token_inputs(ids, 900)) for ids in prompts(2, 1)]  # all of the cache
+    long = [engine.stream(token_inputs(ids, 970)) for ids in prompts(2, 1)]  # all of the cache but three pages
     wait_for(lambda: len(batched(engine)) == 2, 30)
-    short = engine.stream(token_inputs([5, 6, 7], 12))
+    short = engine.stream(token_inputs([5, 6, 7] * 20, 12))  # four pages
     time.sleep(0.1)
     assert len(batched(engine)) == 2  # it waits for room
     start = time.monotonic()
     long[0].close()
     assert wait_for(lambda: "1" not in batched(engine), 10) < (0.2 if scale.is_full else 5)  # the warm-up was 0
-    check_equal(tokens_of(short), expect(oracle, [5, 6, 7], 12))
+    check_equal(tokens_of(short), expect(oracle, [5, 6, 7] * 20, 12))
     assert time.monotonic() - start < scale(20, 2)
     assert long[1].is_open
     long[1].close()

@@ -1,7 +1,7 @@
-"""Answers to one token request, until a stop, the greatest length, or the client's leaving.
+"""Answers to one request of an engine: tokens are chosen and sent until a stop, the length limit, or the client leaves.
 
 ``Answering`` takes new tokens and sends answers. ``Chooser`` chooses a token from a row of logits, in NumPy. ``Seat``
-is both for one request, for engines that compute logits here.
+holds both of them for one request, in engines whose logits are in this process.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from shoal.generation.contract import TokenRequest, new_stream_id, pack_answer
 
 
 class Answering:
-    """The answers of one request: sends tokens that cannot be part of a stop sequence, and ends the stream.
+    """Sends the answers of one request, and ends its stream.
 
-    Tokens that may begin a stop sequence are held back until the next ones decide. Neither the end token nor a stop
-    sequence is sent, and neither ends the answer before it has ``min_tokens`` tokens. Calls come from one thread at a
-    time.
+    Tokens that may begin a stop sequence are held back until the next tokens decide. The end token and stop sequences
+    are not sent. They do not end an answer of fewer than ``min_tokens`` tokens. One thread at a time may use this
+    object.
     """
 
     def __init__(self, request: TokenRequest, stream: Stream) -> None:
@@ -32,7 +32,7 @@ class Answering:
         self._stream_id = new_stream_id()
 
     def add(self, token: int) -> bool:
-        """Take the next token; returns whether more are wanted."""
+        """Take the next token; return whether the request needs more tokens."""
         request, held = self.request, self._held
         self.ids.append(token)
         if token in request.end_ids and len(self.ids) > request.sampling.min_tokens:
@@ -50,7 +50,7 @@ class Answering:
         return self._send(sent)
 
     def _stop_length(self, stop: tuple[int, ...]) -> int:
-        """Return the length of a stop sequence if the answer ends with it and may end before it."""
+        """Return the length of ``stop`` if the answer ends with it and has ``min_tokens`` tokens before it, else 0."""
         is_over = len(self.ids) >= len(stop) + self.request.sampling.min_tokens
         return len(stop) if is_over and tuple(self._held[-len(stop) :]) == stop else 0
 
@@ -67,15 +67,16 @@ class Answering:
 
 
 def _overlap(held: list[int], stop: tuple[int, ...]) -> int:
-    """Return the length of the longest end of ``held`` that begins ``stop``, without being all of it."""
+    """Return how many of the last tokens of ``held`` are the beginning of ``stop``, without its last token."""
     longest = min(len(held), len(stop) - 1)
     return next((size for size in range(longest, 0, -1) if tuple(held[-size:]) == stop[:size]), 0)
 
 
 class Chooser:
-    """Choice of one request's next tokens: transformers' settings, in ``generate``'s order, with own random numbers.
+    """Chooses the tokens of one request as transformers' ``generate`` does, with random numbers of its own.
 
-    The n-th token of a request is drawn with the n-th number of its seed, so its neighbours have no influence on it.
+    The settings are applied in the order of ``generate``. The n-th token is drawn with the n-th random number of the
+    request's seed, so other requests in the batch have no influence on it.
     """
 
     def __init__(self, request: TokenRequest) -> None:
@@ -95,7 +96,7 @@ class Chooser:
         return int(tokens[min(place, len(tokens) - 1)])
 
     def _adjust(self, logits: NDArray[Any], ids: list[int]) -> NDArray[Any]:
-        """Apply the repetition penalty, the bans and the least number of tokens."""
+        """Apply the repetition penalty, the banned words and ``min_tokens`` to the logits."""
         sampling, ends = self._sampling, self._request.end_ids
         is_early = bool(ends) and len(ids) < sampling.min_tokens
         if sampling.repetition_penalty == 1 and not self._bans and not is_early:
@@ -140,7 +141,7 @@ def _softmax(scores: NDArray[Any]) -> NDArray[Any]:
 
 
 class Seat:
-    """One request that is computed: the choice of its tokens, and its answers."""
+    """State of one request that an engine computes: the choice of its tokens, and its answers."""
 
     def __init__(self, request: TokenRequest, stream: Stream) -> None:
         self.request, self.stream = request, stream
@@ -148,9 +149,9 @@ class Seat:
         self._answering, self._chooser = Answering(request, stream), Chooser(request)
 
     def step(self, logits: NDArray[Any]) -> int:
-        """Choose and answer the next token; ``logits`` is FP32 [vocabulary].
+        """Choose the next token from ``logits``, FP32 [vocabulary], send it, and return it.
 
-        An error ends this request's stream, not the engine's step.
+        An error ends the stream of this request; it is not raised, so the engine goes on with the other requests.
         """
         try:
             token = self._chooser.choose(logits, self._answering.ids)

@@ -1,6 +1,6 @@
-"""The way from token ids back to text: one stream of an answer, stop strings, and the component ``completion``.
+"""Conversion of token ids to text: the stream of one answer, stop strings, and the component ``completion``.
 
-``Piece`` is an answer's text with its counts. ``TextStream`` makes pieces of one stream of token ids. ``StopCutter``
+``Piece`` is a text with its counts. ``TextStream`` makes pieces of one stream of token ids. ``StopCutter``
 cuts a text before its first stop string. ``Completions`` keeps the streams of many requests.
 """
 
@@ -42,10 +42,10 @@ class Piece(NamedTuple):
 
 
 class TextStream:
-    """The text of one stream of token ids, cut before its first stop string."""
+    """Text of one stream of token ids, up to its first stop string."""
 
     def __init__(self, tokenizer: Tokenizer, stops: Iterable[str] = (), num_input_tokens: int = 0) -> None:
-        """Take the tokenizer, which streams may share, the stop strings, and the number of the prompt's tokens.
+        """Take the tokenizer, which streams may share, the stop strings, and the number of tokens of the prompt.
 
         Raises:
             InputError: a stop string is empty.
@@ -55,9 +55,10 @@ class TextStream:
         self._is_cut = False
 
     def step(self, ids: Sequence[int], *, last: bool = False, reason: str = "") -> Piece:
-        """Take the next ids: none, one or several; ``reason`` is why the stream ends, with the ``last`` ones.
+        """Take the next ids (none, one or several), and return the text that is complete.
 
-        After a stop string the text is empty and the reason stays ``stop``.
+        ``last`` says that the stream ends with these ids, and ``reason`` says why. After a stop string, the text is
+        empty and the reason is ``stop``.
 
         Raises:
             InputError: an id is negative; nothing of ``ids`` was taken.
@@ -71,7 +72,9 @@ class TextStream:
         return Piece(text, reason, self._num_input_tokens, self._num_output_tokens)
 
     def take(self, answer: Arrays) -> Piece:
-        """Take an engine's answer of one row: ``output_ids``, ``sequence_length``, ``is_last`` and ``finish_reason``.
+        """Take one answer of an engine, and return the text that is complete.
+
+        The answer has one row of ``output_ids``, ``sequence_length``, ``is_last`` and ``finish_reason``.
 
         Raises:
             InputError: a shape or value cannot be used.
@@ -84,8 +87,8 @@ class StopCutter:
     """Cuts a text that comes in pieces before its first stop string, which may straddle pieces.
 
     The first stop string is the one that begins first. An end of the text that may still become a stop string is held
-    back, at most one character less than the longest stop string has. What comes out does not depend on the division
-    into pieces.
+    back, at most one character less than the longest stop string has. The output is the same for every division of the
+    text into pieces.
     """
 
     def __init__(self, stops: Iterable[str]) -> None:
@@ -102,7 +105,7 @@ class StopCutter:
         self._has_stopped = False
 
     def step(self, text: str, *, last: bool = False) -> tuple[str, bool]:
-        """Take the next piece; return the text to give out, and whether a stop string was found so far.
+        """Take the next piece; return the text that is not held back, and whether a stop string was found so far.
 
         With ``last`` nothing is held back. After a stop string the text is empty.
         """
@@ -118,7 +121,7 @@ class StopCutter:
         return text[:end], self._has_stopped
 
     def _find_held(self, text: str) -> int:
-        """Return where the end of the text begins that may become a stop string; the text's length if there is none."""
+        """Return the index from which the text may become a stop string; the text's length if there is none."""
         for place in range(max(0, len(text) - self._most_held), len(text)):
             tail = text[place:]
             if any(stop.startswith(tail) for stop in self._stops):
@@ -127,10 +130,10 @@ class StopCutter:
 
 
 class Completions:
-    """Answers requests of the component ``completion``: token ids of many streams in, text out. Threads may share it.
+    """Answers the requests of the component ``completion``: token ids of many streams in, text out. Thread-safe.
 
-    Each stream keeps its state from its first answer to its last one. If there are more than ``most_streams``, the
-    one that was idle for the longest time is dropped.
+    The state of a stream is kept from its first answer to its last one. If there are more than ``most_streams``
+    streams, the stream that was idle for the longest time is dropped.
     """
 
     def __init__(self, tokenizer: Tokenizer, most_streams: int = MOST_STREAMS) -> None:
@@ -184,7 +187,7 @@ class Completions:
             del self._streams[next(iter(self._streams))]
 
     def open(self, inputs: Arrays) -> TextStream:
-        """Return the text of a new stream, with the stop strings and the prompt's length of ``carry``, if there is one.
+        """Begin a stream; its stop strings and the length of its prompt are in the input ``carry``, if there is one.
 
         Raises:
             InputError: ``carry`` cannot be read.
@@ -194,7 +197,7 @@ class Completions:
 
 
 def join_pieces(pieces: Sequence[Piece]) -> Piece:
-    """Return the whole answer of a stream."""
+    """Join the pieces of a stream to its whole answer."""
     return pieces[-1]._replace(text="".join(piece.text for piece in pieces))
 
 

@@ -1,9 +1,9 @@
-"""Contract of token-level engines: reading a request's tensors, its word lists, and packing its answers.
+"""Tensors of engines, which continue token ids: reading a request, its word lists, and packing its answers.
 
-Inputs, one row per request: ``input_ids`` INT32 [-1], ``input_lengths`` and ``request_output_len`` INT32 [1]; optional
-``end_id``, ``pad_id``, ``runtime_top_k``, ``min_tokens`` INT32 [1], ``runtime_top_p``, ``temperature``,
+A request has one row of the inputs ``input_ids`` INT32 [-1], ``input_lengths`` and ``request_output_len`` INT32 [1];
+optional ``end_id``, ``pad_id``, ``runtime_top_k``, ``min_tokens`` INT32 [1], ``runtime_top_p``, ``temperature``,
 ``repetition_penalty`` FP32 [1], ``seed`` UINT64 [1], ``stop_words_list`` and ``bad_words_list`` INT32 [2, -1],
-``carry`` STRING [1], ``streaming`` BOOL [1]. Outputs: see ``pack_answer``.
+``carry`` STRING [1], ``streaming`` BOOL [1]. ``pack_answer`` describes the outputs.
 
 Word lists are in TensorRT-LLM's layout, INT32 ``[2, n]``. Row 0 has the ids of all words, one word after the other. Row
 1 has the end of each word in row 0, padded with -1. The words (5, 6) and (7,) are ``[[5, 6, 7], [2, 3, -1]]``.
@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -33,10 +33,10 @@ _streams = itertools.count()
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of an engine: token ids are below ``vocabulary``; prompt and new tokens fit ``context`` together.
+    """Limits of an engine.
 
-    ``slots`` is the number of requests that are computed at the same time; ``end_ids`` end an answer where the request
-    has no ``end_id``.
+    Token ids are below ``vocabulary``. A prompt and its new tokens are together at most ``context`` tokens. ``slots``
+    requests are computed at the same time. One of ``end_ids`` ends the answer to a request without ``end_id``.
     """
 
     vocabulary: int
@@ -49,8 +49,8 @@ class Limits:
 class TokenRequest:
     """One checked request: the prompt's token ids, and how to continue them.
 
-    ``stops`` and ``bans`` are sequences of token ids: the first end the answer, and are not part of it; the second do
-    not occur in it.
+    ``stops`` and ``bans`` are sequences of token ids. A stop sequence ends the answer, and is not part of it; a banned
+    sequence does not occur in the answer.
     """
 
     ids: tuple[int, ...]
@@ -69,7 +69,7 @@ class TokenRequest:
         Only the first ``input_lengths`` ids count: rows of a joined batch are padded. An ``end_id`` of -1 means none.
 
         Raises:
-            InputError: a value is out of its range or of the engine's limits; the message has both.
+            InputError: a value is out of range; the message has the value and the limit.
         """
         ids = _prompt(inputs)
         max_tokens = int(_single(inputs, "request_output_len", 0))
@@ -148,19 +148,19 @@ def unpack_words(array: np.ndarray[Any, Any], name: str) -> list[tuple[int, ...]
 
 
 def as_python(value: Any) -> Any:
-    """Return an array's element as Python has it; an FP32 number as its shortest decimal: 0.7, not 0.699999988."""
+    """Return an element of an array as a Python value; FP32 as its shortest decimal number: 0.7, not 0.699999988."""
     if isinstance(value, np.floating):
         return float(str(value))
     return value.item() if isinstance(value, np.generic) else value
 
 
 def new_stream_id() -> int:
-    """Return a new id of a stream: random bits of this process, then a counter."""
+    """Return a new stream id: random bits of this process, then a counter."""
     return _first_stream + next(_streams)
 
 
 def _single(inputs: Arrays, name: str, default: Any) -> Any:
-    """Return the value of an input with one element, as Python has it; the default if it was left out."""
+    """Return the only element of an input as a Python value; ``default`` if the request does not have the input."""
     return as_python(np.asarray(inputs[name]).reshape(-1)[0]) if name in inputs else default
 
 
@@ -196,16 +196,9 @@ def _end_ids(inputs: Arrays, limits: Limits) -> tuple[int, ...]:
 
 
 def _sampling(inputs: Arrays) -> Sampling:
-    plain = Sampling()
-    seed = _single(inputs, "seed", None)
-    return Sampling(
-        temperature=_single(inputs, "temperature", plain.temperature),
-        top_k=_single(inputs, "runtime_top_k", plain.top_k),
-        top_p=_single(inputs, "runtime_top_p", plain.top_p) or 1.0,  # 0: off, as in FasterTransformer and TensorRT-LLM
-        repetition_penalty=_single(inputs, "repetition_penalty", plain.repetition_penalty),
-        seed=seed,
-        min_tokens=_single(inputs, "min_tokens", plain.min_tokens),
-    )
+    given = {each.name: _single(inputs, NAMES.get(each.name, each.name), each.default) for each in fields(Sampling)}
+    given["top_p"] = given["top_p"] or 1.0  # 0: off, as in FasterTransformer and TensorRT-LLM
+    return Sampling(**given)
 
 
 def _words(inputs: Arrays, name: str, vocabulary: int) -> tuple[tuple[int, ...], ...]:

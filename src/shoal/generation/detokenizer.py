@@ -1,8 +1,8 @@
 """Detokenizer for tokens that come one by one: constant time per token, and exactly the text of a whole decode.
 
 A decoder of Hugging Face's `tokenizers` is a sequence of steps over a list of tokens. Here each step is a function that
-takes new tokens, keeps what it needs of earlier ones, and returns what nothing later can change. So the families need
-no code of their own: byte-level BPE is one step, SentencePiece with byte fallback three, WordPiece one.
+takes new tokens, keeps the state that it needs, and returns the tokens that later ones cannot change. A kind of
+tokenizer is a combination of steps: byte-level BPE has one step, SentencePiece with byte fallback three, WordPiece one.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ Step = Callable[[list[str], bool], list[str]]  # new tokens, and whether they ar
 
 
 class Detokenizer:
-    """Turns the token ids of one stream to text, piece by piece.
+    """Converts the token ids of one stream to text, piece by piece.
 
-    The pieces together are ``tokenizer.decode(ids, skip_special_tokens=True)`` of all ids. A character comes out when
-    its last byte is there, and nothing is taken back. Byte tokens of SentencePiece (``<0x0A>``) come out with the next
-    other token: if their bytes are not UTF-8, a whole decode replaces all of a run.
+    The pieces joined are ``tokenizer.decode(ids, skip_special_tokens=True)`` of all ids. A character is returned when
+    its last byte is there. Byte tokens of SentencePiece (``<0x0A>``) are returned with the next token of another kind,
+    because a whole decode replaces every byte of a run that is not UTF-8.
 
-    The text of decoders of other families than byte-level, SentencePiece and WordPiece comes out with the last ids.
+    This is so for byte-level, SentencePiece and WordPiece decoders. With any other decoder, the whole text is returned
+    with the last ids.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Take the tokenizer, which must not be changed from now on; many detokenizers may share it."""
+        """Take the tokenizer, which must not change from now on. Many detokenizers may share it."""
         self._tokenizer = tokenizer
         decoder = tokenizer.decoder
         self._steps: list[Step] = [_ByPlace(str, " {}".format)]
@@ -50,10 +51,10 @@ class Detokenizer:
         self._specials = _find_specials(tokenizer)
 
     def step(self, ids: Sequence[int], *, last: bool = False) -> str:
-        """Take the next ids, any number of them; return the text that is complete.
+        """Take any number of next ids; return the text that is complete.
 
-        Special tokens and ids beyond the vocabulary are skipped. With ``last`` nothing is held back: a character that
-        is still incomplete becomes U+FFFD, as in a whole decode.
+        Special tokens and ids beyond the vocabulary are skipped. With ``last`` nothing is held back: an incomplete
+        character becomes U+FFFD, as in a whole decode.
 
         Raises:
             InputError: an id is negative; nothing of ``ids`` was taken.
@@ -73,9 +74,9 @@ def _find_specials(tokenizer: Tokenizer) -> frozenset[str]:
 
 
 def _make_steps(decoder: Mapping[str, Any]) -> list[Step]:
-    """Return the steps of a decoder, given as in tokenizer.json; none if one of them is of another kind.
+    """Return the steps of a decoder, which is given as in tokenizer.json; none if one of its parts is unknown.
 
-    Behind ``Fuse`` and ``ByteLevel`` all tokens are one, of which only the front can still be stripped.
+    ``Fuse`` and ``ByteLevel`` join all tokens to one. After them, only the front of the text can still be stripped.
     """
     steps: list[Step] = []
     is_one = False
@@ -102,7 +103,7 @@ def _make_steps(decoder: Mapping[str, Any]) -> list[Step]:
 
 
 class _ByPlace:
-    """Step in which each token becomes a text by itself, the first token of all in another way."""
+    """Step that converts each token by itself: the first one of a stream with ``first``, the others with ``later``."""
 
     def __init__(self, first: Callable[[str], str], later: Callable[[str], str]) -> None:
         self._next, self._later = first, later
@@ -172,7 +173,7 @@ class _ByteFallback:
 
 
 class _ByteLevel:
-    """Step that turns each character of a token to a byte, and the bytes to text."""
+    """Step that converts each character of a token to a byte, and the bytes to text."""
 
     def __init__(self) -> None:
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode

@@ -1,4 +1,4 @@
-"""Prompts of language models: a text or a chat, and its settings, to token ids and an engine's inputs."""
+"""Prompts of language models: conversion of a text or a chat, with its settings, to the inputs of an engine."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def read_messages(text: str) -> list[Message]:
     """Read a chat: a JSON list of objects with ``role`` (system, user, assistant or tool) and ``content``, a text.
 
     Raises:
-        InputError: it is something else, is empty, or a content is empty; the error names the message by its index.
+        InputError: ``text`` is not such a list, or the list or a content is empty; the error has the message's index.
     """
     try:
         messages = json.loads(text)
@@ -79,12 +79,13 @@ def _find_fault(message: Any) -> str:
 
 
 def llama2(messages: Sequence[Message]) -> str:
-    """Return a chat in the form that Llama 2 was trained on: an optional system message, then user and assistant.
+    """Return a chat as one text, in the form that Llama 2 was trained on.
 
-    The first user's message is not stripped of spaces at its ends, later ones and answers are.
+    The roles are an optional system message, then user and assistant in turn. Spaces at the ends of messages are
+    removed, except from the first message of the user.
 
     Raises:
-        InputError: the order of roles is another one.
+        InputError: the roles are not in this order.
     """
     system = f"<<SYS>>\n{messages[0]['content']}\n<</SYS>>\n\n" if messages[0]["role"] == "system" else ""
     turns = messages[1:] if system else messages
@@ -105,11 +106,11 @@ def llama2(messages: Sequence[Message]) -> str:
 
 
 class Prompts:
-    """Checks requests of the text level and makes those of the token level from them; threads may share it.
+    """Checks requests with texts or chats, and converts them to an engine's inputs. Thread-safe.
 
-    ``template`` turns a chat into one text; None where the model takes no chats. ``context`` is the model's number of
-    positions, for the prompt and the answer together. ``max_tokens`` is the length of an answer whose request does
-    not say it; it gives way to the context, where an explicit one does not.
+    ``template`` turns a chat into one text; None if the model takes no chats. ``context`` is the greatest number of
+    tokens of a prompt and its answer together. ``max_tokens`` is the greatest number of new tokens for requests that
+    do not have their own; it is reduced to what fits the context, while a request's own number is refused then.
     """
 
     def __init__(
@@ -127,11 +128,11 @@ class Prompts:
         self._context, self._max_tokens, self._max_text_bytes = context, max_tokens, max_text_bytes
 
     def encode(self, text_input: str | None = None, messages: Sequence[Message] | None = None) -> list[int]:
-        """Return the token ids of a text, with the tokenizer's special tokens, or of a chat, with its template's.
+        """Return the token ids of a text, with the tokenizer's special tokens, or of a chat, with the template's.
 
         Raises:
-            InputError: the text is empty, the model has no chats or cannot render this one, or the context has no
-                place for the ids and one more.
+            InputError: the text is empty, the model takes no chats or cannot render this one, or the ids and one new
+                token are more than the context has.
         """
         if messages is not None:
             ids = self._ids(self._chat(messages))
@@ -176,8 +177,8 @@ class Prompts:
     def request(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return an engine's inputs for one request: lists and numbers by name, as ``stack`` takes them.
 
-        ``row`` has the inputs of the text level by name: numbers, ``bytes``, and lists of ``bytes`` for word lists.
-        What is left out gets its default.
+        ``row`` has the inputs of the component ``prompt`` by name: numbers, ``bytes``, and lists of ``bytes`` for word
+        lists. Inputs that are left out get their defaults.
 
         Raises:
             InputError: a value cannot be used.
@@ -215,10 +216,10 @@ class Prompts:
         return read_messages(self.decode(row["messages"], "messages")) if "messages" in row else None
 
     def decode(self, value: bytes, name: str) -> str:
-        """Return the text of an input called ``name``.
+        """Return the text of the input ``name``.
 
         Raises:
-            InputError: it is too long, or not UTF-8.
+            InputError: the text is too long, or not UTF-8.
         """
         self._check_size(len(value), name)
         try:
@@ -238,7 +239,7 @@ class Prompts:
         return words
 
     def _max_new(self, row: Mapping[str, Any], num_ids: int) -> int:
-        """Return the greatest number of new tokens, in the room that the prompt's ids leave."""
+        """Return the greatest number of new tokens of a request whose prompt has ``num_ids`` tokens."""
         room = self._context - num_ids
         wanted: int | None = row.get("max_tokens")
         if wanted is None:
@@ -254,9 +255,9 @@ class Prompts:
         return wanted
 
     def _spell_stop(self, stop: str) -> list[int]:
-        """Return the ids that write a stop word after any text; empty if they add something to it, such as a space.
+        """Return the ids that write a stop word after any text; empty if they would also write, say, a space.
 
-        The engine ends an answer at these ids; the text step behind it ends it at the word, however it is written.
+        The engine ends an answer at these ids. The component ``completion`` ends it at the word, whatever ids write it.
         """
         ids, before = self._ids(stop), self._ids("x")
         return ids if self._write(before + ids) == self._write(before) + stop else []
@@ -300,7 +301,7 @@ class Prompts:
 
 
 def _sampling(row: Mapping[str, Any]) -> Sampling:
-    """Return the settings of sampling: greedy, unless one of the settings of chance is there."""
+    """Return the sampling settings: greedy, unless the request has a temperature, ``top_k`` or ``top_p``."""
     given = {name: row[name] for name in (field.name for field in fields(Sampling)) if name in row}
     is_greedy = not given.keys() & {"temperature", "top_k", "top_p"}
     return Sampling(**{"top_k": 1 if is_greedy else 0, **given})
@@ -310,7 +311,7 @@ def _sampling(row: Mapping[str, Any]) -> Sampling:
 
 
 def _read_template(folder: Path) -> ChatTemplate | None:
-    """Return the model's own chat template: of chat_template.jinja, else of tokenizer_config.json; None if neither."""
+    """Return the chat template in chat_template.jinja, else in tokenizer_config.json; None if there is none."""
     path, file = folder / "tokenizer_config.json", folder / "chat_template.jinja"
     config = read_json(path, "tokenizer's configuration") if path.is_file() else {}
     source = read_text(file, "chat template") if file.is_file() else config.get("chat_template")
@@ -343,16 +344,16 @@ _DTYPES = {
 
 
 def rows(inputs: Arrays) -> Iterator[dict[str, Any]]:
-    """Yield the rows of the text level's inputs ``[rows, 1]``, or ``[rows, -1]`` for word lists, as Python's values."""
+    """Yield the rows of ``prompt``'s inputs, ``[rows, 1]`` or ``[rows, -1]`` (word lists), as Python values by name."""
     for index in range(next(array.shape[0] for array in inputs.values())):
         values = {name: [*array[index]] if name in _WORDS else array[index, 0] for name, array in inputs.items()}
         yield {name: as_python(value) for name, value in values.items()}
 
 
 def stack(requests: Sequence[Mapping[str, Any]]) -> dict[str, Array]:
-    """Stack what ``Prompts.request`` returned: ``[rows, *dims]``, all as wide as the widest row.
+    """Stack what ``Prompts.request`` returned to arrays ``[rows, *dims]``, as wide as the widest row.
 
-    Ids are padded with 0, word lists with the offset -1.
+    Ids are padded with 0. Word lists are padded with the end -1.
     """
     width = max(len(request["input_ids"]) for request in requests)
     ids = np.zeros((len(requests), width), np.int32)

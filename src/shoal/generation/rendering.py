@@ -1,7 +1,8 @@
-"""Program that renders one chat template under limits of time and memory; ``templates.ChatTemplate`` runs it.
+"""Program that renders one chat template, with limits on time and memory; ``templates.ChatTemplate`` runs it.
 
-It reads JSON lines from standard input and answers each with one on standard output: first the template with its
-limits, then messages. A rendering beyond a limit ends the process: by SIGALRM, or with the exit code ``MEMORY``.
+It reads JSON lines from standard input and answers each with a JSON line on standard output. The first line has the
+template and its limits, each later one messages. If a rendering exceeds a limit, the process ends: by SIGALRM, or with
+the exit code ``MEMORY``.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _MAX_REASON = 300  # characters of an error
 
 
 def main() -> None:
-    """Answer requests until the input ends, as it does with the parent process, however that ends."""
+    """Answer requests until the input ends, which it does when the parent process ends in any way."""
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the thread that started this process may have blocked some
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process, even within one call into C
@@ -58,9 +59,9 @@ def _limit_memory(num_bytes: int) -> None:
 
 
 def _answer(answers: BinaryIO, seconds: float, work: Callable[[], Any]) -> Any:
-    """Send the text that ``work`` returns ("" for anything else), or its error as one line; return what it returned.
+    """Send the text that ``work`` returns ("" for anything else), or its error as one line.
 
-    After an error that is None.
+    Returns the result of ``work``; None after an error.
     """
     found = None
     signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -89,7 +90,7 @@ def _compile(source: str) -> Any:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """The tag ``generation``, which marks the assistant's words for training; its content is rendered as it is."""
+        """Tag ``generation``, which marks the assistant's words for training; its content is rendered as it is."""
 
         tags = {"generation"}  # noqa: RUF012
 
@@ -98,7 +99,7 @@ def _compile(source: str) -> Any:
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
     class Namespace(jinja2.utils.Namespace):
-        """A namespace that refuses names with an underscore in front, which reach into Python's own objects."""
+        """Namespace that refuses names with a leading underscore, by which a template could reach Python's objects."""
 
         def __init__(*args: Any, **names: Any) -> None:  # a template may name one `self`
             for name in dict(*args[1:], **names):

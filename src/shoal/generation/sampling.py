@@ -1,4 +1,4 @@
-"""Sampling settings of one request: checked once, in the words of the client, and handed to any engine."""
+"""Sampling settings of one request, the same for every engine."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _MOST_SEED = 2**64 - 1
 class Sampling:
     """Sampling settings of one request; the defaults draw from the model's own distribution.
 
-    Temperature 0 and ``top_k`` 1 both mean greedy decoding: the token with the greatest logit, whatever ``top_p``,
-    ``seed`` and the other of the two say, since many clients always send all settings. ``top_k`` 0 and ``top_p`` 1
-    keep every token. ``repetition_penalty`` divides positive logits, and multiplies negative ones, of tokens that the
-    prompt or the answer has. With a ``seed`` the same request gets the same tokens again; without one each request
-    draws its own. The end token is not drawn before there are ``min_tokens`` new tokens.
+    With temperature 0 or ``top_k`` 1, decoding is greedy: the token with the greatest logit is taken. Other settings
+    are then ignored and not refused, because many clients always send all settings. ``top_k`` 0 and ``top_p`` 1 keep
+    every token. ``repetition_penalty`` divides positive logits, and multiplies negative ones, of tokens that are in the
+    prompt or the answer. With a ``seed``, the same request gets the same tokens again; without one, each request has
+    random numbers of its own. The end token is not drawn before there are ``min_tokens`` new tokens.
     """
 
     temperature: float = 1.0
@@ -32,17 +32,17 @@ class Sampling:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the token with the greatest logit is taken, without chance."""
+        """Whether the token with the greatest logit is always taken."""
         return self.temperature == 0 or self.top_k == 1
 
     def check(self, max_tokens: int | None = None, names: Mapping[str, str] | None = None) -> Sampling:
         """Check the settings, and return them.
 
-        ``max_tokens`` is the greatest number of new tokens, if it is known. ``names`` maps a field to the client's
-        name for it, such as ``{"top_k": "runtime_top_k"}``.
+        ``max_tokens`` is the greatest number of new tokens, if it is known. ``names`` maps fields to the names that
+        the client uses, such as ``{"top_k": "runtime_top_k"}``.
 
         Raises:
-            InputError: a setting is out of range; the message has the client's name for it, and its value.
+            InputError: a setting is out of range; the message has the client's name of the setting, and its value.
         """
         called = names or {}
         for name, is_valid, wanted in (

@@ -1,8 +1,8 @@
 """Chat templates in Jinja's language, rendered in a process of their own.
 
-A template comes with a model's weights: it is code of somebody else's. Jinja's sandbox keeps it from Python's objects,
-but not from work without end: ``'x' * 10**9`` and nested loops are single calls that nothing inside a process can
-stop. So a process with limits of memory and time renders it, and is started again after one that it did not survive.
+A template comes with a model's weights, so it is code from outside. Jinja's sandbox denies it Python's objects, but
+does not limit its work: code in the same process cannot stop ``'x' * 10**9`` or nested loops. So templates are rendered
+in a process with limits on memory and time. A process that a limit ended is replaced.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from shoal.errors import InputError, SetupError, needs
 from shoal.generation import rendering
 
 OLDEST_JINJA = (3, 1, 6)  # older sandboxes have known escapes
-SECONDS = 2.0  # of one rendering, without the start of the process
-MEMORY_MIB = 512  # above what the process has at its start
+SECONDS = 2.0  # for one rendering, without the start of the process
+MEMORY_MIB = 512  # above the memory that the process has at its start
 MAX_CHARS = 2**24  # of a rendered text
 _FIX = "Change the messages, or the model's chat template."
 
 
 class ChatTemplate:
-    """Chat template of a model; threads may share it.
+    """Chat template of a model. Thread-safe.
 
-    ``source`` is the template in Jinja's language, with the extensions that transformers gives to chat templates;
-    ``special_tokens`` are variables in it, such as ``bos_token``. One process renders for this object; ``close`` ends
-    it, and so does the end of this process, even if it is killed.
+    ``source`` is the template in Jinja's language, with the extensions that transformers gives to chat templates.
+    ``special_tokens`` are variables in it, such as ``bos_token``. Each object has one process that renders; it ends
+    with ``close``, or when this process ends, even if this process is killed.
 
     Raises:
         InputError: the template is not valid.
@@ -80,7 +80,7 @@ class ChatTemplate:
             return self._exchange(request, "cannot render these messages", _FIX)
 
     def close(self) -> None:
-        """End the process; a later rendering starts another one."""
+        """End the process. A later ``render`` starts another one."""
         with self._lock:
             self._stop()
 
@@ -96,7 +96,7 @@ class ChatTemplate:
             raise
 
     def _exchange(self, request: Mapping[str, Any], fault: str, fix: str) -> str:
-        """Send a request and return the answer's text; the process is ended if it does not answer."""
+        """Send a request and return the answer's text; if there is no answer, end the process."""
         process = self._process
         assert process is not None
         assert process.stdin is not None
@@ -108,7 +108,7 @@ class ChatTemplate:
             except BrokenPipeError:
                 line = b""
             else:
-                line = process.stdout.readline()  # it comes, or the process ends: it has set an alarm for itself
+                line = process.stdout.readline()  # an answer or the end of the process, which sets itself an alarm
         except BaseException:  # the answer to this request must not become the next one's
             self._stop()
             raise
@@ -131,7 +131,7 @@ class ChatTemplate:
 
 
 def find_python() -> str:
-    """Return the interpreter of this Python; in Triton's stub ``sys.executable`` may be empty or another program.
+    """Return the path of this Python's interpreter; in Triton's stub ``sys.executable`` may be empty or the stub.
 
     Raises:
         SetupError: there is none.

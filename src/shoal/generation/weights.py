@@ -1,4 +1,4 @@
-"""Weights folder of a language model: what it needs to hold, checked before anything heavy is loaded."""
+"""Weights folder of a language model: which files it needs, checked before any library loads them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _DOWNLOAD = "Download it whole: hf download OWNER/MODEL --local-dir FOLDER"
 class Weights:
     """A checked weights folder in the Hugging Face layout.
 
-    ``config`` is ``config.json``'s object, ``shards`` the names of the safetensors files, or of the decoder in ONNX if
-    there are none, ``vocabulary`` the number of token ids of the model, ``context`` its greatest number of tokens,
-    ``end_ids`` the tokens that end an answer.
+    ``config`` is the object in ``config.json``. ``shards`` are the names of the safetensors files, or of the decoder in
+    ONNX if there are none. ``vocabulary`` is the number of the model's token ids, ``context`` the greatest number of
+    tokens of prompt and answer together. ``end_ids`` are the tokens that end an answer.
     """
 
     folder: Path
@@ -46,7 +46,7 @@ def read_folder(parameters: Parameters, default: str = "") -> Path:
 
 
 def read_context(folder: Path) -> int:
-    """Return the model's greatest number of tokens, of its ``config.json``.
+    """Return the greatest number of tokens that a model reads, as its ``config.json`` says.
 
     Raises:
         ArtifactError: the file is missing, or has no such number.
@@ -56,9 +56,9 @@ def read_context(folder: Path) -> int:
 
 
 def find_weights(folder: str | Path) -> Weights:
-    """Check a weights folder: ``config.json``, ``tokenizer.json``, and safetensors or ``decoder.onnx``, of one model.
+    """Check that a weights folder has ``config.json``, ``tokenizer.json``, and safetensors or ``decoder.onnx``.
 
-    Pickles are refused, since loading one can run code.
+    Pickles are refused, because loading a pickle can run code.
 
     Raises:
         ArtifactError: the folder or a file of it is missing or damaged, or the tokenizer is another model's.
@@ -113,7 +113,7 @@ def _find_shards(folder: Path) -> tuple[str, ...]:
 
 
 def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the part of a configuration that is about text, of a model that reads more than text."""
+    """Return the part of a configuration about text: its ``text_config`` if the model also reads images, else all."""
     part = config.get("text_config") or config
     return part if isinstance(part, dict) else {}
 
@@ -128,7 +128,7 @@ def _whole(folder: Path, config: Mapping[str, Any], name: str) -> int:
 
 
 def _check_tokenizer(folder: Path, vocabulary: int) -> dict[str, int]:
-    """Check that the tokenizer's ids are the model's; return the ids of its added tokens."""
+    """Check that the model has all of the tokenizer's ids; return the ids of the added tokens, by text."""
     tokenizer = read_json(folder / TOKENIZER, "tokenizer")
     try:
         added = {token["content"]: int(token["id"]) for token in tokenizer.get("added_tokens", [])}
@@ -151,9 +151,9 @@ def _check_tokenizer(folder: Path, vocabulary: int) -> dict[str, int]:
 def _check_specials(
     folder: Path, config: Mapping[str, Any], added: Mapping[str, int], end_ids: tuple[int, ...]
 ) -> None:
-    """Check the first and last token of ``config.json`` against ``tokenizer_config.json``'s, by their texts.
+    """Check that config.json and tokenizer_config.json have the same first and last token.
 
-    Chat models may end their answers with a token of their own, which ``generation_config.json`` names.
+    A chat model may end its answers with another token, which ``generation_config.json`` names.
     """
     path = folder / "tokenizer_config.json"
     if not path.is_file():
@@ -172,7 +172,7 @@ def _check_specials(
 
 
 def _end_ids(folder: Path, config: Mapping[str, Any], vocabulary: int) -> tuple[int, ...]:
-    """Return the end tokens of ``generation_config.json``, else of ``config.json``."""
+    """Return the end tokens that ``generation_config.json`` names, or else ``config.json``."""
     path = folder / "generation_config.json"
     own = read_json(path, "generation configuration") if path.is_file() else {}
     found = own.get("eos_token_id", config.get("eos_token_id"))

@@ -1,4 +1,4 @@
-"""Text generation as Python objects: by a server, or by a pipeline in this process."""
+"""Clients of language models: texts or chats in, text out, from a server or from a pipeline in this process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LISTS = "stop_words", "bad_words"
 
 
 class Settings(TypedDict, total=False):
-    """Settings of one request; those left out are the model's own.
+    """Settings of one request; for those that are left out, the model's defaults apply.
 
     ``max_tokens`` and ``min_tokens`` count new tokens; ``stop_words`` end the text, and are not part of it;
     ``bad_words`` do not occur in it. With a ``seed``, the same request gets the same text again.
@@ -45,8 +45,8 @@ class Llm:
             for piece in Llm(client).stream([{"role": "user", "content": "Hello"}]):
                 print(piece.text, end="")
 
-    A prompt is a text, or a list of messages, to which the model's chat template is applied. ``model`` is the server's
-    default model unless given.
+    A prompt is a text, or a list of messages that the model's chat template turns into a text. Without ``model``, the
+    server's default model is asked.
     """
 
     def __init__(self, source: Client | Pipeline, model: str = "") -> None:
@@ -71,9 +71,9 @@ class Llm:
         between: float | None = None,
         **settings: Unpack[Settings],
     ) -> Generator[Piece]:
-        """Yield the text in pieces; close the generator to leave, and the model computes no more.
+        """Yield the text in pieces; to stop the model before the end, close the generator.
 
-        ``timeout`` is in seconds to the first piece, ``between`` from one piece to the next.
+        ``timeout`` is the number of seconds to the first piece, ``between`` from each piece to the next.
 
         Raises:
             InputError, ServerError: as in ``generate``; the latter also after some pieces.
@@ -128,7 +128,7 @@ class AsyncLlm:
 
 
 def to_inputs(prompt: str | Messages, settings: Mapping[str, Any], *, is_streaming: bool) -> dict[str, Any]:
-    """Return the text-level inputs of one request, one row each; the client or pipeline converts and checks them.
+    """Return the inputs of one request, one row each; the client or the pipeline converts and checks their values.
 
     Raises:
         InputError: a setting is unknown.
@@ -149,7 +149,7 @@ def to_inputs(prompt: str | Messages, settings: Mapping[str, Any], *, is_streami
 
 
 def read_piece(answer: Mapping[str, Any]) -> Piece:
-    """Return an answer's text, with its counts."""
+    """Convert an answer of the pipeline to a ``Piece``."""
     found = (np.asarray(answer[name]).item() for name in ("text_output", *Piece._fields[1:]))
     return Piece._make(value.decode() if isinstance(value, bytes) else value for value in found)
 

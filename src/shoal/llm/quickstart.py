@@ -22,7 +22,9 @@ _STEPS = 150  # of training: the model then answers these questions
 def run(
     out: Path, *, questions: Sequence[str] = QUESTIONS, on_progress: OnProgress = lambda stage, done, total: None
 ) -> Generator[tuple[str, Piece]]:
-    """Write ``weights`` and ``repository`` into ``out``, and yield each question with a piece of its answer.
+    """Write the folders ``weights`` and ``repository`` into ``out``, serve them, and ask the questions.
+
+    Yields each piece of an answer, with its question.
 
     Raises:
         SetupError: this machine lacks something.

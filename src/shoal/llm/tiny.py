@@ -1,4 +1,4 @@
-"""Tiny language models for tests and first steps: made in seconds, in the layout of real ones."""
+"""Tiny language models for tests and first steps, made in seconds, with the files of real models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Client of engines: token ids in, token ids out, with the tensor names of NVIDIA's clients for GPT models."""
+"""Client of engines: token ids in, token ids out, with the tensor names of NVIDIA's clients of GPT models."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def open_tokenizer(folder: Path) -> Tokenizer:
     """Return the tokenizer of a folder with tokenizer.json.
 
     Raises:
-        ArtifactError: it cannot be read.
+        ArtifactError: the tokenizer cannot be read.
     """
     with needs("llm"), fixed_by("Name a folder with the model's tokenizer.json: --tokenizer FOLDER"):
         return read_tokenizer(folder / "tokenizer.json")
@@ -32,7 +32,7 @@ def read_ids(query: str, tokenizer: Tokenizer | None) -> list[int]:
     """Return the token ids of the text ``query``; without a tokenizer, the ids that it lists: 1,2,3 or 1 2 3.
 
     Raises:
-        InputError: there are no ids, or something else.
+        InputError: the text or the list is empty, or ``query`` is not a list of ids.
     """
     if tokenizer is not None:
         ids = [int(token) for token in tokenizer.encode(query).ids]
@@ -49,13 +49,13 @@ def read_ids(query: str, tokenizer: Tokenizer | None) -> list[int]:
 
 
 def ask(client: Client, model: str, ids: Sequence[int], output_length: int) -> list[int]:
-    """Return the tokens that continue ``ids``, always the most probable one, at most ``output_length``.
+    """Return at most ``output_length`` tokens that continue ``ids``, each the most probable one.
 
-    Tensors are sent as the server declares them: engines differ in INT32 and UINT32, and in what they take.
+    Tensors get the dtypes that the server declares (INT32 or UINT32), and inputs that it does not declare are left out.
 
     Raises:
         InputError: the model is not an engine, or refused the request.
-        ServerError: no server answers, or not in time, or the answer was cut.
+        ServerError: no server answers in time, or the answer ended early.
     """
     declared = {tensor.name for tensor in client.describe(model).inputs}
     inputs: dict[str, Any] = {

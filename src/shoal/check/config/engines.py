@@ -1,4 +1,4 @@
-"""Models on vLLM: their engine arguments, and what NVIDIA's vLLM backend needs in the configuration.
+"""Rules for models on vLLM: engine arguments, and the configuration that NVIDIA's vLLM backend needs.
 
 The backend calls ``AsyncEngineArgs(**json)`` with the object in ``model.json``. That is a plain dataclass: an unknown
 name raises TypeError, and a value of a wrong type is kept as it is. Models of shoal's own engine have such an object in
@@ -151,7 +151,7 @@ def _parameter(model: Model) -> Findings:
 
 
 def _instances(model: Model, arguments: Mapping[str, Any]) -> Findings:
-    """Find instances that take the same GPUs: vLLM itself chooses as many as it computes on, from the first."""
+    """Find instances that use the same GPUs: vLLM itself chooses GPUs, as many as it needs, from the first on."""
     sizes = [arguments.get(f"{kind}_parallel_size") for kind in ("tensor", "pipeline")]
     is_parallel = any(isinstance(size, int) and size > 1 for size in sizes)
     number, first = 0, 0
@@ -243,7 +243,7 @@ def _is(value: Any, kind: str) -> bool:
 
 
 def _read(value: Any, kind: str) -> bool | float | None:
-    """Return the value that a text stands for, None where it is not one of ``kind``."""
+    """Return the value of type ``kind`` that a text contains; None if it contains no such value."""
     if not isinstance(value, str):
         return None
     if kind == "bool":

@@ -11,7 +11,7 @@ from shoal.generation.weights import DECODER, Weights, find_weights, read_folder
 
 
 class Engine(Protocol):
-    """Language model that answers many requests from threads of its own, each as far as ``limits`` allow."""
+    """Language model that answers many requests from threads of its own; they must be within ``limits``."""
 
     limits: Limits
 
@@ -25,8 +25,8 @@ class Engine(Protocol):
 class EngineComponent(StreamingComponent):
     """Component that continues token ids with the engine that ``make_engine`` returns.
 
-    The parameters ``model`` (the weights folder; a model folder that holds its decoder is its own), ``slots`` and
-    ``context`` are common to all engines.
+    All engines have the parameters ``model``, ``slots`` and ``context``. ``model`` is the weights folder. If it is
+    empty and the version folder contains a decoder, the version folder is the weights folder.
     """
 
     def make_engine(self, weights: Weights, limits: Limits, parameters: Parameters) -> Engine:
@@ -34,7 +34,7 @@ class EngineComponent(StreamingComponent):
         raise NotImplementedError
 
     def setup(self, context: Context) -> None:
-        """Make the engine, and have it answer one request, so that the first client does not wait for what is lazy."""
+        """Make the engine and have it answer one request, so that late initialization delays no client."""
         parameters = Parameters(context.spec)
         own = context.folder.absolute()
         weights = find_weights(read_folder(parameters, str(own) if (own / DECODER).is_file() else ""))

@@ -1,9 +1,9 @@
 """Engine on transformers' continuous batching: requests join and leave the running batch at every step.
 
-The library's batching thread dies, for all requests, of one that it cannot compute. So requests are checked before;
-only as many are handed over as its cache holds, since it stops to accept new ones after an eviction whose requests were
-cancelled; and a thread that died is replaced. Each request's tokens are chosen by a logits processor of ours, because
-the library has neither seeds nor penalties per request.
+A request that the library cannot compute ends its batching thread, and so all other requests. Therefore requests are
+checked before they reach it, and a thread that died is replaced. The library gets only as many requests as its cache
+holds, because it accepts no more requests once it has evicted requests that were cancelled. A logits processor of ours
+chooses the tokens, because the library has neither seeds nor penalties per request.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ CACHE_TOKENS = 32768  # greatest default size of the cache: 4 GiB with 32 layers
 _PAGE = 32  # tokens
 _STEP_TOKENS = 256  # tokens per step, of prompts and answers; memory grows with its product with the cache
 _STOP_SECONDS = 5.0
-_LOOK_SECONDS = 0.1  # between two looks for errors and the end of the batching thread
-_PAUSE_SECONDS = 1.0  # after a batching thread that could not even start
+_LOOK_SECONDS = 0.1  # between two checks for errors and for the end of the batching thread
+_PAUSE_SECONDS = 1.0  # after a batching thread that did not start
 
 _log = logging.getLogger("shoal")
 
 
 class _Seat(Seat):
-    """A request in this engine; ``pages`` is what it takes of the cache at most."""
+    """Request in this engine; ``pages`` is the greatest number of cache pages that it needs."""
 
     def __init__(self, number: int, request: TokenRequest, stream: Stream) -> None:
         super().__init__(request, stream)
@@ -46,14 +46,14 @@ class _Seat(Seat):
 
 
 def _pages(tokens: int) -> int:
-    """Return the number of cache pages of a request, with one to spare."""
+    """Return the number of cache pages for this many tokens, plus one in reserve."""
     return -(-tokens // _PAGE) + 1
 
 
 class _Choice(ContinuousBatchingLogitsProcessor):
-    """Logits processor that chooses each row's token, and makes its logit infinite for the library to take it.
+    """Logits processor that chooses each row's token and makes its logit infinite, so that the library takes it.
 
-    The library passes an INT32 per row from the request to here: the seat's number.
+    The library passes one INT32 per row from the request to this processor: the number of the seat.
     """
 
     supported_kwargs = {"seat": int}  # noqa: RUF012
@@ -66,7 +66,7 @@ class _Choice(ContinuousBatchingLogitsProcessor):
         int32_tensor.fill_(-1)
 
     def prepare_tensor_args(self, requests_with_new_token: list[Any]) -> torch.Tensor:
-        """Return the seats of this step's rows; -1 for the rows behind them, of prompts that are not complete."""
+        """Return the seat number of each row of this step, then -1 for the rows whose prompts are not complete."""
         seats = [each.state.logit_processor_kwargs["seat"] for each in requests_with_new_token]
         return torch.tensor(seats + [-1] * (self._engine.limits.slots - len(seats)), dtype=torch.int32)
 
@@ -134,7 +134,7 @@ class HfEngine:
     # --- seats -------------------------------------------------------------------------------------------------------
 
     def _fill(self) -> None:
-        """Hand over waiting requests, in order, while there are a slot and pages. The caller holds the lock."""
+        """Give waiting requests to the library, in order, while slots and pages are free. The caller holds the lock."""
         while self._waiting and self._manager is not None and len(self._seats) < self.limits.slots:
             seat = self._waiting[0]
             if seat.pages > self._free:
@@ -156,7 +156,7 @@ class HfEngine:
                 return
 
     def _leave(self, seat: _Seat) -> None:
-        """Give up a request's slot and pages, whether it is computed, waits, or has ended."""
+        """Free a request's slot and pages, whether it is computed, waits, or has ended."""
         with self._changing:
             if self._seats.pop(seat.number, None) is not None:
                 self._free += seat.pages
@@ -167,7 +167,7 @@ class HfEngine:
             self._fill()
 
     def step(self, number: int, logits: torch.Tensor) -> int:
-        """Choose a seat's next token and send it; called by the batching thread. ``logits``: FP32 [vocabulary]."""
+        """Choose and send the next token of a seat. Called by the batching thread; ``logits`` is FP32 [vocabulary]."""
         seat = self._seats.get(number)
         if seat is None:  # it left during this step, or the row has none
             return 0
@@ -179,7 +179,7 @@ class HfEngine:
     # --- the batching thread -----------------------------------------------------------------------------------------
 
     def _keep(self) -> None:
-        """Run batching threads, one after another, until the engine is closed."""
+        """Run a batching thread, and a new one whenever it dies, until the engine is closed."""
         while not self._is_closing.is_set():
             try:
                 self._run()
@@ -193,7 +193,7 @@ class HfEngine:
         self._end_all(ShoalError("The model is being unloaded.", "Ask again later."))
 
     def _run(self) -> None:
-        """Run one batching thread until it ends; its requests end with it, and those that wait stay."""
+        """Run one batching thread until it ends. Its requests end with it; waiting requests go on waiting."""
         manager = self._model.init_continuous_batching(GenerationConfig(do_sample=False, eos_token_id=-1), self._config)
         processors = manager.logit_processor
         processors.logits_processor.append(_Choice(self))

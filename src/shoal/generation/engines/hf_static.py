@@ -45,7 +45,7 @@ class _Ends(StoppingCriteria):
 
 
 class HfStaticEngine:
-    """Static batches of a transformers model on the host: the plain way, to compare continuous batching with.
+    """Static batches of a transformers model on the host, to compare continuous batching with.
 
     At most ``limits.slots`` requests are computed together with ``generate``; those that come later wait for the end of
     the longest one.
@@ -82,7 +82,7 @@ class HfStaticEngine:
         self._end(seats, ShoalError("The model is being unloaded.", "Ask again later."))
 
     def _collect(self) -> list[Seat]:
-        """Return the next batch: what waits, and what comes shortly after the first; empty if nothing comes."""
+        """Return the next batch: the requests that wait, and those that come within 20 ms; empty if there are none."""
         seats: list[Seat] = []
         until = time.monotonic() + 0.1
         while len(seats) < self.limits.slots:

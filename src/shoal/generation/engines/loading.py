@@ -15,7 +15,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 def load_model(weights: Weights, dtype: str, threads: int | None = None) -> Any:
-    """Return the model on the host, without the weights' own sampling settings: requests bring theirs.
+    """Load a model on the host, without the sampling settings of its folder: each request has its own.
 
     ``threads`` is the number of compute threads of this process; None keeps its setting.
 

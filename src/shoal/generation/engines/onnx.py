@@ -1,7 +1,7 @@
-"""Engine on ONNX Runtime: a decoder with cache, whose requests join and leave the batch between two steps.
+"""Engine on ONNX Runtime: a decoder with a cache; requests join and leave the batch between two steps.
 
-One thread computes. The caches of all rows are padded on the left to one width, so that one call of the decoder makes
-the next token of every row. It needs neither torch nor transformers.
+One thread computes. The caches of all rows are padded on the left to one width, so that one call of the decoder
+computes the next token of every row. Neither torch nor transformers is needed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _log = logging.getLogger("shoal")
 
 
 class Decoder:
-    """A decoder in ONNX: ``logits``, and per layer a cache of keys and one of values.
+    """Decoder in ONNX, which returns ``logits``, and for each layer a cache of keys and a cache of values.
 
     Its inputs are ``input_ids``, ``attention_mask`` and ``position_ids``, INT64 [rows, tokens], and the caches so far,
     FP32 [rows, heads, tokens, size]; its outputs ``logits``, FP32 [rows, vocabulary], and the caches with the new
@@ -66,13 +66,13 @@ class Decoder:
         self._sizes = [(each.shape[1], each.shape[3]) for each in caches]
 
     def start(self, rows: int) -> list[NDArray[Any]]:
-        """Return empty caches of this many rows."""
+        """Return empty caches for this many rows."""
         return [np.zeros((rows, heads, 0, size), np.float32) for heads, size in self._sizes]
 
     def run(
         self, ids: NDArray[Any], lengths: NDArray[Any], caches: Sequence[NDArray[Any]]
     ) -> tuple[NDArray[Any], list[NDArray[Any]]]:
-        """Return the logits behind the last token of each row, and the longer caches.
+        """Return the logits for the token that follows each row, and the caches with the new tokens.
 
         ``ids`` is INT64 [rows, tokens]; ``lengths``, INT64 [rows], counts each row's tokens in cache and ``ids``
         together: the columns before them are padding.
@@ -89,7 +89,7 @@ class Decoder:
 
 
 class _Rows:
-    """Requests that are computed together: one row each of the caches, whose tokens are at the right end."""
+    """Requests that are computed together. Each has one row of the caches, with its tokens at the right end."""
 
     def __init__(self, decoder: Decoder, seats: Sequence[Seat] = ()) -> None:
         self.seats = list(seats)
@@ -99,7 +99,7 @@ class _Rows:
         self._next: list[int] = []  # each row's last token, which is not in the cache
 
     def read_prompts(self) -> Iterator[None]:
-        """Read the prompts piece by piece, and choose the first tokens after the last one."""
+        """Compute the prompts piece by piece; after the last piece, choose the first new tokens."""
         sizes = np.array([len(seat.request.ids) for seat in self.seats])
         widest = int(sizes.max())
         ids = np.zeros((len(sizes), widest), np.int64)
@@ -114,7 +114,7 @@ class _Rows:
         self._choose(logits)
 
     def step(self) -> None:
-        """Compute and answer one more token of each request."""
+        """Compute and send one more token of each request."""
         self._lengths = self._lengths + 1
         logits, self._caches = self._decoder.run(np.array(self._next)[:, None], self._lengths, self._caches)
         self._choose(logits)
@@ -128,7 +128,7 @@ class _Rows:
             self._keep(kept)
 
     def _keep(self, kept: list[int]) -> None:
-        """Drop all other rows, and the padding that only they needed less of."""
+        """Drop all rows but these, and the columns of the caches that are then padding in every row."""
         self.seats, self._next = [self.seats[row] for row in kept], [self._next[row] for row in kept]
         self._lengths = self._lengths[kept]
         spare = self._caches[0].shape[2] - int(self._lengths.max(initial=0))
@@ -198,7 +198,7 @@ class OnnxEngine:
             seat.stream.end(ShoalError("The model is being unloaded.", "Ask again later."))
 
     def _wait(self) -> bool:
-        """Wait for something to compute, and let requests into free slots; returns False once the engine is closed."""
+        """Wait for something to compute, and give free slots to requests; return False once the engine is closed."""
         with self._changing:
             while not (self._is_closing or self._waiting or self._arriving.seats or self._open.seats):
                 self._changing.wait()
@@ -209,7 +209,7 @@ class OnnxEngine:
             return not self._is_closing
 
     def _admit(self) -> list[Seat]:
-        """Take the next requests from the queue: those whose prompts, padded, make one piece; at least one."""
+        """Take the next requests from the queue: as many as fit one piece with padded prompts, but at least one."""
         seats: list[Seat] = []
         widest = 0
         while self._waiting and len(self._open.seats) + len(seats) < self.limits.slots:

@@ -1,6 +1,6 @@
-"""Engine on vLLM, which computes in processes of its own: they end with this one, and are replaced if they die.
+"""Engine on vLLM. vLLM computes in its own processes, which end with this process and are replaced when they die.
 
-Nothing of vLLM is imported before an engine is made: the host of components sets the locale that its files need.
+vLLM is imported only when an engine is made, because the host of components first sets the locale that vLLM needs.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _OWN = {"model": "model", "dtype": "dtype", "max_num_seqs": "slots", "max_model_
 _DEFAULTS = {"load_format": "safetensors", "disable_log_stats": True}
 _FIXED = {"skip_tokenizer_init": True, "generation_config": "vllm"}  # token ids in and out, settings by request alone
 _HOST_CACHE = 2**30  # bytes; vLLM's default is nearly all memory
-_LOOK_SECONDS = 0.1  # between two looks for the death of vLLM's processes
+_LOOK_SECONDS = 0.1  # between two checks whether vLLM's processes have died
 _AGAIN_SECONDS = 10
-_PAUSE_SECONDS = 5.0  # after a rebuild that failed
+_PAUSE_SECONDS = 5.0  # after a restart that failed
 _STOP_SECONDS = 1.0  # for vLLM's processes to end by themselves
 _REAP_SECONDS = 5.0  # for the helper process to end what is left
 _MARK = "SHOAL_ENDS_WITH"  # environment variable of every process that is started while a reaper is open
@@ -43,10 +43,10 @@ _log = logging.getLogger("shoal")
 
 
 def read_arguments(parameters: Parameters) -> dict[str, Any]:
-    """Return the parameter ``engine_args``: vLLM's own arguments, a JSON object.
+    """Return the parameter ``engine_args``, a JSON object of vLLM's own arguments.
 
     Raises:
-        ArtifactError: it is not an object, or has what another parameter says.
+        ArtifactError: the parameter is not an object, or has an argument that another parameter sets.
     """
     example = '{"gpu_memory_utilization": 0.8}'
     try:
@@ -156,7 +156,7 @@ class VllmEngine:
     # --- the thread that vLLM's client lives in ------------------------------------------------------------------
 
     def _keep(self) -> None:
-        """Run vLLM, again and again, until the engine is closed."""
+        """Run vLLM, and start it again whenever its processes die, until the engine is closed."""
         while not self._is_closing.is_set():
             try:
                 with _Reaper(self._sockets) as reaper:
@@ -171,7 +171,7 @@ class VllmEngine:
             self._is_ready.set()
 
     async def _run(self, reaper: _Reaper) -> None:
-        """Start vLLM, and serve until its processes die or the engine is closed; requests end with it."""
+        """Start vLLM, and serve until its processes die or the engine is closed; then end all requests."""
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -195,17 +195,17 @@ class VllmEngine:
 
 
 def _in_one_line(error: Exception) -> str:
-    """Return the error's text without line breaks, and without what pydantic adds to it."""
+    """Return the error's text without line breaks, and without the part that pydantic adds."""
     return " ".join(str(error).split()).partition(" [type=")[0]
 
 
 def _unavailable(why: str) -> ServerError:
-    """Return an error after which clients ask again by themselves: in a stream, they know it by its words."""
+    """Return an error after which shoal's clients retry; within a stream, they recognize it by its words."""
     return ServerError(f"The model is unavailable: {why}.", f"Try again in {_AGAIN_SECONDS} s.")
 
 
 def _set_variables(threads: int | None) -> None:
-    """Set the environment variables that vLLM reads when it is imported, or in its processes."""
+    """Set the environment variables that vLLM reads, at its import or in its processes."""
     # Requests come through other threads, and after a fork these would be missing.
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     for name in ("HF_HUB_OFFLINE", "VLLM_NO_USAGE_STATS"):
@@ -216,7 +216,7 @@ def _set_variables(threads: int | None) -> None:
 
 
 def _complete(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return vLLM's arguments, on the host with a size of the cache."""
+    """Return vLLM's arguments, with a size of the cache if vLLM computes on the host."""
     try:
         from vllm.platforms import current_platform
     except ModuleNotFoundError as error:
@@ -237,7 +237,7 @@ def _complete(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _counting(count: Callable[[str, int], None]) -> Any:
-    """Make the class of a statistics logger, as vLLM wants it, that counts guessed and confirmed tokens."""
+    """Return a class of statistics loggers for vLLM; it counts guessed and confirmed tokens."""
     from vllm.v1.metrics.loggers import StatLoggerBase
 
     class Counter(StatLoggerBase):  # type: ignore[misc]
@@ -280,8 +280,8 @@ def _make_params(request: TokenRequest) -> Any:
 
 # --- the end of vLLM's processes ---------------------------------------------------------------------------------
 
-# Shared memory is usually removed by the resource tracker of multiprocessing, another process; but that is killed with
-# the server's process group. Where it lives, it ends by itself.
+# Shared memory is usually removed by multiprocessing's resource tracker, a process of its own; but the tracker is
+# killed with the server's process group. If the tracker is alive, it ends by itself.
 _REAP = """
 import os, shutil, signal, sys
 mark, folder, shared = os.fsencode(sys.argv[1]), sys.argv[2], set()
@@ -309,10 +309,11 @@ shutil.rmtree(folder, ignore_errors=True)
 
 
 class _Reaper:
-    """Context manager that ends the processes started within it, also if this process ends in any other way.
+    """Context manager that ends the processes started inside it, even if this process is killed.
 
-    They are found by an environment variable that they inherit. So at most one is open in a process. ``folder`` is for
-    their files: it is made here, and removed after them, with their shared memory.
+    A helper process finds them by an environment variable that they inherit, so only one reaper can be open in a
+    process. ``folder`` is for their files. It is created here, and removed after the processes, as is their shared
+    memory.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -330,7 +331,7 @@ class _Reaper:
         return self
 
     def note(self) -> None:
-        """Note the shared memory of the processes, which may all die at once."""
+        """Have the helper process note the shared memory of the processes now: later they may all die at once."""
         with suppress(BrokenPipeError):
             assert self._process.stdin is not None
             self._process.stdin.write(b"\n")
