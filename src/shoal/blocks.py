@@ -19,22 +19,23 @@ from shoal.errors import ArtifactError, InputError
 
 __all__ = ["Choices", "blend", "check_finite", "check_numbers", "check_weight", "normalise", "read_zscore"]
 
-_LOOK = "Look at what the model before it gives for this row."
+_LOOK = "Look at the output of the previous model for this row."
 
 
 def check_numbers(arrays: Arrays, device: Device) -> None:
-    """Check that no value is NaN, for which every comparison is false.
+    """Check that no value is NaN: every comparison with NaN is false.
 
-    ``arrays`` are FP32 ``[rows, ...]`` by name, with the same rows. From a GPU one byte per row and array is copied.
+    ``arrays`` are FP32 ``[rows, ...]`` by name, with the same number of rows. From a GPU, one byte per row and array is
+    copied to the host.
 
     Raises:
-        InputError: a value is NaN; the error names the first such row.
+        InputError: a value is NaN; the message gives the first row with NaN.
     """
     _check(arrays, device, lambda array: ~namespace(array).isnan(array), "NaN, which is not a number")
 
 
 def check_finite(arrays: Arrays, device: Device) -> None:
-    """Check that every value is finite, as ``check_numbers`` does for NaN alone."""
+    """Check that every value is finite; otherwise like ``check_numbers``."""
     _check(arrays, device, lambda array: namespace(array).isfinite(array), "NaN or infinity; it must be finite")
 
 
@@ -47,9 +48,10 @@ def _check(arrays: Arrays, device: Device, is_fit: Callable[[Array], Array], wha
 
 @dataclass(frozen=True)
 class Choices:
-    """Ranking of each row's best classes, named by label, or by column number without labels.
+    """Ranking of the best classes of each row, by label, or by column number if there are no labels.
 
-    ``scores`` is the input's name; ``num_best`` 0 gives all classes. It runs on the host, where strings are made.
+    ``scores`` is the name of the input, for errors. ``num_best`` is the number of classes to return, 0 for all. The
+    ranking runs on the host, because labels are strings.
     """
 
     scores: str
@@ -58,10 +60,10 @@ class Choices:
 
     @classmethod
     def read(cls, parameters: Parameters, scores: str, num_best: int) -> Choices:
-        """Create it from the parameter ``labels``; the size ``n`` of ``parameters`` is the number of classes.
+        """Create a ranking from the parameter ``labels``; the size ``n`` of ``parameters`` is the number of classes.
 
         Raises:
-            ArtifactError: the number of labels differs from the number of scores, or ``num_best`` exceeds it.
+            ArtifactError: there are not as many labels as scores, or ``num_best`` exceeds the number of scores.
         """
         labels = tuple(parameters.texts("labels"))
         if labels:
@@ -69,8 +71,8 @@ class Choices:
         num_classes = len(labels) or parameters.sizes.get("n", num_best)
         if num_best > num_classes:
             raise ArtifactError(
-                f"{scores} has {num_classes} scores per row; the best {num_best} are wanted.",
-                f"Take {num_classes} at most, in the parameter k and in the dims of the outputs.",
+                f"{scores} has {num_classes} scores per row, fewer than the best {num_best} that the model returns.",
+                f"Write at most {num_classes} in the parameter k and in the dims of the outputs.",
             )
         return cls(scores, labels, num_best)
 
@@ -101,7 +103,7 @@ def _rank(scores: NDArray[np.float32], number: int) -> NDArray[np.intp]:
 
 def blend(weight: Array | float, first: Array, second: Array) -> Array:
     """Return ``weight * first + (1 - weight) * second``, element by element, in the arrays' own dtype."""
-    if isinstance(weight, float):  # rounded as a weight given as a tensor is
+    if isinstance(weight, float):  # round the number to the arrays' dtype, like a weight that comes as a tensor
         weight = namespace(first).full_like(first, weight)
     return weight * first + (1 - weight) * second
 
@@ -110,7 +112,7 @@ def check_weight(weight: np.ndarray[Any, Any], *, name: str) -> None:
     """Check that each weight is between 0 and 1.
 
     Raises:
-        InputError: a weight is not, or is NaN; the error names the first such row.
+        InputError: a weight is outside this range, or NaN; the message gives the first such row.
     """
     for row in np.flatnonzero(~((weight >= 0) & (weight <= 1))):
         value = weight.reshape(-1)[row]
@@ -124,7 +126,7 @@ def read_zscore(path: Path) -> tuple[list[float], list[float]]:
     """Read ``mean`` and ``std`` from a JSON object with these two lists, one number per column.
 
     Raises:
-        ArtifactError: it is not such a file, or a value cannot be used.
+        ArtifactError: the file is not such an object, or a value cannot be used.
     """
     entries = read_object(path, _KIND, ["mean", "std"])
     for name, numbers in entries.items():
@@ -134,7 +136,7 @@ def read_zscore(path: Path) -> tuple[list[float], list[float]]:
             raise refusal(path, _KIND, f"{name} holds {shorten(odd[0])}, expected finite numbers")
     mean, std = entries["mean"], entries["std"]
     if len(mean) != len(std):
-        raise refusal(path, _KIND, f"mean has {len(mean)} entries and std {len(std)}, expected as many")
+        raise refusal(path, _KIND, f"mean has {len(mean)} entries and std {len(std)}, expected the same number")
     for column, (middle, spread) in enumerate(zip(mean, std, strict=True)):
         if spread <= 0:
             raise refusal(path, _KIND, f"std of column {column} is {spread:g}, expected a number above 0")
@@ -145,6 +147,6 @@ def read_zscore(path: Path) -> tuple[list[float], list[float]]:
 
 
 def normalise(raw: Array, mean: Array, std: Array) -> Array:
-    """Return z-scores, FP32 ``[rows, features]``."""
+    """Return z-scores, ``(raw - mean) / std``: FP32 ``[rows, features]``."""
     xp = namespace(raw)
     return xp.astype((raw - mean) / std, xp.float32)

@@ -234,7 +234,7 @@ def test_a_foreign_copy_of_the_package_is_refused(tmp_path: Path) -> None:
     shutil.copytree(Path(shoal.__file__).parents[2] / "postprocess" / "readability" / "1", version)
     (version / "shoal").mkdir()
     model = component_class(version / "model.py")
-    with pytest.raises(SetupError, match=r"carries its own copy of shoal, but the one in .* was imported"):
+    with pytest.raises(SetupError, match=r"contains its own copy of shoal, but the one in .* was imported"):
         Stub(model, version.parent, {**CONFIG, "name": "preprocess"})
 
 

@@ -103,7 +103,7 @@ def test_an_address_that_is_not_a_components(address: object) -> None:
     with socket.socket(socket.AF_UNIX) as other:
         other.bind("\0other")
         other.listen()
-        with pytest.raises(InputError, match="The parameter shoal_answers names no socket of a component"):
+        with pytest.raises(InputError, match="The parameter shoal_answers is not the address of a component"):
             connect({ANSWERS: address})
 
 

@@ -41,8 +41,8 @@ FIVE = {"SCORES": [5]}
         ("top_k", {"k": "two"}, "Parameter k of model top_k is 'two'; expected a whole number"),
         ("top_k", {"k": "2", "dims": {"LABELS": [3], "TOP_SCORES": [3]}},
          "Model top_k declares dims: [ 3 ]; its parameter k is 2."),
-        ("top_k", {"k": "6", "dims": FIVE}, "SCORES has 5 scores per row; the best 6 are wanted. Take 5 at most"),
-        ("top_k", {"k": "3", "labels": '["a", "b"]'}, "SCORES has 2 scores per row; the best 3 are wanted."),
+        ("top_k", {"k": "6", "dims": FIVE}, "5 scores per row, fewer than the best 6 that the model returns"),
+        ("top_k", {"k": "3", "labels": '["a", "b"]'}, "2 scores per row, fewer than the best 3"),
         ("threshold", {"dims": {"SCORE": [3], "ABOVE": [2]}},
          "Model threshold declares FP32[3] -> BOOL[2]; it needs FP32[n] -> BOOL[n]. Change the tensors in its"
          " config.pbtxt: their names are free, their order counts."),
@@ -73,7 +73,7 @@ def test_a_parameter_that_is_misspelt_is_not_passed_over() -> None:
     ("content", "message"),
     [
         ({"mean": [1], "std": [0]}, "std of column 0 is 0, expected a number above 0. Write {\"mean\": [...]"),
-        ({"mean": [1, 2], "std": [1]}, "mean has 2 entries and std 1, expected as many."),
+        ({"mean": [1, 2], "std": [1]}, "mean has 2 entries and std 1, expected the same number."),
         ({"mean": [1]}, "it lacks std."),
         ({"mean": 1, "std": [1]}, "mean is 1, expected a list of numbers."),
         ({"mean": [], "std": []}, "mean is [], expected a list of numbers."),

@@ -205,7 +205,7 @@ def test_a_gpus_arrays_give_the_same(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "values", "message"),
     [
-        ("threshold", [[[1.0], [NAN]]], "SCORE[1] holds NaN, which is not a number. Look at what the model before it"),
+        ("threshold", [[[1.0], [NAN]]], "SCORE[1] holds NaN, which is not a number. Look at the output"),
         ("label", [[[1.0, NAN]]], "SCORES[0] holds NaN, which is not a number."),
         ("top_k", [[[1.0, 2.0], [NAN, 1.0]]], "SCORES[1] holds NaN, which is not a number."),
         ("softmax", [[[1.0, NAN]]], "LOGITS[0] holds NaN or infinity; it must be finite."),

@@ -118,7 +118,7 @@ def test_a_stop_request_ends_the_one_of_its_id(name: str, rows: bool, stub: Call
     assert len(list(answers)) < 100
     assert read(other) == list(range(20))
     assert stop("never") == []
-    assert stop("") == ["A request to stop names no other one. Send it with that request's id."]
+    assert stop("") == ["A request with stop has no request id. Send it with the id of the request to stop."]
 
 
 class Named(StreamingComponent):
@@ -172,7 +172,8 @@ def test_inputs_may_be_kept(tmp_path: Path) -> None:
 def test_a_config_that_says_otherwise_is_refused(tmp_path: Path) -> None:
     spec = ModelSpec("m", (), ())
     with pytest.raises(
-        SetupError, match=r"Named answers in pieces, and the config of model m says otherwise\. Add model_"
+        SetupError,
+        match=r"Named answers a request in pieces, but the config\.pbtxt of model m is not decoupled\. Add model_",
     ):
         Named(Context(spec, tmp_path))
 

@@ -1,4 +1,4 @@
-"""Artifact readers; an error names what was found and what was expected."""
+"""Readers of artifact files: text, JSON, tokenizers; their errors give what was found and what was expected."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def check_file(path: Path, kind: str) -> bytes:
     """Check that a file exists, is readable and not empty; return its first 32 bytes.
 
     Raises:
-        ArtifactError: the check failed; it says what was found.
+        ArtifactError: the check failed; the message says what was found.
     """
     try:
         if not path.is_file():

@@ -1,4 +1,4 @@
-"""Component base class: joins requests to a batch, runs it once, and splits the outputs; errors stay per request."""
+"""Base class of components: joins requests to a batch, runs it once, and splits the outputs by request."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _log = logging.getLogger("shoal")
 
 @dataclass(frozen=True)
 class Context:
-    """A component's start-up context: declaration, artifacts, device and threads.
+    """Everything that a component gets at start-up: declaration, artifacts, device and threads.
 
-    ``folder`` is the model's version folder, which holds its artifacts. ``num_threads`` is the number of compute
-    threads this instance may use; None keeps the process's own setting. ``models`` asks the models that the
-    configuration's parameter ``calls`` lists.
+    ``spec`` is the model's ``config.pbtxt``. ``folder`` is the model's version folder, which contains its artifacts.
+    ``num_threads`` is the number of compute threads this instance may use; None keeps the process's own setting.
+    ``models`` calls the other models that the configuration's parameter ``calls`` lists.
     """
 
     spec: ModelSpec
@@ -46,7 +46,7 @@ class Context:
         """Return the path of a required artifact of this model.
 
         Raises:
-            ArtifactError: it is missing, or is not a file.
+            ArtifactError: the artifact is missing, or is not a file.
         """
         path = self.folder / name
         if path.is_file():
@@ -62,13 +62,13 @@ class Context:
         """Return the path of an optional artifact, or None if it is missing.
 
         Raises:
-            ArtifactError: it exists, but is not a file.
+            ArtifactError: the artifact exists, but is not a file.
         """
         return self.artifact(name) if os.path.lexists(self.folder / name) else None
 
 
 class Component:
-    """Base class of models over arrays; they run in Triton's Python backend, in a client, or in this process.
+    """Base class of a component: a model in Python code that Triton, a client, or this process can run.
 
     Subclass it in ``1/model.py``, write ``run``, and end the file with ``TritonPythonModel = Yours.for_triton()``::
 
@@ -89,8 +89,8 @@ class Component:
     def __init__(self, context: Context) -> None:
         if self.is_decoupled != context.spec.is_decoupled:
             raise SetupError(
-                f"{type(self).__name__} answers {'in pieces' if self.is_decoupled else 'once'}, and the config of model"
-                f" {context.spec.name} says otherwise.",
+                f"{type(self).__name__} answers a request {'in pieces' if self.is_decoupled else 'once'}, but the"
+                f" config.pbtxt of model {context.spec.name} is {'not ' if self.is_decoupled else ''}decoupled.",
                 f"{'Add' if self.is_decoupled else 'Remove'} model_transaction_policy {{ decoupled: true }}"
                 f"{'' if self.is_decoupled else ', or write a StreamingComponent'}.",
             )
@@ -104,9 +104,9 @@ class Component:
         """Load artifacts and build the state that every call uses. Called once."""
 
     def check(self, inputs: Arrays) -> None:
-        """Validate one request: raise ``InputError`` to refuse it. Other requests of its batch are not affected.
+        """Validate one request: raise ``InputError`` to refuse it. Other requests of the batch are not affected.
 
-        ``inputs`` are as received: a client's tensors are on the host, whatever this component's device.
+        ``inputs`` are arrays as received: tensors from a client are on the host, even if this component is on a GPU.
         """
 
     def run(self, batch: Arrays) -> Arrays:
@@ -158,7 +158,7 @@ class Component:
             return [self._answer([request])[0] for request in requests]
 
     def failure(self, error: Exception) -> ShoalError:
-        """Return the error to send to the client; details that may name paths of this machine are only logged."""
+        """Return the error to send to the client; unexpected errors may name local paths, so they are only logged."""
         if isinstance(error, ShoalError) and not isinstance(error, ArtifactError | SetupError):
             return error
         name = self.context.spec.name
@@ -284,7 +284,8 @@ class TritonModel:
         finally:
             self._beacon.close_batch()
 
-    # An exception that escaped from these two would fail the whole batch, and show clients its message and file path.
+    # An exception that escaped from the next two methods would fail the whole batch, and Triton would send its message
+    # and a file path to the clients.
 
     def _read(self, request: Any) -> Arrays | ShoalError:
         context = self.component.context
@@ -315,7 +316,7 @@ def _threads(spec: ModelSpec) -> int:
 
 
 def _refuse_foreign_repository(parameters: Mapping[str, Any], spec: ModelSpec) -> None:
-    """Refuse a request whose client (it runs the other half of a hybrid pipeline) has another repository."""
+    """Refuse a request from the client half of a hybrid pipeline that was composed as another repository."""
     wanted, own = parameters.get(REPOSITORY), spec.parameters.get(REPOSITORY, "")
     if wanted is not None and wanted != own:
         raise InputError(
@@ -329,6 +330,6 @@ def _refuse_foreign_package(folder: Path) -> None:
     copy, imported = folder / "shoal", Path(inspect.getfile(ShoalError)).parent
     if copy.is_dir() and not imported.samefile(copy):
         raise SetupError(
-            f"{folder} carries its own copy of shoal, but the one in {imported} was imported.",
+            f"{folder} contains its own copy of shoal, but the one in {imported} was imported.",
             "Let model.py begin with: import os, sys; sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))",
         )

@@ -1,16 +1,21 @@
-"""The other models that a component asks: in Triton (BLS), in this process, or in a test.
+"""Calls from a component to other models: through Triton (BLS, business logic scripting), or within this process.
 
-A streaming component sends its answers to another one over a Unix socket instead of Triton's BLS.
-BLS cannot give answers in pieces to several threads of one process: in the Python backend of Triton 24.10 to 26.07 at
-least, ``ResponseIterator::Next`` waits for Python's interpreter lock with the iterator's lock, the thread that receives
-answers waits for the iterator's lock with the lock of all iterators, and a thread that begins a request waits for that
-one with the interpreter lock. And Triton 24.10 loses errors that follow an answer.
+A streaming component sends its answers to the calling component over a Unix socket, not through BLS. BLS deadlocks if
+several threads of one process read streamed answers, at least in the Python backend of Triton 24.10 to 26.07. Three
+threads wait in a circle:
 
-So only the request goes through BLS, with the parameter ``ANSWERS``: the address of a socket in Linux's abstract
-namespace. A streaming component connects to it, ends the request in Triton at once, and sends its answers there. Either
-side notices at once when the other one ends. A model that does not connect is not one of shoal's.
+- ``ResponseIterator::Next`` holds the lock of its iterator and waits for Python's interpreter lock;
+- the thread that receives answers holds the lock of all iterators and waits for the lock of that iterator;
+- a thread that begins a request holds the interpreter lock and waits for the lock of all iterators.
 
-Each message is a header in JSON, with its length and that of the whole message before it, then the arrays' bytes.
+Triton 24.10 also loses errors that follow an answer.
+
+So only the request goes through BLS. Its parameter ``ANSWERS`` is the address of a socket in Linux's abstract
+namespace. A streaming component connects to this socket, ends the request in Triton at once, and sends its answers over
+the socket. Each side notices at once when the other one ends. A model that does not connect was not made with shoal;
+its answers come through BLS.
+
+A message consists of two lengths (of the header and of the arrays, 4 bytes each), a JSON header, and the arrays' bytes.
 """
 
 from __future__ import annotations
@@ -42,27 +47,30 @@ STOP = "stop"  # optional input of a streaming model: a request with it ends the
 
 
 class Callees(Protocol):
-    """Other models of the repository, as ``self.context.models``; the parameter ``calls`` lists them."""
+    """Other models that a component may call, as ``self.context.models``.
+
+    The parameter ``calls`` in the ``config.pbtxt`` of the calling model lists their names.
+    """
 
     def infer(self, model: str, inputs: Arrays, *, outputs: Sequence[str] = ()) -> dict[str, Array]:
-        """Ask a model that answers once, and wait; ``outputs`` asks for some only.
+        """Call a model that answers once, and return its answer; ``outputs`` names the outputs wanted, empty for all.
 
         Raises:
-            InputError: it refused the request.
-            SetupError: the parameter ``calls`` does not list it.
-            ServerError: it cannot answer now.
-            ShoalError: it failed.
+            InputError: the model refused the request.
+            SetupError: the parameter ``calls`` does not list the model.
+            ServerError: the model cannot answer now.
+            ShoalError: the model failed.
         """
 
     def stream(
         self, model: str, inputs: Arrays, *, outputs: Sequence[str] = (), until: Stream | None = None
     ) -> Generator[dict[str, Array]]:
-        """Yield a model's answers as they come; close the generator to leave, and it is told to stop.
+        """Yield a model's answers as they come. Close the generator to stop the model early.
 
-        It is also told as soon as the client of the stream ``until`` leaves; then the answers end early.
+        The model is also stopped, and the answers end, as soon as the client of the stream ``until`` leaves.
 
         Raises:
-            InputError, ServerError, ShoalError: as in ``infer``, before or after some answers.
+            InputError, SetupError, ServerError, ShoalError: as in ``infer``, also after some answers.
         """
 
 
@@ -70,14 +78,14 @@ class LocalModel(Protocol):
     """A model in this process."""
 
     def call(self, inputs: Arrays) -> Arrays:
-        """Answer once."""
+        """Return the model's only answer to ``inputs``."""
 
     def stream(self, inputs: Arrays, until: Stream | None = None) -> Generator[Arrays]:
-        """Yield the answers; closing the generator leaves, and so does the client of ``until``."""
+        """Yield the answers, until the generator is closed or the client of ``until`` leaves."""
 
 
 class LocalCallees:
-    """Models in this process, by name."""
+    """Calls to models in this process."""
 
     def __init__(self, models: Mapping[str, LocalModel] | None = None) -> None:
         self._models = models or {}
@@ -104,10 +112,10 @@ def _choose(answer: Arrays, outputs: Sequence[str]) -> dict[str, Array]:
 
 
 class TritonCallees:
-    """Models asked through Triton's core, from within a stub.
+    """Calls to models through Triton's core, from a process of the Python backend (a stub).
 
-    A streaming component sends its answers over a socket (the start of this file says why). Any other decoupled
-    model answers through BLS, which can take the answers of one such request at a time: others wait for it to end.
+    Streaming components answer over a socket (see the start of this file). All other decoupled models answer through
+    BLS, one request at a time: the next request waits until the last answer to the one before has come.
     """
 
     def __init__(self, spec: ModelSpec, device: Device) -> None:
@@ -163,7 +171,10 @@ class TritonCallees:
         stop: Callable[[], None],
         held: ExitStack,
     ) -> Generator[dict[str, Array]]:
-        """Yield answers that come through BLS, from the first one on; only this thread may ask, so it also stops."""
+        """Yield the first answer, ``arrays``, and those that follow through BLS.
+
+        Only this thread may send requests meanwhile, so it also sends the request to stop.
+        """
         try:
             while not has_left.is_set():
                 if arrays:
@@ -173,16 +184,16 @@ class TritonCallees:
                 arrays = read_response(response, self._device)  # no further after an error: that never ends
         except GeneratorExit:
             stop()
-            # What still comes has to be taken, or its memory is kept: but not by the caller.
+            # Triton frees the memory of answers only when they are read. A thread reads the rest; the caller goes on.
             threading.Thread(target=_exhaust, args=(responses, held.pop_all()), daemon=True).start()
             raise
         stop()
         _exhaust(responses, held.pop_all())
 
     def _stop(self, model: str, inputs: Arrays, request_id: str) -> None:
-        """Tell the model to stop; one that has no input ``stop`` refuses, and answers to the end.
+        """Send the request that stops a running one; a model without the input ``stop`` refuses it and goes on.
 
-        Whether the model's tensors have a row dimension is not known here: the wrong one of both shapes is refused.
+        Whether the model's tensors have a row dimension is unknown here, so both shapes are tried.
         """
         for shape in ((1, 1), (1,)):
             request = make_request(model, {**inputs, STOP: np.ones(shape, np.bool_)}, (), request_id)
@@ -192,7 +203,7 @@ class TritonCallees:
                 return
 
     def _next_id(self) -> str:
-        """Return an id that no other request to this server has."""
+        """Return a request id that is unique on this server."""
         return f"{self._name}-{os.getpid()}-{next(self._numbers)}"
 
 
@@ -202,7 +213,7 @@ def _leave(has_left: threading.Event, answers: Answers) -> None:
 
 
 def check_callee(model: str, known: Collection[str]) -> None:
-    """Check that the code may ask ``model``.
+    """Check that the component may call ``model``.
 
     Raises:
         SetupError: the parameter ``calls`` of the calling model does not list ``model``.
@@ -221,7 +232,7 @@ def _exhaust(responses: Iterator[Any], held: ExitStack) -> None:
 
 @contextmanager
 def _explained(model: str) -> Iterator[None]:
-    """Convert the stub's exceptions, such as for a model that is not there."""
+    """Convert the stub's exceptions, such as that for a missing model, to ``ServerError``."""
     try:
         yield
     except Exception as error:
@@ -237,7 +248,7 @@ _PEER = struct.Struct("3i")  # process, user and group; see SO_PEERCRED in unix(
 
 
 class Listener:
-    """Asking side: socket to which one model may connect. The request goes out with its ``address``."""
+    """Caller's socket, to which the called model may connect; the request contains its ``address``."""
 
     def __init__(self) -> None:
         self.address = f"{_PREFIX}{secrets.token_hex(16)}"
@@ -247,7 +258,7 @@ class Listener:
         self._socket.setblocking(False)
 
     def accept(self) -> Answers | None:
-        """Return the answers of the model that has connected; None if none has."""
+        """Return the answers of the model that has connected; None if no model has."""
         with suppress(BlockingIOError):
             connection, _ = self._socket.accept()
             connection.setblocking(True)
@@ -257,12 +268,12 @@ class Listener:
         return None
 
     def close(self) -> None:
-        """Accept no model any more."""
+        """Close the socket, so that no model can connect."""
         self._socket.close()
 
 
 class Answers:
-    """Asking side: answers as they come; another thread may ``close`` them."""
+    """Caller's side of a connection: reads the answers. Another thread may ``close`` it."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
@@ -272,8 +283,8 @@ class Answers:
         """Yield each answer of ``model``, with its arrays on ``device``.
 
         Raises:
-            ShoalError: the model failed; with the class of its own error.
-            ServerError: the model was ended.
+            ShoalError: the model failed; the class is that of the model's own error.
+            ServerError: the model's process ended before its last answer.
         """
         while (message := self._receive()) is not None:
             header, payload = message
@@ -299,19 +310,19 @@ class Answers:
         return json.loads(content[:num_header]), memoryview(content)[num_header:]
 
     def shut(self) -> None:
-        """End the reading, from any thread: the model knows at once."""
+        """End the reading, from any thread; the model notices at once."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Leave, and release the socket."""
+        """End the reading and release the socket."""
         self.shut()
         self._file.close()
         self._socket.close()
 
 
 class Connection:
-    """Answering side: never blocks. What the other side has not read yet waits in this process."""
+    """Called model's side of a connection; it never blocks. Unsent bytes wait in this process's memory."""
 
     def __init__(self, address: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -323,7 +334,7 @@ class Connection:
                 raise ConnectionRefusedError
         except OSError:
             self._socket.close()
-            raise InputError(f"The parameter {ANSWERS} names no socket of a component.", "Leave it out.") from None
+            raise InputError(f"The parameter {ANSWERS} is not the address of a component.", "Leave it out.") from None
         self._socket.setblocking(False)
         self._unsent = bytearray()
 
@@ -332,19 +343,19 @@ class Connection:
         return self._socket.fileno()
 
     def send(self, item: Arrays | ShoalError | None, device: Device) -> bool:
-        """Send an answer, an error or the end; return whether no bytes are left to ``flush`` later."""
+        """Send an answer, an error or, for None, the end; return False if bytes are left to ``flush`` later."""
         self._unsent += _encode(item, device)
         return self.flush()
 
     def flush(self) -> bool:
-        """Send waiting bytes until the socket is full; return whether none are left."""
+        """Send unsent bytes until the socket is full; return False if bytes are left."""
         try:
             while self._unsent:
                 sent = self._socket.send(self._unsent)
                 del self._unsent[:sent]
         except BlockingIOError:
             return False
-        except OSError:  # the other side has left, which the host's watching thread notices
+        except OSError:  # the caller has left; StreamingModel's watching thread notices
             self._unsent.clear()
         return True
 
@@ -363,10 +374,10 @@ class Connection:
 
 
 def connect(parameters: Mapping[str, Any]) -> Connection | None:
-    """Connect to the component that has sent a request with these parameters; None for any other client.
+    """Connect to the component that sent a request with these parameters; None if another client sent it.
 
     Raises:
-        InputError: there is no such address, or it is not a component's.
+        InputError: the parameter is not the address of a component of the same user.
     """
     address = parameters.get(ANSWERS)
     return None if address is None else Connection(str(address))
@@ -387,7 +398,7 @@ def _encode(item: Arrays | ShoalError | None, device: Device) -> bytes:
         header["arrays"] = {}
         for name, array in item.items():
             there = device.fetch(array, name)
-            if there.dtype == np.object_:  # bytes, as the characters of the same numbers
+            if there.dtype == np.object_:  # JSON has no bytes: Latin-1 maps each byte to the character of its number
                 texts = [each if isinstance(each, bytes) else str(each).encode() for each in there.ravel().tolist()]
                 header["arrays"][name] = ["", there.shape, [text.decode("latin-1") for text in texts]]
             else:

@@ -1,7 +1,7 @@
 """Reports of a model's process: copies between host and device by edge, Triton metrics, and a heartbeat.
 
-``Device.put`` and ``Device.fetch`` (in ``tensors.py``) record in the ledger, as do the wrappers of libraries that copy
-a few bytes of their own.
+``Device.put`` and ``Device.fetch`` (in ``tensors.py``) record their copies in the ledger. So do the wrappers of
+libraries that copy a few bytes themselves, such as libcudf.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ DRAFTED, ACCEPTED = "drafted_tokens", "accepted_tokens"
 COPIES, BYTES, SECONDS = "shoal_copies_total", "shoal_copied_bytes_total", "shoal_copy_seconds_total"
 _DESCRIPTIONS = {
     COPIES: "Copies between host and device, by edge",
-    BYTES: "Bytes of these copies",
-    SECONDS: "The host's time in these copies",
+    BYTES: "Bytes copied between host and device, by edge",
+    SECONDS: "Host time in copies between host and device, seconds, by edge",
     "shoal_batches_total": "Batches that a component has run",
-    "shoal_rows_total": "Rows of these batches",
+    "shoal_rows_total": "Rows of the batches that a component has run",
     "shoal_exact_rows_total": "Rows tokenized on the host, where the device's tokenizer would differ",
     "shoal_drafted_tokens_total": "Tokens that speculative decoding has guessed",
-    "shoal_accepted_tokens_total": "Those of them that the model confirmed",
+    "shoal_accepted_tokens_total": "Guessed tokens that the model confirmed",
 }
 
 _log = logging.getLogger("shoal")
@@ -164,7 +164,9 @@ def _amounts(traffic: Traffic) -> dict[str, float]:
     return {COPIES: traffic.copies, BYTES: traffic.num_bytes, SECONDS: traffic.seconds}
 
 
-# --- heartbeat: from outside, a process that hangs looks like an idle one -----------------------------------------
+# --- heartbeat ---------------------------------------------------------------------------------------------------
+
+# From outside, a process that hangs looks like an idle one. So each process writes when its current batch began.
 
 VARIABLE = "SHOAL_BEACONS"  # names the folder, in the server's environment
 _SINCE = struct.Struct("<d")  # start of the current batch, seconds on the machine's monotonic clock; 0 while idle

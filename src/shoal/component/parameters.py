@@ -27,20 +27,21 @@ _MOST = 2**31 - 1
 class Parameters:
     """Validating view of one model's declaration.
 
-    A value that does not fit raises an ``ArtifactError`` that names it, so the model does not start.
+    An invalid value raises an ``ArtifactError`` with the value, and the model does not start.
     """
 
     def __init__(self, spec: ModelSpec) -> None:
         self._spec = spec
-        self.sizes: dict[str, int] = {}  # by the letter of a signature, where the configuration declares one
+        self.sizes: dict[str, int] = {}  # declared size of each letter of a signature, except where it is -1
 
     # --- tensors -------------------------------------------------------------------------------------------------
 
     def tensors(self, signature: str) -> tuple[str, ...]:
         """Check the tensors against ``signature`` and return the names of the inputs, then of the outputs.
 
-        Example: ``FP32[n], FP32[n] -> STRING[1]``. A letter is one size, where sizes are declared; ``...`` is any
-        shape, the same in every place. The row dimension is left out.
+        Example: ``FP32[n], FP32[n] -> STRING[1]``. The row dimension is left out. All sizes that the configuration
+        declares for one letter must be equal; they are kept in ``sizes``. ``...`` is any shape, the same for all
+        tensors that have it.
         """
         spec = self._spec
         sides = [side.split(", ") for side in signature.split(" -> ")]
@@ -170,7 +171,7 @@ def _show(tensor: TensorSpec) -> str:
 
 @contextmanager
 def fixed_by(fix: str) -> Iterator[None]:
-    """Replace the advice of an ``ArtifactError`` raised inside with ``fix``, in place of "train again"."""
+    """Replace the fix of an ``ArtifactError`` raised inside, such as "train again", with ``fix``."""
     try:
         yield
     except ArtifactError as error:

@@ -20,18 +20,18 @@ from shoal.component.ledger import BATCHES, ROWS
 from shoal.component.tensors import Array, Arrays
 from shoal.errors import InputError, ShoalError
 
-_WAITING = 1024  # answers on their way to Triton, of all streams; engines wait for room
-_LOOK_SECONDS = 0.05  # between two looks for clients that left
-_LOOK_SHARE = 4  # times as long as a look takes: it pauses at least
+_WAITING = 1024  # answers in the queue to Triton, over all streams; if it is full, engines wait
+_LOOK_SECONDS = 0.05  # least pause between two searches for clients that have left
+_LOOK_SHARE = 4  # a pause takes at least this many times as long as the search before it
 
 _log = logging.getLogger("shoal")
 
 
 class Stream:
-    """Any number of answers to one request, then its end. Threads may share it.
+    """Any number of answers to one request, then the end. Thread-safe.
 
-    A closed stream takes nothing more: it was ended, or its client has left. ``request_id`` is the client's, which may
-    be empty, and is not unique.
+    A stream is closed when it was ended or when its client has left; then it takes no more answers. ``request_id`` is
+    the id that the client gave: it may be empty, and is not unique.
     """
 
     def __init__(self, component: Component, num_rows: int, request_id: str = "") -> None:
@@ -44,7 +44,7 @@ class Stream:
 
     @property
     def is_open(self) -> bool:
-        """Whether answers are still taken."""
+        """Whether the stream still takes answers."""
         return self._is_open
 
     @property
@@ -55,8 +55,8 @@ class Stream:
     def send(self, outputs: Arrays) -> bool:
         """Send one answer: every declared output, ``[rows, *dims]`` with the request's number of rows.
 
-        Returns False if the stream is closed: compute no more answers then. An answer that differs from the declaration
-        ends the stream with an error.
+        Returns False if the stream is closed; then stop computing answers. If an output differs from its declaration in
+        ``config.pbtxt``, the stream ends with an error.
         """
         try:
             check_outputs(self._component.context.spec, outputs, self._num_rows)
@@ -80,7 +80,7 @@ class Stream:
             self._deliver(None)
 
     def on_leave(self, call: Callable[[], None]) -> None:
-        """Run ``call`` as soon as the client leaves, in another thread; at once if it has left already."""
+        """Run ``call`` in another thread when the client leaves; if the client has left already, run it now."""
         with self._lock:
             if not self._has_left:
                 self._calls.append(call)
@@ -104,9 +104,9 @@ class Stream:
 
 
 class QueueStream(Stream):
-    """A stream whose answers are read in this process: iterate it, and close it.
+    """Stream whose answers are read in this process: iterate over it, then close it.
 
-    Its queue is not bounded: a reader of one stream must not hold up an engine that serves others too.
+    The queue of answers is unbounded: a slow reader of one stream must not block an engine that serves many.
     """
 
     def __init__(self, component: Component, num_rows: int, request_id: str = "") -> None:
@@ -123,7 +123,7 @@ class QueueStream(Stream):
             yield dict(item)
 
     def close(self) -> None:
-        """Leave: the component is told, and computes no more answers."""
+        """Close the stream as a client that leaves; the component then stops computing answers."""
         self.leave()
 
 
@@ -147,14 +147,18 @@ class StreamingComponent(Component):
     def answers(self, inputs: Arrays, stream: Stream) -> Iterator[Arrays]:
         """Yield the answers to one request, each with every declared output.
 
-        ``inputs`` are as for ``run``, for one request, and may be kept. The stream ends with the generator; what it
-        raises becomes the client's error, after the answers so far. It is closed where it stands once the client has
-        left; code that waits for something long looks at ``stream.is_open``.
+        ``inputs`` are those of one request, in the form that ``run`` gets; the component may keep them. The stream
+        ends when the generator ends. If the generator raises, the client gets the error after the answers so far. When
+        the client leaves, the generator is closed at its next ``yield``; code that takes long between two answers
+        should check ``stream.is_open``.
         """
         raise NotImplementedError(f"{type(self).__name__} must define answers(inputs, stream) or open(inputs, stream)")
 
     def open(self, inputs: Arrays, stream: Stream) -> None:
-        """Begin to answer one request, and return at once; any thread may send answers to ``stream`` and end it."""
+        """Begin to answer one request and return at once.
+
+        Any thread may send answers to ``stream``. One of them must end it.
+        """
         threading.Thread(target=self._answer_all, args=(inputs, stream), name="shoal-stream", daemon=True).start()
 
     def _answer_all(self, inputs: Arrays, stream: Stream) -> None:
@@ -171,7 +175,7 @@ class StreamingComponent(Component):
     def begin(self, inputs: Arrays, stream: Stream) -> None:
         """Check one request, move its inputs to this component's device, and open it; called by the host.
 
-        Errors end the stream. The inputs are copied, since Triton's memory ends with the call.
+        Errors end the stream. The inputs are copied, because Triton frees their memory after this call.
         """
         device = self.context.device
         try:
@@ -197,7 +201,7 @@ class StreamingComponent(Component):
 
 
 def _as_generator(answers: Any) -> Any:
-    """Return ``answers`` as an iterator that has ``close``; a list, which has none, is wrapped in a generator."""
+    """Return ``answers`` as an iterator with a ``close`` method; a list is wrapped in a generator."""
     return answers if hasattr(answers, "close") else (each for each in answers)
 
 
@@ -213,10 +217,11 @@ def _num_rows(inputs: Arrays) -> int:
 
 
 class _TritonStream(Stream):
-    """A stream whose answers go to Triton.
+    """Stream whose answers go to Triton.
 
-    Triton 24.10 ends with signal 11 if ``is_cancelled`` is asked after the final flag was sent. So the stream is
-    closed, under the lock, before the flag is even queued, and asked only under the lock while it is open.
+    Triton 24.10 crashes (signal 11) if ``is_cancelled`` is called after the final flag was sent. So the stream is
+    closed under the lock before the flag is queued, and ``is_cancelled`` is called only under the lock while the stream
+    is open.
     """
 
     def __init__(self, model: StreamingModel, sender: Any, num_rows: int, request_id: str) -> None:
@@ -228,7 +233,7 @@ class _TritonStream(Stream):
         self._model.waiting.put((self, item))
 
     def look(self) -> None:
-        """Leave if the client has."""
+        """Close the stream if the client has cancelled the request."""
         with self._lock:
             has_left = self._is_open and self.sender.is_cancelled()
         if has_left:
@@ -236,7 +241,7 @@ class _TritonStream(Stream):
 
 
 class _DirectStream(Stream):
-    """A stream whose answers go to another component, over a socket; see ``callees``."""
+    """Stream whose answers go to another component over a socket; see ``callees``."""
 
     def __init__(self, model: StreamingModel, connection: Connection, num_rows: int, request_id: str) -> None:
         super().__init__(model.component, num_rows, request_id)
@@ -258,7 +263,7 @@ class _DirectStream(Stream):
         self._settle(is_sent)
 
     def react(self) -> None:
-        """Send what waits, and leave if the other side has; called by the watching thread."""
+        """Send unsent bytes, and close the stream if the caller has left; run by the watching thread."""
         with self._lock:
             has_left = self.fileno() >= 0 and self._connection.has_left()
         if has_left:
@@ -269,7 +274,7 @@ class _DirectStream(Stream):
                 self._settle(self._connection.flush())
 
     def _settle(self, is_sent: bool) -> None:
-        """Release the socket once all is sent, or wait for room in it. The caller holds the lock."""
+        """Release the socket if everything is sent, else wait until it has room. The caller holds the lock."""
         if is_sent and self._has_ended:
             self._model.forget(self)
             self._connection.close()
@@ -280,8 +285,8 @@ class _DirectStream(Stream):
 class StreamingModel(TritonModel):
     """Adapter between Triton's Python backend and a streaming component.
 
-    One thread sends the answers of all streams, since each takes a tenth of a millisecond between processes that
-    engines should not wait for; another one watches for clients that have left.
+    One thread sends the answers of all streams: sending one to Triton's process takes about 0.1 ms, and engines should
+    not wait for that. Another thread watches for clients that have left.
     """
 
     component_class: ClassVar[type[StreamingComponent]]
@@ -293,14 +298,14 @@ class StreamingModel(TritonModel):
         self.waiting: Queue[tuple[_TritonStream, Arrays | ShoalError | None]] = Queue(_WAITING)
         self._open: set[Stream] = set()
         self._sockets: dict[int, _DirectStream] = {}  # by file descriptor
-        self._room = select.epoll()  # reports sockets whose other side has left, or has room again
+        self._room = select.epoll()  # reports a socket when its caller leaves, or when it has room again
         self._changing = threading.Lock()
         self._has_ended = threading.Event()
         for work in (self._send_all, self._look_for_leavers):
             threading.Thread(target=work, name=f"shoal{work.__name__}", daemon=True).start()
 
     def execute(self, requests: list[Any]) -> None:  # type: ignore[override]
-        """Begin the requests; their answers come later."""
+        """Start the requests; their answers follow from other threads."""
         for request in requests:
             inputs = self._read(request)
             if isinstance(inputs, ShoalError):
@@ -319,7 +324,7 @@ class StreamingModel(TritonModel):
             self.component.begin(inputs, self._make_stream(request, connection, rows))
 
     def _make_stream(self, request: Any, connection: Connection | None, rows: int, *, has_id: bool = True) -> Stream:
-        """Register a stream to the client, or to the component at ``connection``: Triton's part then ends here."""
+        """Register a stream to the client, or to the component at ``connection``; then the request ends for Triton."""
         sender, request_id = request.get_response_sender(), request.request_id() if has_id else ""
         stream: Stream
         if connection is None:
@@ -335,27 +340,27 @@ class StreamingModel(TritonModel):
         return stream
 
     def _stop(self, request_id: str) -> ShoalError | None:
-        """End the streams of this id."""
+        """Close the streams of the requests with this id."""
         if not request_id:
-            return InputError("A request to stop names no other one.", "Send it with that request's id.")
+            return InputError("A request with stop has no request id.", "Send it with the id of the request to stop.")
         for stream in list(self._open):
             if stream.request_id == request_id:
                 stream.leave()
         return None
 
     def watch(self, stream: _DirectStream, *, wants_room: bool) -> None:
-        """Watch a stream's socket, whose other side may leave; with ``wants_room``, also until it reads on."""
+        """Watch a stream's socket for the caller's leaving and, with ``wants_room``, for room to send."""
         self._room.modify(stream.fileno(), select.EPOLLOUT if wants_room else 0)
         self._note_move(None)
 
     def forget(self, stream: _DirectStream) -> None:
-        """Watch a stream's socket no more."""
+        """Stop watching a stream's socket."""
         self._room.unregister(stream.fileno())
         self._sockets.pop(stream.fileno(), None)
         self._note_move(stream)
 
     def _note_move(self, ended: Stream | None) -> None:
-        """Set the heartbeat of this process: the last time that any stream moved."""
+        """Update the heartbeat of this process: the last time an answer was sent, or idle if no stream is open."""
         with self._changing:
             self._open -= {ended}
             if self._open:
@@ -364,7 +369,7 @@ class StreamingModel(TritonModel):
                 self._beacon.close_batch()
 
     def _send_all(self) -> None:
-        """Send waiting answers and ends of streams, in order. Drop the answers of clients that have left."""
+        """Send queued answers and ends of streams, in order; drop the answers to clients that have left."""
         while True:
             stream, item = self.waiting.get()
             try:

@@ -35,10 +35,10 @@ def namespace(*arrays: Array) -> Any:
 
 @dataclass(frozen=True)
 class Device:
-    """Device of a component's arrays, the host or GPU ``index``, with the ledger of copies to and from it.
+    """Device of a component's arrays (the host, or GPU number ``index``), and the ledger of copies to and from it.
 
-    On a GPU, ``library`` names the array library: ``cupy``, or ``torch`` for components that compute with it. All work
-    is queued on the device's default stream, so calls of different libraries run in order.
+    On a GPU, ``library`` is the array library, ``cupy`` or ``torch``. All work is queued on the device's default
+    stream, so calls of different libraries run in order.
     """
 
     kind: str = "cpu"
@@ -113,8 +113,8 @@ class Device:
     def put(self, array: Array, edge: str) -> Array:
         """Return ``array`` on this device: the same object if it is already there, else a copy, recorded at ``edge``.
 
-        ``array`` is NumPy's, or has ``__dlpack__``: memory of this device is shared without a copy, ordered after its
-        producer's queued work. Arrays of ``bytes`` stay on the host.
+        ``array`` is a NumPy array or has ``__dlpack__``. Memory that is already on this device is shared without a
+        copy, and is read only after the work that its producer has queued. Arrays of ``bytes`` stay on the host.
         """
         if self.owns(array) or (isinstance(array, np.ndarray) and array.dtype == np.object_):
             return array
@@ -150,9 +150,10 @@ class Device:
             return (ours.to(self.torch_name) if self.library == "torch" else ours.copy()), ACROSS
 
     def fetch(self, array: Array, edge: str) -> np.ndarray[Any, Any]:
-        """Return ``array`` on the host: the same object if it is already there, else a copy made after all work on it.
+        """Return ``array`` on the host: the same object if it is already there, else a copy, recorded at ``edge``.
 
-        The only way from device to host: a test refuses any other read of a device array's values.
+        The copy waits for queued work on the array. All copies from device to host are made here; a test refuses any
+        other read of a device array's values.
         """
         if isinstance(array, np.ndarray):
             return array
@@ -231,9 +232,9 @@ def read_request(request: Any, spec: ModelSpec, device: Device) -> dict[str, Arr
     ``device`` without a copy, unless they are on another GPU.
 
     Raises:
-        InputError: a tensor is missing (Triton only compares their number, which an optional one may make up), or does
-            not have the declared shape. Triton accepts requests of 0 rows that contain the data of one, without the
-            batch dimension; and it counts rows in 32 bits, so 2^32 rows are 0 too.
+        InputError: a required tensor is missing, or a tensor does not have the declared shape. Triton does not refuse
+            all such requests: it only compares the number of tensors, accepts 0 rows with the data of one, and counts
+            rows in 32 bits.
     """
     inputs = {}
     for declared in spec.inputs:
@@ -254,7 +255,7 @@ def request_parameters(request: Any) -> dict[str, Any]:
     """Return the request's parameters; an ensemble passes them to each of its steps.
 
     Raises:
-        InputError: they are not UTF-8, which Triton accepts.
+        InputError: the parameters are not UTF-8; Triton does not check this.
     """
     try:
         return dict(json.loads(request.parameters() or "{}"))
@@ -283,7 +284,7 @@ def _tensor(name: str, array: Array) -> Any:
 def make_request(
     model: str, inputs: Arrays, outputs: Sequence[str], request_id: str, parameters: Mapping[str, str] | None = None
 ) -> Any:
-    """Build a request to another model of this server; no ``outputs`` asks for all."""
+    """Build a request to another model of this server; empty ``outputs`` requests all outputs."""
     return triton().InferenceRequest(
         model_name=model,
         requested_output_names=list(outputs),
@@ -297,7 +298,7 @@ def read_response(response: Any, device: Device) -> dict[str, Array]:
     """Return the outputs of another model's response, as arrays of ``device`` or of the host.
 
     Raises:
-        ShoalError: it is an error. Triton 24.10 does not say of which kind.
+        ShoalError: the response is an error. Triton 24.10 does not pass on the error's code.
     """
     if response.has_error():
         raise ShoalError(response.error().message())
@@ -324,7 +325,7 @@ def check_stub() -> None:
     reads 1, 2, 3 as 1, 1, 1 and sends empty outputs.
 
     Raises:
-        SetupError: a value was changed.
+        SetupError: a value arrived changed.
     """
     for name, dtype in DTYPES.items():
         ramp = np.arange(12).reshape(3, 4)

@@ -1,12 +1,13 @@
-"""Tokens and word statistics of texts in pure array code: what a GPU does with texts, but for libcudf's own calls.
+"""Tokens and word statistics of texts on a GPU, in array code; libcudf's own functions are called in ``gpu_text``.
 
-A text batch is uploaded once, as one blob, and shared by the tokenizer and the features. A normalised text is UTF-8
-whose tokens have spaces between them. The same code runs on a GPU and, in the tests, on NumPy and torch. Except for the
-number of tokens nothing here synchronises with the device: no shape depends on a value.
+A batch of texts is uploaded once, as one array of bytes, for the tokenizer and the features. libcudf's normalizer puts
+spaces around tokens, so most functions here take *normalised texts*: UTF-8 with spaces between tokens. The same code
+runs on a GPU and, in the tests, on NumPy and torch. The host waits for the device only to read the number of tokens; no
+other array shape depends on a value.
 
-libcudf's normalizer and WordPiece may differ from Hugging Face's for three kinds of text: with a special token such as
-``[SEP]``, with a word of more than 100 bytes, or with a code point that their Unicode tables treat differently
-(``exact_codepoints.json``). ``Routing`` finds the rows with such texts: they take the exact path, on the host.
+libcudf's normalizer and WordPiece may differ from Hugging Face's in three kinds of text: with a special token such as
+``[SEP]``, with a word of more than 100 bytes, or with a code point that the two Unicode tables treat differently
+(``exact_codepoints.json``). ``Routing`` finds these rows. The host tokenizes them: the *exact path*.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def _from_zero(totals: Array) -> Array:
 
 
 def upload(strings: Sequence[str], device: Device, edge: str) -> Ragged:
-    """Return texts on ``device`` as one blob of UTF-8, UINT8 values; offsets and values are uploaded in one copy."""
+    """Return texts on ``device`` as UTF-8 bytes, UINT8 values; offsets and values are uploaded in one copy."""
     texts = [string.encode() for string in strings]
     offsets = np.cumsum([0, *map(len, texts)], dtype=np.int64)
     both = device.put(np.frombuffer(offsets.tobytes() + b"".join(texts), np.uint8), edge)
@@ -239,7 +240,7 @@ class Words:
 
 
 class WordList:
-    """Hash lookup of listed tokens; an unlisted word matches a given listed one with a probability of 2^-57.
+    """Hash lookup of known tokens; an unknown word matches a given known one with a probability of 2^-57.
 
     libcudf's ``tokenize_with_vocabulary`` is not used: its kernel for long rows (26.10) loses or adds tokens at the
     edges of some rows.
@@ -258,7 +259,7 @@ class WordList:
         return words.hashes(self._factors)
 
     def find(self, hashes: Array) -> Array:
-        """Return the index of each token in the list, INT64 ``[num_tokens]``; -1 for tokens that are not listed."""
+        """Return the index of each token in the list, INT64 ``[num_tokens]``; -1 for tokens that are not in it."""
         xp = namespace(hashes)
         # Binary search in the sorted hashes, then compare: a fixed number of steps, without probing or branches.
         nearest = xp.minimum(xp.searchsorted(self._sorted, hashes, side="left"), self._sorted.shape[0] - 1)
@@ -269,8 +270,8 @@ class WordList:
 class DeviceCoder:
     """Device counterpart of ``TokenCoder``.
 
-    The code of an unlisted word comes from the rank of its hash, so two words of a batch may share a code, with a
-    probability of about 2^-57 per pair.
+    The code of an unknown word comes from the rank of its hash in the batch. Two words of a batch have the same code
+    with a probability of about 2^-57.
     """
 
     def __init__(self, lexicon: Lexicon, device: Device) -> None:
@@ -297,10 +298,7 @@ def _rank(values: Array) -> Array:
 
 
 def count_tokens(codes: Ragged, lexicon: Lexicon) -> tuple[Array, Array]:
-    """Return the seven statistics, FP64 ``[rows, 7]``, and each row's counts of listed tokens, INT64 ``[rows, lists]``.
-
-    In a row without a word both still count punctuation.
-    """
+    """Return statistics and counts of the codes of texts, as ``words.TokenCounter`` does, on their device."""
     xp = namespace(codes.values)
     num_known, num_rows = lexicon.num_known, len(codes)
     rows = codes.row_ids
@@ -374,7 +372,7 @@ def _differs(values: Array) -> Array:
 
 
 def read_code_points() -> list[tuple[int, int]]:
-    """Read the ranges of code points, first and last included, whose rows take the exact path."""
+    """Read the ranges of code points, first and last included, that send a row to the exact path."""
     ranges: list[tuple[int, int]] = [
         (first, last) for first, last in json.loads(CODE_POINTS.read_text(encoding="utf-8"))["ranges"]
     ]
@@ -382,7 +380,7 @@ def read_code_points() -> list[tuple[int, int]]:
 
 
 class Routing:
-    """Finder of the rows for the host's tokenizer, in array code that never waits for the device."""
+    """Finder of the rows for the exact path, in array code that never waits for the device."""
 
     def __init__(self, device: Device) -> None:
         self._differing = CodePoints.ranges(read_code_points(), device)

@@ -1,4 +1,4 @@
-"""BERT's normalizer and WordPiece on a GPU, over pylibcudf; the only module that calls it.
+"""BERT's normalizer and WordPiece on a GPU, by pylibcudf; no other module calls pylibcudf.
 
 pylibcudf's columns and CuPy's arrays share memory, on the default stream; nothing is copied between them.
 """
@@ -24,8 +24,8 @@ class TextEngine(Protocol):
         """Return the token ids of normalised texts, not truncated: INT64, one row per text."""
 
 
-# The host reads and sets sizes inside libcudf's calls: this many copies of at most 8 bytes down and up, counted in its
-# source (26.10) and not yet by a profiler.
+# Number of copies (down, up) of at most 8 bytes that libcudf makes inside each call, to read and set sizes; counted in
+# its source (26.10), not yet measured with a profiler.
 _SIZES = {"normalise": (3, 1), "pieces": (4, 1)}
 # libcudf's wordpiece_tokenize writes past its own buffer if a batch is almost only spaces (26.10); this row, put in
 # front, prevents that.
@@ -35,7 +35,8 @@ _SENTINEL = "aaaa"
 class GpuText:
     """pylibcudf's text functions with one vocabulary.
 
-    Lower-casing only: libcudf keeps accents where it keeps case, as Hugging Face does, but this was never compared.
+    It always converts to lower case. libcudf can also keep case and accents, but this was never compared with Hugging
+    Face's tokenizer.
     """
 
     def __init__(self, vocabulary: Sequence[str], device: Device) -> None:

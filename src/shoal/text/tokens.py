@@ -1,7 +1,7 @@
-"""Texts to token ids, on the host: BERT's ``vocab.txt``, or any ``tokenizer.json`` of Hugging Face.
+"""Tokenizers on the host: BERT's, from a ``vocab.txt``, or any of Hugging Face's, from a ``tokenizer.json``.
 
-BERT's normalizer and pre-tokenizer process each whitespace-separated word on its own, so a text's tokens are its words'
-tokens in order, and the results for a word can be cached: most words of a batch have been seen before.
+BERT's normalizer and pre-tokenizer process each whitespace-separated word on its own. So the tokens of a text are the
+tokens of its words in order, and the tokens of each word can be cached: most words of a batch have been seen before.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ WIDTH_MULTIPLE = 8  # widths in steps: at most 32 shapes up to 256 tokens, each 
 VOCABULARY, TOKENIZER = "vocab.txt", "tokenizer.json"
 MAX_LENGTH = 256
 _FIX = f"Copy the encoder's own {TOKENIZER} there, or the {VOCABULARY} of a BERT; not both."
-_PADDING = ("[PAD]", "<pad>")  # of BERT's and of RoBERTa's families
+_PADDING = ("[PAD]", "<pad>")  # padding tokens of the BERT and RoBERTa families
 # Limits of the cache: about 100 MB. A short word takes some 500 bytes; a long one may be one token per byte.
 MOST_WORDS, MOST_CHARACTERS = 2**17, 2**21
-# Other whitespace than ASCII's stays within a word.
+# Words are split at these four characters only; other whitespace stays within a word.
 _TO_SPACES = str.maketrans("\t\n\r", "   ")
 
 T = TypeVar("T")
@@ -50,7 +50,7 @@ def check_texts(texts: Iterable[bytes], *, name: str, max_bytes: int) -> None:
     """Check that each text is UTF-8 and not too long.
 
     Raises:
-        InputError: a text is not; the error names the tensor, the row and the fault.
+        InputError: a text is not UTF-8 or is too long; the message gives the tensor, the row and the fault.
     """
     for row, text in enumerate(texts):
         if len(text) > max_bytes:
@@ -68,12 +68,15 @@ def check_texts(texts: Iterable[bytes], *, name: str, max_bytes: int) -> None:
 
 
 def decode_texts(texts: Iterable[bytes]) -> list[str]:
-    """Decode texts that ``check_texts`` has admitted."""
+    """Decode texts from UTF-8; ``check_texts`` must have accepted them."""
     return [text.decode() for text in texts]
 
 
 class WordCache(Generic[T]):
-    """Cache of ``find``'s result for each whitespace-separated word; it is emptied when it is full. Thread-safe."""
+    """Cache of the results of ``find`` by whitespace-separated word; emptied when full. Thread-safe.
+
+    ``find`` takes a list of words and returns one result for each.
+    """
 
     def __init__(self, find: Callable[[list[str]], Sequence[T]]) -> None:
         self._find, self._lock = find, Lock()
@@ -81,7 +84,7 @@ class WordCache(Generic[T]):
         self._num_characters = 0
 
     def __call__(self, texts: Iterable[str]) -> list[list[T]]:
-        """Return the results for the words of each text."""
+        """Return one list per text: the results for its words, in order."""
         return [self._look_up(text.translate(_TO_SPACES).split(" ")) for text in texts]
 
     def _look_up(self, words: list[str]) -> list[T]:
@@ -111,7 +114,7 @@ def read_vocabulary(path: Path) -> list[str]:
     """Read the tokens of a ``vocab.txt``, in the order of their ids.
 
     Raises:
-        ArtifactError: it is not such a file, a special token is missing, a line is blank, or a token is repeated.
+        ArtifactError: the file is not UTF-8 text, lacks a special token, has a blank line, or repeats a token.
     """
     text = read_text(path, "vocabulary")
     if what := describe_bytes(text[:32].encode()):
@@ -192,7 +195,7 @@ def pad(rows: Sequence[Sequence[int]], fill: int, max_length: int, width: int = 
 
 
 class FastTokenizer:
-    """Hugging Face tokenizer of a ``tokenizer.json``, except for its own truncation and padding."""
+    """Hugging Face tokenizer of a ``tokenizer.json``; its own settings for truncation and padding are not used."""
 
     def __init__(self, path: Path, *, max_length: int) -> None:
         self._tokenizer = read_tokenizer(path)
@@ -213,9 +216,10 @@ class FastTokenizer:
 def make_encoder(context: Context, parameters: Parameters, edge: str) -> Encode:
     """Return a function from texts to ids and mask, INT64 ``[rows, width]`` each, on the component's device.
 
-    It reads the parameters ``max_length`` and ``lowercase``, and the one of the two artifacts that exists. The width
-    is the longest row's length rounded up to a multiple of 8, at most ``max_length``; always ``max_length`` if the
-    size ``t`` is declared. ``edge`` names the upload to a GPU, which is one copy.
+    The tokenizer is read from ``vocab.txt`` or ``tokenizer.json``, whichever exists, and from the parameters
+    ``max_length`` and ``lowercase``. The width is the longest row's length rounded up to a multiple of 8, at most
+    ``max_length``. If the configuration declares the size ``t`` of the outputs, the width is always that size. On a
+    GPU, both arrays are uploaded in one copy, recorded in the ledger under ``edge``.
 
     Raises:
         ArtifactError: a parameter or an artifact cannot be used, or neither artifact exists, or both do.

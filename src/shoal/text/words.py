@@ -4,8 +4,8 @@ A *basic token* is a token of BERT's normalizer and pre-tokenizer: lower-cased, 
 A *word* is a basic token with a letter or a digit (Unicode L* or Nd); any other basic token is punctuation. A
 *sentence* ends at a maximal run of ``. ! ? …`` tokens; text after the last run, if it contains a word, is one more.
 
-Texts are turned into codes (``TokenCoder``), and these are counted in plain Python (``TokenCounter``): a request has
-too few for array code to pay off.
+``TokenCoder`` converts texts to integer codes, one per basic token, and ``TokenCounter`` counts the codes. Both are
+plain Python: the texts of a request have too few tokens for array code to pay off.
 """
 
 from __future__ import annotations
@@ -54,10 +54,11 @@ class BasicTokenizer:
 
 @dataclass(frozen=True)
 class Lexicon:
-    """Attribute table of token codes, one column per attribute.
+    """Table of token attributes: one row per code, one array per attribute.
 
-    Codes 0 .. n-1 are the listed tokens. Two rows follow them: n for every other word, n + 1 for every other
-    punctuation token. ``column`` is the feature column of a token's share, ``num_listed`` for tokens without one.
+    Codes 0 .. n-1 are the known tokens: sentence ends, stop words, and the words to count. Row n stands for every
+    other word, row n + 1 for every other punctuation token. ``column`` is the index of a token among the words to
+    count, or ``num_listed`` for tokens that are not counted.
     """
 
     tokens: tuple[str, ...]
@@ -69,12 +70,12 @@ class Lexicon:
 
     @property
     def num_known(self) -> int:
-        """Number of listed tokens."""
+        """Number of known tokens, n."""
         return len(self.tokens)
 
     @classmethod
     def build(cls, stop_words: Sequence[str], listed: Sequence[str], device: Device) -> Lexicon:
-        """Build the lexicon; ``listed`` are the words whose shares are features, in the order of their columns."""
+        """Build the lexicon; ``listed`` are the words to count, in the order of their columns."""
         tokens = tuple(dict.fromkeys([*SENTENCE_ENDS, *stop_words, *listed]))
         columns, stops = {word: k for k, word in enumerate(listed)}, set(stop_words)
         put = partial(device.put, edge=SETUP)
@@ -89,9 +90,9 @@ class Lexicon:
 
 
 class TokenCodes:
-    """Token-to-code map: a listed token's index; an unlisted word's hash behind them; -1 for other punctuation.
+    """Map from tokens to codes: the index of a known token; n plus the hash of any other word; -1 for punctuation.
 
-    Two unlisted words share a code with a probability of about 2^-62.
+    Two unknown words have the same code with a probability of about 2^-62.
     """
 
     def __init__(self, listed: Sequence[str]) -> None:
@@ -103,7 +104,7 @@ class TokenCodes:
         return [[self._code(token) for token in self.split(word)] for word in words]
 
     def split(self, word: str) -> list[str]:
-        """Split into basic tokens; for printable ASCII, an equivalent regular expression is ten times as fast."""
+        """Split into basic tokens; for printable ASCII an equivalent regular expression is used, ten times as fast."""
         if word.isascii() and word.isprintable():
             return _ASCII_TOKEN.findall(word.lower())
         return self._tokenize(word)
@@ -127,7 +128,7 @@ class TokenCoder:
 
 
 class TokenCounter:
-    """Counter of codes; ``lexicon`` is on the host."""
+    """Counter of the codes of texts; ``lexicon`` is on the host."""
 
     def __init__(self, lexicon: Lexicon) -> None:
         self._num_known, self._num_listed = lexicon.num_known, lexicon.num_listed
@@ -136,9 +137,9 @@ class TokenCounter:
         self._ends = frozenset(np.flatnonzero(lexicon.is_end).tolist())
 
     def __call__(self, rows: Sequence[Sequence[int]]) -> tuple[Array, Array]:
-        """Return the seven statistics, FP64 ``[rows, 7]``, and each row's counts of listed tokens, INT64.
+        """Return the seven statistics, FP64 ``[rows, 7]``, and the counts of listed words, INT64 ``[rows, listed]``.
 
-        In a row without a word both still count punctuation.
+        ``NUM_STATISTICS`` names the statistics. In a row without a word, punctuation is still counted.
         """
         statistics = np.empty((len(rows), NUM_STATISTICS))
         counts = np.zeros((len(rows), self._num_listed + 1), np.int64)  # the last: tokens in no list
@@ -177,7 +178,7 @@ class TokenCounter:
 
 
 def make_features(statistics: Array, counts: Array) -> Array:
-    """Return the raw features, FP64 ``[rows, 7 + lists]``, of statistics and counts; all 0 in a row without a word."""
+    """Return the raw features, FP64 ``[rows, 7 + listed]``: statistics, then shares; all 0 in a row without a word."""
     xp, words = namespace(counts), statistics[:, :1]
     raw = xp.concat([statistics, counts / xp.maximum(words, 1.0)], axis=1)
     return xp.where(words > 0, raw, xp.zeros_like(raw))
@@ -190,8 +191,8 @@ def read_words(path: Path) -> tuple[str, ...]:
     """Read the words of a text file, one per line.
 
     Raises:
-        ArtifactError: it is not such a file, a word is repeated, or a word can never occur in a text: texts are read
-            as basic tokens, in lower case and without accents.
+        ArtifactError: the file is not UTF-8 text, a word is repeated, or a word is not exactly one basic token and so
+            can never occur in a text.
     """
     words, tokenize = read_text(path, _KIND).removesuffix("\n").split("\n"), BasicTokenizer()
     for number, word in enumerate(words, 1):
@@ -219,7 +220,7 @@ class WordCounts:
         self.num_columns = len(words) + (NUM_STATISTICS if has_statistics else 0)
 
     def __call__(self, texts: Iterable[str]) -> Array:
-        """Return FP32 ``[rows, columns]``, on the host; statistics first, all 0 in a text without a word."""
+        """Return FP32 ``[rows, columns]`` on the host; statistics come first, all 0 in a text without a word."""
         statistics, counts = self._count(self._encode(texts))
         words = statistics[:, :1]
         if self._value == "share":
