@@ -1,4 +1,4 @@
-"""Console output of the command line: standard output and error, tables, progress."""
+"""What the commands share: options, output to the console, tables and progress."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
+from rich import progress as bars
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column, Table
 from rich.text import Text
+
+from shoal.errors import InputError
+from shoal.progress import OnProgress
 
 if TYPE_CHECKING:
     from shoal.client.copies import Copies
@@ -31,19 +35,22 @@ def plain(text: str) -> str:
 
 
 @contextmanager
-def show_progress() -> Iterator[Any]:
-    """Show progress: a bar per stage on a terminal; elsewhere a line per stage, and one per minute in a long one."""
+def show_progress() -> Iterator[OnProgress]:
+    """Show progress: a bar per stage on a terminal; elsewhere a line per stage, and one per minute in a long one.
+
+    A total of 0 steps means that the number is not known.
+    """
     if not ERR.is_terminal:
         yield _Lines().show
         return
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
+        bars.TextColumn("{task.description}"),
+        bars.BarColumn(),
+        bars.MofNCompleteColumn(),
+        bars.TimeElapsedColumn(),
+        bars.TimeRemainingColumn(),
     )
-    with Progress(*columns, console=ERR) as progress:
+    with bars.Progress(*columns, console=ERR) as progress:
         tasks: dict[str, Any] = {}
 
         def show(stage: str, done: int, total: int) -> None:
@@ -53,7 +60,7 @@ def show_progress() -> Iterator[Any]:
             # A stage ends by reporting 1 of 1; a bar that has counted steps keeps its own total.
             if (done, total) == (1, 1) and (current.total or 0) > 1 and current.finished:
                 return
-            progress.update(tasks[stage], completed=done, total=total)
+            progress.update(tasks[stage], completed=done, total=total or None)
 
         yield show
 
@@ -67,67 +74,18 @@ class _Lines:
         now = time.monotonic()
         if stage != self.stage:
             ERR.print(f"{stage} ...", soft_wrap=True)
-        elif 0 < done < total and now - self.printed_at >= LINE_EVERY:
-            ERR.print(f"{stage}: {done:,} of {total:,}", soft_wrap=True)
+        elif done and done != total and now - self.printed_at >= LINE_EVERY:
+            ERR.print(f"{stage}: {done:,}" + (f" of {total:,}" if total else ""), soft_wrap=True)
         else:
             return
         self.stage, self.printed_at = stage, now
 
 
 @contextmanager
-def show_rows() -> Iterator[Any]:
-    """Show progress in rows: a bar with rate and time left on a terminal; elsewhere the same as a line per minute."""
-    if not ERR.is_terminal:
-        yield _RowLines().show
-        return
-    columns = (
-        TextColumn("{task.fields[rows]:,} rows"),
-        BarColumn(),
-        TextColumn("{task.fields[rate]:,.0f} rows/s"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=ERR) as progress:
-        task = progress.add_task("", total=None, rows=0, rate=0.0)
-        pace = _Pace()
-
-        def show(done: int, fraction: float | None) -> None:
-            total = None if fraction is None else 1.0
-            progress.update(task, completed=fraction or 0.0, total=total, rows=done, rate=pace.rate(done))
-
-        yield show
-
-
-@dataclass
-class _Pace:
-    """Rows per second since the first report, without the rows of an earlier run."""
-
-    began: float = 0.0
-    before: int = 0
-
-    def rate(self, done: int) -> float:
-        now = time.monotonic()
-        if not self.began:
-            self.began, self.before = now, done
-        return (done - self.before) / max(now - self.began, 1e-3)
-
-
-class _RowLines:
-    def __init__(self) -> None:
-        self._pace, self._printed_at = _Pace(), time.monotonic()
-        self._first: float | None = None  # of the input, answered by an earlier run
-
-    def show(self, done: int, fraction: float | None) -> None:
-        rate, now = self._pace.rate(done), time.monotonic()
-        self._first = fraction if self._first is None else self._first
-        if now - self._printed_at < LINE_EVERY:
-            return
-        self._printed_at = now
-        said = f"{done:,} rows, {rate:,.0f} rows/s"
-        if fraction and self._first is not None and fraction > self._first:
-            left = (now - self._pace.began) * (1 - fraction) / (fraction - self._first)
-            said += f", about {left / 60:,.0f} min left"
-        ERR.print(said, soft_wrap=True)
+def show_rows() -> Iterator[Callable[[int, float | None], None]]:
+    """Show progress in rows; their total is estimated from the fraction of the input that has been read."""
+    with show_progress() as show:
+        yield lambda done, fraction: show("rows", done, max(done, round(done / fraction)) if fraction else 0)
 
 
 def print_table(
@@ -183,3 +141,57 @@ def print_json(value: Any, default: Callable[[Any], Any] | None = None) -> None:
     text = json.dumps(value, indent=1, ensure_ascii=False, default=default)
     is_writable = not any("\ud800" <= character <= "\udfff" for character in text)
     typer.echo(text if is_writable else json.dumps(value, indent=1, default=default))
+
+
+# Options
+
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        help="Labelled texts: the CLEAR corpus, CommonLit's train.csv, any .csv, .jsonl, .parquet or .xlsx; "
+        "`clear` downloads the corpus. Default: the corpus in SHOAL_DATA_DIR, or shoal's own "
+        "passages (with --preset full: the downloaded corpus)."
+    ),
+]
+TextColumn = Annotated[
+    str | None, typer.Option(metavar="NAME", help="The column of the texts, where it goes by another name.")
+]
+TargetColumn = Annotated[
+    str | None, typer.Option(metavar="NAME", help="The column of the targets, where it goes by another name.")
+]
+Encoder = Annotated[
+    str, typer.Option(metavar="ENCODER", help="A BERT-family encoder: a folder, or a Hugging Face name.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Placement = Annotated[
+    Literal["cpu", "hybrid", "gpu"],
+    typer.Option(help="Where the models run; hybrid: text and scores with the client, the models on the GPU."),
+]
+Protocol: TypeAlias = Literal["grpc", "http"]
+Url = Annotated[
+    str, typer.Option(metavar="HOST:PORT", help="The server. Default: 127.0.0.1, at the protocol's usual port.")
+]
+Target = Annotated[
+    str, typer.Option(metavar="RELEASE", help="embedded, or a release of NVIDIA's container such as 26.06.")
+]
+Gpu = Annotated[
+    str, typer.Option(metavar="NUMBERS", help="Pin the models to these: 0,1 (or none, for hybrid on the host).")
+]
+Concurrency = Annotated[int, typer.Option(help="Requests in flight that memory is sized for.")]
+
+
+def parse_pairs(option: str, given: Iterable[str] | None, *, form: str = "NAME=VALUE", example: str) -> dict[str, str]:
+    """Parse pairs such as ``NAME=VALUE`` that are given for ``option``, each name once.
+
+    Raises:
+        InputError: a pair has no name or no ``=``, or a name is given twice.
+    """
+    pairs: dict[str, str] = {}
+    for text in given or ():
+        name, sign, value = text.partition("=")
+        if not (name and sign):
+            raise InputError(f"{option} {text!r} is not {form}.", f"For example: {option} {example}")
+        if name in pairs:
+            raise InputError(f"{option} {name}=... is given twice.", "Give it once.")
+        pairs[name] = value
+    return pairs

@@ -48,35 +48,10 @@ def suggest(name: str, known: Iterable[str]) -> str:
     return f"Did you mean {close[0]}?" if close else f"Known: {', '.join(names) or 'none'}."
 
 
-# The libraries of each extra in pyproject.toml, by import name.
-_EXTRAS = {
-    "draw": ("matplotlib", "pygraphviz"),
-    "env": ("conda_pack", "elftools", "rattler", "yaml"),
-    "files": ("openpyxl", "pyarrow"),
-    "gpu": ("cupy", "nvforest", "pylibcudf", "rmm", "torch"),
-    "llm": ("huggingface_hub", "jinja2", "safetensors", "tokenizers", "torch", "transformers"),
-    "serve": ("onnx", "onnxruntime", "pytriton", "torch", "treelite"),
-    "skops": ("sklearn", "skops"),
-    "train": (
-        "jinja2",
-        "matplotlib",
-        "pooch",
-        "safetensors",
-        "scipy",
-        "sklearn",
-        "torch",
-        "transformers",
-        "treelite",
-    ),
-}
-
-
 @contextmanager
 def needs(extra: str) -> Iterator[None]:
-    """Guard an import from one of shoal's extras: a missing library becomes an error with the command to install it."""
+    """Turn a missing module into the error that names the extra of shoal to install; for imports of libraries."""
     try:
         yield
     except ModuleNotFoundError as error:
-        if error.name not in _EXTRAS[extra]:
-            raise
         raise SetupError(f"{error.name} is not installed.", f"Type: pip install 'shoal[{extra}]'") from None

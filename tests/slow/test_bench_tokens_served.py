@@ -41,7 +41,7 @@ def test_prompts_and_answers_have_the_wanted_lengths(
     assert len(record["loads"]) == 4
     for load in record["loads"]:
         middle = load["median"]
-        assert middle["input_tokens"] == pytest.approx(load["input_tokens"], abs=1)
+        assert middle["input_tokens"] == pytest.approx(load["input_tokens"], abs=4)  # one word may be four tokens
         assert middle["output_tokens"] == load["output_tokens"]
         assert 0 < middle["first_p50_ms"] <= middle["first_p90_ms"] <= middle["first_p99_ms"]
         assert middle["first_p50_ms"] <= middle["whole_p50_ms"]

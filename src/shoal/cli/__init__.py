@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -68,7 +69,9 @@ for command in (
 
 
 def main() -> None:
-    """Run the command line; an error of shoal's is one line and exit code 1."""
+    """Run the command line; print an error of shoal's as its message and its fix, with exit code 1."""
+    # Before torch is imported: OpenMP's threads that wait actively slow down everything else on busy cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         app(standalone_mode=True)
     except ShoalError as error:

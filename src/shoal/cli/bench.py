@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from itertools import product
 from pathlib import Path
@@ -13,9 +12,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
 from rich.text import Text
 
-from shoal.console import ERR, OUT, plain, print_json, show_progress
+from shoal.console import ERR, OUT, Json, Protocol, Url, plain, print_json, show_progress
 from shoal.errors import InputError
-from shoal.options import Json, Protocol, Url
 
 QUICK = (1, 8, 32)  # rows per request
 
@@ -57,7 +55,6 @@ def bench(
 
     Or measure a running model that generates text: time to the first token, time between tokens, tokens per second.
     """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # for components that run here, as in the server
     from shoal.bench.generation import bench_tokens
     from shoal.bench.record import Settings, TokenCell
     from shoal.bench.run import BATCHES, make_folder, write

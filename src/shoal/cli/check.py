@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from shoal.console import ERR, OUT, plain, print_json
+from shoal.console import ERR, OUT, Json, plain, print_json
 from shoal.errors import ShoalError
-from shoal.options import Json
 
 if TYPE_CHECKING:
     from shoal.check import Finding

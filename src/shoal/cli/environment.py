@@ -9,8 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from shoal.cli.usage import Command, Group
-from shoal.console import OUT, plain, print_json, show_progress
-from shoal.options import Json, Target
+from shoal.console import OUT, Json, Target, plain, print_json, show_progress
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help=__doc__)
 

@@ -12,9 +12,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from shoal.console import OUT, print_blocks, print_json
+from shoal.console import OUT, Json, print_blocks, print_json
 from shoal.errors import InputError, SetupError
-from shoal.options import Json
 
 _USUAL = 18  # longest name or type, in characters, that is not wrapped: four of them fit into 80 columns
 _WRAPPED = "moves"

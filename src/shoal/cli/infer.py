@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.text import Text
 
-from shoal.console import ERR, plain, print_blocks, print_table, show_rows
+from shoal.console import ERR, Json, Protocol, Url, parse_pairs, plain, print_blocks, print_table, show_rows
 from shoal.errors import ArtifactError, InputError, ServerError, SetupError
-from shoal.options import Json, Protocol, Url, parse_pairs
 
 if TYPE_CHECKING:
     from shoal.bulk.inputs import Feed
@@ -101,7 +99,6 @@ def infer(
     from shoal.bulk.scoring import rehearse
     from shoal.tables import TEXT
 
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: active waiting is very slow beside other work
     _check_choices(values, source, placement, output, is_local=is_local)
     if source and source.endswith(".npy"):
         values, source = [f"@{source}"], None

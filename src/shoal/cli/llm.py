@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -10,9 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal.console import OUT, plain, print_json
+from shoal.console import OUT, Json, Protocol, Url, plain, print_json
 from shoal.errors import InputError
-from shoal.options import Json, Protocol, Url
 
 
 def generate(
@@ -55,7 +53,6 @@ def generate(
     from shoal.llm.client import Llm
     from shoal.local import load
 
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: active waiting is very slow beside other work
     if system and not is_chat:
         raise InputError("--system is for chats.", "Add --chat.")
     text = _read_prompt(prompt)

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from shoal.cli.usage import Command, Group
-from shoal.console import OUT, show_progress
+from shoal.console import OUT, parse_pairs, show_progress
 from shoal.errors import InputError
-from shoal.options import parse_pairs
 
 if TYPE_CHECKING:
     from shoal.component.spec import TensorSpec

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import closing
 from itertools import chain, groupby
 from operator import itemgetter
@@ -11,9 +10,8 @@ from typing import Annotated
 
 import typer
 
-from shoal.console import OUT, plain, show_progress
+from shoal.console import OUT, Data, Encoder, plain, show_progress
 from shoal.encoders.packaged import SMALL_ENCODER
-from shoal.options import Data, Encoder
 from shoal.readability import commands as readability
 
 
@@ -32,7 +30,6 @@ def quickstart(
     from shoal.llm.quickstart import run
 
     out = out or Path("build/llm")
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: active waiting is very slow beside other work
     with show_progress() as show:
         answers = run(out, on_progress=show)
         first = next(answers)

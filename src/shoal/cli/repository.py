@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from shoal.console import ERR, OUT, plain, print_json
+from shoal.console import ERR, OUT, Concurrency, Gpu, Json, Placement, Target, parse_pairs, plain, print_json
 from shoal.errors import InputError
-from shoal.options import Concurrency, Gpu, Json, Placement, Target, parse_pairs
 
 if TYPE_CHECKING:
     from shoal.repository.tuning import Tuning

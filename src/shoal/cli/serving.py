@@ -11,9 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from shoal.component.spec import STRING
-from shoal.console import OUT, plain, print_copies, print_json
+from shoal.console import OUT, Json, plain, print_copies, print_json
 from shoal.errors import InputError, ShoalError
-from shoal.options import Json
 
 
 def copies(

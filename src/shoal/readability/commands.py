@@ -15,10 +15,21 @@ from urllib.parse import urlsplit
 import typer
 from rich.table import Column, Table
 
-from shoal.console import ERR, OUT, plain, print_json, print_table, show_progress
+from shoal.console import (
+    ERR,
+    OUT,
+    Data,
+    Encoder,
+    Json,
+    TargetColumn,
+    TextColumn,
+    plain,
+    print_json,
+    print_table,
+    show_progress,
+)
 from shoal.encoders.packaged import PACKAGED, SMALL_ENCODER, find_package
 from shoal.errors import InputError, needs
-from shoal.options import Data, Encoder, Json, TargetColumn, TextColumn
 
 _SECONDS = 1.5  # to wait for the model hub; transformers itself tries again for a minute
 
@@ -48,7 +59,6 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train encoder and forest, and write the artifact folder with a report; run it again to resume."""
-    _wait_passively()
     check_available(encoder)
     with needs("train"):
         from shoal.readability.corpus import find_corpus
@@ -98,7 +108,6 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Score labelled texts with trained artifacts, and report RMSE and correlations."""
-    _wait_passively()
     with needs("train"):
         from shoal.readability.corpus import find_corpus
         from shoal.readability.evaluate import evaluate as evaluate_artifacts
@@ -123,7 +132,6 @@ def quickstart(
     encoder: Encoder = SMALL_ENCODER,
 ) -> None:
     """Train, compose, serve with a real Triton, score passages, stop."""
-    _wait_passively()
     check_available(encoder)
     with needs("train"):
         from shoal.readability.quickstart import run
@@ -149,11 +157,6 @@ def _say_how_to_go_on(out: Path) -> Iterator[None]:
         said = f"Saved in {kept}: run the same command again to resume." if kept.exists() else "Nothing was saved."
         ERR.print(f"Interrupted. {plain(said)}", soft_wrap=True)
         raise typer.Exit(130) from None
-
-
-def _wait_passively() -> None:
-    """Set OpenMP to passive waiting before torch is imported: with active waiting a busy neighbour slows training."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def _print_evaluation(predictions: Sequence[dict[str, Any]], title: str) -> None:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from shoal.component.base import Component
-from shoal.errors import ArtifactError, needs
+from shoal.errors import ArtifactError
 
 _FIX = "Derive a class from shoal's Component, and end the file with TritonPythonModel = Yours.for_triton()"
 
@@ -20,7 +20,6 @@ def component_class(path: Path) -> type[Component]:
 
     Raises:
         ArtifactError: it is not a Python file, needs a module that is not here, or exports no component of shoal's.
-        SetupError: a library of the extra ``serve`` is missing.
     """
     name = f"_shoal_model_{abs(hash(str(path.resolve())))}"
     spec = importlib.util.spec_from_file_location(name, path)
@@ -30,8 +29,7 @@ def component_class(path: Path) -> type[Component]:
     before, short = list(sys.path), "/".join(path.parts[-3:])  # MODEL/VERSION/model.py
     sys.modules[name] = module
     try:
-        with needs("serve"):
-            spec.loader.exec_module(module)
+        spec.loader.exec_module(module)
     except ImportError as error:  # a plain model of Triton's imports what is in its stubs alone
         raise ArtifactError(f"{short} is not a shoal component that loads in this process: {error}.", _FIX) from None
     finally:
