@@ -104,13 +104,13 @@ def test_files_are_checked_against_the_manifest_before_anything_runs(repository:
     shutil.copytree(repository, copy)
     with (copy / "preprocess" / "1" / "model.py").open("a", encoding="utf-8") as file:
         file.write("# changed\n")
-    message = r"preprocess/1/model\.py in .* is not what manifest\.json says\. Compose again"
+    message = r"preprocess/1/model\.py in .* is not the file that manifest\.json lists\. Compose again"
     with pytest.raises(ArtifactError, match=message):
         serve(copy)
     with pytest.raises(ArtifactError, match=message):
         load(copy / "ensemble_all")
     (copy / "preprocess" / "1" / "model.py").unlink()
-    with pytest.raises(ArtifactError, match=r"model\.py in .* is missing, though manifest\.json says"):
+    with pytest.raises(ArtifactError, match=r"model\.py in .* is missing, and manifest\.json lists it"):
         serve(copy)
 
 

@@ -155,6 +155,6 @@ def _check_errors(source: Source) -> Findings:
         if error is not None and not is_literal(error, None):
             yield LOST.at(
                 source.at(call),
-                "It sends an error with the final flag: a model that calls this one may wait for ever.",
+                "It sends an error with the final flag: a model that calls this one may wait forever.",
                 "Send the error by itself, then send(flags=FINAL).",
             )
