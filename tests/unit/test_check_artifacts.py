@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 
-from shoal.check import environments, torchscript
+from shoal.check import environments, forest, torchscript
 from shoal.check.findings import Finding
-from shoal.check.forests import contract as forest
-from shoal.check.forests.files import FILES, UnreadableError, read_trees
+from shoal.check.forest import FILES, UnreadableError, read_trees
 from shoal.check.repositories import read_repository
 from shoal.check.torchscript import ForeignError, Script, arguments, find_method
 from shoal.environment.targets import find_target

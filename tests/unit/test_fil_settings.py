@@ -13,7 +13,7 @@ from sklearn.ensemble import GradientBoostingClassifier, RandomForestRegressor
 from shoal.component.base import Context
 from shoal.component.spec import ModelSpec
 from shoal.errors import ArtifactError
-from shoal.forests.postprocessing import Settings
+from shoal.forests.treelite import Settings
 from shoal.repository.loading import component_class
 from shoal.server.runtime import BACKENDS
 

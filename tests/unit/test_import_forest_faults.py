@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import shoal
+from shoal.check.boosters import read_ubjson
 from shoal.errors import ArtifactError, InputError, ShoalError
-from shoal.forests.ubjson import read_ubjson
 from shoal.project.importing.boosters import read_xgboost
 from shoal.project.importing.forests import draft_forest
 from shoal.project.importing.isolated_reader import read_apart

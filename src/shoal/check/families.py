@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from shoal.check import artifacts, environments, onnx_io, security, torchscript
+from shoal.check import artifacts, environments, forest, onnx_io, security, torchscript
 from shoal.check.config import engines, fields, folders, scheduling, tensors, warmups
 from shoal.check.ensembles import members, placement, running, wiring
 from shoal.check.findings import Finding, Rule, Severity
-from shoal.check.forests import contract as forest
 from shoal.check.models import Repository
 from shoal.check.python import code, streams
 from shoal.check.repositories import read_repository

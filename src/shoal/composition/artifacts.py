@@ -97,7 +97,8 @@ def _read(model: ModelConfig, path: Path, *, is_embedded: bool) -> Mapping[str, 
         return read_onnx(path)
     if path.suffix == ".tl" and model.backend == "fil":
         forest = read_forest(path)
-        forest.check(model.spec, path, is_ours=is_embedded)
+        if is_embedded:
+            forest.check(model.spec, path)
         return forest.ties
     if not path.is_file():
         raise ArtifactError(f"{path} is not a file: it is {describe_place(path)}.", MAKE_AGAIN)

@@ -18,7 +18,7 @@ from shoal.component.artifact_files import GREATEST, MAKE_AGAIN, check_file, des
 from shoal.component.provenance import parse_ties
 from shoal.component.spec import ModelSpec
 from shoal.errors import ArtifactError
-from shoal.forests.postprocessing import Settings
+from shoal.forests.treelite import Settings
 
 _Array = npt.NDArray[Any]
 _FOREST = "Treelite checkpoint"
@@ -63,23 +63,22 @@ class Forest:
         """Whether it was trained for classification."""
         return self.task in (Task.BINARY, Task.MULTICLASS)
 
-    def check(self, spec: ModelSpec, path: Path, *, is_ours: bool) -> None:
-        """Check the forest at ``path`` against a model's declared inputs; with ``is_ours`` (shoal's own backend serves
-        it) also against its outputs, under the model's settings.
+    def check(self, spec: ModelSpec, path: Path) -> None:
+        """Check the forest at ``path`` against a model's declared tensors, for shoal's own backend.
 
         Raises:
             ArtifactError: they do not fit, or a setting is invalid.
         """
-        settings = Settings.read(spec) if is_ours else Settings()
+        settings = Settings.read(spec)
         num_outputs = self.num_targets * self.num_classes
         widths = settings.widths(num_outputs, is_classifier=self.is_classifier) if self.num_targets == 1 else ()
         takes_fit = [tensor.dims for tensor in spec.inputs] == [(self.num_features,)]
         gives_fit = [tensor.dims for tensor in spec.outputs] in [[(width,)] for width in widths]
-        if takes_fit and (gives_fit or not is_ours):
+        if takes_fit and gives_fit:
             return
         gives = "1 score" if (self.task, num_outputs) == (Task.REGRESSION, 1) else "classes or several scores"
         tensors = [f"{tensor.name} {list(tensor.dims)}" for tensor in (*spec.inputs, *spec.outputs)]
-        right = f" (of width {' or '.join(map(str, widths))} under these settings)" if widths and is_ours else ""
+        right = f" (of width {' or '.join(map(str, widths))} under these settings)" if widths else ""
         raise ArtifactError(
             f"{path} takes {self.num_features} features and gives {gives}; the config of {spec.name} declares"
             f" {', '.join([*tensors, *settings.given])}.",
@@ -93,11 +92,23 @@ def read_forest(path: Path) -> Forest:
     Raises:
         ArtifactError: it is not such a file, or is damaged.
     """
-    begins = check_file(path, _FOREST)
+    check_file(path, _FOREST)
     try:
-        return _read_forest(_Fields(path.read_bytes()))
+        return parse_forest(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise refusal(path, _FOREST, describe_bytes(begins) or f"{error}") from error
+        raise refusal(path, _FOREST, f"{error}") from error
+
+
+def parse_forest(content: bytes) -> Forest:
+    """Parse a whole Treelite checkpoint, as ``read_forest`` does.
+
+    Raises:
+        ValueError: it is not a checkpoint, or is damaged; the text says what it is.
+    """
+    try:
+        return _read_forest(_Fields(content))
+    except ValueError as error:
+        raise ValueError(describe_bytes(content[:32]) or str(error)) from error
 
 
 class _Fields:

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from shoal.check.boosters import is_json, parse_xgboost, read_fields, read_xgboost_head
 from shoal.component.artifact_files import describe_bytes
-from shoal.forests.boosters import is_json, parse_xgboost, read_fields, read_xgboost_head
 from shoal.project.importing.isolated_reader import read_apart, refuse
 from shoal.project.importing.verify_forest import Found
 

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from shoal import errors
-from shoal.component.artifact_files import describe_bytes
 from shoal.errors import ArtifactError
-from shoal.forests.checkpoints import Forest, read_forest
+from shoal.forests.checkpoints import Forest, parse_forest
 
 CHECKPOINT = "checkpoint.tl"
 SAVE_AGAIN = "Save it again, with the library that trained it."
@@ -61,12 +60,8 @@ def load_checkpoint(content: bytes, name: str) -> tuple[Any, Forest]:
     """
     import treelite
 
-    with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
-        path = Path(folder) / CHECKPOINT
-        path.write_bytes(content)
-        try:
-            forest = read_forest(path)
-        except ArtifactError as error:
-            why = error.what.partition(f"{path} is not a Treelite checkpoint: ")[2].rstrip(".") or error.what
-            raise refuse(name, describe_bytes(content[:32]) or why) from error
+    try:
+        forest = parse_forest(content)
+    except ValueError as error:
+        raise refuse(name, str(error)) from error
     return treelite.Model.deserialize_bytes(content), forest

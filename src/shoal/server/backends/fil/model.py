@@ -9,8 +9,7 @@ from shoal.component import Array, Arrays, Component, Context, Device
 from shoal.component.provenance import check_ties
 from shoal.errors import needs
 from shoal.forests import checkpoints
-from shoal.forests.postprocessing import Settings
-from shoal.forests.treelite import check_categories, find_categories, load_forest
+from shoal.forests.treelite import Settings, check_categories, find_categories, load_model, make_predict
 
 _DEFAULT_STREAM = 1  # cudaStreamLegacy of cuda_runtime_api.h; nvForest's default stream is not ordered after it
 
@@ -26,11 +25,13 @@ class Forest(Component):
         path = context.artifact("checkpoint.tl")
         forest = checkpoints.read_forest(path)  # before Treelite or nvForest, which a damaged file can crash
         check_ties(forest.ties, path)
-        forest.check(context.spec, path, is_ours=True)
+        forest.check(context.spec, path)
         self.settings = Settings.read(context.spec)
-        self.predict = load_forest(path) if context.device.is_host else _on_gpu(path, forest, context.device)
-
-        self.categories = find_categories(path) if context.device.is_host else ()
+        if context.device.is_host:
+            model = load_model(path)
+            self.predict, self.categories = make_predict(model), find_categories(model)
+        else:
+            self.predict, self.categories = _on_gpu(path, forest, context.device), ()
 
     def check(self, inputs: Arrays) -> None:
         (features,) = self.context.spec.inputs
