@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 OUT, ERR = Console(highlight=False), Console(stderr=True, highlight=False)
 LINE_EVERY = 60.0  # seconds
-MIN_TEXT_WIDTH = 20  # of a text in a table, on however narrow a terminal
+MIN_TEXT_WIDTH = 20  # characters of a text in a table, however narrow the terminal is
 
 
 def plain(text: str) -> str:
@@ -91,7 +91,7 @@ def show_rows() -> Iterator[Callable[[int, float | None], None]]:
 def print_table(
     given: Sequence[str], names: Sequence[str], rows: Iterable[tuple[Sequence[Any], Sequence[str]]], title: str = ""
 ) -> None:
-    """Print one line per row: what was given, shortened to the width that the answers leave, and the answers, whole."""
+    """Print one line per row: the inputs, shortened to the width that remains, and the answers in full."""
     found = [(shown, answers) for shown, answers in rows]
     widths = [max([len(name), *(len(answers[at]) for _, answers in found)]) for at, name in enumerate(names)]
     room = max(MIN_TEXT_WIDTH, (OUT.width - 1 - sum(width + 3 for width in widths)) // max(1, len(given)) - 3)
@@ -154,10 +154,10 @@ Data = Annotated[
     ),
 ]
 TextColumn = Annotated[
-    str | None, typer.Option(metavar="NAME", help="The column of the texts, where it goes by another name.")
+    str | None, typer.Option(metavar="NAME", help="The column of the texts, if its name is not recognised.")
 ]
 TargetColumn = Annotated[
-    str | None, typer.Option(metavar="NAME", help="The column of the targets, where it goes by another name.")
+    str | None, typer.Option(metavar="NAME", help="The column of the targets, if its name is not recognised.")
 ]
 Encoder = Annotated[
     str, typer.Option(metavar="ENCODER", help="A BERT-family encoder: a folder, or a Hugging Face name.")
@@ -165,7 +165,7 @@ Encoder = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Placement = Annotated[
     Literal["cpu", "hybrid", "gpu"],
-    typer.Option(help="Where the models run; hybrid: text and scores with the client, the models on the GPU."),
+    typer.Option(help="Where the models run; hybrid: pre- and postprocessing in the client, the models on the GPU."),
 ]
 Protocol: TypeAlias = Literal["grpc", "http"]
 Url = Annotated[
@@ -175,7 +175,10 @@ Target = Annotated[
     str, typer.Option(metavar="RELEASE", help="embedded, or a release of NVIDIA's container such as 26.06.")
 ]
 Gpu = Annotated[
-    str, typer.Option(metavar="NUMBERS", help="Pin the models to these: 0,1 (or none, for hybrid on the host).")
+    str,
+    typer.Option(
+        metavar="NUMBERS", help="Pin the models to these GPUs: 0,1 (or none: hybrid with the models on the CPU)."
+    ),
 ]
 Concurrency = Annotated[int, typer.Option(help="Requests in flight that memory is sized for.")]
 

@@ -41,7 +41,7 @@ class Finding:
 
 
 def examine(repository: Path | None = None) -> list[Finding]:
-    """Run all checks, in the order of a server's start, and those of ``repository`` if given."""
+    """Run all checks, in the order of a server's start, then those of ``repository`` if it is given."""
     found: list[Finding] = []
     for finding in (each for check in _CHECKS for each in check()):
         if finding.level != FAULT or finding.found not in [other.found for other in found]:  # NumPy's is also Triton's
@@ -82,7 +82,7 @@ def _server() -> Iterator[Finding]:
 
 
 def _stub(path: Path) -> Iterator[Finding]:
-    if importlib.util.find_spec("elftools") is None:  # required to read it
+    if importlib.util.find_spec("elftools") is None:  # reads the stub
         yield Finding("stub", OK, f"{path} (not read: pip install 'shoal[env]')")
         return
     try:

@@ -43,12 +43,12 @@ class Process:
 
     @property
     def is_ended(self) -> bool:
-        """Whether it is a zombie or dead."""
+        """Whether the process is a zombie or dead."""
         return self.state in "ZX"
 
     @property
     def ending(self) -> str:
-        """Signal or exit code that it ended with; empty while it runs."""
+        """Signal or exit code with which the process ended; empty while it runs."""
         if not self.is_ended:
             return ""
         if os.WIFSIGNALED(self.exit_code):
@@ -56,11 +56,11 @@ class Process:
         return f"with exit code {os.WEXITSTATUS(self.exit_code)}"
 
     def arguments(self) -> list[str]:
-        """Read its command line; empty once it has ended."""
+        """Read the command line; empty once the process has ended."""
         return _read(self.pid, "cmdline").split("\0")[:-1]
 
     def variables(self) -> dict[str, str]:
-        """Read the environment that it was started with; empty without permission."""
+        """Read the environment variables at the process's start; empty without permission."""
         return dict(line.split("=", 1) for line in _read(self.pid, "environ").split("\0") if "=" in line)
 
 
@@ -81,7 +81,7 @@ def find_process(pid: int) -> Process | None:
 
 
 def find_descendants(pid: int) -> list[Process]:
-    """Return the processes that a process has started, and theirs."""
+    """Return the processes that a process has started, directly or through others."""
     found: list[Process] = []
     for task in (_PROC / str(pid) / "task").glob("*"):
         for child in _read(pid, f"task/{task.name}/children").split():

@@ -53,7 +53,7 @@ def test_prompts_and_answers_have_the_wanted_lengths(
 
 def test_what_is_refused(service: Service, shoal: Shoal) -> None:
     asked = ["bench", "--url", service.grpc, "--quick"]
-    with pytest.raises(InputError, match="Model llm-hf has not input max_tokens: it cannot be measured in tokens"):
+    with pytest.raises(InputError, match="Model llm-hf lacks input max_tokens: it cannot be measured in tokens"):
         shoal(*asked, "--model", "llm-hf")
     with pytest.raises(InputError, match="the model's context is 1024"):
         shoal(*asked, "--model", "llm", "--output-tokens", "1024")

@@ -84,13 +84,13 @@ def _check(client: Client, model: str) -> None:
     if missing or not generates_text(spec.outputs):
         lacks = f"input {missing[0]}" if missing else f"one of the outputs {', '.join(sorted(_OUTPUTS))}"
         raise InputError(
-            f"Model {model} has not {lacks}: it cannot be measured in tokens.",
+            f"Model {model} lacks {lacks}: it cannot be measured in tokens.",
             "Name a model that generates text: --model llm; or measure a repository in rows: shoal bench REPOSITORY",
         )
 
 
 def write_prompt(words: int, number: int) -> str:
-    """Write the ``number``-th prompt of so many common words, in an order of its own: engines have no cache of it."""
+    """Write the ``number``-th prompt; its order of the words is its own, so that no engine has it in its cache."""
     first, *rest = itertools.islice(itertools.cycle(_WORDS), words)
     random.Random(number).shuffle(rest)
     return " ".join([first, *rest])
@@ -138,7 +138,7 @@ def _load(pool: Pool, model: str, cell: TokenCell, prompts: Iterator[str], setti
 
 
 class Timeline(NamedTuple):
-    """One answer: when it was asked for, and at which times how many of its tokens had come, all in clock seconds."""
+    """Times of one answer, in clock seconds: of the request, of each arrival with the tokens so far, and of the end."""
 
     start: float
     arrivals: tuple[tuple[float, int], ...]
@@ -147,10 +147,10 @@ class Timeline(NamedTuple):
 
     @classmethod
     def read(cls, pieces: Iterable[Piece], clock: Callable[[], float] = time.perf_counter) -> Timeline:
-        """Read an answer as it comes; pieces without a new token only extend it.
+        """Read the pieces of an answer as they arrive; a piece without a new token only moves the end.
 
         Raises:
-            ServerError: it has no tokens, or ends before its last piece.
+            ServerError: the answer has no tokens, or ends before its last piece.
         """
         start = end = clock()
         arrivals: list[tuple[float, int]] = []

@@ -22,10 +22,10 @@ def bench(
     repositories: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="Repositories of one pipeline, such as cpu and gpu; none: a running model that generates text."
+            help="Repositories of one pipeline, such as build/cpu build/gpu. Without: a running language model."
         ),
     ] = None,
-    model: Annotated[str, typer.Option(help="The model, if the repository has several ensembles.")] = "",
+    model: Annotated[str, typer.Option(help="The ensemble, if a repository has several; or the language model.")] = "",
     rows: Annotated[
         Path | None,
         typer.Option("--inputs", help="Rows: a .csv, .jsonl, .parquet or .xlsx. Default: shoal's own texts."),
@@ -33,18 +33,23 @@ def bench(
     text_column: Annotated[
         str, typer.Option(help="The column of texts. Default: `text`, or the one with the input's name.")
     ] = "",
-    protocol: Annotated[Protocol, typer.Option(help="How to ask the server.")] = "grpc",
+    protocol: Annotated[Protocol, typer.Option(help="Protocol of the requests.")] = "grpc",
     batches: Annotated[str, typer.Option(help="Rows per request: 1,8,64. Default: 1, 2, 4 ... 512.")] = "",
     callers: Annotated[
-        str, typer.Option(help="Requests at a time: 1,16. Default: 1 and 16 of single rows, 2 of larger requests.")
+        str, typer.Option(help="Callers in parallel: 1,16. Default: 1 and 16 with single rows, 2 with larger requests.")
     ] = "",
     url: Url = "",
-    input_tokens: Annotated[str, typer.Option(help="Of text generation: tokens per prompt. Default: 32.")] = "",
-    output_tokens: Annotated[str, typer.Option(help="Tokens per answer. Default: 8,32,128.")] = "",
-    concurrency: Annotated[str, typer.Option(help="Streams at a time. Default: 1,16.")] = "",
-    seconds: Annotated[float | None, typer.Option(min=0.1, help="Of each load, after its warm-up. Default: 4.")] = None,
-    repeats: Annotated[int | None, typer.Option(min=1, help="Times that every load is measured. Default: 3.")] = None,
-    is_quick: Annotated[bool, typer.Option("--quick", help="Three sizes, 1 second each, twice: a first look.")] = False,
+    input_tokens: Annotated[str, typer.Option(help="Tokens per prompt, of a language model. Default: 32.")] = "",
+    output_tokens: Annotated[str, typer.Option(help="Tokens per answer, of a language model. Default: 8,32,128.")] = "",
+    concurrency: Annotated[str, typer.Option(help="Streams in parallel, of a language model. Default: 1,16.")] = "",
+    seconds: Annotated[
+        float | None, typer.Option(min=0.1, help="Seconds per load, after its warm-up. Default: 4.")
+    ] = None,
+    repeats: Annotated[int | None, typer.Option(min=1, help="How often each load is measured. Default: 3.")] = None,
+    is_quick: Annotated[
+        bool,
+        typer.Option("--quick", help="A first look: requests of 1, 8 and 32 rows, each measured twice for 1 second."),
+    ] = False,
     is_report: Annotated[
         bool, typer.Option("--report", help="Name the bottleneck, what would help, and what would not.")
     ] = False,

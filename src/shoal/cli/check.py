@@ -24,7 +24,8 @@ def check(
         typer.Argument(metavar="[PATH]...", help="Model repositories, models' folders, or model folders."),
     ] = None,
     target: Annotated[
-        str | None, typer.Option(help="The server it is for: embedded, or a release of NVIDIA's container: 26.06.")
+        str | None,
+        typer.Option(help="The server that is to serve it: embedded, or a release of NVIDIA's container: 26.06."),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Warnings fail too; advice does not.")] = False,
     explain: Annotated[str, typer.Option(help="Explain a rule and its reason; `all` for every rule.")] = "",
@@ -36,8 +37,8 @@ def check(
 ) -> None:
     """Find the mistakes in model repositories before Triton does.
 
-    It needs no server, no GPU, and none of the models' libraries, and runs no code of the repository. The exit code is
-    0 without errors, 1 after an error (with --strict a warning too), and 2 if there is nothing to check.
+    The check needs no server, no GPU and none of the models' libraries, and runs no code of the repository. Exit code:
+    0 without errors, 1 with an error (with --strict also with a warning), 2 if there is nothing to check.
     """
     from shoal.check import check as find
     from shoal.check.reports import explain_rules, github, sarif

@@ -15,12 +15,12 @@ from rich.text import Text
 from shoal.console import OUT, Json, print_blocks, print_json
 from shoal.errors import InputError, SetupError
 
-_USUAL = 18  # longest name or type, in characters, that is not wrapped: four of them fit into 80 columns
+_USUAL = 18  # longest name or type, in characters, that is not wrapped: four such columns fit into 80 characters
 _WRAPPED = "moves"
 _SUFFIXES = {".mmd": "mermaid", ".mermaid": "mermaid", ".svg": "svg", ".png": "png"}
 
 Folder = Annotated[Path, typer.Argument(help="An ensemble, such as build/repository/NAME, or a repository with one.")]
-Model = Annotated[str, typer.Option(help="The model of the repository, where it has several ensembles.")]
+Model = Annotated[str, typer.Option(help="The ensemble, if the repository has several.")]
 
 
 def graph(
@@ -35,7 +35,8 @@ def graph(
 ) -> None:
     """Draw an ensemble: steps and their devices, tensors with dtype and shape, host round trips in red.
 
-    Tensors that come many times per request are drawn double, and what code calls with dashed arrows.
+    Arrows of tensors that come many times per request are double. A dashed arrow leads to a model that another model's
+    code calls.
     """
     from shoal.draw import picture
     from shoal.draw.mermaid import draw
@@ -87,7 +88,7 @@ def describe(folder: Folder, model: Model = "", as_json: Json = False) -> None:
 
 
 def _print_steps(steps: Sequence[Mapping[str, Any]]) -> None:
-    """Print the table of steps and what their models hold; steps of one level run concurrently."""
+    """Print the table of steps; steps of one level run in parallel."""
     from shoal.draw.boxes import legible
 
     names = ("level", "step", "backend", "device", "instances", "rows", "batching")

@@ -45,36 +45,38 @@ def _limit(help_text: str) -> Any:
 
 def serve(
     repository: Annotated[Path, typer.Argument(help="A model repository.")],
-    http_port: Annotated[int, typer.Option(help="0 is any free one.")] = 8000,
-    grpc_port: Annotated[int, typer.Option(help="0 is any free one.")] = 8001,
-    metrics_port: Annotated[int, typer.Option(help="0 is any free one.")] = 8002,
-    host: Annotated[str, typer.Option(help="The address to listen at; 0.0.0.0 is any.")] = "127.0.0.1",
+    http_port: Annotated[int, typer.Option(help="Port for HTTP; 0: any free port.")] = 8000,
+    grpc_port: Annotated[int, typer.Option(help="Port for gRPC; 0: any free port.")] = 8001,
+    metrics_port: Annotated[int, typer.Option(help="Port for metrics; 0: any free port.")] = 8002,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0: all of this machine.")] = "127.0.0.1",
     grace: Annotated[float, typer.Option(help="Seconds for requests in flight to finish when stopping.")] = 30.0,
     max_wait: Annotated[float, typer.Option(help="Refuse requests that would wait longer, in seconds.")] = 10.0,
     is_open: Annotated[
-        bool, typer.Option("--open", help="Accept any client that reaches --host, off loopback too.")
+        bool, typer.Option("--open", help="Accept clients of other machines: for a --host other than loopback.")
     ] = False,
     expose: Annotated[
         list[str] | None,
-        typer.Option(help="A model to ask, beside those composed by name, ensembles and public ones; repeat it."),
+        typer.Option(help="Another model that clients may ask, beside ensembles and public models; repeat it."),
     ] = None,
     max_request_mib: Annotated[float, typer.Option(help="The largest request, in MiB.")] = 64.0,
-    model_memory_mib: Annotated[float, typer.Option(help="The most for a model's process, in MiB; 0: no limit.")] = 0.0,
-    max_restarts: Annotated[int, typer.Option(help="Within ten minutes, before further ones are delayed.")] = 10,
+    model_memory_mib: Annotated[float, typer.Option(help="Memory of each model's process, in MiB; 0: no limit.")] = 0.0,
+    max_restarts: Annotated[
+        int, typer.Option(help="Restarts within ten minutes before further ones are delayed.")
+    ] = 10,
     load_seconds: Annotated[float, typer.Option(help="Seconds that all models may take to load.")] = 600.0,
     resends: Annotated[
         bool, typer.Option("--resend/--no-resend", help="Resend a request once if its model died.")
     ] = True,
     memory_mib: Annotated[float, _limit("Memory for requests and answers, in MiB.")] = 1024.0,
     max_streams: Annotated[int, _limit("Open streams.")] = 256,
-    client_share: Annotated[float, _limit("Of memory, HTTP connections and streams, for one address.")] = 0.5,
+    client_share: Annotated[float, _limit("Share of memory, connections and streams for one address.")] = 0.5,
     trusted_proxy: Annotated[
         list[str] | None, _limit("An address whose X-Forwarded-For is believed; repeat it.")
     ] = None,
-    head_seconds: Annotated[float, _limit("For a request's head, or a stream's first message.")] = 10.0,
-    body_seconds: Annotated[float, _limit("For a body, plus a second for each --body-kib.")] = 30.0,
+    head_seconds: Annotated[float, _limit("Seconds for a request's head, or a stream's first message.")] = 10.0,
+    body_seconds: Annotated[float, _limit("Seconds for a body, plus one per --body-kib KiB.")] = 30.0,
     body_kib: Annotated[float, _limit("KiB per second that a large body must reach.")] = 256.0,
-    unread_seconds: Annotated[float, _limit("For an answer that its client does not read.")] = 30.0,
+    unread_seconds: Annotated[float, _limit("Seconds for an answer that its client does not read.")] = 30.0,
     log: Annotated[Path | None, typer.Option(help="Also write the whole log to this file, as JSON lines.")] = None,
     is_checked: Annotated[
         bool, typer.Option("--check/--no-check", help="Start nothing if `shoal check` finds an error.")
@@ -141,7 +143,7 @@ def _check(repository: Path) -> None:
 
 
 def _print_pipelines(repository: Path, exposed: Iterable[str], address: str) -> None:
-    """Print what clients may ask: each pipeline's signature, and a command that asks it."""
+    """Print the signature of each pipeline that clients may ask, and a command that sends it a request."""
     from shoal.bulk.inputs import show_example
     from shoal.gateway.models import find_exposed
     from shoal.repository.default_model import read_configs
@@ -161,10 +163,10 @@ def _print_pipelines(repository: Path, exposed: Iterable[str], address: str) -> 
 
 
 def doctor(
-    repository: Annotated[Path | None, typer.Argument(help="A model repository that it is to serve.")] = None,
+    repository: Annotated[Path | None, typer.Argument(help="The model repository to serve.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Check whether this machine can serve, or serve a repository, without starting; exit code 1 if it cannot."""
+    """Check whether this machine can run Triton and serve a repository; exit code 1 if it cannot."""
     from shoal.doctor import FAULT, OK, examine
 
     findings = examine(repository)

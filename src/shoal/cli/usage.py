@@ -22,16 +22,16 @@ def _name_kinds(params: list[Any], context: Any) -> list[Any]:
 
 
 class Command(TyperCommand):
-    """A command of shoal's."""
+    """Command whose help names kinds of values."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return its parameters."""
+        """Return the parameters, with the kinds of their values."""
         return _name_kinds(super().get_params(ctx), ctx)
 
 
 class Group(TyperGroup):
-    """A group of commands of shoal's."""
+    """Group of commands whose help names kinds of values."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return its parameters."""
+        """Return the parameters, with the kinds of their values."""
         return _name_kinds(super().get_params(ctx), ctx)

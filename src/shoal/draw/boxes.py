@@ -15,7 +15,7 @@ LEGEND = "double, *: many per request"
 
 @dataclass(frozen=True)
 class Box:
-    """A step, a model that code calls, the request, or the answer; ``kind`` is one of the constants above."""
+    """A step, a model that another model's code calls, the request, or the answer; ``kind`` is a constant above."""
 
     title: str
     subtitle: str
@@ -26,7 +26,7 @@ class Box:
 class Joined:
     """All tensors that go from one box to another, as one arrow; ``warning`` names a costly copy among them.
 
-    An arrow without tensors is a call: code in the one asks the other, and reads its answers.
+    An arrow without tensors is a call: the code of one model sends requests to the other.
     """
 
     source: int
@@ -35,23 +35,23 @@ class Joined:
 
     @property
     def warning(self) -> str:
-        """Host round trip of one of the tensors, or its copy to another GPU; else empty."""
+        """The costly copy of one of the tensors, a host round trip or a copy to another GPU; else empty."""
         crossings = {edge.crossing for edge in self.edges}
         return next((costly for costly in (ROUND_TRIP, TO_OTHER_GPU) if costly in crossings), "")
 
     @property
     def is_repeated(self) -> bool:
-        """Whether its tensors come many times per request."""
+        """Whether one of the tensors comes many times per request."""
         return any(edge.is_repeated for edge in self.edges)
 
     @property
     def lines(self) -> list[tuple[str, str]]:
-        """Name and type of each tensor; a name that comes many times is marked ``*``."""
+        """Name and type of each tensor; ``*`` marks a tensor that comes many times per request."""
         return [(f"{edge.name} *" if edge.is_repeated else edge.name, edge.tensor.kind) for edge in self.edges]
 
 
 def list_boxes(graph: Graph) -> list[Box]:
-    """List the request, the steps and the answer, then the models that code calls."""
+    """List the request, the steps and the answer, then the models that other models' code calls."""
     steps = [_box(step.model, graph.members[step.model]) for step in graph.steps]
     called = [_box(name, graph.members.get(name)) for name in _called(graph)]
     return [Box("request", "", END), *steps, Box("answer", "", END), *called]
@@ -82,7 +82,7 @@ def join_edges(graph: Graph) -> list[Joined]:
 
 
 def _join_calls(graph: Graph) -> list[Joined]:
-    """Make an arrow of each call, from every step of the caller."""
+    """Make an arrow for each call, from every step of the calling model."""
     first = len(graph.steps) + 2
     called = {name: first + number for number, name in enumerate(_called(graph))}
     steps = [step.model for step in graph.steps]

@@ -32,7 +32,7 @@ _UNSAFE = re.compile(r"^[\W_]|^\d+[.)]|[^\w ,·()/\[\]+.-]|_$")
 
 
 def draw(graph: Graph) -> str:
-    """Return the graph as Mermaid text. It needs no levels: a graph with a cycle is drawn too."""
+    """Return the graph as Mermaid text."""
     boxes = list_boxes(graph)
     names = ["request", *(f"s{index}" for index in range(len(graph.steps))), "answer"]
     names += [f"c{index}" for index in range(len(boxes) - len(names))]
