@@ -306,6 +306,6 @@ MISTAKES: list[tuple[str, Make, dict[str, Any], str, str]] = [
         lambda folder: SVC().fit(ROWS, BINARY),
         {},
         "scikit-learn's SVC is not a forest",
-        "Known: RandomForest",
+        "Known forests: RandomForest",
     ),
 ]

@@ -150,7 +150,7 @@ def test_what_is_derived_is_written_and_said(project: Path) -> None:
 
 def test_labels_may_be_given_where_a_file_has_none(tmp_path: Path) -> None:
     source, _ = SERVED["xgboost_three"].make(tmp_path)
-    draft = draft_forest(source, "triage", labels=["easy", "hard", "odd"], num_features=6, max_batch_size=8)
+    draft = draft_forest(source, "triage", labels=["easy", "hard", "odd"], max_batch_size=8)
     assert draft.message.parameters["labels"].string_value == '["easy", "hard", "odd"]'
     assert draft.message.max_batch_size == 8
     plain = draft_forest(source, "triage")

@@ -27,10 +27,10 @@ from shoal.composition.compose import compose
 from shoal.encoders import export
 from shoal.encoders.encoder import Trunked
 from shoal.encoders.fusing import fuse
-from shoal.encoders.heads import SIGMOID, SOFTMAX, Embedder, Headed
 from shoal.encoders.packaged import SMALL_ENCODER
 from shoal.errors import ArtifactError
 from shoal.local import load
+from shoal.project.importing.encoders import SIGMOID, SOFTMAX, Embedder, Headed
 from shoal.readability.encoder import Encoder, load_encoder
 from shoal.readability.report import REPORT
 from shoal.repository.placement import Plan

@@ -126,7 +126,6 @@ def add_model(
         typer.Option("--input", metavar="[NAME:]DTYPE:DIMS", help="TorchScript: each argument, such as INT64:-1."),
     ] = None,
     mask: Annotated[str | None, typer.Option(help="TorchScript, ONNX: the input that says how long a row is.")] = None,
-    features: Annotated[int | None, typer.Option(min=1, help="Forests: how many it must take.")] = None,
     labels: Annotated[
         list[str] | None,
         typer.Option("--label", metavar="NAME", help="Forests: the name of each class, in their order."),
@@ -156,7 +155,7 @@ def add_model(
     from shoal.project.importing.add_model import add_model as add
 
     options: dict[str, Any] = {
-        "inputs": inputs, "mask": mask, "num_features": features, "labels": labels, "head": head, "pooling": pooling,
+        "inputs": inputs, "mask": mask, "labels": labels, "head": head, "pooling": pooling,
         "normalise": normalise, "tokenizer": tokenizer, "max_length": max_length, "revision": revision, "format": form,
         "max_batch_size": max_batch_size,
     }  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from inspect import Parameter, signature
@@ -56,13 +55,6 @@ _ADVICE = {
     ".bin": _TORCH_SAVE, ".safetensors": "Name the folder that holds it beside its config.json, and its head.",
     ".model": _XGBOOST, ".bst": _XGBOOST, ".h5": _TENSORFLOW, ".keras": _TENSORFLOW, ".pb": _TENSORFLOW,
 }  # fmt: skip
-# scikit-learn's other estimators: the words of their refusal, and the way out.
-_NOT_A_FOREST = "is not a forest"
-_OTHER_ESTIMATORS = (
-    "Convert it to ONNX, a Pipeline as a whole: skl2onnx.to_onnx(model, rows[:1]), for a classifier with"
-    " options={'zipmap': False}; then type: shoal add-model model.onnx NAME. Or write it as a component; one that is"
-    " linear begins with: shoal new model NAME."
-)
 # Kinds of objects, by the package that a class of theirs is defined in.
 _PACKAGES = {"sklearn": _FOREST, "xgboost": _FOREST, "lightgbm": _FOREST, "treelite": _FOREST, "torch": _TORCHSCRIPT}
 _SAVED_FIRST = {
@@ -115,13 +107,8 @@ def add_model(
             given[_SCRATCH] = scratch / "made"
         if _PROGRESS in taken:
             given[_PROGRESS] = on_progress
-        try:
-            with stage(on_progress, f"reading and trying {kind.what}") if _PROGRESS not in taken else nullcontext():
-                imported = draft(source, name, **given)
-        except InputError as error:
-            if kind == _FOREST and _NOT_A_FOREST in error.what:
-                raise InputError(error.what, f"{_OTHER_ESTIMATORS} {error.fix}") from error
-            raise
+        with stage(on_progress, f"reading and trying {kind.what}"):
+            imported = draft(source, name, **given)
         for other in {Path(path).parts[1] for path in imported.beside}:
             check_name(other, {**available, name: as_config(imported.message, root / "models" / name)})
         for line in imported.said:

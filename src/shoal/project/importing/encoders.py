@@ -1,4 +1,7 @@
-"""Import of Hugging Face encoders by name or folder, as embeddings or with their own trained head."""
+"""Import of Hugging Face encoders by name or folder, as embeddings or with their own trained head.
+
+Also the modules that are exported for them.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from shoal.component.artifact_files import sha256
 from shoal.component.spec import TensorSpec
-from shoal.encoders.encoder import HEADS, POOLINGS, Trunked, describe_revision, published, read_tokenizer
+from shoal.encoders.encoder import HEADS, POOLINGS, Trunked, describe_revision, pool, published, read_tokenizer
 from shoal.encoders.export import NAMES, TOLERANCE, export_encoder
-from shoal.encoders.heads import NOTHING, SIGMOID, SOFTMAX, Embedder, Headed
 from shoal.encoders.length_bucketing import ATTENTION_MASK
 from shoal.errors import InputError, needs
 from shoal.progress import OnProgress
@@ -26,6 +29,7 @@ from shoal.text.tokens import LENGTHS
 EMBEDDING, CLASSIFICATION, REGRESSION = KINDS = ("embedding", "classification", "regression")
 FORMATS = {"torchscript": ("pytorch", "model.pt"), "onnx": ("onnxruntime", "model.onnx")}
 VOCABULARY, TOKENIZER = "vocab.txt", "tokenizer.json"
+SOFTMAX, SIGMOID, NOTHING = "softmax", "sigmoid", ""  # activations of heads
 _LEAF = "tokenizer"  # shoal's model folder to copy
 _ONE_TEXT = (
     "note: it takes one text per row, without a second text and without segment ids (token_type_ids are 0). If its head"
@@ -304,3 +308,69 @@ def _copy_tokenizer(
         settings["lowercase"] = "true" if encoder.is_lowercase else "false"
     copy = draft_like(name, _LEAF, settings=settings, artifacts={tokens.name: tokens}, project=scratch)
     return {path: content for path, content in copy.draft.files.items() if path.startswith(f"preprocess/{name}/")}
+
+
+# --- modules to export -----------------------------------------------------------------------------------------------
+
+
+class Embedder(Trunked):
+    """Pooled last hidden states of a trunk; ``is_normalised``: each row is divided by its Euclidean length."""
+
+    def __init__(self, trunk: nn.Module, pooling: str, *, is_normalised: bool) -> None:
+        super().__init__(trunk)
+        self.pooling, self.is_normalised = pooling, is_normalised
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Return embeddings FP32 ``[rows, hidden_size]`` for token ids and mask, INT64 ``[rows, width]``."""
+        hidden = self.trunk(input_ids=ids, attention_mask=mask).last_hidden_state.float()
+        pooled = pool(hidden, mask, self.pooling)
+        return nn.functional.normalize(pooled, dim=1) if self.is_normalised else pooled
+
+
+class Headed(Trunked):
+    """Sequence classifier of transformers, split into its trunk and its head.
+
+    The head computes in FP32, as published, whatever the trunk's dtype. ``activation`` turns its logits into
+    probabilities. ``model`` cannot be used afterwards.
+    """
+
+    def __init__(self, model: Any, activation: str) -> None:
+        prefix = model.base_model_prefix
+        super().__init__(getattr(model, prefix))
+        self._given = _Given()
+        setattr(model, prefix, self._given)
+        self.head, self.activation = model, activation
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Return probabilities or scores FP32 ``[rows, num_labels]`` for ids and mask, INT64 ``[rows, width]``."""
+        self._given.box.outputs = _in_fp32(self.trunk(input_ids=ids, attention_mask=mask))
+        logits: Tensor = self.head(input_ids=ids, attention_mask=mask).logits
+        self._given.box.outputs = None
+        if self.activation == SOFTMAX:
+            return logits.softmax(dim=-1)
+        return logits.sigmoid() if self.activation == SIGMOID else logits
+
+
+class _Box:
+    """Container that hides the trunk's outputs from the tracer."""
+
+    outputs: Any = None
+
+
+class _Given(nn.Module):
+    """Stand-in for the trunk inside a published model: it returns the outputs that the trunk already computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.box = _Box()
+
+    def forward(self, *_: Any, **__: Any) -> Any:
+        return self.box.outputs
+
+
+def _in_fp32(outputs: Any) -> Any:
+    """Convert the tensors of a model's outputs to single precision, in place."""
+    for name, value in outputs.items():
+        if isinstance(value, torch.Tensor):
+            outputs[name] = value.float()
+    return outputs

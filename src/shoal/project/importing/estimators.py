@@ -27,6 +27,11 @@ _KNOWN = (
     "GradientBoostingRegressor", "GradientBoostingClassifier", "HistGradientBoostingRegressor",
     "HistGradientBoostingClassifier", "IsolationForest",
 )  # fmt: skip
+_OTHER_ESTIMATORS = (
+    "Convert it to ONNX, a Pipeline as a whole: skl2onnx.to_onnx(model, rows[:1]), for a classifier with"
+    " options={'zipmap': False}; then type: shoal add-model model.onnx NAME. Or write it as a component; one that is"
+    " linear begins with: shoal new model NAME."
+)
 _MOST_CATEGORIES = 2**24  # FP32 represents every whole number up to here
 # Prefixes of types that such estimators contain and skops does not trust by default. The last two are in the encoder of
 # categories, which is read and never called: a partial of check_array.
@@ -52,7 +57,8 @@ def import_estimator(estimator: Any) -> Found:
     if not isinstance(estimator, tuple(getattr(ensemble, name) for name in _KNOWN)):
         raise InputError(
             f"{what} is not a forest that can be added.",
-            f"Known: {', '.join(_KNOWN)}. For a Pipeline, give its last step; the steps before it become components.",
+            f"{_OTHER_ESTIMATORS} Known forests: {', '.join(_KNOWN)}. For a Pipeline, give its last step; the steps"
+            " before it become components.",
         )
     try:
         check_is_fitted(estimator)

@@ -24,7 +24,6 @@ def draft_forest(
     source: Any,
     name: str,
     *,
-    num_features: int | None = None,
     labels: Sequence[str] | None = None,
     max_batch_size: int = MAX_BATCH_SIZE,
 ) -> Imported:
@@ -35,9 +34,8 @@ def draft_forest(
     ``predict_proba``: within 1e-5 (relative for scores beyond 1) of the library's answer to the same rows in single
     precision, which is what the server gets. An object is compared with its checkpoint before anything is written.
 
-    ``num_features`` is the number that the model must take, if you want it checked. ``labels`` name the classes, in
-    order, if the source does not: estimators do, files of XGBoost and LightGBM do not. They become the parameter
-    ``labels``, a JSON list.
+    ``labels`` name the classes, in order, if the source does not: estimators do, files of XGBoost and LightGBM do not.
+    They become the parameter ``labels``, a JSON list.
 
     Raises:
         InputError: an option does not fit the model, or ``source`` is not a forest.
@@ -52,7 +50,7 @@ def draft_forest(
         path = Path(folder) / CHECKPOINT
         forest, proven = write_proven(found, path)
         content = path.read_bytes()
-    _check_forest(forest, found, num_features)
+    _check_forest(forest, found)
     width = _width(forest, found)
     chosen = _choose_labels(labels, found, width)
     parameters = {"model_type": "treelite_checkpoint", "storage_type": "AUTO", "output_class": "false"}
@@ -116,12 +114,7 @@ def _of_checkpoint(content: bytes, name: str) -> Found:
     return Found(name, model, what, is_classifier)
 
 
-def _check_forest(forest: Forest, found: Found, num_features: int | None) -> None:
-    if num_features not in (None, forest.num_features):
-        raise InputError(
-            f"{found.name} takes {forest.num_features} features, not {num_features}.",
-            f"Give {forest.num_features}, leave the number out, or give the model that was trained on {num_features}.",
-        )
+def _check_forest(forest: Forest, found: Found) -> None:
     if forest.num_targets > 1:
         raise refuse(
             found.name, f"it predicts {forest.num_targets} targets, and FIL supports one", "Train a forest for each."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Sequence
 from contextlib import closing
@@ -26,6 +25,7 @@ from shoal.project.importing.probe_model import (
     choose_mask,
     explain,
 )
+from shoal.project.scaffold.names import parse_type
 
 FILE = "model.pt"
 _TYPES = [name for name in DTYPES if name != STRING and name not in ("TYPE_UINT16", "TYPE_UINT32", "TYPE_UINT64")]
@@ -155,17 +155,10 @@ def _declare(inputs: Sequence[str] | None, taken: list[str]) -> tuple[TensorSpec
 
 def _parse(text: str) -> TensorSpec:
     """Parse an input as written on the command line."""
-    name, _, rest = text.rpartition(":")[0].rpartition(":")
-    kind, dims = rest, text.rpartition(":")[2]
-    dtype = f"TYPE_{kind.upper().removeprefix('TYPE_')}"
-    sizes = [size.strip() for size in dims.split(",")]
-    if dtype not in _TYPES or not all(re.fullmatch(r"-1|[1-9][0-9]{0,17}", size) for size in sizes):
-        known = ", ".join(known.removeprefix("TYPE_") for known in _TYPES)
-        raise InputError(
-            f"The input {text!r} is not DTYPE:DIMS or NAME:DTYPE:DIMS.",
-            f"For example INT64:-1 or FP32:3,224,224, without the rows; -1 is any size. Dtypes: {known}.",
-        )
-    return TensorSpec(name, dtype, tuple(map(int, sizes)))
+    name = text.rpartition(":")[0].rpartition(":")[0]
+    example = "For example INT64:-1 or FP32:3,224,224, without the rows; -1 is any size."
+    dtype, dims = parse_type(text.removeprefix(f"{name}:"), f"The input {text!r}", example, _TYPES)
+    return TensorSpec(name, dtype, dims)
 
 
 # --- what forward gives ------------------------------------------------------------------------------------------

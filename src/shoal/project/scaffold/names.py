@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from shoal.component.artifact_files import find_repeated
@@ -79,13 +79,25 @@ def parse_tensor(text: str, option: str) -> TensorSpec:
     if not (name and dtype and dims):
         raise InputError(f"{option} {text!r} is not NAME:DTYPE:DIMS.", example)
     check_tensor_name(name, f"{option} {text!r}")
+    return TensorSpec(name, *parse_type(rest, f"{option} {text!r}", example))
+
+
+def parse_type(
+    text: str, where: str, example: str, known: Collection[str] = tuple(DTYPES)
+) -> tuple[str, tuple[int, ...]]:
+    """Parse ``DTYPE:DIMS`` such as ``FP32:3,-1``; ``where`` begins the messages, ``known`` are the allowed dtypes.
+
+    Raises:
+        InputError: it is invalid.
+    """
+    dtype, _, dims = text.partition(":")
     full = f"TYPE_{dtype.upper().removeprefix('TYPE_')}"
-    if full not in DTYPES:
-        known = ", ".join(each.removeprefix("TYPE_") for each in DTYPES)
-        raise InputError(f"{option} {text!r} has an unknown dtype: {dtype}.", f"Known: {known}.")
+    if full not in known:
+        names = ", ".join(each.removeprefix("TYPE_") for each in known)
+        raise InputError(f"{where} has an unknown dtype: {dtype}.", f"Known: {names}.")
     if not re.fullmatch(r"(-1|0*[1-9]\d{0,8})(,(-1|0*[1-9]\d{0,8}))*", dims):
-        raise InputError(f"{option} {text!r} has invalid dimensions: {dims}.", example)
-    return TensorSpec(name, full, tuple(map(int, dims.split(","))))
+        raise InputError(f"{where} has invalid dimensions: {dims}.", example)
+    return full, tuple(map(int, dims.split(",")))
 
 
 def check_tensor_name(name: str, where: str) -> None:
