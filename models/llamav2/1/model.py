@@ -25,8 +25,8 @@ class Llamav2(Component):
         self.settings = {"do_sample": bool(chance), "repetition_penalty": penalty, **chance}
         self.end_ids = weights.end_ids
         self.tokenizer = read_tokenizer(weights.folder / "tokenizer.json")
-        context = max(2, weights.context - self.max_tokens + 1)  # of the prompt and its first new token
-        self.prompts = Prompts(self.tokenizer, llama2, context=context)
+        length = max(2, weights.context - self.max_tokens + 1)  # of the prompt and its first new token
+        self.prompts = Prompts(self.tokenizer, llama2, context=length)
         self.model = load_model(weights, parameters.choice("dtype", DTYPES), context.num_threads)
 
     def ids(self, text: bytes) -> list[int]:
