@@ -340,15 +340,12 @@ def encode(array: Array) -> bytes:
     return bytes(serialize_byte_tensor(array).item() if array.dtype == np.object_ else array.tobytes())
 
 
-def decode(datatype: str, shape: list[int], given: Any) -> Array:
-    """Decode an output from raw bytes, or from the values of a JSON answer; BYTES elements become ``bytes``."""
+def decode(datatype: str, shape: list[int], raw: memoryview) -> Array:
+    """Decode an output from raw bytes; elements of BYTES become ``bytes``."""
     from tritonclient.utils import deserialize_bytes_tensor, triton_to_np_dtype
 
-    if not isinstance(given, memoryview):
-        texts = [text.encode() if isinstance(text, str) else text for text in given.ravel()]
-        array = np.array(texts, triton_to_np_dtype(datatype))
-    elif datatype == "BYTES":
-        array = deserialize_bytes_tensor(bytes(given)) if given else np.empty(0, np.object_)
+    if datatype == "BYTES":
+        array = deserialize_bytes_tensor(bytes(raw)) if raw else np.empty(0, np.object_)
     else:
-        array = np.frombuffer(given, triton_to_np_dtype(datatype))
+        array = np.frombuffer(raw, triton_to_np_dtype(datatype))
     return array.reshape(shape)

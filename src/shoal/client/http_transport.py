@@ -121,11 +121,9 @@ def _http_answer(call: Call, reply: HttpReply) -> Answer:
     head, tail = json.loads(reply.body[:length]), memoryview(reply.body)[length:]
     arrays, start = {}, 0
     for output in head["outputs"]:
-        size = output.get("parameters", {}).get("binary_data_size")
-        raw = None if size is None else tail[start : start + size]
-        start += size or 0
-        given = np.array(output["data"], np.object_) if raw is None else raw
-        arrays[output["name"]] = decode(output["datatype"], output["shape"], given)
+        size = output["parameters"]["binary_data_size"]
+        arrays[output["name"]] = decode(output["datatype"], output["shape"], tail[start : start + size])
+        start += size
     return make_answer(call, arrays, head.get("model_version", ""), head.get("parameters", {}))
 
 
