@@ -182,7 +182,9 @@ def test_parts_that_do_not_fit_together_are_said(ask: Any) -> None:
     message = r"The request was split, and output Y came as \[rows, 2\] and \[rows, 3\]\. Send at most 2 rows at a time"
     with pytest.raises(InputError, match=message):
         ask.infer("wide", X=[1, 2, 3])
-    with pytest.raises(InputError, match="The request was split, and output Y has not one row for each of its own"):
+    with pytest.raises(
+        InputError, match="The request was split, and output Y does not have one row per row of its part"
+    ):
         ask.infer("one_row", X=[1, 2, 3])
 
 

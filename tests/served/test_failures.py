@@ -136,7 +136,7 @@ def test_a_cut_connection_is_repeated_on_request_only(server: Server, way: str) 
                     with pytest.raises(ServerError) as error:
                         client.infer("slow", X=[0.0])
                     assert str(error.value).startswith(
-                        f"The server at {relay.url} went away in the middle of a request (connection closed). It may"
+                        f"The connection to the server at {relay.url} broke during a request (connection closed)."
                     )
                 assert relay.cut == 0
                 assert client.infer("slow", X=[0.0])["Y"] == 0  # the next one finds another connection

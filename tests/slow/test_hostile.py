@@ -302,5 +302,5 @@ def test_a_drain_during_a_storm_of_deadlines(home: Path) -> None:
             for future in storming:
                 future.result()
     assert callers.num_answers
-    turned_away = ("stopping", "No Triton answers", "unavailable", "turned the request away")
+    turned_away = ("stopping", "No Triton answers", "unavailable", "rejected the request")
     assert not [failure for failure in callers.failures if not any(words in failure for words in turned_away)]

@@ -54,7 +54,9 @@ def test_a_server_that_is_killed(models: Path) -> None:
             time.sleep(1)  # its queue holds one
         running._process.kill()
         for way, words in zip(ways, told, strict=True):
-            start = f"The server at {url_of(running, way)} went away in the middle of a request (connection closed)."
+            start = (
+                f"The connection to the server at {url_of(running, way)} broke during a request (connection closed)."
+            )
             assert words.result().startswith(start)
 
 

@@ -100,7 +100,7 @@ def test_connections_that_break(server: Any, way: str) -> None:
         next(replies)
         relay.close()
         with pytest.raises(
-            ServerError, match=f"^The server at {relay.url} went away in the middle of a stream .* ask "
+            ServerError, match=f"^The connection to the server at {relay.url} broke during a stream .* ask "
         ):
             list(replies)
         with pytest.raises(ServerError, match=f"^No Triton answers at {relay.url}"):
@@ -187,7 +187,7 @@ def test_a_closed_client_ends_its_streams(server: Any, way: str) -> None:
         replies = client.stream("counts", COUNT=[500], DELAY=[0.02])
         next(replies)
         client.close()
-        with pytest.raises(InputError, match=r"^This client is closed\. Make another\.$"):
+        with pytest.raises(InputError, match=r"^This client is closed\. Make another client\.$"):
             next(replies)
 
 

@@ -135,7 +135,7 @@ def test_outputs_whose_shape_a_list_does_not_tell() -> None:
             "The server at here failed: Failed to process the request(s) for model 'm_0', message: KeyError: 'x' (with",
         ),
         ("Request for unknown model: 'm' is not found", InputError, "The server at here has no model m."),
-        ("Too many requests for m. Try again in 3 s.", ServerError, "The server at here turned the request away: Too"),
+        ("Too many requests for m. Try again in 3 s.", ServerError, "The server at here rejected the request: Too"),
     ],
 )
 def test_errors_within_a_stream_have_no_status(message: str, kind: type[ShoalError], said: str) -> None:

@@ -126,7 +126,7 @@ def _refuse_texts(text: str, model: ModelSpec) -> str:
     """Raise the error for a text without a name, for a model that has no single text input."""
     examples = " ".join(show_example(spec) for spec in model.inputs if not spec.is_optional) or "NAME=VALUE"
     if text.startswith("@"):
-        raise InputError(f"{text} has no input's name.", f"Name it: {model.inputs[0].name}={text}")
+        raise InputError(f"{text} is given without an input's name.", f"Name it: {model.inputs[0].name}={text}")
     several = sum(spec.dtype == STRING for spec in model.inputs) > 1
     what = "has several text inputs" if several else "takes no text"
     raise InputError(f"Model {model.name} {what}; {text!r} needs a name.", f"Name each input: shoal infer {examples}")

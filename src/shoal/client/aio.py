@@ -146,7 +146,7 @@ class AsyncClient:
         if self._transport is None:
             self._transport, self._loop = (AsyncGrpc if self.protocol == "grpc" else AsyncHttp)(self.url), loop
         if self._loop is not loop:
-            raise InputError("This client belongs to another event loop.", "Make one in each loop.")
+            raise InputError("This client belongs to another event loop.", "Make a client in each loop.")
         return self._transport
 
     async def _send_all(self, calls: Sequence[Call], transport: AsyncGrpc | AsyncHttp) -> list[Any]:

@@ -173,7 +173,7 @@ def join(call: Call, parts: Sequence[Call], answers: Sequence[Answer]) -> Answer
 def _join(name: str, arrays: Sequence[Array], sizes: Sequence[int]) -> Array:
     fix = f"Send at most {sizes[0]} rows at a time, and join the answers as you see fit."
     if any(array.shape[:1] != (size,) for array, size in zip(arrays, sizes, strict=True)):
-        raise InputError(f"The request was split, and output {name} has not one row for each of its own.", fix)
+        raise InputError(f"The request was split, and output {name} does not have one row per row of its part.", fix)
     shapes = list(dict.fromkeys(str(["rows", *array.shape[1:]]).replace("'", "") for array in arrays))
     if len(shapes) > 1:
         raise InputError(f"The request was split, and output {name} came as {' and '.join(shapes[:3])}.", fix)

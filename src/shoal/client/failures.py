@@ -75,7 +75,7 @@ _BROKEN = re.compile(
     re.I,
 )
 # Wording of Triton and of `shoal serve` for requests that were rejected before they reached the model.
-_TURNED_AWAY = re.compile(
+_REJECTED = re.compile(
     r"Exceeds maximum queue size|Server is stopping|is unavailable: |Too many requests for |Concurrent RPC limit"
 )
 _LOST = re.compile(r"ended while it had this request")  # wording of `shoal serve`
@@ -92,7 +92,7 @@ def grpc_failure(code: str, details: str) -> CallError:
     if code == "UNAVAILABLE" and _NO_CONNECTION.search(details):
         reason = re.sub(r"^.*last error: \w+: ", "", details)
         return CallError(Kind.NOT_TRITON if _NO_HTTP2.search(reason) else Kind.UNREACHABLE, _plain(reason))
-    if code in ("INVALID_ARGUMENT", "NOT_FOUND", "RESOURCE_EXHAUSTED") and not _TURNED_AWAY.search(details):
+    if code in ("INVALID_ARGUMENT", "NOT_FOUND", "RESOURCE_EXHAUSTED") and not _REJECTED.search(details):
         return CallError(Kind.REFUSED, details)
     if code == "UNAVAILABLE" and "restricted" in details:
         return CallError(Kind.RESTRICTED, details)
@@ -138,7 +138,7 @@ def _is_lookup(error: OSError) -> bool:
 def _failed(is_unavailable: bool, message: str, status: str) -> CallError:
     if _DECOUPLED.search(message):
         return CallError(Kind.REFUSED, message)
-    if is_unavailable and _TURNED_AWAY.search(message):
+    if is_unavailable and _REJECTED.search(message):
         return CallError(Kind.BUSY, message)
     if is_unavailable and _LOST.search(message):
         return CallError(Kind.CONNECTION_LOST, message)
@@ -179,8 +179,8 @@ def explain(failure: CallError, call: Call, server: Server) -> ShoalError:
             )
         case Kind.CONNECTION_LOST if has_begun:
             return ServerError(
-                f"The server at {url} went away in the middle of a stream ({message}).",
-                "A stream is not repeated once an answer has come: ask again.",
+                f"The connection to the server at {url} broke during a stream ({message}).",
+                "A stream is not sent again once an answer has come: ask again.",
             )
         case Kind.TIMEOUT if has_begun:
             return ServerError(
@@ -189,8 +189,8 @@ def explain(failure: CallError, call: Call, server: Server) -> ShoalError:
             )
         case Kind.CONNECTION_LOST:
             return ServerError(
-                f"The server at {url} went away in the middle of a request ({message}).",
-                "It may have run. Where a request may run twice, is_repeatable=True sends it again.",
+                f"The connection to the server at {url} broke during a request ({message}).",
+                "It may have run. If requests may run twice, is_repeatable=True sends them again.",
             )
         case Kind.TIMEOUT:
             return ServerError(
@@ -198,7 +198,7 @@ def explain(failure: CallError, call: Call, server: Server) -> ShoalError:
                 f"Give it longer: timeout={2 * seconds:g}",
             )
         case Kind.BUSY:
-            return _turned_away(message, call, url)
+            return _rejected(message, call, url)
         case Kind.RESTRICTED:
             return RestrictedError(f"The server at {url} does not allow this: {message}.")
         case Kind.REFUSED:
@@ -215,10 +215,10 @@ def strip(message: str, request_id: str = "") -> str:
     return message
 
 
-def _turned_away(message: str, call: Call, url: str) -> ServerError:
+def _rejected(message: str, call: Call, url: str) -> ServerError:
     if _LATER.search(message):
         what, _, fix = message.rpartition(" Try")
-        return ServerError(f"The server at {url} turned the request away: {what}", f"Try{fix}")
+        return ServerError(f"The server at {url} rejected the request: {what}", f"Try{fix}")
     if "queue" in message:
         return ServerError(
             f"The server at {url} is busy: the queue of {call.model} is full.",
@@ -250,7 +250,7 @@ def _refused(message: str, call: Call, url: str) -> InputError:
         fix = suggest(call.model, known) if known else "Name one that its repository holds."
         if "closed to clients" in message:
             return UnknownModelError(
-                f"The server at {url} keeps {call.model} to itself: it is a step of an ensemble.",
+                f"The server at {url} does not offer {call.model} to clients: it is a step of an ensemble.",
                 f"Open it: shoal serve REPOSITORY --expose {call.model}",
             )
         return UnknownModelError(f"The server at {url} has no model {call.model}.", fix)

@@ -103,7 +103,7 @@ def check_timeout(seconds: float, name: str = "timeout") -> float:
 
 def closed_client() -> InputError:
     """Build the error for the use of a client after ``close``."""
-    return InputError("This client is closed.", "Make another.")
+    return InputError("This client is closed.", "Make another client.")
 
 
 def _check_count(name: str, count: int, least: int) -> None:
