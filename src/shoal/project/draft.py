@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
@@ -53,19 +52,10 @@ class Draft:
                 with suppress(OSError):
                     made.unlink()
             if isinstance(error, OSError):
-                raise _refuse(path, error) from error
+                raise SetupError(
+                    f"{path} cannot be written: {error.strerror or error}.",
+                    f"Make {path.parent} a folder with free space that this user may write, or name another folder:"
+                    " --project FOLDER",
+                ) from error
             raise
         return paths
-
-
-def _refuse(path: Path, error: OSError) -> SetupError:
-    """Build the error for a file that cannot be written."""
-    another = "name another folder: --project FOLDER"
-    if error.errno in (errno.EEXIST, errno.ENOTDIR):
-        blocking = next((folder for folder in path.parents if folder.is_file()), path.parent)
-        return SetupError(
-            f"{path} cannot be written: {blocking} is a file, and a folder is needed.",
-            f"Rename or remove it, or {another}",
-        )
-    fix = "Free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "Make the folder writable for this user"
-    return SetupError(f"{path} cannot be written: {error.strerror or error}.", f"{fix}, or {another}")
