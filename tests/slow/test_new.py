@@ -81,7 +81,7 @@ def test_a_component_that_answers_in_pieces(here: Path, tensors: list[str]) -> N
     leaf, pipeline = "preprocess/talk", "ensembles/talk_alone"
     wanted = {f"{leaf}/config.pbtxt", f"{leaf}/1/model.py", f"{pipeline}/config.pbtxt", f"{pipeline}/1/.gitkeep"}
     check_made(here, printed, {*wanted, "tests/test_talk.py", ".gitignore"}, "tests/test_talk.py")
-    with pytest.raises(ShoalError, match="A copy answers as what it is a copy of"):
+    with pytest.raises(ShoalError, match="--streaming is for new components"):
         new("component", "copy", "--like", "talk", "--streaming")
 
 

@@ -1,4 +1,7 @@
-"""An ONNX model and its configuration: do names, dtypes and shapes fit? Asked where the package `onnx` is installed."""
+"""Rules of ONNX models: names, dtypes and shapes of the graph and the configuration must fit.
+
+They are checked only if the package `onnx` is installed. Also reads ONNX files for `shoal add-model`.
+"""
 
 from __future__ import annotations
 

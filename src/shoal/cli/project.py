@@ -37,11 +37,13 @@ def component(
     category: Annotated[
         Literal["preprocess", "postprocess"] | None, typer.Option(help="Default: preprocess, or that of MODEL.")
     ] = None,
-    like: Annotated[str | None, typer.Option(metavar="MODEL", help="Copy this one of shoal's or of yours.")] = None,
+    like: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Copy this component, of shoal or of your project.")
+    ] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", metavar="PARAMETER=VALUE", help="With --like.")] = None,
     artifacts: Annotated[list[str] | None, typer.Option("--artifact", metavar="FILE=PATH", help="With --like.")] = None,
     is_streaming: Annotated[
-        bool, typer.Option("--streaming", help="It answers in pieces, such as word by word.")
+        bool, typer.Option("--streaming", help="The component sends each answer in pieces, such as word by word.")
     ] = False,
     project: Project = Path(),
     is_dry: DryRun = False,
@@ -52,7 +54,10 @@ def component(
 
     if like is not None:
         if is_streaming:
-            raise InputError("A copy answers as what it is a copy of.", "Leave out --streaming, or --like.")
+            raise InputError(
+                "--streaming is for new components; a copy sends its answers as MODEL does.",
+                "Leave out --streaming, or --like.",
+            )
         given = parse_pairs("--artifact", artifacts, form="FILE=PATH", example="vocab.txt=build/artifacts/vocab.txt")
         made = draft_like(
             name,
@@ -67,7 +72,9 @@ def component(
     else:
         for option, values in (("--set", settings), ("--artifact", artifacts)):
             if values:
-                raise InputError(f"{option} {values[0]} is of a component that exists.", "Name it: --like MODEL")
+                raise InputError(
+                    f"{option} {values[0]} is for a copy of a component.", "Name that component: --like MODEL"
+                )
         made = draft_component(
             name,
             inputs=_parse_tensors(inputs or (), "--input") or INPUTS,
@@ -82,7 +89,7 @@ def component(
 @app.command(cls=Command)
 def model(
     name: Name,
-    features: Annotated[int, typer.Option(help="How many numbers it takes.")],
+    features: Annotated[int, typer.Option(help="How many numbers the model takes per row.")],
     project: Project = Path(),
     is_dry: DryRun = False,
 ) -> None:
@@ -125,20 +132,20 @@ def add_model(
         list[str] | None,
         typer.Option("--input", metavar="[NAME:]DTYPE:DIMS", help="TorchScript: each argument, such as INT64:-1."),
     ] = None,
-    mask: Annotated[str | None, typer.Option(help="TorchScript, ONNX: the input that says how long a row is.")] = None,
+    mask: Annotated[str | None, typer.Option(help="TorchScript, ONNX: the input that gives each row's length.")] = None,
     labels: Annotated[
         list[str] | None,
         typer.Option("--label", metavar="NAME", help="Forests: the name of each class, in their order."),
     ] = None,
     head: Annotated[
-        Literal["embedding", "classification", "regression"] | None, typer.Option(help="Encoders: what they give.")
+        Literal["embedding", "classification", "regression"] | None, typer.Option(help="Encoders: what they return.")
     ] = None,
     pooling: Annotated[Literal["mean", "cls"] | None, typer.Option(help="Encoders, for embedding.")] = None,
     normalise: Annotated[
         bool | None, typer.Option("--normalise/--no-normalise", help="Encoders: embeddings of length 1.")
     ] = None,
     tokenizer: Annotated[str | None, typer.Option(help="Encoders: also write the component of this name.")] = None,
-    max_length: Annotated[int | None, typer.Option(min=1, help="Encoders: the most tokens of a text.")] = None,
+    max_length: Annotated[int | None, typer.Option(min=1, help="Encoders: the most tokens per text.")] = None,
     revision: Annotated[str | None, typer.Option(help="Encoders: the commit on the hub.")] = None,
     form: Annotated[Literal["torchscript", "onnx"] | None, typer.Option("--format", help="Encoders.")] = None,
     max_batch_size: Annotated[int | None, typer.Option(min=0, help="Default: 512, or what the file allows.")] = None,

@@ -83,7 +83,7 @@ def add_model(
     ``is_decoder`` the folder or name is a language model's, which ``draft_decoder`` exports for ONNX Runtime.
 
     Nothing is written if ``shoal.check`` reports an error, and no file is overwritten. ``is_dry``: only return the
-    paths. ``tell`` receives lines for people: what was derived, and from what; they are also the comment in
+    paths. ``tell`` receives notes for the user: what was derived, and from what; they are also the comment in
     ``config.pbtxt``. ``on_progress`` is called with each stage's name and 0 of 1 at its start, 1 of 1 at its end.
 
     Raises:

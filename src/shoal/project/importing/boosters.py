@@ -66,7 +66,7 @@ def read_xgboost(content: bytes, name: str) -> Found:
 
 
 def _describe_xgboost(document: Any, name: str) -> tuple[str, bool, tuple[str, ...], bool]:
-    """Describe a model; return also whether it is a classifier, lines for people, and whether it predicts labels."""
+    """Describe a model; return also whether it is a classifier, notes for the user, and whether it predicts labels."""
     learner = document.get("Model", document)["learner"]  # "Model": of a snapshot
     booster = learner["gradient_booster"]["name"]
     if booster not in ("gbtree", "dart"):
@@ -110,7 +110,7 @@ def _check_objective(objective: str, known: Mapping[str, bool], name: str) -> No
 def _keep_best(document: Any) -> tuple[bool, tuple[str, ...]]:
     """Cut a model that stopped early after its best round, as ``XGBModel.predict`` does.
 
-    Return whether trees were cut, and a line for people.
+    Return whether trees were cut, and a note for the user.
     """
     learner = document.get("Model", document)["learner"]
     attributes = learner.get("attributes")

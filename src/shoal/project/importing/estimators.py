@@ -72,7 +72,7 @@ def import_estimator(estimator: Any) -> Found:
     except Exception as error:  # its own errors, and failed assertions about scikit-learn's internals
         reason = next(iter(str(error).splitlines()), "") or type(error).__name__
         raise refuse(what, f"Treelite cannot take it: {reason.rstrip('.')}", "Train it another way.") from error
-    _mend(model, estimator)
+    _restore(model, estimator)
     known: Any = estimator
     is_classifier, is_isolation = hasattr(known, "classes_"), isinstance(known, ensemble.IsolationForest)
 
@@ -129,7 +129,8 @@ def _settle(estimator: Any) -> Any:
     return settled
 
 
-def _mend(model: Any, estimator: Any) -> None:
+def _restore(model: Any, estimator: Any) -> None:
+    """Restore in Treelite's model what its import of scikit-learn drops."""
     header = model.get_header_accessor()
     loss = getattr(estimator, "loss", "")
     if loss in ("poisson", "gamma"):  # of HistGradientBoostingRegressor, whose trees sum to a logarithm
@@ -138,7 +139,7 @@ def _mend(model: Any, estimator: Any) -> None:
         header.set_field("sigmoid_alpha", np.array([2], np.float32))
     categories = _categories(estimator)
     for index in range(model.num_tree if categories else 0):
-        _mend_categories(model.get_tree_accessor(index), categories)
+        _restore_unknown_categories(model.get_tree_accessor(index), categories)
     trees = getattr(estimator, "estimators_", None)
     for index, tree in enumerate(trees if isinstance(trees, list) else ()):
         accessor = model.get_tree_accessor(index)
@@ -146,7 +147,7 @@ def _mend(model: Any, estimator: Any) -> None:
         accessor.set_field("default_left", np.asarray(tree.tree_.missing_go_to_left).astype(dtype))
 
 
-def _mend_categories(tree: Any, known: Mapping[int, NDArray[Any]]) -> None:
+def _restore_unknown_categories(tree: Any, known: Mapping[int, NDArray[Any]]) -> None:
     """Send unknown categories the way of missing values, as scikit-learn does.
 
     Treelite lists the categories that go left and sends all others right. Where missing values go left, replace the

@@ -17,7 +17,7 @@ from shoal.project.importing.imported import MAX_BATCH_SIZE, Imported, make_conf
 from shoal.project.importing.isolated_reader import CHECKPOINT, load_checkpoint, read_apart, refuse
 from shoal.project.importing.verify_forest import Found, write_proven
 
-_NUM_TOLD = 10  # of the labels, in a line for people
+_MOST_LABELS = 10  # that a note for the user lists
 
 
 def draft_forest(
@@ -77,7 +77,7 @@ def _find_forest(source: Any) -> Found:
         return _read_file(Path(source))
     packages = {parent.__module__.partition(".")[0] for parent in type(source).__mro__}
     if "treelite" in packages:
-        return _of_checkpoint(source.serialize_bytes(), "the Treelite model")
+        return _read_checkpoint(source.serialize_bytes(), "the Treelite model")
     if "lightgbm" in packages:
         return read_lightgbm_object(source)
     if "xgboost" in packages:
@@ -96,7 +96,7 @@ def _read_file(path: Path) -> Found:
             " skops.io.dump.",
         )
     if suffix == ".tl":
-        return _of_checkpoint(content, name)
+        return _read_checkpoint(content, name)
     if suffix == ".skops":
         model, learnt = read_apart("skops", content, name)
         labels = learnt["labels"] and tuple(learnt["labels"])
@@ -104,8 +104,8 @@ def _read_file(path: Path) -> Found:
     return read_lightgbm(content, name) if suffix == ".txt" else read_xgboost(content, name)
 
 
-def _of_checkpoint(content: bytes, name: str) -> Found:
-    """Read a Treelite checkpoint; it names no objective: task and postprocessor tell the kind of answer."""
+def _read_checkpoint(content: bytes, name: str) -> Found:
+    """Read a Treelite checkpoint. It names no objective: its task and postprocessor decide what its answer is."""
     model, forest = load_checkpoint(content, name)
     is_chance = forest.postprocessor in ("sigmoid", "hinge") or forest.is_mean
     is_classifier = forest.task == Task.MULTICLASS or (forest.task == Task.BINARY and is_chance)
@@ -146,4 +146,4 @@ def _describe(forest: Forest, found: Found, width: int, labels: Sequence[str] | 
     gives = f"output__0 FP32 [{width}]: the probabilities of its {width} classes, as in predict_proba"
     if labels is None:
         return takes, gives, "the file does not name the classes: give labels, or use their numbers"
-    return takes, gives, f"labels: {', '.join(labels[:_NUM_TOLD])}{', …' if len(labels) > _NUM_TOLD else ''}"
+    return takes, gives, f"labels: {', '.join(labels[:_MOST_LABELS])}{', …' if len(labels) > _MOST_LABELS else ''}"

@@ -86,7 +86,7 @@ def draft_graph(
         batches = "no batches, max_batch_size 0, as given"
     said = [f"ONNX, from {path.name}: opsets {opsets}"]
     said += [f"{kind}: {', '.join(map(str, some))}" for kind, some in (("inputs", inputs), ("outputs", outputs))]
-    said += [batches, *([f"it was not tried on made-up rows: {reason}"] if reason else []), *more]
+    said += [batches, *([f"it was not tried on generated rows: {reason}"] if reason else []), *more]
     said += [f"weights beside it: {', '.join(weights)}"] if weights else []
     return Imported(message, {f"1/{FILE}": path, **{f"1/{at}": file for at, file in weights.items()}}, tuple(said))
 

@@ -19,7 +19,7 @@ class Imported:
     """An imported model, to be written as a model folder.
 
     ``message`` is its ModelConfig; ``files`` lie beside its ``config.pbtxt``, by their paths there (``1/model.onnx``),
-    as bytes or as the path of a file to copy. ``said`` are lines for people: what was derived, and from what.
+    as bytes or as the path of a file to copy. ``said`` are notes for the user: what was derived, and from what.
     ``beside`` are the files of further model folders that belong to it, by their paths in the project
     (``preprocess/tokens/config.pbtxt``).
     """

@@ -170,7 +170,7 @@ def _are_same(one: NDArray[Any], other: NDArray[Any]) -> bool:
 
 
 def choose_mask(spec: ModelSpec, wanted: str | None, trial: Trial | None) -> tuple[dict[str, str], list[str]]:
-    """Choose the parameter that turns on length bucketing, if applicable, and lines for people about it.
+    """Choose the parameter that turns on length bucketing, if applicable, and notes for the user about it.
 
     ``wanted`` is the input that the caller names. Without it, ``attention_mask`` is taken if the inputs are BERT's.
     ``trial`` is None for a model that could not be tried.

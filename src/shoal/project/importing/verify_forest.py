@@ -45,7 +45,7 @@ class Found:
 
 
 def write_proven(found: Found, path: Path) -> tuple[Forest, tuple[str, ...]]:
-    """Write ``path``, a Treelite checkpoint, and compare it with the library; return the forest, and lines for people.
+    """Write ``path``, a Treelite checkpoint, and compare it with the library; return its header and notes for the user.
 
     Thresholds are rounded to FP32 so that FP32 rows take the same branches: single-precision engines such as Triton's
     FIL would round them to the nearest value, and send some rows the other way.
