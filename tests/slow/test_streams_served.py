@@ -235,7 +235,7 @@ def test_no_more_streams_than_the_engine_has_slots_for(tmp_path: Path) -> None:
             with (
                 home.client(way, retries=0) as other,
                 pytest.raises(
-                    ServerError, match=r"Too many requests for count_all: 8 are under way\. Try again in \d+ s"
+                    ServerError, match=r"Too many requests for count_all: 8 are in flight\. Try again in \d+ s"
                 ),
             ):
                 read(other, "count_all", 1)

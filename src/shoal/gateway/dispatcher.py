@@ -58,18 +58,18 @@ class Stream:
         self.moved = time.monotonic()
 
     def note_answer(self, *, is_last: bool) -> None:
-        """Note an answer; the last one to a request counts."""
+        """Note an answer; only the last one to a request is counted."""
         self.num_received += is_last
         self.moved = time.monotonic()
 
     @property
     def is_quiet(self) -> bool:
-        """Whether it has had an answer for each request, and none lately."""
+        """Whether each request has its last answer, and nothing was sent or answered for 5 s."""
         return self.is_answered and time.monotonic() - self.moved > QUIET_SECONDS
 
     @property
     def is_answered(self) -> bool:
-        """Whether it has had an answer for each request."""
+        """Whether each request has its last answer."""
         return self.num_received >= self.num_sent
 
 
@@ -112,13 +112,13 @@ class Upstream:
 
 
 class Suspects:
-    """Digests of quarantined requests, with expiry."""
+    """Digests of requests that may have killed a process; each is kept for a minute."""
 
     def __init__(self) -> None:
         self._ends: dict[bytes, float] = {}  # by digest
 
     def add(self, model: str, body: bytes) -> None:
-        """Refuse requests with these bytes until they expire."""
+        """Refuse requests with these bytes for a minute."""
         now = time.monotonic()
         recent = [(digest, end) for digest, end in self._ends.items() if end > now]
         self._ends = {**dict(recent[-_MOST_SUSPECTS:]), _digest(model, body): now + SUSPECT_SECONDS}
@@ -142,9 +142,12 @@ class Dispatcher:
     """Admits requests and passes them to the active server.
 
     ``blocked`` gives the reason for each unavailable model. With ``resends``, a request in flight when its server or
-    model dies is resent once to the next one, one such request at a time. A request that was alone, or was lost twice,
-    may be the cause: it is not resent, and its bytes are refused for a minute. Clients may send requests to the models
-    in ``exposed``, and see those in ``told``; ``default`` is the model whose configuration they get if they name none.
+    model dies is resent once to the next server, one such request at a time. A request that was the only one in
+    flight, or was lost twice, may be the cause: it is not resent, and its bytes are refused for a minute.
+
+    Clients may send requests to the models in ``exposed``. They may read the metadata, configuration and statistics of
+    those in ``visible``, which are the exposed models and their steps. ``default`` is the model whose configuration
+    they get if they name none.
     """
 
     def __init__(
@@ -152,7 +155,7 @@ class Dispatcher:
         models: Iterable[str],
         *,
         exposed: Iterable[str],
-        told: Iterable[str],
+        visible: Iterable[str],
         default: str,
         max_wait: float,
         resends: bool,
@@ -174,7 +177,7 @@ class Dispatcher:
         self._resends = resends
         self._resending = asyncio.Lock()
         self._suspects = Suspects()
-        self._exposed, self._told = frozenset(exposed), frozenset(told)
+        self._exposed, self._visible = frozenset(exposed), frozenset(visible)
         # unknown names share the entry "", or clients could fill the memory with them
         self._models = {name: Admission(max_wait, slots=(slots or {}).get(name, 0)) for name in (*models, "")}
         self._changed = asyncio.Condition()
@@ -196,24 +199,24 @@ class Dispatcher:
         """Whether clients may send requests to a model."""
         return model in self._exposed
 
-    def is_told(self, model: str) -> bool:
-        """Whether clients may see a model's metadata, configuration and statistics: also steps of exposed ones."""
-        return model in self._told
+    def is_visible(self, model: str) -> bool:
+        """Whether clients may read a model's metadata, configuration and statistics."""
+        return model in self._visible
 
     def check_exposed(self, model: str) -> None:
         """Raise ``RefusedError`` unless clients may send requests to a model."""
         if model not in self._exposed:
             raise self._absent(model)
 
-    def check_told(self, model: str) -> None:
+    def check_visible(self, model: str) -> None:
         """Raise ``RefusedError`` unless clients may see a model's metadata, configuration and statistics."""
-        if model not in self._told:
+        if model not in self._visible:
             raise self._absent(model)
 
     def _absent(self, model: str) -> RefusedError:
         """Build the refusal for an unknown or hidden model: in Triton's wording, with the models for clients."""
         known = ", ".join(self.exposed[:_MOST_LISTED])
-        what = "is a step, and closed to clients" if self.is_told(model) else "is not found"
+        what = "is a step, and closed to clients" if self.is_visible(model) else "is not found"
         return RefusedError(Why.ABSENT, f"Request for unknown model: {model[:100]!r} {what}. Models: {known}.")
 
     def note_refusal(self, refused: RefusedError) -> None:
@@ -331,7 +334,10 @@ class Dispatcher:
             self.leave(model, len(body), is_done=is_done)
 
     async def _may_go_again(self, model: str, body: bytes, upstream: Upstream, *, is_last: bool) -> bool:
-        """Whether to resend a lost request, decided once there is a server; if not, it may have killed the process."""
+        """Wait for the next server; return whether to resend a lost request to it.
+
+        A request that may have killed the process is not resent, and is added to the suspects.
+        """
         self.suspected.set()
         if is_last:
             self._suspects.add(model, body)
@@ -349,7 +355,10 @@ class Dispatcher:
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
-        """Resend one request at a time, so that one that kills the next server too is identified; waits are bounded."""
+        """Wait for the turn to resend, at most 30 s.
+
+        One request is resent at a time, so that one that kills the next server too is identified.
+        """
         try:
             await asyncio.wait_for(self._resending.acquire(), RESEND_SECONDS)
         except TimeoutError:
@@ -384,7 +393,7 @@ class Dispatcher:
         if wait is not None:
             self._count(model, "refused")
             log.warning("Too many requests for %s.", model or "this server", extra={"model": model, "most": 1})
-            message = f"Too many requests for {model or 'this server'}: {admission.num_requests} are under way."
+            message = f"Too many requests for {model or 'this server'}: {admission.num_requests} are in flight."
             raise RefusedError(Why.BUSY, message, wait)
         admission.enter(num_bytes)
 
@@ -456,20 +465,20 @@ class Dispatcher:
     async def open(self, upstream: Upstream) -> None:
         """Make this the active server, and unblock all models."""
         self.upstream, self.blocked, self.closed = upstream, {}, ""
-        await self._tell()
+        await self._notify()
 
     async def settle(self) -> None:
         """Clear suspicion of a server that lost a request: it proved healthy."""
         self._num_settled += 1
         if self.upstream is not None and not self.blocked:
             self.upstream.num_lost = 0
-        await self._tell()
+        await self._notify()
 
     async def close(self, reason: str) -> None:
         """Refuse all further requests."""
         self.closed = reason
-        await self._tell()
+        await self._notify()
 
-    async def _tell(self) -> None:
+    async def _notify(self) -> None:
         async with self._changed:
             self._changed.notify_all()

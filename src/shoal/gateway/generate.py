@@ -1,9 +1,9 @@
 """Triton's generate extension, answered over gRPC: its JSON as a request, and answers as JSON.
 
-Triton 24.10 loses answers over HTTP: each of its HTTP threads queues them in a pipe that holds 278, and ignores when
-that is full. With 64 fast streams every fiftieth lost an answer, its beginning or its end. So the service asks over
-gRPC, and does the extension's conversion itself: a value or a flat list per input, other members as parameters, and
-each answer's outputs as a value or a flat list.
+Triton 24.10 loses answers over HTTP: each of its HTTP threads queues them in a pipe that holds 278, and does not notice
+when the pipe is full. Of 64 fast streams, one in fifty lost an answer, its beginning or its end. So the service asks
+over gRPC, and does the extension's conversion itself: a value or a flat list per input, other members as parameters,
+and each answer's outputs as a value or a flat list.
 
 Sections: the relay of answers; requests from JSON; answers to JSON.
 """

@@ -51,16 +51,16 @@ _PAUSE = 0.02  # seconds between two checks of the pool
 
 
 class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Handler of all methods, backed by the active server."""
+    """Handles all gRPC methods: passes those open to clients to the active server, and refuses the others."""
 
     def __init__(self, dispatcher: Dispatcher, streaming: Streaming) -> None:
         self._dispatcher, self._streaming = dispatcher, streaming
         self._calls = Pool(MOST_CALLS, dispatcher.limits.client_share)
-        # a message is in memory before its size is known: bounds how many arrive at a time
+        # a message is in memory before its size is known: these pools bound how many arrive at a time
         most = max(4, dispatcher.memory.most // dispatcher.limits.request_bytes)
         self._arriving = Pool(most, dispatcher.limits.client_share)
         self._opening = Pool(most, dispatcher.limits.client_share)  # streams, whose first message may never come
-        # as a stream of one message, which can be read with a time-out
+        # each unary call is handled as a stream of one message, which can be read with a time-out
         self._handlers: dict[str, Any] = {
             method: grpc.stream_unary_rpc_method_handler(partial(self._unary, answer))
             for method, answer in {
@@ -132,7 +132,7 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         return bytes(answer.SerializeToString())
 
     async def _answer_model_metadata(self, request: bytes, *_: Any) -> bytes:
-        self._dispatcher.check_told(parse("ModelMetadataRequest", request).name)
+        self._dispatcher.check_visible(parse("ModelMetadataRequest", request).name)
         return await self._fetch("ModelMetadata", request)
 
     async def _answer_config(self, request: bytes, *_: Any) -> bytes:
@@ -140,7 +140,7 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         if not wanted.name and self._dispatcher.default:
             wanted.name = self._dispatcher.default
             request = wanted.SerializeToString()
-        self._dispatcher.check_told(wanted.name)
+        self._dispatcher.check_visible(wanted.name)
         answer = parse("ModelConfigResponse", await self._fetch("ModelConfig", request))
         for name in PRIVATE:
             answer.config.ClearField(name)
@@ -148,9 +148,9 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     async def _answer_statistics(self, request: bytes, *_: Any) -> bytes:
         if name := parse("ModelStatisticsRequest", request).name:
-            self._dispatcher.check_told(name)
+            self._dispatcher.check_visible(name)
         answer = parse("ModelStatisticsResponse", await self._fetch("ModelStatistics", request))
-        _keep(answer.model_stats, self._dispatcher.is_told)
+        _keep(answer.model_stats, self._dispatcher.is_visible)
         return bytes(answer.SerializeToString())
 
     async def _answer_index(self, request: bytes, *_: Any) -> bytes:

@@ -126,7 +126,7 @@ class Relay:
             self._leave()
 
     def _leave(self) -> None:
-        """Tell the engines of what is under way that the client has left; its answers are read and discarded."""
+        """Ask the engines to stop the requests in flight, as the client has left; further answers are discarded."""
         if self._has_left:
             return
         self._has_left = True

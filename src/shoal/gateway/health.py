@@ -63,17 +63,17 @@ class Health:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
 
         dispatcher = self._dispatcher
-        yield GaugeMetricFamily("shoal_ready", "Whether requests are let in", value=not dispatcher.trouble())
-        ready = GaugeMetricFamily("shoal_model_ready", "Whether requests to a model are let in", labels=["model"])
-        in_flight = GaugeMetricFamily("shoal_in_flight", "Requests under way", labels=["model"])
+        yield GaugeMetricFamily("shoal_ready", "Whether requests are accepted", value=not dispatcher.trouble())
+        ready = GaugeMetricFamily("shoal_model_ready", "Whether requests to a model are accepted", labels=["model"])
+        in_flight = GaugeMetricFamily("shoal_in_flight", "Requests in flight", labels=["model"])
         for name in dispatcher.names:
             ready.add_metric([name], not dispatcher.trouble(name))
             in_flight.add_metric([name], dispatcher.in_flight(name))
-        streams = GaugeMetricFamily(
-            "shoal_streams", "Requests that are answered in pieces, under way", labels=["model"]
-        )
+        streams = GaugeMetricFamily("shoal_streams", "Requests in flight that are answered in pieces", labels=["model"])
         first = SummaryMetricFamily(
-            "shoal_first_answer_seconds", "From such a request to its first answer", labels=["model"]
+            "shoal_first_answer_seconds",
+            "Time from a request that is answered in pieces to its first answer",
+            labels=["model"],
         )
         for name in filter(dispatcher.is_exposed, self._streaming.models):
             streams.add_metric([name], dispatcher.in_flight(name))
@@ -85,20 +85,22 @@ class Health:
             for kind in KINDS:
                 tokens.add_metric([name, kind], self._streaming.tokens.counts[name, kind])
         yield from (streams, first, tokens)
-        latency = GaugeMetricFamily("shoal_canary_seconds", "What the last canary of a model took", labels=["model"])
+        latency = GaugeMetricFamily(
+            "shoal_canary_seconds", "Latency of a model's last canary request", labels=["model"]
+        )
         for name, canary in self._canaries.items():
             latency.add_metric([name], canary.latency)
         restarts = CounterMetricFamily("shoal_restarts", "Servers started because of a fault", labels=["kind"])
         for kind, number in self.restarts.items():
             restarts.add_metric([kind], number)
-        requests = CounterMetricFamily("shoal_requests", "Requests, by what came of them", labels=["model", "outcome"])
+        requests = CounterMetricFamily("shoal_requests", "Requests by outcome", labels=["model", "outcome"])
         for key, number in dispatcher.outcomes.items():
             requests.add_metric(key, number)
         yield from (ready, in_flight, latency, restarts, requests)
-        refusals = CounterMetricFamily("shoal_refusals", "Requests at fault, by what was wrong", labels=["kind"])
+        refusals = CounterMetricFamily("shoal_refusals", "Client errors by kind", labels=["kind"])
         for kind, number in dispatcher.refusals.items():
             refusals.add_metric([kind], number)
         yield refusals
         yield CounterMetricFamily(
-            "shoal_resent", "Requests sent once more, to the next server", value=dispatcher.num_resent
+            "shoal_resent", "Requests that were resent to the next server", value=dispatcher.num_resent
         )

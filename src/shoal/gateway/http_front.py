@@ -68,7 +68,7 @@ class _Reply(NamedTuple):
 
 
 class HttpFront:
-    """aiohttp application backed by the active server."""
+    """The aiohttp application, which passes requests to the active server."""
 
     def __init__(self, dispatcher: Dispatcher, configs: Mapping[str, ModelConfig], streaming: Streaming) -> None:
         self._dispatcher, self._streaming = dispatcher, streaming
@@ -83,7 +83,7 @@ class HttpFront:
                 _check_method(request, wanted)
                 return await self._answer_of_all(path)
             if path == _NO_MODEL:
-                self._dispatcher.check_told(self._dispatcher.default)
+                self._dispatcher.check_visible(self._dispatcher.default)
                 path = f"/v2/models/{self._dispatcher.default}/config"
             found = _MODEL.fullmatch(path)
             what = (found["what"] or "") if found else ""
@@ -94,7 +94,7 @@ class HttpFront:
             if what == "ready" and self._dispatcher.is_unready(model):
                 return web.Response(status=400)
             if what in ("", "config", "stats"):
-                self._dispatcher.check_told(model)
+                self._dispatcher.check_visible(model)
             else:
                 self._dispatcher.check_exposed(model)
             if _ASKED[what] == "GET":
@@ -130,7 +130,7 @@ class HttpFront:
             case "/v2/models/stats":
                 document = await self._fetch("GET", path)
                 stats = document["model_stats"]
-                document["model_stats"] = [entry for entry in stats if self._dispatcher.is_told(entry["name"])]
+                document["model_stats"] = [entry for entry in stats if self._dispatcher.is_visible(entry["name"])]
             case _:
                 index = await self._fetch("POST", path)
                 document = [entry for entry in index if self._dispatcher.is_exposed(entry["name"])]

@@ -24,7 +24,7 @@ MOST_INFLATION = 100  # largest ratio of a body's inflated to its received bytes
 RESTARTS_SECONDS = 600.0  # in which ``max_restarts`` are made without a pause
 FEW = 16  # concurrent requests that are never refused: so few are not an overload
 MANY = 1024  # concurrent requests; each holds its tensors in memory
-PER_SLOT = 4  # streams under way for each that an engine runs at once
+PER_SLOT = 4  # streams in flight for each one that an engine runs at once
 MOST_SECONDS = 30.0  # longest retry-after of a refused request
 A_REQUEST = 256  # bytes, the fixed cost of a request
 _MEMORY = 10.0  # seconds of work over which the rate is averaged, recent ones weighing more
@@ -121,7 +121,7 @@ class Options:
             _check_option(name, getattr(self, name), getattr(self, name) >= 0, "Give 0 or more.")
         if not (self.is_open or _is_loopback(self.host)):
             raise InputError(
-                f"--host {self.host} would let in everyone who reaches this machine: there are no keys yet.",
+                f"--host {self.host} would serve every client that reaches this machine: there are no keys yet.",
                 "Give --open as well if a proxy or a firewall decides who that is.",
             )
 
@@ -201,7 +201,7 @@ class Admission:
     """Counts a model's requests and work in flight, and estimates its throughput.
 
     Work is measured in bytes, which grow with rows and with the length of texts. A request is refused if, at the recent
-    throughput, it would wait longer than ``max_wait`` seconds; or, with ``slots``, if four times as many are under way.
+    throughput, it would wait longer than ``max_wait`` seconds; or, with ``slots``, if four times as many are in flight.
     """
 
     def __init__(self, max_wait: float, *, slots: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
@@ -244,7 +244,7 @@ class Admission:
         return bool(self._most) and self.num_requests >= self._most // PER_SLOT
 
     def _next_end(self) -> float:
-        """Estimate the seconds until one of the requests under way has ended."""
+        """Estimate the seconds until one of the requests in flight has ended."""
         return min(max(1.0, self._wait(0) / self.num_requests), MOST_SECONDS)
 
     def _wait(self, num_bytes: int) -> float:

@@ -155,13 +155,13 @@ class Tail:
             self._at = file.tell()
         *lines, self._rest = (self._rest + content).split(b"\n")
         for line in lines:
-            tell(line.decode("utf-8", "replace"))
+            forward(line.decode("utf-8", "replace"))
         if self._at > _MOST_BYTES:
             os.truncate(self._path, 0)
             self._at = 0
 
 
-def tell(line: str) -> None:
+def forward(line: str) -> None:
     """Log a line of Triton's; its tables are dropped, and lines in another format were printed by a model."""
     found = _LINE.fullmatch(line)
     if found and not found[3]:  # the head of a table

@@ -50,7 +50,7 @@ def read_hang_seconds(configs: Mapping[str, ModelConfig]) -> dict[str, float]:
 
 
 def find_slots(configs: Mapping[str, ModelConfig]) -> dict[str, int]:
-    """Return how many streams each decoupled model runs at once, by the parameter ``slots`` of an engine behind it.
+    """Return how many streams a model runs at once: the least ``slots`` among itself and the models that it calls.
 
     Raises:
         ArtifactError: a value is not a whole number from 1 on.

@@ -42,9 +42,10 @@ class Addresses(NamedTuple):
 
 
 def run_service(repository: Path | str, options: Options, on_ready: Callable[[Addresses], None]) -> int:
-    """Serve ``repository`` until SIGTERM or SIGINT; returns the exit code. ``on_ready`` is called once all is ready.
+    """Serve ``repository`` until SIGTERM or SIGINT; return the exit code.
 
-    After the first signal new requests are refused and those in flight are awaited; the second one ends the wait.
+    ``on_ready`` is called once all models are ready. After the first signal, new requests are refused, and the service
+    waits for those in flight; a second signal ends the wait.
 
     Raises:
         InputError: Triton does not support the path, or there is no repository.
@@ -64,7 +65,7 @@ class _Service:
     def __init__(self, repository: Path, options: Options) -> None:
         self._repository, self._options = repository, options
         self._signals = 0
-        self._told = asyncio.Event()
+        self._signalled = asyncio.Event()
 
     async def run(self, runtime: Any, on_ready: Callable[[Addresses], None]) -> int:
         options, configs = self._options, read_configs(self._repository)
@@ -77,7 +78,7 @@ class _Service:
         dispatcher = Dispatcher(
             configs,
             exposed=exposed,
-            told=exposed.union(*(below[name] for name in exposed)),
+            visible=exposed.union(*(below[name] for name in exposed)),
             default=find_default(configs, exposed, composed),
             max_wait=options.max_wait,
             resends=options.resends,
@@ -94,13 +95,13 @@ class _Service:
         )
         async with _open_doors(options, front, http, health) as at:
             try:
-                if await self._until_told(supervisor.start()):
+                if await self._until_signal(supervisor.start()):
                     on_ready(at)
-                    await self._until_told(supervisor.run())
-                    log.info("Stopping: %d requests are under way.", dispatcher.num_requests)
+                    await self._until_signal(supervisor.run())
+                    log.info("Stopping: %d requests are in flight.", dispatcher.num_requests)
                     if self._signals < 2:
-                        self._told.clear()
-                        await self._until_told(supervisor.drain())
+                        self._signalled.clear()
+                        await self._until_signal(supervisor.drain())
             finally:
                 await supervisor.stop(*([0.0] if self._signals > 1 else []))
         return SECOND_SIGNAL if self._signals > 1 else 0
@@ -109,14 +110,14 @@ class _Service:
         def note(name: str) -> None:
             log.info("%s: %s.", name, "not waiting any longer" if self._signals else "stopping")
             self._signals += 1
-            self._told.set()
+            self._signalled.set()
 
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, note, number.name)
 
-    async def _until_told(self, work: Any) -> bool:
-        """Await ``work`` or a signal; returns whether no signal came."""
-        tasks = {asyncio.ensure_future(work), asyncio.ensure_future(self._told.wait())}
+    async def _until_signal(self, work: Any) -> bool:
+        """Await ``work`` or a signal; return whether ``work`` ended first."""
+        tasks = {asyncio.ensure_future(work), asyncio.ensure_future(self._signalled.wait())}
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -125,7 +126,7 @@ class _Service:
         await asyncio.gather(*tasks - done, return_exceptions=True)
         for task in done:
             task.result()
-        return not self._told.is_set()
+        return not self._signalled.is_set()
 
 
 @asynccontextmanager
