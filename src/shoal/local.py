@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from shoal.client.calls import Answer, count_rows, to_arrays, too_many_rows
 from shoal.client.copies import Copies
 from shoal.client.failures import UnknownModelError
 from shoal.component.base import Component, Context
-from shoal.component.callees import Callees, LocalCallees
+from shoal.component.callees import Callees, choose
 from shoal.component.spec import OTHER_REPOSITORY, REPOSITORY, STRING, TensorSpec
 from shoal.component.streaming import Stream
 from shoal.component.tensors import Array, Arrays, Device
@@ -254,6 +254,24 @@ class Model:
             yield self.ask(inputs)
 
 
+class LocalCallees(Callees):
+    """Calls to models in this process."""
+
+    def __init__(self, models: Mapping[str, Model]) -> None:
+        super().__init__(models)
+        self._models = models
+
+    def _infer(self, model: str, inputs: Arrays, outputs: Sequence[str]) -> dict[str, Array]:
+        return choose(self._models[model].call(inputs), outputs)
+
+    def _stream(
+        self, model: str, inputs: Arrays, outputs: Sequence[str], until: Stream | None
+    ) -> Generator[dict[str, Array]]:
+        with closing(self._models[model].stream(inputs, until)) as answers:
+            for answer in answers:
+                yield choose(answer, outputs)
+
+
 def _load_model(config: ModelConfig, remote: Remote | None, held: ExitStack) -> Model:
     if remote is not None and config.backend != "python" and not config.is_ensemble:
         return Model(
@@ -307,7 +325,7 @@ def load_component(config: ModelConfig, models: Callees | None = None) -> Compon
         )
     component = component_class(path)
     device = _device(config, component.library)
-    context = Context(spec=config.spec, folder=version.resolve(), device=device, models=models or LocalCallees())
+    context = Context(spec=config.spec, folder=version.resolve(), device=device, models=models or Callees())
     return component(context)
 
 

@@ -17,7 +17,7 @@ from array_api_compat import device as device_of
 
 from shoal.component import tensors
 from shoal.component.artifact_files import describe_place
-from shoal.component.callees import Callees, LocalCallees, TritonCallees
+from shoal.component.callees import Callees, TritonCallees
 from shoal.component.ledger import BATCHES, ROWS, Beacon, Metrics
 from shoal.component.spec import OTHER_REPOSITORY, REPOSITORY, ModelSpec, TensorSpec
 from shoal.component.tensors import Array, Arrays, Device, namespace
@@ -40,7 +40,7 @@ class Context:
     folder: Path
     device: Device = field(default_factory=Device)
     num_threads: int | None = None
-    models: Callees = field(default_factory=LocalCallees)
+    models: Callees = field(default_factory=Callees)
 
     def artifact(self, name: str) -> Path:
         """Return the path of a required artifact of this model.

@@ -30,7 +30,7 @@ import threading
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -46,11 +46,14 @@ CALLS = "calls"  # parameter of a model's configuration: the models that its cod
 STOP = "stop"  # optional input of a streaming model: a request with it ends the running request of the same id
 
 
-class Callees(Protocol):
+class Callees:
     """Other models that a component may call, as ``self.context.models``.
 
-    The parameter ``calls`` in the ``config.pbtxt`` of the calling model lists their names.
+    The parameter ``calls`` in the ``config.pbtxt`` of the calling model lists their names, ``known``.
     """
+
+    def __init__(self, known: Collection[str] = ()) -> None:
+        self._known = known
 
     def infer(self, model: str, inputs: Arrays, *, outputs: Sequence[str] = ()) -> dict[str, Array]:
         """Call a model that answers once, and return its answer; ``outputs`` names the outputs wanted, empty for all.
@@ -61,6 +64,8 @@ class Callees(Protocol):
             ServerError: the model cannot answer now.
             ShoalError: the model failed.
         """
+        self._check(model)
+        return self._infer(model, inputs, outputs)
 
     def stream(
         self, model: str, inputs: Arrays, *, outputs: Sequence[str] = (), until: Stream | None = None
@@ -72,46 +77,30 @@ class Callees(Protocol):
         Raises:
             InputError, SetupError, ServerError, ShoalError: as in ``infer``, also after some answers.
         """
+        self._check(model)
+        yield from self._stream(model, inputs, outputs, until)
 
+    def _check(self, model: str) -> None:
+        if model not in self._known:
+            raise SetupError(
+                f"The code asks model {model}, which its parameter calls does not list.", suggest(model, self._known)
+            )
 
-class LocalModel(Protocol):
-    """A model in this process."""
+    def _infer(self, model: str, inputs: Arrays, outputs: Sequence[str]) -> dict[str, Array]:
+        raise NotImplementedError
 
-    def call(self, inputs: Arrays) -> Arrays:
-        """Return the model's only answer to ``inputs``."""
-
-    def stream(self, inputs: Arrays, until: Stream | None = None) -> Generator[Arrays]:
-        """Yield the answers, until the generator is closed or the client of ``until`` leaves."""
-
-
-class LocalCallees:
-    """Calls to models in this process."""
-
-    def __init__(self, models: Mapping[str, LocalModel] | None = None) -> None:
-        self._models = models or {}
-
-    def infer(self, model: str, inputs: Arrays, *, outputs: Sequence[str] = ()) -> dict[str, Array]:
-        """Ask a model that answers once; see ``Callees``."""
-        return _choose(self._find(model).call(inputs), outputs)
-
-    def stream(
-        self, model: str, inputs: Arrays, *, outputs: Sequence[str] = (), until: Stream | None = None
+    def _stream(
+        self, model: str, inputs: Arrays, outputs: Sequence[str], until: Stream | None
     ) -> Generator[dict[str, Array]]:
-        """Yield a model's answers; see ``Callees``."""
-        with closing(self._find(model).stream(inputs, until)) as answers:
-            for answer in answers:
-                yield _choose(answer, outputs)
-
-    def _find(self, model: str) -> LocalModel:
-        check_callee(model, self._models)
-        return self._models[model]
+        raise NotImplementedError
 
 
-def _choose(answer: Arrays, outputs: Sequence[str]) -> dict[str, Array]:
+def choose(answer: Arrays, outputs: Sequence[str]) -> dict[str, Array]:
+    """Return the outputs wanted of an answer; empty ``outputs`` stands for all."""
     return {name: answer[name] for name in outputs or answer}
 
 
-class TritonCallees:
+class TritonCallees(Callees):
     """Calls to models through Triton's core, from a process of the Python backend (a stub).
 
     Streaming components answer over a socket (see the start of this file). All other decoupled models answer through
@@ -119,23 +108,19 @@ class TritonCallees:
     """
 
     def __init__(self, spec: ModelSpec, device: Device) -> None:
+        super().__init__(spec.parameters.get(CALLS, "").split())
         self._name, self._device = spec.name, device
-        self._known = spec.parameters.get(CALLS, "").split()
         self._numbers = itertools.count()
         self._bls = threading.Lock()  # held during each request for answers in pieces
 
-    def infer(self, model: str, inputs: Arrays, *, outputs: Sequence[str] = ()) -> dict[str, Array]:
-        """Ask a model that answers once; see ``Callees``."""
-        check_callee(model, self._known)
+    def _infer(self, model: str, inputs: Arrays, outputs: Sequence[str]) -> dict[str, Array]:
         with _explained(model):
             response = make_request(model, inputs, outputs, self._next_id()).exec()
         return read_response(response, self._device)
 
-    def stream(
-        self, model: str, inputs: Arrays, *, outputs: Sequence[str] = (), until: Stream | None = None
+    def _stream(
+        self, model: str, inputs: Arrays, outputs: Sequence[str], until: Stream | None
     ) -> Generator[dict[str, Array]]:
-        """Yield a model's answers; see ``Callees``."""
-        check_callee(model, self._known)
         request_id = self._next_id()
         has_left = threading.Event()
         with ExitStack() as held:
@@ -158,7 +143,7 @@ class TritonCallees:
                 until.on_leave(partial(_leave, has_left, answers))
             try:
                 for answer in found:
-                    yield _choose(answer, outputs)
+                    yield choose(answer, outputs)
             except ServerError:
                 if not has_left.is_set():
                     raise
@@ -210,18 +195,6 @@ class TritonCallees:
 def _leave(has_left: threading.Event, answers: Answers) -> None:
     has_left.set()
     answers.shut()
-
-
-def check_callee(model: str, known: Collection[str]) -> None:
-    """Check that the component may call ``model``.
-
-    Raises:
-        SetupError: the parameter ``calls`` of the calling model does not list ``model``.
-    """
-    if model not in known:
-        raise SetupError(
-            f"The code asks model {model}, which its parameter calls does not list.", suggest(model, known)
-        )
 
 
 def _exhaust(responses: Iterator[Any], held: ExitStack) -> None:
