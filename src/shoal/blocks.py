@@ -129,21 +129,30 @@ def read_zscore(path: Path) -> tuple[list[float], list[float]]:
         ArtifactError: the file is not such an object, or a value cannot be used.
     """
     entries = read_object(path, _KIND, ["mean", "std"])
-    for name, numbers in entries.items():
-        if not isinstance(numbers, list) or not numbers:
-            raise refusal(path, _KIND, f"{name} is {shorten(numbers)}, expected a list of numbers")
-        if odd := [number for number in numbers if not is_number(number)]:
-            raise refusal(path, _KIND, f"{name} holds {shorten(odd[0])}, expected finite numbers")
     mean, std = entries["mean"], entries["std"]
+    if fault := find_fault(mean, std):
+        raise refusal(path, _KIND, fault)
+    return [*map(float, mean)], [*map(float, std)]
+
+
+def find_fault(mean: Any, std: Any, *, largest: float = 1.0) -> str:
+    """Describe the first fault of ``mean`` and ``std``, JSON lists with one number per column; empty if there is none.
+
+    ``largest`` is a raw value; FP32 must be able to hold its z-score.
+    """
+    for name, numbers in (("mean", mean), ("std", std)):
+        if not isinstance(numbers, list | tuple) or not numbers:
+            return f"{name} is {shorten(numbers)}, expected a list of numbers"
+        if odd := [number for number in numbers if not is_number(number)]:
+            return f"{name} holds {shorten(odd[0])}, expected finite numbers"
     if len(mean) != len(std):
-        raise refusal(path, _KIND, f"mean has {len(mean)} entries and std {len(std)}, expected the same number")
+        return f"mean has {len(mean)} entries and std {len(std)}, expected the same number"
     for column, (middle, spread) in enumerate(zip(mean, std, strict=True)):
         if spread <= 0:
-            raise refusal(path, _KIND, f"std of column {column} is {spread:g}, expected a number above 0")
-        if (1 + abs(middle)) / spread > GREATEST:
-            why = f"mean {middle:g} and std {spread:g} of column {column} give z-scores that FP32 cannot hold"
-            raise refusal(path, _KIND, why)
-    return [*map(float, mean)], [*map(float, std)]
+            return f"std of column {column} is {spread:g}, expected a number above 0"
+        if (largest + abs(middle)) / spread > GREATEST:
+            return f"mean {middle:g} and std {spread:g} of column {column} give z-scores that FP32 cannot hold"
+    return ""
 
 
 def normalise(raw: Array, mean: Array, std: Array) -> Array:

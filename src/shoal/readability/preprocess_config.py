@@ -12,8 +12,8 @@ from pathlib import Path
 from reprlib import repr as shorten
 from typing import Any
 
+from shoal.blocks import find_fault
 from shoal.component.artifact_files import (
-    GREATEST,
     MAKE_AGAIN,
     check_file,
     find_repeated,
@@ -105,12 +105,10 @@ def _find_faults(values: Mapping[str, Any]) -> Iterator[str]:
     if both := sorted(set(values["frequent"]) & set(values["rare"])):
         yield f"it lists {shorten(both[0])} as both frequent and rare"
     for name in ("mean", "std"):
-        yield from _find_odd_numbers(name, values[name])
-    for column, (mean, std) in enumerate(zip(values["mean"], values["std"], strict=True)):
-        if std <= 0:
-            yield f"std of column {column} is {std:g}, expected a number above 0"
-        elif (LENGTHS[-1] + abs(mean)) / std > GREATEST:
-            yield f"mean {mean:g} and std {std:g} of column {column} give z-scores that FP32 cannot hold"
+        if isinstance(values[name], tuple) and len(values[name]) != NUM_FEATURES:
+            yield f"{name} has {len(values[name])} entries, expected {NUM_FEATURES}"
+    if fault := find_fault(values["mean"], values["std"], largest=LENGTHS[-1]):
+        yield fault
 
 
 def _find_odd_words(name: str, words: Any, size: int | None) -> Iterator[str]:
@@ -127,15 +125,6 @@ def _find_odd_words(name: str, words: Any, size: int | None) -> Iterator[str]:
 def _is_word(word: Any) -> bool:
     """Whether ``word`` is a string without whitespace that UTF-8 can encode."""
     return isinstance(word, str) and word.split() == [word] and word.encode(errors="ignore").decode() == word
-
-
-def _find_odd_numbers(name: str, numbers: Any) -> Iterator[str]:
-    if not isinstance(numbers, tuple):
-        yield f"{name} is {shorten(numbers)}, expected a list of numbers"
-    elif len(numbers) != NUM_FEATURES:
-        yield f"{name} has {len(numbers)} entries, expected {NUM_FEATURES}"
-    elif odd := [number for number in numbers if not is_number(number)]:
-        yield f"{name} holds {shorten(odd[0])}, expected finite numbers"
 
 
 def read_weight(path: Path) -> float:
