@@ -21,10 +21,10 @@ from shoal.component.streaming import Stream
 from shoal.component.tensors import Array, Arrays, Device
 from shoal.errors import ArtifactError, InputError, ShoalError
 from shoal.repository.config import ModelConfig, Step, read_config
-from shoal.repository.default_model import find_graph
 from shoal.repository.graph import Graph
 from shoal.repository.loading import component_class
 from shoal.repository.manifest import check_manifest, read_manifest
+from shoal.repository.model_folders import find_graph
 from shoal.server.runtime import BACKENDS
 
 MAX_BRANCHES = 32  # steps of all callers that may run concurrently

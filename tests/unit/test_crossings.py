@@ -23,7 +23,7 @@ def chain(repository: Path, *devices: str, types: dict[str, Type] | None = None,
 
 
 def crossings(graph: Graph) -> dict[str, str]:
-    return {edge.name: edge.crossing for edge in graph.crossings()}
+    return {edge.name: edge.crossing for edge in graph.edges() if edge.crossing}
 
 
 @pytest.mark.parametrize(
@@ -120,27 +120,23 @@ def test_steps_of_one_level_run_side_by_side(tmp_path: Path) -> None:
     assert Graph.build(find_model_folders()["cuml"], {}).levels() == [1]
 
 
-def test_a_circle_is_an_error_in_cores_words(tmp_path: Path) -> None:
+def test_a_circle_is_an_error(tmp_path: Path) -> None:
     members = [Member("one", ["x", "b"], ["a"]), Member("two", ["a"], ["b"], "cpu"), Member("three", ["b"], ["y"])]
     graph = make_graph(tmp_path, members, ["x"], ["y"])
     assert crossings(graph) == {"x": "to GPU", "a": "host round trip", "b": "to GPU", "y": "to host"}
-    with pytest.raises(
-        ArtifactError,
-        match="output 'y' for ensemble 'ensemble' is not written: at least one of its depending tensors, 'b', is not "
-        r"connected\. Steps wait for one another in a circle",
-    ):
+    with pytest.raises(ArtifactError, match="steps wait for one another in a circle: b"):
         graph.levels()
 
 
 def test_a_tensor_that_nobody_writes(tmp_path: Path) -> None:
     members = [Member("one", ["x", "nobodys"], ["a"]), Member("two", ["x"], ["y"])]
-    with pytest.raises(ArtifactError, match=r"'nobodys', is not connected\. No step writes 'nobodys'"):
+    with pytest.raises(ArtifactError, match="no step writes the tensor nobodys"):
         make_graph(tmp_path / "1", members, ["x"], ["y"]).levels()
-    with pytest.raises(ArtifactError, match="output 'z' for ensemble 'ensemble' is not written"):
+    with pytest.raises(ArtifactError, match="no step writes the tensor z"):
         make_graph(tmp_path / "2", members[1:], ["x"], ["y", "z"]).levels()
 
 
 def test_a_member_that_is_not_there(tmp_path: Path) -> None:
     graph = chain(tmp_path, "cpu", "cpu")
-    with pytest.raises(ArtifactError, match=r"contains models that are not available or ambiguous: m1\. Known: m0"):
+    with pytest.raises(ArtifactError, match=r"has a step of model m1, which is not there\. Known: m0"):
         Graph.build(graph.config, {"m0": graph.members["m0"]})

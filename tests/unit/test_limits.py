@@ -15,7 +15,7 @@ from shoal.gateway.limits import Hold, Limits, Options, Pool
 from shoal.gateway.logs import Flood, Plain
 from shoal.gateway.models import find_exposed
 from shoal.gateway.refusals import RefusedError, Why, trim_config
-from shoal.repository.default_model import read_configs
+from shoal.repository.model_folders import read_configs
 from tests.support.service import make_repository
 
 

@@ -256,7 +256,7 @@ def test_a_nested_ensemble_is_a_box(tmp_path: Path) -> None:
     assert graph.device(1) == "ensemble"
     assert 's1["inner<br/>ensemble"]' in draw(graph)
     assert ">ensemble</text>" in svg(graph)
-    assert [edge.name for edge in graph.crossings()] == ["in"]  # where it runs inside is not said
+    assert [edge.name for edge in graph.edges() if edge.crossing] == ["in"]  # where it runs inside is not said
 
 
 def test_a_circle_is_drawn_too(tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ from shoal.composition.compose import compose
 from shoal.errors import InputError, ShoalError
 from shoal.repository.config import read_config
 from shoal.repository.model_folders import find_model_folders
-from shoal.repository.placement import Plan, place
-from shoal.repository.tuning import Instances, Tuning, tune
+from shoal.repository.placement import Instances, Plan, Tuning, place, tune
 from tests.support.commands import Shoal
 
 GPUS = Plan(placement="gpu", gpus=(0, 1, 2))

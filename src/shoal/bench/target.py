@@ -9,10 +9,10 @@ from typing import Any
 
 from shoal.errors import ArtifactError, InputError
 from shoal.repository.config import ModelConfig, read_config
-from shoal.repository.default_model import find_graph
 from shoal.repository.describe import describe
 from shoal.repository.graph import Graph
 from shoal.repository.manifest import read_manifest
+from shoal.repository.model_folders import find_graph
 from shoal.repository.placement import HYBRID
 
 PLAN = ("placement", "dtype", "target")  # manifest fields in which repositories of one pipeline differ

@@ -40,7 +40,7 @@ def graph(
     """
     from shoal.draw import picture
     from shoal.draw.mermaid import draw
-    from shoal.repository.default_model import find_graph
+    from shoal.repository.model_folders import find_graph
 
     chosen = _choose_format(form, out)
     if chosen == "png" and out is None and sys.stdout.isatty():
@@ -70,8 +70,8 @@ def _choose_format(form: str | None, out: Path | None) -> str:
 def describe(folder: Folder, model: Model = "", as_json: Json = False) -> None:
     """Print an ensemble as tables: its steps, what each reads and writes, and the path of each tensor."""
     from shoal.draw.boxes import legible
-    from shoal.repository.default_model import find_graph
     from shoal.repository.describe import describe as describe_graph
+    from shoal.repository.model_folders import find_graph
 
     found = describe_graph(find_graph(folder, model))
     if as_json:
@@ -121,7 +121,7 @@ def _print_members(steps: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _print_tensors(tensors: Sequence[Mapping[str, Any]]) -> None:
-    from shoal.repository.devices import ROUND_TRIP
+    from shoal.repository.graph import ROUND_TRIP
 
     rows = [
         (

@@ -13,7 +13,7 @@ from shoal.console import ERR, OUT, Concurrency, Gpu, Json, Placement, Target, p
 from shoal.errors import InputError
 
 if TYPE_CHECKING:
-    from shoal.repository.tuning import Tuning
+    from shoal.repository.placement import Tuning
 
 _TUNED = {"instances": "scorer=2, or scorer=2@0,1", "preferred-batch": "scorer=4,8", "queue-delay": "scorer=300"}
 _DEFAULT = Path("build/artifacts")  # where `shoal train` writes
@@ -102,7 +102,7 @@ def compose(
 
 def _parse_tuning(instances: list[str] | None, sizes: list[str] | None, delays: list[str] | None) -> dict[str, Tuning]:
     """Parse what is given for single models."""
-    from shoal.repository.tuning import Instances, Tuning
+    from shoal.repository.placement import Instances, Tuning
 
     found: dict[str, Tuning] = {}
     for option, given in (("instances", instances), ("preferred-batch", sizes), ("queue-delay", delays)):

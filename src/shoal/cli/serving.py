@@ -146,9 +146,9 @@ def _print_pipelines(repository: Path, exposed: Iterable[str], address: str) -> 
     """Print the signature of each pipeline that clients may ask, and a command that sends it a request."""
     from shoal.bulk.inputs import show_example
     from shoal.gateway.models import find_exposed
-    from shoal.repository.default_model import read_configs
     from shoal.repository.graph import is_decoupled
     from shoal.repository.manifest import read_composed
+    from shoal.repository.model_folders import read_configs
 
     configs = read_configs(repository)
     server = "" if address == "127.0.0.1:8001" else f" --url {address}"

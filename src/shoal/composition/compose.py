@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -37,9 +37,8 @@ from shoal.repository.config import CONFIG, ModelConfig, write_config
 from shoal.repository.graph import Graph
 from shoal.repository.manifest import MANIFEST
 from shoal.repository.model_folders import collect, find_model_folders
-from shoal.repository.placement import PYTHON_BASED_BACKENDS, Plan, place
+from shoal.repository.placement import PYTHON_BASED_BACKENDS, Plan, Tuning, place, tune
 from shoal.repository.sizes import Sizes, find_sizes
-from shoal.repository.tuning import Tuning, tune
 
 _COMMENT = "Written by shoal compose; edits made here are lost."
 
@@ -185,16 +184,12 @@ def _find_load_seconds(models: Iterable[ModelConfig]) -> float:
     longest = 0.0
     for model in models:
         text = model.spec.parameters.get("load_seconds", "0")
-        try:
-            seconds = float(text)
-        except ValueError:
-            seconds = -1
-        if not 0 <= seconds < math.inf:
+        if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]+)?", text):
             raise InputError(
                 f"The parameter load_seconds of {model.name} is {text!r}, which is not a number of seconds.",
                 f'Write a number, such as "120", in {model.folder / CONFIG}.',
             )
-        longest = max(longest, seconds)
+        longest = max(longest, float(text))
     return longest
 
 

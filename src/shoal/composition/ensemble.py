@@ -12,9 +12,8 @@ from shoal.component.spec import DTYPES, TensorSpec
 from shoal.composition.accepted import check_accepted
 from shoal.errors import InputError
 from shoal.repository.config import CONFIG, ModelConfig, Step, as_config, read_config, write_config
-from shoal.repository.ensemble_config import make_ensemble
+from shoal.repository.ensemble_config import Declared, make_ensemble, show
 from shoal.repository.model_folders import find_model_folders
-from shoal.repository.shapes import Declared, show
 
 LATEST = -1  # a step's model_version
 _COMMENT = "Written by shoal's Ensemble."

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 
 from shoal.errors import InputError, suggest
 from shoal.repository.config import ModelConfig, as_config
+from shoal.repository.ensemble_config import Declared, show
 from shoal.repository.graph import is_decoupled
 from shoal.repository.model_folders import collect
-from shoal.repository.shapes import Declared, show
 
 
 def exchange_models(

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shoal.repository.config import ModelConfig
-from shoal.repository.devices import ROUND_TRIP, TO_OTHER_GPU, is_on_gpu, is_on_host, name_device
-from shoal.repository.graph import Edge, Graph
+from shoal.repository.graph import ROUND_TRIP, TO_OTHER_GPU, Edge, Graph, is_on_gpu, is_on_host, name_device
 
 ON_GPU, ON_HOST, NESTED, OPEN, END = "gpu", "cpu", "ensemble", "open", "end"
 CALLS = "calls"  # label of an arrow to a model that code calls

@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from shoal.errors import ArtifactError, InputError
 from shoal.gateway.watch import HANG_PARAMETER
 from shoal.repository.config import ModelConfig
-from shoal.repository.default_model import find_top, read_calls
+from shoal.repository.model_folders import find_top, read_calls
 
 PUBLIC_PARAMETER = "public"  # of a model that clients may ask, beside the ensembles
 SLOTS_PARAMETER = "slots"  # of an engine's configuration: how many streams it runs at once

@@ -23,8 +23,8 @@ from shoal.gateway.logs import log
 from shoal.gateway.models import find_below, find_default, find_exposed, find_slots
 from shoal.gateway.streams import Streaming
 from shoal.gateway.supervisor import Servers, Supervisor
-from shoal.repository.default_model import read_configs
 from shoal.repository.manifest import read_composed
+from shoal.repository.model_folders import read_configs
 from shoal.server.checks import check_start
 from shoal.server.launch import find_ports
 from shoal.server.orphans import clean_up

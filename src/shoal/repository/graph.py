@@ -1,4 +1,4 @@
-"""An ensemble as a graph: steps, the tensors between them, and the device of each."""
+"""An ensemble as a graph: steps, the tensors between them, the device of each, and the copies between devices."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from shoal.component.spec import ModelSpec, TensorSpec
+from shoal.component.spec import STRING, ModelSpec, TensorSpec
 from shoal.errors import ArtifactError
 from shoal.repository.config import CONFIG, ModelConfig, Step, read_config
-from shoal.repository.devices import ROUND_TRIP, TO_HOST, find_crossing, is_on_gpu, name_device
+
+ROUND_TRIP, TO_HOST, TO_GPU, TO_OTHER_GPU = "host round trip", "to host", "to GPU", "to another GPU"
+HOST, GPU, ENSEMBLE, AUTO = "CPU", "GPU", "ensemble", "auto"
 
 
 @dataclass(frozen=True)
@@ -70,9 +72,9 @@ class Graph:
             called = find_members(config, members.get)
             return cls(config, (Step(config.name, 1, *maps),), {config.name: config, **called})
         for step in config.steps:
-            if step.model not in members:  # the rule and the error text of Triton's core
+            if step.model not in members:
                 raise ArtifactError(
-                    f"ensemble {config.name} contains models that are not available or ambiguous: {step.model}.",
+                    f"The ensemble {config.name} has a step of model {step.model}, which is not there.",
                     f"Known: {', '.join(sorted(members))}.",
                 )
             _check_names(config.name, step, members[step.model].spec)
@@ -96,10 +98,6 @@ class Graph:
             replace(edge, crossing=self._crossing(edge, edges), is_repeated=edge.source in self._repeating)
             for edge in edges
         ]
-
-    def crossings(self) -> list[Edge]:
-        """Return the edges whose tensors are copied to another device, in the order of the steps."""
-        return [edge for edge in self.edges() if edge.crossing]
 
     def device(self, step: int) -> str:
         """Name a step's device: ``GPU 0``, ``GPU 0, 1``, ``GPU`` (each one), ``CPU``, ``ensemble``, or ``auto``."""
@@ -160,22 +158,19 @@ class Graph:
         return crossing
 
     def _check_written(self, known: set[str]) -> None:
-        """Check that every tensor is written, with the error text of Triton's core, which covers outputs alone."""
-        outputs = [tensor.name for tensor in self.config.spec.outputs if tensor.name not in known]
-        missing = [tensor for step in self.steps for tensor in step.inputs.values() if tensor not in known] + outputs
-        if not missing:
-            return
-        written = {tensor for step in self.steps for tensor in step.outputs.values()}
-        tensor = next((tensor for tensor in missing if tensor not in written), missing[0])
-        name = self.config.name
-        what = f"output '{outputs[0]}' for" if outputs else "a step of"
-        raise ArtifactError(
-            f"{what} ensemble '{name}' is not {'written' if outputs else 'run'}: at least one of its depending tensors,"
-            f" '{tensor}', is not connected.",
-            "Steps wait for one another in a circle: take one out."
-            if tensor in written
-            else f"No step writes '{tensor}', and it is not an input of the ensemble.",
-        )
+        """Check that every tensor that a step or the answer needs is ``known``: that its step can run."""
+        needed = [tensor for step in self.steps for tensor in step.inputs.values()]
+        needed += [tensor.name for tensor in self.config.spec.outputs]
+        missing = [tensor for tensor in needed if tensor not in known]
+        if missing:
+            written = {tensor for step in self.steps for tensor in step.outputs.values()}
+            unwritten = next((tensor for tensor in missing if tensor not in written), "")
+            raise ArtifactError(
+                f"In the ensemble {self.config.name}, no step writes the tensor {unwritten}."
+                if unwritten
+                else f"In the ensemble {self.config.name}, steps wait for one another in a circle: {missing[0]}.",
+                f"Type: shoal check {self.config.folder}",
+            )
 
 
 def find_members(config: ModelConfig, find: Callable[[str], ModelConfig | None]) -> dict[str, ModelConfig]:
@@ -226,20 +221,82 @@ def _steps_after(step: int, edges: list[Edge]) -> set[int]:
 
 
 def _check_names(ensemble: str, step: Step, spec: ModelSpec) -> None:
-    """Check the tensor names that a step maps, with the error text of Triton's core."""
-    inputs, outputs = ({t.name for t in tensors} for tensors in (spec.inputs, spec.outputs))
-    for name, tensor in step.inputs.items():
-        if name not in inputs:
-            what = f"is mapping to non-existing input {name}"
-            raise ArtifactError(*_core_error(ensemble, tensor, what, step.model, inputs))
-    for name, tensor in step.outputs.items():
-        if name not in outputs:
-            what = f"is mapped from non-existing output {name}"
-            raise ArtifactError(*_core_error(ensemble, tensor, what, step.model, outputs))
+    """Check the tensor names that a step maps."""
+    for kind, mapped, tensors in (("input", step.inputs, spec.inputs), ("output", step.outputs, spec.outputs)):
+        known = sorted(tensor.name for tensor in tensors)
+        if unknown := sorted(mapped.keys() - set(known)):
+            raise ArtifactError(
+                f"The ensemble {ensemble} maps {kind} {unknown[0]} of model {step.model}, which has no such {kind}.",
+                f"Its {kind}s are: {', '.join(known)}.",
+            )
 
 
-def _core_error(ensemble: str, tensor: str, what: str, model: str, known: set[str]) -> tuple[str, str]:
-    return (
-        f"in ensemble {ensemble}, ensemble tensor {tensor} {what} in model {model}.",
-        f"Model {model} has: {', '.join(sorted(known))}.",
-    )
+# --- devices ---------------------------------------------------------------------------------------------------------
+
+
+def name_device(config: ModelConfig) -> str:
+    """Name the devices of a model's instances: ``CPU``, ``GPU 0, 1``, ``GPU`` (each one), ``ensemble``, or ``auto``.
+
+    ``auto`` is Triton's own choice when it starts. Groups that differ are joined: ``GPU 0 + CPU``.
+    """
+    if config.is_ensemble:
+        return ENSEMBLE
+    groups = config.message.instance_group
+    names = [_name_gpus(config)] if any(group.kind == group.KIND_GPU for group in groups) else []
+    for kind, name in (("KIND_CPU", HOST), ("KIND_AUTO", AUTO), ("KIND_MODEL", "by model")):
+        names += [name] if any(group.kind == getattr(group, kind) for group in groups) else []
+    return " + ".join(names) or AUTO
+
+
+def _name_gpus(config: ModelConfig) -> str:
+    listed = _gpus(config)
+    return f"{GPU} {', '.join(map(str, sorted(listed)))}" if listed else GPU
+
+
+def _gpus(config: ModelConfig) -> set[int]:
+    """Return the GPUs that a model is pinned to; none where a group of its instances is on each."""
+    groups = [group for group in config.message.instance_group if group.kind == group.KIND_GPU]
+    return set() if any(not group.gpus for group in groups) else {int(gpu) for group in groups for gpu in group.gpus}
+
+
+def is_on_gpu(config: ModelConfig) -> bool:
+    """Whether every instance is on a GPU, as far as the configuration alone shows."""
+    groups = config.message.instance_group
+    return not config.is_ensemble and bool(groups) and all(group.kind == group.KIND_GPU for group in groups)
+
+
+def is_on_host(config: ModelConfig) -> bool:
+    """Whether every instance is on the CPU, as far as the configuration alone shows."""
+    return name_device(config) == HOST
+
+
+def gets_host_copies(config: ModelConfig) -> bool:
+    """Whether Triton gives the model its inputs on the host, wherever they are.
+
+    It is the Python backend's default, and that of the backends written in Python (python_be.cc:
+    ``FORCE_CPU_ONLY_INPUT_TENSORS``).
+    """
+    is_python = config.backend == "python" or config.message.runtime.endswith(".py")
+    return is_python and config.spec.parameters.get("FORCE_CPU_ONLY_INPUT_TENSORS", "yes") != "no"
+
+
+def find_crossing(source: ModelConfig | None, target: ModelConfig | None, tensor: TensorSpec) -> str:
+    """Name the device copy of a tensor between two models; None is the request or the answer, which are on the host.
+
+    Texts never leave the host. The result is empty where a configuration leaves the device open, and from one of
+    several GPUs to one of the same.
+    """
+    if tensor.dtype == STRING:
+        return ""
+    comes_from_gpu = source is not None and is_on_gpu(source)
+    comes_from_host = source is None or is_on_host(source)
+    goes_to_gpu = target is not None and is_on_gpu(target)
+    goes_to_host = target is None or is_on_host(target)
+    if comes_from_gpu and goes_to_gpu and source is not None and target is not None:
+        if gets_host_copies(target):
+            return ROUND_TRIP
+        first, then = _gpus(source), _gpus(target)
+        return TO_OTHER_GPU if first and then and not first & then else ""
+    if comes_from_gpu and goes_to_host:
+        return TO_HOST
+    return TO_GPU if comes_from_host and goes_to_gpu else ""

@@ -1,13 +1,15 @@
-"""Model folders: the models that shoal ships, and a user's own."""
+"""Find models: those that shoal ships, a user's own, the model that a path means, and a repository's default."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from shoal.errors import ArtifactError, suggest
+from shoal.errors import ArtifactError, InputError, suggest
 from shoal.paths import shipped_root
-from shoal.repository.config import ModelConfig, read_config
+from shoal.repository.config import CONFIG, ModelConfig, read_config
+from shoal.repository.graph import Graph, find_members
+from shoal.repository.manifest import read_composed
 
 CATEGORIES = ("preprocess", "postprocess", "models", "ensembles")
 
@@ -52,3 +54,89 @@ def collect(name: str, available: Mapping[str, ModelConfig]) -> list[ModelConfig
 
     visit(name)
     return list(found.values())
+
+
+# --- the model that a path means -------------------------------------------------------------------------------------
+
+
+def find_graph(folder: Path, model: str = "") -> Graph:
+    """Return the graph of the model in ``folder``, or of ``model`` in a repository.
+
+    Without a name, a repository's is the ensemble that it was composed for, else the only ensemble that no other one
+    calls, else its only model. The members of a model folder are in other categories, and are found there.
+
+    Raises:
+        InputError: the repository has several such models, or none of that name.
+        ArtifactError: there is no model, or it does not fit its members.
+    """
+    folder = folder.resolve()
+    if not folder.exists():
+        if known := [path.parent.name for path in _configs(folder.parent)]:
+            raise InputError(f"There is no model {folder.name} in {folder.parent}.", suggest(folder.name, known))
+        raise ArtifactError(f"{folder} does not exist.", "Name a model repository, or a model's folder.")
+    if model:
+        if not (folder / model / CONFIG).is_file():
+            known = [path.parent.name for path in _configs(folder)]
+            raise InputError(f"There is no model {model} in {folder}.", suggest(model, known))
+        return _load(folder / model)
+    return _load(folder if (folder / CONFIG).is_file() else folder / _find_top(folder))
+
+
+def read_configs(repository: Path) -> dict[str, ModelConfig]:
+    """Every model of a repository, by its folder's name.
+
+    Raises:
+        ArtifactError: a configuration cannot be read.
+    """
+    return {path.parent.name: read_config(path.parent) for path in _configs(repository)}
+
+
+def _configs(folder: Path) -> list[Path]:
+    return sorted(folder.glob(f"*/{CONFIG}"))
+
+
+def _find_top(repository: Path) -> str:
+    """Return the folder name of a repository's default model."""
+    configs = read_configs(repository)
+    if not configs:
+        raise ArtifactError(
+            f"{repository} is neither a model's folder nor a repository: there is no {CONFIG} in it, nor one below.",
+            "Name a repository, or the folder of a model in it.",
+        )
+    return find_top(read_calls(configs), str(repository), read_composed(repository))
+
+
+def read_calls(configs: Mapping[str, ModelConfig]) -> dict[str, list[str] | None]:
+    """Return the models that each ensemble calls; None for a model that is not an ensemble."""
+    return {name: [s.model for s in config.steps] if config.is_ensemble else None for name, config in configs.items()}
+
+
+def find_top(calls: Mapping[str, Iterable[str] | None], where: str, composed_for: Sequence[str] = ()) -> str:
+    """Choose the default model of a repository or a server: what it was composed for, if it is there, else the only
+    ensemble that no other one calls, else the only model. ``calls`` is what ``read_calls`` returns.
+
+    Raises:
+        InputError: there are several, or none.
+    """
+    if len(composed_for) == 1 and composed_for[0] in calls:
+        return composed_for[0]
+    ensembles = [name for name, called in calls.items() if called is not None]
+    inner = {name for called in calls.values() for name in called or ()}
+    tops = [name for name in ensembles if name not in inner] or ensembles or list(calls)
+    if not tops:
+        raise InputError(f"{where} has no model that is ready.")
+    if len(tops) > 1:
+        what = "ensembles that no other one calls" if ensembles else "models and no ensemble"
+        raise InputError(
+            f"{where} has {len(tops)} {what}: {', '.join(tops)}.",
+            f"Name one, such as --model {tops[0]}; in Python, its folder or its name.",
+        )
+    return tops[0]
+
+
+def _load(folder: Path) -> Graph:
+    config = read_config(folder)
+    if folder.parent.name not in CATEGORIES or not (config.steps or config.calls):
+        return Graph.load(folder)
+    beside = {member.name: member for member in read_configs(folder.parent).values()}
+    return Graph.build(config, find_members(config, {**find_model_folders([folder.parent.parent]), **beside}.get))

@@ -21,8 +21,8 @@ from shoal.environment.stub import STUB
 from shoal.environment.stub_source import DISTRIBUTION, VERSION, find_installed
 from shoal.environment.targets import EMBEDDED
 from shoal.errors import InputError, SetupError
-from shoal.repository.default_model import read_configs
 from shoal.repository.manifest import read_manifest
+from shoal.repository.model_folders import read_configs
 from shoal.repository.placement import GPU, HYBRID
 
 SERVER_VARIABLE, STUB_VARIABLE = "SHOAL_TRITONSERVER", "SHOAL_STUB"

@@ -9,7 +9,7 @@ from typing import Any
 from shoal.check.findings import Findings, Place, Rule, Severity
 from shoal.check.models import Model, Repository
 from shoal.component.spec import TensorSpec
-from shoal.repository.shapes import Declared, show
+from shoal.repository.ensemble_config import Declared, show
 
 MISSING = Rule("member-missing", Severity.ERROR, is_core=True)
 VERSION = Rule("member-version", Severity.ERROR, is_core=True)

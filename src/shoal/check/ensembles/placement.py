@@ -11,8 +11,7 @@ from shoal.check.models import Model, Repository
 from shoal.component.spec import STRING
 from shoal.errors import ShoalError
 from shoal.repository.config import ModelConfig
-from shoal.repository.devices import ROUND_TRIP, TO_OTHER_GPU, gets_host_copies, is_on_gpu
-from shoal.repository.graph import Edge, Graph
+from shoal.repository.graph import ROUND_TRIP, TO_OTHER_GPU, Edge, Graph, gets_host_copies, is_on_gpu
 from shoal.repository.sizes import CUDA_POOL_MIB, HEADROOM, MIB, Largest, Line, find_pools, find_shared, round_up
 
 COPIES = Rule("gpu-tensor-copied-to-host", Severity.WARNING)
