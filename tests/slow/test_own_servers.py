@@ -111,7 +111,7 @@ def test_leaf_folders_copied_by_hand_serve_too(artifacts: Path, tmp_path: Path, 
         subprocess.run(["cp", *(artifacts / file for file in files), tmp_path / name / "1"], check=True)
     with serve(tmp_path) as running, Client(running.grpc_url) as client:
         got = client.infer("ensemble_all", excerpt=TEXTS)
-    # without a warm-up the first batch is the one that proves the fused encoder, and is answered by the plain one
+    # without a warm-up the first batch is answered before TorchScript optimises the encoder
     assert np.allclose(got["SCORE"], pipeline(excerpt=TEXTS)["SCORE"], rtol=0, atol=1e-6)
 
 

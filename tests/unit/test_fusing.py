@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 from typing import Any
 
@@ -31,33 +30,6 @@ class Block(nn.Module):
         return mixed
 
 
-class Broadcasting(Block):
-    """Its sum is wider than its product, which the fused operator does not know."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        mixed: Tensor = self.down(self.up(x.mean(0, keepdim=True))) + self.norm(x)
-        return mixed
-
-
-class Small(Block):
-    """Values of a size that an absolute tolerance would let pass, whatever they are."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * 1e-6
-
-
-class SmallAndWrong(Broadcasting):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * 1e-5
-
-
-class SummedUp(Broadcasting):
-    """Its output has one shape, right or wrong."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x).square().sum(0, keepdim=True)
-
-
 def traced(module: nn.Module, example: Tensor) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -65,7 +37,7 @@ def traced(module: nn.Module, example: Tensor) -> Any:
 
 
 def kinds(module: Any) -> list[str]:
-    return [node.kind() for node in module._fused.graph.nodes()]
+    return [node.kind() for node in module.graph.nodes()]
 
 
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
@@ -77,7 +49,7 @@ def test_a_layer_is_two_products(approximate: str) -> None:
             x = torch.randn(rows, 16)
             torch.testing.assert_close(fused(x), module(x), rtol=0, atol=1e-5)
     assert kinds(fused).count("mkldnn::_linear_pointwise") == 2
-    assert {"aten::linear", "aten::gelu", "aten::add"}.isdisjoint(kinds(fused))
+    assert {"aten::linear", "aten::gelu"}.isdisjoint(kinds(fused))
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("fp32", 1e-5), ("bf16", 1e-2)])
@@ -101,58 +73,14 @@ def test_an_encoder_gives_the_same(dtype: str, tolerance: float) -> None:
     assert kinds(fused).count("aten::linear") == 1  # the head, of one output
 
 
-@pytest.mark.parametrize("module", [Broadcasting(), SmallAndWrong(), SummedUp()], ids=lambda m: type(m).__name__)
-@pytest.mark.parametrize("numbers", [(3, 1, 5, 2), (1, 1, 1, 1, 3), (1, 4, 1, 1)])
-def test_what_fuses_wrongly_is_served_as_it_is(
-    module: nn.Module, numbers: tuple[int, ...], caplog: pytest.LogCaptureFixture
-) -> None:
-    fused: Any = fuse(traced(module, torch.randn(3, 16)), "fp32")
-    assert "aten::add" not in kinds(fused)
-    with torch.inference_mode(), caplog.at_level(logging.WARNING):
-        for rows in numbers * 2:
-            x = torch.randn(rows, 16)
-            assert torch.equal(fused(x), module(x))
-    assert "TorchScript is served as it is" in caplog.text
-    assert fused._module is None
-
-
-def test_one_row_is_proof_enough_with_itself_backwards() -> None:
+def test_every_shape_of_inputs_gives_the_same() -> None:
+    """Without a batch, without rows, and with strides of all kinds."""
     module = Block()
     fused: Any = fuse(traced(module, torch.randn(3, 16)), "fp32")
+    inputs = (torch.randn(16), torch.randn(0, 16), torch.randn(2, 3, 4, 16), torch.randn(16, 5).t())
     with torch.inference_mode():
-        fused(torch.randn(1, 16))
-        assert fused._module is None
-        x = torch.randn(5, 16)
-        torch.testing.assert_close(fused(x), module(x), rtol=0, atol=1e-5)
-    assert "mkldnn::_linear_pointwise" in kinds(fused)
-
-
-def test_no_rows_prove_nothing() -> None:
-    fused: Any = fuse(traced(Block(), torch.randn(3, 16)), "fp32")
-    with torch.inference_mode():
-        assert fused(torch.randn(0, 16)).shape == (0, 16)
-    assert fused._module is not None
-
-
-def test_small_values_are_compared_by_their_own_size() -> None:
-    fused: Any = fuse(traced(Small(), torch.randn(3, 16)), "fp32")
-    with torch.inference_mode():
-        fused(torch.randn(2, 16))
-    assert fused._module is None
-    assert "mkldnn::_linear_pointwise" in kinds(fused)
-
-
-def test_one_score_near_zero_condemns_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounding is all that is left of it; the next batch decides."""
-    fused: Any = fuse(traced(Block(), torch.randn(3, 16)), "fp32")
-    decide, rounded = fused._is_same, [False]
-    monkeypatch.setattr(fused, "_is_same", lambda *both: rounded.pop() if rounded else decide(*both))
-    with torch.inference_mode():
-        fused(torch.randn(2, 16))
-        assert fused._module is not None
-        fused(torch.randn(2, 16))
-    assert fused._module is None
-    assert "mkldnn::_linear_pointwise" in kinds(fused)
+        for x in (*inputs, torch.randn(1, 16).expand(4, 16), torch.randn(4, 7, 32)[:, ::2, :16]):
+            torch.testing.assert_close(fused(x), module(x), rtol=0, atol=1e-5)
 
 
 def test_values_that_are_no_numbers_stay_what_they_are() -> None:
@@ -161,18 +89,6 @@ def test_values_that_are_no_numbers_stay_what_they_are() -> None:
     x = torch.full((2, 16), float("nan"))
     with torch.inference_mode():
         assert fused(x).isnan().all()
-        assert "mkldnn::_linear_pointwise" in kinds(fused)
-
-
-def test_a_request_that_fails_proves_nothing() -> None:
-    module = Block()
-    fused: Any = fuse(traced(module, torch.randn(3, 16)), "fp32")
-    with torch.inference_mode(), pytest.raises(RuntimeError):
-        fused(torch.randn(3, 15))
-    with torch.inference_mode():
-        x = torch.randn(4, 16)
-        torch.testing.assert_close(fused(x), module(x), rtol=0, atol=1e-5)
-    assert "mkldnn::_linear_pointwise" in kinds(fused)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
