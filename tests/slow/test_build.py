@@ -90,13 +90,13 @@ def test_an_interruption_leaves_what_was_there(packed: Built, environment_yml: P
         while (
             process.poll() is None
             and time.monotonic() < deadline
-            and not list(tmp_path.glob(".env.building-*/environment/bin/python3"))
+            and not list(tmp_path.glob(".env.making-*/environment/bin/python3"))
         ):
             time.sleep(0.01)
         process.send_signal(kind)
         _, printed = process.communicate(timeout=30)
         assert process.returncode != 0, printed
-        aside = list(tmp_path.glob(".env.building-*"))
+        aside = list(tmp_path.glob(".env.making-*"))
         assert bool(aside) == left
         assert {k: v for k, v in listing(tmp_path).items() if not k.startswith((".env.", "env.build.log"))} == before
     build(request(environment_yml, tmp_path))
@@ -149,7 +149,7 @@ def test_a_full_disk_leaves_what_was_there(
 def test_what_shoal_did_not_make_is_not_replaced(environment_yml: Path, tmp_path: Path) -> None:
     (tmp_path / "env").mkdir()
     (tmp_path / "env" / "thesis.tex").touch()
-    with pytest.raises(InputError, match=r"holds thesis\.tex, which shoal did not put there"):
+    with pytest.raises(InputError, match="exists and shoal did not make it"):
         build(request(environment_yml, tmp_path))
     with pytest.raises(InputError, match=r"Triton does not support the path"):
         build(Request(environment_yml, tmp_path / "my env"))
@@ -207,7 +207,7 @@ def test_a_venv_is_at_home_where_it_was_moved_to(venvs: Venvs) -> None:
     assert built.environment.name == "environment"
     script = (built.environment / "bin" / "activate").read_text(encoding="utf-8")
     assert str(built.environment) in script
-    assert ".building-" not in script
+    assert ".making-" not in script
     pip = (built.environment / "bin" / "pip").read_text(encoding="utf-8")
     assert f"{built.environment}/bin/python" in pip  # in its first line, or in the second where that would be too long
     assert (built.environment / "lib" / "libpython3.11.so.1.0").is_file()
