@@ -1,8 +1,8 @@
 """Ties between artifacts: each artifact contains the SHA-256 of the files it was made with.
 
-A forest is useless with another ``preprocess.json``, an encoder with another ``vocab.txt``, and no other check finds
-it: shapes and dtypes fit. A TorchScript archive is read whole here, because torch does not verify its checksums;
-forests are read in `shoal.forests.checkpoints`.
+With another ``preprocess.json`` a forest gives wrong scores, and so does an encoder with another ``vocab.txt``. Shapes
+and dtypes still fit, so no other check finds the mistake. A TorchScript archive is read whole here, because torch does
+not verify its checksums. Forests are read in `shoal.forests.checkpoints`.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def dump_ties(ties: Mapping[str, str]) -> str:
 def check_ties(ties: Mapping[str, str], artifact: Path) -> None:
     """Check the ties of an artifact in a model repository, ``REPOSITORY/MODEL/VERSION/FILE``.
 
-    For each tie, a file of that name anywhere in the repository must be the one it was made with. A missing file is
-    not an error: a client may have it.
+    If the repository contains files with the name of a tie, one of them must have its SHA-256. A missing file is not an
+    error: a client may have it.
 
     Raises:
         ArtifactError: the repository contains another file of that name.
@@ -45,10 +45,10 @@ def check_ties(ties: Mapping[str, str], artifact: Path) -> None:
 
 
 def check_tie(ties: Mapping[str, str], artifact: Path, neighbours: Iterable[Path]) -> None:
-    """Check that an artifact was made with one of ``neighbours``, files of one name, if there are any.
+    """Check that an artifact was made with one of ``neighbours``, files with the same name; none is valid too.
 
     Raises:
-        ArtifactError: it was made with another file of that name.
+        ArtifactError: the artifact was made with another file of that name.
     """
     found = {path: sha256(path) for path in neighbours if path.is_file()}
     for path, digest in found.items():
@@ -81,7 +81,7 @@ def read_archive(path: Path) -> dict[str, str]:
     """Read a whole TorchScript archive, verify its checksums, and return its ties.
 
     Raises:
-        ArtifactError: it is not such an archive, or is damaged.
+        ArtifactError: the file is not such an archive, or is damaged.
     """
     begins = check_file(path, _ARCHIVE)
     try:

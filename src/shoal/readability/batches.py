@@ -41,7 +41,7 @@ def draw_batches(corpus: Corpus, batch_size: int, *, seed: int, epoch: int) -> l
 
 
 def encode(tokenizer: WordPiece, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-    """Ids and mask, INT64 ``[len(texts), width]``, the width a multiple of 32 or the greatest there is."""
+    """Return ids and mask, INT64 ``[len(texts), width]``; the width is a multiple of 32, or ``max_length``."""
     ids, mask = map(torch.from_numpy, tokenizer.encode(texts))
     missing = min(-ids.shape[1] % WIDTH_MULTIPLE, tokenizer.max_length - ids.shape[1])
     return torch.nn.functional.pad(ids, (0, missing)), torch.nn.functional.pad(mask, (0, missing))

@@ -1,4 +1,7 @@
-"""Conversion of texts to token ids, attention mask and features, on host or GPU, with one upload of the text."""
+"""Conversion of texts to token ids, attention mask and features, on the host or on a GPU.
+
+The *exact path* is Hugging Face's tokenizer on the host. For a GPU, ``shoal.text.device`` says which rows need it.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,7 @@ class Features:
 
 
 class Reader:
-    """Host reader with Hugging Face's tokenizer, the exact path; each word is looked up once for ids and codes."""
+    """Host reader, the exact path; each word is looked up once, for token ids and feature codes."""
 
     def __init__(self, vocabulary: Sequence[str], bundle: Bundle) -> None:
         self.wordpiece = WordPiece(vocabulary, is_lowercase=bundle.is_lowercase, max_length=bundle.max_length)
@@ -70,16 +73,16 @@ class Reader:
         return list(zip(self.wordpiece.find(words), self._find_codes(words), strict=True))
 
     def __call__(self, texts: Sequence[str], width: int = 0) -> Reading:
-        """Read a batch of texts; rows are at least ``width`` wide."""
+        """Read a batch of texts; the width of ids and mask is at least ``width``."""
         found = self._words(texts)
         pieces, codes = (flatten([[word[k] for word in row] for row in found]) for k in (0, 1))
         return Reading(*self.wordpiece.frame(pieces, width), self._features(codes))
 
 
 class DeviceReader:
-    """Device reader; rows that the device's tokenizer would get wrong are read on the host and merged in.
+    """GPU reader; rows that the GPU's tokenizer would get wrong take the exact path and are merged in.
 
-    ``edge`` names the upload of the texts in the ledger.
+    The upload of the texts is recorded in the ledger under ``edge``.
     """
 
     def __init__(
@@ -100,7 +103,7 @@ class DeviceReader:
         self._rehearse()
 
     def _rehearse(self) -> None:
-        """Read sample texts on both devices: it compiles kernels before the first request and detects wrong results."""
+        """Read sample texts on GPU and host: this compiles kernels before the first request and finds wrong results."""
         for texts in (_SAMPLES, _SAMPLES[-1:]):
             here, there = self._host(texts), self(texts)
             for name, expected, array in zip(Reading._fields, here, there, strict=True):
@@ -145,7 +148,7 @@ class DeviceReader:
 
 
 def upload_reading(reading: Reading, device: Device) -> Reading:
-    """Upload rows that were read on the host to a GPU, in two copies, and count them as exact ones."""
+    """Upload rows of the exact path to a GPU, in two copies, and count them in the ledger."""
     device.ledger.count(EXACT_ROWS, len(reading.ids))
     both = device.put(np.stack([reading.ids, reading.mask]), EXACT)
     return Reading(both[0], both[1], device.put(reading.features, EXACT))
@@ -153,7 +156,8 @@ def upload_reading(reading: Reading, device: Device) -> Reading:
 
 def _merge(fast: Reading, exact: Reading, is_exact: Array) -> Reading:
     """Merge the device's and the host's rows in the order of the batch."""
-    # Gather from both stacked: row i comes from the k-th exact row behind the fast ones if it is the k-th exact row.
+    # Stack the exact rows below the GPU's rows, then gather: the k-th exact row of the batch comes from row
+    # num_rows - 1 + k of the stack, any other row i from row i.
     xp, num_rows = namespace(is_exact), fast.ids.shape[0]
     counted = xp.cumulative_sum(xp.astype(is_exact, xp.int64))
     own = xp.cumulative_sum(xp.ones_like(counted)) - 1
@@ -165,8 +169,8 @@ def _merge(fast: Reading, exact: Reading, is_exact: Array) -> Reading:
 def make_reader(vocabulary: Sequence[str], bundle: Bundle, device: Device, edge: str) -> Read:
     """Create the reader for a device.
 
-    For an encoder that keeps case a GPU's texts are read on the host: the device's normalizer was only verified for
-    lower case.
+    If the encoder keeps case, texts for a GPU take the exact path too: libcudf's normalizer was only verified for lower
+    case.
     """
     if not device.is_host and bundle.is_lowercase:
         return DeviceReader(vocabulary, bundle, device, edge)
