@@ -146,7 +146,7 @@ class Watch:
         return any(stub.model == model for stub in self.stubs)
 
     def kill(self, model: str) -> None:
-        """Kill a model's processes, so that Triton fails their requests; also those that they have started."""
+        """Kill a model's processes and the processes that they started, so that Triton fails their requests."""
         for stub in self.stubs:
             for pid in (stub.pid, *(child.pid for child in stub.children)) if stub.model == model else ():
                 process = find_process(pid)

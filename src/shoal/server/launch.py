@@ -266,7 +266,7 @@ def _bind(host: str, wanted: int, held: contextlib.ExitStack) -> int:
 
 
 def find_cause(log: str) -> str:
-    """Extract the reason for a failed start from Triton's log, in one line; one per model that did not load."""
+    """Extract from Triton's log why a start failed: one reason for each model that did not load, all in one line."""
     patterns = (
         r"Poll failed for model directory .*",
         _FAILED,
