@@ -30,7 +30,6 @@ def test_inspect(packed: Built) -> None:
     assert f"Python: {RUNNING}" in printed
     assert "libpython: in lib/" in printed
     assert "MiB  numpy 1." in printed
-    assert "note tokenizers needs huggingface-hub, which is not there" in printed
     told: dict[str, Any] = json.loads(shoal("env", "inspect", packed.environment, "--json"))
     assert told["numpy"] == packed.record["numpy"]
     assert told["escapes"] == []

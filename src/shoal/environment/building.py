@@ -92,9 +92,9 @@ def find_file(target: str, engine: str, *, is_for_gpu: bool, model: str = "") ->
 
 
 def find_overrides(target: str, model: str) -> tuple[str, ...]:
-    """Return what is installed last for a model with an environment of its own.
+    """Return the packages that are installed last for a model with an environment of its own.
 
-    Packages that vLLM needs ask for NumPy 2, and work with NumPy 1 as far as it uses them.
+    Packages that vLLM needs ask for NumPy 2, but what vLLM uses of these packages works with NumPy 1.
     """
     return ("numpy>=1.26,<2",) if model in _OWN and parse_release(target) < FIRST_NUMPY_2 else ()
 
@@ -227,7 +227,7 @@ def pack(prefix: Path, archive: Path, log: Path) -> None:
 
 
 def _default_python(target: Target) -> str:
-    """Return the target's own, if shoal's components run on it; else, and for the embedded server, this process's."""
+    """Return the target's own Python if shoal's components run on it, else the version of this process's Python."""
     running = f"{sys.version_info.major}.{sys.version_info.minor}"
     return target.python if parse_version(target.python) >= _OLDEST_PYTHON else running
 

@@ -94,8 +94,8 @@ def _python(env: Environment, stub: Stub | None, target: Target) -> Iterator[Mis
 
 
 def _numpy(env: Environment, stub: Stub | None, target: Target) -> Iterator[Misfit]:
-    bears_it = stub.supports_numpy_2 if stub else target.supports_numpy_2
-    if parse_version(env.numpy) >= (2,) and not bears_it:
+    is_fit = stub.supports_numpy_2 if stub else target.supports_numpy_2
+    if parse_version(env.numpy) >= (2,) and not is_fit:
         of = "this stub" if stub else f"the stub of {target.name}"
         yield Misfit(
             f"It has NumPy {env.numpy}, and {of} silently corrupts tensors under NumPy 2 (its pybind11 is too old).",

@@ -52,8 +52,8 @@ class Job:
 class Wanted:
     """Packages that an environment shall hold.
 
-    ``conda`` are match specs, such as ``numpy <2``; ``pip`` are lines for pip, with the files that they refer to read
-    in; ``folder`` is an existing environment.
+    ``conda`` are match specs, such as ``numpy <2``. ``pip`` are lines for pip; other requirement files that the source
+    names are read in. ``folder`` is an existing environment.
     """
 
     source: Path
@@ -64,9 +64,9 @@ class Wanted:
 
     @property
     def digest(self) -> str:
-        """Hash of everything that it is made from, with the files that lines name and an existing environment.
+        """Hash of channels, packages, local files that the lines for pip name, and an existing environment.
 
-        The contents of channels and indexes are not included.
+        What channels and package indexes hold is not included.
         """
         named = [Path(line.removeprefix("-c ").split(" ")[0]) for line in self.pip]
         files = [path for path in named if path.is_file()]
