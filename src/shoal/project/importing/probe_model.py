@@ -60,11 +60,11 @@ class Trial:
         return found
 
     def _settle(self) -> None:
-        """Find values that the model accepts: random values, else zeros, because its vocabulary may have a single token.
+        """Find values that the model accepts: random ids, else zeros, since its vocabulary may have a single token.
 
         Raises:
             ArtifactError: it accepts only a single row.
-            TrialError: it accepts neither random values nor zeros.
+            TrialError: it accepts neither random ids nor zeros.
         """
         reasons = []
         for self._is_zero, rows in ((False, ROWS[0]), (True, ROWS[0]), (False, 1)):
