@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from inspect import Parameter, signature
@@ -107,7 +108,7 @@ def add_model(
             given[_SCRATCH] = scratch / "made"
         if _PROGRESS in taken:
             given[_PROGRESS] = on_progress
-        with stage(on_progress, f"reading and trying {kind.what}"):
+        with nullcontext() if _PROGRESS in taken else stage(on_progress, f"reading and trying {kind.what}"):
             imported = draft(source, name, **given)
         for other in {Path(path).parts[1] for path in imported.beside}:
             check_name(other, {**available, name: as_config(imported.message, root / "models" / name)})
