@@ -262,7 +262,6 @@ FAULTS: list[tuple[str, Make, str, str]] = [
     ("no skops", holds("model.skops", b"PK\3\4" + bytes(90)), "it is not a skops file, or damaged: ", "skops.io.dump"),
 ]
 MISTAKES: list[tuple[str, Make, dict[str, Any], str, str]] = [
-    ("another width", xgboosted(), {"num_features": 5}, "takes 6 features, not 5.", "Give 6, leave the number out"),
     (
         "two names for three",
         checkpoint(),
