@@ -46,7 +46,5 @@ def test_stages_are_shown(tmp_path: Path) -> None:
 def test_a_project_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "models").touch()
     source = script(Column(), tmp_path / "column.pt")
-    with pytest.raises(
-        SetupError, match=r"config\.pbtxt cannot be written: .*models is a file, and a folder is needed"
-    ):
+    with pytest.raises(SetupError, match=r"config\.pbtxt cannot be written: Not a directory\. Make .*column a folder"):
         add_model(source, "column", project=tmp_path, inputs=["FP32:5"])
