@@ -311,7 +311,7 @@ def test_generate(shoal: Shoal, service: Service, repository: Path, prompts: lis
         (("--system", "Be brief."), "--system is for chats"),
         (("--model", "lm"), "Did you mean llm"),
         (("--top-p", "2"), r"top_p is 2\.0"),
-        (("--max-tokens", str(2**40)), "max_tokens is 1099511627776"),
+        (("--max-tokens", str(2**40)), "max_tokens cannot be read as TYPE_INT32"),
     ):
         with pytest.raises(ShoalError, match=message):
             shoal(*served, *fault)
@@ -344,7 +344,7 @@ def test_tokens(shoal: Shoal, service: Service, folder: Path, tokenizer: Tokeniz
         (("1,2,70000",), r"input_ids has 70000 at place 2, and the model's vocabulary has \d+ tokens"),
         (("1", "--model", "llm"), "Model llm has no input input_ids: it is not an engine"),
         (("1", "--output-length", "0"), "request_output_len is 0"),
-        (("A", "--tokenizer", "/nowhere"), "tokenizer.json cannot be read"),
+        (("A", "--tokenizer", "/nowhere"), "tokenizer.json is not a fast tokenizer of Hugging Face's: it is missing"),
     ):
         with pytest.raises(ShoalError, match=message):
             shoal("tokens", *arguments, *asked[:2])
