@@ -160,9 +160,7 @@ def test_steps_that_wait_for_nobody_are_named(repository: Path, tmp_path: Path) 
     config = tmp_path / "r" / "ensemble_all" / "config.pbtxt"
     text = config.read_text(encoding="utf-8")
     config.write_text(text.replace('value: "excerpt"', 'value: "SCORE"'), encoding="utf-8")
-    with pytest.raises(
-        ArtifactError, match=r"output 'SCORE' .* is not written: .* Steps wait for one another in a circle"
-    ):
+    with pytest.raises(ArtifactError, match="ensemble_all, steps wait for one another in a circle: SCORE"):
         load(tmp_path / "r" / "ensemble_all")(excerpt=["a"])
 
 
