@@ -31,15 +31,16 @@ _IMPORT = re.compile(r"^    from (\S+) import (\w+) as \2$", re.MULTILINE)
 
 
 def read_homes(file: str) -> dict[str, str]:
-    """Read a package's public names and their home modules from ``file``, its ``__init__.py``."""
+    """Read a package's public names, each with the module that defines it, from ``file``, its ``__init__.py``."""
     return {name: home for home, name in _IMPORT.findall(Path(file).read_text(encoding="utf-8"))}
 
 
 def face(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a package whose names are imported on first use.
 
-    They are those that ``file``, the ``__init__.py``, imports for type checkers: ``from HOME import NAME as NAME``.
-    This keeps `import shoal` light; the copy beside a model.py contains only the modules that it imports.
+    The names are those that ``file``, the package's ``__init__.py``, imports for type checkers: ``from HOME import NAME
+    as NAME``. This keeps `import shoal` fast. It also lets the copy of shoal beside a model.py hold only the modules
+    that this model.py imports.
     """
     homes = read_homes(file)
 

@@ -23,10 +23,10 @@ _LOOK = "Look at the output of the previous model for this row."
 
 
 def check_numbers(arrays: Arrays, device: Device) -> None:
-    """Check that no value is NaN: every comparison with NaN is false.
+    """Check that no value is NaN, because every comparison with NaN is false.
 
-    ``arrays`` are FP32 ``[rows, ...]`` by name, with the same number of rows. From a GPU, one byte per row and array is
-    copied to the host.
+    ``arrays`` are FP32 ``[rows, ...]`` by name, with the same number of rows. If they are on a GPU, one byte per row
+    and array is copied to the host.
 
     Raises:
         InputError: a value is NaN; the message gives the first row with NaN.
@@ -48,10 +48,10 @@ def _check(arrays: Arrays, device: Device, is_fit: Callable[[Array], Array], wha
 
 @dataclass(frozen=True)
 class Choices:
-    """Ranking of the best classes of each row, by label, or by column number if there are no labels.
+    """Ranking of the best classes of each row. A class is named by its label, or by its column number without labels.
 
-    ``scores`` is the name of the input, for errors. ``num_best`` is the number of classes to return, 0 for all. The
-    ranking runs on the host, because labels are strings.
+    ``scores`` is the name of the input with the scores, for error messages. ``num_best`` is the number of classes to
+    return, 0 for all. The ranking runs on the host, because labels are strings.
     """
 
     scores: str
@@ -60,7 +60,10 @@ class Choices:
 
     @classmethod
     def read(cls, parameters: Parameters, scores: str, num_best: int) -> Choices:
-        """Create a ranking from the parameter ``labels``; the size ``n`` of ``parameters`` is the number of classes.
+        """Create a ranking with the labels in the parameter ``labels``.
+
+        Without labels, the number of classes is the size ``n`` that the model's tensors declare,
+        ``parameters.sizes["n"]``.
 
         Raises:
             ArtifactError: there are not as many labels as scores, or ``num_best`` exceeds the number of scores.
@@ -79,7 +82,7 @@ class Choices:
     def __call__(self, scores: NDArray[np.float32]) -> tuple[NDArray[np.object_], NDArray[np.float32]]:
         """Return the best classes of each row: their names, as ``bytes``, and their scores.
 
-        Both are ``[rows, best]``, highest score first; equal scores are in column order.
+        Both arrays are ``[rows, best classes]``, highest score first; classes with equal scores are in column order.
 
         Raises:
             InputError: a score is NaN, or the number of scores does not fit the labels or ``num_best``.
@@ -138,7 +141,7 @@ def read_zscore(path: Path) -> tuple[list[float], list[float]]:
 def find_fault(mean: Any, std: Any, *, largest: float = 1.0) -> str:
     """Describe the first fault of ``mean`` and ``std``, JSON lists with one number per column; empty if there is none.
 
-    ``largest`` is a raw value; FP32 must be able to hold its z-score.
+    It is a fault if FP32 cannot hold the z-score of a raw value of up to ``largest``.
     """
     for name, numbers in (("mean", mean), ("std", std)):
         if not isinstance(numbers, list | tuple) or not numbers:

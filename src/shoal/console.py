@@ -1,4 +1,4 @@
-"""What the commands share: options, output to the console, tables and progress."""
+"""Shared parts of the commands: options, output to the console, tables and progress."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ def plain(text: str) -> str:
 
 @contextmanager
 def show_progress() -> Iterator[OnProgress]:
-    """Show progress: a bar per stage on a terminal; elsewhere a line per stage, and one per minute in a long one.
+    """Show progress, and yield a callback that takes a stage, its steps done, and its total of steps (0: unknown).
 
-    A total of 0 steps means that the number is not known.
+    On a terminal, each stage has a bar. Elsewhere, a line is printed for each stage, and one per minute in a long
+    stage.
     """
     if not ERR.is_terminal:
         yield _Lines().show
@@ -83,7 +84,7 @@ class _Lines:
 
 @contextmanager
 def show_rows() -> Iterator[Callable[[int, float | None], None]]:
-    """Show progress in rows; their total is estimated from the fraction of the input that has been read."""
+    """Show progress in rows. The total is estimated from the fraction of the input that has been read."""
     with show_progress() as show:
         yield lambda done, fraction: show("rows", done, max(done, round(done / fraction)) if fraction else 0)
 
@@ -124,7 +125,7 @@ def _short_text(text: Any, room: int) -> Text:
 
 
 def print_copies(copies: Copies) -> None:
-    """Print host-device copies, one line per edge, and the event counts of each model."""
+    """Print the copies between host and device by model, tensor and direction, and each model's counts of batches."""
     table = Table("model", "edge", "direction", *(Column(name, justify="right") for name in ("copies", "bytes", "ms")))
     for copy in copies:
         traffic = copy.traffic
@@ -177,10 +178,11 @@ Target = Annotated[
 Gpu = Annotated[
     str,
     typer.Option(
-        metavar="NUMBERS", help="Pin the models to these GPUs: 0,1 (or none: hybrid with the models on the CPU)."
+        metavar="NUMBERS",
+        help="Pin the models to these GPUs: 0,1 (none: placement hybrid with the models on the CPU).",
     ),
 ]
-Concurrency = Annotated[int, typer.Option(help="Requests in flight that memory is sized for.")]
+Concurrency = Annotated[int, typer.Option(help="Requests in flight for which memory is reserved.")]
 
 
 def parse_pairs(option: str, given: Iterable[str] | None, *, form: str = "NAME=VALUE", example: str) -> dict[str, str]:

@@ -41,10 +41,12 @@ class Finding:
 
 
 def examine(repository: Path | None = None) -> list[Finding]:
-    """Run all checks, in the order of a server's start, then those of ``repository`` if it is given."""
+    """Run all checks of the machine, in the order of a server's start, then those of ``repository``, if given."""
     found: list[Finding] = []
     for finding in (each for check in _CHECKS for each in check()):
-        if finding.level != FAULT or finding.found not in [other.found for other in found]:  # NumPy's is also Triton's
+        if finding.level != FAULT or finding.found not in [
+            other.found for other in found
+        ]:  # NumPy's faults, found for Triton too
             found.append(finding)
     if repository is not None:
         for name, check in checks(repository.resolve()):

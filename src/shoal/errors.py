@@ -2,7 +2,7 @@
 
 ShoalError
 ├── InputError      a value that a caller gave cannot be used
-├── ArtifactError   a file is missing, damaged, or does not fit its neighbour
+├── ArtifactError   a file is missing, damaged, or does not match another file
 ├── SetupError      this machine or Python environment lacks something
 └── ServerError     Triton did not start, went away, or refused
 """
@@ -15,8 +15,9 @@ from difflib import get_close_matches
 class ShoalError(Exception):
     """Base class of all errors: what happened, with the value, then what to do.
 
-    ``what`` is one sentence that names the value; ``fix`` is what to do or type. In a served component, messages of
-    ArtifactError and SetupError stay in the server's log, since they name its paths; all others reach clients.
+    ``what`` is one sentence that names the value; ``fix`` is what to do or type. In a served component, the messages of
+    ArtifactError and SetupError stay in the server's log, since they name paths on the server; the messages of other
+    errors reach clients.
     """
 
     def __init__(self, what: str, fix: str = "") -> None:
@@ -30,7 +31,7 @@ class InputError(ShoalError):
 
 
 class ArtifactError(ShoalError):
-    """A file is missing, damaged, or does not fit its neighbour."""
+    """A file is missing, damaged, or does not match another file."""
 
 
 class SetupError(ShoalError):
@@ -42,7 +43,7 @@ class ServerError(ShoalError):
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """Return the advice for an unknown name: the known one that is nearest to it, else all of them."""
+    """Return the advice for an unknown name: the most similar of the known names, or else all of them."""
     names = list(known)
     close = [other for other in names if other.lower() == name.lower()] or get_close_matches(name, names, 1)
     return f"Did you mean {close[0]}?" if close else f"Known: {', '.join(names) or 'none'}."
@@ -50,7 +51,7 @@ def suggest(name: str, known: Iterable[str]) -> str:
 
 @contextmanager
 def needs(extra: str) -> Iterator[None]:
-    """Turn a missing module into the error that names the extra of shoal to install; for imports of libraries."""
+    """Turn a ``ModuleNotFoundError`` in the block into a ``SetupError`` that names the extra of shoal to install."""
     try:
         yield
     except ModuleNotFoundError as error:

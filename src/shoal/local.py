@@ -31,10 +31,10 @@ MAX_BRANCHES = 32  # steps of all callers that may run concurrently
 
 
 class Remote(Protocol):
-    """Runs single models elsewhere; ``shoal.Client`` is one, and can stream as well."""
+    """Interface that runs single models elsewhere. ``shoal.Client`` has it, and ``stream`` for decoupled models."""
 
     def infer(self, model: str, inputs: Mapping[str, Any], /, *, parameters: Mapping[str, Any] | None = None) -> Arrays:
-        """Return the outputs of one request; ``parameters`` are sent beside its tensors."""
+        """Return the outputs of one request; ``parameters`` are its request parameters."""
 
 
 class Pipeline:
@@ -42,8 +42,8 @@ class Pipeline:
 
         scores = shoal.load("build/repository/my_ensemble")(TEXT=["A text."])["SCORE"]
 
-    With ``remote``, only Python components run here and the other models there: the client's half of a pipeline, as in
-    placement ``hybrid``. Threads may share a pipeline.
+    If it was loaded with ``remote``, only Python components run in this process, and the other models run on that
+    server, as in placement ``hybrid``. Threads may share a pipeline.
     """
 
     def __init__(self, graph: Graph, models: Mapping[str, Model], held: ExitStack | None = None) -> None:
@@ -53,11 +53,13 @@ class Pipeline:
         self._pool = self._held.enter_context(ThreadPoolExecutor(MAX_BRANCHES, thread_name_prefix="shoal-branch"))
 
     def copies(self) -> Copies:
-        """Read the components' host-device copies so far, and the number of batches they ran::
+        """Read the copies between host and device that the components have made so far, and their counts of batches.
 
-        before = pipeline.copies()
-        pipeline(TEXT=["A text."])
-        (pipeline.copies() - before).check(pipeline.graph)  # raises beyond the budget
+        To check the copies of one request::
+
+            before = pipeline.copies()
+            pipeline(TEXT=["A text."])
+            (pipeline.copies() - before).check(pipeline.graph)  # raises if they exceed the budget
         """
         return Copies.read({name: model.device.ledger for name, model in self._models.items()})
 
@@ -77,7 +79,7 @@ class Pipeline:
         return self._graph
 
     def close(self) -> None:
-        """Release what the components hold."""
+        """Close all components, and stop the threads that run the steps."""
         self._held.close()
 
     def __enter__(self) -> Self:
@@ -105,11 +107,11 @@ class Pipeline:
         return f"<Pipeline {self.signature}>"
 
     def __call__(self, **inputs: Any) -> Answer:
-        """Run one request, with lists or arrays by input name, and return all outputs as arrays ``[rows, *dims]``.
+        """Run one request, with a list or an array for each input, and return all outputs as arrays ``[rows, *dims]``.
 
         Raises:
-            InputError: an input is not what the model declares, there are more rows than ``max_batch_size``, or the
-                model answers in pieces.
+            InputError: an input does not fit the model's declaration, there are more rows than ``max_batch_size``, or
+                the model is decoupled.
         """
         if self.is_decoupled:
             raise InputError(f"{self.name} answers in pieces.", "Use stream(...).")
@@ -123,13 +125,14 @@ class Pipeline:
         A pipeline without a decoupled model gives one answer. Closing the generator ends the request.
 
         Raises:
-            InputError: as for a call; also errors of the model, possibly after some answers.
+            InputError: an input does not fit the model's declaration, or there are more rows than ``max_batch_size``.
+            ShoalError: a model failed, possibly after some answers.
         """
         tensors = self._read(inputs)
         return self._stream(tensors, list(self._graph.steps))
 
     def _stream(self, tensors: dict[str, Array], waiting: list[Step]) -> Generator[Answer]:
-        """Run the waiting steps; the steps behind a decoupled model run once for each of its answers."""
+        """Run the steps in ``waiting``; the steps after a decoupled model run once for each answer of that model."""
         while waiting:
             due = [step for step in waiting if self._is_due(step, tensors)]
             step = next((step for step in due if not self._models[step.model].is_decoupled), due[0])
@@ -183,7 +186,7 @@ class Pipeline:
         return {name: tensors[tensor] for name, tensor in step.inputs.items() if tensor in tensors}
 
     def _is_due(self, step: Step, tensors: Arrays) -> bool:
-        """Whether every tensor that the step reads is there, or was left out of the request."""
+        """Whether every tensor that the step reads is available, or was left out of the request."""
         return all(t in tensors or self._graph.producer(t) is None for t in step.inputs.values())
 
 
@@ -192,7 +195,10 @@ def _keep(step: Step, outputs: Arrays, tensors: dict[str, Array]) -> None:
 
 
 def _check_same(graph: Graph, remote: Remote, identity: str | None) -> None:
-    """Send a dummy request with the repository's identity: components of another repository refuse it."""
+    """Check that ``remote`` serves the same repository, by a dummy request with the repository's identity.
+
+    Components of another repository refuse the request.
+    """
     if identity and any(member.backend == "python" for member in graph.members.values()):
         spec = graph.config.spec
         shapes = {t: tuple(max(1, size) for size in t.dims) for t in spec.inputs if not t.is_optional}
@@ -211,8 +217,9 @@ def _check_same(graph: Graph, remote: Remote, identity: str | None) -> None:
 def load(path: Path | str, *, remote: Remote | None = None) -> Pipeline:
     """Load a model, usually an ensemble with its members, to be called in this process.
 
-    ``path`` is a model's folder or a repository. Of a repository, the ensemble that it was composed for is loaded, or
-    its only ensemble. With ``remote``, a ``Client``, only Python components run here and the other models there.
+    ``path`` is a model's folder or a repository. From a repository, the ensemble for which it was composed is loaded,
+    or else its only ensemble. With ``remote``, a ``Client``, only Python components run in this process, and the other
+    models run on the client's server.
 
     Raises:
         ArtifactError: a model, an artifact or a backend is missing.
@@ -241,13 +248,13 @@ class Model:
     device: Device = field(default_factory=Device)
 
     def call(self, inputs: Arrays) -> Arrays:
-        """Answer once."""
+        """Return the model's only answer."""
         if self.is_decoupled:
             raise InputError(f"Model {self.name} answers in pieces.", "Use stream(...).")
         return self.ask(inputs)
 
     def stream(self, inputs: Arrays, until: Stream | None = None) -> Generator[Arrays]:
-        """Yield the answers; the request ends when the generator is closed or the client of ``until`` leaves."""
+        """Yield the answers. The request ends when the generator is closed, or when the client of ``until`` leaves."""
         if self.is_decoupled:
             yield from self.ask_stream(inputs, until)
         else:
@@ -255,7 +262,7 @@ class Model:
 
 
 class LocalCallees(Callees):
-    """Calls to models in this process."""
+    """Models in this process that a component's code may call."""
 
     def __init__(self, models: Mapping[str, Model]) -> None:
         super().__init__(models)
@@ -311,7 +318,7 @@ def _load_model(config: ModelConfig, remote: Remote | None, held: ExitStack) -> 
 def load_component(config: ModelConfig, models: Callees | None = None) -> Component:
     """Start the component of a model: its own ``model.py``, or the python-based backend that its configuration names.
 
-    ``models`` are the models that its code calls.
+    ``models`` are the models that the component's code may call.
 
     Raises:
         ArtifactError: the model has no ``model.py``, and shoal has no such backend.

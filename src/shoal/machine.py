@@ -22,11 +22,11 @@ _CGROUP, _CGROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
 def describe_machine() -> dict[str, Any]:
-    """Describe the machine: ``cpu``, the processor's name, ``cores`` that this process may use, and more.
+    """Describe the machine. ``cpu`` is the processor's name, ``cores`` the number of cores that this process may use.
 
     A container's CPU quota counts as cores, rounded up. ``physical_cores`` excludes hyper-threads, ``flags`` are the
-    instruction sets among ``FLAGS``, ``memory_gib`` is the machine's memory, ``python`` this interpreter's version;
-    ``gpu``, on a machine with a GPU, names the first one.
+    instruction sets among ``FLAGS``, ``memory_gib`` is the machine's memory, and ``python`` is this interpreter's
+    version. On a machine with NVIDIA GPUs, ``gpu`` names the first one, and ``num_gpus`` counts them.
     """
     entries = [_fields(block) for block in _read(_CPUS).split("\n\n") if block.strip()]
     allowed = os.sched_getaffinity(0)
@@ -48,7 +48,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def usable_cores() -> float:
-    """Return the cores that this process may use: its CPU affinity, or its control groups' quotas if less."""
+    """Return the cores that this process may use, limited by its CPU affinity and its control groups' quotas."""
     return min([float(len(os.sched_getaffinity(0))), *_quotas()])
 
 
@@ -74,7 +74,7 @@ def _quotas() -> Iterator[float]:
 
 
 def _groups(controller: str) -> Iterator[tuple[Path, bool]]:
-    """Folders of this process's control groups and their parents, each with whether it is cgroup version 1."""
+    """Folders of this process's control groups and of their parents, each with whether it is of cgroup version 1."""
     for line in _read(_CGROUP).splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
@@ -93,7 +93,7 @@ def library_versions(*names: str) -> dict[str, str]:
 
 
 def computes_bf16() -> bool:
-    """Whether the processor has instructions for BF16; without them it is emulated, and slower than FP32.
+    """Whether the processor has instructions for BF16; without them, BF16 is emulated, and slower than FP32.
 
     The environment variable SHOAL_BF16, ``0`` or ``1``, overrides what the machine reports.
 

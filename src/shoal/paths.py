@@ -33,10 +33,10 @@ def find_unsafe(text: str) -> list[str]:
 
 
 def check_path_supported(path: Path) -> None:
-    """Check that Triton supports ``path``: it pastes paths into a shell command unquoted.
+    """Check that Triton supports ``path``. Triton pastes paths into a shell command unquoted.
 
     Raises:
-        InputError: it does not; the message names the characters.
+        InputError: ``path`` has characters that are unsafe in a shell; the message names them.
     """
     if odd := find_unsafe(str(path)):
         raise InputError(
@@ -48,11 +48,11 @@ def check_path_supported(path: Path) -> None:
 def check_replaceable(target: Path, mark: str, folders: tuple[str, ...] = ()) -> None:
     """Check that ``target`` is absent, empty, or holds only files that shoal wrote.
 
-    A folder that shoal made holds the JSON file ``mark``, which names shoal's version and every other file, except
-    those in ``folders``.
+    A folder that shoal made holds the JSON file ``mark``, which names shoal's version and every other file, except the
+    files in the subfolders ``folders``.
 
     Raises:
-        InputError: it holds something else; the message names it.
+        InputError: ``target`` is a mount point, or holds a file that shoal did not write, which the message names.
     """
     if target.is_mount():
         raise InputError(f"{target} is a mount point and cannot be replaced.", "Name a folder in it.")
@@ -81,7 +81,7 @@ def lock(folder: Path, what: str, fix: str) -> Iterator[None]:
     """Lock ``folder`` against other processes; the kernel releases the lock when this process ends.
 
     Raises:
-        SetupError: another process holds it; the message is ``what`` and ``fix``.
+        SetupError: another process holds the lock; the message is ``what`` and ``fix``.
     """
     at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -96,7 +96,9 @@ def lock(folder: Path, what: str, fix: str) -> Iterator[None]:
 
 @contextmanager
 def alone(target: Path, what: str) -> Iterator[None]:
-    """Lock the parent folder of ``target``, and remove what killed processes left there; ``what`` is for the error.
+    """Lock the parent folder of ``target``, and remove unfinished folders of processes that were killed.
+
+    ``what`` names the work in the error, such as ``build``.
 
     Raises:
         SetupError: another process holds the lock.
@@ -109,7 +111,7 @@ def alone(target: Path, what: str) -> Iterator[None]:
 
 @contextmanager
 def aside(target: Path) -> Iterator[Path]:
-    """Make a temporary folder beside ``target``, to be moved there when it is complete; it is removed otherwise."""
+    """Make a temporary folder beside ``target``. The caller moves it to ``target``; otherwise it is removed."""
     target.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.making-", dir=target.parent))
     try:

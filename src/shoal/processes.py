@@ -31,7 +31,7 @@ def bound(command: Sequence[str | Path]) -> list[str]:
 
 @dataclass(frozen=True)
 class Process:
-    """Snapshot of a process from ``/proc``: ``state`` is Linux's letter, ``seconds`` its processor time."""
+    """Snapshot of a process from ``/proc``: ``state`` is Linux's letter for it, ``seconds`` is its processor time."""
 
     pid: int
     parent: int

@@ -1,6 +1,6 @@
 """Read rows of data from CSV, JSON Lines, Parquet, Excel and plain text files through one interface.
 
-``scan_table``, ``open_table`` and ``open_stream`` are at the end, behind the readers of each kind of file.
+``scan_table``, ``open_table`` and ``open_stream`` are at the end, after the readers of each kind of file.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Table(Generic[R]):
     """An open file: the names of its columns, and its rows, which can be read once.
 
     ``rows`` yields each row's number and its values by column. The number is the one that a person finds in the file:
-    of the record in CSV and Excel, where the header is row 1; of the line in JSON Lines and plain text; of the row in
-    Parquet, from 1. CSV gives strings; other files give None for an empty cell.
+    it counts records in CSV and Excel, where the header is number 1, lines in JSON Lines and plain text, and rows in
+    Parquet, from 1. Values are strings in CSV; in other files, an empty cell is None.
     """
 
     source: Source
@@ -76,7 +76,7 @@ class Table(Generic[R]):
 
 
 class _Opened(NamedTuple):
-    """Result of a reader: columns, rows, and the fraction read where the file position does not show it."""
+    """Result of a reader: columns and rows. ``fraction_read`` replaces the fraction that the file position shows."""
 
     columns: tuple[str, ...]
     rows: Rows
@@ -84,7 +84,7 @@ class _Opened(NamedTuple):
 
 
 def shorten(value: object) -> str:
-    """Format ``value`` for messages: Python's notation, the middle of long ones left out."""
+    """Format ``value`` for messages, in Python's notation; the middle of a long value is left out."""
     return _SHORT.repr(value)
 
 
@@ -94,7 +94,7 @@ def shorten_all(values: Iterable[str]) -> str:
 
 
 def _name_columns(header: Sequence[object], source: Source) -> dict[str, int]:
-    """Return each column's place in the header; a column without a name is called by its place (``Unnamed``)."""
+    """Return each column's index in the header, by name. A column without a name is called ``column NUMBER``."""
     names = ["" if name is None else str(name) for name in header]
     given = [name for name in names if name.strip()]
     if not given:
@@ -131,7 +131,7 @@ def _by_name(cells: Sequence[Any], named: dict[str, int]) -> dict[str, Any]:
 
 
 def _open_text(file: BinaryIO, stack: ExitStack, newline: str) -> TextIOWrapper:
-    """Open lines of UTF-8. Other bytes become surrogates, because only the row readers know which cell they are in."""
+    """Open UTF-8 text. Bytes that are not UTF-8 become surrogates, because only the row readers know their cells."""
     return stack.enter_context(TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline=newline))
 
 
@@ -155,7 +155,7 @@ def as_cell(text: str) -> str | NotUtf8:
 
 
 def _open_csv(file: BinaryIO, source: Source, stack: ExitStack) -> _Opened:
-    """Open the columns and rows of CSV; a row with wrong quotes or a wrong number of fields becomes an error.
+    """Open the columns and rows of CSV; a row with wrong quotes or too many fields becomes an error.
 
     A quote that is never closed ends the reading, because it makes one cell of everything after it.
     """
@@ -262,7 +262,7 @@ def _parse_object(line: str, where: str) -> dict[str, Any]:
 
 
 def _open_lines(file: BinaryIO, source: Source, stack: ExitStack) -> _Opened:
-    """Open one text per line, blank ones too; U+2028 and similar characters do not end a line."""
+    """Open one text per line, also for blank lines; U+2028 and similar characters do not end a line."""
     del source
     lines = _open_text(file, stack, newline="\n")
     rows = ((number, {TEXT: as_cell(line.rstrip("\n").rstrip("\r"))}) for number, line in enumerate(lines, start=1))
@@ -306,7 +306,7 @@ def _open_parquet(file: BinaryIO, source: Source, stack: ExitStack) -> _Opened:
 
 
 def _to_python(scalar: Any) -> Any:
-    """Return the value; as text if no Python type holds it, such as nanoseconds or the year 10000."""
+    """Convert an Arrow scalar to a Python value, or to text if no type holds it (nanoseconds, the year 10000)."""
     try:
         return scalar.as_py()
     except UnicodeDecodeError:
@@ -373,12 +373,13 @@ STREAM_KINDS = (".txt", ".jsonl", ".csv")
 
 @contextmanager
 def scan_table(path: Path) -> Iterator[Table[Row]]:
-    """Open the table in ``path``, by its ending; rows are read as they are iterated.
+    """Open the table in ``path``, according to its file ending; rows are read as they are iterated.
 
     * ``.csv``: UTF-8 with or without a byte-order mark, commas, quotes doubled within quotes. Missing last fields are
-      None. Blank lines are skipped. A column without a name is called by its place: ``column 1``.
-    * ``.jsonl``: one object per line. ``columns`` are the first object's; others may have more or fewer.
-    * ``.parquet``: any types, as Python's.
+      None. Blank lines are skipped. A column without a name is called by its number: ``column 1``.
+    * ``.jsonl``: one object per line. ``columns`` are the keys of the first object; other objects may have more or
+      fewer.
+    * ``.parquet``: values of any type, as Python objects.
     * ``.xlsx``: the first sheet, its columns named as in CSV. A formula gives its last computed value, or None.
     * ``.txt``: one text per line, in a column ``text``.
 
@@ -459,7 +460,7 @@ def _explain_rows(rows: Rows, path: Path) -> Rows:
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """Convert the operating system's errors while reading to shoal's own."""
+    """Turn an error of the operating system while ``path`` is read into an ``ArtifactError``."""
     try:
         yield
     except FileNotFoundError:

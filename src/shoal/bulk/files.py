@@ -1,8 +1,9 @@
 """Score any number of rows to a stream or to a file, with resumption after an interruption.
 
 The answers of a run so far are in a journal, ``OUTPUT.partial``, so that the same command resumes where it was stopped.
-It is a header line, then frames: a line of JSON with the payload's size and SHA-256, and the payload. A frame that was
-being written when the process or the machine failed does not match its hash and is cut off.
+The journal is a header line, then frames. A frame is a line of JSON with the size and the SHA-256 of a payload, then
+the payload, which is the encoded answers of some rows. A frame that was being written when the process or the machine
+failed does not match its hash and is cut off.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ OnRows = Callable[[int, float | None], None]
 def infer_to_stream(
     table: Table[Row], model: Endpoint, feed: Feed, form: JsonLines, stream: BinaryIO, on_rows: OnRows
 ) -> Summary:
-    """Write the answers as they arrive, in order."""
+    """Score the rows of ``table`` and write the answers to ``stream`` as they arrive, in the order of the rows."""
     done = failed = 0
     stream.write(form.header())
     for scored in score(table.rows, model, feed):
@@ -86,7 +87,7 @@ def infer_to_file(
 
 
 def _skip(journal: Journal, table: Table[Row]) -> Any:
-    """Skip the rows that have been answered, check that they are the same as before, and return their running hash."""
+    """Skip the rows that an earlier run answered, check that they have not changed, and return their running hash."""
     hashed, skipped = hashlib.sha256(), 0
     for _, row in islice(table.rows, journal.num_rows):
         hashed.update(_as_bytes(row))
@@ -126,9 +127,9 @@ def _count_failed(window: list[Scored]) -> int:
 
 @dataclass
 class Journal:
-    """An open journal, held by this process alone.
+    """An open journal, locked by this process.
 
-    ``num_rows`` rows have been answered, ``num_failed`` of them with an error; ``digest`` is the digest of these rows.
+    ``num_rows`` rows have been answered, ``num_failed`` of them with an error; ``digest`` is the SHA-256 of these rows.
     """
 
     path: Path
@@ -138,7 +139,7 @@ class Journal:
     digest: str = ""
 
     def append(self, payload: bytes, *, num_rows: int, num_failed: int, digest: str) -> None:
-        """Append the answers of the next rows."""
+        """Append a frame: the encoded answers of the next ``num_rows`` rows, and the digest of all rows so far."""
         entry = {
             "rows": num_rows, "failed": num_failed, "input": digest,
             "bytes": len(payload), "sha256": hashlib.sha256(payload).hexdigest(),
@@ -166,7 +167,7 @@ class Journal:
                 yield file.read(json.loads(line)["bytes"])
 
     def read_back(self) -> None:
-        """Count the complete frames, and truncate the file after the last of them."""
+        """Count the rows of the complete frames, and truncate the file after the last complete frame."""
         with self.path.open("rb") as file:
             file.readline()
             end = file.tell()
@@ -193,7 +194,7 @@ def partial_path(output: Path) -> Path:
 
 @contextmanager
 def open_journal(output: Path, settings: Mapping[str, Any], *, is_fresh: bool) -> Iterator[Journal]:
-    """Open the journal of ``output``, new or resumed. The caller removes it once the output is written.
+    """Open a new journal for ``output``, or resume the existing one. The caller removes it once ``output`` is written.
 
     Raises:
         InputError: the journal was begun with other settings, or was not written by shoal infer.
@@ -241,7 +242,7 @@ def _check_settings(begun: Mapping[str, Any], wanted: Mapping[str, Any], path: P
 
 @contextmanager
 def written(path: Path) -> Iterator[None]:
-    """Convert the operating system's errors while writing to shoal's own."""
+    """Turn an error of the operating system while ``path`` is written into a ``SetupError``."""
     try:
         yield
     except OSError as error:

@@ -25,8 +25,8 @@ from shoal.tables import TEXT, Row, Source, Table, as_cell, shorten, shorten_all
 def find_text_input(model: ModelSpec, given: Collection[str] = ()) -> str:
     """Return the name of the input that takes texts given without a name; empty if there is no such input.
 
-    It is the only input of TYPE_STRING [1]; among several, the only required one; among several required ones, the only
-    one that is not in ``given``.
+    It is the only input of TYPE_STRING [1]. If there are several, it is the only required one of them. If several of
+    them are required, it is the only one that is not in ``given``.
     """
     texts = [spec for spec in model.inputs if spec.dtype == STRING and spec.dims == (1,)]
     required = [spec for spec in texts if not spec.is_optional]
@@ -55,7 +55,7 @@ def _divide(arguments: Sequence[str], model: ModelSpec) -> tuple[list[str], dict
     """Divide arguments into texts, values by input, and files with requests.
 
     Raises:
-        InputError: an input is given twice, or a name is nearly that of an input.
+        InputError: an input is given twice, or ``NAME=`` of an argument looks like an input's name but is not one.
     """
     texts, values, requests = [], {}, []
     names = [spec.name for spec in model.inputs]
@@ -77,7 +77,7 @@ def _divide(arguments: Sequence[str], model: ModelSpec) -> tuple[list[str], dict
 
 
 def _only_input(model: ModelSpec) -> str:
-    """Return the model's only required input, if it is not a text."""
+    """Return the name of the model's only required input; empty if there is not exactly one, or if it is a text."""
     required = [spec for spec in model.inputs if not spec.is_optional]
     return required[0].name if len(required) == 1 and required[0].dtype != STRING else ""
 
@@ -91,7 +91,7 @@ def _check_name(name: str, names: Sequence[str], *, is_text: bool) -> None:
 def make_table(arguments: Sequence[str], model: ModelSpec) -> Table[Row]:
     """Make a table of the rows that arguments give: texts in the column ``text``, other inputs by their names.
 
-    An input with one row is the same for all rows.
+    An input that is given for one row only has this value in every row.
 
     Raises:
         InputError: an argument cannot be read, an input is missing, or the numbers of rows differ.
@@ -144,9 +144,10 @@ def _check_complete(given: Mapping[str, Any], model: ModelSpec) -> None:
 
 @dataclass(frozen=True)
 class Feed:
-    """Mapping of a row to the inputs of ``model``: ``columns`` by input, and ``constants``, the same for every row.
+    """Mapping of a table's rows to the inputs of ``model``.
 
-    Several columns are the elements of a vector.
+    ``columns`` names the column of an input, or several columns that are the elements of its vector. ``constants`` are
+    the values of inputs that are the same for every row.
     """
 
     model: ModelSpec
@@ -154,7 +155,7 @@ class Feed:
     constants: Mapping[str, Any] = field(default_factory=dict)
 
     def inputs(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the inputs of one row; an input of numbers whose cell is empty is left out.
+        """Return the inputs of one row. An input of numbers is left out if its cell is empty.
 
         Raises:
             InputError: a value is not what its input declares.
@@ -184,7 +185,7 @@ def _is_number(text: str) -> bool:
 
 
 def _value(value: Any, spec: TensorSpec) -> Any:
-    """Convert a value of a file to the input's type; CSV and text files hold numbers as text, and vectors as JSON."""
+    """Convert a value of a file to the input's type; in CSV and text files, numbers are text and vectors are JSON."""
     if spec.dtype == STRING and spec.dims == (1,):
         return value
     if value is None or (isinstance(value, str) and not value.strip()):
@@ -203,15 +204,16 @@ def make_feed(
 ) -> Feed:
     """Map the table's rows to the model's inputs.
 
-    ``columns`` maps an input's name to its column, or to several columns joined by commas; ``constants`` maps it to a
-    value. Every other input is read from the column of the same name, in any letter case. The input that
-    ``find_text_input`` chooses is read from ``text_column``, or by default from the column ``text`` or the column of
-    its own name. ``hint`` is the advice for an input without a column, for commands that lack the options ``--column``
-    and ``--set``.
+    ``columns`` maps an input's name to its column, or to several columns joined by commas; ``constants`` maps an
+    input's name to its value for every row. Every other input is read from the column of the same name, in any letter
+    case. The input that ``find_text_input`` chooses is read from ``text_column``; by default from the column ``text``,
+    or from the column of the input's name if there is no column ``text``. ``hint`` is the advice in the error for an
+    input without a column; it is for commands that lack the options ``--column`` and ``--set``.
 
     Raises:
-        InputError: the model has no such input, or one is given twice.
-        ArtifactError: the table has no such column, or none for a required input.
+        InputError: an input is unknown or given twice, or ``text_column`` is given for a model without a single text
+            input.
+        ArtifactError: the table lacks a column that was named, or has no column for a required input.
     """
     columns, constants = dict(columns or {}), dict(constants or {})
     for name in (*columns, *constants):
@@ -316,7 +318,7 @@ def _parse(spec: TensorSpec, text: str) -> Any:
 
 
 def show_example(spec: TensorSpec) -> str:
-    """Write an example of an input on the command line: ``INPUT=[0.0,0.0]``; a file's name for a large one."""
+    """Return an example of an input for the command line: ``INPUT=[0.5,0.5]``, or ``INPUT=@file.npy`` if large."""
     sizes = [2 if size == -1 else size for size in spec.dims]
     if spec.dtype == STRING:
         return f"{spec.name}={'text' if sizes == [1] else json.dumps(['text'] * min(sizes[0], 2))}"
@@ -329,7 +331,7 @@ def show_example(spec: TensorSpec) -> str:
 
 
 def read_rows(spec: TensorSpec, text: str) -> list[Any]:
-    """Read the value of ``NAME=VALUE``: one row, or several rows if it has one dimension more than the input.
+    """Read the value of ``NAME=VALUE``: one row, or several rows if the value has one dimension more than the input.
 
     ``@file.npy`` stands for an array, ``@file.json`` for a list or a request in KServe's form, and ``@`` with any other
     file for the text in the file.
@@ -353,7 +355,7 @@ def _is_list(text: str) -> bool:
 
 
 def _split(spec: TensorSpec, array: Array) -> list[Any]:
-    """Divide an array into rows: it is one row if it has the input's dimensions, several if it has one more."""
+    """Divide an array into rows: one row if it has as many dimensions as the input, several rows if it has one more."""
     is_row = array.ndim < len(spec.dims) or (array.ndim == len(spec.dims) and (spec.dims != (1,) or len(array) == 1))
     rows = [array] if is_row else list(array)
     if spec.dtype == STRING and spec.dims == (1,):
@@ -382,8 +384,9 @@ def _read_file(spec: TensorSpec, path: Path) -> Any:
 
 
 def read_request(path: Path, specs: Mapping[str, TensorSpec]) -> dict[str, list[Any]]:
-    """Read a request: KServe's JSON form, ``{"inputs": [{"name", "shape", "datatype", "data"}]}``, or rows by input,
-    ``{"TEXT": ["a", "b"]}``.
+    """Read a request from a JSON file, in KServe's form or as a list of rows for each input.
+
+    The forms are ``{"inputs": [{"name", "shape", "datatype", "data"}]}`` and ``{"TEXT": ["a", "b"]}``.
 
     Raises:
         InputError: the file cannot be read, or holds an input that the model does not have.
@@ -422,7 +425,7 @@ def _read_kserve(request: Any, path: Path) -> dict[str, Any]:
 
 
 def write_curl(url: str, model: ModelSpec, inputs: Mapping[str, Sequence[Any]]) -> str:
-    """Write the request for these rows as a curl command, with a body in KServe's JSON form."""
+    """Return a curl command that sends these rows, with a body in KServe's JSON form."""
     specs: Mapping[str, TensorSpec] = {spec.name: spec for spec in model.inputs}
     tensors = []
     for name, rows in inputs.items():
@@ -441,7 +444,7 @@ def write_curl(url: str, model: ModelSpec, inputs: Mapping[str, Sequence[Any]]) 
 
 
 def _plain(value: Any) -> Any:
-    """Convert an array to lists; FP32 numbers as they were typed: 5.1, not 5.099999904632568."""
+    """Convert an array to lists. FP32 numbers become as they were typed: 5.1, not 5.099999904632568."""
     if isinstance(value, np.ndarray) and value.dtype == np.float32:
         value = value.astype(str).astype(np.float64)
     return value.tolist() if isinstance(value, np.ndarray) else value

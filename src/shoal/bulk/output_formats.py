@@ -1,6 +1,7 @@
 """Output formats of answers: CSV, JSON Lines, Parquet and NumPy.
 
-A format encodes scored rows to bytes, which go to a pipe or a journal, and writes the output file from the journal.
+A format encodes scored rows to bytes, which go to a pipe or to the journal of a run, and writes the output file from
+the journal.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def make_format(kind: str, table: Table[Row], model: Endpoint, origin: Path | No
     ``origin`` is the file that the table is read from; None if it is not read from a file.
 
     Raises:
-        InputError: the kind is unknown, or the table has a column where an answer would go.
+        InputError: the kind is unknown, or a column of the table has the name of an answer's column.
         SetupError: the library for Parquet is not installed.
     """
     added = {model.columns[spec.name]: spec for spec in model.spec.outputs}
@@ -52,7 +53,7 @@ def make_format(kind: str, table: Table[Row], model: Endpoint, origin: Path | No
 
 
 class JsonLines:
-    """JSON Lines: one object per row, no header; other formats derive from it.
+    """JSON Lines, with one object per row and no header; base class of the other formats.
 
     ``columns`` are the columns of the input rows, if they are known before the first row. ``added`` maps the columns of
     the answers to their tensors.
@@ -67,21 +68,21 @@ class JsonLines:
         return b""
 
     def admit(self, scored: Scored) -> Scored:
-        """Return the row, or the row with an error if the format cannot hold its values."""
+        """Return ``scored``; if the format cannot hold its values, with an error instead of the answer."""
         taken = [name for name in self._reserved if name in scored.row] if isinstance(scored.row, dict) else []
         return self._refuse(scored, taken[0], "where an answer would go.") if taken else scored
 
     def encode(self, rows: Sequence[Scored]) -> bytes:
-        """Encode the rows, to be appended to those encoded before."""
+        """Encode the rows; the bytes follow those of the rows before."""
         return b"".join(dump_json(answered(scored)) for scored in rows)
 
     def finish(self, payloads: Payloads, path: Path) -> None:
-        """Write the whole file from everything that was encoded."""
+        """Write the file ``path`` from the payloads, which are everything that was encoded."""
         with path.open("wb") as file:
             file.writelines(chain([self.header()], payloads()))
 
     def _refuse(self, scored: Scored, name: str, why: str) -> Scored:
-        """Return the row with an error instead of its answer, and without the value that the format cannot hold."""
+        """Return the row with an error instead of its answer, and without columns named like an answer's column."""
         assert not isinstance(scored.row, ArtifactError)
         row = {key: value for key, value in scored.row.items() if key not in self._reserved}
         said = f"Row {scored.number} has a column {shorten(name)} ({shorten(scored.row[name])}), {why}"
@@ -97,7 +98,7 @@ def dump_json(row: Mapping[str, Any]) -> bytes:
 
 
 def _as_text(value: object) -> str:
-    """Convert a value of another type to text: bytes with escapes for what is not UTF-8, times in ISO 8601."""
+    """Convert a value that JSON cannot hold to text: bytes with escapes where they are not UTF-8, times in ISO 8601."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "backslashreplace")
     isoformat = getattr(value, "isoformat", None)
@@ -105,9 +106,10 @@ def _as_text(value: object) -> str:
 
 
 class Csv(JsonLines):
-    """CSV: commas, quotes doubled within quotes, ``\\n`` at the ends of lines; ``error`` is the last column.
+    """CSV: commas, quotes doubled within quotes, ``\\n`` at the ends of lines.
 
-    The header is the first row's columns and those of the answers. Bytes that were not UTF-8 are written unchanged.
+    The header has the columns of the first row, then those of the answers, then ``error``. Bytes of the input that are
+    not UTF-8 are written unchanged.
     """
 
     def header(self) -> bytes:
@@ -126,7 +128,7 @@ class Csv(JsonLines):
 
 
 class _Lines(list[str]):
-    """Line sink of ``csv.writer`` that ends lines with ``\\n``.
+    """File-like list for ``csv.writer`` that ends lines with ``\\n``.
 
     The writer itself ends them with ``\\r\\n``, because only then does it quote a cell with a bare carriage return.
     """
@@ -162,7 +164,7 @@ class Npy(JsonLines):
     """NumPy array file with the only output of a model, one row per input row; rows with an error are NaN.
 
     Raises:
-        InputError: the model has several outputs, or one whose rows cannot be an array.
+        InputError: the model has several outputs, or its output is text.
     """
 
     def __init__(self, columns: Sequence[str], added: Mapping[str, TensorSpec]) -> None:
@@ -209,11 +211,11 @@ _EXACT = 2**53  # FP64 holds all whole numbers up to this one
 
 
 class Parquet(JsonLines):
-    """Parquet with the columns of the rows, those of the answers, and ``error``, which is null for answered rows.
+    """Parquet with the columns of the rows, the columns of the answers, and ``error``, which is null for answered rows.
 
-    If the rows come from ``origin``, a Parquet file, their types are kept: the file is read again when all answers are
-    there. Other columns become INT64, FP64, booleans or strings, whichever holds all values; objects and lists become
-    JSON.
+    If the rows come from a Parquet file, ``origin``, this file is read again when all answers are there, and its
+    columns keep their types. Otherwise each column becomes INT64, FP64, boolean or string, whichever holds all its
+    values; objects and lists become strings of JSON.
     """
 
     def __init__(self, columns: Sequence[str], added: Mapping[str, TensorSpec], origin: Path | None) -> None:
@@ -227,7 +229,8 @@ class Parquet(JsonLines):
     def encode(self, rows: Sequence[Scored]) -> bytes:
         """Encode rows for the journal as JSON Lines, because Parquet files cannot be appended to.
 
-        Only the answers are encoded if the rows come from ``origin``, where they can be read again.
+        If the rows come from ``origin``, only the answers are encoded, because the rows can be read again from
+        ``origin``.
         """
         if self._origin is None:
             return super().encode(rows)

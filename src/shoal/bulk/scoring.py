@@ -62,7 +62,7 @@ class Endpoint:
 
     @cached_property
     def columns(self) -> dict[str, str]:
-        """Column that each output is written to: its name in lower case."""
+        """Column of each output: its name in lower case, or unchanged if two names differ only in letter case."""
         names = [spec.name for spec in self.spec.outputs]
         lower = [name.lower() for name in names]
         return dict(zip(names, lower if len(set(lower)) == len(lower) else names, strict=True))
@@ -94,13 +94,13 @@ def _limited(model: Endpoint) -> Endpoint:
 
 
 def rehearse(model: Endpoint, constants: Mapping[str, Any], *, must_answer: bool = True) -> None:
-    """Send a test request with one text, to find a failing server or a bad constant before the first row.
+    """Send a test request with one text, to find a failing server or a bad value in ``constants`` before the first row.
 
-    Without ``must_answer`` a refusal is ignored, for models that need further inputs from the rows.
+    Without ``must_answer``, a refusal is ignored: the model may need further inputs, which come from the rows.
 
     Raises:
         InputError: the model refused the request.
-        ServerError: no server answers, or it failed.
+        ServerError: the server cannot be reached, or it fails.
     """
     try:
         _call(model, [{find_text_input(model.spec): "A text.", **constants}])
@@ -113,7 +113,7 @@ def rehearse(model: Endpoint, constants: Mapping[str, Any], *, must_answer: bool
 
 
 class Scored(NamedTuple):
-    """A row and its answer."""
+    """A row and its answer; the answer is a string if it is an error."""
 
     number: int
     row: Row
@@ -129,13 +129,13 @@ class Summary:
 
 
 def answered(scored: Scored) -> dict[str, Any]:
-    """Return the row's own values, then its answers, or its ``error``."""
+    """Return the values of the row, then of its answer or its ``error``, by column."""
     given = {} if isinstance(scored.row, ArtifactError) else scored.row
     return {**given, **({ERROR: scored.answer} if isinstance(scored.answer, str) else scored.answer)}
 
 
 def score(rows: Iterable[tuple[int, Row]], model: Endpoint, feed: Feed) -> Iterator[list[Scored]]:
-    """Yield the answers of all rows in order, a window at a time; several requests are in flight at any time.
+    """Yield the answers of all rows in order, in windows of ``WINDOW`` rows, with several requests in flight.
 
     Raises:
         ArtifactError: the input is damaged; all complete windows before the damage have been yielded.
@@ -195,7 +195,7 @@ class _Window(NamedTuple):
 
 
 def _cut(inputs: Mapping[int, Mapping[str, Any]], max_rows: int) -> Iterator[list[int]]:
-    """Cut a window into requests of rows with inputs of one shape and texts of similar length (length bucketing)."""
+    """Divide a window into requests. The rows of a request have inputs of one shape and texts of similar length."""
     # An encoder pads all texts of a batch to the longest one.
     groups: dict[frozenset[Any], list[int]] = {}
     for at, given in inputs.items():
@@ -218,7 +218,7 @@ def _length(inputs: Mapping[str, Any]) -> int:
 def ask(model: Endpoint, rows: Sequence[Mapping[str, Any]]) -> list[Answer]:
     """Send rows, all with the same set of inputs, as one request.
 
-    If it is refused, split it in halves and retry, so that only the bad row gets an error.
+    If the request is refused, split it in halves and retry, so that only the bad row gets an error.
     """
     try:
         outputs = _call(model, rows)
@@ -251,7 +251,7 @@ def _call(model: Endpoint, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Ar
 
 
 def _inputs(model: Endpoint, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Join rows to the inputs of one request; a model without a batch dimension takes the values of its only row."""
+    """Join rows into the inputs of one request; a model without a batch dimension takes the values of its only row."""
     joined = {name: _column([row[name] for row in rows]) for name in rows[0]}
     if model.spec.is_batched:
         return joined
@@ -259,12 +259,12 @@ def _inputs(model: Endpoint, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any
 
 
 def _outputs(model: Endpoint, outputs: Mapping[str, Array]) -> Mapping[str, Array]:
-    """Return outputs whose first dimension counts rows, also of a model without a batch dimension."""
+    """Return the outputs with a first dimension of rows, which is added if the model has no batch dimension."""
     return outputs if model.spec.is_batched else {name: array[None] for name, array in outputs.items()}
 
 
 def _column(values: list[Any]) -> list[Any] | Array:
-    """Return one value per row. A list among texts stays one value, which the model refuses, and adds no dimension."""
+    """Return one value per row. A list in place of a text stays one value, which the model refuses."""
     if isinstance(values[0], np.ndarray):
         return np.stack(values)
     if not any(isinstance(value, list | dict) for value in values):

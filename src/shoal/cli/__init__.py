@@ -69,7 +69,7 @@ for command in (
 
 
 def main() -> None:
-    """Run the command line; print an error of shoal's as its message and its fix, with exit code 1."""
+    """Run the command line; print a ``ShoalError`` as its message and its fix, with exit code 1."""
     # Before torch is imported: OpenMP's threads that wait actively slow down everything else on busy cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:

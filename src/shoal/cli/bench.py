@@ -22,7 +22,7 @@ def bench(
     repositories: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="Repositories of one pipeline, such as build/cpu build/gpu. Without: a running language model."
+            help="Repositories of one pipeline, such as build/cpu build/gpu. Default: a running language model."
         ),
     ] = None,
     model: Annotated[str, typer.Option(help="The ensemble, if a repository has several; or the language model.")] = "",
@@ -31,17 +31,18 @@ def bench(
         typer.Option("--inputs", help="Rows: a .csv, .jsonl, .parquet or .xlsx. Default: shoal's own texts."),
     ] = None,
     text_column: Annotated[
-        str, typer.Option(help="The column of texts. Default: `text`, or the one with the input's name.")
+        str, typer.Option(help="The column of texts. Default: `text`, or the column of the input's name.")
     ] = "",
     protocol: Annotated[Protocol, typer.Option(help="Protocol of the requests.")] = "grpc",
     batches: Annotated[str, typer.Option(help="Rows per request: 1,8,64. Default: 1, 2, 4 ... 512.")] = "",
     callers: Annotated[
-        str, typer.Option(help="Callers in parallel: 1,16. Default: 1 and 16 with single rows, 2 with larger requests.")
+        str,
+        typer.Option(help="Callers in parallel: 1,16. Default: 1 and 16 for single rows, 2 for larger requests."),
     ] = "",
     url: Url = "",
-    input_tokens: Annotated[str, typer.Option(help="Tokens per prompt, of a language model. Default: 32.")] = "",
-    output_tokens: Annotated[str, typer.Option(help="Tokens per answer, of a language model. Default: 8,32,128.")] = "",
-    concurrency: Annotated[str, typer.Option(help="Streams in parallel, of a language model. Default: 1,16.")] = "",
+    input_tokens: Annotated[str, typer.Option(help="Tokens per prompt of a language model. Default: 32.")] = "",
+    output_tokens: Annotated[str, typer.Option(help="Tokens per answer of a language model. Default: 8,32,128.")] = "",
+    concurrency: Annotated[str, typer.Option(help="Parallel streams of a language model. Default: 1,16.")] = "",
     seconds: Annotated[
         float | None, typer.Option(min=0.1, help="Seconds per load, after its warm-up. Default: 4.")
     ] = None,
@@ -58,7 +59,8 @@ def bench(
 ) -> None:
     """Measure pipelines on a real server: latency, throughput, and the time of each step.
 
-    Or measure a running model that generates text: time to the first token, time between tokens, tokens per second.
+    Without a repository, measure a running language model: time to the first token, time between tokens, tokens per
+    second.
     """
     from shoal.bench.generation import bench_tokens
     from shoal.bench.record import Settings, TokenCell

@@ -25,9 +25,9 @@ def check(
     ] = None,
     target: Annotated[
         str | None,
-        typer.Option(help="The server that is to serve it: embedded, or a release of NVIDIA's container: 26.06."),
+        typer.Option(help="The server for the repository: embedded, or a release of NVIDIA's container such as 26.06."),
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Warnings fail too; advice does not.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Fail on warnings too, but not on advice.")] = False,
     explain: Annotated[str, typer.Option(help="Explain a rule and its reason; `all` for every rule.")] = "",
     output: Annotated[
         Literal["text", "json", "github", "sarif"],

@@ -20,7 +20,7 @@ Source = Annotated[
     ),
 ]
 Place = Annotated[Path, typer.Argument(help="A packed environment, its folder, or what `env build` wrote.")]
-Stub = Annotated[Path | None, typer.Option(help="A Python backend stub. Default: the one that was built with it.")]
+Stub = Annotated[Path | None, typer.Option(help="A Python backend stub. Default: the stub built with the environment.")]
 NUM_LARGEST = 10
 
 
@@ -30,23 +30,32 @@ def build(
     out: Annotated[Path, typer.Option(help="The folder to write.")] = Path("build/env"),
     target: Target = "embedded",
     python: Annotated[
-        str, typer.Option(metavar="VERSION", help="Such as 3.12. Default: the source's, or the target's.")
+        str,
+        typer.Option(metavar="VERSION", help="Python's version, such as 3.12. Default: the source's, or the target's."),
     ] = "",
-    model: Annotated[str, typer.Option("--for", metavar="MODEL", help="A model with needs of its own: llm-vllm.")] = "",
-    is_for_gpu: Annotated[bool, typer.Option("--gpu", help="Components on a GPU: RAPIDS 26.10 for CUDA 13.")] = False,
+    model: Annotated[
+        str, typer.Option("--for", metavar="MODEL", help="A model that needs an environment of its own: llm-vllm.")
+    ] = "",
+    is_for_gpu: Annotated[
+        bool, typer.Option("--gpu", help="For components on a GPU: with RAPIDS 26.10 for CUDA 13.")
+    ] = False,
     engine: Annotated[
-        Literal["rattler", "conda", "mamba", "micromamba", "venv"], typer.Option(help="What makes it.")
+        Literal["rattler", "conda", "mamba", "micromamba", "venv"], typer.Option(help="The tool that builds it.")
     ] = "rattler",
     stub: Annotated[
-        str, typer.Option(metavar="auto|wheel|compile|none|PATH", help="How to get the stub, or a finished one.")
+        str,
+        typer.Option(
+            metavar="auto|wheel|compile|none|PATH",
+            help="How to get the stub, or the path of a finished stub.",
+        ),
     ] = "auto",
-    stub_builder: Annotated[Path | None, typer.Option(help="Your program that compiles one.")] = None,
+    stub_builder: Annotated[Path | None, typer.Option(help="Your program that compiles a stub.")] = None,
     channel: Annotated[
         list[str] | None, typer.Option(metavar="CHANNEL", help="A conda channel, in place of the source's.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Make an environment, pack it, make its stub, and check that they fit."""
+    """Build an environment, pack it, make a Python backend stub for it, and check that the server can use both."""
     from shoal.environment.building import build, find_file, find_overrides
     from shoal.environment.spec import Request
 
@@ -98,7 +107,7 @@ def inspect(place: Place, as_json: Json = False) -> None:
 
 @app.command(cls=Command)
 def fit(place: Place, stub: Stub = None, target: Target = "embedded", as_json: Json = False) -> None:
-    """Check whether environment, stub and server fit; exit code 1 if not, with each reason."""
+    """Check whether a server can use an environment and a Python backend stub; if not, print why, with exit code 1."""
     from shoal.environment.building import locate
     from shoal.environment.fit import find_misfits
     from shoal.environment.inspection import inspect as read

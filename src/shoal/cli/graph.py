@@ -33,10 +33,10 @@ def graph(
     scale: Annotated[int, typer.Option(min=1, max=8, help="Pixels of a PNG per pixel of the SVG.")] = 2,
     model: Model = "",
 ) -> None:
-    """Draw an ensemble: steps and their devices, tensors with dtype and shape, host round trips in red.
+    """Draw an ensemble: its steps and their devices, and its tensors with dtype and shape.
 
-    Arrows of tensors that come many times per request are double. A dashed arrow leads to a model that another model's
-    code calls.
+    Tensors that go from a device to the host and back are red. Arrows of tensors that come many times per request are
+    double. A dashed arrow leads to a model that another model's code calls.
     """
     from shoal.draw import picture
     from shoal.draw.mermaid import draw
@@ -140,7 +140,7 @@ def _print_tensors(tensors: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _print_table(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Print a table in which only long names, and the last column of tensors, are wrapped."""
+    """Print a table in which only long names, and the column ``moves`` of the tensors, are wrapped."""
     from shoal.draw.boxes import legible
 
     cells = [[cell if isinstance(cell, Text) else Text(legible(str(cell))) for cell in row] for row in rows]

@@ -36,7 +36,10 @@ def infer(
     source: Annotated[
         str | None,
         typer.Option(
-            "--input", "-i", metavar="FILE", help="A .txt (a text per line), .csv, .jsonl, .parquet, .xlsx, .npy; or -."
+            "--input",
+            "-i",
+            metavar="FILE",
+            help="A .txt (a text per line), .csv, .jsonl, .parquet, .xlsx, .npy; or - for stdin.",
         ),
     ] = None,
     output: Annotated[
@@ -52,14 +55,14 @@ def infer(
     ] = "",
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="INPUT=VALUE", help="An input that is the same for every row; repeat it."),
+        typer.Option("--set", metavar="INPUT=VALUE", help="An input that is the same for every row; may be repeated."),
     ] = None,
     columns: Annotated[
         list[str] | None,
         typer.Option(
             "--column",
             metavar="INPUT=NAME,...",
-            help="An input's column, where the name differs; several are joined to a vector. Repeat it.",
+            help="The column of an input, if it has another name; several columns form a vector. May be repeated.",
         ),
     ] = None,
     url: Url = "",
@@ -70,7 +73,8 @@ def infer(
     model: Annotated[
         str,
         typer.Option(
-            metavar="NAME", help="The model. Default: the only ensemble, or the only model, of repository or server."
+            metavar="NAME",
+            help="The model. Default: the only ensemble, or the only model, of repository or server.",
         ),
     ] = "",
     is_local: Annotated[
@@ -83,18 +87,20 @@ def infer(
     repository: Annotated[Path, typer.Option(help="For --local and --placement client.")] = Path("build/repository"),
     batch_size: Annotated[int | None, typer.Option(min=1, help="Rows per request.")] = None,
     concurrency: Annotated[int | None, typer.Option(min=1, help="Requests in flight.")] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start over, discarding what was written there.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start over, and discard the answers of earlier runs.")
+    ] = False,
     is_stream: Annotated[
         bool,
         typer.Option("--stream", help="Print each answer as it comes, for a model that answers one row in pieces."),
     ] = False,
-    is_full: Annotated[bool, typer.Option("--full", help="Print every number of vectors.")] = False,
+    is_full: Annotated[bool, typer.Option("--full", help="Print all numbers of long vectors.")] = False,
     is_curl: Annotated[
         bool, typer.Option("--curl", help="Print the request as a curl command instead of sending it.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Ask a model: values given here, on standard input, or in a file; run the same command again to resume."""
+    """Ask a model about values given here, on standard input, or in a file; run the same command again to resume."""
     from shoal.bulk.inputs import find_text_input, make_feed, make_table
     from shoal.bulk.scoring import rehearse
     from shoal.tables import TEXT
@@ -215,7 +221,7 @@ def _open_model(
 
 
 def _read_constants(given: Mapping[str, str], model: ModelSpec) -> dict[str, Any]:
-    """Read the values of ``--set``: one row of an input each."""
+    """Read the values of ``--set``, each of which is one row of its input."""
     from shoal.bulk.inputs import find_input, read_rows
 
     constants = {}
@@ -234,7 +240,7 @@ def _only_dicts(table: Table[Row]) -> list[Mapping[str, Any]]:
 
 
 def _identify(repository: Path) -> str:
-    """Return the repository's identity; its path, if it was not composed."""
+    """Return the repository's identity, or its path if shoal did not compose it."""
     from shoal.repository.manifest import read_manifest
 
     return str(read_manifest(repository).get("identity") or repository.resolve())
@@ -286,7 +292,7 @@ def _print_rows(rows: Sequence[Scored], model: Endpoint, feed: Feed, *, is_full:
 
 
 def _show_value(value: Any, *, is_full: bool = False) -> str:
-    """Format a value for a table: the first numbers of a long vector, and its shape."""
+    """Format a value for a table; a long vector becomes its first numbers and its shape."""
     if isinstance(value, float):
         return f"{value:.3f}"
     if not isinstance(value, list):

@@ -91,18 +91,21 @@ def generate(
 
 
 def tokens(
-    query: Annotated[str, typer.Argument(help="A text, which --tokenizer turns to ids; or ids: 1,2,3")],
+    query: Annotated[str, typer.Argument(help="A text, which --tokenizer turns into token ids; or token ids: 1,2,3")],
     output_length: Annotated[int, typer.Option(help="Most new tokens.")] = 30,
     tokenizer: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="The folder with the model's tokenizer.json, for texts.")
     ] = None,
     server: Url = "",
     protocol: Annotated[Protocol, typer.Option(help="How to ask the server.")] = "grpc",
-    model: Annotated[str, typer.Option(metavar="NAME", help="The engine's model.")] = "llm-hf",
+    model: Annotated[str, typer.Option(metavar="NAME", help="The engine.")] = "llm-hf",
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Time-out of each answer.")] = 120.0,
     as_json: Json = False,
 ) -> None:
-    """Ask an engine directly, in token ids; tensors get the dtypes that the server declares."""
+    """Send token ids directly to an engine, the model of a pipeline that generates tokens.
+
+    The tensors of the request get the dtypes that the server declares.
+    """
     from shoal.client.client import Client
     from shoal.llm.tokens import ask, open_tokenizer, read_ids
 

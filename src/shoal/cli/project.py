@@ -35,20 +35,25 @@ def component(
     inputs: Inputs = None,
     outputs: Outputs = None,
     category: Annotated[
-        Literal["preprocess", "postprocess"] | None, typer.Option(help="Default: preprocess, or that of MODEL.")
+        Literal["preprocess", "postprocess"] | None,
+        typer.Option(help="Default: preprocess, or the category of MODEL."),
     ] = None,
     like: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Copy this component, of shoal or of your project.")
+        str | None, typer.Option(metavar="MODEL", help="Copy this component of shoal or of your project.")
     ] = None,
-    settings: Annotated[list[str] | None, typer.Option("--set", metavar="PARAMETER=VALUE", help="With --like.")] = None,
-    artifacts: Annotated[list[str] | None, typer.Option("--artifact", metavar="FILE=PATH", help="With --like.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="PARAMETER=VALUE", help="With --like: a parameter of the copy.")
+    ] = None,
+    artifacts: Annotated[
+        list[str] | None, typer.Option("--artifact", metavar="FILE=PATH", help="With --like: an artifact of the copy.")
+    ] = None,
     is_streaming: Annotated[
         bool, typer.Option("--streaming", help="The component sends each answer in pieces, such as word by word.")
     ] = False,
     project: Project = Path(),
     is_dry: DryRun = False,
 ) -> None:
-    """A component (code that runs before or after a model), a pipeline that uses it, and a test that serves it."""
+    """A component (code that runs before or after a model), a pipeline that uses it, and a test of the pipeline."""
     from shoal.project.scaffold.clone import draft_like
     from shoal.project.scaffold.skeletons import INPUTS, OUTPUTS, STREAMED, draft_component
 
@@ -93,7 +98,7 @@ def model(
     project: Project = Path(),
     is_dry: DryRun = False,
 ) -> None:
-    """A model whose code is yours: linear, in NumPy, with a script that fits it, a pipeline and a test."""
+    """A model in your own code (linear, in NumPy), a script that trains it, a pipeline that uses it, and a test."""
     from shoal.project.scaffold.skeletons import draft_model
 
     _finish(draft_model(name, features, project=project), project, is_dry=is_dry)
@@ -104,18 +109,18 @@ def pipeline(
     name: Name,
     steps: Annotated[
         list[str] | None,
-        typer.Option("--step", metavar="MODEL", help="A model by name; repeat it. Default: a new component."),
+        typer.Option("--step", metavar="MODEL", help="The name of a model; may be repeated. Default: a new component."),
     ] = None,
     maps: Annotated[
         list[str] | None,
         typer.Option(
-            "--map", metavar="MODEL.INPUT=SOURCE", help="What an input reads: MODEL.OUTPUT or a request's name."
+            "--map", metavar="MODEL.INPUT=SOURCE", help="What an input reads: MODEL.OUTPUT, or an input of the request."
         ),
     ] = None,
     project: Project = Path(),
     is_dry: DryRun = False,
 ) -> None:
-    """A pipeline of models by name, with a test that serves it."""
+    """A pipeline of existing models, given by name, and a test of the pipeline."""
     from shoal.project.scaffold.pipelines import draft_pipeline
 
     given = parse_pairs("--map", maps, example="encoder.INPUT__0=tokenizer.INPUT_IDS")
@@ -130,12 +135,14 @@ def add_model(
     name: Annotated[str, typer.Argument(help="Its name in your project.")],
     inputs: Annotated[
         list[str] | None,
-        typer.Option("--input", metavar="[NAME:]DTYPE:DIMS", help="TorchScript: each argument, such as INT64:-1."),
+        typer.Option(
+            "--input", metavar="[NAME:]DTYPE:DIMS", help="TorchScript: each argument's tensor, such as INT64:-1."
+        ),
     ] = None,
     mask: Annotated[str | None, typer.Option(help="TorchScript, ONNX: the input that gives each row's length.")] = None,
     labels: Annotated[
         list[str] | None,
-        typer.Option("--label", metavar="NAME", help="Forests: the name of each class, in their order."),
+        typer.Option("--label", metavar="NAME", help="Forests: the name of each class, in the order of the classes."),
     ] = None,
     head: Annotated[
         Literal["embedding", "classification", "regression"] | None, typer.Option(help="Encoders: what they return.")
@@ -157,7 +164,7 @@ def add_model(
 ) -> None:
     """Add an existing model to your project as a model folder: PyTorch, ONNX, forests, encoders, decoders.
 
-    Its configuration is derived from the model; what a file does not say must be given.
+    The configuration is derived from the model's file. Options give what the file does not say.
     """
     from shoal.project.importing.add_model import add_model as add
 
@@ -196,7 +203,7 @@ def _parse_tensors(texts: Iterable[str], option: str) -> tuple[TensorSpec, ...]:
 
 
 def _finish(made: Skeleton, project: Path, *, is_dry: bool) -> None:
-    """Write the files, or show them, and print the next commands."""
+    """Write the files and print the next commands; with ``is_dry``, only print the files."""
     _print_paths(made.draft.write(is_dry=is_dry), is_dry=is_dry)
     for line in made.said:
         _print(line)

@@ -23,7 +23,7 @@ def quickstart(
         bool, typer.Option("--llm", help="A tiny language model, made on the spot, that streams a chat.")
     ] = False,
 ) -> None:
-    """Train, compose, serve with a real Triton, score passages (or chat), stop."""
+    """Train models, compose a repository, serve it with a real Triton, score passages (with --llm: chat), and stop."""
     if not is_llm:
         readability.quickstart(out or Path("build"), data, encoder)
         return

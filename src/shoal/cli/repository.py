@@ -22,7 +22,7 @@ _DEFAULT = Path("build/artifacts")  # where `shoal train` writes
 def compose(
     ensembles: Annotated[
         list[str],
-        typer.Argument(help="The name of an ensemble or of a single model, as its folder has it; or several."),
+        typer.Argument(help="Names of ensembles or single models, which are the names of their folders."),
     ],
     repository: Annotated[Path, typer.Argument(help="The model repository to write.")],
     artifacts: Annotated[
@@ -40,18 +40,19 @@ def compose(
     gpu: Gpu = "",
     concurrency: Concurrency = 16,
     projects: Annotated[
-        list[Path] | None, typer.Option("--project", help="A folder with models of your own; repeat it.")
+        list[Path] | None, typer.Option("--project", help="A folder with models of your own; may be repeated.")
     ] = None,
     env: Annotated[
         list[str] | None,
         typer.Option(metavar="[MODEL=]PATH", help="An execution environment for all Python models, or for one."),
     ] = None,
     stub: Annotated[
-        list[str] | None, typer.Option(metavar="[MODEL=]PATH", help="Its stub, if not built with it.")
+        list[str] | None,
+        typer.Option(metavar="[MODEL=]PATH", help="The stub of an environment, if built apart from it."),
     ] = None,
     swap: Annotated[
         list[str] | None,
-        typer.Option(metavar="A=B", help="Use model B wherever a step, or a call, names model A; repeat it."),
+        typer.Option(metavar="A=B", help="Use model B wherever a step, or a call, names model A; may be repeated."),
     ] = None,
     weights: Annotated[
         str | None,
@@ -59,15 +60,18 @@ def compose(
     ] = None,
     instances: Annotated[
         list[str] | None,
-        typer.Option(metavar="MODEL=COUNT[@GPUS]", help="Instances of a model, or on each of these GPUs; repeat it."),
+        typer.Option(
+            metavar="MODEL=COUNT[@GPUS]",
+            help="Instances of a model, on each of GPUS if given; may be repeated.",
+        ),
     ] = None,
     preferred_batch: Annotated[
         list[str] | None,
-        typer.Option(metavar="MODEL=ROWS", help="Batches that a model gets at once, such as 2,4,8; repeat it."),
+        typer.Option(metavar="MODEL=ROWS", help="Preferred batch sizes of a model, such as 2,4,8; may be repeated."),
     ] = None,
     queue_delay: Annotated[
         list[str] | None,
-        typer.Option(metavar="MODEL=US", help="Microseconds that requests wait for a larger batch; repeat it."),
+        typer.Option(metavar="MODEL=US", help="Microseconds that requests wait for a larger batch; may be repeated."),
     ] = None,
     warm_up: Annotated[bool, typer.Option(help="Give each model a request that it answers before it is ready.")] = True,
 ) -> None:
@@ -101,7 +105,7 @@ def compose(
 
 
 def _parse_tuning(instances: list[str] | None, sizes: list[str] | None, delays: list[str] | None) -> dict[str, Tuning]:
-    """Parse what is given for single models."""
+    """Parse the options that are given for single models, such as ``--instances MODEL=COUNT``."""
     from shoal.repository.placement import Instances, Tuning
 
     found: dict[str, Tuning] = {}
@@ -122,7 +126,7 @@ def _parse_tuning(instances: list[str] | None, sizes: list[str] | None, delays: 
 
 
 def _by_model(options: list[str] | None) -> dict[str, Path]:
-    """Parse ``PATH``, for every model, and ``MODEL=PATH``, for one."""
+    """Parse options of the form ``PATH``, for every model (under the empty name), or ``MODEL=PATH``, for one model."""
     paths = {}
     for option in options or ():
         model, sign, path = option.partition("=")
@@ -132,20 +136,20 @@ def _by_model(options: list[str] | None) -> dict[str, Path]:
 
 
 def plan(
-    ensemble: Annotated[str, typer.Argument(help="The ensemble's name, as its model folder has it.")],
+    ensemble: Annotated[str, typer.Argument(help="The ensemble's name, which is the name of its folder.")],
     placement: Placement = "cpu",
     target: Target = "embedded",
     gpu: Gpu = "",
     concurrency: Concurrency = 16,
-    rows: Annotated[int, typer.Option(help="Of the largest request; 0 is max_batch_size.", min=0)] = 0,
-    width: Annotated[int, typer.Option(help="Of a dimension that is -1, such as tokens.", min=1)] = 256,
-    text_bytes: Annotated[int, typer.Option(help="Of the largest text.", min=1)] = 65_536,
+    rows: Annotated[int, typer.Option(help="Rows of the largest request; 0: max_batch_size.", min=0)] = 0,
+    width: Annotated[int, typer.Option(help="Size of a dimension that is -1, such as tokens.", min=1)] = 256,
+    text_bytes: Annotated[int, typer.Option(help="Bytes of the largest text.", min=1)] = 65_536,
     projects: Annotated[
-        list[Path] | None, typer.Option("--project", help="A folder with models of your own; repeat it.")
+        list[Path] | None, typer.Option("--project", help="A folder with models of your own; may be repeated.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show where the models run, and the memory it takes: pools, shared memory, launch flags."""
+    """Show on which devices the models run, how much memory this takes, and Triton's launch flags for it."""
     from shoal.repository.graph import Graph
     from shoal.repository.model_folders import collect, find_model_folders
     from shoal.repository.placement import Plan

@@ -20,9 +20,10 @@ def copies(
     url: Annotated[str, typer.Option(help="The server's metrics address.")] = "127.0.0.1:8002",
     as_json: Json = False,
 ) -> None:
-    """Show what a running server's components copied between host and device, by edge; exit code 1 beyond the budget.
+    """Show what a running server's components copied between host and device, by tensor.
 
-    The budget, for placement gpu: the request up, the answer down, and up to 1 KiB of control scalars per batch.
+    For placement gpu, the copies have a budget: the request to the device, the answer to the host, and up to 1 KiB per
+    batch of scalars that decide sizes on the host. The exit code is 1 if the copies exceed it.
     """
     from shoal.client.copies import read_metrics
     from shoal.repository.graph import Graph
@@ -48,15 +49,17 @@ def serve(
     http_port: Annotated[int, typer.Option(help="Port for HTTP; 0: any free port.")] = 8000,
     grpc_port: Annotated[int, typer.Option(help="Port for gRPC; 0: any free port.")] = 8001,
     metrics_port: Annotated[int, typer.Option(help="Port for metrics; 0: any free port.")] = 8002,
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0: all of this machine.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; 0.0.0.0: all addresses of this machine.")
+    ] = "127.0.0.1",
     grace: Annotated[float, typer.Option(help="Seconds for requests in flight to finish when stopping.")] = 30.0,
     max_wait: Annotated[float, typer.Option(help="Refuse requests that would wait longer, in seconds.")] = 10.0,
     is_open: Annotated[
-        bool, typer.Option("--open", help="Accept clients of other machines: for a --host other than loopback.")
+        bool, typer.Option("--open", help="Accept clients on other machines; needed for a --host other than loopback.")
     ] = False,
     expose: Annotated[
         list[str] | None,
-        typer.Option(help="Another model that clients may ask, beside ensembles and public models; repeat it."),
+        typer.Option(help="Another model that clients may ask, beside ensembles and public models; may be repeated."),
     ] = None,
     max_request_mib: Annotated[float, typer.Option(help="The largest request, in MiB.")] = 64.0,
     model_memory_mib: Annotated[float, typer.Option(help="Memory of each model's process, in MiB; 0: no limit.")] = 0.0,
@@ -71,7 +74,7 @@ def serve(
     max_streams: Annotated[int, _limit("Open streams.")] = 256,
     client_share: Annotated[float, _limit("Share of memory, connections and streams for one address.")] = 0.5,
     trusted_proxy: Annotated[
-        list[str] | None, _limit("An address whose X-Forwarded-For is believed; repeat it.")
+        list[str] | None, _limit("An address whose X-Forwarded-For is trusted; may be repeated.")
     ] = None,
     head_seconds: Annotated[float, _limit("Seconds for a request's head, or a stream's first message.")] = 10.0,
     body_seconds: Annotated[float, _limit("Seconds for a body, plus one per --body-kib KiB.")] = 30.0,
@@ -85,7 +88,7 @@ def serve(
         bool, typer.Option("--print", help="Print the command for NVIDIA's container instead.")
     ] = False,
 ) -> None:
-    """Serve a repository until Ctrl-C: Triton is supervised, and restarted when necessary.
+    """Serve a repository until Ctrl-C. Triton is supervised, and restarted when necessary.
 
     The metrics port also has /health/live and /health/ready.
     """
@@ -125,7 +128,11 @@ def serve(
 
 
 def _check(repository: Path) -> None:
-    """Print the mistakes that would keep models from loading, with file and line, which Triton's messages lack."""
+    """Print the mistakes that would keep models from loading, with file and line, which Triton's messages lack.
+
+    Raises:
+        InputError: there are such mistakes.
+    """
     from shoal.check import check
     from shoal.cli.check import print_findings
 
@@ -133,7 +140,7 @@ def _check(repository: Path) -> None:
         # The start itself compares the files with the manifest, with --no-check too.
         errors = [finding for finding in check(repository, hashes=False) if finding.severity == "error"]
     except InputError:
-        return  # no repository: named with the other conditions of a start
+        return  # not a repository: the start reports this itself
     if errors:
         print_findings(errors)
         raise InputError(

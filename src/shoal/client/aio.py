@@ -26,7 +26,7 @@ class AsyncClient:
         async with shoal.AsyncClient("127.0.0.1:8001") as client:
             answer = await client.infer("my_ensemble", TEXT=["A text."], WEIGHT=[0.7])
 
-    Options and errors are those of ``shoal.Client``.
+    The options and errors are the same as those of ``shoal.Client``.
     """
 
     def __init__(
@@ -63,8 +63,9 @@ class AsyncClient:
         """Send one request, as ``Client.infer`` does.
 
         Raises:
-            InputError: an input or output is not what the model declares, or the model refused the request.
-            ServerError: no server answers, or it answers too late, or it failed.
+            InputError: an input or a requested output does not fit the model's declaration, or the model refused the
+                request.
+            ServerError: the server cannot be reached, answers too late, or fails.
         """
         request = Request(model, merge(inputs, named), outputs, request_id, timeout, parameters)
         return await self._run_flow(self._flows.infer(request))
@@ -82,17 +83,18 @@ class AsyncClient:
         parameters: Mapping[str, Parameter] | None = None,
         **named: Any,
     ) -> AsyncReplies:
-        """Send one request to a model that answers in pieces, as ``Client.stream`` does::
+        """Send one request to a decoupled model, which answers in pieces, as ``Client.stream`` does::
 
             async for answer in client.stream("my_model", TEXT=["A text."]):
                 print(answer["WORD"])
 
-        The request is checked and sent when the first answer is asked for. A loop that is left early ends the request
-        soon after; ``async with`` ends it at once.
+        The request is checked and sent when the first answer is asked for. If a loop is left early, the request ends
+        soon after; if an ``async with`` block is left early, the request ends at once.
 
         Raises:
-            InputError: an input or output is not what the model declares, or the model refused the request.
-            ServerError: no server answers, or it answers too late, or it failed, possibly after some answers.
+            InputError: an input or a requested output does not fit the model's declaration, or the model refused the
+                request.
+            ServerError: the server cannot be reached, answers too late, or fails, possibly after some answers.
         """
         flow = self._flows.stream(Request(model, merge(inputs, named), outputs, request_id, timeout, parameters))
         limit = None if between is None else check_timeout(between, "between")
@@ -111,11 +113,11 @@ class AsyncClient:
     async def default_model(self) -> str:
         """Return the name of the server's default model.
 
-        A server started by ``shoal serve`` names its default model. On any other server, it is the only ensemble that
-        no other ensemble calls, or else the only model.
+        A server started by ``shoal serve`` names its default model. On any other server, the default is the only
+        ensemble that no other ensemble calls, or the only model if there is no ensemble.
 
         Raises:
-            InputError: there are several such models, or the server does not list its models.
+            InputError: several models could be the default, or the server does not list its models.
         """
         return await self._run_flow(self._flows.find_default())
 

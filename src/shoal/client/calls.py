@@ -23,7 +23,7 @@ RESERVED = {"sequence_id", "sequence_start", "sequence_end", "priority", "timeou
 READY = "READY"  # the state of a loaded model in the server's index
 # Request parameter that asks for the end of a stream as a message, and the parameter of answers that marks this end.
 WITH_FINAL, IS_FINAL = "triton_enable_empty_final_response", "triton_final_response"
-NO_LIMIT = 2**31 - 1  # max_batch_size of a model whose server does not say it
+NO_LIMIT = 2**31 - 1  # max_batch_size of a model whose server does not report it
 
 
 # --- calls ----------------------------------------------------------------------------------------------------------
@@ -44,7 +44,7 @@ class Method(Enum):
 class Call:
     """One request to the server. ``spec`` describes the model; it is None only for requests without tensors.
 
-    A part of a split request begins with row ``first_row`` of the whole.
+    Each part of a split request is a call; ``first_row`` is the index of its first row in the whole request.
     """
 
     method: Method
@@ -59,7 +59,7 @@ class Call:
 
 
 class Description(NamedTuple):
-    """A model as its server describes it; ``calls`` are the models that an ensemble calls, None for other models."""
+    """A model as its server describes it. ``calls`` are the models that it calls if it is an ensemble, else None."""
 
     spec: ModelSpec
     calls: tuple[str, ...] | None = None
@@ -73,9 +73,10 @@ class Description(NamedTuple):
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any]) -> Description:
-        """Read a model's metadata in its JSON form, which lacks ``max_batch_size`` and which inputs are optional.
+        """Read a model's metadata in its JSON form, which says less than the configuration.
 
-        If the first dimension of every input is variable, it is taken for the batch dimension.
+        All inputs are taken as optional. ``max_batch_size`` is taken as unlimited if the first dimension of every input
+        is variable, and as 0 (no batch dimension) otherwise.
         """
         is_batched = {int(entry["shape"][0]) if entry.get("shape") else 0 for entry in metadata["inputs"]} == {-1}
 
@@ -106,8 +107,8 @@ class NoOutputError(InputError, KeyError):
 class Answer(Mapping[str, np.ndarray[Any, Any]]):
     """Every output of one request, by name, as a read-only NumPy array ``[rows, *dims]``.
 
-    ``model`` is the model that was asked, ``version`` that of the model that answered, ``request_id`` the caller's own
-    name for the request. ``parameters`` are the response parameters.
+    ``model`` is the name of the model that was asked, ``version`` is the version of it that answered, and
+    ``request_id`` is the id that the caller gave the request. ``parameters`` are the response parameters.
     """
 
     arrays: Mapping[str, np.ndarray[Any, Any]]
@@ -143,7 +144,7 @@ class Answer(Mapping[str, np.ndarray[Any, Any]]):
 
 
 def split(call: Call, size: int) -> list[Call]:
-    """Split a request into parts of at most ``size`` rows; ids get the part's number appended: ``ID/1``, ``ID/2``."""
+    """Split a request into parts of at most ``size`` rows, whose ids are ``ID/1``, ``ID/2`` and so on."""
     num_rows = count_rows(call.arrays)
     return [
         replace(
@@ -157,7 +158,7 @@ def split(call: Call, size: int) -> list[Call]:
 
 
 def join(call: Call, parts: Sequence[Call], answers: Sequence[Answer]) -> Answer:
-    """Join the answers to the parts of ``call`` into one.
+    """Join the answers to the parts of ``call`` into one answer.
 
     Raises:
         InputError: an output does not have one row per row of the request, or its shape differs between parts.
@@ -187,7 +188,7 @@ def check_outputs(wanted: Iterable[str], known: Sequence[str]) -> tuple[str, ...
     """Return the names of the wanted outputs, without duplicates.
 
     Raises:
-        InputError: the model has no output of such a name.
+        InputError: an output in ``wanted`` is not in ``known``, or ``wanted`` is a single string.
     """
     if isinstance(wanted, str):
         raise InputError(f"outputs is a single string, {wanted!r}.", f"For one output: outputs=[{wanted!r}]")
@@ -199,10 +200,11 @@ def check_outputs(wanted: Iterable[str], known: Sequence[str]) -> tuple[str, ...
 
 
 def to_arrays(specs: Iterable[TensorSpec], values: Mapping[str, Any], *, is_batched: bool) -> dict[str, Array]:
-    """Convert lists or arrays, by input name, to NumPy arrays of the declared dtypes, and check the row counts.
+    """Convert the values of inputs, by name, to NumPy arrays, and check their dtypes, shapes and numbers of rows.
 
-    An input with one value per row may be a flat list: ``["a", "b"]`` for TYPE_STRING [1] becomes an array ``[2, 1]``.
-    An input whose value is None is left out.
+    A list becomes an array of the declared dtype; a NumPy array of numbers must have this dtype already. An input with
+    one value per row may be a flat list: ``["a", "b"]`` for TYPE_STRING [1] becomes an array ``[2, 1]``. An input whose
+    value is None is left out.
 
     Raises:
         InputError: an input is unknown or missing, or has another dtype, shape or number of rows than it should.
@@ -266,7 +268,7 @@ def _to_array(spec: TensorSpec, value: Any, *, is_batched: bool) -> Array:
 
 
 def to_numbers(spec: TensorSpec, value: Any) -> Array:
-    """Convert numbers to an array of the declared dtype, which must hold each of them; the shape is not checked.
+    """Convert numbers to an array of the declared dtype; the shape is not checked.
 
     Raises:
         InputError: a value is not a number, or the dtype cannot hold it.
@@ -325,7 +327,7 @@ def make_answer(call: Call, arrays: Mapping[str, Array], version: str, parameter
 
 
 def datatype(array: Array) -> str:
-    """Return the protocol's name of an array's dtype, such as ``FP32``."""
+    """Return the protocol's name for the dtype of an array, such as ``FP32``."""
     from tritonclient.utils import np_to_triton_dtype
 
     return str(np_to_triton_dtype(array.dtype))
@@ -341,7 +343,7 @@ def encode(array: Array) -> bytes:
 
 
 def decode(datatype: str, shape: list[int], raw: memoryview) -> Array:
-    """Decode an output from raw bytes; elements of BYTES become ``bytes``."""
+    """Decode an output from raw bytes; the elements of a BYTES output become ``bytes``."""
     from tritonclient.utils import deserialize_bytes_tensor, triton_to_np_dtype
 
     if datatype == "BYTES":

@@ -27,13 +27,15 @@ class Client:
         with shoal.Client("127.0.0.1:8001") as client:
             client.infer("my_ensemble", TEXT=["A text."], WEIGHT=[0.7])["SCORE"]
 
-    ``protocol`` is ``grpc`` or ``http``. Without ``url``, the client asks this machine at Triton's port for the
+    ``protocol`` is ``grpc`` or ``http``. Without ``url``, the client uses this machine and Triton's port for the
     protocol: 8001 for gRPC, 8000 for HTTP. ``timeout`` is in seconds, for one request including retries.
     ``concurrency`` is how many parts of a split request are in flight at a time. ``retries`` is how many times a
-    request may be resent. Only requests that the server certainly did not run are resent: it could not be reached, or
-    its queue was full. With ``is_repeatable``, requests whose connection broke are resent too, and may run twice.
+    request may be resent. A request is resent only if the server certainly did not run it, because the server could not
+    be reached or its queue was full. With ``is_repeatable``, requests whose connection broke are resent too, and may
+    run twice.
 
-    Threads may share a client. Close it after use, because Triton waits for open HTTP connections before it stops.
+    Threads may share a client. Close the client after use, because Triton waits for open HTTP connections before it
+    stops.
 
     Raises:
         InputError: the value of an option is invalid.
@@ -69,17 +71,18 @@ class Client:
         parameters: Mapping[str, Parameter] | None = None,
         **named: Any,
     ) -> Answer:
-        """Send one request, with lists or arrays by input name, and return its outputs as arrays ``[rows, *dims]``.
+        """Send one request, with a list or an array for each input, and return its outputs as arrays ``[rows, *dims]``.
 
         An input whose name is an option of this method, such as ``timeout``, goes into the mapping ``inputs``.
         ``outputs`` names the outputs to return; by default all. ``timeout`` is in seconds and replaces the client's. A
-        request with more rows than the model's ``max_batch_size`` is sent in parts, each with this time-out, and their
-        answers are joined. ``request_id`` names the request in Triton's log; its parts are ``ID/1``, ``ID/2``.
-        ``parameters`` reach every model of an ensemble.
+        request with more rows than the model's ``max_batch_size`` is sent in parts, each with this time-out, and the
+        answers to the parts are joined. ``request_id`` names the request in Triton's log; the parts of request ``ID``
+        are ``ID/1``, ``ID/2`` and so on. ``parameters`` reach every model of an ensemble.
 
         Raises:
-            InputError: an input or output is not what the model declares, or the model refused the request.
-            ServerError: no server answers, or it answers too late, or it failed.
+            InputError: an input or a requested output does not fit the model's declaration, or the model refused the
+                request.
+            ServerError: the server cannot be reached, answers too late, or fails.
         """
         request = Request(model, merge(inputs, named), outputs, request_id, timeout, parameters)
         return self._run_flow(self._flows.infer(request))
@@ -97,22 +100,23 @@ class Client:
         parameters: Mapping[str, Parameter] | None = None,
         **named: Any,
     ) -> Replies:
-        """Send one request to a model that answers in pieces, and iterate over the answers as they come::
+        """Send one request to a decoupled model, which answers in pieces, and iterate over the answers as they come::
 
             for answer in client.stream("my_model", TEXT=["A text."]):
                 print(answer["WORD"])
 
-        ``timeout`` is the time to the first answer in seconds, including retries; ``between`` is the time from one
-        answer to the next, by default the same. The request is sent when the first answer is asked for; once an answer
-        has come, it is not sent again. It is not split. A model that does not answer in pieces gives one answer.
-        Leaving the loop ends the request.
+        ``timeout`` is the longest time to the first answer in seconds, including retries; ``between`` is the longest
+        time from one answer to the next, by default ``timeout``. The request is sent when the first answer is asked
+        for, and is not sent again once an answer has come. A request with too many rows is refused, not split. A model
+        that is not decoupled gives one answer. Leaving the loop ends the request.
 
-        Over HTTP, a request has one row. If several dimensions of an input are declared as -1, all but one of them
-        must have the size 1.
+        Over HTTP, a request has one row. If several dimensions of an input are declared as -1, all but the last of
+        these must have the size 1.
 
         Raises:
-            InputError: an input or output is not what the model declares, or the model refused the request.
-            ServerError: no server answers, or it answers too late, or it failed, possibly after some answers.
+            InputError: an input or a requested output does not fit the model's declaration, or the model refused the
+                request.
+            ServerError: the server cannot be reached, answers too late, or fails, possibly after some answers.
         """
         limit = None if between is None else check_timeout(between, "between")
         request = Request(model, merge(inputs, named), outputs, request_id, timeout, parameters)
@@ -128,11 +132,11 @@ class Client:
     def default_model(self) -> str:
         """Return the name of the server's default model.
 
-        A server started by ``shoal serve`` names its default model. On any other server, it is the only ensemble that
-        no other ensemble calls, or else the only model.
+        A server started by ``shoal serve`` names its default model. On any other server, the default is the only
+        ensemble that no other ensemble calls, or the only model if there is no ensemble.
 
         Raises:
-            InputError: there are several such models, or the server does not list its models.
+            InputError: several models could be the default, or the server does not list its models.
         """
         return self._run_flow(self._flows.find_default())
 

@@ -1,4 +1,4 @@
-"""Host-device copies of a pipeline, and the check against the copy budget."""
+"""Copies that a pipeline's components make between host and device, and the check that they stay within a budget."""
 
 from __future__ import annotations
 
@@ -31,7 +31,11 @@ CONTROL_BYTES = 1024  # per batch, for scalars that decide sizes on the host
 
 
 class Copy(NamedTuple):
-    """Copies over one edge of one model, between host and device."""
+    """Total of the copies between host and device that one model made of one tensor in one direction.
+
+    ``edge`` holds the tensor's name and the direction. Instead of a tensor it may name another cause of copies:
+    ``(setup)``, ``(control)`` or ``(exact rows)``.
+    """
 
     model: str
     edge: Edge
@@ -40,10 +44,11 @@ class Copy(NamedTuple):
 
 @dataclass(frozen=True)
 class Copies:
-    """Copies counted so far by the ledgers of a pipeline's models; subtract an earlier reading for those in between.
+    """Copies between host and device that the models of a pipeline have made so far, by model, tensor and direction.
 
-    ``events`` counts batches, rows, and rows on the exact path, by model. Read an idle pipeline: the copies of a batch
-    in flight are counted one by one.
+    The difference of two readings gives the copies made in between. ``events`` counts, by model, the batches, the rows,
+    and the rows that were tokenized on the host because the device's tokenizer would give other tokens. Read the copies
+    while no request is running: in the middle of a batch, only some of its copies have been counted.
     """
 
     traffic: Mapping[tuple[str, Edge], Traffic]
@@ -52,13 +57,13 @@ class Copies:
 
     @classmethod
     def read(cls, ledgers: Mapping[str, Ledger]) -> Copies:
-        """Read the ledgers of this process, by model."""
+        """Read the copies of models in this process from the models' ledgers, which count them."""
         traffic = {(model, edge): t for model, ledger in ledgers.items() for edge, t in ledger.traffic.items()}
         return cls(traffic, {model: dict(ledger.events) for model, ledger in ledgers.items()})
 
     @classmethod
     def parse(cls, metrics: str) -> Copies:
-        """Parse a server's ledgers from the text of its metrics endpoint, which lags up to a second behind."""
+        """Parse the copies of a server's models from the text of its metrics endpoint, which is up to a second old."""
         from prometheus_client.parser import text_string_to_metric_families
 
         parts: dict[tuple[str, Edge], Counter[str]] = defaultdict(Counter)
@@ -86,14 +91,16 @@ class Copies:
         return Copies({key: t for key, t in traffic.items() if t.copies}, events, has_setup=False)
 
     def __iter__(self) -> Iterator[Copy]:
-        """Iterate over the edges with traffic, sorted by model and edge."""
+        """Iterate over the totals, sorted by model, tensor and direction."""
         return (Copy(model, edge, self.traffic[model, edge]) for model, edge in sorted(self.traffic))
 
     def beyond(self, graph: Graph) -> list[str]:
-        """List the copies beyond the budget of a pipeline that runs on one GPU; empty if there are none.
+        """Describe the copies that exceed the budget of a pipeline on one GPU, one text for each; empty if none do.
 
-        The budget allows: the request's tensors and the ids of rows on the exact path from host to device; the answer
-        from device to host; at most 1 KiB of control scalars per batch; and no copies between steps.
+        From host to device, the budget allows the request's tensors, and the token ids of rows that were tokenized on
+        the host. From device to host, it allows the answer. It also allows copies at the start, and at most 1 KiB per
+        batch of control scalars, which are values that decide sizes on the host. Copies between steps are never
+        allowed.
         """
         return [
             f"{copy.model}: {copy.edge.name} went {copy.edge.direction} {copy.traffic.copies} times,"
@@ -117,10 +124,10 @@ class Copies:
         return traffic.copies <= batches and (copy.model, name) in _ends(graph, direction)
 
     def check(self, graph: Graph) -> None:
-        """Check that nothing was copied beyond the budget.
+        """Check that the copies stay within the budget that ``beyond`` describes.
 
         Raises:
-            ShoalError: copies exceed the budget; the message names the models and their edges.
+            ShoalError: copies exceed the budget; the message names their models and tensors.
         """
         beyond = self.beyond(graph)
         if beyond:
@@ -131,7 +138,7 @@ class Copies:
 
 
 def read_metrics(url: str) -> Copies:
-    """Read the ledgers of a running server from its metrics endpoint.
+    """Read the copies that the models of a running server have made, from its metrics endpoint.
 
     Raises:
         ServerError: no server answers at ``url``.
@@ -146,7 +153,7 @@ def read_metrics(url: str) -> Copies:
 
 
 def _ends(graph: Graph, direction: str) -> set[tuple[str, str]]:
-    """Return the (model, tensor) pairs that carry the request's inputs (up) or the answer's outputs (down)."""
+    """Return the (model, tensor) pairs of the request's inputs (for ``up``) or the answer's outputs (for ``down``)."""
     if direction == UP:
         read = ((step.model, name, tensor) for step in graph.steps for name, tensor in step.inputs.items())
         return {(model, name) for model, name, tensor in read if graph.producer(tensor) is None}

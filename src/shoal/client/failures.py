@@ -33,7 +33,7 @@ class Kind(Enum):
 
 
 class CallError(Exception):
-    """Raised by transports; callers get a ``ShoalError`` instead."""
+    """Failure of a call, raised by transports; ``explain`` makes the ``ShoalError`` for callers from it."""
 
     def __init__(self, kind: Kind, message: str) -> None:
         super().__init__(message)
@@ -228,7 +228,7 @@ def _rejected(message: str, call: Call, url: str) -> ServerError:
 
 
 def _failed_within(message: str) -> ShoalError | None:
-    """Return the error that a failed shoal component raises in process; None if the message is not from one."""
+    """Turn the message of a failed shoal component into the error that it raises without a server; None for others."""
     found = re.match(r"(Model \S+ failed on this request \(\w+\)\.) (See the server's log\.) \([^()]*\)$", message)
     return ShoalError(found[1], found[2]) if found else None
 

@@ -1,7 +1,7 @@
 """Sans-I/O request logic shared by Client and AsyncClient: options, retry policy and request flows.
 
-A flow is a generator. It yields the calls that may be sent concurrently, receives their results, or the error of the
-first that failed, and returns the final result.
+A flow is a generator. It yields lists of calls; the calls of one list may be sent concurrently. It receives their
+results, or the error of the first call that failed. At its end it returns the final result.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ class Settings(NamedTuple):
 
 
 def check_url(url: str, protocol: str) -> str:
-    """Normalise ``url`` to HOST:PORT; an empty one is Triton's usual port for the protocol on this machine.
+    """Return ``url`` as HOST:PORT; if it is empty, return this machine and Triton's usual port for the protocol.
 
     Raises:
-        InputError: ``url`` names another protocol, or no port.
+        InputError: ``url`` names another protocol, or is not an address with a port.
     """
     example = f"127.0.0.1:{PORTS[protocol]}"
     if not url:
@@ -132,7 +132,7 @@ def check_parameters(parameters: Mapping[str, Parameter]) -> dict[str, Parameter
 
 
 class Attempts:
-    """Attempts of one call: the time left, and the back-off before the next one."""
+    """Attempts of one call: the time left, and the back-off before the next attempt."""
 
     def __init__(self, call: Call, settings: Settings) -> None:
         self.seconds = settings.timeout if call.timeout is None else call.timeout
@@ -149,13 +149,14 @@ class Attempts:
 
     @property
     def left(self) -> float:
-        """Seconds until the deadline; never 0, which some libraries take for no limit."""
+        """Seconds until the deadline; never 0, because some libraries treat a time-out of 0 as no limit."""
         return max(1e-3, self._deadline - time.monotonic())
 
     def pause(self, failure: CallError) -> float | None:
-        """Return the seconds to wait before the next attempt, about as long as the server asks; None to give up.
+        """Return the seconds to wait before the next attempt, or None to give up.
 
-        The pause has jitter, so that clients rejected together do not retry together.
+        The pause is about as long as the server asks. It has jitter, so that clients rejected together do not retry
+        together.
         """
         if failure.kind not in self._safe or self._pauses >= self._retries:
             return None
@@ -182,7 +183,7 @@ def merge(inputs: Mapping[str, Any] | None, named: Mapping[str, Any]) -> dict[st
     """Merge the inputs given as a mapping and as keywords.
 
     Raises:
-        InputError: an input is in both.
+        InputError: an input is given both ways.
     """
     both = sorted((inputs or {}).keys() & named.keys())
     if both:
@@ -209,7 +210,7 @@ class Flows:
         return self._described[model]
 
     def find_default(self) -> Flow[str]:
-        """Find the server's default model: `shoal serve` names it; on other servers, ``find_top`` picks it."""
+        """Find the server's default model: `shoal serve` names one; on other servers, ``find_top`` chooses it."""
         try:
             (found,) = yield [Call(Method.CONFIG, "")]
         except UnknownModelError:
@@ -250,7 +251,7 @@ class Flows:
         return call
 
     def note_refusal(self, error: ShoalError, model: str) -> None:
-        """Drop the cached description of a model that refused a request, because it may have been replaced."""
+        """Drop the cached description of a model that refused a request, because the model may have been replaced."""
         if isinstance(error, InputError):
             self._described.pop(model, None)
 

@@ -86,7 +86,7 @@ def from_grpc(call: Call, reply: Any) -> Any:
 
 
 def from_grpc_stream(call: Call, reply: Any) -> tuple[Answer | None, bool]:
-    """Return the answer in one message of a stream, None if there is none, and whether it is the last message.
+    """Parse one message of a stream: return its answer, or None if it has none, and whether it is the last message.
 
     Raises:
         CallError: the message is an error, or is not an answer of Triton.
@@ -113,7 +113,7 @@ def _grpc_answer(call: Call, reply: Any) -> Answer:
 
 
 def _to_json(message: Any) -> dict[str, Any]:
-    """Convert the message to the JSON form of Triton's HTTP port."""
+    """Convert the message to the JSON form that Triton's HTTP port sends."""
     from google.protobuf import json_format
 
     return dict(json_format.MessageToDict(message, preserving_proto_field_name=True))
@@ -130,7 +130,7 @@ def channel_options(url: str) -> list[tuple[str, int]]:
     options = [
         ("grpc.max_send_message_length", -1),
         ("grpc.max_receive_message_length", -1),
-        ("grpc.use_local_subchannel_pool", 1),  # else the back-off of another client would delay this one
+        ("grpc.use_local_subchannel_pool", 1),  # otherwise the back-off of another client would delay this client
         ("grpc.initial_reconnect_backoff_ms", 50),
         ("grpc.max_reconnect_backoff_ms", 1000),
     ]
@@ -166,10 +166,10 @@ class ChannelPool:
 
     @contextmanager
     def channel(self) -> Iterator[Channel]:
-        """Yield the channel for one request.
+        """Yield the channel for one request. After a broken connection, the next request gets a new channel.
 
         Raises:
-            CallError: translated from gRPC's error; after a broken connection the next request gets a new channel.
+            CallError: gRPC raised an error in the ``with`` block.
         """
         import grpc  # type: ignore[import-untyped]
 
@@ -191,7 +191,7 @@ class ChannelPool:
                     self._current = self._open()
 
     def unused(self) -> list[Any]:
-        """Return replaced gRPC channels without requests, each exactly once, for the owner to close."""
+        """Return the replaced gRPC channels that have no requests in flight, for the owner to close; each only once."""
         if not self._replaced:
             return []
         with self._lock:
@@ -200,7 +200,7 @@ class ChannelPool:
             return [channel.raw for channel in unused]
 
     def close(self) -> list[Any]:
-        """Stop opening channels and return all that remain, for the owner to close."""
+        """Stop opening channels and return all remaining channels, for the owner to close."""
         with self._lock:
             self._is_closed = True
             return [channel.raw for channel in (self._current, *self._replaced)]
@@ -210,7 +210,10 @@ class ChannelPool:
 
 
 def _read_rest(replies: Any) -> None:
-    """Read a stream after an error, up to its status; only for a short time, since the model may go on answering."""
+    """Read the rest of a stream after an error, up to its status.
+
+    This takes at most ``_REST_SECONDS``, because the model may go on answering.
+    """
     import grpc
 
     late = threading.Timer(_REST_SECONDS, replies.cancel)

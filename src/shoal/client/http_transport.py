@@ -51,7 +51,7 @@ class HttpRequest(NamedTuple):
 
 
 class HttpReply(NamedTuple):
-    """An HTTP response, with the length of its JSON part."""
+    """An HTTP response. ``header_length`` is the length of the JSON part in bytes; None if the body is only JSON."""
 
     status: int
     header_length: str | None
@@ -94,7 +94,9 @@ def _json_request(call: Call, sizes: Mapping[str, int]) -> dict[str, Any]:
 
 
 def from_http(call: Call, reply: HttpReply) -> Any:
-    """Parse ``reply``: INFER to an ``Answer``, READY to a bool, INDEX to names, others to a ``Description``.
+    """Parse ``reply`` according to the method of ``call``.
+
+    INFER gives an ``Answer``, READY a bool, INDEX the names of the loaded models, and others a ``Description``.
 
     Raises:
         CallError: the server refused the request, or ``reply`` is not an answer of Triton.
@@ -133,19 +135,19 @@ def _http_answer(call: Call, reply: HttpReply) -> Answer:
 
 
 class Events:
-    """Data of server-sent events, cut from a body as it comes."""
+    """Parser of server-sent events, for a body that comes in chunks."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Add bytes of the body; return the data of the events that they complete."""
+        """Add the next bytes of the body; return the data of each event that is complete with them."""
         *events, self._rest = (self._rest + chunk).split(b"\n\n")
         return [event.removeprefix(b"data:").strip() for event in events]
 
 
 def to_generate(call: Call) -> bytes:
-    """Serialise the call of a stream as the JSON of ``generate_stream``.
+    """Serialise a streamed request as the JSON body for Triton's ``generate_stream``.
 
     Raises:
         InputError: the request has several rows, or an input whose shape Triton could not restore.
@@ -171,7 +173,8 @@ def to_generate(call: Call) -> bytes:
 def restore_shape(declared: Sequence[int], size: int) -> tuple[int, ...]:
     """Return the shape that Triton gives a flat list of ``size`` values for the ``declared`` dimensions.
 
-    The last dimension of -1 takes all values that the fixed dimensions leave; the other dimensions of -1 are 1.
+    Of the dimensions declared as -1, the last one gets all values that the fixed dimensions leave, and the others are
+    1.
     """
     left = size // max(1, math.prod(dim for dim in declared if dim != -1))
     shape: list[int] = []

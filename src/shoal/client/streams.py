@@ -1,6 +1,6 @@
 """Answers of a streamed request: read from a connection one at a time, and handed to callers.
 
-Nothing is read ahead: a caller that does not read stops the server through the flow control of its connection.
+Nothing is read ahead. If a caller does not read, the flow control of the connection makes the server wait.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Course:
         """Return the seconds to wait before the request is sent again.
 
         Raises:
-            ShoalError: the request is not sent again; the error is the one for callers.
+            ShoalError: the request is not sent again. This is the error that callers get.
         """
         assert self._attempts is not None
         pause = None if self._has_begun else self._attempts.pause(failure)
@@ -79,8 +79,8 @@ class Replies(Iterator[Answer]):
             for answer in replies:
                 print(answer["WORD"])
 
-    Leaving the loop or the ``with`` block early, or dropping the object, ends the request on the server. An error is
-    raised after the answers before it. One thread reads; any thread may cancel.
+    Leaving the loop or the ``with`` block early, or dropping the object, ends the request on the server. Answers that
+    came before an error are returned before it is raised. One thread reads; any thread may cancel.
     """
 
     def __init__(self, course: Course, open_source: Callable[[Call], LoopSource | WatchedSource]) -> None:
@@ -144,7 +144,7 @@ class AsyncReplies(AsyncIterator[Answer]):
                 print(answer["WORD"])
 
     Leaving the ``async with`` block early ends the request on the server, and so does cancelling the task that reads.
-    An error is raised after the answers before it.
+    Answers that came before an error are returned before it is raised.
     """
 
     def __init__(
@@ -216,7 +216,11 @@ class AsyncSource:
         self._cancelled = asyncio.Event()
 
     async def read(self, seconds: float) -> Answer | None:
-        """Return the next answer within ``seconds``, None after the last; or raise ``CallError``."""
+        """Return the next answer, or None after the last one.
+
+        Raises:
+            CallError: the request failed, or no answer came within ``seconds``.
+        """
         if self._cancelled.is_set():
             return None
         self._reading = asyncio.ensure_future(anext(self._answers, None))
@@ -239,7 +243,7 @@ class AsyncSource:
 
 
 class LoopSource:
-    """Reads from an ``AsyncSource`` whose event loop runs in another thread; any thread may cancel, also during a read.
+    """Reads from an ``AsyncSource`` whose event loop runs in another thread. Any thread may cancel, even during a read.
 
     ``read`` returns the next answer, or None after the last answer or a cancellation.
     """
@@ -263,17 +267,17 @@ class LoopSource:
 
 
 class WatchedSource:
-    """Reads from a blocking iterator; a thread cancels the request when an answer is late, as gRPC cannot do itself.
+    """Reads from a blocking iterator; a second thread cancels the request when an answer is late, as gRPC cannot.
 
-    ``receive`` makes the iterator, which reads within ``watch``. ``read`` returns the next answer, or None after the
-    last answer or a cancellation. Any thread may cancel, also during a read.
+    ``receive`` makes the iterator, which must read inside ``with source.watch(cancel)``. ``read`` returns the next
+    answer, or None after the last answer or a cancellation. Any thread may cancel, even during a read.
     """
 
     def __init__(self, receive: Callable[[WatchedSource], Generator[Answer, None, None]]) -> None:
         self._answers = receive(self)
         self._cancel: Callable[[], object] = lambda: None
         self._changed = threading.Condition()
-        self._deadline = self._wakes_at = math.inf  # of the expected answer; of the thread
+        self._deadline = self._wakes_at = math.inf  # when the next answer is late; when the thread wakes
         self._is_late = self._is_over = False
 
     def read(self, seconds: float) -> Answer | None:
@@ -287,7 +291,7 @@ class WatchedSource:
 
     @contextmanager
     def watch(self, cancel: Callable[[], object]) -> Iterator[None]:
-        """Call ``cancel`` when an answer is late, and at the end of the block."""
+        """Call ``cancel`` when an answer is late, and in any case at the end of the ``with`` block."""
         self._cancel = cancel
         threading.Thread(target=self._watch, args=[cancel], name="shoal-stream", daemon=True).start()
         try:
