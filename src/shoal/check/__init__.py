@@ -1,4 +1,4 @@
-"""Static checks of model repositories: the rules of Triton itself, in its words, and more."""
+"""Static checks of model repositories, by Triton's own rules (with its error messages) and by further rules."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Artifacts beside a component's code: are they present, undamaged, and the files that ``compose`` wrote?"""
+"""Rules for a component's artifacts (data files beside its code), and for files changed since ``shoal compose``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ APPLICATIONS = "shoal.artifacts"  # entry points that read an application's arti
 
 
 def find(model: Model, repository: Repository) -> Findings:
-    """Find artifacts of a Python component that are missing or damaged, and files that differ from the manifest."""
+    """Find missing or damaged artifacts of a component, and files of a model that changed since ``shoal compose``."""
     if PARAMETER in model.parameters and _is_component(model, repository):
         for version in model.served_versions:
             yield from _artifacts(model, model.folder / str(version))
@@ -29,7 +29,7 @@ def find(model: Model, repository: Repository) -> Findings:
 
 
 def _is_component(model: Model, repository: Repository) -> bool:
-    """Whether the model is a shoal component, whose parameter ``artifacts`` lists files in its version folder."""
+    """Whether the model is a shoal component in a repository; there, the parameter ``artifacts`` lists its files."""
     is_ours = bool(repository.manifest) or any("shoal" in text for _, text in model.sources)
     return is_ours and model.is_python and not model.is_model_folder
 
@@ -65,7 +65,7 @@ def _refuse(name: str) -> None:
 
 
 def _contents(model: Model, found: dict[str, Path]) -> Findings:
-    """Let the application that the model's code imports read the artifacts, as ``shoal compose`` does."""
+    """Check artifacts with the readers (entry points ``shoal.artifacts``) of packages that the model's code names."""
     for application in entry_points(group=APPLICATIONS):
         package = application.module.rpartition(".")[0]
         if not any(package in text for _, text in model.sources):
@@ -80,7 +80,7 @@ def _contents(model: Model, found: dict[str, Path]) -> Findings:
 
 
 def _changes(model: Model, repository: Repository) -> Findings:
-    """Compare the model's files with the manifest, except ``config.pbtxt``, which may be tuned by hand."""
+    """Compare the model's files with the hashes in the manifest, except ``config.pbtxt``, which users may edit."""
     files = repository.manifest.get("files")
     artifacts = {name for artifact in (model.config.artifacts if model.config else ()) for name in artifact.names}
     for name, digest in files.items() if isinstance(files, dict) else ():
@@ -91,7 +91,7 @@ def _changes(model: Model, repository: Repository) -> Findings:
             change = find_change(path, digest)
         except OSError:  # a file of another user
             continue
-        if change and (path.exists() or path.name not in artifacts):  # artifact-missing reports those
+        if change and (path.exists() or path.name not in artifacts):  # else artifact-missing reports it
             yield CHANGED.at(
                 Place(path),
                 f"{name} {change}: shoal serve refuses the repository.",

@@ -1,4 +1,4 @@
-"""Readers for XGBoost and LightGBM model files, without either library: their headers, and XGBoost's UBJSON."""
+"""Readers of XGBoost and LightGBM model headers, and of UBJSON files, which need neither library."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 
 class Head(NamedTuple):
-    """Header of a model; ``objective`` is the library's own name, ``num_classes`` is 1 if a row gets one score."""
+    """Header of a model file. ``objective`` is named as in the library; ``num_classes`` is 1 if a row has one score."""
 
     objective: str
     num_features: int
@@ -20,21 +20,21 @@ class Head(NamedTuple):
 
 
 def is_json(content: bytes) -> bool:
-    """Whether an XGBoost model is in JSON; UBJSON begins with the same brace."""
+    """Whether an XGBoost model is in JSON, not in UBJSON; both begin with a brace."""
     return re.match(rb'\s*\{\s*"', content) is not None
 
 
 def parse_xgboost(content: bytes) -> Any:
-    """Parse a model in JSON or UBJSON.
+    """Parse an XGBoost model in JSON or UBJSON.
 
     Raises:
-        ValueError, RecursionError: it is damaged.
+        ValueError, RecursionError: ``content`` is damaged.
     """
     return json.loads(content) if is_json(content) else read_ubjson(content)
 
 
 def read_xgboost_head(learner: Mapping[str, Any]) -> Head:
-    """Read the ``learner`` of a parsed model.
+    """Read the header of a parsed XGBoost model from its object ``learner``.
 
     Raises:
         LookupError, TypeError, ValueError: the number of features is missing, or a value is not a number.
@@ -49,13 +49,13 @@ def read_xgboost_head(learner: Mapping[str, Any]) -> Head:
 
 
 def read_fields(lines: str) -> dict[str, str]:
-    """Parse ``key=value`` lines of LightGBM's text format: those of the header, or of one tree."""
+    """Parse ``key=value`` lines of LightGBM's text format, either of the header or of one tree."""
     pairs = (line.strip().partition("=") for line in lines.splitlines())
     return {key: value for key, mark, value in pairs if mark}
 
 
 def read_lightgbm_head(fields: Mapping[str, str]) -> Head:
-    """Read the header of a model in LightGBM's text format; the objective includes its parameters.
+    """Read the header of a LightGBM model; ``objective`` includes parameters, as in ``binary sigmoid:1``.
 
     Raises:
         LookupError, ValueError: the number of features is missing, or a value is not a number.
@@ -76,10 +76,10 @@ _CONSTANTS: Mapping[str, Any] = {"Z": None, "T": True, "F": False}
 
 
 def read_ubjson(data: bytes) -> Any:
-    """Parse ``data``; typed arrays of numbers become NumPy arrays.
+    """Parse UBJSON; typed arrays of numbers become NumPy arrays.
 
     Raises:
-        ValueError: it is cut off, or is not valid UBJSON.
+        ValueError: ``data`` is cut off, or is not valid UBJSON.
     """
     reader = _Reader(data)
     try:

@@ -1,4 +1,4 @@
-"""A model's execution environment and stub: are they where Triton looks, do they fit, do they have what is imported?"""
+"""Rules for the stub and execution environment of a Python model: their place, versions, and imported modules."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from shoal.errors import ArtifactError, SetupError
 from shoal.repository.placement import PYTHON_BASED_BACKENDS
 
 PARAMETER = "EXECUTION_ENV_PATH"
-REQUIRES = "requires"  # parameter of a model: modules that its code imports later, separated by spaces
+REQUIRES = "requires"  # parameter: modules that the model's code imports later, separated by spaces
 VARIABLE = "$$TRITON_MODEL_DIRECTORY"
 
 MISSING = Rule("environment-missing", Severity.ERROR, is_core=True)
@@ -33,13 +33,13 @@ MISFIT = Rule("environment-misfit", Severity.ERROR, is_core=True)
 NOT_EXECUTABLE = Rule("stub-not-executable", Severity.WARNING)
 IMPORT = Rule("import-not-in-environment", Severity.ERROR, is_core=True)
 
-# C++ backends; `runtime` selects a Python one of the same name, which is also used if the library is missing.
+# C++ backends; `runtime` selects a Python backend of the same name, which Triton also uses if the library is missing.
 _NATIVE = {"onnxruntime", "tensorrt", "tensorflow", "openvino", "dali", "tensorrtllm", "pytorch", "fil"}
 _ANY_RELEASE = (99, 12)
-# The backend's own, and what only older Pythons have.
+# Modules of the Python backend itself, and of the standard libraries of older Pythons.
 _KNOWN = frozenset({PB, "c_python_backend_utils", "asynchat", "asyncore", "distutils", "imp", "smtpd"})
 _KNOWN |= sys.stdlib_module_names
-# The folder of model.py, which is searched anyway; other changes of sys.path may lead anywhere.
+# A line that adds the folder of model.py to sys.path, where it already is; any other change may add any folder.
 _OWN_FOLDER = re.compile(
     r"sys\.path\.\w+\((0, *)?(os\.path\.dirname\((os\.path\.\w+\()?__file__\)+|(str\()?Path\(__file__\)\.parent\)+) *$"
 )
@@ -47,7 +47,7 @@ _OWN_FOLDER = re.compile(
 
 @dataclass(frozen=True)
 class _File:
-    """An archive by its identity on this machine: `compose` links one archive into the folders of several models."""
+    """Archive of an environment, equal to its links: ``shoal compose`` links one archive into several models."""
 
     identity: tuple[int, ...]
     path: Path = field(compare=False)
@@ -66,7 +66,7 @@ def find(model: Model, repository: Repository) -> Findings:
 
 
 def _runs_python(model: Model, repository: Repository) -> bool:
-    """Whether a stub runs it; an unknown backend is assumed to be a Python one."""
+    """Whether a Python stub runs the model; an unknown backend is assumed to be written in Python."""
     if model.is_ensemble or model.message.runtime.endswith(".py") or model.backend not in _NATIVE:
         return not model.is_ensemble
     return model.backend in PYTHON_BASED_BACKENDS and repository.target is not None and repository.target.is_embedded
@@ -90,7 +90,7 @@ def _find_environment(model: Model, value: str, place: Place, repository: Reposi
         return
     path = Path(os.path.normpath(f"{model.folder}{rest}" if is_in_model else value))
     is_inside = path.is_relative_to(model.folder)
-    if not (is_in_model and is_inside) and not repository.manifest:  # compose places them by the user's choice
+    if not (is_in_model and is_inside) and not repository.manifest:  # compose puts it where the user says
         what = "is an absolute path" if is_inside else "is outside of the model's folder"
         name = str(path.relative_to(model.folder)) if is_inside else path.name
         yield OUTSIDE.at(place, f"{value} {what}.", f"Put it into the model's folder, and write {VARIABLE}/{name}")
@@ -139,9 +139,9 @@ def _find_misfits(model: Model, environment: Environment, name: str, place: Plac
 
 
 def _compare(environment: Environment, stub: Stub | None, target: Target | None) -> Iterator[Misfit]:
-    environment = replace(environment, leaks=[], editable=[])  # what they lead to may be on the server's machine
+    environment = replace(environment, leaks=[], editable=[])  # the packages may be on the server's machine
     if stub and any(name.startswith("libstdc++.so") for name in environment.own_libraries):
-        environment = replace(environment, own_glibcxx=stub.glibcxx)  # what it provides was not read
+        environment = replace(environment, own_glibcxx=stub.glibcxx)  # the version of that library was not read
     if target:
         yield from find_misfits(environment, stub, target)
         return
@@ -149,13 +149,13 @@ def _compare(environment: Environment, stub: Stub | None, target: Target | None)
     if stub and re.fullmatch(r"\d\d\.\d\d", stub.release):
         release = (int(stub.release[:2]), int(stub.release[3:]))
     machine = stub.machine if stub else "x86_64"
-    whatever = Target(EMBEDDED, release, "", machine, environment.python_minor, (), ())  # one without limits of its own
+    whatever = Target(EMBEDDED, release, "", machine, environment.python_minor, (), ())  # without limits of its own
     for misfit in find_misfits(environment, stub, whatever):
         yield Misfit(misfit.what, misfit.fix.replace(f"--target {EMBEDDED}", "--target RELEASE"))
 
 
 def _read(path: Path) -> Environment | None:
-    """Read an environment; return None for what is neither a folder nor a file, such as a device."""
+    """Read an environment; return None if ``path`` is neither a folder nor a regular file."""
     if path.is_dir():
         return glance(path)
     if not path.is_file():
@@ -173,7 +173,7 @@ def _read_archive(file: _File) -> Environment:
 
 
 def _find_imports(model: Model, environment: Environment, name: str) -> Findings:
-    """Find top-level imports of modules that are neither in the environment, called ``name``, nor beside the code."""
+    """Find top-level imports of modules that are neither in the environment ``name`` nor beside ``model.py``."""
 
     def look(source: Source) -> Findings:
         lines = source.path.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -200,7 +200,7 @@ def _find_imports(model: Model, environment: Environment, name: str) -> Findings
 
 
 def _imports(tree: ast.Module) -> Iterator[tuple[ast.stmt, str]]:
-    """Yield the imports that always run, by the first part of the module's name."""
+    """Yield the modules that top-level statements import: the statement, and the first part of the module's name."""
     for node in tree.body:
         if isinstance(node, ast.Import):
             yield from ((node, alias.name.partition(".")[0]) for alias in node.names)

@@ -24,15 +24,16 @@ RULES = {rule.id: rule for family in FAMILIES for rule in vars(family).values() 
 
 
 def check(path: Path | str, *, target: str | None = None, hashes: bool = True) -> list[Finding]:
-    """Find the mistakes in a model repository, in one model's folder, or in model folders.
+    """Find the mistakes in a model repository, in one model's folder, or in the model folders of a project.
 
     The check needs no server, no GPU and none of the models' libraries, and runs no code of the repository. ``target``
-    is ``embedded`` or a release of NVIDIA's container such as ``26.06``. With None, the target is that of a composed
-    repository's manifest; without a manifest, rules that depend on the server are skipped. ``hashes``: compare the
-    files of a composed repository with the digests in its manifest, which takes as long as reading all files.
+    is the Triton that will serve the models: ``embedded``, which ``shoal serve`` starts, or a release of NVIDIA's
+    container such as ``26.06``. With None, it is the target in the manifest that ``shoal compose`` wrote; without a
+    manifest, rules that depend on the server are skipped. ``hashes``: compare the files of a composed repository with
+    the hashes in its manifest, which takes as long as reading all files.
 
     Raises:
-        InputError: the target is unknown, or ``path`` holds nothing to check.
+        InputError: the target is unknown, or ``path`` contains nothing to check.
     """
     repository = read_repository(Path(path), find_target(target) if target else None)
     if not hashes:

@@ -10,10 +10,10 @@ from typing import Any
 
 
 class Severity(StrEnum):
-    """Severities, the gravest first.
+    """Severities of rules, the gravest first.
 
     ``error``: a model does not load, or answers wrongly. ``warning``: models load, but time, memory or safety is lost.
-    ``advice``: nothing is wrong, and something else may serve better; ``--strict`` ignores advice.
+    ``advice``: nothing is wrong, but another setting may be better; ``shoal check --strict`` does not fail on it.
     """
 
     ERROR = "error"
@@ -47,7 +47,7 @@ class Finding:
         return self.rule.severity
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the finding as JSON values, with the absolute path."""
+        """Return the finding as JSON values, with the absolute path of the file."""
         return {
             "rule": self.rule.id,
             "severity": str(self.severity),
@@ -60,10 +60,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class Rule:
-    """Condition that a repository must meet; ``docs/rules`` has its reason, its source and an example.
+    """Condition that a repository must meet; ``docs/rules`` gives the reason, the source and an example of each rule.
 
-    An ``id`` never changes its meaning. ``is_core`` marks rules of Triton itself: Triton refuses to load a model that
-    breaks one, with an error in the words of the finding.
+    An ``id`` never changes its meaning. ``is_core`` marks a rule of Triton itself: Triton refuses to load a model that
+    breaks the rule, and the finding repeats Triton's error message.
     """
 
     id: str

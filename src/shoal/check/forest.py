@@ -1,7 +1,7 @@
-"""The contract of Triton's FIL backend: hardly any of it is checked at load, and a breach gives wrong answers.
+"""Rules for forests on Triton's FIL backend. It checks few of them at load; a model that breaks one answers wrongly.
 
-Forest files are read without the libraries that wrote them, in each format that FIL reads. Values that are absent, or
-beyond the bytes read, are None: nothing is concluded from them.
+Forest files are read without the libraries that wrote them, in each format that FIL reads. A value that is absent, or
+beyond the bytes read, is None, and rules that need it are skipped.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ UNREADABLE = Rule("forest-unreadable", Severity.ERROR)
 
 _FIRST_UBJSON = (24, 10)
 _FIRST_CLASSIFIER = (25, 9)  # is_classifier replaces output_class, which is still accepted
-# By the first release: the versions that its Treelite reads, from and up to. docs/model_support.md of fil_backend.
+# By Triton release, the first with them: ranges of Treelite versions that FIL reads, from and up to.
+# docs/model_support.md of fil_backend.
 _READABLE = {
     (22, 7): (((2, 4), (2, 5)),),
     (22, 8): (((2, 4), (2, 5)), ((3, 0), (4, 0))),
@@ -41,7 +42,7 @@ _READABLE = {
 }
 _BACKEND_IN_PYTHON = (((4, 0), (5, 0)),)  # shoal's own, in place of FIL: shoal.forests.checkpoints
 
-# By `model_type`, the file that it reads: fil_backend, src/model.h: model_file.
+# By `model_type`: the file that FIL reads. Source: fil_backend, src/model.h: model_file.
 FILES: Mapping[str, str] = {
     "xgboost": "xgboost.model",
     "xgboost_json": "xgboost.json",
@@ -49,13 +50,13 @@ FILES: Mapping[str, str] = {
     "lightgbm": "model.txt",
     "treelite_checkpoint": "checkpoint.tl",
 }
-_MAX_JSON, _MAX_CHECKPOINT = 32 * 2**20, 512 * 2**20  # bytes of files that are read whole, in a second at most
+_MAX_JSON, _MAX_CHECKPOINT = 32 * 2**20, 512 * 2**20  # bytes; smaller files are read whole, in a second at most
 _HEAD, _TAIL = 2**16, 2**20
-_READER = 4  # the Treelite whose checkpoints are understood here; of others the version alone is read
+_READER = 4  # major version of Treelite whose checkpoints are read here; of others, only the version is read
 
 
 def find(model: Model, repository: Repository) -> Findings:
-    """Find settings of a forest that break FIL's contract, or do not fit its file."""
+    """Find settings of a forest that FIL does not support, or that do not fit the forest's file."""
     if model.message is None or model.backend != BACKEND:
         return
     target = repository.target
@@ -84,7 +85,7 @@ def _at(model: Model, parameter: str) -> Place:
 
 
 def _is_in_python(model: Model, target: Target | None) -> bool:
-    """Whether shoal's backend serves it, in place of FIL."""
+    """Whether shoal's own backend, which is written in Python, serves the forest in place of FIL."""
     return model.message.runtime.endswith(".py") or (target is not None and target.is_embedded)
 
 
@@ -106,7 +107,7 @@ def _find_tensors(model: Model) -> Findings:
 
 
 def _find_settings(model: Model, target: Target | None) -> Findings:
-    """Find settings that FIL refuses to load with; shoal's own backend requires none."""
+    """Find wrong or missing parameters with which FIL does not load; shoal's own backend requires no parameter."""
     given = model.parameters
     for name in ("output_class", "is_classifier", "predict_proba", "xgboost_allow_unknown_field"):
         if given.get(name, "true") not in ("true", "false"):
@@ -172,7 +173,7 @@ def _find_version(model: Model, path: Path, trees: Trees, target: Target | None)
     who = "shoal's backend" if is_ours else f"FIL of {target.version}" if target else ""
     version = ".".join(map(str, trees.version))
     what = f"It was written by Treelite {version}; {who} reads {known}."
-    yield VERSION.at(Place(path), what, "Write it with one of those: import the model again, and serialize it.")
+    yield VERSION.at(Place(path), what, "Import the model again with such a Treelite, and serialize it.")
 
 
 def _find_width(model: Model, path: Path, trees: Trees) -> Findings:
@@ -185,7 +186,7 @@ def _find_width(model: Model, path: Path, trees: Trees) -> Findings:
 
 
 def _width(model: Model, kind: str, index: int) -> int | None:
-    """The elements of a row; None where they vary, or another shape is given to the backend."""
+    """Return the number of values per row in a tensor; None if it varies, or if ``reshape`` changes the shape."""
     tensor = getattr(model.message, kind)[index]
     if tensor.HasField("reshape") or not tensor.dims or min(tensor.dims) < 0:
         return None
@@ -223,7 +224,7 @@ def _find_task(model: Model, path: Path, trees: Trees, target: Target | None) ->
 
 
 def _widths(trees: Trees, target: Target | None, *, is_class: bool, gives_chances: bool) -> Iterator[int]:
-    """Yield the possible output widths for these settings."""
+    """Yield the possible numbers of values per row in the output, for a forest's task and these settings."""
     if trees.task == Task.REGRESSION or (
         trees.task in (Task.BINARY, Task.MULTICLASS) and is_class and not gives_chances
     ):
@@ -231,7 +232,7 @@ def _widths(trees: Trees, target: Target | None, *, is_class: bool, gives_chance
     elif trees.task == Task.MULTICLASS and trees.num_classes:
         yield trees.num_classes
     elif trees.task == Task.BINARY:
-        is_new = target is None or target.release >= _FIRST_CLASSIFIER  # before, it always wrote both
+        is_new = target is None or target.release >= _FIRST_CLASSIFIER  # earlier releases always wrote both classes
         if not gives_chances or is_new:
             yield 1
         if gives_chances:
@@ -242,12 +243,12 @@ def _widths(trees: Trees, target: Target | None, *, is_class: bool, gives_chance
 
 
 class UnreadableError(ValueError):
-    """Error for a file that is damaged or of another kind. Its text begins with "it", such as "it is empty"."""
+    """Error for a file that is damaged or of another kind. Its message begins with "it", as in "it is empty"."""
 
 
 @dataclass(frozen=True)
 class Trees:
-    """``num_classes`` is 1 for a binary classifier and for a regressor."""
+    """Header of a forest's file; None means unknown. ``num_classes`` is 1 for a binary classifier and a regressor."""
 
     num_features: int | None = None
     task: Task | None = None
@@ -257,11 +258,11 @@ class Trees:
 
 
 def read_trees(path: Path, model_type: str) -> Trees:
-    """Read a file of trees.
+    """Read the header of a forest's file, which has the format of FIL's ``model_type``.
 
     Raises:
-        UnreadableError: it is of another kind, or damaged.
-        OSError: it cannot be read.
+        UnreadableError: the file is of another format, or damaged.
+        OSError: the file cannot be read.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -332,7 +333,7 @@ def _read_text(head: bytes) -> Trees:
 
 
 def _task(objective: str) -> Task | None:
-    """The task of an XGBoost or LightGBM objective, where its name shows it."""
+    """Return the task of an XGBoost or LightGBM objective; None if the objective's name does not show the task."""
     if objective in ("multi:softmax", "multi:softprob", "multiclass"):
         return Task.MULTICLASS
     if objective in ("binary:logistic", "binary"):

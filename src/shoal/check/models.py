@@ -1,6 +1,6 @@
-"""Models of a repository, as far as their files can be read; nothing here raises because of their contents.
+"""Models of a repository, as the rules see them. Unreadable or malformed files raise no errors.
 
-Below the models: line numbers of the fields in a ``config.pbtxt``, for the places of findings.
+The second part of this module finds the line numbers of the fields in a ``config.pbtxt``.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ PLATFORMS = {
     "tensorflow_graphdef": "tensorflow",
     "tensorflow_savedmodel": "tensorflow",
 }
-# Backends that read inputs and outputs from the model's file, and those that never do. Others may do so if the
-# configuration declares none.
+# Backends that read inputs and outputs from the model's file, and backends that never do. Other backends may do so if
+# the configuration declares none.
 _COMPLETE_ALL = ("onnxruntime", "openvino", "tensorflow", "tensorrt")
 _COMPLETE_NOTHING = ("fil", "python", "pytorch")
 _VERSION = r"0(?![0-9])|[1-9][0-9]{0,17}"  # core reads the leading digits of a name, without a leading zero
-# Imports and base classes of the model's class, which may have auto_complete_config.
+# Imports and base classes through which the model's class may inherit auto_complete_config.
 _INHERITS = re.compile(
     r"import\s+\*|import\s[^#\n]*\bTritonPythonModel\b|class\s+TritonPythonModel\s*\(\s*(?!object\b)\w"
 )
@@ -45,11 +45,11 @@ _INHERITS = re.compile(
 
 @dataclass(frozen=True)
 class Model:
-    """Model folder. ``message`` is its configuration, a Triton ModelConfig, or None if that cannot be read.
+    """Model, with its files. ``message`` is the configuration, Triton's ModelConfig; None if it cannot be read.
 
     ``unreadable`` is the reason why ``config.pbtxt`` could not be read. ``problem`` is the reason why its text could
-    not be parsed, and the line. ``broken_line`` is the number of the first line that is not UTF-8. ``is_model_folder``
-    marks a folder that shoal composes repositories from.
+    not be parsed, and the line. ``broken_line`` is the number of the first line that is not UTF-8, or 0.
+    ``is_model_folder`` marks a source for ``shoal compose``, which is not yet in a repository.
     """
 
     folder: Path
@@ -72,7 +72,7 @@ class Model:
 
     @property
     def name(self) -> str:
-        """Name by which other models call this one: the folder's name, or for a model folder the configured one."""
+        """Name that other models call: the folder's name, or with ``is_model_folder`` the name in the configuration."""
         return (self.message.name if self.is_model_folder and self.message else "") or self.folder.name
 
     @property
@@ -84,7 +84,7 @@ class Model:
 
     @property
     def is_misplatformed(self) -> bool:
-        """Whether neither platform nor backend says ``ensemble``."""
+        """Whether neither platform nor backend is ``ensemble``."""
         return ENSEMBLE not in (self.message.platform, self.message.backend)
 
     @property
@@ -97,7 +97,7 @@ class Model:
 
     @property
     def is_python(self) -> bool:
-        """Whether a Python stub runs a ``model.py`` of its own."""
+        """Whether the backend is ``python``, which runs the model's own ``model.py``."""
         return self.backend == "python"
 
     @cached_property
@@ -163,7 +163,7 @@ class Model:
 
     @cached_property
     def config(self) -> ModelConfig | None:
-        """Configuration in the form that the rest of shoal uses."""
+        """Configuration in the form that the rest of shoal uses; None if it cannot be read."""
         return as_config(self.message, self.folder) if self.message is not None else None
 
     @cached_property
@@ -178,7 +178,7 @@ class Model:
         return tuple(found)
 
     def at(self, *path: str | int) -> Place:
-        """Return the place of a field of the configuration."""
+        """Return the place of the configuration's field at ``path``, such as ``"input", 1, "dims"``."""
         return Place(self.path, self.fields.find(*path).line)
 
     def at_entry(self, *path: str | int, key: str, within: tuple[str | int, ...] = ()) -> Place:
@@ -189,9 +189,10 @@ class Model:
 
 @dataclass(frozen=True)
 class Repository:
-    """Models to check. ``models`` are those to report on, ``known`` all that they may call, by name.
+    """Models to check. ``models`` are the models to report on, ``known`` all models that they may call, by name.
 
-    ``target`` is the server that the repository is for, or None if unknown.
+    ``target`` is the Triton that will serve the repository, or None if unknown. ``manifest`` is the content of the
+    ``manifest.json`` that ``shoal compose`` wrote, or empty.
     """
 
     root: Path
@@ -201,17 +202,17 @@ class Repository:
     manifest: Mapping[str, Any] = field(default_factory=dict)
 
     def find_config(self, name: str) -> ModelConfig | None:
-        """Return the configuration of a known model, if it can be read."""
+        """Return the configuration of the model ``name``; None if the model is not known, or cannot be read."""
         return self.known[name].config if name in self.known else None
 
     def is_decoupled(self, name: str) -> bool:
-        """Whether a model is decoupled: it, or a step of it, may give several answers to a request."""
+        """Whether a request may get several answers: the model is decoupled, or an ensemble with a decoupled step."""
         config = self.find_config(name)
         return config is not None and is_decoupled(config, self.find_config)
 
 
 def entries(folder: Path) -> list[Path]:
-    """List the paths in ``folder`` by name; none if it cannot be read."""
+    """Return the paths in ``folder``, sorted by name; an empty list if the folder cannot be read."""
     try:
         return sorted(folder.iterdir())
     except OSError:
@@ -227,7 +228,7 @@ def is_file(path: Path) -> bool:
 
 
 def enum_name(enum: Any, number: int) -> str:
-    """Return the name of an enum's value; protobuf also allows undefined values, for which it is the number."""
+    """Return the name of an enum's value, or the number as a text if the enum does not define that value."""
     return str(dict(map(reversed, enum.items())).get(number, number))
 
 
@@ -238,16 +239,16 @@ def enum_name(enum: Any, number: int) -> str:
 
 @dataclass
 class Node:
-    """Field of a configuration: its line, its value if it is a scalar, and the fields in it by name, in their order."""
+    """Field of a configuration: its line, its value if it is a scalar, and lists of the fields within it, by name."""
 
     line: int
     value: str = ""
     children: dict[str, list[Node]] = field(default_factory=dict)
 
     def find(self, *path: str | int) -> Node:
-        """Find the field at ``path``, such as ``"input", 1, "dims"``; if absent, the nearest field around it.
+        """Find the field at ``path``, such as ``"input", 1, "dims"``; if absent, the innermost field around it.
 
-        An index counts the occurrences of the name before it. A name without an index means the first.
+        An index follows a name and counts the fields with that name, from 0. A name without an index means the first.
         """
         node, position = self, 0
         while position < len(path):
@@ -267,7 +268,7 @@ class Node:
 
 
 def locate(text: str) -> Node:
-    """Read the fields of ``text``; of malformed text, those before the first syntax error."""
+    """Read the fields of a ``config.pbtxt``; if it is malformed, only the fields before the first syntax error."""
     from google.protobuf.text_format import ParseError, Tokenizer
 
     root = Node(1)

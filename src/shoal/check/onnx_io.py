@@ -1,6 +1,6 @@
-"""Rules of ONNX models: names, dtypes and shapes of the graph and the configuration must fit.
+"""Rules for ONNX models: names, dtypes and shapes in the configuration must fit the graph.
 
-They are checked only if the package `onnx` is installed. Also reads ONNX files for `shoal add-model`.
+The rules are checked only if the package ``onnx`` is installed. ``shoal add-model`` also uses this module's reader.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ TYPES = {
 
 @dataclass(frozen=True)
 class _Tensor:
-    dtype: str  # empty where Triton has none for it
-    shape: tuple[int, ...] | None  # -1 where it is dynamic; None where the graph says nothing
+    dtype: str  # empty if Triton has no such data type
+    shape: tuple[int, ...] | None  # -1 for a dynamic dimension; None if the graph does not give a shape
 
 
 def find(model: Model, repository: Repository) -> Findings:
-    """Find differences between an ONNX graph and its configuration."""
+    """Find differences between an ONNX graph and the model's configuration."""
     del repository
     if model.message is None or model.backend != BACKEND or model.is_model_folder:
         return
@@ -59,11 +59,11 @@ def find(model: Model, repository: Repository) -> Findings:
 
 
 def read_onnx(path: Path) -> Any:
-    """Read an ONNX model, without weights in other files.
+    """Read an ONNX model, without weights that are in other files.
 
     Raises:
-        ValueError: it is not one; the text says what it is.
-        OSError: it cannot be read.
+        ValueError: the file is not an ONNX model; the message says what it is instead.
+        OSError: the file cannot be read.
     """
     from google.protobuf.message import DecodeError
 
@@ -80,7 +80,7 @@ def read_onnx(path: Path) -> Any:
 
 
 def find_inputs(graph: Any) -> list[Any]:
-    """Find the inputs that a request must give: those that are not weights."""
+    """Find the graph's inputs that are not weights: a request must contain them."""
     weights = {tensor.name for tensor in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
     return [tensor for tensor in graph.input if tensor.name not in weights]
 
@@ -119,7 +119,7 @@ def _compare_all(model: Model, kind: str, tensors: dict[str, _Tensor], names: Se
 def _misfit(
     shape: tuple[int, ...] | None, dims: tuple[int, ...], *, is_batched: bool, is_ragged: bool
 ) -> tuple[str, str] | None:
-    """Return why onnxruntime_backend would refuse dims for a tensor of the graph, and what to do."""
+    """Return why ONNX Runtime's backend refuses ``dims`` for a graph tensor of ``shape``, and what to do; else None."""
     if not shape or is_ragged:  # a scalar, or of no known shape
         return None
     shown = list(shape)

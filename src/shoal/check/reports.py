@@ -1,4 +1,4 @@
-"""Rules and findings in other forms: a rule's page as Markdown, GitHub's workflow commands, and SARIF."""
+"""Output of ``shoal check``: a rule's documentation as Markdown, findings as GitHub workflow commands and as SARIF."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sar
 
 
 def explain_rules(name: str) -> str:
-    """Return the entry of a rule in ``docs/rules``, or all pages for ``all``, as Markdown.
+    """Return the entry of the rule ``name`` in ``docs/rules`` as Markdown; if ``name`` is ``all``, return all pages.
 
     Raises:
         InputError: the rule is unknown.
@@ -42,13 +42,13 @@ def read_pages() -> dict[str, str]:
 
 
 def split_entries(page: str) -> dict[str, str]:
-    """Split a page into the entries of its rules, by id; each entry begins with its heading."""
+    """Split a page into entries, by rule id; each entry begins with its heading."""
     sections = re.split(r"(?m)^(?=#{1,3} )", page)
     return {match[1]: section.strip() + "\n" for section in sections if (match := re.match(r"### (\S+)\n", section))}
 
 
 def github(finding: Finding) -> str:
-    """Return a GitHub workflow command, which GitHub shows as an annotation of the line."""
+    """Return a finding as a GitHub workflow command, which GitHub shows as an annotation of the file's line."""
     place = {"file": _relative(finding.place.path), "line": str(finding.place.line or 1), "title": finding.rule.id}
     properties = ",".join(f"{name}={_escape(value, ':,')}" for name, value in place.items())
     kind = "notice" if finding.severity == Severity.ADVICE else finding.severity
@@ -62,7 +62,7 @@ def _escape(text: str, more: str = "") -> str:
 
 
 def _relative(path: Path) -> str:
-    """Return the path relative to the current folder, or the absolute path if it is elsewhere."""
+    """Return ``path`` relative to the current folder, or unchanged if it is outside of that folder."""
     here = Path.cwd()
     return (path.relative_to(here) if path.is_relative_to(here) else path).as_posix()
 

@@ -1,4 +1,4 @@
-"""Reader of repositories, single model folders, and categories of model folders; bad contents never raise."""
+"""Reader of repositories, single models, and the model folders of a project; malformed models never raise."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shoal.repository.model_folders import CATEGORIES
 
 
 def read_repository(path: Path, target: Target | None = None) -> Repository:
-    """Read a repository, one model's folder, or model folders.
+    """Read a repository, one model's folder, a project, or a project's category such as ``models/``.
 
     Raises:
         InputError: ``path`` is none of these.
@@ -48,7 +48,7 @@ def read_repository(path: Path, target: Target | None = None) -> Repository:
 
 
 def _read_one(path: Path, target: Target | None) -> Repository:
-    """Read one model together with the models next to it."""
+    """Read one model to report on, and the models that it may call."""
     is_model_folder = _is_category(path.parent)
     model = read_model(path, is_model_folder=is_model_folder)
     root = path.parent.parent if is_model_folder else path.parent
@@ -70,7 +70,7 @@ def _shipped() -> list[Model]:
 
 
 def _is_category(folder: Path) -> bool:
-    """Whether the folder is a category of model folders, and not a repository that is called ``models``."""
+    """Whether the folder is a project's category, such as ``models``, and not a repository of that name."""
     if folder.name not in CATEGORIES or (folder / MANIFEST).exists() or not _model_folders(folder):
         return False
     others = (folder.parent / category for category in CATEGORIES if category != folder.name)
@@ -78,7 +78,7 @@ def _is_category(folder: Path) -> bool:
 
 
 def _manifest(root: Path) -> Mapping[str, Any]:
-    """Read the manifest that ``compose`` wrote; empty for another file of that name."""
+    """Read the manifest that ``shoal compose`` wrote; empty if there is none, or if another program wrote the file."""
     try:
         manifest = read_manifest(root)
     except (ArtifactError, OSError):
@@ -94,7 +94,7 @@ def _target(manifest: Mapping[str, Any]) -> Target | None:
 
 
 def read_model(folder: Path, *, is_model_folder: bool = False) -> Model:
-    """Read one model's folder."""
+    """Read one model's folder; ``is_model_folder`` marks a source for ``shoal compose``."""
     from google.protobuf import text_format
     from tritonclient.grpc import model_config_pb2
 
@@ -127,7 +127,7 @@ def _broken_line(content: bytes) -> int:
 
 
 def _explain(error: Exception) -> tuple[str, int]:
-    """Split protobuf's message ``LINE:COLUMN : text`` into text and line."""
+    """Return text and line of protobuf's message ``LINE:COLUMN : text``; line 0 if the message has another form."""
     found = re.match(r"(\d+):(\d+) : (.*)", str(error), re.DOTALL)
     if found:
         # The message begins with the line itself, between quotes.
@@ -136,7 +136,7 @@ def _explain(error: Exception) -> tuple[str, int]:
 
 
 def _has_versions(folder: Path) -> bool:
-    """Whether ``folder`` is a model folder: it holds a numbered folder that is not itself a model."""
+    """Whether ``folder`` is one model's folder, that is, contains a numbered folder that is not itself a model."""
     return any(p.is_dir() and p.name.isdecimal() and not (p / CONFIG).exists() for p in entries(folder))
 
 

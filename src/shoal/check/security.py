@@ -1,4 +1,4 @@
-"""Unsafe names and links in a repository."""
+"""Rules for unsafe names and symbolic links in a repository."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LOCK = ".#"  # prefix of Emacs's lock files, which are dangling links
 
 
 def find(model: Model, repository: Repository) -> Findings:
-    """Find unsafe names and links of a model."""
+    """Find names that are unsafe in a shell, and links that leave the repository or lead to nothing."""
     runs_python = model.is_python or (model.message is not None and model.message.runtime == "model.py")
     if runs_python:
         yield from _check_names(model)
@@ -49,7 +49,7 @@ def _check_names(model: Model) -> Findings:
 
 
 def _links(folder: Path) -> Iterator[Path]:
-    """Yield the links in a model's folder; skip unreadable folders and environments, which are made of links."""
+    """Yield the links in a model's folder; skip unreadable folders, and environments, which consist of links."""
     count = 0
     for place, folders, files in os.walk(folder):
         names = sorted((*folders, *files))

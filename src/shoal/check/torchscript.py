@@ -1,4 +1,4 @@
-"""TorchScript archives: do a model's declared tensors fit what its ``forward`` takes and returns?
+"""Rules for TorchScript models: the declared tensors must fit what the model's ``forward`` takes and returns.
 
 An archive's code is read as text: no code is run, and no weight is read.
 """
@@ -107,7 +107,7 @@ def _find_devices(model: Model, path: Path, script: Script) -> Findings:
 
 
 def _is_elsewhere(text: str, groups: Any) -> bool:
-    """Whether TorchScript code names a device that an instance of these groups does not run on."""
+    """Whether a line of TorchScript names a device on which some instance of these instance groups does not run."""
     named = re.search(r"""torch\.(?:device\(["'])?(cpu|cuda)(?::([0-9]+))?""", text)
     if not named:
         return False
@@ -157,7 +157,7 @@ def _with_index(name: str, index: int) -> str:
 
 
 def _find_order(model: Model, taken: list[str], *, is_native: bool) -> Findings:
-    """Find inputs that have the name of an argument at another position, if the backend goes by position."""
+    """Find an input that the backend passes by position, but that has the name of another argument of ``forward``."""
     names = [tensor.name for tensor in model.inputs]
     is_by_name = is_native and set(names) <= set(taken)
     is_by_index = is_native and all(_INDEX.fullmatch(name) for name in names)
@@ -199,7 +199,7 @@ def _find_outputs(model: Model, kind: str, num: int | None, *, repository: Repos
 
 
 class ForeignError(ValueError):
-    """The file is not a TorchScript archive; the message is the reason, as the end of a sentence."""
+    """Error for a file that is not a TorchScript archive; its message is a clause, such as "it is empty"."""
 
 
 class Script:
@@ -249,7 +249,7 @@ class Script:
         return ""
 
     def find_class(self, name: str) -> ast.ClassDef | None:
-        """Return the class with a qualified name."""
+        """Return the syntax tree of the class with the qualified ``name``; None if it cannot be read."""
         module, _, last = name.rpartition(".")
         if module.split(".")[0] != _ROOT:
             return None
@@ -279,12 +279,12 @@ class Script:
 
 
 def find_method(owner: ast.ClassDef, name: str) -> ast.FunctionDef | None:
-    """Return a method of a class."""
+    """Return the syntax tree of a class's method ``name``; None if the class has no such method."""
     return next((s for s in owner.body if isinstance(s, ast.FunctionDef) and s.name == name), None)
 
 
 def arguments(function: ast.FunctionDef) -> Iterator[tuple[str, str, bool]]:
-    """Yield the arguments after self: name, type as written, and whether there is a default."""
+    """Yield each argument of a method after ``self``: its name, its type as written, and whether it has a default."""
     given = [*function.args.posonlyargs, *function.args.args]
     first_default = len(given) - len(function.args.defaults)
     for index, argument in enumerate(given[1:], start=1):
@@ -293,7 +293,7 @@ def arguments(function: ast.FunctionDef) -> Iterator[tuple[str, str, bool]]:
 
 
 def returned(function: ast.FunctionDef) -> tuple[str, int | None]:
-    """Return the return type as written, and the number of values; None if that is neither a tensor nor a tuple."""
+    """Return a function's return type, and the number of returned values: None unless the type is Tensor or Tuple."""
     kind = function.returns
     if isinstance(kind, ast.Subscript) and ast.unparse(kind.value) == "Tuple":
         return "Tuple", len(kind.slice.elts) if isinstance(kind.slice, ast.Tuple) else 1

@@ -1,9 +1,9 @@
 """Rules for models on vLLM: engine arguments, and the configuration that NVIDIA's vLLM backend needs.
 
-The backend calls ``AsyncEngineArgs(**json)`` with the object in ``model.json``. That is a plain dataclass: an unknown
-name raises TypeError, and a value of a wrong type is kept as it is. Models of shoal's own engine have such an object in
-the parameter ``engine_args``. Nothing of vLLM is imported here: the names and types below are those of vLLM 0.32
-(vllm/engine/arg_utils.py), the relations those of vllm/config.
+The backend calls ``AsyncEngineArgs(**json)`` with the object in ``model.json``. ``AsyncEngineArgs`` is a plain
+dataclass: an unknown name raises TypeError, and a value of a wrong type is kept as it is. shoal's own models on vLLM,
+which do not use that backend, have such an object in the parameter ``engine_args``. This module does not import vLLM:
+names and types are copied from vLLM 0.32 (vllm/engine/arg_utils.py), conditions between arguments from vllm/config.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ VERSION = "0.32"
 FILE = "model.json"  # in the version folder: vllm_backend, src/model.py
 OLD_FILE = "vllm_engine_args.json"  # of the tutorials of 2023, whose model.py is a plain Python model
 PARAMETER = "engine_args"  # of our own models on vLLM
-_OWN = {"model": "model", "dtype": "dtype", "max_num_seqs": "slots", "max_model_len": "context"}  # parameters for these
+# Argument: the parameter of our own models on vLLM that sets it.
+_OWN = {"model": "model", "dtype": "dtype", "max_num_seqs": "slots", "max_model_len": "context"}
 _WITHOUT_REQUEST_LOG = (25, 9)  # the first release of Triton with vLLM 0.10.1
 _LORA = "multi_lora.json"
 _SHARE = 0.92  # vLLM's default of gpu_memory_utilization
@@ -50,7 +51,7 @@ _OUTPUTS = (
 
 
 def find(model: Model, repository: Repository) -> Findings:
-    """Find mistakes in models on vLLM."""
+    """Find mistakes in a model that runs on vLLM."""
     if model.message is None:
         return
     folders = [model.folder / str(version) for version in model.served_versions]
@@ -151,7 +152,7 @@ def _parameter(model: Model) -> Findings:
 
 
 def _instances(model: Model, arguments: Mapping[str, Any]) -> Findings:
-    """Find instances that use the same GPUs: vLLM itself chooses GPUs, as many as it needs, from the first on."""
+    """Find instances that would share GPUs, because vLLM itself chooses an instance's GPUs, from the first GPU on."""
     sizes = [arguments.get(f"{kind}_parallel_size") for kind in ("tensor", "pipeline")]
     is_parallel = any(isinstance(size, int) and size > 1 for size in sizes)
     number, first = 0, 0
@@ -181,11 +182,11 @@ def _instances(model: Model, arguments: Mapping[str, Any]) -> Findings:
 def check_arguments(
     arguments: Mapping[str, Any], at: Callable[[str], Place], *, removed: Rule | None = OLD
 ) -> Findings:
-    """Find the mistakes in engine arguments, given as JSON values by name; ``at`` returns the place of a name.
+    """Find the mistakes in vLLM's engine arguments, JSON values by name; ``at`` returns the place of an argument.
 
-    ``removed`` is the rule for an argument of older vLLM: ``OLD``, None where the server has such a vLLM, or
-    ``UNKNOWN`` for shoal's own engine. In ``model.json``, arguments with ``device`` "rbln" are those of RBLN's vLLM,
-    whose relations are checked beside vLLM's.
+    ``removed`` is the rule to report for an argument that only older vLLM has: ``OLD`` for a ``model.json``,
+    ``UNKNOWN`` for shoal's own models, or None if the server's vLLM still has it. In a ``model.json``, ``device``
+    "rbln" means RBLN's vLLM (vllm-rbln); RBLN's conditions between arguments are then checked, too.
     """
     is_rbln = arguments.get("device") == "rbln" and removed is not UNKNOWN
     if is_rbln:
@@ -243,7 +244,7 @@ def _is(value: Any, kind: str) -> bool:
 
 
 def _read(value: Any, kind: str) -> bool | float | None:
-    """Return the value of type ``kind`` that a text contains; None if it contains no such value."""
+    """Parse a text such as ``"true"`` that should have been a JSON value of type ``kind``; None if that fails."""
     if not isinstance(value, str):
         return None
     if kind == "bool":
@@ -256,7 +257,7 @@ def _read(value: Any, kind: str) -> bool | float | None:
 
 
 def _relations(arguments: Mapping[str, Any], at: Callable[[str], Place]) -> Findings:
-    """Check vLLM's own relations: vllm/config/scheduler.py, verify_max_model_len."""
+    """Check vLLM's own conditions between arguments (vllm/config/scheduler.py, verify_max_model_len)."""
     least = [("max_num_batched_tokens", "max_num_seqs"), ("max_num_seqs", "max_num_active_seqs")]
     if arguments.get("enable_chunked_prefill") is False:
         least.append(("max_num_batched_tokens", "max_model_len"))
@@ -269,7 +270,7 @@ def _relations(arguments: Mapping[str, Any], at: Callable[[str], Place]) -> Find
 
 
 def _rbln(arguments: Mapping[str, Any], at: Callable[[str], Place]) -> Findings:
-    """Check RBLN's relations: its tutorials for Triton, and its configuration guide for block_size (docs.rbln.ai)."""
+    """Check RBLN's conditions between arguments (docs.rbln.ai: tutorials for Triton, guide to block_size)."""
     names = ("max_model_len", "max_num_batched_tokens", "block_size", "max_num_seqs")
     longest, tokens, block, seqs = (_whole(arguments, name) for name in names)
     compiled = _read_compiled_batch(arguments)
@@ -289,7 +290,7 @@ def _rbln(arguments: Mapping[str, Any], at: Callable[[str], Place]) -> Findings:
 
 
 def _read_compiled_batch(arguments: Mapping[str, Any]) -> int | None:
-    """Return the batch size that a model was compiled for, where its folder is on this machine."""
+    """Return the batch size that RBLN's compiler compiled a model for; None if the compiled model cannot be read."""
     try:
         text = Path(arguments[_COMPILED], "rbln_config.json").read_bytes()[:MAX_CONFIG_BYTES]
         return _whole(json.loads(text), "batch_size")
@@ -362,7 +363,7 @@ _TYPES = {
     "int str": "optimization_level",
 }
 _KINDS = {name: tuple(kinds.split()) for kinds, names in _TYPES.items() for name in names.split()}
-# Of vLLM 0.2 to 0.9; vLLM's pull request 21739 removed disable_log_requests in 0.10.1.
+# Arguments that only vLLM 0.2 to 0.9 has; vLLM's pull request 21739 removed disable_log_requests in 0.10.1.
 _OLD = """calculate_kv_scales device disable_async_output_proc disable_log_requests disable_mm_preprocessor_cache
     enable_lora_bias enable_prompt_adapter engine_use_ray guided_decoding_backend logits_processor_pattern
     long_lora_scaling_factors lora_extra_vocab_size max_context_len_to_capture max_log_len max_paddings

@@ -1,4 +1,4 @@
-"""Text of a ``config.pbtxt``: syntax, unknown fields, and placeholders that were not filled in."""
+"""Rules for the text of a ``config.pbtxt``: syntax, unknown fields, and placeholders that were not filled in."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _stricter(model: Model, parts: Parts) -> Findings:
 
 
 def _parts(text: str) -> Iterator[tuple[int, str]]:
-    """Split each line, without comments, into quoted strings (with their quotes) and the rest."""
+    """Split each line, without comments, into quoted strings and other text; yield the line's number with each part."""
     for number, line in enumerate(text.split("\n"), start=1):
         for found in _PART.finditer(line):
             if not found[0].startswith("#"):

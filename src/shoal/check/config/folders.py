@@ -1,4 +1,4 @@
-"""Model folders: their names, their versions, and the files that the backend opens."""
+"""Rules for a model's folder: its name, its versions, and the files that the backend opens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FILE = Rule("model-file-missing", Severity.ERROR)
 LABELS = Rule("label-file-missing", Severity.ERROR, is_core=True)
 STRAY = Rule("not-a-model", Severity.ERROR, is_core=True)
 
-# Backend: names of which it opens one in a version folder, unless default_model_filename is set.
+# Backend: the file names of which it opens one in a version folder, unless default_model_filename is set.
 _FILES = {
     "python": ("model.py",),
     "pytorch": ("model.pt", "model.pt2", "model.py"),
@@ -31,7 +31,7 @@ _LIKE_A_VERSION = re.compile(r"0[0-9]+|[vV][0-9]+|latest")
 
 
 def find(model: Model, _: Repository) -> Findings:
-    """Find mistakes in a model folder."""
+    """Find mistakes in a model's folder."""
     if not model.is_model_folder:
         yield from _name(model)
         if not model.path.exists() and not model.versions:
@@ -117,10 +117,10 @@ def _files(model: Model) -> Findings:
 
 
 def _expected(model: Model) -> tuple[str, ...]:
-    """Return the file names of which the backend opens one.
+    """Return file names, one of which must be in a version folder for the backend to open.
 
-    The result is empty for an unknown backend, and if compose, a repository agent or the path in a parameter provides
-    the file.
+    The result is empty for an unknown backend, and if the file comes from elsewhere: from ``shoal compose``, from a
+    repository agent, or from a path in a parameter.
     """
     message = model.message
     if model.backend not in _FILES and _PATHS & model.parameters.keys():

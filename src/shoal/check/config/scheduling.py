@@ -1,4 +1,4 @@
-"""Batching, sequences, queues, instances and caches: rules of Triton's core, in its words."""
+"""Rules of Triton's core, with its error messages, for batching, sequences, queues, instances and caches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KIND = Rule("kind-left-open", Severity.WARNING)
 CONTROL = Rule("sequence-control", Severity.ERROR, is_core=True)
 METRICS = Rule("metric-control", Severity.ERROR, is_core=True)
 
-# Backends of NVIDIA, and widespread ones of others. A name unlike all of these is taken for a user's own backend.
+# Backends of NVIDIA, and widespread backends of others. A name unlike all of them is taken for a user's own backend.
 _BACKENDS = frozenset({
     *PLATFORMS.values(), "armnn_tflite", "dali", "fastertransformer", "fil", "hps", "hugectr", "identity", "mlflow",
     "openvino", "paddle", "python", "repeat", "square", "stateful", "tensorflow1", "tensorflow2", "tensorrtllm", "vllm",
@@ -96,8 +96,8 @@ def _priorities(model: Model, batching: Any) -> Findings:
         if not 0 < key <= levels:
             yield PRIORITY.at(
                 model.at_entry("dynamic_batching", "priority_queue_policy", key=str(key)),
-                f"priority queue policy must have priority level in range [1, {levels}] for {model.name}; one has"
-                f" {key}.",
+                f"priority queue policy must have priority level in range [1, {levels}] for {model.name}; one policy"
+                f" has level {key}.",
                 "Levels count from 1.",
             )
     if not batching.preserve_ordering:
@@ -142,7 +142,7 @@ def _instances(model: Model) -> Findings:
 
 
 def _device(model: Model) -> Findings:
-    """Find a Python model that leaves its device to Triton, which chooses a GPU if the server has one."""
+    """Find a Python model whose instance groups do not name a device: Triton chooses a GPU if the server has one."""
     groups = model.message.instance_group
     if not groups or any(enum_name(g.Kind, g.kind) == "KIND_AUTO" and not g.gpus for g in groups):
         yield KIND.at(
@@ -153,7 +153,7 @@ def _device(model: Model) -> Findings:
 
 
 def _is_in_unreadable(model: Model, repository: Repository) -> bool:
-    """Whether an ensemble with a syntax error names the model; the ensemble's errors come first."""
+    """Whether an ensemble with a syntax error names the model; the ensemble's error should be fixed first."""
     texts = (other.text for other in repository.known.values() if other.message is None)
     return any("ensemble" in text and f'"{model.name}"' in text for text in texts)
 
@@ -193,7 +193,7 @@ def _backend(model: Model) -> Findings:
 
 
 def _spelling(model: Model) -> Findings:
-    """Find misspelt names of known backends in ``backend``, and of files that run a model in ``runtime``."""
+    """Find a misspelt backend in ``backend``, or a misspelt ``model.py`` or backend library in ``runtime``."""
     backend, runtime = model.message.backend, model.message.runtime
     library = f"libtriton_{backend}.so"
     folders = [model.folder, *(model.folder / str(version) for version in model.versions)]

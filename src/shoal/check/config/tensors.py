@@ -1,4 +1,4 @@
-"""Declarations of tensors: rules of Triton's core, in its words."""
+"""Rules of Triton's core, with its error messages, for the tensors that a model declares."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _one(model: Model, kind: str, index: int, tensor: Any, spec: TensorSpec) -> 
 
 
 def _is_read_from_file(model: Model) -> bool:
-    """Whether the backend reads missing parts of declarations from the model's file."""
+    """Whether the backend reads a missing ``data_type`` or ``dims`` from the model's file."""
     return not model.is_ensemble and model.is_completed
 
 
@@ -101,7 +101,7 @@ def _reshape(model: Model, kind: str, index: int, tensor: Any) -> Findings:
 
 
 def _chunks(dims: Sequence[int]) -> list[int]:
-    """Count the elements between variable dimensions: 8 and 6 for [2, 4, -1, 6]."""
+    """Return the number of elements before, between and after the dimensions of -1: 8 and 6 for [2, 4, -1, 6]."""
     counts = [1]
     for size in dims:
         if size == -1:

@@ -1,4 +1,4 @@
-"""Warm-up requests: rules of Triton's core, in its words. A model whose warm-up request fails does not load."""
+"""Rules of Triton's core, with its error messages, for warm-up requests. If one fails, the model does not load."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MISMATCH = Rule("warm-up-mismatch", Severity.ERROR)
 SKIPPED = Rule("warm-up-skipped", Severity.WARNING)
 
 FOLDER = "warmup"  # subfolder of a model's folder that contains the input_data_file
-MAX_BYTES = 64 * 2**20  # largest file of texts that is read
+MAX_BYTES = 64 * 2**20  # largest file of texts that is read, in bytes
 
 
 def find(model: Model, _: Repository) -> Findings:
@@ -73,7 +73,7 @@ def _inputs(model: Model, index: int, sample: Any) -> Findings:
 
 
 def _place(model: Model, index: int, key: str, field: str) -> Place:
-    """Return the place of an input of a warm-up request, or of a ``field`` of that input."""
+    """Return the place of input ``key`` of a warm-up request, or of the input's ``field`` unless that is empty."""
     within = ("value", 0, field) if field else ()
     return model.at_entry("model_warmup", index, "inputs", key=key, within=within)
 
@@ -120,7 +120,7 @@ def _fit(model: Model, spec: TensorSpec, data: Any, place: Callable[[str], Place
 
 
 def _file(model: Model, spec: TensorSpec, data: Any, place: Callable[[str], Place], rows: int) -> Findings:
-    """Compare a data file with the size of one row: Triton sends it as each of ``rows`` requests of one row."""
+    """Compare a data file with one row's size: Triton sends ``rows`` requests of one row, all with the same data."""
     path, count, source = model.folder / FOLDER / data.input_data_file, math.prod(data.dims), place("input_data_file")
     try:
         size = path.stat().st_size
@@ -130,10 +130,10 @@ def _file(model: Model, spec: TensorSpec, data: Any, place: Callable[[str], Plac
     if content is not None:
         number = _count_strings(content)
         if number is None:
-            what = f"incomplete string data for inference input '{spec.name}': {FOLDER}/{path.name} is not texts, each"
+            what = f"incomplete string data for inference input '{spec.name}': {FOLDER}/{path.name} cannot be split"
             yield MISMATCH.at(
                 source,
-                f"{what} after its length.",
+                f"{what} into texts.",
                 "Write each text as its length, four bytes with the lowest first, and its bytes.",
             )
         elif number != count:
@@ -150,7 +150,7 @@ def _file(model: Model, spec: TensorSpec, data: Any, place: Callable[[str], Plac
 
 
 def _count_strings(content: bytes) -> int | None:
-    """Count the texts in ``content``, each after its length in four bytes; None where the last one is cut off."""
+    """Count the texts in ``content``, each preceded by its length in four bytes; None if the last text is cut off."""
     position = number = 0
     while position < len(content):
         position += 4 + int.from_bytes(content[position : position + 4], "little")

@@ -1,4 +1,4 @@
-"""Ensembles together with the models that they call: rules of Triton's core, in its words."""
+"""Rules of Triton's core, with its error messages, for an ensemble and the models of its steps."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SEQUENCE = Rule("sequence-in-ensemble", Severity.WARNING)
 
 
 def find(model: Model, repository: Repository) -> Findings:
-    """Find mismatches between an ensemble and its models."""
+    """Find mismatches between an ensemble and the models of its steps."""
     if model.message is None or not model.message.HasField("ensemble_scheduling"):
         return
     steps = list(model.message.ensemble_scheduling.step)
@@ -53,7 +53,7 @@ def find(model: Model, repository: Repository) -> Findings:
 
 
 def find_circle(model: Model, known: Mapping[str, Model]) -> list[str]:
-    """Find a cycle of calls from an ensemble back to itself; empty if there is none."""
+    """Find a chain of steps from an ensemble back to itself; return the chain's model names, or an empty list."""
     ways, seen = [[model.name]], set()
     while ways:
         way = ways.pop()
@@ -162,7 +162,7 @@ def _requests(model: Model, index: int, step: Any, member: Model) -> Findings:
 
 
 def _check_tensors(model: Model, steps: list[Any], repository: Repository) -> Findings:
-    """Find models of an ensemble that declare a common tensor differently."""
+    """Find steps that declare an ensemble tensor with another dtype or shape than the ensemble or an earlier step."""
     declared: dict[str, Declared] = {}
     for name, tensor in _own(model):
         declared.setdefault(name, Declared(model.name, tensor, model.message.max_batch_size > 0))
@@ -173,7 +173,7 @@ def _check_tensors(model: Model, steps: list[Any], repository: Repository) -> Fi
 
 
 def _own(model: Model) -> Iterator[tuple[str, TensorSpec]]:
-    """Yield the ensemble's inputs and outputs by name, in the shape that its steps see."""
+    """Yield name and declaration of each input and output of the ensemble, with the shape that its steps see."""
     for entry, tensor in zip(
         [*model.message.input, *model.message.output], [*model.inputs, *model.outputs], strict=True
     ):
@@ -182,9 +182,10 @@ def _own(model: Model) -> Iterator[tuple[str, TensorSpec]]:
 
 
 def _meanings(model: Model, index: int, step: Any, member: Model, declared: dict[str, Declared]) -> Findings:
-    """Compare a step's declarations with the first declaration of each tensor, as Triton's core does.
+    """Compare a step's declaration of each ensemble tensor with the first declaration, as Triton's core does.
 
-    The ensemble's own declarations come first, then those of its steps in their order.
+    ``declared`` holds the first declarations, of the ensemble or of earlier steps. For a tensor that it does not hold
+    yet, this step's declaration is added.
     """
     is_batched = member.message.max_batch_size > 0
     is_open = member.is_completed and not is_batched  # the server may give it a batch dimension

@@ -1,4 +1,4 @@
-"""Placement of an ensemble's tensors: copies between devices, and the memory that the largest batch takes."""
+"""Rules for an ensemble's tensors in memory: copies between devices, and pools too small for the largest batch."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ POOL = Rule("cuda-pool-small", Severity.WARNING)
 SHARED = Rule("shared-memory-small", Severity.WARNING)
 
 DOCKER_MIB = 64  # docker's default for /dev/shm
-TEXT_BYTES = 1024  # bytes per text, unless the models limit it
+TEXT_BYTES = 1024  # assumed bytes per text, unless the models' own limit is lower
 _GUESS = f"a dimension of -1 counted as {Largest(1).width}"
 _POOL_FLAG = re.compile(r"--cuda-memory-pool-byte-size=\d+:(\d+)")
 
 
 def find(model: Model, repository: Repository) -> Findings:
-    """Find tensors of an ensemble that are copied between devices, and pools that are too small."""
+    """Find tensors that are copied between devices, and memory that is too small for an ensemble's largest batch."""
     graph = _build_graph(model, repository)
     if graph is None:
         return
@@ -38,7 +38,7 @@ def find(model: Model, repository: Repository) -> Findings:
 
 
 def _build_graph(model: Model, repository: Repository) -> Graph | None:
-    """Build the graph of an ensemble; None if the model is not an ensemble, or not a valid one."""
+    """Build the graph of an ensemble's steps and tensors; None if the model is not a valid ensemble."""
     if model.message is None or not model.message.HasField("ensemble_scheduling") or model.is_misplatformed:
         return None
     try:
@@ -46,7 +46,7 @@ def _build_graph(model: Model, repository: Repository) -> Graph | None:
         assert model.config is not None
         members = {name: config for name in names if (config := repository.find_config(name)) is not None}
         return Graph.build(model.config, members)
-    except ShoalError:  # other rules report it
+    except ShoalError:  # other rules report the mistake
         return None
 
 
@@ -87,7 +87,7 @@ def _gpus(config: ModelConfig) -> set[int]:
 
 
 def _place(model: Model, graph: Graph, edge: Edge) -> Place:
-    """Return the place where the step that reads the tensor maps it."""
+    """Return the place of the ``input_map`` entry by which the edge's target step reads the tensor."""
     assert edge.target is not None
     keys = [key for key, name in graph.steps[edge.target].inputs.items() if name == edge.name]
     return model.at_entry("ensemble_scheduling", "step", edge.target, "input_map", key=keys[0])
@@ -97,7 +97,7 @@ def _place(model: Model, graph: Graph, edge: Edge) -> Place:
 
 
 def _check_memory(model: Model, repository: Repository, graph: Graph) -> Findings:
-    """Compare the largest batch of an ensemble with the CUDA pool and the shared memory."""
+    """Find a CUDA pool or a shared memory that is too small for an ensemble's largest batch."""
     try:
         pool, shared = _find_lines(graph)
     except (ShoalError, OverflowError):  # a data type without a fixed size, or a size beyond all memory
@@ -123,9 +123,9 @@ def _check_memory(model: Model, repository: Repository, graph: Graph) -> Finding
 
 
 def _find_lines(graph: Graph) -> tuple[list[Line], list[Line]]:
-    """Find the tensors in the CUDA pool, and those that Python models receive and return on the host.
+    """Return the tensors in the CUDA pool, and the tensors that Python models exchange through shared memory.
 
-    Only tensors of roughly known size count: those with at most one dimension of -1, and texts without any.
+    Tensors of unknown size are left out: numeric tensors with several dimensions of -1, text tensors with any.
     """
     said = {m.spec.parameters.get("max_text_bytes", "") for m in graph.members.values()}
     text_bytes = max((int(text) for text in said if text.isdecimal()), default=TEXT_BYTES)
@@ -163,7 +163,10 @@ def _shared_limit(repository: Repository) -> tuple[int, str]:
 
 
 def _show(lines: list[Line]) -> str:
-    """Format the sum with its three largest parts: ``a: X 400 x 2 + b: Y 300 + c: Z 20 + ... = 1,130``."""
+    """Format the bytes of the three largest tensors and of all: ``a: X 400 x 2 + b: Y 300 + c: Z 20 + ... = 1,130``.
+
+    ``a: X 400 x 2`` is the tensor X of the model a, with 400 bytes in each of two instances.
+    """
     largest = sorted(lines, key=lambda line: -line.total)[:3]
     parts = [f"{line.what} {line.num_bytes:,}{f' x {line.factor}' if line.factor > 1 else ''}" for line in largest]
     rest = " + ..." if len(lines) > len(largest) else ""

@@ -1,4 +1,4 @@
-"""Execution of ensembles: parallel steps, steps that run once per answer, engines, and calls to other models."""
+"""Rules for parallel steps, steps after a decoupled step, calls to other models, and engines such as vLLM."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STREAM_ID = "stream_id"
 
 
 def find(model: Model, repository: Repository) -> Findings:
-    """Find settings that make parallel steps or streams fail, or that mix streams."""
+    """Find settings with which parallel steps, streamed answers, calls to other models or engines such as vLLM fail."""
     if model.message is None:
         return
     target = repository.target
@@ -81,10 +81,10 @@ def _limits(model: Model, repository: Repository, target: Target) -> Findings:
 
 
 def _find_earlier(steps: Sequence[Any]) -> list[set[int]]:
-    """List, for each step, the steps that it waits for, directly or through others."""
+    """Return, for each step, the indices of the steps that it depends on, directly or through other steps."""
     writers = {tensor: index for index, step in enumerate(steps) for tensor in step.output_map.values()}
     before = [{writers[tensor] for tensor in step.input_map.values() if tensor in writers} for step in steps]
-    for _ in steps:  # the longest path has as many edges at most
+    for _ in steps:  # a path has fewer edges than there are steps
         before = [found.union(*(before[index] for index in found)) for found in before]
     return before
 
@@ -118,12 +118,12 @@ def _engine(model: Model) -> Findings:
         yield BATCHED.at(
             model.at(field),
             f"The engine {model.name} forms batches itself, and {field} lets its requests wait for others.",
-            f"Remove {field}; a limit of the queue, default_queue_policy, is of use.",
+            f"Remove {field}. To limit the queue, write dynamic_batching with only a default_queue_policy.",
         )
 
 
 class _Behind(NamedTuple):
-    """Step that runs once per answer of a decoupled step; ``gives_id``: that step returns a stream id."""
+    """Step that runs once per answer of a decoupled step. ``gives_id``: that step returns a tensor ``stream_id``."""
 
     ensemble: Model
     position: int
@@ -135,10 +135,10 @@ class _Behind(NamedTuple):
 def _find_behind(
     ensemble: Model, repository: Repository, above: tuple[str, ...] = (), *, gives_id: bool = False
 ) -> Iterator[_Behind]:
-    """Yield the steps that follow a decoupled step, and all steps of nested ensembles that do.
+    """Yield the steps that depend on a decoupled step. If such a step is an ensemble, also yield all of its steps.
 
-    ``above`` are the names of the ensembles that contain this one; ``gives_id``: one of them has a step that returns
-    a stream id before this one.
+    ``above`` are the names of the ensembles that contain this ensemble. ``gives_id``: a decoupled step of one of them
+    returns the tensor ``stream_id``.
     """
     steps = list(ensemble.message.ensemble_scheduling.step)
     before = _find_earlier(steps)
@@ -169,8 +169,8 @@ def _state(place: _Behind) -> Findings:
     if place.gives_id and any(tensor.is_optional for tensor in ids) and STREAM_ID not in place.step.input_map:
         yield UNMAPPED.at(
             place.ensemble.at("ensemble_scheduling", "step", place.position),
-            f"{member.name} takes {STREAM_ID}, which its step in {place.ensemble.name} does not map: it cannot tell"
-            " one stream from another.",
+            f"{member.name} takes {STREAM_ID}, which its step in {place.ensemble.name} does not map: the model"
+            " cannot tell one stream from another.",
             f'Add input_map {{ key: "{STREAM_ID}" value: "..." }}, the tensor of the decoupled step.',
         )
 
@@ -185,7 +185,7 @@ def _leaving(model: Model, repository: Repository) -> Findings:
             yield LEAVING.at(
                 model.at("ensemble_scheduling", "step", index, "model_name"),
                 f"If a client of {model.name} leaves, {member.name} answers to the end, and Triton {target.version}"
-                " does not end the request cleanly: it may wait for it when it stops.",
+                " does not end the request cleanly: at shutdown, Triton may wait for it.",
                 f"Let a component call {member.name} instead, start Triton with a short --exit-timeout-secs, or serve"
                 " with 26.05 or later.",
             )

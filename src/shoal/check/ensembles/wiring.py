@@ -1,4 +1,4 @@
-"""Configurations of ensembles: rules of Triton's core for connecting steps and tensors, in its words."""
+"""Rules of Triton's core, with its error messages, for the steps and tensors of an ensemble's configuration."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INSIDE = Rule("output-read-inside", Severity.WARNING)
 
 
 def find(model: Model, _: Repository) -> Findings:
-    """Find mistakes in an ensemble's configuration that show without its models."""
+    """Find mistakes in an ensemble's configuration that can be seen without the models of its steps."""
     message = model.message
     if message is None:
         return
@@ -95,9 +95,9 @@ def _written(model: Model, steps: Iterable[Any]) -> Findings:
 
 
 def _flow(model: Model, steps: Iterable[Any]) -> Findings:
-    """Find tensors that no chain of steps connects with the inputs, by the method of Triton's core.
+    """Find tensors that no chain of steps connects with the ensemble's inputs, by the method of Triton's core.
 
-    The inputs are ready. A step whose tensors are all ready makes its outputs ready, and so on.
+    At first, the ensemble's inputs are ready. A step whose inputs are all ready makes its outputs ready, and so on.
     """
     reads = {tensor for step in steps for tensor in step.input_map.values()}
     made = {tensor: step for step in steps for tensor in step.output_map.values()}
@@ -138,9 +138,9 @@ def _outputs(model: Model, made: dict[str, Any], reads: set[str], ready: set[str
 
 
 def _source(name: str, made: dict[str, Any], ready: set[str]) -> str:
-    """Return the tensor that core's message names as the reason why ``name`` is not written.
+    """Return the tensor that Triton's message names as the reason why the output ``name`` is not written.
 
-    No step writes that tensor, or its step is part of a circle.
+    Either no step writes that tensor, or the step that writes it depends on its own output.
     """
     seen: set[str] = set()
     while True:
@@ -153,7 +153,7 @@ def _source(name: str, made: dict[str, Any], ready: set[str]) -> str:
 
 
 def _leftovers(model: Model, made: dict[str, Any], reads: set[str], ready: set[str]) -> Findings:
-    """Find tensors that are written and never read, or read and never written."""
+    """Find tensors that a step writes and nothing reads, or that a step reads and nothing writes."""
     outputs, inputs = ({t.name for t in tensors} for tensors in (model.message.output, model.message.input))
     for index, step in enumerate(model.message.ensemble_scheduling.step):
         for key, name in sorted(step.output_map.items()):

@@ -1,4 +1,4 @@
-"""Code of a ``model.py``: its class and methods, as the Python backend calls them, tensor names, and two pitfalls."""
+"""Rules for the code of a ``model.py``: class and methods, tensor names, DLPack capsules, and text files."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _check_syntax(place: Place, text: str) -> Findings:
 
 
 def _check_missing(source: Source) -> Findings:
-    """Find code that neither imports, assigns nor mentions the model's class."""
+    """Find code that certainly does not define, import or assign the class ``TritonPythonModel``."""
     is_made = source.words & {CLASS, "*", "exec", "globals", "setattr", "__getattr__"}
     if is_made or any(is_literal(node, CLASS) for node in source.nodes):
         return
@@ -95,7 +95,7 @@ def _check_missing(source: Source) -> Findings:
 
 
 def _methods(source: Source, owner: ast.ClassDef) -> tuple[dict[str, Function], bool]:
-    """Return the methods that a class defines once, and whether it certainly has no ``execute``."""
+    """Return the methods that a class defines exactly once, and whether the class certainly has no ``execute``."""
     defined: dict[str, list[ast.AST]] = {}
     for node in walk_within(owner):
         if isinstance(node, Function):
@@ -130,13 +130,16 @@ def _check_methods(source: Source, owner: ast.ClassDef) -> Findings:
 
 
 def _is_plain(source: Source, method: Function) -> bool:
-    """Whether the decorators of a method keep its signature and its result."""
+    """Whether all decorators of a method are known to keep the method's signature and result."""
     names = (d.func if isinstance(d, ast.Call) else d for d in method.decorator_list)
     return all(source.name(name).rpartition(".")[2] in _KEEPS_SIGNATURE for name in names)
 
 
 def _is_callable(source: Source, method: Function, given: int, *, on_class: bool) -> bool:
-    """Whether Triton's call with ``given`` arguments fits; true if an unknown decorator leaves that open."""
+    """Whether a method takes the ``given`` number of arguments; true if an unknown decorator may change its signature.
+
+    ``on_class``: Triton calls the method on the class, not on an instance.
+    """
     kinds = [source.name(decorator) for decorator in method.decorator_list]
     is_bound = not on_class
     if kinds == ["staticmethod"]:
@@ -156,7 +159,7 @@ def _check_capsules(source: Source) -> Findings:
     for function in (node for node in source.nodes if isinstance(node, Function)):
         within = list(walk_within(function))
         if {"synchronize", "cpu"} & {node.attr for node in within if isinstance(node, ast.Attribute)}:
-            continue  # it waits for the stream itself, or copies to the host
+            continue  # the function waits for the stream itself, or copies to the host
         values: dict[str, bool] = {}  # name: whether all values that are assigned to it are capsules
         for node in (node for node in within if isinstance(node, ast.Assign)):
             for target in (target for target in node.targets if isinstance(target, ast.Name)):
@@ -167,8 +170,8 @@ def _check_capsules(source: Source) -> Findings:
                 if _is_capsule(given) or (isinstance(given, ast.Name) and values.get(given.id)):
                     yield CAPSULE.at(
                         source.at(call),
-                        "It gets a capsule; Triton cannot wait for its stream.",
-                        "Pass the array itself; if it has no __dlpack__, synchronize its stream first.",
+                        "It gets a DLPack capsule; Triton cannot wait for the capsule's CUDA stream.",
+                        "Pass the array itself; if it has no __dlpack__, synchronize the stream first.",
                     )
 
 
@@ -190,9 +193,9 @@ def _check_opens(source: Source) -> Findings:
 
 
 def _check_names(source: Source, model: Model) -> Findings:
-    """Find misspelt names of tensors: string literals with the letters of a declared name, in another order or case.
+    """Find misspelt tensor names: string literals that have the letters of a declared name in another order or case.
 
-    Another name that is not declared may be right, because a ``model.py`` may serve several configurations.
+    Any other undeclared name may be right, because a ``model.py`` may serve several configurations.
     """
     states = model.message.sequence_batching
     inputs = [*(t.name for t in model.inputs), *(c.name for c in states.control_input)]
@@ -218,5 +221,5 @@ def _check_names(source: Source, model: Model) -> Findings:
 
 
 def _is_misspelt(name: str, declared: list[str]) -> bool:
-    """Whether a declared name has the same letters, in another order or case."""
+    """Whether ``name`` has the letters of a declared name, in any order and case."""
     return sorted(name.lower()) in [sorted(other.lower()) for other in declared]

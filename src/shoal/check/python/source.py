@@ -34,7 +34,7 @@ class Source:
         return Place(self.path, getattr(node, "lineno", 0))
 
     def name(self, node: ast.AST) -> str:
-        """Resolve ``node`` to a full dotted name through the imports; empty if it is not a name or a dotted name."""
+        """Return the full dotted name of ``node``, by the file's imports; empty if ``node`` is not a (dotted) name."""
         parts: list[str] = []
         while isinstance(node, ast.Attribute):
             parts.append(node.attr)
@@ -54,19 +54,19 @@ class Source:
         return {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
 
     def function_of(self, node: ast.AST) -> Function | ast.Module:
-        """Return the function around ``node``, or the module."""
+        """Return the innermost function around ``node``, or the module if there is no function."""
         while not isinstance(node, Function | ast.Module):
             node = self.parents[node]
         return node
 
     @cached_property
     def calls(self) -> tuple[ast.Call, ...]:
-        """All calls."""
+        """All calls in the file."""
         return tuple(node for node in self.nodes if isinstance(node, ast.Call))
 
     @cached_property
     def words(self) -> frozenset[str]:
-        """All names, attributes and imported names."""
+        """All names, attributes and imported names in the file."""
         words = set()
         for node in self.nodes:
             if isinstance(node, ast.Name):
@@ -79,7 +79,7 @@ class Source:
 
 
 def served_sources(model: Model) -> tuple[tuple[Path, str], ...]:
-    """Return path and text of each ``model.py`` that Triton imports: those of the served versions of a Python model."""
+    """Return path and text of the ``model.py`` of each version that Triton loads; none if the backend is not Python."""
     message = model.message
     if not model.is_python or (message is not None and message.default_model_filename not in ("", "model.py")):
         return ()
@@ -93,7 +93,7 @@ def _read(path: Path, text: str) -> Source | None:
 
 
 def examine(model: Model, look: Callable[[Source], Findings]) -> Findings:
-    """Yield the findings of ``look`` in each source; code that is nested too deeply to walk is skipped."""
+    """Call ``look`` with each ``model.py`` and yield the findings; skip code that is nested too deeply to walk."""
     for path, text in served_sources(model):
         source = _read(path, text)
         if source is not None:
@@ -101,11 +101,11 @@ def examine(model: Model, look: Callable[[Source], Findings]) -> Findings:
                 yield from list(look(source))
 
 
-@lru_cache(maxsize=4)  # several families parse the same texts
+@lru_cache(maxsize=4)  # several modules of rules parse the same texts
 def parse(text: str) -> ast.Module | SyntaxError | None:
-    """Parse ``text``, without its ``if __name__ == "__main__":`` blocks.
+    """Parse Python code, without its ``if __name__ == "__main__":`` blocks.
 
-    Return the error if that fails, or None if the text is too long, nested too deeply, or of a newer Python.
+    Return the error if that fails, or None if the code is too long, nested too deeply, or for a newer Python.
     """
     if len(text) > MAX_SOURCE_BYTES:
         return None
@@ -124,7 +124,7 @@ def parse(text: str) -> ast.Module | SyntaxError | None:
 
 
 def _may_be_newer(error: SyntaxError) -> bool:
-    """Whether a newer Python may accept the line of an error: nested f-strings, or type parameters."""
+    """Whether a newer Python may accept the line of a syntax error, for its nested f-string or its type parameters."""
     line = error.text or ""
     is_new = error.msg.startswith("f-string") or re.match(r"\s*(type\s+\w+.*=|(async\s+)?(def|class)\s+\w+\s*\[)", line)
     return bool(is_new) and sys.version_info < (3, 12)
@@ -159,12 +159,12 @@ def argument(call: ast.Call, position: int, name: str) -> ast.expr | None:
 
 
 def is_literal(node: ast.AST | None, *values: object) -> bool:
-    """Whether ``node`` is one of these constants."""
+    """Whether ``node`` is a constant with one of ``values``."""
     return isinstance(node, ast.Constant) and any(node.value is v or node.value == v for v in values)
 
 
 def walk_within(node: ast.AST) -> Iterator[ast.AST]:
-    """Walk the nodes under ``node`` in source order, but not the bodies of functions and classes in it."""
+    """Yield ``node`` and the nodes under it in source order, without the contents of nested functions and classes."""
     stack = [node]
     while stack:
         current = stack.pop()

@@ -1,4 +1,4 @@
-"""Code of a ``model.py`` that answers in pieces: calls that crash the server, block it, or lose an answer."""
+"""Rules for a ``model.py`` that streams its answers: calls that crash the server, block it, or lose an answer."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def is_stateful(model: Model) -> bool:
 
 
 def _blocks(node: ast.AST) -> Iterator[Sequence[ast.stmt]]:
-    """Yield the lists of statements directly under ``node`` that run one after another."""
+    """Yield the blocks directly under ``node``: lists of statements that run one after another."""
     for owner in (node, *getattr(node, "handlers", ()), *getattr(node, "cases", ())):
         blocks = (getattr(owner, name, None) for name in ("body", "orelse", "finalbody"))
         yield from (block for block in blocks if isinstance(block, list))
 
 
 def _check_block(source: Source, block: Sequence[ast.stmt]) -> Findings:
-    """Find calls of ``is_cancelled`` after the same sender certainly sent the final flag."""
+    """Find calls of ``is_cancelled`` on a response sender that has certainly sent the final flag before."""
     ended: dict[str, int] = {}
     for statement in block:
         match _evaluated(statement):
@@ -67,11 +67,11 @@ def _check_block(source: Source, block: Sequence[ast.stmt]) -> Findings:
                     source.at(call),
                     f"{name}.is_cancelled() is called after the final flag was sent (line {ended[name]}): it crashes"
                     " Triton, with all its models.",
-                    "Ask before the final flag, under a lock where another thread may send it.",
+                    "Call it before the final flag, under a lock if another thread may send the flag.",
                 )
         for node in walk(statement):
             if isinstance(node, ast.Return | ast.Raise | ast.Break | ast.Continue):
-                ended.clear()  # what follows may not run after that
+                ended.clear()  # the code after this may not run
             elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
                 ended.pop(node.id, None)
         match statement:
@@ -81,7 +81,7 @@ def _check_block(source: Source, block: Sequence[ast.stmt]) -> Findings:
 
 
 def _evaluated(statement: ast.stmt) -> ast.expr | None:
-    """Return the expression that a statement always evaluates: ``a`` of ``a and b``, or of ``x if a else y``."""
+    """Return the expression that a statement always evaluates first: ``a`` in ``a and b``, or in ``x if a else y``."""
     first = getattr(statement, "test", None) or getattr(statement, "value", None)
     while isinstance(first, ast.BoolOp | ast.UnaryOp | ast.IfExp):
         match first:
@@ -91,7 +91,7 @@ def _evaluated(statement: ast.stmt) -> ast.expr | None:
 
 
 def _is_final(source: Source, call: ast.Call) -> bool:
-    """Whether a call of ``send`` has Triton's final flag, directly or by a module constant."""
+    """Whether a call of ``send`` passes Triton's final flag, directly or through a constant of the module."""
     named = [node for node in source.tree.body if isinstance(node, ast.Assign) and _last_name(node.value) == _FINAL]
     finals = [_FINAL, *(target.id for node in named for target in node.targets if isinstance(target, ast.Name))]
     return _last_name(argument(call, 1, "flags")) in finals
@@ -102,18 +102,18 @@ def _last_name(node: ast.AST | None) -> str:
 
 
 def _check_asked(source: Source) -> Findings:
-    """Find requests to decoupled models by ``async_exec``."""
+    """Find requests that the code sends to decoupled models with ``async_exec``."""
     for call in source.calls:
         if _is_call(call, "async_exec") and is_literal(argument(call, 0, "decoupled"), True):
             yield ASYNC.at(
                 source.at(call),
                 "async_exec(decoupled=True) fails at random under load, and its answers block the event loop.",
-                "Ask in a thread of its own for each request: for answer in request.exec(decoupled=True).",
+                "Send each request in a thread of its own: for answer in request.exec(decoupled=True).",
             )
 
 
 def _check_component(source: Source, *, is_decoupled: bool) -> Findings:
-    """Find a shoal component that streams while its configuration is not decoupled, or the reverse."""
+    """Find a StreamingComponent whose configuration is not decoupled, or a Component whose configuration is."""
     classes = {node.name: node for node in source.tree.body if isinstance(node, ast.ClassDef)}
     for node in source.tree.body:
         match node:
@@ -137,7 +137,7 @@ def _is_call(node: ast.AST | None, name: str) -> bool:
 
 
 def _find_value(source: Source, read: ast.Name) -> ast.expr | None:
-    """Return the value assigned to a name, if the function around it assigns it only once."""
+    """Return the value assigned to a name; None unless the function around it assigns the name exactly once."""
     within = (node for node in walk(source.function_of(read)) if isinstance(node, ast.Name) and node.id == read.id)
     bound = [source.parents[node] for node in within if not isinstance(node.ctx, ast.Load)]
     return bound[0].value if len(bound) == 1 and isinstance(bound[0], ast.Assign) else None
@@ -155,6 +155,6 @@ def _check_errors(source: Source) -> Findings:
         if error is not None and not is_literal(error, None):
             yield LOST.at(
                 source.at(call),
-                "It sends an error with the final flag: a model that calls this one may wait forever.",
+                "It sends an error with the final flag: a model that calls this model may wait forever.",
                 "Send the error by itself, then send(flags=FINAL).",
             )
