@@ -90,7 +90,7 @@ def test_other_members_are_parameters() -> None:
         ({"S": "\ud800"}, r"Input 'S' has a value that STRING \[-1\] cannot hold"),
         ({"T": 300}, r"Input 'T' has a value that INT8 \[-1\] cannot hold"),
         ({"U": -1}, r"Input 'U' has a value that UINT64 \[-1\] cannot hold"),
-        ({"H": 1.0}, "Input 'H' is FP16, which JSON cannot carry"),
+        ({"H": 1.0}, "Input 'H' is FP16, which JSON cannot represent"),
         ({"other": [3]}, r"'other' is \[3\]. It is not an input of the model; a parameter is a string"),
         ({"other": 2**70}, "'other' is 1180591620717411303424"),
         ({"I": 1, "parameters": {"I": 2}}, "'I' is given twice"),

@@ -51,7 +51,7 @@ def test_whom_a_proxy_speaks_for(peer: str, forwarded: list[str], address: str) 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.7", "example.org", "::"])
 def test_off_loopback_is_said(host: str) -> None:
-    with pytest.raises(InputError, match="no keys yet"):
+    with pytest.raises(InputError, match="no authentication yet"):
         Options(host=host)
     assert Options(host=host, is_open=True).host == host
 

@@ -1,4 +1,4 @@
-"""Supervising reverse proxy for Triton: fronts, limits, health checks, restarts."""
+"""Reverse proxy that supervises Triton: HTTP and gRPC front ends, limits for clients, health checks, restarts."""
 
 from typing import TYPE_CHECKING
 

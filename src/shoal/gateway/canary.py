@@ -23,25 +23,25 @@ from shoal.repository.config import ModelConfig
 from shoal.repository.graph import is_decoupled
 
 PARAMETER = "canary"  # of a decoupled model's configuration: the inputs of its canary
-TOLERANCE = 0.03  # relative and absolute: batch neighbours and BF16 change less
+TOLERANCE = 0.03  # relative and absolute; other rows of a batch and BF16 change answers by less
 MOST_SECONDS = 30.0  # between two canaries of a slow model
 PATIENCE = 60.0  # seconds; a hanging process is detected earlier by Watch
 SECONDS = 2.0  # between two canaries of a model, at least
-SHARE = 0.02  # of a model's time, at most
+SHARE = 0.02  # of a model's time that canaries may take
 
 
 class Verdict(Enum):
-    """Diagnosis of a model whose canary failed."""
+    """Diagnosis of a model whose canary request (a periodic test request) failed."""
 
-    WRONG = "it answers something else"
+    WRONG = "it gives another answer than before"
     FAILED = "it answers an error"
     GONE = "its process has died"
     LATE = "it does not answer in time"
-    BUSY = "it was not asked: too many wait"
+    BUSY = "it refused the request: too many wait"
 
 
 class WrongError(Exception):
-    """A canary's answer is wrong or missing."""
+    """The answer to a canary request (a periodic test request) is wrong or missing."""
 
     def __init__(self, verdict: Verdict, message: str) -> None:
         super().__init__(message)
@@ -50,9 +50,10 @@ class WrongError(Exception):
 
 @dataclass
 class Canary:
-    """A request made from a model's warm-up; its first answer, from the first server, is the expected one.
+    """Periodic test request to a model. Later answers must match the first answer, which the first server gave.
 
-    ``sent`` is when the canary in flight was sent, 0 if none is; ``latency`` is that of the last one, in seconds.
+    ``sent`` is the time at which the canary now in flight was sent, or 0 if none is in flight. ``latency`` is how many
+    seconds the last answered canary took.
     """
 
     model: str
@@ -65,14 +66,14 @@ class Canary:
 
     @property
     def period(self) -> float:
-        """Seconds between two canaries, from the shortest latency: under load canaries queue as well."""
+        """Seconds between two canaries, from the shortest latency, because a canary waits in queues under load."""
         return min(MOST_SECONDS, max(SECONDS, self.shortest / SHARE))
 
     async def ask(self, client: AsyncGrpc) -> None:
-        """Send the canary and check the answer.
+        """Send the canary request and check the answer.
 
         Raises:
-            WrongError: it differs from the expected one, is an error, or is late.
+            WrongError: the answer differs from the expected answer, is an error, or is late.
         """
         start = self.sent = time.monotonic()
         try:
@@ -90,7 +91,10 @@ class Canary:
                 raise WrongError(Verdict.WRONG, f"its output {name} is not what it was at the start")
 
     async def _ask(self, client: AsyncGrpc) -> dict[str, Array]:
-        """Return the outputs; of a decoupled model those of all answers, named with the answer's number."""
+        """Send the request and return the outputs.
+
+        For a decoupled model, return the outputs of all answers; each output's name ends with the number of its answer.
+        """
         if not self.is_decoupled:
             return dict(await client.send(self._call(Method.INFER), PATIENCE))
         found: dict[str, Array] = {}
@@ -113,13 +117,13 @@ def _judge(error: CallError) -> Verdict:
 
 
 def make_canaries(configs: dict[str, ModelConfig]) -> dict[str, Canary]:
-    """Make a canary for each model with a warm-up, and for each ensemble whose inputs can be synthesised.
+    """Make a canary request for each model with a warm-up, and for each ensemble whose inputs can be generated.
 
-    A decoupled model is asked only what its parameter ``canary`` says, a JSON object of inputs: any other request may
-    take long, or have another answer each time.
+    A decoupled model gets one only if its configuration has the parameter ``canary``, a JSON object of inputs. Any
+    other request could take long, or have a different answer each time.
 
     Raises:
-        ArtifactError: such a parameter is no such object.
+        ArtifactError: a parameter ``canary`` is not a JSON object of inputs.
     """
     found = {}
     for name, config in configs.items():
@@ -134,9 +138,10 @@ def make_canaries(configs: dict[str, ModelConfig]) -> dict[str, Canary]:
 
 
 def _of_warmup(config: ModelConfig) -> dict[str, Array]:
-    """Build inputs from the first warm-up request.
+    """Build a canary's inputs from the model's first warm-up request.
 
-    Warm-up data has no batch dimension, so it is added; inputs without a data file are zeros.
+    Warm-up data has no batch dimension, so a batch dimension of 1 is added. Inputs without a data file are zeros or
+    empty strings.
     """
     from tritonclient.grpc import model_config_pb2
 
@@ -156,7 +161,7 @@ def _of_warmup(config: ModelConfig) -> dict[str, Array]:
 
 
 def _of_parameter(config: ModelConfig) -> dict[str, Array]:
-    """Read inputs from the parameter ``canary``: ``{"COUNT": [[2]]}``."""
+    """Read a canary's inputs from the model's parameter ``canary``, such as ``{"COUNT": [[2]]}``."""
     text = config.spec.parameters.get(PARAMETER)
     if text is None:
         return {}

@@ -1,4 +1,4 @@
-"""Dispatch of requests to the active server; state shared by both fronts and the supervisor.
+"""Dispatch of requests to the active Triton server; state shared by the HTTP and gRPC front ends and the supervisor.
 
 Sections: the server and its streams; requests that may have killed a process; the dispatcher.
 """
@@ -30,7 +30,7 @@ SUSPECT_SECONDS = 60.0  # for which identical bytes are refused
 RESEND_SECONDS = 30.0  # that a request waits for the next server after its own died
 TOGETHER_SECONDS = 1.0  # in which all requests of a dead process fail
 _MOST_SUSPECTS = 1024
-_MOST_LISTED = 20  # models in a refusal
+_MOST_LISTED = 20  # models named in a refusal
 _ADDED_HEADERS = "Accept", "Accept-Encoding", "Content-Type", "User-Agent"  # which aiohttp would add
 
 
@@ -39,10 +39,10 @@ _ADDED_HEADERS = "Accept", "Accept-Encoding", "Content-Type", "User-Agent"  # wh
 
 @dataclass(eq=False)
 class Stream:
-    """Message counts of one client's stream.
+    """One client's stream: how many requests were sent and answered, and when the last message passed.
 
-    ``end`` is called when the stream must stop: its server or model fails or is retired, or nothing is in flight and
-    another stream needs its place.
+    ``end`` is called to stop the stream: if its server or model fails, if its server is replaced or the service stops,
+    or if no request is in flight and another stream needs its place.
     """
 
     model: str
@@ -53,28 +53,28 @@ class Stream:
     moved: float = field(default_factory=time.monotonic)
 
     def note_request(self) -> None:
-        """Count a request."""
+        """Count a request that was sent on the stream."""
         self.num_sent += 1
         self.moved = time.monotonic()
 
     def note_answer(self, *, is_last: bool) -> None:
-        """Note an answer; only the last one to a request is counted."""
+        """Note the time of an answer. Only the last answer to a request is counted."""
         self.num_received += is_last
         self.moved = time.monotonic()
 
     @property
     def is_quiet(self) -> bool:
-        """Whether each request has its last answer, and nothing was sent or answered for 5 s."""
+        """Whether each request of the stream has its last answer, and no message was sent or received for 5 s."""
         return self.is_answered and time.monotonic() - self.moved > QUIET_SECONDS
 
     @property
     def is_answered(self) -> bool:
-        """Whether each request has its last answer."""
+        """Whether each request of the stream has its last answer."""
         return self.num_received >= self.num_sent
 
 
 class Upstream:
-    """A ready server, with the connections to it, and its requests and streams in flight."""
+    """A Triton server that is ready, the connections to it, and its requests and streams in flight."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -92,16 +92,16 @@ class Upstream:
         self.is_repeat = False  # whether one of them had already been lost by the previous server
 
     async def close(self) -> None:
-        """Close the connections, for which a server that stops would wait."""
+        """Close the connections to the server. Triton would wait for them when it stops."""
         await asyncio.gather(self.session.close(), self.channel.close(), self.client.close())
 
     async def wait_idle(self) -> None:
-        """Wait until everything is answered and all streams are quiet."""
+        """Wait until all requests are answered, and all streams are answered and had no message for 5 s."""
         while self.sent or not all(stream.is_quiet for stream in self.streams):
             await asyncio.sleep(0.1)
 
     def end_streams(self, models: Iterable[str] | None = None) -> None:
-        """End the streams to ``models``, or all."""
+        """End the streams to ``models``; if that is None, end all streams."""
         named = None if models is None else set(models)
         for stream in list(self.streams):
             if named is None or stream.model in named:
@@ -112,20 +112,20 @@ class Upstream:
 
 
 class Suspects:
-    """Digests of requests that may have killed a process; each is kept for a minute."""
+    """Digests of requests that may have killed a model's process. Each digest is kept for a minute."""
 
     def __init__(self) -> None:
         self._ends: dict[bytes, float] = {}  # by digest
 
     def add(self, model: str, body: bytes) -> None:
-        """Refuse requests with these bytes for a minute."""
+        """For a minute, refuse requests to ``model`` with the same bytes as ``body``."""
         now = time.monotonic()
         recent = [(digest, end) for digest, end in self._ends.items() if end > now]
         self._ends = {**dict(recent[-_MOST_SUSPECTS:]), _digest(model, body): now + SUSPECT_SECONDS}
         log.error("A request of %d bytes to %s may have killed a process; its bytes are refused.", len(body), model)
 
     def has(self, model: str, body: bytes) -> bool:
-        """Whether these bytes are refused now."""
+        """Whether requests to ``model`` with the bytes ``body`` are refused now."""
         return bool(self._ends) and self._ends.get(_digest(model, body), 0.0) > time.monotonic()
 
 
@@ -139,15 +139,16 @@ def _digest(model: str, body: bytes) -> bytes:
 
 
 class Dispatcher:
-    """Admits requests and passes them to the active server.
+    """Admits requests and passes them to the active Triton server.
 
-    ``blocked`` gives the reason for each unavailable model. With ``resends``, a request in flight when its server or
-    model dies is resent once to the next server, one such request at a time. A request that was the only one in
-    flight, or was lost twice, may be the cause: it is not resent, and its bytes are refused for a minute.
+    ``blocked`` maps each unavailable model to the reason. If ``resends`` is true, a request that was in flight when its
+    server or model died is resent once, to the next server; such requests are resent one at a time. A request that was
+    the only one in flight, or that was lost twice, may have killed the process. It is not resent, and requests with the
+    same bytes are refused for a minute.
 
     Clients may send requests to the models in ``exposed``. They may read the metadata, configuration and statistics of
-    those in ``visible``, which are the exposed models and their steps. ``default`` is the model whose configuration
-    they get if they name none.
+    the models in ``visible``: the exposed models and the models that these call. ``default`` is the model whose
+    configuration clients get if they name no model.
     """
 
     def __init__(
@@ -173,7 +174,7 @@ class Dispatcher:
         self.default = default
         self.memory = Pool(int(limits.memory_mib * 2**20), limits.client_share)
         self.streams = Pool(limits.max_streams, limits.client_share)
-        self.refusals: Counter[str] = Counter()  # of the fronts, by kind
+        self.refusals: Counter[str] = Counter()  # that are the client's fault, by kind
         self._resends = resends
         self._resending = asyncio.Lock()
         self._suspects = Suspects()
@@ -214,33 +215,36 @@ class Dispatcher:
             raise self._absent(model)
 
     def _absent(self, model: str) -> RefusedError:
-        """Build the refusal for an unknown or hidden model: in Triton's wording, with the models for clients."""
+        """Build the refusal of a request to an unknown or hidden model, which lists models that are open to clients."""
         known = ", ".join(self.exposed[:_MOST_LISTED])
         what = "is a step, and closed to clients" if self.is_visible(model) else "is not found"
         return RefusedError(Why.ABSENT, f"Request for unknown model: {model[:100]!r} {what}. Models: {known}.")
 
     def note_refusal(self, refused: RefusedError) -> None:
-        """Count a client's fault by kind, and log it, rate-limited; other refusals are counted by model."""
+        """Count a refusal and log it (at most one line in 10 s), unless the server was busy or unavailable."""
         if refused.why not in (Why.BUSY, Why.UNAVAILABLE):
             self.refusals[refused.why.value] += 1
             log.warning("A request was refused (%s): %s", refused.why.value, refused.message[:200], extra={"most": 1})
 
     @property
     def num_requests(self) -> int:
-        """Number of requests in flight, including streams that are not quiet."""
+        """Number of requests in flight, plus the number of streams that are not quiet (see ``Stream.is_quiet``)."""
         streams = self.upstream.streams if self.upstream else ()
         return sum(model.num_requests for model in self._models.values()) + sum(not s.is_quiet for s in streams)
 
     def is_full(self, model: str) -> bool:
-        """Whether a model's engine runs as many streams as it can."""
+        """Whether a model has at least ``slots`` requests in flight; False for a model without this parameter."""
         return self._models[model].is_full
 
     def in_flight(self, model: str) -> int:
-        """Return the number of requests in flight to a model, without streams."""
+        """Return the number of requests to a model that are in flight, including requests within streams."""
         return self._models[model].num_requests
 
     def trouble(self, model: str = "") -> str:
-        """Return why requests to ``model``, or to any model, would be refused now; empty if they would not."""
+        """Return the reason why requests would be refused now, or an empty string if they would not.
+
+        Without a ``model``, return the reason for any one of the models whose requests would be refused.
+        """
         return self.closed or (self.blocked.get(model, "") if model else next(iter(self.blocked.values()), ""))
 
     def is_unready(self, model: str) -> bool:
@@ -250,10 +254,10 @@ class Dispatcher:
     # --- requests ------------------------------------------------------------------------------------------------
 
     def find(self, model: str) -> Upstream:
-        """Return the active server for a model, or, for an empty name, for the server's own API.
+        """Return the active Triton server, if ``model`` is available. An empty name stands for the server's own API.
 
         Raises:
-            RefusedError: it is unavailable now.
+            RefusedError: the model or the server is unavailable now.
         """
         reason = self.closed or self.blocked.get(model, "")
         if reason or self.upstream is None:
@@ -262,10 +266,10 @@ class Dispatcher:
         return self.upstream
 
     def hold(self, address: str, model: str = "") -> Hold:
-        """Return a memory reservation for a client's request; it grows as bytes arrive, and must be released.
+        """Return a memory reservation for a client's request. The caller grows it as bytes arrive, and must release it.
 
         Raises:
-            RefusedError: requests are refused now.
+            RefusedError: the model or the server is unavailable now.
         """
         self.find(model)
         return Hold(self.memory, address)
@@ -274,7 +278,7 @@ class Dispatcher:
         """Reserve memory for more bytes of a request.
 
         Raises:
-            RefusedError: the memory is full, or the client has used up its share.
+            RefusedError: the memory for requests is full, or the client has used up its share.
         """
         if not held.has_room(num_bytes):
             raise RefusedError(Why.BUSY, "Too many requests for this server: they fill its memory.", 1.0)
@@ -289,13 +293,14 @@ class Dispatcher:
         is_waited_for: Callable[[], bool] = lambda: True,
         request_id: str = "",
     ) -> T:
-        """Run ``call`` on the active server and return its result.
+        """Run ``call`` on the active Triton server and return its result.
 
-        ``call`` raises ``LostError`` if the server or the model died. ``is_failure`` says whether its result is an
-        error, ``is_waited_for`` whether the client still waits; if not, a lost request is not resent.
+        ``call`` must raise ``LostError`` if the server or the model's process died. ``is_failure`` says whether the
+        result of ``call`` is an error. ``is_waited_for`` says whether the client still waits; if not, a lost request is
+        not resent.
 
         Raises:
-            RefusedError: the request was refused, or lost.
+            RefusedError: the request was refused, or it was lost because the server or the model's process died.
         """
         upstream = self.find(model)
         if self._suspects.has(model, body):
@@ -334,14 +339,15 @@ class Dispatcher:
             self.leave(model, len(body), is_done=is_done)
 
     async def _may_go_again(self, model: str, body: bytes, upstream: Upstream, *, is_last: bool) -> bool:
-        """Wait for the next server; return whether to resend a lost request to it.
+        """Wait for the next server, and return whether to resend a lost request to it.
 
-        A request that may have killed the process is not resent, and is added to the suspects.
+        A lost request was in flight when its server or model died; ``is_last`` says that it was lost twice. If it may
+        have killed the process, it is not resent, and requests with the same bytes are refused for a minute.
         """
         self.suspected.set()
         if is_last:
             self._suspects.add(model, body)
-            await self._wait_for_next(model, upstream)  # so that the next in turn finds a healthy server
+            await self._wait_for_next(model, upstream)  # so that the next request in turn finds a healthy server
             return False
         if self._resends:
             next_one = await self._wait_for_next(model, upstream)
@@ -355,9 +361,9 @@ class Dispatcher:
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
-        """Wait for the turn to resend, at most 30 s.
+        """Hold the lock for resent requests, after waiting at most 30 s for it.
 
-        One request is resent at a time, so that one that kills the next server too is identified.
+        Requests are resent one at a time. If the next server dies too, it is then known which request killed it.
         """
         try:
             await asyncio.wait_for(self._resending.acquire(), RESEND_SECONDS)
@@ -371,7 +377,7 @@ class Dispatcher:
 
     @contextmanager
     def stream(self, model: str, address: str) -> Iterator[tuple[Upstream, Stream]]:
-        """Register a stream on the active server; set its ``end`` before anything is awaited. It cannot be resent."""
+        """Register a stream on the active server. The caller must set its ``end`` before awaiting anything."""
         upstream, stream = self.find(model), Stream(model, address)
         upstream.streams.add(stream)
         try:
@@ -383,10 +389,10 @@ class Dispatcher:
         return self.upstream is not None and not self.closed and model not in self.blocked
 
     def enter(self, model: str, num_bytes: int) -> None:
-        """Admit a request to a model.
+        """Count a request to a model as in flight.
 
         Raises:
-            RefusedError: it would wait too long.
+            RefusedError: too many requests to the model are in flight, or the request would wait too long.
         """
         admission = self._models.get(model, self._models[""])
         wait = admission.refuse(num_bytes)
@@ -398,15 +404,17 @@ class Dispatcher:
         admission.enter(num_bytes)
 
     def leave(self, model: str, num_bytes: int, *, is_done: bool) -> None:
-        """Record the end of an admitted request."""
+        """Record that an admitted request has ended; ``is_done`` is False if it was lost or got an error."""
         self._models.get(model, self._models[""]).leave(num_bytes, is_done=is_done)
 
     @contextmanager
     def place(self, address: str) -> Iterator[None]:
-        """Hold a place for a stream, from before its first message; if all are taken, the longest quiet stream ends.
+        """Hold one of a limited number of places for a stream. The place is taken before the stream's first message.
+
+        If no place is free for this client, the stream that has been quiet for longest is ended.
 
         Raises:
-            RefusedError: none is quiet.
+            RefusedError: no place is free, and no stream is quiet.
         """
         if not self.streams.has(address):
             streams = self.upstream.streams if self.upstream else set()
@@ -422,7 +430,7 @@ class Dispatcher:
             self.streams.give_back(address)
 
     async def _follow(self, upstream: Upstream, model: str, call: Callable[[Upstream], Awaitable[T]]) -> T:
-        """Await the call in its own task. ``block`` can cancel it; a client that disconnects cannot."""
+        """Run ``call`` in a task that ``block`` can cancel, but that a client which disconnects does not cancel."""
         task = asyncio.ensure_future(call(upstream))
         upstream.sent[task] = model
         try:
@@ -436,7 +444,7 @@ class Dispatcher:
             del upstream.sent[task]
 
     async def _wait_for_next(self, model: str, old: Upstream) -> Upstream | None:
-        """Wait for the next server: another one, or the same if it proves healthy; ``None`` on time-out."""
+        """Wait up to 30 s for a new server, or until ``old`` proves healthy; ``None`` if ``model`` is unavailable."""
         settled = self._num_settled
 
         def is_there() -> bool:
@@ -454,7 +462,7 @@ class Dispatcher:
     # --- the supervisor ------------------------------------------------------------------------------------------
 
     def block(self, models: Iterable[str], reason: str) -> None:
-        """Refuse requests to these models, and cancel those in flight to them."""
+        """Refuse new requests to these models, cancel the models' requests in flight, and end their streams."""
         named = dict.fromkeys(models, reason)
         self.blocked |= named
         if self.upstream is not None:
@@ -463,19 +471,19 @@ class Dispatcher:
             self.upstream.end_streams(named)
 
     async def open(self, upstream: Upstream) -> None:
-        """Make this the active server, and unblock all models."""
+        """Make ``upstream`` the active server, and unblock all models."""
         self.upstream, self.blocked, self.closed = upstream, {}, ""
         await self._notify()
 
     async def settle(self) -> None:
-        """Clear suspicion of a server that lost a request: it proved healthy."""
+        """Note that the active server proved healthy, although a request to it was lost."""
         self._num_settled += 1
         if self.upstream is not None and not self.blocked:
             self.upstream.num_lost = 0
         await self._notify()
 
     async def close(self, reason: str) -> None:
-        """Refuse all further requests."""
+        """Refuse all further requests, and give ``reason`` to the clients."""
         self.closed = reason
         await self._notify()
 

@@ -1,4 +1,4 @@
-"""HTTP listener with connection limits per client address, and time-outs for silent and unread connections."""
+"""HTTP listener with connection limits per client address, and time-outs for clients that send or read nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CLOSING = 0.5  # seconds for idle connections to close
 
 
 class Door(asyncio.Protocol):
-    """A connection: forwards events to aiohttp's protocol, and keeps its time-outs."""
+    """A client's connection: forwards asyncio's events to aiohttp's protocol, and enforces the time-outs."""
 
     def __init__(self, behind: asyncio.Protocol, limits: Limits, connections: Pool, doors: set[Door]) -> None:
         self._behind: asyncio.Protocol | None = behind
@@ -29,7 +29,7 @@ class Door(asyncio.Protocol):
         self._deadline = time.monotonic() + limits.head_seconds
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Accept the connection, unless there are too many."""
+        """Accept the connection, or abort it if too many are open."""
         assert isinstance(transport, asyncio.Transport)
         assert self._behind is not None
         self._transport = transport
@@ -45,7 +45,7 @@ class Door(asyncio.Protocol):
         self._behind.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        """Forward bytes; the first ones of a request start the time-out of its head."""
+        """Forward bytes. The first bytes of a request start the time-out for the request's head."""
         if self._is_idle:
             self._is_idle = False
             self._deadline = time.monotonic() + self._limits.head_seconds
@@ -53,11 +53,11 @@ class Door(asyncio.Protocol):
             self._behind.data_received(data)
 
     def begin(self) -> None:
-        """Stop the time-out, once the head of a request is complete."""
+        """Stop the time-out for the request's head. Called when the head is complete."""
         self._deadline = float("inf")
 
     def end(self) -> None:
-        """Start the idle time-out, once the request is answered."""
+        """Start the time-out for idle connections. Called when the request is answered."""
         self._is_idle, self._deadline = True, time.monotonic() + IDLE_SECONDS
 
     def look(self, now: float) -> None:
@@ -76,7 +76,7 @@ class Door(asyncio.Protocol):
         return self._behind.eof_received() if self._behind is not None else None
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Release the connection's place."""
+        """Forward the end of the connection, which no longer counts as open."""
         if self._behind is not None:
             self._doors.discard(self)
             self._connections.give_back(self._address)
@@ -110,18 +110,18 @@ async def mark(
 
 
 async def hide(_: web.Request, response: web.StreamResponse) -> None:
-    """Hide the name and version of the HTTP library."""
+    """Replace the name and version of the HTTP library in the header ``Server``."""
     response.headers["Server"] = "shoal"
 
 
 @asynccontextmanager
 async def listen(app: web.Application, host: str, port: int, limits: Limits, connections: Pool) -> AsyncIterator[None]:
-    """Serve ``app`` at an address, within limits.
+    """Serve ``app`` over HTTP at ``host`` and ``port`` while the context is open, within ``limits``.
 
     Raises:
-        SetupError: the port is taken.
+        SetupError: the port cannot be used.
     """
-    # Triton continues a request whose client has disconnected, so its handler does too, and keeps its place.
+    # Triton continues a request whose client has disconnected, so the handler continues too, and the request counts.
     # Bodies are inflated in http_front.py.
     runner = web.AppRunner(
         app, access_log=None, keepalive_timeout=IDLE_SECONDS, shutdown_timeout=_CLOSING, lingering_time=1.0,

@@ -1,9 +1,9 @@
-"""Triton's generate extension, answered over gRPC: its JSON as a request, and answers as JSON.
+"""Triton's generate extension, served over gRPC: its JSON becomes a gRPC request, and the answers become JSON.
 
-Triton 24.10 loses answers over HTTP: each of its HTTP threads queues them in a pipe that holds 278, and does not notice
-when the pipe is full. Of 64 fast streams, one in fifty lost an answer, its beginning or its end. So the service asks
-over gRPC, and does the extension's conversion itself: a value or a flat list per input, other members as parameters,
-and each answer's outputs as a value or a flat list.
+Triton 24.10 loses answers over HTTP: each of its HTTP threads queues answers in a pipe that holds 278 of them, and does
+not notice when the pipe is full. With 64 fast streams at a time, one stream in fifty lost its beginning, an answer, or
+its end. So the service asks Triton over gRPC, and does the extension's conversion itself: an input is a value or a flat
+list, all other members of the request's JSON are parameters, and an output is a value or a flat list.
 
 Sections: the relay of answers; requests from JSON; answers to JSON.
 """
@@ -46,7 +46,7 @@ from shoal.gateway.streams import END, METHOD, Streamed, Streaming
 from shoal.repository.config import ModelConfig
 
 _EVENTS = "text/event-stream; charset=utf-8"
-_LOOK_SECONDS = 0.05  # between two looks whether a stream's client has left
+_LOOK_SECONDS = 0.05  # between two checks whether a stream's client has disconnected
 # Triton's words.
 _UNKNOWN = "Request for unknown model"
 _NOT_ONE = "generate expects model to produce exactly 1 response, use generate stream for models that produce more."
@@ -60,7 +60,7 @@ _WANTED = {"b": "true or false", "i": "whole numbers", "u": "whole numbers from 
 
 
 class Generate:
-    """Relays streamed requests of the extension to Triton, and the answers to the client."""
+    """Handler of the generate extension: relays requests to Triton over gRPC, and the answers to the client."""
 
     def __init__(self, dispatcher: Dispatcher, configs: Mapping[str, ModelConfig], streaming: Streaming) -> None:
         self._dispatcher, self._configs, self._streaming = dispatcher, configs, streaming
@@ -68,12 +68,12 @@ class Generate:
     async def answer(
         self, request: web.Request, model: str, version: str, address: str, body: bytes, *, is_whole: bool
     ) -> web.StreamResponse:
-        """Stream answers as they arrive, or with ``is_whole`` collect the only one.
+        """Send each answer to the client when it arrives or, if ``is_whole``, the only answer as one JSON document.
 
-        A stream that has begun cannot be resent.
+        A request is never resent. If it is lost after the first answer was sent, the stream ends with an error.
 
         Raises:
-            RefusedError: the request was refused, or lost before the first answer.
+            RefusedError: the request was refused, or it was lost before the first answer was sent.
         """
         message, given_id = to_message(body, self._configs[model].spec, version)
         screen_message(message, model)
@@ -117,7 +117,7 @@ class Generate:
                 raise LostError(error.details() or "") from None
             raise RefusedError(Why.WRONG, clean(error.details() or "")) from None
         except asyncio.CancelledError:
-            if not call.cancelled():  # else by ``stream.end``
+            if not call.cancelled():  # if it was, ``stream.end`` did it
                 raise
             raise LostError from None
         finally:
@@ -126,14 +126,14 @@ class Generate:
                 call.cancel()
 
     async def _wait_left(self, upstream: Upstream, answer: _Answer) -> None:
-        """Wait until the client has left, and tell the engine."""
+        """Wait until the client has disconnected, then ask the model to stop the request."""
         while not answer.has_left:
             await asyncio.sleep(_LOOK_SECONDS)
         await self._streaming.stop(upstream, answer.streamed, lambda: answer.is_done)
 
 
 class _Answer:
-    """A client's part of a stream: its events as they come or, with ``is_whole``, its only one."""
+    """HTTP response to a client: each answer as an event or, if ``is_whole``, the only answer as one JSON document."""
 
     def __init__(self, request: web.Request, streamed: Streamed, *, is_whole: bool) -> None:
         self.streamed = streamed
@@ -144,7 +144,7 @@ class _Answer:
 
     @property
     def metadata(self) -> list[tuple[str, str]]:
-        """The request's headers, as a gRPC call's metadata."""
+        """Tracing headers and request id of the HTTP request, as metadata for a gRPC call."""
         return [(name.lower(), value) for name in HEADERS if (value := self._request.headers.get(name))]
 
     @property
@@ -153,10 +153,12 @@ class _Answer:
         return self._request.transport is None or self._request.transport.is_closing()
 
     async def take(self, message: Any, *, is_last: bool) -> None:
-        """Pass an answer of Triton's on, or keep the first; one that only marks the end is dropped.
+        """Send an answer from Triton to the client; if the client gets a single document, keep the first answer for it.
+
+        An answer without outputs that only marks the end of the stream is dropped.
 
         Raises:
-            LostError: the message says that the model's process has died.
+            LostError: the answer is the error that the model's process has died.
         """
         document = self._read(message)
         if is_last and not message.error_message and not message.infer_response.outputs:
@@ -187,10 +189,10 @@ class _Answer:
                 await self.response.write(b"data: " + document + b"\n\n")
 
     async def finish(self) -> web.StreamResponse:
-        """End the answer.
+        """Complete the response and return it.
 
         Raises:
-            RefusedError: there was not exactly one, although the client asked for one.
+            RefusedError: the client asked for exactly one answer, and Triton gave none or several.
         """
         if self._is_whole and self._num_events != 1:
             raise RefusedError(Why.WRONG, f"{_NOT_ONE} {self.streamed.model} gave {self._num_events} answers.")
@@ -204,7 +206,7 @@ class _Answer:
         return self.response
 
     async def fail(self, refused: RefusedError) -> web.StreamResponse:
-        """End an answer that has begun with an error."""
+        """Send an error as the last event of a response that has already begun."""
         await self._write(json.dumps({"error": refused.words}).encode())
         assert self.response is not None
         await self.response.write_eof()
@@ -215,11 +217,11 @@ class _Answer:
 
 
 def to_message(body: bytes, spec: ModelSpec, version: str) -> tuple[Any, str]:
-    """Convert a request's JSON to a ``ModelInferRequest``; return it and the client's id.
+    """Convert a request's JSON to a ``ModelInferRequest``; return the message and the client's request id.
 
-    Each input gets the shape that Triton would give it: the last dimension of -1 takes all values that the fixed
-    dimensions leave, and the other dimensions of -1, as well as the number of rows, are 1. If the model declares no
-    dimension of -1 for an input, each value, or each group of values that fills the fixed dimensions, is a row.
+    Each input gets the shape that Triton would give it. The input's last dimension of -1 becomes the number of values,
+    divided by the product of the fixed dimensions. Other dimensions of -1, and the number of rows, become 1. For an
+    input without a dimension of -1, each group of values that fills the fixed dimensions is a row.
 
     Raises:
         RefusedError: a value does not fit its input.
@@ -244,7 +246,7 @@ def to_message(body: bytes, spec: ModelSpec, version: str) -> tuple[Any, str]:
 
 
 def _members(document: Mapping[str, Any], nested: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the request's members, and those of ``parameters``, which may be inputs too."""
+    """Yield the members of the request's JSON and of its object ``parameters``, whose members may be inputs too."""
     if twice := sorted(document.keys() & nested.keys()):
         raise RefusedError(Why.WRONG, f"{twice[0]!r} is given twice, by itself and among the parameters. Give it once.")
     yield from document.items()
@@ -255,7 +257,7 @@ def _to_array(tensor: TensorSpec, value: Any, *, is_batched: bool) -> Array:
     values = value if isinstance(value, list) else [value]
     if tensor.dtype in ("TYPE_FP16", "TYPE_BF16"):
         raise RefusedError(
-            Why.WRONG, f"Input {tensor.name!r} is {tensor.dtype[5:]}, which JSON cannot carry. Use infer."
+            Why.WRONG, f"Input {tensor.name!r} is {tensor.dtype[5:]}, which JSON cannot represent. Use infer."
         )
     dtype = tensor.numpy_dtype
     if wrong := [each for each in values if type(each) not in _KINDS[dtype.kind]]:
@@ -299,7 +301,7 @@ def _add_parameter(message: Any, name: str, value: Any) -> None:
 
 
 def to_json(answer: Any, given_id: str) -> bytes:
-    """Convert a ``ModelInferResponse`` to the extension's JSON; members in alphabetical order, as Triton sends them."""
+    """Convert a ``ModelInferResponse`` to the generate extension's JSON, with members sorted by name as Triton does."""
     document: dict[str, Any] = {"model_name": answer.model_name, "model_version": answer.model_version}
     if given_id:
         document["id"] = given_id

@@ -1,4 +1,4 @@
-"""gRPC front: forwards calls of the methods open to clients as bytes, and refuses all other calls."""
+"""gRPC front end: forwards calls to Triton, as bytes, if their method is open to clients, and refuses other calls."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _PAUSE = 0.02  # seconds between two checks of the pool
 
 
 class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Handles all gRPC methods: passes those open to clients to the active server, and refuses the others."""
+    """Handler of all gRPC methods: passes calls to the active Triton server if their method is open to clients."""
 
     def __init__(self, dispatcher: Dispatcher, streaming: Streaming) -> None:
         self._dispatcher, self._streaming = dispatcher, streaming
@@ -79,7 +79,7 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._handlers[f"{SERVICE}ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self._stream)
 
     def service(self, details: Any) -> Any:
-        """Return the handler of a method (grpc's interface)."""
+        """Return the handler for the method of a call (grpc's interface)."""
         if handler := self._handlers.get(details.method):
             return handler
         return grpc.stream_unary_rpc_method_handler(partial(self._unary, partial(self._answer_unknown, details.method)))
@@ -91,7 +91,7 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._calls.take(address)
         try:
             if not is_free:
-                raise RefusedError(Why.BUSY, "Too many requests for this server: calls.", 1.0)
+                raise RefusedError(Why.BUSY, "Too many requests for this server: too many open calls.", 1.0)
             request = await _arrive(self._arriving, address, context, seconds)
             return await answer(request or b"", address, context)
         except RefusedError as refused:
@@ -165,7 +165,7 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         raise RefusedError(Why.METHOD, f"There is no method {method[:100]!r} here.")
 
     async def _fetch(self, method: str, request: bytes) -> bytes:
-        """Ask Triton with the administrator's key, on behalf of a client."""
+        """Send a client's request to Triton with the administrator's key, which the client does not have."""
         return await self._ask(
             "", method, request, lambda server: (("triton-grpc-protocol-admin-key", server.admin_key),)
         )
@@ -197,11 +197,11 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         request_id: str = "",
         is_waited_for: Callable[[], bool] = lambda: True,
     ) -> bytes:
-        """Send a request to Triton.
+        """Send a request to Triton and return the response.
 
         Raises:
-            RefusedError: it was refused, or lost.
-            StatusError: Triton answers with an error.
+            RefusedError: the request was refused, or it was lost because the server or the model's process died.
+            StatusError: Triton answered with an error.
         """
 
         async def call(upstream: Upstream) -> Any:
@@ -244,7 +244,7 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
             await context.abort(error.code, error.details)
 
     async def _refuse(self, context: Any, refused: RefusedError) -> NoReturn:
-        """End a call with the status for a refusal."""
+        """End a call with the gRPC status and the message of a refusal."""
         self._dispatcher.note_refusal(refused)
         if refused.retry_after:
             context.set_trailing_metadata((("retry-after", str(refused.retry_seconds)),))
@@ -253,7 +253,7 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
 
 
 def make_server(front: GrpcFront, address: str, limits: Limits) -> Any:
-    """Create the gRPC server for ``address``, not yet started."""
+    """Create the gRPC server that listens at ``address`` once it is started, with ``front`` as its handler."""
     options = [
         ("grpc.max_receive_message_length", limits.request_bytes),
         ("grpc.max_send_message_length", -1),
@@ -270,15 +270,15 @@ def make_server(front: GrpcFront, address: str, limits: Limits) -> Any:
 
 
 async def _arrive(pool: Pool, address: str, context: Any, seconds: float) -> bytes | None:
-    """Read the first message of a call, waiting for a place in ``pool``; ``None`` if the client sends none.
+    """Wait for a place in ``pool``, then read the first message of a call; ``None`` if the client sends no message.
 
     Raises:
-        RefusedError: it did not come in time.
+        RefusedError: no place was free for ``seconds``, or the message did not arrive within ``seconds``.
     """
     start = time.monotonic()
     while not pool.has(address):
         if time.monotonic() - start > seconds:
-            raise RefusedError(Why.BUSY, "Too many requests for this server: they arrive slowly.", 1.0)
+            raise RefusedError(Why.BUSY, "Too many requests for this server: too many are still arriving.", 1.0)
         await asyncio.sleep(_PAUSE)
     pool.take(address)
     try:
@@ -292,7 +292,7 @@ async def _arrive(pool: Pool, address: str, context: Any, seconds: float) -> byt
 
 
 def _keep(entries: Any, is_wanted: Callable[[str], bool]) -> None:
-    """Remove entries from a repeated field about models unless their name is wanted."""
+    """Remove the entries from a protobuf list whose field ``name``, the name of a model, is not wanted."""
     kept_ones = [entry for entry in entries if is_wanted(entry.name)]
     del entries[:]
     entries.extend(kept_ones)
@@ -305,6 +305,6 @@ def _host(peer: str) -> str:
 
 
 def _retrieve_error(task: asyncio.Future[Any]) -> None:
-    """Mark its error as retrieved: asyncio logs errors of tasks that are never awaited."""
+    """Retrieve a task's error, because asyncio logs errors that are never retrieved."""
     if task.done() and not task.cancelled():
         task.exception()

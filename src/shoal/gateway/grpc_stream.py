@@ -1,4 +1,4 @@
-"""Relay of one gRPC stream of requests and answers; it runs to its end even if the client disconnects."""
+"""Relay of a gRPC stream between a client and Triton. It runs to the stream's end even if the client disconnects."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_UNANSWERED = 64  # messages; further ones wait in the client (back-pressur
 
 
 class StatusError(Exception):
-    """A status from Triton to be passed to the client."""
+    """An error status from Triton, which is passed to the client."""
 
     def __init__(self, code: Any, details: str) -> None:
         super().__init__(details)
@@ -30,13 +30,13 @@ class StatusError(Exception):
 class Relay:
     """Passes a client's messages to Triton, and the answers to the client.
 
-    The last answer to a message releases the message's memory and its share of the model's capacity.
+    After the last answer to a message, the message's memory is released, and it no longer counts as in flight.
     """
 
     def __init__(self, dispatcher: Dispatcher, streaming: Streaming, address: str, context: Any) -> None:
         self._dispatcher, self._streaming = dispatcher, streaming
         self._address, self._context = address, context
-        self._unanswered: dict[str, Streamed] = {}  # by our id, oldest first
+        self._unanswered: dict[str, Streamed] = {}  # by the id that the service gave, oldest first
         self._stopping: set[asyncio.Task[None]] = set()
         self._moved = asyncio.Event()
         self._writing = asyncio.Lock()
@@ -49,11 +49,12 @@ class Relay:
         context.add_done_callback(lambda _: self._leave())
 
     async def run(self, first: bytes) -> None:
-        """Relay until Triton has answered all messages.
+        """Relay the messages, of which ``first`` is the first, until Triton has answered all of them.
 
         Raises:
-            RefusedError: the first message was refused, or the stream was lost.
-            StatusError: Triton has ended it with an error.
+            RefusedError: the first message was refused, the stream was lost because its server or model died, or the
+                stream was ended while nothing was in flight.
+            StatusError: Triton has ended the stream with an error.
         """
         model, first_id, _ = await self._judge(first)
         with (
@@ -81,7 +82,7 @@ class Relay:
             raise RefusedError(Why.UNAVAILABLE, "The stream had nothing in flight and was ended.", 1.0)
 
     def _end(self) -> None:
-        """End the stream from the server's side; gracefully if everything is answered."""
+        """End the stream: send Triton no more messages or, if an answer is missing, cancel the call to Triton."""
         self._has_ended = True
         if not self._stream.is_answered:
             self._call.cancel()
@@ -103,7 +104,10 @@ class Relay:
         return await self._call.code(), await self._call.details() or ""
 
     def _receive(self, answer: bytes) -> bytes | None:
-        """Count an answer; return it as it goes to the client, or None if only we asked for it."""
+        """Count an answer from Triton, and return it as the client should get it.
+
+        Return None for an end mark that the service asked for and the client did not.
+        """
         self._dispatcher.answered = time.monotonic()
         message = parse("ModelStreamInferResponse", answer)
         streamed = self._unanswered.get(message.infer_response.id)
@@ -116,7 +120,7 @@ class Relay:
         return _unmark(message, streamed, is_last=is_last)
 
     async def _write(self, answer: bytes) -> None:
-        """Write an answer to the client, unless it has disconnected or read nothing for too long."""
+        """Write an answer to the client, unless the client has disconnected or reads nothing for too long."""
         if self._has_left:
             return
         try:
@@ -126,7 +130,10 @@ class Relay:
             self._leave()
 
     def _leave(self) -> None:
-        """Ask the engines to stop the requests in flight, as the client has left; further answers are discarded."""
+        """Note that the client has disconnected, and ask the models to stop its requests.
+
+        Further answers are read and discarded.
+        """
         if self._has_left:
             return
         self._has_left = True
@@ -148,7 +155,7 @@ class Relay:
                 await self._pass(message)
                 await self._wait(lambda: len(self._unanswered) < _MOST_UNANSWERED)
                 message = await self._next()
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):  # Triton ended it; the reader handles that
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):  # Triton ended the call; _read handles that
             return
         finally:
             if not self._call.done():
@@ -197,7 +204,7 @@ class Relay:
             reading.cancel()
 
     async def _wait(self, is_so: Callable[[], bool]) -> None:
-        """Wait until answers make ``is_so`` true."""
+        """Wait until ``is_so`` returns true; it is called again whenever a request has its last answer."""
         while not is_so():
             self._moved.clear()
             await self._moved.wait()
@@ -210,9 +217,9 @@ class Relay:
 
 
 def _unmark(message: Any, streamed: Streamed, *, is_last: bool) -> bytes | None:
-    """Put the client's id back into an answer.
+    """Put the client's request id back into an answer, and return the answer serialised.
 
-    Return None if it is empty and only marks the end, and the client did not ask for that mark.
+    Return None if the answer is empty and only marks the end of a request, and the client did not ask for that mark.
     """
     answer, is_end_wanted = message.infer_response, streamed.is_end_wanted
     is_empty = not answer.outputs and not message.error_message

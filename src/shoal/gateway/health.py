@@ -15,7 +15,7 @@ from shoal.gateway.streams import KINDS, Streaming
 
 
 class Health:
-    """``/health/live``, ``/health/ready`` and ``/metrics``: Triton's metrics, and the service's own."""
+    """HTTP application with ``/health/live``, ``/health/ready``, and the metrics of Triton and the service."""
 
     def __init__(self, dispatcher: Dispatcher, canaries: dict[str, Canary], streaming: Streaming) -> None:
         self._dispatcher, self._canaries, self._streaming = dispatcher, canaries, streaming
@@ -48,7 +48,7 @@ class Health:
                 session.get(f"http://{upstream.server.metrics_url}/metrics") as reply,
             ):
                 return await reply.text()
-        except (aiohttp.ClientError, TimeoutError):  # it is about to be replaced
+        except (aiohttp.ClientError, TimeoutError):  # Triton does not answer, and is about to be replaced
             return ""
 
     def _own(self) -> str:
@@ -59,7 +59,7 @@ class Health:
         return generate_latest(registry).decode()
 
     def collect(self) -> Iterator[Any]:
-        """Yield the service's own metrics (prometheus_client's interface)."""
+        """Yield the service's metrics, without those of Triton (prometheus_client's interface)."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
 
         dispatcher = self._dispatcher

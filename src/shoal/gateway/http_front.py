@@ -1,6 +1,6 @@
-"""HTTP front: forwards requests to those of Triton's paths that are open to clients, and refuses all others.
+"""HTTP front end: forwards requests to Triton if their path is open to clients, and refuses all other requests.
 
-Sections: the front; bodies, which are read within limits of time and memory, and inflated outside the event loop.
+Sections: the front end; bodies, which are read within limits of time and memory, and inflated outside the event loop.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _inflating = asyncio.Semaphore(1)  # at most one core inflates bodies
 
 
 class _Reply(NamedTuple):
-    """Triton's reply to a request."""
+    """Triton's reply to an HTTP request."""
 
     status: int
     headers: Mapping[str, str]
@@ -68,7 +68,7 @@ class _Reply(NamedTuple):
 
 
 class HttpFront:
-    """The aiohttp application, which passes requests to the active server."""
+    """The aiohttp application that passes clients' requests to the active Triton server."""
 
     def __init__(self, dispatcher: Dispatcher, configs: Mapping[str, ModelConfig], streaming: Streaming) -> None:
         self._dispatcher, self._streaming = dispatcher, streaming
@@ -137,7 +137,10 @@ class HttpFront:
         return web.json_response(document)
 
     async def _fetch(self, method: str, path: str) -> Any:
-        """Ask Triton with the administrator's key, on behalf of a client."""
+        """Send a request to Triton on behalf of a client, and return the JSON of the reply.
+
+        The request has the administrator's key, which the client does not have.
+        """
 
         async def call(upstream: Upstream) -> _Reply:
             return await _ask(upstream, method, path, {"admin-key": upstream.server.admin_key})
@@ -189,7 +192,7 @@ class HttpFront:
 
 
 async def _ask(upstream: Upstream, method: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> _Reply:
-    """Send a request to Triton.
+    """Send a request to Triton and return its reply.
 
     Raises:
         LostError: the server, or a process of the model, died.
@@ -218,10 +221,13 @@ def _no_path(path: str) -> RefusedError:
 
 
 def _screen(body: bytes, lengths: list[str], what: str, headers: dict[str, str]) -> tuple[bytes, str]:
-    """Screen a body; returns the body for Triton and the request's id, and updates the header with the JSON's length.
+    """Check a request's body; return the body for Triton and the request's id.
+
+    ``what`` is the last part of the path, such as ``infer``. ``lengths`` are the values of the request's header
+    Inference-Header-Content-Length; the new length is written into ``headers``.
 
     Raises:
-        RefusedError: it would crash Triton, or is not a request.
+        RefusedError: the body would crash Triton, or is not a valid request.
     """
     if what != "infer":
         screen_nesting(body)
@@ -244,10 +250,10 @@ def _kept(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def _cleaned(content: bytes) -> bytes:
-    """Clean an error of Triton's for clients.
+    """Remove the traceback from an error reply of Triton, and return the reply for the client.
 
     Raises:
-        LostError: it reports that the model's process has died.
+        LostError: the error is that the model's process has died.
     """
     try:
         message = str(json.loads(content)["error"])
@@ -262,10 +268,11 @@ def _cleaned(content: bytes) -> bytes:
 
 
 async def _read_body(request: web.Request, dispatcher: Dispatcher, held: Hold) -> bytes:
-    """Read and inflate the whole body; ``held`` grows as bytes arrive.
+    """Read the whole body and inflate it. The memory reservation ``held`` grows as bytes arrive.
 
     Raises:
-        RefusedError: it is too large, too slow, in an unknown encoding, or the memory is full.
+        RefusedError: the body is too large, arrives too slowly or has an unknown encoding, or the memory for requests
+            is full.
         ConnectionError: the client has disconnected.
     """
     limits, encoding = dispatcher.limits, request.headers.get("Content-Encoding", "identity").lower()
@@ -317,7 +324,7 @@ def inflate(body: bytes, encoding: str, most: int) -> bytes:
     """Inflate a ``gzip`` or ``deflate`` body to at most ``most`` bytes.
 
     Raises:
-        RefusedError: the content is larger, or not in that encoding.
+        RefusedError: the inflated body is larger than ``most`` bytes, or the body is not in this encoding.
     """
     # deflate has a zlib header or, from some clients, none (RFC 1950: method 8, and a checksum divisible by 31)
     has_head = encoding == "gzip" or (len(body) > 1 and body[0] & 15 == 8 and int.from_bytes(body[:2], "big") % 31 == 0)

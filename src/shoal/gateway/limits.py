@@ -26,7 +26,7 @@ FEW = 16  # concurrent requests that are never refused: so few are not an overlo
 MANY = 1024  # concurrent requests; each holds its tensors in memory
 PER_SLOT = 4  # streams in flight for each one that an engine runs at once
 MOST_SECONDS = 30.0  # longest retry-after of a refused request
-A_REQUEST = 256  # bytes, the fixed cost of a request
+A_REQUEST = 256  # bytes of work that each request costs besides its size
 _MEMORY = 10.0  # seconds of work over which the rate is averaged, recent ones weighing more
 _ENOUGH = 0.5  # seconds of work before the rate is used
 
@@ -38,12 +38,14 @@ _ENOUGH = 0.5  # seconds of work before the rate is used
 class Limits:
     """Limits for clients; the defaults are in the table of ``docs/serving.md``.
 
-    ``max_request_mib`` bounds a request, inflated; ``memory_mib`` all requests and answers that the service holds.
-    ``max_streams`` bounds open streams. One client address gets at most ``client_share`` of the memory, the streams,
-    the HTTP connections and the gRPC calls. ``trusted_proxies`` are addresses whose ``X-Forwarded-For`` is believed.
+    ``max_request_mib`` limits the size of a request after decompression, ``memory_mib`` the total size of the requests
+    and answers that the service holds, ``max_streams`` the number of open streams. One client address gets at most the
+    share ``client_share`` of the memory, the streams, the HTTP connections and the gRPC calls. ``trusted_proxies`` are
+    addresses whose ``X-Forwarded-For`` is believed.
 
-    In seconds: ``head_seconds`` for a request's head, or the first message of a stream; ``body_seconds`` for a body,
-    plus a second for each ``body_kib`` KiB of it; ``unread_seconds`` for an answer that the client does not read.
+    The other limits are times. The head of a request, or the first message of a stream, must arrive within
+    ``head_seconds``. A body must arrive within ``body_seconds``, plus one second for each ``body_kib`` KiB of it. A
+    client may read nothing of its answer for ``unread_seconds``.
     """
 
     max_request_mib: float = 64.0
@@ -70,18 +72,25 @@ class Limits:
 
     @property
     def request_bytes(self) -> int:
-        """Largest request, inflated, in bytes."""
+        """Largest size of a request after decompression, in bytes."""
         return int(self.max_request_mib * 2**20)
 
     @property
     def connections(self) -> int:
-        """Connections per port. An HTTP request needs a second descriptor, for the connection to Triton."""
+        """Largest number of connections per port.
+
+        Each HTTP request takes two file descriptors: the client's connection and a connection to Triton.
+        """
         descriptors, _ = getrlimit(RLIMIT_NOFILE)
         most = max(16, (descriptors - _OWN_DESCRIPTORS - HEALTH_CONNECTIONS) // 3)
         return min(_MOST_CONNECTIONS, most)
 
     def find_address(self, peer: str, forwarded: Iterable[str]) -> str:
-        """Return the client's address: ``peer``, or the last untrusted hop that trusted proxies forward."""
+        """Return the client's address: ``peer`` or, if ``peer`` is a trusted proxy, an address from ``forwarded``.
+
+        ``forwarded`` are the values of ``X-Forwarded-For``. The last address in them that is not a trusted proxy is
+        returned.
+        """
         hops = [hop.strip() for line in forwarded for hop in line.split(",")]
         while peer in self.trusted_proxies and hops:
             peer = hops.pop()
@@ -90,14 +99,15 @@ class Limits:
 
 @dataclass(frozen=True)
 class Options:
-    """Options of a service. Ports of 0 are any free ones; a ``host`` other than loopback needs ``is_open``.
+    """Options of ``shoal serve``.
 
-    ``exposed`` are models open to clients beside ensembles and public models. ``grace`` is how many seconds requests in
-    flight have to finish once the service is stopped. Requests that would wait longer than ``max_wait`` seconds are
-    refused. ``limits`` bound what clients may hold. ``model_memory_mib`` bounds each process of a model; 0 is no limit.
-    ``load_seconds`` is how long all models may take to load, ``max_restarts`` how many faults within ten minutes are
-    followed by another server without a pause. ``resends`` says whether a request in flight when its model died is
-    resent, once; it may run twice.
+    A port of 0 stands for any free port. A ``host`` that is not a loopback address requires ``is_open``. ``exposed``
+    names further models that clients may call, besides ensembles and models with the parameter ``public``. When the
+    service stops, requests in flight have ``grace`` seconds to finish. A request that would wait longer than
+    ``max_wait`` seconds is refused. ``limits`` are the limits for clients. ``model_memory_mib`` is the largest memory
+    of each process of a model; 0 means no limit. All models together may take ``load_seconds`` to load. After more than
+    ``max_restarts`` faults within ten minutes, the service pauses before it starts another server. If ``resends`` is
+    true, a request that was in flight when its model died is resent once; it may then run twice.
     """
 
     host: str = "127.0.0.1"
@@ -121,8 +131,8 @@ class Options:
             _check_option(name, getattr(self, name), getattr(self, name) >= 0, "Give 0 or more.")
         if not (self.is_open or _is_loopback(self.host)):
             raise InputError(
-                f"--host {self.host} would serve every client that reaches this machine: there are no keys yet.",
-                "Give --open as well if a proxy or a firewall decides who that is.",
+                f"--host {self.host} serves every client that reaches this machine: there is no authentication yet.",
+                "Give --open as well if a proxy or a firewall decides which clients reach it.",
             )
 
 
@@ -143,7 +153,7 @@ def _check_option(name: str, value: float, is_right: bool, fix: str) -> None:
 
 
 class Pool:
-    """A quantity shared by all clients, of which one address gets at most its share."""
+    """Quantity that all clients share, such as memory. Each client address gets at most the part ``share`` of it."""
 
     def __init__(self, most: int, share: float) -> None:
         self.most, self._share = most, max(1, int(most * share))
@@ -151,16 +161,16 @@ class Pool:
         self._of: Counter[str] = Counter()
 
     def has(self, address: str, number: int = 1) -> bool:
-        """Whether ``number`` more are available to this address."""
+        """Whether ``number`` more units are available to this address."""
         return self.taken + number <= self.most and self._of[address] + number <= self._share
 
     def take(self, address: str, number: int = 1) -> None:
-        """Take ``number`` for an address, even beyond the limit."""
+        """Take ``number`` units for an address, even beyond the limit."""
         self.taken += number
         self._of[address] += number
 
     def give_back(self, address: str, number: int = 1) -> None:
-        """Return ``number`` to the pool."""
+        """Return ``number`` units from an address to the pool."""
         self.taken -= number
         self._of[address] -= number
         if not self._of[address]:  # or entries of former clients would pile up
@@ -174,11 +184,14 @@ class Hold:
         self._pool, self._address, self.num_bytes = pool, address, 0
 
     def has_room(self, num_bytes: int) -> bool:
-        """Whether it may grow by ``num_bytes``."""
+        """Whether the reservation may grow by ``num_bytes``."""
         return self._pool.has(self._address, num_bytes)
 
     def grow(self, num_bytes: int) -> None:
-        """Grow, or shrink by a negative number, even beyond the limit: an answer is held in any case."""
+        """Grow the reservation by ``num_bytes``, or shrink it if that is negative.
+
+        This works beyond the limit too, because an answer is held in any case.
+        """
         self._pool.take(self._address, num_bytes)
         self.num_bytes += num_bytes
 
@@ -198,10 +211,13 @@ class Hold:
 
 
 class Admission:
-    """Counts a model's requests and work in flight, and estimates its throughput.
+    """Counts a model's requests and work in flight, estimates its throughput, and decides whether to admit a request.
 
-    Work is measured in bytes, which grow with rows and with the length of texts. A request is refused if, at the recent
-    throughput, it would wait longer than ``max_wait`` seconds; or, with ``slots``, if four times as many are in flight.
+    Work is measured in bytes, which grow with the number of rows and the length of texts. ``slots`` is the number of
+    requests that the model computes at once, or 0 if it is not known. With ``slots``, a request is refused if four
+    times as many are in flight. Without ``slots``, it is refused if it would wait longer than ``max_wait`` seconds at
+    the recent throughput. Even then, it is always admitted if fewer than 16 requests are in flight, and never if 1024
+    are.
     """
 
     def __init__(self, max_wait: float, *, slots: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
@@ -213,7 +229,7 @@ class Admission:
         self._last = clock()
 
     def refuse(self, num_bytes: int) -> float | None:
-        """Return the seconds after which to retry a request of this size; ``None`` if it is admitted now."""
+        """Return ``None`` if a request of ``num_bytes`` is admitted now, else the seconds after which to retry it."""
         self._advance()
         if self._most:
             return None if self.num_requests < self._most else self._next_end()
@@ -225,13 +241,13 @@ class Admission:
         return min(wait - self._max_wait, MOST_SECONDS) if wait > self._max_wait else None
 
     def enter(self, num_bytes: int) -> None:
-        """Record that a request was sent."""
+        """Count a request of ``num_bytes`` as in flight."""
         self._advance()
         self.num_requests += 1
         self._work += num_bytes + A_REQUEST
 
     def leave(self, num_bytes: int, *, is_done: bool) -> None:
-        """Record that a request ended; work that the server refused or lost does not count as done."""
+        """Record that a request ended. If it was lost or got an error (not ``is_done``), its work was not done."""
         self._advance()
         self.num_requests -= 1
         self._work -= num_bytes + A_REQUEST
@@ -240,11 +256,11 @@ class Admission:
 
     @property
     def is_full(self) -> bool:
-        """Whether all slots of the engine are taken."""
+        """Whether the model has at least ``slots`` requests in flight; False if its ``slots`` are not known."""
         return bool(self._most) and self.num_requests >= self._most // PER_SLOT
 
     def _next_end(self) -> float:
-        """Estimate the seconds until one of the requests in flight has ended."""
+        """Estimate after how many seconds the next of the requests in flight ends."""
         return min(max(1.0, self._wait(0) / self.num_requests), MOST_SECONDS)
 
     def _wait(self, num_bytes: int) -> float:

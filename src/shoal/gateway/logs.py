@@ -38,7 +38,11 @@ triton = logging.getLogger("shoal.triton")
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object per line: ``time`` in UTC, ``level``, ``source``, ``message``, and the optional fields."""
+    """Formatter for one JSON object per line.
+
+    The keys are ``time`` in UTC, ``level``, ``source``, ``message`` and, where known, ``model``, ``kind``,
+    ``request_id`` and ``place`` (the line of code in Triton).
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         """Format a record as one line."""
@@ -56,10 +60,10 @@ class JsonLines(logging.Formatter):
 
 
 class Plain(logging.Formatter):
-    """Plain line: time of day, source, level above INFO, message."""
+    """Formatter for plain lines: time of day, ``Triton:`` if Triton logged it, the level if it is not INFO, message."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Format a record as one line."""
+        """Format a record as one line, followed by the traceback if it has one."""
         who = "Triton: " if record.name == triton.name else ""
         level = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
         message = record.getMessage().translate(_CONTROL)
@@ -68,14 +72,14 @@ class Plain(logging.Formatter):
 
 
 class Flood(logging.Filter):
-    """Rate limit for each log statement of shoal and of Triton, in records per ten seconds."""
+    """Filter that limits how many records each log statement of shoal and of Triton may log in ten seconds."""
 
     def __init__(self) -> None:
         super().__init__()
         self._seen: dict[Any, tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to log a record; the first one after suppressed ones gives their number."""
+        """Whether to log a record. The first record after suppressed records says how many were suppressed."""
         is_printed = record.name == triton.name and not hasattr(record, "place")
         if is_printed or (record.name == triton.name and record.levelno <= logging.INFO):
             return True
@@ -101,7 +105,7 @@ class _File(RotatingFileHandler):
 def configure(file: Path | None) -> None:
     """Send log records of shoal and Triton to standard error, and to ``file`` if given.
 
-    On a terminal Triton's own records are shown from level WARNING on.
+    On a terminal, Triton's records are shown only from level WARNING on.
 
     Raises:
         InputError: the file cannot be written.
@@ -129,12 +133,12 @@ def configure(file: Path | None) -> None:
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Whether a record is not about malformed HTTP, which a client can send in any amount."""
+    """Whether to log a record of aiohttp: not if it is about malformed HTTP, which clients could send without end."""
     return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
 class Tail:
-    """Forwards a server's log file to logging, and truncates the file when it gets long."""
+    """Forwards the lines of Triton's log file to ``logging``, and truncates the file when it gets long."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._at, self._rest = path, 0, b""
@@ -146,7 +150,7 @@ class Tail:
             await asyncio.sleep(_PERIOD)
 
     def read(self) -> None:
-        """Forward the lines added since the last call."""
+        """Forward the lines that were added to the file since the last call."""
         if not self._path.is_file():
             return
         with self._path.open("rb") as file:
@@ -162,7 +166,10 @@ class Tail:
 
 
 def forward(line: str) -> None:
-    """Log a line of Triton's; its tables are dropped, and lines in another format were printed by a model."""
+    """Log a line of Triton's log. Lines of Triton's tables are dropped.
+
+    A line that does not have Triton's format was printed by a model, and is logged at level INFO.
+    """
     found = _LINE.fullmatch(line)
     if found and not found[3]:  # the head of a table
         return

@@ -1,4 +1,4 @@
-"""Facts about a repository's models: which ones call which, time-outs, slots, processes, and which are for clients."""
+"""Facts about a repository's models: which models they call, time-outs, processes, and which ones clients may call."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from shoal.gateway.watch import HANG_PARAMETER
 from shoal.repository.config import ModelConfig
 from shoal.repository.model_folders import find_top, read_calls
 
-PUBLIC_PARAMETER = "public"  # of a model that clients may ask, beside the ensembles
+PUBLIC_PARAMETER = "public"  # of a model that clients may call, besides the ensembles
 SLOTS_PARAMETER = "slots"  # of an engine's configuration: how many streams it runs at once
-STREAM_SECONDS = 60.0  # that a model which answers in pieces may wait without processor time, as for another model
+STREAM_SECONDS = 60.0  # that a model which answers in pieces may wait, without processor time
 
 
 def find_below(configs: Mapping[str, ModelConfig]) -> dict[str, set[str]]:
-    """Map each model to the models that it calls, directly or through another one."""
+    """Map each model to the models that it calls, directly or through another model."""
     below = {name: {*(step.model for step in config.steps), *config.calls} for name, config in configs.items()}
     for _ in configs:  # each pass adds at least one level of nesting
         for called in below.values():
@@ -24,16 +24,18 @@ def find_below(configs: Mapping[str, ModelConfig]) -> dict[str, set[str]]:
 
 
 def find_users(configs: Mapping[str, ModelConfig]) -> dict[str, set[str]]:
-    """Map each model to the ensembles and models that call it, directly or through another one."""
+    """Map each model to the ensembles and models that call it, directly or through another model."""
     below = find_below(configs)
     return {name: {user for user in configs if name in below[user]} for name in configs}
 
 
 def read_hang_seconds(configs: Mapping[str, ModelConfig]) -> dict[str, float]:
-    """Read how long models may run a batch without using the processor: by parameter, or longer if decoupled.
+    """Return, for some models, how many seconds the model may run a batch without using the processor.
+
+    The parameter ``hang_seconds`` gives the number; without it, a decoupled model has 60 s. Other models are left out.
 
     Raises:
-        ArtifactError: a value is not a number.
+        ArtifactError: a parameter ``hang_seconds`` is not a number.
     """
     given: Iterable[tuple[str, str]] = (
         (name, config.spec.parameters[HANG_PARAMETER])
@@ -50,17 +52,19 @@ def read_hang_seconds(configs: Mapping[str, ModelConfig]) -> dict[str, float]:
 
 
 def find_slots(configs: Mapping[str, ModelConfig]) -> dict[str, int]:
-    """Return how many streams a model runs at once: the least ``slots`` among itself and the models that it calls.
+    """Return, by model, how many requests the model computes at once.
+
+    This is the lowest parameter ``slots`` of the model and of the models that it calls. Models without it are left out.
 
     Raises:
-        ArtifactError: a value is not a whole number from 1 on.
+        ArtifactError: a parameter ``slots`` is not a whole number of 1 or more.
     """
     found: dict[str, int] = {}
     for name, config in configs.items():
         value = config.spec.parameters.get(SLOTS_PARAMETER)
         if value is not None:
             if not value.isdecimal() or int(value) < 1:
-                raise ArtifactError(f"{name}: {SLOTS_PARAMETER} {value!r} is not a number from 1 on.", "Write 16.")
+                raise ArtifactError(f"{name}: {SLOTS_PARAMETER} {value!r} is not a whole number from 1.", "Write 16.")
             found[name] = int(value)
     below = find_below(configs)
     slots = {name: [found[each] for each in (name, *below[name]) if each in found] for name in configs}
@@ -68,7 +72,7 @@ def find_slots(configs: Mapping[str, ModelConfig]) -> dict[str, int]:
 
 
 def find_members(configs: Mapping[str, ModelConfig]) -> dict[str, set[str]]:
-    """Map each ensemble to the models, not ensembles, that it calls, directly or through another one."""
+    """Map each ensemble to the models that it calls, directly or through another model. Ensembles are left out."""
     below = find_below(configs)
     return {
         name: {other for other in below[name] if other in configs and not configs[other].is_ensemble}
@@ -78,7 +82,10 @@ def find_members(configs: Mapping[str, ModelConfig]) -> dict[str, set[str]]:
 
 
 def count_processes(configs: Mapping[str, ModelConfig]) -> dict[str, int]:
-    """Return the least number of processes of each Python model: one per instance, on one device."""
+    """Return the least number of processes of each model that runs in Python: one per instance.
+
+    Triton may start more, because an instance group for GPUs that does not list them is counted for one GPU.
+    """
     return {
         name: config.spec.num_instances
         for name, config in configs.items()
@@ -87,10 +94,12 @@ def count_processes(configs: Mapping[str, ModelConfig]) -> dict[str, int]:
 
 
 def find_exposed(configs: Mapping[str, ModelConfig], names: Iterable[str]) -> set[str]:
-    """Return the models open to clients: ensembles, public models and those of ``names``; all if there are none.
+    """Return the models that clients may call: ensembles, models with the parameter ``public``, and those in ``names``.
+
+    If there are none, return all models.
 
     Raises:
-        ArtifactError: a model's parameter is neither true nor false.
+        ArtifactError: a parameter ``public`` is neither true nor false.
     """
     found = set(names) & configs.keys()
     for name, config in configs.items():
@@ -103,7 +112,10 @@ def find_exposed(configs: Mapping[str, ModelConfig], names: Iterable[str]) -> se
 
 
 def find_default(configs: Mapping[str, ModelConfig], exposed: Container[str], composed_for: Sequence[str]) -> str:
-    """Return the default model for clients that name none; empty if there are several."""
+    """Return the model that clients get if they name no model; empty if several models are possible.
+
+    ``composed_for`` are the models for which the repository was composed.
+    """
     try:
         return find_top(read_calls({n: c for n, c in configs.items() if n in exposed}), "The server", composed_for)
     except InputError:

@@ -1,4 +1,4 @@
-"""Refusals of requests: their reasons and words, and what clients may see of Triton."""
+"""Refusals of requests, with their reasons and messages, and what clients may see of Triton."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TRACE = re.compile(r"\n+At:\n.*", re.DOTALL)
 
 
 class Why(Enum):
-    """Reason for a refusal; the value is its kind in the metrics."""
+    """Reason for a refusal. The value is the label ``kind`` of the refusal in the metrics."""
 
     BUSY = "busy"  # too many requests at a time
     UNAVAILABLE = "unavailable"
@@ -45,7 +45,10 @@ class Why(Enum):
 
 
 class RefusedError(Exception):
-    """A request was refused before it ran, or was lost; ``retry_after`` is in seconds, 0 for never."""
+    """A request was refused before it ran, or was lost because its server or model died.
+
+    The client may retry after ``retry_after`` seconds; 0 means that it should not retry.
+    """
 
     def __init__(self, why: Why, message: str, retry_after: float = 0.0) -> None:
         super().__init__(message)
@@ -53,7 +56,7 @@ class RefusedError(Exception):
 
     @property
     def words(self) -> str:
-        """The message for clients, with the time to retry."""
+        """The message for clients. It says after how many seconds to retry."""
         return f"{self.message} Try again in {self.retry_seconds} s." if self.retry_after else self.message
 
     @property
@@ -63,11 +66,11 @@ class RefusedError(Exception):
 
 
 class LostError(Exception):
-    """The server, or a process of the model, ended while it had the request."""
+    """The server, or a process of the model, ended while a request was in flight to it."""
 
 
 def lost(model: str) -> RefusedError:
-    """Build the refusal for a request that was in flight when its model's process ended, and is not resent."""
+    """Build the refusal for a request that was in flight when its model's process ended, and that is not resent."""
     message = f"The process of {model} ended while it had this request."
     return RefusedError(Why.UNAVAILABLE, message, RETRY_SECONDS)
 
@@ -78,7 +81,7 @@ def closed(what: str) -> RefusedError:
 
 
 def kept(metadata: Any) -> Any:
-    """Return the metadata of a gRPC call that is passed on to Triton."""
+    """Return those entries of a gRPC call's metadata that are passed on to Triton: for tracing, and the request id."""
     return tuple((key, value) for key, value in metadata or () if key in HEADERS)
 
 
@@ -97,17 +100,17 @@ def is_cut(code: Any, details: str) -> bool:
 
 
 def clean(message: str) -> str:
-    """Strip the traceback from Triton's message: it names paths of the server."""
+    """Strip the traceback from an error message of Triton, because the traceback names paths on the server."""
     return _TRACE.sub("", message)
 
 
 def trim_config(config: dict[str, Any]) -> dict[str, Any]:
-    """Remove private fields from a model's configuration in JSON."""
+    """Remove fields that reveal the server's files and settings from a model's configuration in JSON."""
     return {name: value for name, value in config.items() if name not in PRIVATE}
 
 
 def log_failure(model: str, request_id: str, message: str) -> None:
-    """Log a failed request that was not itself at fault."""
+    """Log a request that failed because of the server or the model."""
     log.warning(
         "A request to %s failed: %s", model, message.splitlines()[0] if message else "no reason given",
         extra={"model": model, "request_id": request_id},

@@ -1,9 +1,9 @@
-"""Screening of requests: those that would crash Triton are refused.
+"""Screening of requests: requests that would crash Triton are refused.
 
-Triton 24.10 multiplies a request's dimensions without an overflow check, so that a shape such as [1, 2**61] fits into
-an empty body and kills the model's process; and its JSON parser recurses for each bracket, until the stack overflows.
-Triton must read exactly what was screened: a JSON request is re-encoded from what was parsed, since of two equal keys
-Triton takes the first one and most parsers the last.
+Triton 24.10 multiplies a request's dimensions without an overflow check. A shape such as [1, 2**61] then fits into an
+empty body and kills the model's process. In addition, Triton's JSON parser recurses for each bracket until the stack
+overflows. Triton must read exactly what was screened. Of two equal keys, Triton takes the first one and most parsers
+the last one, so a JSON request is parsed and encoded again.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ _DECODER = msgspec.json.Decoder(_Request)
 
 
 def screen_json(head: bytes, num_binary: int) -> tuple[bytes, str]:
-    """Screen the JSON of a request for inference; returns it re-encoded for Triton, and the request's id.
+    """Check the JSON of an inference request; return the JSON for Triton, encoded again, and the request's id.
 
-    ``num_binary`` bytes of tensors follow it.
+    ``num_binary`` is the number of bytes of binary tensors that follow the JSON.
 
     Raises:
-        RefusedError: it is not such a request, or would crash Triton.
+        RefusedError: the JSON is not an inference request, or would crash Triton.
     """
     screen_nesting(head)
     request = _decode(head)
@@ -81,7 +81,10 @@ def screen_json(head: bytes, num_binary: int) -> tuple[bytes, str]:
 
 
 class Screened(NamedTuple):
-    """A request for inference over gRPC that was screened; ``is_end_wanted``: it asks for a mark on its last answer."""
+    """Facts about a gRPC inference request that was screened.
+
+    ``is_end_wanted`` says whether the request asks Triton to mark its last answer.
+    """
 
     model: str
     request_id: str
@@ -89,10 +92,10 @@ class Screened(NamedTuple):
 
 
 async def screen_grpc(request: bytes) -> Screened:
-    """Screen a serialised ``ModelInferRequest``.
+    """Check a serialised ``ModelInferRequest``.
 
     Raises:
-        RefusedError: it is not such a request, or would crash Triton.
+        RefusedError: ``request`` is not a ``ModelInferRequest``, or would crash Triton.
     """
     return await asyncio.to_thread(_screen_grpc, request) if len(request) > LARGE else _screen_grpc(request)
 
@@ -107,10 +110,10 @@ def _screen_grpc(request: bytes) -> Screened:
 
 
 def parse(kind: str, content: bytes) -> Any:
-    """Parse a message of Triton's service, of the named type.
+    """Parse a protobuf message of Triton's gRPC service; ``kind`` is the name of its type.
 
     Raises:
-        RefusedError: it is not one.
+        RefusedError: ``content`` is not a message of this type.
     """
     try:
         return getattr(service_pb2, kind).FromString(content)
@@ -119,10 +122,12 @@ def parse(kind: str, content: bytes) -> Any:
 
 
 def screen_message(message: Any, first_name: str) -> None:
-    """Screen a ``ModelInferRequest``; ``first_name`` is the model that its first field names.
+    """Check a parsed ``ModelInferRequest``.
+
+    A serialised request can contain the model's name twice; ``first_name`` is the first of these names.
 
     Raises:
-        RefusedError: it would crash Triton.
+        RefusedError: the request would crash Triton, or names two models.
     """
     if first_name != message.model_name:
         raise RefusedError(
@@ -163,7 +168,10 @@ def check_json(content: bytes) -> None:
 
 
 def _screen(name: str, shape: Any, datatype: str, size: int, *, is_binary: bool = False) -> None:
-    """Check a tensor's shape; ``size`` is its bytes or, unless ``is_binary``, the most values that it can have."""
+    """Check that a tensor's shape fits its data.
+
+    ``size`` is the number of bytes of the data if ``is_binary``, else the most values that the data can have.
+    """
     num = prod(shape)
     if min(shape, default=0) < 0:
         raise RefusedError(Why.WRONG, f"Input {name!r} has shape {list(shape)}. Give dimensions of 0 or more.")

@@ -1,4 +1,4 @@
-"""Run a repository as a service: fronts, a supervised server behind them, and graceful shutdown."""
+"""Serve a model repository: HTTP and gRPC front ends, a supervised Triton behind them, and graceful shutdown."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Addresses(NamedTuple):
 def run_service(repository: Path | str, options: Options, on_ready: Callable[[Addresses], None]) -> int:
     """Serve ``repository`` until SIGTERM or SIGINT; return the exit code.
 
-    ``on_ready`` is called once all models are ready. After the first signal, new requests are refused, and the service
-    waits for those in flight; a second signal ends the wait.
+    ``on_ready`` is called with the service's addresses when all models are ready. After the first signal, the service
+    refuses new requests and waits for the requests in flight. A second signal ends the wait.
 
     Raises:
         InputError: Triton does not support the path, or there is no repository.
@@ -71,7 +71,7 @@ class _Service:
         options, configs = self._options, read_configs(self._repository)
         self._listen()
         if unknown := [name for name in options.exposed if name not in configs]:
-            raise InputError(f"--expose {unknown[0]} names no model of {self._repository}.", "Name one that it holds.")
+            raise InputError(f"--expose {unknown[0]} names no model of {self._repository}.", "Name one of its models.")
         composed = read_composed(self._repository)
         exposed = find_exposed(configs, [*options.exposed, *composed])
         below = find_below(configs)
@@ -85,7 +85,7 @@ class _Service:
             limits=options.limits,
             slots=find_slots(configs),
         )
-        log.info("Clients may ask %s.", ", ".join(sorted(exposed)))
+        log.info("Clients may call %s.", ", ".join(sorted(exposed)))
         canaries, streaming = make_canaries(configs), Streaming(configs)
         front, http = GrpcFront(dispatcher, streaming), HttpFront(dispatcher, configs, streaming)
         health = Health(dispatcher, canaries, streaming)
@@ -131,7 +131,10 @@ class _Service:
 
 @asynccontextmanager
 async def _open_doors(options: Options, front: GrpcFront, http: HttpFront, health: Health) -> AsyncIterator[Addresses]:
-    """Listen at all three ports; requests that arrive before the server is ready are refused with the reason."""
+    """Listen at the three ports while the context is open.
+
+    Requests that arrive before the server is ready are refused with the reason.
+    """
     limits, host = options.limits, options.host
     ports = find_ports(options.http_port, options.grpc_port, options.metrics_port, host=host)
     addresses = Addresses(*(f"{host}:{port}" for port in ports))

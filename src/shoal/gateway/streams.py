@@ -1,9 +1,10 @@
-"""Streamed requests: ids of our own, marks on last answers, counts, and requests to stop.
+"""Requests within streams: their ids, the marks on their last answers, their counts, and requests to stop them.
 
-Triton 24.10 does not tell the members of an ensemble that its client has left, and can crash when a stream is
-abandoned. So each request within a stream gets an id of its own, and asks Triton to mark its last answer. When the
-client of a decoupled model leaves, a request with the input ``stop`` and this id goes to the model, or to the members
-of the ensemble that have such an input; the rest of the answers is read and discarded.
+Triton 24.10 does not tell the models of an ensemble that the client has disconnected, and can crash when a stream is
+abandoned. So the service gives each request within a stream an id that no other request has, and asks Triton to mark
+the request's last answer. When the client of a decoupled model disconnects, the service sends a *stop request* to the
+model, or to those models of the ensemble that have an input ``stop``. A stop request has that input and the same id as
+the request to stop. Remaining answers are read and discarded.
 """
 
 from __future__ import annotations
@@ -39,9 +40,10 @@ KINDS = tuple(_KINDS.values())
 
 @dataclass
 class Streamed:
-    """A request within a stream that was sent to Triton as ``own_id`` and has no last answer yet.
+    """Request within a stream that was sent to Triton and does not have its last answer yet.
 
-    ``request_id`` is the client's id. ``is_end_wanted``: the client itself asked for a mark on the last answer.
+    ``own_id`` is the id that the service gave it, ``request_id`` the client's id. ``is_end_wanted`` says whether the
+    client, too, asked for a mark on the last answer.
     """
 
     own_id: str
@@ -55,10 +57,10 @@ class Streamed:
     sent: float = field(default_factory=time.monotonic)
 
     def mark(self, request: bytes) -> bytes:
-        """Give a serialised request our id, and ask for a mark on its last answer.
+        """Set ``own_id`` in a serialised request, and ask Triton to mark the last answer.
 
-        Fields that are appended to a protobuf message replace earlier ones. If Triton does not know that an answer is
-        the last when it sends it, it adds an empty answer with the mark.
+        Fields that are appended to a serialised protobuf message replace earlier values. If Triton does not know yet
+        that an answer is the last when it sends the answer, it later sends an empty answer with the mark.
         """
         added = service_pb2.ModelInferRequest(id=self.own_id)
         added.parameters[WITH_END].bool_param = True
@@ -67,19 +69,20 @@ class Streamed:
     def is_last(self, message: Any) -> bool:
         """Whether an answer to this request is its last one.
 
-        An error of a decoupled model without a mark refuses the request; one that the model sends is followed by the
-        end.
+        An answer of a model that is not decoupled is always the last one. From a decoupled model, an error without a
+        mark means that Triton refused the request, so no answer follows. An error that the model itself sends has a
+        mark that says whether answers follow.
         """
         parameters = message.infer_response.parameters
         return not self.is_decoupled or bool(parameters[END].bool_param if END in parameters else message.error_message)
 
     def restore_id(self, error: str) -> str:
-        """Put the client's id into a message of Triton's that names ours."""
+        """Replace ``own_id`` in an error message of Triton with the client's id."""
         return error.replace(self.own_id, self.request_id or "<id_unknown>")
 
 
 class Streaming:
-    """Streamed requests to the models of a repository: their ids, what is counted of them, and how they are stopped."""
+    """Ids, counters and stop requests for the streamed requests to the models of a repository."""
 
     def __init__(self, configs: Mapping[str, ModelConfig]) -> None:
         members = find_members(configs)
@@ -102,17 +105,17 @@ class Streaming:
         return sorted(self._stops)
 
     def is_decoupled(self, model: str) -> bool:
-        """Whether requests to a model have any number of answers."""
+        """Whether a model is decoupled: it may give any number of answers to a request."""
         return model in self._stops
 
     def begin(self, model: str, request_id: str, *, num_bytes: int = 0, is_end_wanted: bool = False) -> Streamed:
-        """Give a request an id that no other request has."""
+        """Return the record of a new request, with an id that no other request has."""
         own_id = f"shoal-{os.getpid()}-{next(self._numbers)}"
         meter = self.tokens.meter(model)
         return Streamed(own_id, model, request_id, self.is_decoupled(model), meter, num_bytes, is_end_wanted)
 
     def count(self, streamed: Streamed, message: Any, stream: Stream) -> bool:
-        """Count an answer, a ``ModelStreamInferResponse``; return whether it is the last of its request."""
+        """Count an answer, a ``ModelStreamInferResponse``; return whether it is the last answer to its request."""
         if streamed.meter is not None:
             streamed.meter.read(message.infer_response)
         if not streamed.has_begun:
@@ -125,7 +128,10 @@ class Streaming:
         return is_last
 
     async def stop(self, upstream: Upstream, streamed: Streamed, is_ended: Callable[[], bool]) -> None:
-        """Send stop requests until the request has ended, if its model takes them."""
+        """Send stop requests for a request until ``is_ended`` returns true.
+
+        Nothing is sent if its model, or no model of its ensemble, has an input ``stop``.
+        """
         requests = self._stops.get(streamed.model, [])
         while requests and not is_ended():
             for request in requests:
@@ -143,7 +149,7 @@ async def _send(upstream: Upstream, request: Any, request_id: str) -> None:
 
 
 def _make_request(config: ModelConfig) -> Any:
-    """Make a stop request with the smallest inputs that the model needs."""
+    """Make a stop request, with the smallest shapes and with zeros for the other inputs that the model needs."""
     request = service_pb2.ModelInferRequest(model_name=config.name)
     rows = [1] if config.spec.is_batched else []
     for tensor in config.spec.inputs:
@@ -161,14 +167,14 @@ def _make_request(config: ModelConfig) -> Any:
 
 
 class Meter:
-    """Counts the tokens of one request as its answers come: each has the numbers of tokens so far."""
+    """Counts the tokens of one request. Each answer gives the total numbers of tokens so far."""
 
     def __init__(self, counts: Counter[tuple[str, str]], model: str) -> None:
         self._counts, self._model = counts, model
         self._known = dict.fromkeys(_KINDS, 0)
 
     def read(self, answer: Any) -> None:
-        """Count what a ``ModelInferResponse`` adds."""
+        """Add the tokens that are new in a ``ModelInferResponse`` to the counts."""
         for output, raw in zip(answer.outputs, answer.raw_output_contents, strict=False):
             if output.name in _KINDS and len(raw) == 4:
                 number = int.from_bytes(raw, "little")
@@ -177,7 +183,10 @@ class Meter:
 
 
 class Tokens:
-    """Sums of ``input`` and ``output`` tokens by model, of those models that declare both counts, UINT32 ``[1]``."""
+    """Total numbers of input and output tokens, by model.
+
+    Counted for models with the outputs ``num_input_tokens`` and ``num_output_tokens``, both UINT32 ``[1]``.
+    """
 
     def __init__(self, specs: Iterable[ModelSpec]) -> None:
         self._models = {spec.name for spec in specs if _declares_tokens(spec)}
@@ -185,11 +194,11 @@ class Tokens:
 
     @property
     def models(self) -> list[str]:
-        """Names of these models."""
+        """Names of the models whose tokens are counted."""
         return sorted(self._models)
 
     def meter(self, model: str) -> Meter | None:
-        """Return a meter for one request; None if the model does not report tokens."""
+        """Return a meter for one request to ``model``; None if the model does not report its tokens."""
         return Meter(self.counts, model) if model in self._models else None
 
 

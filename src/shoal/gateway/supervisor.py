@@ -39,7 +39,7 @@ STOP_SECONDS = 3.0  # for Triton to unload its models, once it has nothing to do
 
 
 class Servers:
-    """Starts and stops servers, usually one, and a second one during a replacement; forwards their logs."""
+    """Starts and stops Triton servers and forwards their logs. Usually one runs; during a replacement, two do."""
 
     def __init__(self, repository: Path, runtime: Runtime, load_seconds: float, canaries: dict[str, Canary]) -> None:
         self._repository, self._runtime, self._load_seconds = repository, runtime, load_seconds
@@ -50,7 +50,7 @@ class Servers:
         return upstream in self._running
 
     async def launch(self) -> Upstream:
-        """Start a server, and return it once its models answer their canaries."""
+        """Start a server, and return it when its models have answered their canary (test) requests."""
         launching = asyncio.create_task(asyncio.to_thread(Server, self._repository, self._runtime))
         try:
             server = await asyncio.shield(launching)
@@ -100,7 +100,7 @@ class Servers:
 
 
 class Supervisor:
-    """Owns the active server: health checks, restart, hand-over."""
+    """Owns the active Triton server: health checks, restart, hand-over to the next server."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class Supervisor:
         """Start the first server, and admit requests.
 
         Raises:
-            ServerError: it does not start.
+            ServerError: the server does not start.
         """
         await self._take_over(await self._servers.launch())
 
@@ -141,7 +141,7 @@ class Supervisor:
         """Replace the server whenever something is wrong with it.
 
         Raises:
-            ServerError: none has started for ten minutes.
+            ServerError: no server could be started for ten minutes.
         """
         while True:
             broken = asyncio.create_task(self._broken.wait())
@@ -211,7 +211,7 @@ class Supervisor:
                     self._note(upstream, Fault(canary.model, "wrong", f"{canary.model} does not answer as it did"))
 
     def _note(self, upstream: Upstream, fault: Fault) -> None:
-        """Block a faulty model and the ensembles that use it, kill its processes, and request a replacement."""
+        """Block a faulty model and the models that call it, kill its processes, and request another server."""
         if upstream is not self._current or self._dispatcher.blocked.get(fault.model) or self._is_down():
             return
         log.error("%s", fault.what, extra={"model": fault.model, "kind": fault.kind})
@@ -259,7 +259,7 @@ class Supervisor:
         self._retire(old)
 
     async def _pause(self, old: Upstream) -> None:
-        """Wait before another server is started, if there were too many restarts."""
+        """Wait before another server is started, if there were too many restarts in the last ten minutes."""
         now = time.monotonic()
         self._restarts.append((now, old))
         while now - self._restarts[0][0] > RESTARTS_SECONDS:
@@ -282,18 +282,21 @@ class Supervisor:
             canary.sent = 0.0
 
     def _has_room(self) -> bool:
-        """Whether a second server fits into memory beside the first."""
+        """Whether memory suffices for a second server beside the running one."""
         return self._watch is None or self._watch.resident_bytes < available_memory()
 
     async def _give_way(self, old: Upstream) -> None:
-        """Stop the old server first: memory does not suffice for two, or the next one fails to start beside it."""
+        """Stop the old server before the next one starts.
+
+        This is done if memory does not suffice for both, or if the next server failed to start beside the old one.
+        """
         if old in self._servers:
             log.warning("The server is stopped before the next one starts.")
             self._dispatcher.block({*self._configs, ""}, "its server is started again")
             await self._servers.end(old, 0)
 
     def _retire(self, old: Upstream) -> None:
-        """Let the old server finish the requests of healthy models, then stop it."""
+        """Let the old server finish its requests to healthy models, then stop it."""
 
         async def wait() -> None:
             with contextlib.suppress(TimeoutError):
@@ -320,7 +323,7 @@ class Supervisor:
             log.error("%d requests were not answered within %g s.", self._dispatcher.num_requests, self._options.grace)
 
     async def stop(self, seconds: float = STOP_SECONDS) -> None:
-        """Stop all servers and health checks."""
+        """Stop all health checks and all servers; requests still running after ``seconds`` are lost."""
         await self._dispatcher.close("it is stopping")
         self._cancel_tests()
         for task in (*self._retiring, *([self._looking] if self._looking else [])):

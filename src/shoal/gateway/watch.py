@@ -25,7 +25,10 @@ SILENCE = 0.02  # of a processor: background threads of a hanging process use le
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault of ``model`` or, if that is empty, of the whole server; ``kind`` is its label in the metrics."""
+    """Fault of ``model`` or, if that is empty, of the whole server.
+
+    ``kind`` is the fault's label in the metrics, ``what`` its description for logs and clients.
+    """
 
     model: str
     kind: str
@@ -34,7 +37,7 @@ class Fault:
 
 @dataclass
 class Stub:
-    """A process of a model instance, with its samples of the last seconds."""
+    """Python backend process of a model instance, with its measured states of the last seconds."""
 
     pid: int
     model: str
@@ -44,10 +47,11 @@ class Stub:
 
 
 class Watch:
-    """Monitor of the processes that a server had when it became ready.
+    """Monitor of the processes that a Triton server had when it became ready.
 
     ``expected`` is the least number of processes of each model, ``members`` the models that each ensemble calls, and
-    ``hang_seconds`` how long a model may be busy without processor time.
+    ``hang_seconds`` how long a model may be busy without using processor time. ``memory_mib`` is the largest memory of
+    a model's process with its child processes; 0 means no limit.
     """
 
     def __init__(
@@ -58,7 +62,7 @@ class Watch:
         members: Mapping[str, set[str]],
         hang_seconds: Mapping[str, float],
         memory_mib: float,
-        clock: Callable[[], float] = time.monotonic,  # the clock of the beacons
+        clock: Callable[[], float] = time.monotonic,  # the clock of the heartbeat files
     ) -> None:
         self._server, self._expected, self._members = server, expected, members
         self._hang_seconds, self._memory_mib, self._clock = hang_seconds, memory_mib, clock
@@ -67,9 +71,10 @@ class Watch:
         self.stubs = [stub for process in processes() if (stub := _find_stub(process, server))]
 
     def look(self, waiting: Mapping[str, float], answered: float) -> list[Fault]:
-        """Check all processes; returns the faults.
+        """Check all processes, and return the faults that were found.
 
-        ``waiting`` gives when the canary in flight of each model was sent, ``answered`` the time of the last answer.
+        ``waiting`` has, for each model with a canary request in flight, the time at which the canary was sent.
+        ``answered`` is the time of the last answer from any model.
         """
         process = find_process(self._server.pid)
         if process is None or process.is_ended:
@@ -86,7 +91,10 @@ class Watch:
         return found or self._look_at_server(process, waiting, answered)
 
     def _look_at_server(self, process: Process, waiting: Mapping[str, float], answered: float) -> list[Fault]:
-        """Detect a hang of Triton itself: the process is stopped, or a request is not passed to any model process."""
+        """Detect a hang of Triton itself.
+
+        Triton hangs if its process is stopped, or if a canary request is not passed to any process of its model.
+        """
         now = self._clock()
         if process.state not in "Tt":
             self._moved = now
@@ -125,7 +133,10 @@ class Watch:
         return self._judge(stub, is_late=bool(since) and now - since > limit, limit=limit)
 
     def _look_at_silent(self, stub: Stub, since: float, limit: float) -> Fault | None:
-        """Detect a hang without a heartbeat: the canary is late, and all instances of the model are silent."""
+        """Detect a hang of a process without a heartbeat.
+
+        It hangs if its model's canary request is late, and no process of the model has used processor time.
+        """
         is_late = bool(since) and self._clock() - since > limit
         siblings = [other for other in self.stubs if other.model == stub.model and other.samples]
         return self._judge(stub, is_late=is_late and all(_is_silent(each, limit) for each in siblings), limit=limit)
@@ -136,7 +147,7 @@ class Watch:
         return None
 
     def forget(self) -> None:
-        """Discard earlier samples, after a time without checks."""
+        """Discard earlier measurements, because there was a time without checks."""
         self._since = self._moved = self._clock()
         for stub in self.stubs:
             stub.samples.clear()
@@ -156,7 +167,7 @@ class Watch:
 
 
 def _is_silent(stub: Stub, seconds: float) -> bool:
-    """Whether it has used no processor time for ``seconds``, and was neither runnable nor waiting for a disk."""
+    """Whether a process used no processor time for ``seconds``, and was neither runnable nor waiting for a disk."""
     (first, before), (last, after) = stub.samples[0], stub.samples[-1]
     if last - first < seconds * 0.9 or any(process.state in "RD" for _, process in stub.samples):
         return False

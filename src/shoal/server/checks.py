@@ -1,4 +1,4 @@
-"""Checks of the repository and the machine, made before a server is started."""
+"""Checks of the repository and the machine, made before a Triton server is started."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _LEAST_MIB = 16  # of shared memory, for a repository whose manifest does not gi
 
 
 def check_start(repository: Path) -> Runtime:
-    """Run all checks that are possible before the server starts; returns the server to start.
+    """Run all checks that are possible before the server starts, and return the server to start.
 
     Raises:
-        InputError: Triton does not support the path, there is no repository, or it cannot be read.
+        InputError: Triton does not support the path, there is no repository, or the repository cannot be read.
         ArtifactError: a file of the repository is missing or changed.
-        SetupError: this machine lacks something.
+        SetupError: this machine lacks something that the server needs.
     """
     for _, check in checks(repository):
         check()
@@ -35,7 +35,7 @@ def check_start(repository: Path) -> Runtime:
 
 
 def checks(repository: Path) -> list[tuple[str, Callable[[], None]]]:
-    """Return the named checks for ``repository``; each raises a ``ShoalError`` that says what is wrong."""
+    """Return the names and the checks for ``repository``. A check that fails raises a ``ShoalError`` that says why."""
     return [
         ("repository", lambda: check_repository(repository)),
         ("files", lambda: check_files(repository)),
@@ -48,7 +48,7 @@ def check_repository(path: Path) -> None:
     """Check that ``path`` is a model repository that Triton can load.
 
     Raises:
-        InputError: it is not; the message says why.
+        InputError: Triton cannot load ``path``; the message says why.
     """
     check_path_supported(path)
     if not path.exists():
@@ -69,7 +69,7 @@ def check_repository(path: Path) -> None:
 
 
 def check_files(repository: Path) -> None:
-    """Check the files of a composed repository against its manifest.
+    """Check the files of a composed repository against the digests in its manifest.
 
     Raises:
         ArtifactError: a file is missing or changed.
@@ -84,10 +84,10 @@ def check_files(repository: Path) -> None:
 
 
 def check_glibc() -> None:
-    """Check that the C library is new enough for the packaged server.
+    """Check that the C library is new enough for Triton from the PyPI wheel.
 
     Raises:
-        SetupError: it is not.
+        SetupError: the C library is too old, or is not glibc.
     """
     name, version = platform.libc_ver()
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
@@ -99,10 +99,10 @@ def check_glibc() -> None:
 
 
 def check_gpus(repository: Path) -> None:
-    """Check that this machine has the GPUs that a composed repository was placed on.
+    """Check that this machine has the GPUs for which a repository was composed.
 
     Raises:
-        SetupError: one is missing.
+        SetupError: a GPU is missing.
     """
     wanted = [int(gpu) for gpu in read_manifest(repository).get("gpus", [])]
     number = int(describe_machine().get("num_gpus", 0))
@@ -114,7 +114,7 @@ def check_gpus(repository: Path) -> None:
 
 
 def find_needed_memory(repository: Path) -> int:
-    """Return the shared memory, in MiB, of the largest request that a composed repository was sized for."""
+    """Return the shared memory, in MiB, that the largest request needs, from the manifest of a composed repository."""
     return -(-int(read_manifest(repository).get("launch", {}).get("shared_memory", _LEAST_MIB * _MIB)) // _MIB)
 
 
@@ -122,7 +122,7 @@ def check_shared_memory(needed: int) -> None:
     """Check that shared memory can be written, and has ``needed`` MiB free.
 
     Raises:
-        SetupError: it cannot be written, or is too small.
+        SetupError: shared memory cannot be written, or has less than ``needed`` MiB free.
     """
     if not SHARED_MEMORY.is_dir() or not os.access(SHARED_MEMORY, os.W_OK):
         raise SetupError(f"{SHARED_MEMORY} cannot be written.", "Mount a tmpfs there, writable for this user.")

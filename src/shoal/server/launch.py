@@ -1,4 +1,4 @@
-"""Start, readiness check and stop of one Triton server over one repository."""
+"""Start, readiness check and stop of a Triton server for one repository."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from shoal.server.runtime import Runtime
 HOST = "127.0.0.1"
 START_SECONDS = 120.0
 EXIT_SECONDS = 10  # a single idle keep-alive connection makes Triton wait all of it
-OTHERS_SECONDS = 1.0  # for models that load beside a failed one to fail as well
-KEEP_LOG = "Its whole log: shoal serve REPOSITORY --log FILE"
+OTHERS_SECONDS = 1.0  # for other models that are loading to fail as well
+KEEP_LOG = "To see its whole log: shoal serve REPOSITORY --log FILE"
 _FAILED = r"failed to load '.*?' version \d+: .*"
 _VLLM = r"(?m)^\((?:Worker|EngineCore)[^)]*\) ERROR \S+ \S+ \[[^\]]*\] (\w+Error: .*)$"  # of its own processes
 RESTRICTED = "model-repository,shared-memory,statistics,trace,logging"
@@ -42,7 +42,7 @@ _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no pro
 
 
 class Server:
-    """A running Triton, on loopback. Use ``serve`` to start one."""
+    """A running Triton server on loopback. Use ``serve`` to start one."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Server:
         self.repository = repository
         # Triton binds its ports only after loading the models; until then another connection could get one of them
         ports, self._held = _hold_ports(*ports)
-        with contextlib.ExitStack() as undone:  # unless all of it succeeds
+        with contextlib.ExitStack() as undone:  # on an error
             undone.enter_context(self._held)
             self.http_url, self.grpc_url, self.metrics_url = (f"{HOST}:{port}" for port in ports)
             self.admin_key = secrets.token_hex(16)  # for what is closed to clients, such as statistics
@@ -119,7 +119,8 @@ class Server:
         """Wait until every model is loaded.
 
         Raises:
-            ServerError: Triton ended, with the reason it logged, or ``timeout`` seconds passed.
+            ServerError: Triton ended or a model did not load, with the reason from Triton's log; or ``timeout`` seconds
+                passed.
         """
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
@@ -135,7 +136,7 @@ class Server:
         raise ServerError(f"Triton was not ready after {timeout:g} s.", f"Give it longer. {KEEP_LOG}")
 
     def is_ready(self) -> bool:
-        """Whether Triton reports ready; this stays true when a model's process has died."""
+        """Whether Triton reports that it is ready. Triton still does so when a model's process has died."""
         try:
             with _DIRECT.open(f"http://{self.http_url}/v2/health/ready", timeout=1) as answer:
                 return bool(answer.status == 200)
@@ -144,19 +145,19 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """Process id of Triton, which leads the session of its models' processes."""
+        """Process id of Triton, which is also the id of the session of its models' processes."""
         return self._process.pid
 
     def wait(self) -> int:
-        """Wait until Triton ends; returns its exit code."""
+        """Wait until Triton ends, and return its exit code."""
         return self._process.wait()
 
     def cause(self) -> str:
-        """Return the reason for Triton's end, from its log."""
+        """Return the reason why Triton ended, from its log."""
         return find_cause(self._read_log())
 
     def _settled_cause(self) -> str:
-        """Return the cause, after waiting for other failing models to log theirs."""
+        """Return the reason from Triton's log, after a second in which other failing models can log their reasons."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(OTHERS_SECONDS)
         return self.cause()
@@ -165,10 +166,11 @@ class Server:
         return self.log.read_text(encoding="utf-8", errors="replace") if self.log.is_file() else ""
 
     def stop(self, seconds: float | None = None) -> None:
-        """Stop Triton and clean up its processes, shared memory and temporary files.
+        """Stop Triton, and clean up its processes, shared memory and temporary files.
 
-        After ``seconds``, by default a few more than Triton's own time-out, the rest is killed; with 0 at once. Use 0
-        when a model's process has died: Triton would wait for it in vain.
+        Processes that still run after ``seconds`` are killed. The default is 20 s, which is 10 s more than Triton's own
+        time-out; 0 kills them at once. Use 0 when a model's process has died, because Triton would wait for that
+        process in vain.
         """
         if self._process.poll() is None:  # while it runs: its processes name the folders
             self._lease.note(find_environments(self.pid))
@@ -201,11 +203,12 @@ def serve(
     timeout: float | None = None,
     log: Path | None = None,
 ) -> Server:
-    """Start the embedded Triton over ``repository`` and wait until it is ready.
+    """Start Triton on this machine for ``repository``, and wait until it is ready.
 
-    It is bound to loopback and meant for development and tests. A port of 0 is any free one. ``timeout`` is in seconds,
-    120 or as long as the repository's models say that they take to load. Triton's log goes to ``log``; without one it
-    is deleted with the server. Use it as a context manager, or call ``stop``::
+    The server listens on loopback, and is meant for development and tests. A port of 0 stands for any free port.
+    ``timeout`` is the longest time for the start in seconds: by default 120, or the time in the manifest of a composed
+    repository if that is longer. Triton's log is written to the file ``log``; without ``log``, it is deleted when the
+    server stops. Use the server as a context manager, or call its ``stop``::
 
         with shoal.serve("build/repository") as server:
             shoal.Client(server.grpc_url).infer("my_ensemble", TEXT=["A text."])
@@ -213,7 +216,7 @@ def serve(
     Raises:
         InputError: Triton does not support the path, or there is no repository.
         SetupError: a port is taken, or this environment cannot run the server.
-        ServerError: a model did not load.
+        ServerError: a model did not load, or the server was not ready in time.
     """
     path = Path(repository).resolve()
     runtime = check_start(path)
@@ -228,16 +231,19 @@ def serve(
 
 
 def find_environments(session: int) -> set[str]:
-    """Find the folders into which a server has unpacked environments; a killed server leaves them behind."""
+    """Find the folders into which Triton has unpacked Python environments for the processes of a session.
+
+    A server that is killed leaves these folders behind.
+    """
     values = (value for p in processes() if p.session == session for value in p.variables().values())
     return {found[0] for value in values if (found := ENVIRONMENT.search(value))}
 
 
 def find_ports(*wanted: int, host: str = HOST) -> tuple[int, int, int]:
-    """Return three distinct ports, each ``wanted`` or, for 0, a free one.
+    """Return three distinct ports: those in ``wanted``, with a free port in place of each 0.
 
     Raises:
-        SetupError: one is taken.
+        SetupError: a wanted port is taken.
     """
     ports, held = _hold_ports(*wanted, host=host)
     held.close()
@@ -245,7 +251,10 @@ def find_ports(*wanted: int, host: str = HOST) -> tuple[int, int, int]:
 
 
 def _hold_ports(*wanted: int, host: str = HOST) -> tuple[tuple[int, int, int], contextlib.ExitStack]:
-    """Reserve ports until the stack is closed; they are bound but not listening, so that Triton may listen there."""
+    """Reserve ports until the returned stack is closed.
+
+    The ports are bound, but nothing listens at them, so that Triton may do so.
+    """
     with contextlib.ExitStack() as held:
         http, grpc, metrics = (_bind(host, port, held) for port in wanted)
         return (http, grpc, metrics), held.pop_all()

@@ -30,7 +30,7 @@ def make_folder() -> Path:
     """Create the temporary folder of a server.
 
     Raises:
-        SetupError: it cannot be created.
+        SetupError: the folder cannot be created.
     """
     try:
         return Path(tempfile.mkdtemp(prefix=f"shoal-{os.getpid()}-"))
@@ -39,7 +39,7 @@ def make_folder() -> Path:
 
 
 def find_prefix(folder: Path) -> str:
-    """Return the prefix of the names of a server's shared memory."""
+    """Return the prefix of the names of a server's shared memory, given the server's temporary folder."""
     return f"{folder.name.replace('-', '_')}_"
 
 
@@ -56,30 +56,30 @@ class Lease:
 
     @property
     def file(self) -> int:
-        """The file's descriptor, for the server to inherit."""
+        """Descriptor of the lock file, which the server's processes inherit."""
         return self._file.fileno()
 
     def note(self, environments: Iterable[str]) -> None:
-        """Record the folders into which Triton has unpacked environments."""
+        """Record the folders into which Triton has unpacked environments for the server."""
         self._file.seek(0)
         self._file.truncate()
         self._file.writelines(f"{environment}\n" for environment in environments)
         self._file.flush()
 
     def end(self) -> None:
-        """Remove everything that belongs to the server, which must have ended."""
+        """Remove the server's folder, shared memory and unpacked environments. The server must have ended."""
         _remove(self._folder)
         self._file.close()
 
 
 def clean_up() -> list[Path]:
-    """Clean up after ended servers of this user that left files behind; returns their folders."""
+    """Remove what servers of this user left behind when they were killed; return the servers' temporary folders."""
     found = sorted(Path(tempfile.gettempdir()).glob(f"shoal-*/{_LEASE}"))
     return [path.parent for path in found if _FOLDER.fullmatch(path.parent.name) and _is_own(path) and _clean(path)]
 
 
 def _is_own(lease: Path) -> bool:
-    """Whether the lease and its folder belong to this user and are writable by no other."""
+    """Whether a lock file and its folder belong to this user, and no other user may write to them."""
     with contextlib.suppress(OSError):
         found = [path.lstat() for path in (lease, lease.parent)]
         return all(

@@ -1,6 +1,6 @@
 """Locate the server: the tritonserver that SHOAL_TRITONSERVER names, else the one in the nvidia-pytriton wheel.
 
-SHOAL_STUB names a custom Python backend stub, such as one built for NumPy 2.
+SHOAL_STUB names another stub for Triton's Python backend, such as a stub that was built for NumPy 2.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ from shoal.repository.placement import GPU, HYBRID
 SERVER_VARIABLE, STUB_VARIABLE = "SHOAL_TRITONSERVER", "SHOAL_STUB"
 BACKENDS = Path(__file__).parent / "backends"
 COMPONENT_NEEDS = ("tokenizers", "array-api-compat")  # imports of components that NVIDIA's image lacks
-# and of those that are placed on a GPU, or get tensors from one
+# and imports of components that run on a GPU, or get tensors from a GPU
 GPU_COMPONENT_NEEDS = {GPU: ("cupy-cuda13x", "pylibcudf-cu13"), HYBRID: ("cupy-cuda13x",)}
 IMAGE = "nvcr.io/nvidia/tritonserver"
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """A tritonserver and what its Python models need to start.
+    """A tritonserver binary, and what it needs to run Python models.
 
-    ``libraries`` go onto ``LD_LIBRARY_PATH``: the stub's libpython first, or another Python's would be loaded.
+    ``libraries`` are folders for ``LD_LIBRARY_PATH``. The folder with this Python's libpython is the first, so that the
+    stub does not load the libpython of another Python.
     """
 
     binary: Path
@@ -46,7 +47,10 @@ class Runtime:
     libraries: tuple[Path, ...]
 
     def environment(self) -> dict[str, str]:
-        """Return the server's environment variables. Stubs inherit them, but ignore those that begin with PYTHON."""
+        """Return the environment variables for the server.
+
+        The processes of Python models inherit them, but ignore variables whose names begin with PYTHON.
+        """
         executables = Path(sys.executable).parent
         set_already = os.environ.get("LD_LIBRARY_PATH")  # kept at the end: it may be the only way to find a driver
         return {
@@ -60,9 +64,9 @@ class Runtime:
         }
 
     def write_backends(self, folder: Path) -> None:
-        """Fill ``folder`` as a backend directory: Triton's Python backend, and shoal's python-based ones.
+        """Copy Triton's Python backend, and shoal's backends in Python, into the backend directory ``folder``.
 
-        Copies throughout: Triton refuses symbolic links that leave the directory.
+        Files are copied, not linked, because Triton refuses symbolic links that leave the directory.
         """
         shutil.copytree(self.python_backend, folder / "python", ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy2(self.stub, folder / "python" / STUB)
@@ -73,7 +77,7 @@ class Runtime:
             copy_package(backend)
 
     def missing_libraries(self) -> list[str]:
-        """List shared libraries that the server or the stub needs and the loader does not find."""
+        """List the shared libraries that the server or the stub needs and that the dynamic loader does not find."""
         names = set()
         for binary in (self.binary, self.stub, self.python_backend / "libtriton_python.so"):
             listing = subprocess.run(
@@ -84,10 +88,10 @@ class Runtime:
 
 
 def find_runtime() -> Runtime:
-    """Find the server to start.
+    """Find the Triton server to start.
 
     Raises:
-        SetupError: there is none, it has no stub for this Python, or a library is missing.
+        SetupError: there is no server, the server has no stub for this version of Python, or a library is missing.
     """
     if os.environ.get(SERVER_VARIABLE):
         binary = Path(os.environ[SERVER_VARIABLE]).resolve()
@@ -111,7 +115,7 @@ def find_runtime() -> Runtime:
 
 
 def check_numpy(version: str) -> None:
-    """Refuse NumPy 2 with the packaged stub, which silently corrupts tensors under it.
+    """Refuse NumPy 2, because the stub in the nvidia-pytriton wheel silently corrupts tensors under it.
 
     Raises:
         SetupError: NumPy is 2 or newer.
@@ -163,7 +167,7 @@ def _library_fix(missing: list[str]) -> str:
 
 
 def container_command(repository: Path) -> str:
-    """Return the command that serves a composed repository from NVIDIA's container, on loopback.
+    """Return the shell command that serves a composed repository from NVIDIA's Triton container, on loopback.
 
     Raises:
         InputError: the repository was not composed for a release of the container.

@@ -15,10 +15,11 @@ _DEFAULT_STREAM = 1  # cudaStreamLegacy of cuda_runtime_api.h; nvForest's defaul
 
 
 class Forest(Component):
-    """``checkpoint.tl`` behind Triton's ``fil`` configuration, for servers without the native backend.
+    """Runs ``checkpoint.tl`` for a model with Triton's ``fil`` backend, on servers without that backend.
 
-    It answers as FIL does under the parameters ``output_class`` (or ``is_classifier``), ``predict_proba`` and
-    ``threshold``; performance parameters are ignored. nvForest runs the forest on a GPU, Treelite's GTIL on the host.
+    The answers are the same as from FIL for the parameters ``output_class`` (or ``is_classifier``), ``predict_proba``
+    and ``threshold``. Parameters that affect only performance are ignored. On a GPU, the library nvForest runs the
+    forest; on the host, Treelite's GTIL does.
     """
 
     def setup(self, context: Context) -> None:
@@ -43,7 +44,10 @@ class Forest(Component):
 
 
 def _on_gpu(path: Path, forest: checkpoints.Forest, device: Device) -> Callable[[Array], Array]:
-    """Load the forest into nvForest, in single precision on the default stream; predicts FP32 ``[rows, outputs]``."""
+    """Load the forest into nvForest, in single precision and on the default stream.
+
+    Return a function from features to predictions, FP32 ``[rows, outputs]``.
+    """
     with needs("gpu"):
         import nvforest
 

@@ -13,10 +13,10 @@ from shoal.errors import needs
 
 
 class Onnx(Component):
-    """``model.onnx`` behind Triton's ``onnxruntime`` configuration, for servers without the native backend.
+    """Runs ``model.onnx`` for a model with Triton's ``onnxruntime`` backend, on servers without that backend.
 
-    Host only. Tensors are matched by name. If the parameter ``attention_mask`` names an input, rows are run in batches
-    of similar length (length bucketing).
+    It runs on the host only. Tensors are matched by name. If the parameter ``attention_mask`` names an input, rows are
+    run in batches of similar length (length bucketing).
     """
 
     def setup(self, context: Context) -> None:
@@ -48,14 +48,14 @@ class Onnx(Component):
         return run_by_length(self.context.spec, batch, self.call, self.mask)
 
     def call(self, arrays: Sequence[Array]) -> list[Array]:
-        """Run the model on inputs in the order of the configuration; returns the outputs in that order."""
+        """Run the model. Inputs and outputs are in the order of the model's configuration."""
         spec = self.context.spec
         given = {tensor.name: _for_runtime(array) for tensor, array in zip(spec.inputs, arrays, strict=True)}
         return [_for_triton(out) for out in self.session.run([tensor.name for tensor in spec.outputs], given)]
 
 
 def _for_runtime(array: Array) -> Array:
-    """Convert to ONNX Runtime's form, where texts are str instead of bytes."""
+    """Convert an input for ONNX Runtime, which takes strings as str instead of bytes."""
     if array.dtype != object:
         return np.ascontiguousarray(array)
     try:

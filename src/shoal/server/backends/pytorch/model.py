@@ -18,12 +18,12 @@ if TYPE_CHECKING:  # torch is imported only once the device is chosen
 
 
 class TorchScript(Component):
-    """``model.pt`` behind Triton's ``pytorch`` configuration, for servers without the native backend.
+    """Runs ``model.pt`` for a model with Triton's ``pytorch`` backend, on servers without that backend.
 
-    Inputs and outputs are matched by position, in the order of the configuration. The parameter ``dtype``
-    (``fp32``, ``bf16`` or ``fp16``) converts the submodule ``trunk`` at load; the file itself stays fp32. On the host
-    the graph is frozen and fused; if the parameter ``attention_mask`` names an input, rows are run in batches of
-    similar length (length bucketing).
+    Inputs and outputs are matched by position, in the order of the configuration. When the model is loaded, its
+    submodule ``trunk`` is converted to the type in the parameter ``dtype`` (``fp32``, ``bf16`` or ``fp16``); the file
+    itself stays fp32. On the host, the graph is frozen and fused. If the parameter ``attention_mask`` names an input,
+    rows on the host are run in batches of similar length (length bucketing).
     """
 
     library = "torch"
@@ -52,7 +52,7 @@ class TorchScript(Component):
         return run_by_length(self.context.spec, batch, self.call, self.mask)
 
     def call(self, arrays: Sequence[Array]) -> list[Array]:
-        """Run the module; returns its outputs as arrays."""
+        """Run the module, and return its outputs as arrays."""
         import torch
 
         with torch.inference_mode():
@@ -62,7 +62,7 @@ class TorchScript(Component):
 
 
 def _check_device(module: "torch.jit.ScriptModule", device: str) -> None:
-    """Refuse a graph with constants on another device: every request would fail on mixed devices."""
+    """Refuse a graph with constants on another device than ``device``, because every request would then fail."""
     graph: Any = module.inlined_graph  # nodes live as long as their graph is held
     for node in graph.findAllNodes("prim::Constant"):
         if node.output().type().kind() == "DeviceObjType" and str(node.output().toIValue()) != device:
