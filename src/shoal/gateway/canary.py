@@ -66,7 +66,7 @@ class Canary:
 
     @property
     def period(self) -> float:
-        """Seconds between two canaries, from the shortest latency, because a canary waits in queues under load."""
+        """Seconds between two canary requests, computed from the shortest latency, which load does not prolong."""
         return min(MOST_SECONDS, max(SECONDS, self.shortest / SHARE))
 
     async def ask(self, client: AsyncGrpc) -> None:

@@ -101,7 +101,7 @@ class Upstream:
             await asyncio.sleep(0.1)
 
     def end_streams(self, models: Iterable[str] | None = None) -> None:
-        """End the streams to ``models``; if that is None, end all streams."""
+        """End the streams to ``models``; if ``models`` is None, end all streams."""
         named = None if models is None else set(models)
         for stream in list(self.streams):
             if named is None or stream.model in named:
@@ -215,7 +215,7 @@ class Dispatcher:
             raise self._absent(model)
 
     def _absent(self, model: str) -> RefusedError:
-        """Build the refusal of a request to an unknown or hidden model, which lists models that are open to clients."""
+        """Build the refusal of a request to an unknown or hidden model. The message lists the models for clients."""
         known = ", ".join(self.exposed[:_MOST_LISTED])
         what = "is a step, and closed to clients" if self.is_visible(model) else "is not found"
         return RefusedError(Why.ABSENT, f"Request for unknown model: {model[:100]!r} {what}. Models: {known}.")
@@ -377,7 +377,7 @@ class Dispatcher:
 
     @contextmanager
     def stream(self, model: str, address: str) -> Iterator[tuple[Upstream, Stream]]:
-        """Register a stream on the active server. The caller must set its ``end`` before awaiting anything."""
+        """Register a stream on the active server. The caller must set ``Stream.end`` before awaiting anything."""
         upstream, stream = self.find(model), Stream(model, address)
         upstream.streams.add(stream)
         try:

@@ -133,7 +133,7 @@ class Generate:
 
 
 class _Answer:
-    """HTTP response to a client: each answer as an event or, if ``is_whole``, the only answer as one JSON document."""
+    """HTTP response to a client: answers as server-sent events or, if ``is_whole``, one answer as a JSON document."""
 
     def __init__(self, request: web.Request, streamed: Streamed, *, is_whole: bool) -> None:
         self.streamed = streamed

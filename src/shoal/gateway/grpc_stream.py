@@ -30,7 +30,8 @@ class StatusError(Exception):
 class Relay:
     """Passes a client's messages to Triton, and the answers to the client.
 
-    After the last answer to a message, the message's memory is released, and it no longer counts as in flight.
+    After the last answer to a message, the memory for the message is released, and the message no longer counts as in
+    flight.
     """
 
     def __init__(self, dispatcher: Dispatcher, streaming: Streaming, address: str, context: Any) -> None:

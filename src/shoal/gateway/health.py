@@ -1,4 +1,4 @@
-"""Operations port: liveness, readiness and metrics."""
+"""HTTP port for operators: liveness, readiness and metrics."""
 
 from __future__ import annotations
 

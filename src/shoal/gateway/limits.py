@@ -45,7 +45,7 @@ class Limits:
 
     The other limits are times. The head of a request, or the first message of a stream, must arrive within
     ``head_seconds``. A body must arrive within ``body_seconds``, plus one second for each ``body_kib`` KiB of it. A
-    client may read nothing of its answer for ``unread_seconds``.
+    client that reads nothing of its answer for ``unread_seconds`` counts as disconnected.
     """
 
     max_request_mib: float = 64.0
@@ -153,7 +153,7 @@ def _check_option(name: str, value: float, is_right: bool, fix: str) -> None:
 
 
 class Pool:
-    """Quantity that all clients share, such as memory. Each client address gets at most the part ``share`` of it."""
+    """Quantity that all clients share, such as memory. One client address gets at most the part ``share``, up to 1."""
 
     def __init__(self, most: int, share: float) -> None:
         self.most, self._share = most, max(1, int(most * share))

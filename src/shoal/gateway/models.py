@@ -72,7 +72,7 @@ def find_slots(configs: Mapping[str, ModelConfig]) -> dict[str, int]:
 
 
 def find_members(configs: Mapping[str, ModelConfig]) -> dict[str, set[str]]:
-    """Map each ensemble to the models that it calls, directly or through another model. Ensembles are left out."""
+    """Map each ensemble to the models, but not ensembles, that it calls directly or through another model."""
     below = find_below(configs)
     return {
         name: {other for other in below[name] if other in configs and not configs[other].is_ensemble}

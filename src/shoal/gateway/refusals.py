@@ -81,7 +81,7 @@ def closed(what: str) -> RefusedError:
 
 
 def kept(metadata: Any) -> Any:
-    """Return those entries of a gRPC call's metadata that are passed on to Triton: for tracing, and the request id."""
+    """Return those entries of a gRPC call's metadata that are passed on to Triton: tracing headers and request id."""
     return tuple((key, value) for key, value in metadata or () if key in HEADERS)
 
 

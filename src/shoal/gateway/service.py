@@ -131,9 +131,9 @@ class _Service:
 
 @asynccontextmanager
 async def _open_doors(options: Options, front: GrpcFront, http: HttpFront, health: Health) -> AsyncIterator[Addresses]:
-    """Listen at the three ports while the context is open.
+    """Listen at the ports for HTTP, gRPC and health checks while the context is open.
 
-    Requests that arrive before the server is ready are refused with the reason.
+    Requests that arrive before Triton is ready are refused with the reason.
     """
     limits, host = options.limits, options.host
     ports = find_ports(options.http_port, options.grpc_port, options.metrics_port, host=host)

@@ -211,7 +211,7 @@ class Supervisor:
                     self._note(upstream, Fault(canary.model, "wrong", f"{canary.model} does not answer as it did"))
 
     def _note(self, upstream: Upstream, fault: Fault) -> None:
-        """Block a faulty model and the models that call it, kill its processes, and request another server."""
+        """Block a faulty model and the models that call it, kill the former's processes, and request a new server."""
         if upstream is not self._current or self._dispatcher.blocked.get(fault.model) or self._is_down():
             return
         log.error("%s", fault.what, extra={"model": fault.model, "kind": fault.kind})

@@ -15,7 +15,7 @@ _DEFAULT_STREAM = 1  # cudaStreamLegacy of cuda_runtime_api.h; nvForest's defaul
 
 
 class Forest(Component):
-    """Runs ``checkpoint.tl`` for a model with Triton's ``fil`` backend, on servers without that backend.
+    """Runs ``checkpoint.tl`` for a model whose configuration names ``fil``, on servers without that backend.
 
     The answers are the same as from FIL for the parameters ``output_class`` (or ``is_classifier``), ``predict_proba``
     and ``threshold``. Parameters that affect only performance are ignored. On a GPU, the library nvForest runs the

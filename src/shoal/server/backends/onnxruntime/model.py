@@ -13,7 +13,7 @@ from shoal.errors import needs
 
 
 class Onnx(Component):
-    """Runs ``model.onnx`` for a model with Triton's ``onnxruntime`` backend, on servers without that backend.
+    """Runs ``model.onnx`` for a model whose configuration names ``onnxruntime``, on servers without that backend.
 
     It runs on the host only. Tensors are matched by name. If the parameter ``attention_mask`` names an input, rows are
     run in batches of similar length (length bucketing).

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # torch is imported only once the device is chosen
 
 
 class TorchScript(Component):
-    """Runs ``model.pt`` for a model with Triton's ``pytorch`` backend, on servers without that backend.
+    """Runs ``model.pt`` for a model whose configuration names ``pytorch``, on servers without that backend.
 
     Inputs and outputs are matched by position, in the order of the configuration. When the model is loaded, its
     submodule ``trunk`` is converted to the type in the parameter ``dtype`` (``fp32``, ``bf16`` or ``fp16``); the file
