@@ -1,4 +1,4 @@
-"""Checks of whether this machine can serve; each reports what it found and how to fix it."""
+"""Checks that this machine can serve a repository; each check reports what it found and how to fix a fault."""
 
 from __future__ import annotations
 

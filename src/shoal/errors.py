@@ -51,7 +51,7 @@ def suggest(name: str, known: Iterable[str]) -> str:
 
 @contextmanager
 def needs(extra: str) -> Iterator[None]:
-    """Turn a ``ModuleNotFoundError`` in the block into a ``SetupError`` that names the extra of shoal to install."""
+    """Turn a ``ModuleNotFoundError`` in the ``with`` block into a ``SetupError`` with the extra of shoal to install."""
     try:
         yield
     except ModuleNotFoundError as error:

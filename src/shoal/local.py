@@ -31,7 +31,7 @@ MAX_BRANCHES = 32  # steps of all callers that may run concurrently
 
 
 class Remote(Protocol):
-    """Interface that runs single models elsewhere. ``shoal.Client`` has it, and ``stream`` for decoupled models."""
+    """Interface that runs single models elsewhere. ``shoal.Client`` has it, plus ``stream`` for decoupled models."""
 
     def infer(self, model: str, inputs: Mapping[str, Any], /, *, parameters: Mapping[str, Any] | None = None) -> Arrays:
         """Return the outputs of one request; ``parameters`` are its request parameters."""
@@ -42,8 +42,8 @@ class Pipeline:
 
         scores = shoal.load("build/repository/my_ensemble")(TEXT=["A text."])["SCORE"]
 
-    If it was loaded with ``remote``, only Python components run in this process, and the other models run on that
-    server, as in placement ``hybrid``. Threads may share a pipeline.
+    If it was loaded with a client as ``remote``, only Python components run in this process, and the other models run
+    on the client's server, as in placement ``hybrid``. Threads may share a pipeline.
     """
 
     def __init__(self, graph: Graph, models: Mapping[str, Model], held: ExitStack | None = None) -> None:
@@ -254,7 +254,7 @@ class Model:
         return self.ask(inputs)
 
     def stream(self, inputs: Arrays, until: Stream | None = None) -> Generator[Arrays]:
-        """Yield the answers. The request ends when the generator is closed, or when the client of ``until`` leaves."""
+        """Yield the answers. The request ends when the generator is closed, or the client of ``until`` has left."""
         if self.is_decoupled:
             yield from self.ask_stream(inputs, until)
         else:

@@ -103,7 +103,7 @@ def alone(target: Path, what: str) -> Iterator[None]:
     Raises:
         SetupError: another process holds the lock.
     """
-    with lock(target.parent, f"Another {what} is at work in {target.parent}.", "Wait for it, or name another folder."):
+    with lock(target.parent, f"Another {what} is running in {target.parent}.", "Wait for it, or name another folder."):
         for left in target.parent.glob(f".{target.name}.making-*"):
             shutil.rmtree(left, ignore_errors=True)
         yield
@@ -122,7 +122,7 @@ def aside(target: Path) -> Iterator[Path]:
 
 
 def exchange(made: Path, target: Path) -> None:
-    """Atomically swap folder ``made`` with ``target``; the old ``target``, if any, is at ``made`` afterwards."""
+    """Swap folder ``made`` with ``target``, atomically if possible; the old ``target``, if any, is then at ``made``."""
     if not target.exists():
         made.rename(target)
         return

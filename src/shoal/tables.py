@@ -76,7 +76,7 @@ class Table(Generic[R]):
 
 
 class _Opened(NamedTuple):
-    """Result of a reader: columns and rows. ``fraction_read`` replaces the fraction that the file position shows."""
+    """Result of a reader. ``fraction_read`` gives the fraction of rows read, if the file position does not show it."""
 
     columns: tuple[str, ...]
     rows: Rows
@@ -131,7 +131,7 @@ def _by_name(cells: Sequence[Any], named: dict[str, int]) -> dict[str, Any]:
 
 
 def _open_text(file: BinaryIO, stack: ExitStack, newline: str) -> TextIOWrapper:
-    """Open UTF-8 text. Bytes that are not UTF-8 become surrogates, because only the row readers know their cells."""
+    """Open UTF-8 text. Bytes that are not UTF-8 become surrogates, of which the row readers make ``NotUtf8`` cells."""
     return stack.enter_context(TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline=newline))
 
 
@@ -262,7 +262,7 @@ def _parse_object(line: str, where: str) -> dict[str, Any]:
 
 
 def _open_lines(file: BinaryIO, source: Source, stack: ExitStack) -> _Opened:
-    """Open one text per line, also for blank lines; U+2028 and similar characters do not end a line."""
+    """Open a file with one text per line. A blank line is an empty text; U+2028 and the like do not end a line."""
     del source
     lines = _open_text(file, stack, newline="\n")
     rows = ((number, {TEXT: as_cell(line.rstrip("\n").rstrip("\r"))}) for number, line in enumerate(lines, start=1))

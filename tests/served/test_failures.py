@@ -79,7 +79,7 @@ def test_outputs_and_models_that_are_not_there(client: Client) -> None:
     with pytest.raises(InputError, match=r"^There is no output N\. Outputs: SCORE, BERT_SCORE, FOREST_SCORE\.$"):
         client.infer("ensemble_all", excerpt=["a"], outputs=["N"])
     for name in ("nope", "a/b", "ensemble_all/versions/7"):
-        with pytest.raises(InputError, match=f"^The server at {client.url} has no model {name}. Name one that its"):
+        with pytest.raises(InputError, match=f"^The server at {client.url} has no model {name}. Name a model of its"):
             client.infer(name, excerpt=["a"])
     with pytest.raises(InputError, match="The model has no name"):
         client.infer("", excerpt=["a"])

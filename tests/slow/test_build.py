@@ -157,7 +157,7 @@ def test_what_shoal_did_not_make_is_not_replaced(environment_yml: Path, tmp_path
         build(Request(environment_yml, tmp_path / "other", engine="magic"))
     with pytest.raises(InputError, match=r"26\.06 runs in a container without it\. Use --engine rattler"):
         build(Request(NUMPY_1, tmp_path / "other", engine="venv", target="26.06"))
-    with alone(tmp_path / "other", "build"), pytest.raises(SetupError, match="Another build is at work"):
+    with alone(tmp_path / "other", "build"), pytest.raises(SetupError, match="Another build is running"):
         build(Request(environment_yml, tmp_path / "other"))
 
 

@@ -194,7 +194,9 @@ def partial_path(output: Path) -> Path:
 
 @contextmanager
 def open_journal(output: Path, settings: Mapping[str, Any], *, is_fresh: bool) -> Iterator[Journal]:
-    """Open a new journal for ``output``, or resume the existing one. The caller removes it once ``output`` is written.
+    """Open a new journal for ``output``, or resume the existing journal.
+
+    The caller removes the journal once ``output`` is written.
 
     Raises:
         InputError: the journal was begun with other settings, or was not written by shoal infer.

@@ -55,7 +55,8 @@ def _divide(arguments: Sequence[str], model: ModelSpec) -> tuple[list[str], dict
     """Divide arguments into texts, values by input, and files with requests.
 
     Raises:
-        InputError: an input is given twice, or ``NAME=`` of an argument looks like an input's name but is not one.
+        InputError: an input is given twice, or an argument has an unknown name before ``=`` and does not seem to be a
+            text.
     """
     texts, values, requests = [], {}, []
     names = [spec.name for spec in model.inputs]
@@ -114,7 +115,7 @@ def make_table(arguments: Sequence[str], model: ModelSpec) -> Table[Row]:
     odd = next((name for name, rows in given.items() if len(rows) not in (1, number)), "")
     if odd:
         raise InputError(
-            f"{odd} has {len(given[odd])} rows, another input {number}.", "Give each as many rows, or one for all."
+            f"{odd} has {len(given[odd])} rows, another input {number}.", "Give each input that many rows, or one row."
         )
     rows: Iterator[tuple[int, Row]] = (
         (at + 1, {name: _plain(rows[at % len(rows)]) for name, rows in given.items()}) for at in range(number)
@@ -444,7 +445,7 @@ def write_curl(url: str, model: ModelSpec, inputs: Mapping[str, Sequence[Any]]) 
 
 
 def _plain(value: Any) -> Any:
-    """Convert an array to lists. FP32 numbers become as they were typed: 5.1, not 5.099999904632568."""
+    """Convert an array to lists. FP32 numbers get their shortest decimals: 5.1, not 5.099999904632568."""
     if isinstance(value, np.ndarray) and value.dtype == np.float32:
         value = value.astype(str).astype(np.float64)
     return value.tolist() if isinstance(value, np.ndarray) else value

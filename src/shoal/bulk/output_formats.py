@@ -40,7 +40,7 @@ def make_format(kind: str, table: Table[Row], model: Endpoint, origin: Path | No
         where = table.source.name
         raise InputError(f"{where} has a column {taken[0]!r}, where an answer would go.", "Rename that column.")
     if ERROR in added:
-        raise InputError(f"The model gives an output {ERROR!r}, where errors go.", "Ask it with shoal.Client.")
+        raise InputError(f"The model gives an output {ERROR!r}, where errors go.", "Use shoal.Client for this model.")
     if kind == ".csv":
         return Csv(table.columns, added)
     if kind == ".jsonl":
@@ -68,12 +68,12 @@ class JsonLines:
         return b""
 
     def admit(self, scored: Scored) -> Scored:
-        """Return ``scored``; if the format cannot hold its values, with an error instead of the answer."""
+        """Return ``scored``, with an error instead of the answer if the format cannot hold the row's values."""
         taken = [name for name in self._reserved if name in scored.row] if isinstance(scored.row, dict) else []
         return self._refuse(scored, taken[0], "where an answer would go.") if taken else scored
 
     def encode(self, rows: Sequence[Scored]) -> bytes:
-        """Encode the rows; the bytes follow those of the rows before."""
+        """Encode the rows as bytes that are appended to the bytes of earlier rows."""
         return b"".join(dump_json(answered(scored)) for scored in rows)
 
     def finish(self, payloads: Payloads, path: Path) -> None:

@@ -119,7 +119,7 @@ def bench(
 
 
 def _parse_numbers(text: str, option: str, example: str) -> tuple[int, ...]:
-    """Parse ``1,8`` as whole numbers above 0; an empty text gives none."""
+    """Parse ``1,8`` as whole numbers above 0; an empty text gives no numbers."""
     try:
         numbers = tuple(int(part) for part in text.split(",")) if text else ()
     except ValueError:

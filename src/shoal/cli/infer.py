@@ -100,7 +100,7 @@ def infer(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Ask a model about values given here, on standard input, or in a file; run the same command again to resume."""
+    """Send values from arguments, standard input or a file to a model; run the same command again to resume."""
     from shoal.bulk.inputs import find_text_input, make_feed, make_table
     from shoal.bulk.scoring import rehearse
     from shoal.tables import TEXT

@@ -74,10 +74,10 @@ class Client:
         """Send one request, with a list or an array for each input, and return its outputs as arrays ``[rows, *dims]``.
 
         An input whose name is an option of this method, such as ``timeout``, goes into the mapping ``inputs``.
-        ``outputs`` names the outputs to return; by default all. ``timeout`` is in seconds and replaces the client's. A
-        request with more rows than the model's ``max_batch_size`` is sent in parts, each with this time-out, and the
-        answers to the parts are joined. ``request_id`` names the request in Triton's log; the parts of request ``ID``
-        are ``ID/1``, ``ID/2`` and so on. ``parameters`` reach every model of an ensemble.
+        ``outputs`` names the outputs to return; by default all. ``timeout`` is in seconds and replaces the client's
+        time-out. A request with more rows than the model's ``max_batch_size`` is sent in parts, each with this
+        time-out, and the answers to the parts are joined. ``request_id`` names the request in Triton's log; the parts
+        of request ``ID`` are ``ID/1``, ``ID/2`` and so on. ``parameters`` reach every model of an ensemble.
 
         Raises:
             InputError: an input or a requested output does not fit the model's declaration, or the model refused the

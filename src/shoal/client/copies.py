@@ -95,12 +95,12 @@ class Copies:
         return (Copy(model, edge, self.traffic[model, edge]) for model, edge in sorted(self.traffic))
 
     def beyond(self, graph: Graph) -> list[str]:
-        """Describe the copies that exceed the budget of a pipeline on one GPU, one text for each; empty if none do.
+        """Describe the copies beyond the budget of a pipeline on one GPU, one text per model and tensor.
 
         From host to device, the budget allows the request's tensors, and the token ids of rows that were tokenized on
-        the host. From device to host, it allows the answer. It also allows copies at the start, and at most 1 KiB per
-        batch of control scalars, which are values that decide sizes on the host. Copies between steps are never
-        allowed.
+        the host. From device to host, it allows the answer. It also allows the copies that models make when they start,
+        and at most 1 KiB per batch of control scalars, which are values that decide sizes on the host. Copies between
+        steps are never allowed.
         """
         return [
             f"{copy.model}: {copy.edge.name} went {copy.edge.direction} {copy.traffic.copies} times,"

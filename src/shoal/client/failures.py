@@ -228,7 +228,10 @@ def _rejected(message: str, call: Call, url: str) -> ServerError:
 
 
 def _failed_within(message: str) -> ShoalError | None:
-    """Turn the message of a failed shoal component into the error that it raises without a server; None for others."""
+    """Return the error that a failed shoal component raises without a server.
+
+    Return None if ``message`` is not from a shoal component.
+    """
     found = re.match(r"(Model \S+ failed on this request \(\w+\)\.) (See the server's log\.) \([^()]*\)$", message)
     return ShoalError(found[1], found[2]) if found else None
 
@@ -247,7 +250,7 @@ def _refused(message: str, call: Call, url: str) -> InputError:
     if message == "Not Found" or message.startswith("Request for unknown model"):
         listed = re.search(r"Models: (.+)\.$", message)
         known = listed[1].split(", ") if listed else []
-        fix = suggest(call.model, known) if known else "Name one that its repository holds."
+        fix = suggest(call.model, known) if known else "Name a model of its repository."
         if "closed to clients" in message:
             return UnknownModelError(
                 f"The server at {url} does not offer {call.model} to clients: it is a step of an ensemble.",

@@ -200,7 +200,7 @@ class Flows:
     def describe(self, model: str, timeout: float | None = None) -> Flow[ModelSpec]:
         """Fetch the model's description, from the cache if possible."""
         if not model:
-            raise InputError("The model has no name.", "Name one that the server's repository holds.")
+            raise InputError("The model has no name.", "Name a model of the server's repository.")
         if model not in self._described:
             try:
                 (found,) = yield [Call(Method.CONFIG, model, timeout=timeout)]
@@ -244,7 +244,7 @@ class Flows:
             raise
 
     def stream(self, request: Request) -> Flow[Call]:
-        """Check one request to a model that answers in pieces; return the call for the client to send."""
+        """Check one streamed request; return the call for the client to send."""
         call, spec = yield from self._prepare(Method.STREAM, request)
         if spec.is_batched and count_rows(call.arrays) > spec.max_batch_size:
             raise too_many_rows(count_rows(call.arrays), spec)

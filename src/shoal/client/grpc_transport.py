@@ -191,7 +191,7 @@ class ChannelPool:
                     self._current = self._open()
 
     def unused(self) -> list[Any]:
-        """Return the replaced gRPC channels that have no requests in flight, for the owner to close; each only once."""
+        """Return replaced gRPC channels without requests in flight, for the pool's owner to close; each only once."""
         if not self._replaced:
             return []
         with self._lock:
@@ -200,7 +200,7 @@ class ChannelPool:
             return [channel.raw for channel in unused]
 
     def close(self) -> list[Any]:
-        """Stop opening channels and return all remaining channels, for the owner to close."""
+        """Stop opening channels and return all remaining channels, for the pool's owner to close."""
         with self._lock:
             self._is_closed = True
             return [channel.raw for channel in (self._current, *self._replaced)]

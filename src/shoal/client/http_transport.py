@@ -242,8 +242,8 @@ def _from_json(value: Any) -> Any:
 class AsyncHttp:
     """Asynchronous transport over HTTP: aiohttp's pool of keep-alive connections, bound to one event loop.
 
-    aiohttp uses no proxy unless configured to, and repeats no POST. Unlike the blocking libraries, it limits the time
-    of a whole request, not only of each read.
+    aiohttp uses no proxy unless configured to, and does not send a POST twice. Unlike the blocking libraries, it limits
+    the time of a whole request, not only of each read.
     """
 
     def __init__(self, url: str) -> None:
