@@ -4,7 +4,7 @@
 
 It cross-validates on the corpus that --data or SHOAL_DATA_DIR names, trains on all of it, and writes `model.pt`
 (TorchScript, traced with a padded example, compared with the trained model before it is kept), `vocab.txt`,
-`tokenizer_config.json` and the report; and, since a pipeline's artifacts are tied to one another, the forest's too.
+`tokenizer_config.json` and the report. The forest is trained, too, because a pipeline's artifacts belong together.
 If interrupted, run the same command again to resume. Then: cp build/large/model.pt REPOSITORY/bert-large/1/
 """
 

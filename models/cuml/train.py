@@ -1,11 +1,12 @@
-"""Train the forest of this model folder on the features of an existing bundle.
+"""Train the forest of this model folder on the features of an artifact folder.
 
     python models/cuml/train.py build/artifacts
 
 It reads `preprocess.json` of the artifact folder, trains on all of the corpus that SHOAL_DATA_DIR names (else on
-shoal's own passages), compares the checkpoint with the trained forest, and replaces `checkpoint.tl`, tied to that
-bundle. Figures about the old forest and the blend are removed, and the weight is reset to the plain average: the new
-forest has not been measured. Then: cp build/artifacts/checkpoint.tl REPOSITORY/cuml/1/
+shoal's own passages), compares the checkpoint with the trained forest, and replaces `checkpoint.tl`, which then
+belongs to that `preprocess.json`. Figures about the old forest and the blend are removed, and the weight is reset to
+the plain average, because the new forest has not been measured. Then:
+cp build/artifacts/checkpoint.tl REPOSITORY/cuml/1/
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Building blocks of configurable components: class scores, weighted scores, z-scores."""
+"""Functions that several components share: ranking of classes, weighted mean of two scores, z-scores, and checks."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _LOOK = "Look at the output of the previous model for this row."
 def check_numbers(arrays: Arrays, device: Device) -> None:
     """Check that no value is NaN, because every comparison with NaN is false.
 
-    ``arrays`` are FP32 ``[rows, ...]`` by name, with the same number of rows. If they are on a GPU, one byte per row
-    and array is copied to the host.
+    ``arrays`` maps names to FP32 arrays ``[rows, ...]``, all with the same number of rows. If they are on a GPU, one
+    byte per row and array is copied to the host.
 
     Raises:
-        InputError: a value is NaN; the message gives the first row with NaN.
+        InputError: a value is NaN; the message gives the name of its array, and the row.
     """
     _check(arrays, device, lambda array: ~namespace(array).isnan(array), "NaN, which is not a number")
 
 
 def check_finite(arrays: Arrays, device: Device) -> None:
-    """Check that every value is finite; otherwise like ``check_numbers``."""
+    """Check that no value is NaN or infinite; arguments and error are those of ``check_numbers``."""
     _check(arrays, device, lambda array: namespace(array).isfinite(array), "NaN or infinity; it must be finite")
 
 
@@ -50,8 +50,8 @@ def _check(arrays: Arrays, device: Device, is_fit: Callable[[Array], Array], wha
 class Choices:
     """Ranking of the best classes of each row. A class is named by its label, or by its column number without labels.
 
-    ``scores`` is the name of the input with the scores, for error messages. ``num_best`` is the number of classes to
-    return, 0 for all. The ranking runs on the host, because labels are strings.
+    ``scores`` is the name of the input tensor, for error messages. ``num_best`` is the number of classes to return, 0
+    for all. The ranking runs on the host, because labels are strings.
     """
 
     scores: str
@@ -66,7 +66,7 @@ class Choices:
         ``parameters.sizes["n"]``.
 
         Raises:
-            ArtifactError: there are not as many labels as scores, or ``num_best`` exceeds the number of scores.
+            ArtifactError: there are not as many labels as scores per row, or fewer scores than ``num_best``.
         """
         labels = tuple(parameters.texts("labels"))
         if labels:
@@ -80,9 +80,9 @@ class Choices:
         return cls(scores, labels, num_best)
 
     def __call__(self, scores: NDArray[np.float32]) -> tuple[NDArray[np.object_], NDArray[np.float32]]:
-        """Return the best classes of each row: their names, as ``bytes``, and their scores.
+        """Return the names, as ``bytes``, and the scores of the best classes of each row.
 
-        Both arrays are ``[rows, best classes]``, highest score first; classes with equal scores are in column order.
+        Both arrays are ``[rows, classes returned]``, highest score first; equal scores are in column order.
 
         Raises:
             InputError: a score is NaN, or the number of scores does not fit the labels or ``num_best``.
@@ -98,7 +98,7 @@ class Choices:
 
 
 def _rank(scores: NDArray[np.float32], number: int) -> NDArray[np.intp]:
-    """Return the columns of each row's best scores, the best first: ``[rows, number]``."""
+    """Return the column numbers of the ``number`` highest scores of each row, highest first: ``[rows, number]``."""
     best = scores.argmax(axis=1)[:, None] if number == 1 else np.argsort(-scores, axis=1, kind="stable")
     columns: NDArray[np.intp] = best[:, :number]
     return columns
@@ -141,7 +141,7 @@ def read_zscore(path: Path) -> tuple[list[float], list[float]]:
 def find_fault(mean: Any, std: Any, *, largest: float = 1.0) -> str:
     """Describe the first fault of ``mean`` and ``std``, JSON lists with one number per column; empty if there is none.
 
-    It is a fault if FP32 cannot hold the z-score of a raw value of up to ``largest``.
+    ``largest`` is the greatest raw value whose z-score FP32 must be able to hold.
     """
     for name, numbers in (("mean", mean), ("std", std)):
         if not isinstance(numbers, list | tuple) or not numbers:

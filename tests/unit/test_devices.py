@@ -129,7 +129,7 @@ def test_host_arrays_cross_nothing() -> None:
 
 def test_a_gpu_that_is_not_there_is_named() -> None:
     for library in ("cupy", "torch"):
-        with pytest.raises(SetupError, match=r"GPU 7; its process sees \d of them|cupy is not installed"):
+        with pytest.raises(SetupError, match=r"GPU 7; its process sees \d GPUs|cupy is not installed"):
             Device("gpu", 7, library).prepare()
 
 
@@ -160,7 +160,7 @@ except Exception as error:
     command = [sys.executable, "-c", code, str(tmp_path), json.dumps(CONFIG)]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert run.stdout.startswith("chosen Device(kind='gpu', index=0, library='torch')"), run.stderr
-    assert "This model is placed on GPU 0; its process sees 0 of them." in run.stdout or torch.cuda.is_available()
+    assert "This model is placed on GPU 0; its process sees 0 GPUs." in run.stdout or torch.cuda.is_available()
 
 
 def test_ledgers_add_up() -> None:

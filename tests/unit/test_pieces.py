@@ -214,7 +214,7 @@ def test_a_gpus_arrays_give_the_same(name: str, tmp_path: Path) -> None:
         ("blend", [[[1.0], [2.0]], [[1.0], [INF]]], "SECOND[1] holds NaN or infinity; it must be finite."),
         ("blend", [[[1.0, 2.0]], [[1.0]]], "The tensors to blend have different shapes: FIRST [1, 2], SECOND [1, 1]."),
         ("l2_normalise", [[[INF, 0.0]]], "EMBEDDING[0] holds NaN or infinity; it must be finite."),
-        ("zscore", [[[1.0, 2.0, 3.0]]], "X has 3 columns, and zscore.json 2. Send as many."),
+        ("zscore", [[[1.0, 2.0, 3.0]]], "X has 3 columns; zscore.json has 2. Send as many."),
         ("label", [[[]]], "SCORES has 0 columns for the best 1. Send one score for each class."),
     ],
 )  # fmt: skip

@@ -234,6 +234,6 @@ def test_a_model_that_cannot_be_asked(
         "Model engine cannot be asked: Failed for execute the inference request. Model 'engine' is not ready."
     ]
     component = make(Named, tmp_path)
-    with pytest.raises(SetupError, match=r"asks model nobody, which its parameter calls does not list\. Known: none"):
+    with pytest.raises(SetupError, match=r"calls model nobody, which the parameter calls does not list\. Known: none"):
         component.context.models.infer("nobody", {})
     assert "nobody" not in caplog.text

@@ -238,9 +238,9 @@ def test_a_gpu_gets_one_upload_a_batch(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (["dog", "Don't"], "is not a list of words: line 2 is \"Don't\", which texts hold as ['don', \"'\", 't']."),
-        (["café"], "line 1 is 'café', which texts hold as ['cafe']. Write one word per line, one basic token each"),
-        (["two words"], "line 1 is 'two words', which texts hold as ['two', 'words']."),
+        (["dog", "Don't"], "is not a list of words: line 2 is \"Don't\", which becomes ['don', \"'\", 't'] in texts."),
+        (["café"], "line 1 is 'café', which becomes ['cafe'] in texts. Write one word per line, one basic token each"),
+        (["two words"], "line 1 is 'two words', which becomes ['two', 'words'] in texts."),
         (["dog", "", "cat"], "line 2 is blank."),
         (["dog", "cat", "dog"], "it holds 'dog' twice."),
     ],

@@ -11,7 +11,7 @@ from shoal.generation.engines.loading import DTYPES
 
 
 class LlmHf(EngineComponent):
-    """Continue token ids with a transformers model, in continuous batches or, with ``static``, in plain ones."""
+    """Continue token ids with a transformers model, in continuous or (parameter ``static``) static batches."""
 
     def make_engine(self, weights: Weights, limits: Limits, parameters: Parameters) -> HfEngine | HfStaticEngine:
         dtype, threads = parameters.choice("dtype", DTYPES), self.context.num_threads

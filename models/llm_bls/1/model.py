@@ -12,7 +12,7 @@ from shoal.generation import Completions, join_pieces, pack_piece
 
 
 class LlmBls(StreamingComponent):
-    """Ask the prompt component, then the engine, and turn its tokens to text; a stop word ends the engine's work."""
+    """Call the prompt component, then the engine, and convert its tokens to text; a stop word stops the engine."""
 
     def setup(self, context: Context) -> None:
         parameters = Parameters(context.spec)

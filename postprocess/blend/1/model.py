@@ -7,7 +7,7 @@ from shoal.component import Arrays, Component, Context, InputError, Parameters, 
 
 
 class Blend(Component):
-    """Weighted mean of tensors of one shape; a soft vote if they are class probabilities."""
+    """Weighted mean of tensors of one shape; a soft vote if the tensors are class probabilities."""
 
     def setup(self, context: Context) -> None:
         parameters, number = Parameters(context.spec), max(2, len(context.spec.inputs))

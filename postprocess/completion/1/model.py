@@ -7,7 +7,7 @@ from shoal.generation import Completions
 
 
 class Completion(Component):
-    """Turn the tokens of a language model's answers to text, each stream's by itself."""
+    """Convert the tokens of a language model's answers to text, separately for each stream of answers."""
 
     is_stateful = True
 

@@ -19,7 +19,7 @@ class Label(Component):
         self.otherwise = parameters.text("otherwise").encode()
 
     def run(self, batch: Arrays) -> Arrays:
-        # Strings exist only on the host: the scores are copied there once, recorded at the label's edge.
+        # Strings exist only on the host: the scores are copied to it once, and the ledger counts this for the label.
         labels, best = self.choose(self.context.device.fetch(batch[self.scores], self.label))
         labels[best < self.least] = self.otherwise
         return {self.label: labels, self.score: best}

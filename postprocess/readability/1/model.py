@@ -8,7 +8,7 @@ from shoal.readability import read_weight
 
 
 class Blend(Component):
-    """Blend the encoder's and the forest's scores by weight."""
+    """Return the weighted mean of the encoder's and the forest's scores, and both scores."""
 
     def setup(self, context: Context) -> None:
         settings = context.optional_artifact("postprocess.json")

@@ -18,7 +18,7 @@ class TopK(Component):
         self.choose = Choices.read(parameters, self.scores, num_best)
 
     def run(self, batch: Arrays) -> Arrays:
-        # Strings exist only on the host: the scores are copied there once, recorded at the labels' edge.
+        # Strings exist only on the host: the scores are copied to it once, and the ledger counts this for the labels.
         labels, best = self.choose(self.context.device.fetch(batch[self.scores], self.labels))
         return {self.labels: labels, self.best: best}
 

@@ -5,11 +5,11 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from shoal.component import Arrays, Component, Context, Parameters, fixed_by
 from shoal.text import VALUES, WordCounts, check_texts, decode_texts, read_words
 
-FIX = "Write one word per line, one basic token each: in lower case, without accents; signs are words of their own."
+FIX = "Write one word per line, one basic token each: in lower case, without accents; punctuation marks are words, too."
 
 
 class Counts(Component):
-    """Count listed words in texts."""
+    """Count how often each word of a list occurs in each text."""
 
     def setup(self, context: Context) -> None:
         parameters = Parameters(context.spec)

@@ -25,7 +25,7 @@ class ZScore(Component):
     def check(self, inputs: Arrays) -> None:
         width = inputs[self.x].shape[1]
         if width != self.num_columns:
-            raise InputError(f"{self.x} has {width} columns, and zscore.json {self.num_columns}.", "Send as many.")
+            raise InputError(f"{self.x} has {width} columns; zscore.json has {self.num_columns}.", "Send as many.")
 
     def run(self, batch: Arrays) -> Arrays:
         return {self.z: normalise(batch[self.x], self.mean, self.std)}

@@ -1,4 +1,4 @@
-"""Component API: the base class of a ``model.py``, its context, and its arrays, parameters and artifacts."""
+"""Component API: base class for a ``model.py``, and access to the component's arrays, parameters and artifacts."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Readers of artifact files: text, JSON, tokenizers; their errors give what was found and what was expected."""
+"""Readers of artifact files (text, JSON, tokenizers); their error messages say what was found and what was expected."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 MAKE_AGAIN = "Make it again: shoal train --out FOLDER"
-GREATEST = 3.4e38  # FP32's
+GREATEST = 3.4e38  # greatest number of FP32, rounded down
 _SIGNS = {  # files often mistaken for an artifact, by their first bytes
     b"\x89PNG": "a PNG image",
     b"PK\x03\x04": "a zip archive",
@@ -30,7 +30,7 @@ _SIGNS = {  # files often mistaken for an artifact, by their first bytes
 
 
 def refusal(path: Path, kind: str, why: str) -> ArtifactError:
-    """Return the error for an artifact that is not of its ``kind``."""
+    """Return the error for a file that is not an artifact of the expected ``kind``, with the reason ``why``."""
     return ArtifactError(f"{path} is not a {kind}: {why}.", MAKE_AGAIN)
 
 
@@ -101,7 +101,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
     """Read a ``tokenizer.json``.
 
     Raises:
-        ArtifactError: the file is missing, or does not contain a fast tokenizer.
+        ArtifactError: the file is missing, or does not contain a fast tokenizer of Hugging Face's.
     """
     from tokenizers import Tokenizer
 

@@ -1,4 +1,4 @@
-"""Base class of components: joins requests to a batch, runs it once, and splits the outputs by request."""
+"""Base class of components. It joins requests to a batch, runs the batch once, and splits the outputs by request."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from shoal.component.spec import OTHER_REPOSITORY, REPOSITORY, ModelSpec, Tensor
 from shoal.component.tensors import Array, Arrays, Device, namespace
 from shoal.errors import ArtifactError, InputError, SetupError, ShoalError
 
-_MAX_CONCAT = 8  # for more arrays CuPy sends a table of pointers up
+_MAX_CONCAT = 8  # to concatenate more arrays in one call, CuPy uploads a table of pointers
 _log = logging.getLogger("shoal")
 
 
@@ -76,10 +76,10 @@ class Component:
             def run(self, batch):
                 return {"Y": batch["X"] * 2}
 
-    Tensors are declared once, in the model's ``config.pbtxt``; ``self.context.spec`` holds them. On a GPU arrays are
-    CuPy arrays; set ``library = "torch"`` for torch tensors. Set ``is_stateful = True`` if answers depend on earlier
-    requests; requests are then answered one by one, in order. Otherwise a batch that fails is run again, request by
-    request, which would change the state twice.
+    Tensors are declared once, in the model's ``config.pbtxt``; ``self.context.spec`` has these declarations. On a
+    GPU, arrays are CuPy arrays; set ``library = "torch"`` for torch tensors. Set ``is_stateful = True`` if answers
+    depend on earlier requests: requests are then answered one by one, in order. By default, the requests of a batch
+    that fails are run again one by one, which would change the state twice.
     """
 
     library: ClassVar[str] = "cupy"
@@ -122,10 +122,11 @@ class Component:
         """Release the resources that ``setup`` acquired. Called once, when the model is unloaded."""
 
     def process(self, requests: Sequence[Arrays]) -> list[Arrays | ShoalError]:
-        """Answer requests in order, each with its outputs or its own error.
+        """Return one answer per request, in order: its outputs, or its own error.
 
-        Requests with the same set of inputs are joined to one batch, if the model is batched. If a joined batch fails,
-        each of its requests is retried alone, so that one bad request does not fail the others.
+        Requests with the same set of inputs are joined to one batch if tensors have a batch dimension, unless the
+        component is stateful. If a joined batch fails, each of its requests is run again alone, so that one bad request
+        does not fail the others.
         """
         answers: list[Arrays | ShoalError] = [{}] * len(requests)
         groups: dict[tuple[frozenset[str], int], list[int]] = {}
@@ -158,7 +159,7 @@ class Component:
             return [self._answer([request])[0] for request in requests]
 
     def failure(self, error: Exception) -> ShoalError:
-        """Return the error to send to the client; unexpected errors may name local paths, so they are only logged."""
+        """Return the error for the client. Unexpected errors may name local paths, so their text is only logged."""
         if isinstance(error, ShoalError) and not isinstance(error, ArtifactError | SetupError):
             return error
         name = self.context.spec.name
@@ -175,10 +176,10 @@ class Component:
 
 
 def join(spec: ModelSpec, requests: Sequence[Arrays], device: Device) -> tuple[Arrays, list[int]]:
-    """Join requests with the same set of inputs to one batch on ``device``; return it and the rows of each request.
+    """Join requests with the same set of inputs to one batch on ``device``; return it and the row count of each.
 
-    Inputs that allow ragged batches are padded with zeros to the widest request. Host arrays are joined on the host
-    and uploaded in one copy. A single request that is already on ``device`` is not copied.
+    Inputs that allow ragged batches are padded with zeros to the width of the widest request. Host arrays are joined on
+    the host and uploaded in one copy. A single request that is already on ``device`` is not copied.
     """
     counts = [_rows(request) for request in requests] if spec.is_batched else [1]
     names = requests[0].keys()
@@ -216,7 +217,7 @@ def _widen(array: Array, width: int) -> Array:
 
 
 def check_outputs(spec: ModelSpec, outputs: Arrays, num_rows: int) -> None:
-    """Check the outputs' names, dtypes, shapes and row counts, since Triton does not.
+    """Check the outputs' names, dtypes, shapes and row counts, since Triton does not check them.
 
     Raises:
         ShoalError: an output differs from its declaration in ``config.pbtxt``.
@@ -233,7 +234,7 @@ def check_outputs(spec: ModelSpec, outputs: Arrays, num_rows: int) -> None:
 
 
 def split(outputs: Arrays, counts: Sequence[int]) -> Iterator[Arrays]:
-    """Split a batch's outputs by request, as views."""
+    """Yield each request's part of a batch's outputs, as views; ``counts`` are the numbers of rows of the requests."""
     if len(counts) == 1:
         yield outputs
         return
@@ -316,7 +317,7 @@ def _threads(spec: ModelSpec) -> int:
 
 
 def _refuse_foreign_repository(parameters: Mapping[str, Any], spec: ModelSpec) -> None:
-    """Refuse a request from the client half of a hybrid pipeline that was composed as another repository."""
+    """Refuse a request if its client ran the first steps of the pipeline from another model repository."""
     wanted, own = parameters.get(REPOSITORY), spec.parameters.get(REPOSITORY, "")
     if wanted is not None and wanted != own:
         raise InputError(
@@ -326,7 +327,7 @@ def _refuse_foreign_repository(parameters: Mapping[str, Any], spec: ModelSpec) -
 
 
 def _refuse_foreign_package(folder: Path) -> None:
-    """Refuse to start if ``folder`` contains a copy of shoal but another one was imported."""
+    """Refuse to start if ``folder`` contains a copy of shoal but another copy was imported."""
     copy, imported = folder / "shoal", Path(inspect.getfile(ShoalError)).parent
     if copy.is_dir() and not imported.samefile(copy):
         raise SetupError(

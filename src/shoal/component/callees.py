@@ -12,7 +12,7 @@ Triton 24.10 also loses errors that follow an answer.
 
 So only the request goes through BLS. Its parameter ``ANSWERS`` is the address of a socket in Linux's abstract
 namespace. A streaming component connects to this socket, ends the request in Triton at once, and sends its answers over
-the socket. Each side notices at once when the other one ends. A model that does not connect was not made with shoal;
+the socket. Each side notices at once when the other side ends. A model that does not connect was not made with shoal;
 its answers come through BLS.
 
 A message consists of two lengths (of the header and of the arrays, 4 bytes each), a JSON header, and the arrays' bytes.
@@ -42,21 +42,21 @@ from shoal.errors import InputError, ServerError, SetupError, ShoalError, sugges
 if TYPE_CHECKING:
     from shoal.component.streaming import Stream
 
-CALLS = "calls"  # parameter of a model's configuration: the models that its code asks, separated by spaces
+CALLS = "calls"  # parameter of a model's configuration: names of the models that its code calls, separated by spaces
 STOP = "stop"  # optional input of a streaming model: a request with it ends the running request of the same id
 
 
 class Callees:
-    """Other models that a component may call, as ``self.context.models``.
+    """Calls from a component to other models; the component has them as ``self.context.models``.
 
-    The parameter ``calls`` in the ``config.pbtxt`` of the calling model lists their names, ``known``.
+    ``known`` are the names of the models that it may call: the parameter ``calls`` in its ``config.pbtxt`` lists them.
     """
 
     def __init__(self, known: Collection[str] = ()) -> None:
         self._known = known
 
     def infer(self, model: str, inputs: Arrays, *, outputs: Sequence[str] = ()) -> dict[str, Array]:
-        """Call a model that answers once, and return its answer; ``outputs`` names the outputs wanted, empty for all.
+        """Call a model that answers once, and return its answer; ``outputs`` names the wanted outputs; empty for all.
 
         Raises:
             InputError: the model refused the request.
@@ -72,10 +72,10 @@ class Callees:
     ) -> Generator[dict[str, Array]]:
         """Yield a model's answers as they come. Close the generator to stop the model early.
 
-        The model is also stopped, and the answers end, as soon as the client of the stream ``until`` leaves.
+        The model is also stopped, and the answers end, as soon as the client that receives the stream ``until`` leaves.
 
         Raises:
-            InputError, SetupError, ServerError, ShoalError: as in ``infer``, also after some answers.
+            InputError, SetupError, ServerError, ShoalError: as in ``infer``; also possible after some answers.
         """
         self._check(model)
         yield from self._stream(model, inputs, outputs, until)
@@ -83,7 +83,7 @@ class Callees:
     def _check(self, model: str) -> None:
         if model not in self._known:
             raise SetupError(
-                f"The code asks model {model}, which its parameter calls does not list.", suggest(model, self._known)
+                f"The code calls model {model}, which the parameter calls does not list.", suggest(model, self._known)
             )
 
     def _infer(self, model: str, inputs: Arrays, outputs: Sequence[str]) -> dict[str, Array]:
@@ -96,7 +96,7 @@ class Callees:
 
 
 def choose(answer: Arrays, outputs: Sequence[str]) -> dict[str, Array]:
-    """Return the outputs wanted of an answer; empty ``outputs`` stands for all."""
+    """Return the arrays of ``answer`` that ``outputs`` names, or all if it names none."""
     return {name: answer[name] for name in outputs or answer}
 
 
@@ -104,7 +104,7 @@ class TritonCallees(Callees):
     """Calls to models through Triton's core, from a process of the Python backend (a stub).
 
     Streaming components answer over a socket (see the start of this file). All other decoupled models answer through
-    BLS, one request at a time: the next request waits until the last answer to the one before has come.
+    BLS, one request at a time: a request waits until the last answer to the previous request has come.
     """
 
     def __init__(self, spec: ModelSpec, device: Device) -> None:
@@ -156,9 +156,9 @@ class TritonCallees(Callees):
         stop: Callable[[], None],
         held: ExitStack,
     ) -> Generator[dict[str, Array]]:
-        """Yield the first answer, ``arrays``, and those that follow through BLS.
+        """Yield the first answer, ``arrays``, and the answers that follow through BLS.
 
-        Only this thread may send requests meanwhile, so it also sends the request to stop.
+        Until the last answer, only this thread may send requests. So it also sends the request that stops the model.
         """
         try:
             while not has_left.is_set():
@@ -176,9 +176,10 @@ class TritonCallees(Callees):
         _exhaust(responses, held.pop_all())
 
     def _stop(self, model: str, inputs: Arrays, request_id: str) -> None:
-        """Send the request that stops a running one; a model without the input ``stop`` refuses it and goes on.
+        """Send the request that stops the running request with this id.
 
-        Whether the model's tensors have a row dimension is unknown here, so both shapes are tried.
+        A model without the input ``stop`` refuses it and goes on computing. Whether the model's tensors have a row
+        dimension is unknown here, so both shapes are tried.
         """
         for shape in ((1, 1), (1,)):
             request = make_request(model, {**inputs, STOP: np.ones(shape, np.bool_)}, (), request_id)
@@ -205,7 +206,7 @@ def _exhaust(responses: Iterator[Any], held: ExitStack) -> None:
 
 @contextmanager
 def _explained(model: str) -> Iterator[None]:
-    """Convert the stub's exceptions, such as that for a missing model, to ``ServerError``."""
+    """Convert the exceptions that the stub raises, for example if the model is missing, to ``ServerError``."""
     try:
         yield
     except Exception as error:
@@ -221,7 +222,7 @@ _PEER = struct.Struct("3i")  # process, user and group; see SO_PEERCRED in unix(
 
 
 class Listener:
-    """Caller's socket, to which the called model may connect; the request contains its ``address``."""
+    """Socket of the calling component, to which the called model may connect; the request contains its ``address``."""
 
     def __init__(self) -> None:
         self.address = f"{_PREFIX}{secrets.token_hex(16)}"
@@ -231,7 +232,7 @@ class Listener:
         self._socket.setblocking(False)
 
     def accept(self) -> Answers | None:
-        """Return the answers of the model that has connected; None if no model has."""
+        """Return the calling side of the connection if the called model has connected, else None."""
         with suppress(BlockingIOError):
             connection, _ = self._socket.accept()
             connection.setblocking(True)
@@ -246,7 +247,7 @@ class Listener:
 
 
 class Answers:
-    """Caller's side of a connection: reads the answers. Another thread may ``close`` it."""
+    """Calling component's side of a connection: reads the answers. Another thread may call ``shut``."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
@@ -256,7 +257,7 @@ class Answers:
         """Yield each answer of ``model``, with its arrays on ``device``.
 
         Raises:
-            ShoalError: the model failed; the class is that of the model's own error.
+            ShoalError: the model failed; the error has the class that the model raised.
             ServerError: the model's process ended before its last answer.
         """
         while (message := self._receive()) is not None:
@@ -283,7 +284,7 @@ class Answers:
         return json.loads(content[:num_header]), memoryview(content)[num_header:]
 
     def shut(self) -> None:
-        """End the reading, from any thread; the model notices at once."""
+        """End the reading; any thread may call this. The called model notices it at once."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -295,7 +296,7 @@ class Answers:
 
 
 class Connection:
-    """Called model's side of a connection; it never blocks. Unsent bytes wait in this process's memory."""
+    """Called model's side of a connection: sends the answers. It never blocks: unsent bytes wait in this object."""
 
     def __init__(self, address: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -316,7 +317,7 @@ class Connection:
         return self._socket.fileno()
 
     def send(self, item: Arrays | ShoalError | None, device: Device) -> bool:
-        """Send an answer, an error or, for None, the end; return False if bytes are left to ``flush`` later."""
+        """Send an answer, an error or, with None, the end of the answers; return False if bytes are left unsent."""
         self._unsent += _encode(item, device)
         return self.flush()
 
@@ -347,17 +348,17 @@ class Connection:
 
 
 def connect(parameters: Mapping[str, Any]) -> Connection | None:
-    """Connect to the component that sent a request with these parameters; None if another client sent it.
+    """Connect to the component that sent a request with these parameters; None if no component sent it.
 
     Raises:
-        InputError: the parameter is not the address of a component of the same user.
+        InputError: the parameter ``shoal_answers`` is not the address of a socket of the same user.
     """
     address = parameters.get(ANSWERS)
     return None if address is None else Connection(str(address))
 
 
 def _is_own(connection: socket.socket) -> bool:
-    """Whether the other side is a process of the same user."""
+    """Whether the process at the other end belongs to the same user."""
     content = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
     return bool(_PEER.unpack(content)[1] == os.geteuid())
 

@@ -1,7 +1,7 @@
-"""Reports of a model's process: copies between host and device by edge, Triton metrics, and a heartbeat.
+"""Ledger of the copies between host and device in a model's process, its totals as Triton metrics, and a heartbeat.
 
-``Device.put`` and ``Device.fetch`` (in ``tensors.py``) record their copies in the ledger. So do the wrappers of
-libraries that copy a few bytes themselves, such as libcudf.
+``Device.put`` and ``Device.fetch`` (in ``tensors.py``) record their copies in the ledger, by tensor (an *edge*).
+Wrappers of libraries that copy a few bytes themselves, such as libcudf, record these copies, too.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _log = logging.getLogger("shoal")
 
 
 class Edge(NamedTuple):
-    """Name and direction of a copy; the name is a tensor of the model, or one of the edges above."""
+    """Name and direction of copies. The name is a tensor of the model, or ``SETUP``, ``EXACT`` or ``CONTROL``."""
 
     name: str
     direction: str
@@ -51,7 +51,7 @@ class Edge(NamedTuple):
 
 @dataclass(frozen=True)
 class Traffic:
-    """Totals of an edge; ``seconds`` is the host's time in the call, which for ``up`` may end before the copy."""
+    """Totals of an edge's copies. ``seconds`` is the host's time in the calls; an upload may end after its call."""
 
     copies: int = 0
     num_bytes: int = 0
@@ -65,7 +65,7 @@ class Traffic:
 
 
 class Ledger:
-    """Running totals of one model instance; thread-safe."""
+    """Running totals of the copies and events of one model instance. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -73,18 +73,18 @@ class Ledger:
         self._events: dict[str, int] = {}
 
     def record(self, edge: str, direction: str, num_bytes: int, seconds: float = 0.0, *, copies: int = 1) -> None:
-        """Add copies to the totals of ``edge``."""
+        """Add copies to the totals of ``edge``; ``num_bytes`` and ``seconds`` are for all ``copies`` together."""
         key, added = Edge(edge, direction), Traffic(copies, num_bytes, seconds)
         with self._lock:
             self._traffic[key] = self._traffic.get(key, Traffic()) + added
 
     def count(self, event: str, number: int = 1) -> None:
-        """Add to an event counter: batches, rows, or rows on the exact path."""
+        """Add ``number`` to the counter of ``event``, such as ``BATCHES`` or ``ROWS``."""
         with self._lock:
             self._events[event] = self._events.get(event, 0) + number
 
     def end_setup(self) -> None:
-        """Book all copies so far under the edge ``SETUP``, and reset the event counters."""
+        """Move the totals of all copies so far to the edge ``SETUP``, and reset the event counters."""
         with self._lock:
             before, self._traffic, self._events = self._traffic, {}, {}
             for edge, traffic in before.items():
@@ -93,7 +93,7 @@ class Ledger:
 
     @property
     def traffic(self) -> Mapping[Edge, Traffic]:
-        """Snapshot of the totals by edge."""
+        """Snapshot of the totals of the copies, by edge."""
         with self._lock:
             return dict(self._traffic)
 
@@ -105,11 +105,11 @@ class Ledger:
 
 
 class Metrics:
-    """Background publisher of a ledger's totals as Triton metrics, once per second.
+    """Thread that publishes a ledger's totals as Triton metrics, once every ``seconds``.
 
-    An increment is a round trip to the server of about a tenth of a millisecond, so requests do not wait for it.
-    Labels contain the process id: Triton deletes equal counters of several instances with the first that ends.
-    ``family`` is ``pb_utils.MetricFamily``.
+    An increment of a metric is a round trip to the server of about 0.1 ms, so a thread makes it, not the request.
+    Labels contain the process id: if instances had counters with equal labels, Triton would delete the counter of all
+    when the first instance ends. ``family`` is ``pb_utils.MetricFamily``.
     """
 
     def __init__(self, ledger: Ledger, family: Any, model: str, instance: str, *, seconds: float = 1.0) -> None:
@@ -155,7 +155,7 @@ class Metrics:
         return self._families[name].Metric(labels=labels)
 
     def close(self) -> None:
-        """Stop the thread without a last update: Triton drops this process's counters now."""
+        """Stop the thread without a last update: the model ends, and Triton deletes its counters."""
         self._has_ended.set()
         self._thread.join()
 
@@ -173,7 +173,10 @@ _SINCE = struct.Struct("<d")  # start of the current batch, seconds on the machi
 
 
 class Beacon:
-    """Writer of this process's heartbeat, to a file of the folder ``SHOAL_BEACONS`` that is named by process id."""
+    """Writer of this process's heartbeat: the start time of its current batch.
+
+    The file is named by process id, in the folder that the environment variable ``SHOAL_BEACONS`` names.
+    """
 
     def __init__(self) -> None:
         folder = os.environ.get(VARIABLE)
@@ -185,7 +188,7 @@ class Beacon:
         self._tell(time.monotonic())
 
     def close_batch(self) -> None:
-        """Record that the batch is answered."""
+        """Record that the current batch is answered."""
         self._tell(0.0)
 
     def _tell(self, since: float) -> None:
@@ -200,7 +203,7 @@ class Beacon:
 
 
 def read_beacon(folder: Path, pid: int) -> float | None:
-    """Return the start time of a process's current batch; 0 while it is idle, None if it has no heartbeat."""
+    """Return the start of a process's batch, in s of the monotonic clock; 0 while idle, None without a heartbeat."""
     try:
         content = (folder / str(pid)).read_bytes()
     except OSError:

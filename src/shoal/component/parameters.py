@@ -1,6 +1,6 @@
-"""Reader for a reusable component's ``config.pbtxt``: tensors by their order, parameters by name and type.
+"""Reader of a configurable component's ``config.pbtxt``: tensors by their order, parameters by name and type.
 
-A user of the component may rename its tensors, declare a size where it has -1, and leave parameters out.
+A user of the component may rename its tensors, replace a size of -1 with a number, and leave parameters out.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _MOST = 2**31 - 1
 
 
 class Parameters:
-    """Validating view of one model's declaration.
+    """Tensors and parameters of one model's ``config.pbtxt``, checked when they are read.
 
-    An invalid value raises an ``ArtifactError`` with the value, and the model does not start.
+    An invalid value raises an ``ArtifactError`` that shows the value, and the model does not start.
     """
 
     def __init__(self, spec: ModelSpec) -> None:
@@ -39,9 +39,9 @@ class Parameters:
     def tensors(self, signature: str) -> tuple[str, ...]:
         """Check the tensors against ``signature`` and return the names of the inputs, then of the outputs.
 
-        Example: ``FP32[n], FP32[n] -> STRING[1]``. The row dimension is left out. All sizes that the configuration
-        declares for one letter must be equal; they are kept in ``sizes``. ``...`` is any shape, the same for all
-        tensors that have it.
+        Example: ``FP32[n], FP32[n] -> STRING[1]``. The row dimension is left out. A letter is any size; all sizes
+        that the configuration declares for one letter must be equal, and ``sizes`` has them by letter. ``...`` is any
+        shape, the same for all tensors with ``...``.
         """
         spec = self._spec
         sides = [side.split(", ") for side in signature.split(" -> ")]
@@ -76,7 +76,7 @@ class Parameters:
         return size == -1 or self.sizes.setdefault(letter, size) == size
 
     def expect(self, letter: str, number: int, what: str) -> None:
-        """Check that a size, if declared, is ``number``; ``what`` begins the reason, such as ``words.txt has``."""
+        """Check that the size ``letter``, if declared, is ``number``; ``what`` begins the reason: ``words.txt has``."""
         declared = self.sizes.get(letter, number)
         if declared != number:
             raise ArtifactError(
@@ -87,7 +87,7 @@ class Parameters:
     # --- parameters ----------------------------------------------------------------------------------------------
 
     def text(self, name: str, default: str = "") -> str:
-        """Return a parameter's value, stripped; the default if it is empty or left out."""
+        """Return a parameter's value without spaces at its ends; ``default`` if it is empty or left out."""
         known = self._spec.parameters
         near = [] if name in known else get_close_matches(name, [*known], 1, _MISSPELT)
         if near:
@@ -98,7 +98,7 @@ class Parameters:
         return known.get(name, "").strip() or default
 
     def choice(self, name: str, known: Sequence[str]) -> str:
-        """Return one of the ``known`` values; the first is the default."""
+        """Return a parameter that must have one of the ``known`` values; the first of them is the default."""
         value = self.text(name, known[0])
         if value not in known:
             raise self.refusal(name, f"expected {' or '.join(known)}", known[0])
@@ -109,7 +109,7 @@ class Parameters:
         return self.choice(name, ("true", "false") if default else ("false", "true")) == "true"
 
     def whole(self, name: str, default: int, *, least: int = 1, most: int = _MOST) -> int:
-        """Return a whole number from ``least`` to ``most``; the default is not checked."""
+        """Return a parameter that must be a whole number from ``least`` to ``most``; ``default`` may be any number."""
         value = self.text(name)
         if not value:
             return default
@@ -119,7 +119,7 @@ class Parameters:
         return number
 
     def number(self, name: str, default: float) -> float:
-        """Return a finite number, rounded to FP32 so that it compares as equal to an FP32 score of the same value."""
+        """Return a finite number, rounded to FP32, so that it is equal to an FP32 score of the same value."""
         value = self.text(name)
         if not value:
             return default
@@ -132,14 +132,14 @@ class Parameters:
         return float(np.float32(number))
 
     def texts(self, name: str) -> list[str]:
-        """Return a JSON list of strings; empty if left out."""
+        """Return a parameter that is a JSON list of strings; an empty list if it is left out."""
         found = self._list(name, str, "texts", '["one", "two"]')
         if any(text.encode(errors="ignore").decode() != text for text in found):
             raise self.refusal(name, "expected texts that UTF-8 can hold", '["one", "two"]')
         return found
 
     def numbers(self, name: str) -> list[float]:
-        """Return a JSON list of finite numbers; empty if left out."""
+        """Return a parameter that is a JSON list of finite numbers; an empty list if it is left out."""
         found = self._list(name, (int, float), "numbers", "[1, 2]")
         if not all(abs(number) <= GREATEST and not isinstance(number, bool) for number in found):
             raise self.refusal(name, "expected a JSON list of finite numbers", "[1, 2]")
@@ -164,14 +164,14 @@ class Parameters:
 
 
 def _show(tensor: TensorSpec) -> str:
-    """Format a declared tensor as in a signature."""
+    """Format a declared tensor as in a signature: ``FP32[31]``."""
     optional = "optional " if tensor.is_optional else ""
     return f"{optional}{tensor.dtype.removeprefix('TYPE_')}[{','.join(map(str, tensor.dims))}]"
 
 
 @contextmanager
 def fixed_by(fix: str) -> Iterator[None]:
-    """Replace the fix of an ``ArtifactError`` raised inside, such as "train again", with ``fix``."""
+    """Replace the advice of an ``ArtifactError`` raised in the ``with`` block, such as "train again", with ``fix``."""
     try:
         yield
     except ArtifactError as error:

@@ -1,8 +1,8 @@
-"""Ties between artifacts: each artifact contains the SHA-256 of the files it was made with.
+"""Ties between artifacts: an artifact's *ties* are the names and SHA-256 hashes of the files that it was made with.
 
-With another ``preprocess.json`` a forest gives wrong scores, and so does an encoder with another ``vocab.txt``. Shapes
-and dtypes still fit, so no other check finds the mistake. A TorchScript archive is read whole here, because torch does
-not verify its checksums. Forests are read in `shoal.forests.checkpoints`.
+An artifact contains its ties. With another ``preprocess.json`` a forest gives wrong scores, and so does an encoder with
+another ``vocab.txt``. Shapes and dtypes still fit, so no other check finds the mistake. A TorchScript archive is read
+whole here, because torch does not verify its checksums. The ties of forests are read in `shoal.forests.checkpoints`.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _UNREADABLE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, 
 
 
 def dump_ties(ties: Mapping[str, str]) -> str:
-    """Serialise ties, file name -> sha256, to the text that an artifact stores."""
+    """Serialise ties (file name -> SHA-256) to the text that an artifact stores."""
     return json.dumps({"shoal_ties": dict(ties)}, sort_keys=True)
 
 
 def check_ties(ties: Mapping[str, str], artifact: Path) -> None:
-    """Check the ties of an artifact in a model repository, ``REPOSITORY/MODEL/VERSION/FILE``.
+    """Check that an artifact, ``REPOSITORY/MODEL/VERSION/FILE``, was made with the files that its repository contains.
 
-    If the repository contains files with the name of a tie, one of them must have its SHA-256. A missing file is not an
-    error: a client may have it.
+    If the repository contains files with a name in ``ties``, one of them must have the SHA-256 that ``ties`` has for
+    this name. A missing file is not an error: a client may have it.
 
     Raises:
         ArtifactError: the repository contains another file of that name.
@@ -45,7 +45,7 @@ def check_ties(ties: Mapping[str, str], artifact: Path) -> None:
 
 
 def check_tie(ties: Mapping[str, str], artifact: Path, neighbours: Iterable[Path]) -> None:
-    """Check that an artifact was made with one of ``neighbours``, files with the same name; none is valid too.
+    """Check that an artifact was made with one of ``neighbours``, files of one name; ``neighbours`` may be empty.
 
     Raises:
         ArtifactError: the artifact was made with another file of that name.
@@ -62,7 +62,7 @@ def check_tie(ties: Mapping[str, str], artifact: Path, neighbours: Iterable[Path
 
 
 def parse_ties(text: str | bytes) -> dict[str, str]:
-    """Parse the output of ``dump_ties``, which may have other attributes beside the ties.
+    """Parse a text from ``dump_ties``; other attributes in it are ignored, and an empty text has no ties.
 
     Raises:
         ValueError: the text has another form.

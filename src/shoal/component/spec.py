@@ -33,9 +33,10 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One tensor as ``config.pbtxt`` declares it; ``dims`` excludes the batch dimension, -1 is any size.
+    """One tensor as ``config.pbtxt`` declares it; ``dims`` excludes the batch dimension; -1 is any size.
 
-    ``is_column``: its dims are [ 1 ], but the model's own tensor has only the row dimension (an empty ``reshape``).
+    ``is_column`` is true for an empty ``reshape``: the declared dims are [ 1 ], the model itself has only the row
+    dimension.
     """
 
     name: str
@@ -70,7 +71,7 @@ class TensorSpec:
 
     @property
     def kind(self) -> str:
-        """Dtype and shape, without the batch dimension: ``FP32 [31]``."""
+        """Dtype and shape, without the batch dimension, such as ``FP32 [31]``."""
         return f"{self.dtype.removeprefix('TYPE_')} {list(self.dims)}"
 
     def mismatch(self, array: Any, *, is_batched: bool) -> str:
@@ -89,8 +90,8 @@ class TensorSpec:
 class ModelSpec:
     """Declaration of one model: tensors, batching, instances and parameters.
 
-    ``max_batch_size`` 0 means that tensors have no batch dimension. ``is_decoupled``: a request has any number of
-    answers, none included; an ensemble's configuration does not say so itself.
+    ``max_batch_size`` 0 means that tensors have no batch dimension. ``is_decoupled`` is true if a request
+    gets any number of answers, even none. It is false for an ensemble, whose configuration does not say this.
     """
 
     name: str
@@ -103,7 +104,7 @@ class ModelSpec:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelSpec:
-        """Read a model configuration in its JSON form, as Triton passes it to a stub."""
+        """Read a model configuration in its JSON form, as Triton passes it to the Python backend."""
         groups = config.get("instance_group", [])
         return cls(
             name=config["name"],

@@ -28,10 +28,10 @@ _log = logging.getLogger("shoal")
 
 
 class Stream:
-    """Any number of answers to one request, then the end. Thread-safe.
+    """Takes any number of answers to one request, then the end, and passes them on to the client. Thread-safe.
 
-    A stream is closed when it was ended or when its client has left; then it takes no more answers. ``request_id`` is
-    the id that the client gave: it may be empty, and is not unique.
+    A stream is closed once it was ended or its client has left (disconnected, or cancelled the request); then it takes
+    no more answers. ``request_id`` is the id that the client gave the request: it may be empty, and is not unique.
     """
 
     def __init__(self, component: Component, num_rows: int, request_id: str = "") -> None:
@@ -49,7 +49,7 @@ class Stream:
 
     @property
     def has_left(self) -> bool:
-        """Whether the client no longer wants answers."""
+        """Whether the client has left, that is, no longer wants answers."""
         return self._has_left
 
     def send(self, outputs: Arrays) -> bool:
@@ -88,7 +88,7 @@ class Stream:
         call()
 
     def leave(self) -> None:
-        """Close the stream for a client that no longer wants answers; called by the host."""
+        """Close the stream, because its client no longer wants answers. Components do not call this."""
         with self._lock:
             if not self._is_open:
                 return
@@ -99,14 +99,14 @@ class Stream:
             call()
 
     def _deliver(self, item: Arrays | ShoalError | None) -> None:
-        """Pass on an answer, an error or, with None, the end. The caller holds the lock."""
+        """Pass on an answer, an error or, with None, the end of the stream. The caller holds the lock."""
         raise NotImplementedError
 
 
 class QueueStream(Stream):
     """Stream whose answers are read in this process: iterate over it, then close it.
 
-    The queue of answers is unbounded: a slow reader of one stream must not block an engine that serves many.
+    The queue of answers is unbounded: a slow reader of one stream must not block an engine that answers many requests.
     """
 
     def __init__(self, component: Component, num_rows: int, request_id: str = "") -> None:
@@ -123,7 +123,7 @@ class QueueStream(Stream):
             yield dict(item)
 
     def close(self) -> None:
-        """Close the stream as a client that leaves; the component then stops computing answers."""
+        """Close the stream as if its client had left; the component then stops computing answers."""
         self.leave()
 
 
@@ -137,9 +137,10 @@ class StreamingComponent(Component):
                 for number in range(int(inputs["COUNT"].item())):
                     yield {"NUMBER": np.array([number], np.int32)}
 
-    An engine that answers many requests from its own threads overrides ``open`` instead. ``check`` refuses a request
-    before it starts, as in any component. If the model's config.pbtxt declares the optional input ``stop`` (TYPE_BOOL
-    ``[1]``), clients can stop a request: they send another one with the same request id and ``stop`` true.
+    A component that answers many requests from its own threads, such as a language model, overrides ``open`` instead.
+    ``check`` can refuse a request before its first answer, as in any component. If the model's config.pbtxt declares
+    the optional input ``stop`` (TYPE_BOOL ``[1]``), clients can stop a request: they send another request with the same
+    request id and ``stop`` true.
     """
 
     is_decoupled = True
@@ -147,17 +148,17 @@ class StreamingComponent(Component):
     def answers(self, inputs: Arrays, stream: Stream) -> Iterator[Arrays]:
         """Yield the answers to one request, each with every declared output.
 
-        ``inputs`` are those of one request, in the form that ``run`` gets; the component may keep them. The stream
-        ends when the generator ends. If the generator raises, the client gets the error after the answers so far. When
-        the client leaves, the generator is closed at its next ``yield``; code that takes long between two answers
-        should check ``stream.is_open``.
+        ``inputs`` are the inputs of one request, in the form that ``Component.run`` gets; the component may keep the
+        arrays. The stream ends when the generator ends. If the generator raises, the client gets the error after the
+        answers so far. When the client leaves, the generator is closed at its next ``yield``; code that takes long
+        between two answers should check ``stream.is_open``.
         """
         raise NotImplementedError(f"{type(self).__name__} must define answers(inputs, stream) or open(inputs, stream)")
 
     def open(self, inputs: Arrays, stream: Stream) -> None:
         """Begin to answer one request and return at once.
 
-        Any thread may send answers to ``stream``. One of them must end it.
+        Any thread may send answers to ``stream``. After the last answer, a thread must end it.
         """
         threading.Thread(target=self._answer_all, args=(inputs, stream), name="shoal-stream", daemon=True).start()
 
@@ -173,9 +174,9 @@ class StreamingComponent(Component):
             stream.end()
 
     def begin(self, inputs: Arrays, stream: Stream) -> None:
-        """Check one request, move its inputs to this component's device, and open it; called by the host.
+        """Check one request, copy its inputs to this component's device, and call ``open``. Errors end the stream.
 
-        Errors end the stream. The inputs are copied, because Triton frees their memory after this call.
+        The inputs are copied, because Triton frees their memory after this call.
         """
         device = self.context.device
         try:
@@ -189,7 +190,7 @@ class StreamingComponent(Component):
             stream.end(error)
 
     def stream(self, inputs: Arrays) -> QueueStream:
-        """Answer one request in this process."""
+        """Begin to answer one request in this process, and return the stream of its answers."""
         stream = QueueStream(self, _num_rows(inputs))
         self.begin(inputs, stream)
         return stream
@@ -241,7 +242,7 @@ class _TritonStream(Stream):
 
 
 class _DirectStream(Stream):
-    """Stream whose answers go to another component over a socket; see ``callees``."""
+    """Stream whose answers go to another component over a socket; see ``callees.py``."""
 
     def __init__(self, model: StreamingModel, connection: Connection, num_rows: int, request_id: str) -> None:
         super().__init__(model.component, num_rows, request_id)
@@ -263,7 +264,7 @@ class _DirectStream(Stream):
         self._settle(is_sent)
 
     def react(self) -> None:
-        """Send unsent bytes, and close the stream if the caller has left; run by the watching thread."""
+        """Send unsent bytes, and close the stream if its client has left; run by the thread that watches sockets."""
         with self._lock:
             has_left = self.fileno() >= 0 and self._connection.has_left()
         if has_left:
@@ -274,7 +275,7 @@ class _DirectStream(Stream):
                 self._settle(self._connection.flush())
 
     def _settle(self, is_sent: bool) -> None:
-        """Release the socket if everything is sent, else wait until it has room. The caller holds the lock."""
+        """Release the socket if the stream has ended and all bytes are sent, else watch it. The lock must be held."""
         if is_sent and self._has_ended:
             self._model.forget(self)
             self._connection.close()
@@ -285,8 +286,8 @@ class _DirectStream(Stream):
 class StreamingModel(TritonModel):
     """Adapter between Triton's Python backend and a streaming component.
 
-    One thread sends the answers of all streams: sending one to Triton's process takes about 0.1 ms, and engines should
-    not wait for that. Another thread watches for clients that have left.
+    One thread sends the answers of all streams: sending an answer to Triton's process takes about 0.1 ms, and
+    engines should not wait for that. Another thread watches for clients that have left.
     """
 
     component_class: ClassVar[type[StreamingComponent]]
@@ -305,7 +306,7 @@ class StreamingModel(TritonModel):
             threading.Thread(target=work, name=f"shoal{work.__name__}", daemon=True).start()
 
     def execute(self, requests: list[Any]) -> None:  # type: ignore[override]
-        """Start the requests; their answers follow from other threads."""
+        """Begin to answer the requests; other threads send the answers."""
         for request in requests:
             inputs = self._read(request)
             if isinstance(inputs, ShoalError):
@@ -324,7 +325,7 @@ class StreamingModel(TritonModel):
             self.component.begin(inputs, self._make_stream(request, connection, rows))
 
     def _make_stream(self, request: Any, connection: Connection | None, rows: int, *, has_id: bool = True) -> Stream:
-        """Register a stream to the client, or to the component at ``connection``; then the request ends for Triton."""
+        """Register the stream of a request. With a ``connection``, the answers go there, and Triton's request ends."""
         sender, request_id = request.get_response_sender(), request.request_id() if has_id else ""
         stream: Stream
         if connection is None:
@@ -340,7 +341,7 @@ class StreamingModel(TritonModel):
         return stream
 
     def _stop(self, request_id: str) -> ShoalError | None:
-        """Close the streams of the requests with this id."""
+        """Close the streams of the requests with this id; return an error if the id is empty."""
         if not request_id:
             return InputError("A request with stop has no request id.", "Send it with the id of the request to stop.")
         for stream in list(self._open):
@@ -349,18 +350,18 @@ class StreamingModel(TritonModel):
         return None
 
     def watch(self, stream: _DirectStream, *, wants_room: bool) -> None:
-        """Watch a stream's socket for the caller's leaving and, with ``wants_room``, for room to send."""
+        """Watch a stream's socket: whether its client leaves and, with ``wants_room``, whether it has room to send."""
         self._room.modify(stream.fileno(), select.EPOLLOUT if wants_room else 0)
         self._note_move(None)
 
     def forget(self, stream: _DirectStream) -> None:
-        """Stop watching a stream's socket."""
+        """Stop watching the socket of a stream that has ended."""
         self._room.unregister(stream.fileno())
         self._sockets.pop(stream.fileno(), None)
         self._note_move(stream)
 
     def _note_move(self, ended: Stream | None) -> None:
-        """Update the heartbeat of this process: the last time an answer was sent, or idle if no stream is open."""
+        """Set this process's heartbeat to now, or to idle if no stream but ``ended`` is open."""
         with self._changing:
             self._open -= {ended}
             if self._open:
@@ -397,7 +398,7 @@ class StreamingModel(TritonModel):
             due = time.monotonic() + pause
 
     def finalize(self) -> None:
-        """Release the component's resources; called when the model is unloaded, after its last answer."""
+        """Close open streams and release the component's resources; called when the model is unloaded."""
         self._has_ended.set()
         for stream in list(self._open):
             stream.leave()

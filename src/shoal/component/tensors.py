@@ -1,7 +1,7 @@
 """Devices, array transfer, and conversion between Triton's tensors and arrays.
 
-The only module that imports ``triton_python_backend_utils``. Arrays are NumPy's on the host and CuPy's or torch's on a
-GPU; array code takes its namespace from its input (``namespace(x)``) and so is written once for all of them.
+No other module imports ``triton_python_backend_utils``. Arrays are NumPy's on the host and CuPy's or torch's on a GPU.
+Code takes the array functions from ``namespace(array)``, so it is written once for all three libraries.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _DL_CPU = 1  # DLDeviceType of the host, in dlpack.h
 
 
 def namespace(*arrays: Array) -> Any:
-    """Return the array-API namespace of ``arrays``, over ``numpy``, ``cupy`` or ``torch``."""
+    """Return the array functions for ``arrays``: a module with the Python array API for NumPy, CuPy or torch."""
     return array_namespace(*arrays)
 
 
 @dataclass(frozen=True)
 class Device:
-    """Device of a component's arrays (the host, or GPU number ``index``), and the ledger of copies to and from it.
+    """Device of a component's arrays: the host, or GPU number ``index``. ``ledger`` records copies to and from it.
 
-    On a GPU, ``library`` is the array library, ``cupy`` or ``torch``. All work is queued on the device's default
-    stream, so calls of different libraries run in order.
+    On a GPU, ``library`` is the array library, ``cupy`` or ``torch``. All work is queued on the default CUDA stream, so
+    calls of different libraries run in order.
     """
 
     kind: str = "cpu"
@@ -48,7 +48,7 @@ class Device:
 
     @classmethod
     def from_triton(cls, args: Mapping[str, str], library: str = "cupy") -> Device:
-        """Return the device of a model instance; call it before importing any GPU library."""
+        """Return the device of a model instance from Triton's ``args``; call this before importing CuPy or torch."""
         is_gpu = args["model_instance_kind"] == "GPU"
         return cls("gpu", int(args["model_instance_device_id"]), library) if is_gpu else cls()
 
@@ -59,19 +59,19 @@ class Device:
 
     @property
     def xp(self) -> Any:
-        """Array-API namespace of this device's library."""
+        """Module with the Python array API for this device's library."""
         if self.is_host:
             return np
         return importlib.import_module(f"array_api_compat.{self.library}")
 
     @property
     def torch_name(self) -> str:
-        """torch's name for this device."""
+        """torch's name for this device: ``cpu``, or for example ``cuda:0``."""
         return "cpu" if self.is_host else f"cuda:{self.index}"
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Make this device and its default stream current inside the context."""
+        """Make this device and its default CUDA stream current in the ``with`` block."""
         if self.is_host:
             yield
         elif self.library == "torch":
@@ -86,7 +86,7 @@ class Device:
                 yield
 
     def prepare(self) -> None:
-        """Select the GPU and install one memory pool, shared by CuPy and libcudf; call it before any allocation.
+        """Select the GPU and install one memory pool, shared by CuPy and libcudf; call this before any allocation.
 
         Raises:
             SetupError: the GPU does not exist, or its library is not installed.
@@ -97,8 +97,8 @@ class Device:
             num_gpus = _prepare_torch(self.index) if self.library == "torch" else _prepare_cupy(self.index)
         if self.index >= num_gpus:
             raise SetupError(
-                f"This model is placed on GPU {self.index}; its process sees {num_gpus} of them.",
-                "Compose with --placement cpu, or name another one with --gpu.",
+                f"This model is placed on GPU {self.index}; its process sees {num_gpus} GPUs.",
+                "Compose with --placement cpu, or name another GPU with --gpu.",
             )
 
     def owns(self, array: Array) -> bool:
@@ -111,7 +111,7 @@ class Device:
         return bool((place.index if self.library == "torch" else place.id) == self.index)
 
     def put(self, array: Array, edge: str) -> Array:
-        """Return ``array`` on this device: the same object if it is already there, else a copy, recorded at ``edge``.
+        """Return ``array`` itself if it is on this device, else a copy there, which the ledger counts at ``edge``.
 
         ``array`` is a NumPy array or has ``__dlpack__``. Memory that is already on this device is shared without a
         copy, and is read only after the work that its producer has queued. Arrays of ``bytes`` stay on the host.
@@ -140,7 +140,7 @@ class Device:
         return self.xp.from_numpy(array).to(self.torch_name)
 
     def _adopt(self, array: Any) -> tuple[Array, str]:
-        """Import another library's device array; return it and the direction of the copy, empty if none was made."""
+        """Import another library's device array; return it, and the direction of the copy (empty if there was none)."""
         source = int(array.__dlpack_device__()[1])
         with replace(self, index=source).active():
             ours = self.xp.from_dlpack(array)
@@ -150,7 +150,7 @@ class Device:
             return (ours.to(self.torch_name) if self.library == "torch" else ours.copy()), ACROSS
 
     def fetch(self, array: Array, edge: str) -> np.ndarray[Any, Any]:
-        """Return ``array`` on the host: the same object if it is already there, else a copy, recorded at ``edge``.
+        """Return ``array`` itself if it is on the host, else a copy there, which the ledger counts at ``edge``.
 
         The copy waits for queued work on the array. All copies from device to host are made here; a test refuses any
         other read of a device array's values.
@@ -203,7 +203,7 @@ def _prepare_cupy(index: int) -> int:
 
 
 def _share_pool(cupy: Any) -> None:
-    """Let CuPy allocate from RMM's asynchronous pool, as libcudf does, or from CUDA's if RMM is not installed."""
+    """Let CuPy allocate from RMM's asynchronous pool, as libcudf does; without RMM, from CUDA's asynchronous pool."""
     try:
         import rmm
         from rmm.allocators.cupy import rmm_cupy_allocator
@@ -218,7 +218,7 @@ def _share_pool(cupy: Any) -> None:
 
 
 def triton() -> Any:
-    """Import ``triton_python_backend_utils``, which exists only inside a stub."""
+    """Import ``triton_python_backend_utils``, which exists only in a process of the Python backend (a stub)."""
     import triton_python_backend_utils as pb_utils
 
     return pb_utils
@@ -227,14 +227,14 @@ def triton() -> Any:
 def read_request(request: Any, spec: ModelSpec, device: Device) -> dict[str, Array]:
     """Return the inputs of one Triton request by name; omitted optional inputs are absent.
 
-    Host tensors are NumPy arrays and stay on the host until the batch is joined, even if ``device`` is a GPU: one
-    upload per batch, not per request. TYPE_STRING tensors are object arrays of ``bytes``. GPU tensors become arrays of
-    ``device`` without a copy, unless they are on another GPU.
+    Host tensors are NumPy arrays and stay on the host until the batch is joined, even if ``device`` is a GPU: this
+    gives one upload per batch, not one per request. TYPE_STRING tensors are object arrays of ``bytes``. GPU tensors
+    become arrays of ``device`` without a copy, unless they are on another GPU.
 
     Raises:
         InputError: a required tensor is missing, or a tensor does not have the declared shape. Triton does not refuse
-            all such requests: it only compares the number of tensors, accepts 0 rows with the data of one, and counts
-            rows in 32 bits.
+            all such requests: it only compares the number of tensors, accepts 0 rows with the data of one row, and
+            counts rows in 32 bits.
     """
     inputs = {}
     for declared in spec.inputs:
@@ -295,7 +295,7 @@ def make_request(
 
 
 def read_response(response: Any, device: Device) -> dict[str, Array]:
-    """Return the outputs of another model's response, as arrays of ``device`` or of the host.
+    """Return the outputs of another model's response: arrays on ``device`` if Triton has them on a GPU, else NumPy's.
 
     Raises:
         ShoalError: the response is an error. Triton 24.10 does not pass on the error's code.
@@ -319,13 +319,13 @@ def _code(error: ShoalError) -> Any:
 
 
 def check_stub() -> None:
-    """Self-test: send a ramp of each dtype, and a few strings, through this stub's tensors in both directions.
+    """Check that numbers of each dtype, and strings, are unchanged when this stub converts them to tensors and back.
 
     A stub built against another NumPy ABI gives wrong values without an error: Triton 24.10's stub under NumPy 2
     reads 1, 2, 3 as 1, 1, 1 and sends empty outputs.
 
     Raises:
-        SetupError: a value arrived changed.
+        SetupError: a value was changed.
     """
     for name, dtype in DTYPES.items():
         ramp = np.arange(12).reshape(3, 4)
@@ -349,7 +349,7 @@ def _survives(ramp: np.ndarray[Any, Any]) -> bool:
 
 
 def _inward(ramp: np.ndarray[Any, Any]) -> Any:
-    """Return ``ramp`` as a request would contain it: an array made by the stub."""
+    """Return ``ramp`` as a component would get it from a request: as an array that the stub made."""
     pb_utils = triton()
     return pb_utils.Tensor.from_dlpack("ramp", pb_utils.Tensor("ramp", ramp)).as_numpy()
 

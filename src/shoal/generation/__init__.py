@@ -1,4 +1,4 @@
-"""Language models: prompts and chat templates, token requests, sampling, weights, and the way back to text."""
+"""Language models: prompts, chat templates, requests of token ids, sampling, weights, and token ids back to text."""
 
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,9 @@
-"""Answers to one request of an engine: tokens are chosen and sent until a stop, the length limit, or the client leaves.
+"""Answers of an engine (a language model that continues token ids) to one request.
+
+Tokens are chosen and sent until a stop sequence or an end token comes, or ``max_tokens``, or the client leaves.
 
 ``Answering`` takes new tokens and sends answers. ``Chooser`` chooses a token from a row of logits, in NumPy. ``Seat``
-holds both of them for one request, in engines whose logits are in this process.
+holds both of them for one request, in engines that compute logits in this process.
 """
 
 from __future__ import annotations
@@ -20,14 +22,14 @@ class Answering:
     """Sends the answers of one request, and ends its stream.
 
     Tokens that may begin a stop sequence are held back until the next tokens decide. The end token and stop sequences
-    are not sent. They do not end an answer of fewer than ``min_tokens`` tokens. One thread at a time may use this
+    are not sent, and they do not end an answer of fewer than ``min_tokens`` tokens. One thread at a time may use this
     object.
     """
 
     def __init__(self, request: TokenRequest, stream: Stream) -> None:
         self.request, self.stream = request, stream
         self.ids: list[int] = []  # all new tokens, stops included
-        self._held: list[int] = []  # of these, those not sent
+        self._held: list[int] = []  # new tokens that are not sent yet
         self._carry = request.carry
         self._stream_id = new_stream_id()
 
@@ -67,16 +69,16 @@ class Answering:
 
 
 def _overlap(held: list[int], stop: tuple[int, ...]) -> int:
-    """Return how many of the last tokens of ``held`` are the beginning of ``stop``, without its last token."""
+    """Return the length of the longest end of ``held`` that is the beginning of ``stop``, but not all of ``stop``."""
     longest = min(len(held), len(stop) - 1)
     return next((size for size in range(longest, 0, -1) if tuple(held[-size:]) == stop[:size]), 0)
 
 
 class Chooser:
-    """Chooses the tokens of one request as transformers' ``generate`` does, with random numbers of its own.
+    """Chooses the tokens of one request as transformers' ``generate`` does, but with its own random numbers.
 
-    The settings are applied in the order of ``generate``. The n-th token is drawn with the n-th random number of the
-    request's seed, so other requests in the batch have no influence on it.
+    The settings are applied in the same order as in ``generate``. The n-th token is drawn with the n-th random number
+    of the request's seed, so other requests in the batch do not influence the token.
     """
 
     def __init__(self, request: TokenRequest) -> None:
@@ -115,7 +117,7 @@ class Chooser:
         return scores
 
     def _narrow(self, scores: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return the tokens that may be drawn, in ascending order, and their scores."""
+        """Return the tokens that ``top_k`` and ``top_p`` allow, ascending, and their scores divided by temperature."""
         sampling = self._sampling
         scores = scores / np.float32(sampling.temperature)
         tokens = np.arange(len(scores))

@@ -1,7 +1,7 @@
 """Conversion of token ids to text: the stream of one answer, stop strings, and the component ``completion``.
 
-``Piece`` is a text with its counts. ``TextStream`` makes pieces of one stream of token ids. ``StopCutter``
-cuts a text before its first stop string. ``Completions`` keeps the streams of many requests.
+``Piece`` is a text with counts of tokens. ``TextStream`` converts a stream of token ids to pieces. ``StopCutter`` cuts
+a text before its first stop string. ``Completions`` keeps the streams of many requests.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ _MOST_TOKENS = 2**32 - 1
 
 
 class Piece(NamedTuple):
-    """Part of an answer as it comes, or a whole answer: its text, and counts of tokens.
+    """One of the parts in which an answer comes, or a whole answer: its text, and counts of tokens.
 
     ``finish_reason`` is empty until the answer ends: then it is ``stop`` (a stop string, or the model's end token) or
-    ``length``. ``num_input_tokens`` counts the prompt. ``num_output_tokens`` counts from the beginning of the answer
-    up to this part, or up to the part that completes a stop string; pieces after that one are empty.
+    ``length`` (the greatest number of tokens). ``num_input_tokens`` counts the tokens of the prompt.
+    ``num_output_tokens`` counts the tokens from the beginning of the answer up to this part, or up to the part that
+    completes a stop string; later parts are empty.
     """
 
     text: str
@@ -42,10 +43,10 @@ class Piece(NamedTuple):
 
 
 class TextStream:
-    """Text of one stream of token ids, up to its first stop string."""
+    """Converts one stream of token ids to text, up to the first stop string."""
 
     def __init__(self, tokenizer: Tokenizer, stops: Iterable[str] = (), num_input_tokens: int = 0) -> None:
-        """Take the tokenizer, which streams may share, the stop strings, and the number of tokens of the prompt.
+        """Take the tokenizer (several streams may share it), the stop strings, and the prompt's number of tokens.
 
         Raises:
             InputError: a stop string is empty.
@@ -84,18 +85,17 @@ class TextStream:
 
 
 class StopCutter:
-    """Cuts a text that comes in pieces before its first stop string, which may straddle pieces.
+    """Takes a text in pieces, and cuts it before its first stop string, even if this string is divided between pieces.
 
     The first stop string is the one that begins first. An end of the text that may still become a stop string is held
-    back, at most one character less than the longest stop string has. The output is the same for every division of the
-    text into pieces.
+    back; it is shorter than the longest stop string. The output is the same however the text is divided into pieces.
     """
 
     def __init__(self, stops: Iterable[str]) -> None:
         """Take the stop strings.
 
         Raises:
-            InputError: one of them is empty.
+            InputError: a stop string is empty.
         """
         self._stops = tuple(dict.fromkeys(stops))
         if "" in self._stops:
@@ -121,7 +121,7 @@ class StopCutter:
         return text[:end], self._has_stopped
 
     def _find_held(self, text: str) -> int:
-        """Return the index from which the text may become a stop string; the text's length if there is none."""
+        """Return the index at which an incomplete stop string may begin; the text's length if there is none."""
         for place in range(max(0, len(text) - self._most_held), len(text)):
             tail = text[place:]
             if any(stop.startswith(tail) for stop in self._stops):
@@ -153,11 +153,12 @@ class Completions:
             return cls(read_tokenizer(path))
 
     def answer(self, inputs: Arrays) -> dict[str, Array]:
-        """Answer one request: one row of tensors on the host, as the configuration of ``completion`` declares them.
+        """Answer one request, whose tensors have one row and are on the host.
 
-        ``output_ids`` INT32 ``[1, 1, tokens]`` (rows, beams, new tokens), of which the first ``sequence_length`` INT32
-        ``[1, 1]`` count. ``stream_id`` INT64 and ``is_last`` BOOL ``[1, 1]`` come together; without them the answer is
-        whole. Optional are ``carry`` (read in a stream's first answer) and ``finish_reason``, STRING ``[1, 1]``.
+        Inputs are ``output_ids``, INT32 ``[1, 1, tokens]`` (rows, beams, new tokens), and ``sequence_length``, INT32
+        ``[1, 1]``, the number of ids to read. A part of a stream has ``stream_id``, INT64 ``[1, 1]``, and ``is_last``,
+        BOOL ``[1, 1]``; a whole answer has neither. ``carry`` (read in a stream's first part) and ``finish_reason``,
+        both STRING ``[1, 1]``, are optional.
 
         Returns ``text_output`` and ``finish_reason`` STRING, ``num_input_tokens`` and ``num_output_tokens`` UINT32, all
         ``[1, 1]``.
@@ -168,7 +169,7 @@ class Completions:
         ids, reason = _read_ids(inputs), _read_text(inputs, "finish_reason")
         if ("stream_id" in inputs) != ("is_last" in inputs):
             there, missing = ("stream_id", "is_last") if "stream_id" in inputs else ("is_last", "stream_id")
-            raise InputError(f"There is {there} and no {missing}.", "Send both, or neither for a whole answer.")
+            raise InputError(f"The request has {there} but no {missing}.", "Send both, or neither for a whole answer.")
         with self._lock:
             if "stream_id" not in inputs:
                 piece = self.open(inputs).step(ids, last=True, reason=reason)
@@ -187,7 +188,7 @@ class Completions:
             del self._streams[next(iter(self._streams))]
 
     def open(self, inputs: Arrays) -> TextStream:
-        """Begin a stream; its stop strings and the length of its prompt are in the input ``carry``, if there is one.
+        """Begin a stream. The input ``carry``, if any, has its stop strings and the number of tokens of its prompt.
 
         Raises:
             InputError: ``carry`` cannot be read.
@@ -235,7 +236,7 @@ def _read_text(inputs: Arrays, name: str) -> str:
 
 
 def _read_carry(text: str) -> tuple[list[str], int]:
-    """Return the stop strings and the number of the prompt's tokens; none and 0 for an empty text."""
+    """Return the stop strings and the prompt's number of tokens from the JSON ``text``; [] and 0 if it is empty."""
     if not text:
         return [], 0
     try:

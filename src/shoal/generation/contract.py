@@ -1,9 +1,10 @@
-"""Tensors of engines, which continue token ids: reading a request, its word lists, and packing its answers.
+"""Tensors of engines (language models that continue token ids): reading requests, and packing answers.
 
-A request has one row of the inputs ``input_ids`` INT32 [-1], ``input_lengths`` and ``request_output_len`` INT32 [1];
-optional ``end_id``, ``pad_id``, ``runtime_top_k``, ``min_tokens`` INT32 [1], ``runtime_top_p``, ``temperature``,
+A request has one row of the inputs ``input_ids`` INT32 [-1], ``input_lengths`` and ``request_output_len`` INT32 [1].
+Optional are ``end_id``, ``pad_id``, ``runtime_top_k``, ``min_tokens`` INT32 [1], ``runtime_top_p``, ``temperature``,
 ``repetition_penalty`` FP32 [1], ``seed`` UINT64 [1], ``stop_words_list`` and ``bad_words_list`` INT32 [2, -1],
-``carry`` STRING [1], ``streaming`` BOOL [1]. ``pack_answer`` describes the outputs.
+``carry`` STRING [1], ``streaming`` BOOL [1]. The engine returns ``carry`` with its first answer. ``pack_answer``
+describes the outputs.
 
 Word lists are in TensorRT-LLM's layout, INT32 ``[2, n]``. Row 0 has the ids of all words, one word after the other. Row
 1 has the end of each word in row 0, padded with -1. The words (5, 6) and (7,) are ``[[5, 6, 7], [2, 3, -1]]``.
@@ -36,7 +37,7 @@ class Limits:
     """Limits of an engine.
 
     Token ids are below ``vocabulary``. A prompt and its new tokens are together at most ``context`` tokens. ``slots``
-    requests are computed at the same time. One of ``end_ids`` ends the answer to a request without ``end_id``.
+    requests are computed at the same time. Each of ``end_ids`` ends the answer to a request without ``end_id``.
     """
 
     vocabulary: int
@@ -64,9 +65,10 @@ class TokenRequest:
 
     @classmethod
     def read(cls, inputs: Arrays, limits: Limits) -> TokenRequest:
-        """Read a request's tensors, each ``[1, *dims]``; ``pad_id`` is not needed.
+        """Read a request's tensors, each ``[1, *dims]``; ``pad_id`` is ignored.
 
-        Only the first ``input_lengths`` ids count: rows of a joined batch are padded. An ``end_id`` of -1 means none.
+        Only the first ``input_lengths`` ids count: rows of a joined batch are padded. With an ``end_id`` of -1, no
+        token ends the answer.
 
         Raises:
             InputError: a value is out of range; the message has the value and the limit.
@@ -102,7 +104,7 @@ def pack_answer(
 
     ``output_ids`` INT32 [1, 1, tokens] (rows, beams, new tokens: none, one or several), ``sequence_length`` INT32
     [1, 1], ``stream_id`` INT64 [1, 1], ``is_last`` BOOL [1, 1], ``carry`` and ``finish_reason`` STRING [1, 1].
-    ``carry`` is the request's in the first answer, then empty. ``reason`` is ``stop`` or ``length`` in the last answer.
+    ``carry`` is for a request's first answer, ``reason`` (``stop`` or ``length``) for its last answer.
     """
     return {
         "output_ids": np.array([[ids]], np.int32).reshape(1, 1, len(ids)),
@@ -115,7 +117,7 @@ def pack_answer(
 
 
 def pack_words(words: Sequence[Sequence[int]]) -> np.ndarray[Any, Any]:
-    """Return words of token ids as a word list, INT32 ``[2, n]``; n is 1 if there are none."""
+    """Pack words, each a sequence of token ids, into a word list, INT32 ``[2, n]``; n is 1 if there are no words."""
     ids = [int(token) for word in words for token in word]
     packed = np.full((2, max(1, len(ids))), -1, np.int32)
     packed[0] = ids or 0
@@ -124,12 +126,12 @@ def pack_words(words: Sequence[Sequence[int]]) -> np.ndarray[Any, Any]:
 
 
 def unpack_words(array: np.ndarray[Any, Any], name: str) -> list[tuple[int, ...]]:
-    """Return the words of a word list, INT32 ``[2, n]``; ids behind the last word's end are padding.
+    """Return the words of a word list, INT32 ``[2, n]``; ids after the last word's end are padding.
 
-    ``name``, the tensor's, is for errors.
+    ``name`` is the tensor's name, for error messages.
 
     Raises:
-        InputError: there are more than 64 words, one is empty, or its end is outside row 0.
+        InputError: there are more than 64 words, or a word is empty, or a word's end is outside row 0.
     """
     ids, ends = array.tolist()
     while ends and ends[-1] == -1:
@@ -148,7 +150,7 @@ def unpack_words(array: np.ndarray[Any, Any], name: str) -> list[tuple[int, ...]
 
 
 def as_python(value: Any) -> Any:
-    """Return an element of an array as a Python value; FP32 as its shortest decimal number: 0.7, not 0.699999988."""
+    """Return an array's element as a Python value. FP32 becomes its shortest decimal number: 0.7, not 0.699999988."""
     if isinstance(value, np.floating):
         return float(str(value))
     return value.item() if isinstance(value, np.generic) else value

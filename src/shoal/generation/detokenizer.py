@@ -1,4 +1,4 @@
-"""Detokenizer for tokens that come one by one: constant time per token, and exactly the text of a whole decode.
+"""Detokenizer for tokens that come one by one, in constant time per token; its text is that of decoding all at once.
 
 A decoder of Hugging Face's `tokenizers` is a sequence of steps over a list of tokens. Here each step is a function that
 takes new tokens, keeps the state that it needs, and returns the tokens that later ones cannot change. A kind of
@@ -33,11 +33,11 @@ Step = Callable[[list[str], bool], list[str]]  # new tokens, and whether they ar
 class Detokenizer:
     """Converts the token ids of one stream to text, piece by piece.
 
-    The pieces joined are ``tokenizer.decode(ids, skip_special_tokens=True)`` of all ids. A character is returned when
-    its last byte is there. Byte tokens of SentencePiece (``<0x0A>``) are returned with the next token of another kind,
-    because a whole decode replaces every byte of a run that is not UTF-8.
+    Joined, the pieces are the text of ``tokenizer.decode(ids, skip_special_tokens=True)`` for all ids. A character is
+    returned when its last byte is there. SentencePiece's byte tokens (``<0x0A>``) are returned with the next token that
+    is not a byte token: if a run of them is not UTF-8, ``decode`` replaces every byte of the run.
 
-    This is so for byte-level, SentencePiece and WordPiece decoders. With any other decoder, the whole text is returned
+    This holds for byte-level, SentencePiece and WordPiece decoders. With any other decoder, the whole text is returned
     with the last ids.
     """
 
@@ -54,7 +54,7 @@ class Detokenizer:
         """Take any number of next ids; return the text that is complete.
 
         Special tokens and ids beyond the vocabulary are skipped. With ``last`` nothing is held back: an incomplete
-        character becomes U+FFFD, as in a whole decode.
+        character becomes U+FFFD, as in ``tokenizer.decode``.
 
         Raises:
             InputError: an id is negative; nothing of ``ids`` was taken.
@@ -74,9 +74,9 @@ def _find_specials(tokenizer: Tokenizer) -> frozenset[str]:
 
 
 def _make_steps(decoder: Mapping[str, Any]) -> list[Step]:
-    """Return the steps of a decoder, which is given as in tokenizer.json; none if one of its parts is unknown.
+    """Return the steps of ``decoder``, an object as in tokenizer.json; an empty list if one of its parts is unknown.
 
-    ``Fuse`` and ``ByteLevel`` join all tokens to one. After them, only the front of the text can still be stripped.
+    ``Fuse`` and ``ByteLevel`` join all tokens to one. After them, only stripping the front of the text is supported.
     """
     steps: list[Step] = []
     is_one = False
@@ -103,7 +103,7 @@ def _make_steps(decoder: Mapping[str, Any]) -> list[Step]:
 
 
 class _ByPlace:
-    """Step that converts each token by itself: the first one of a stream with ``first``, the others with ``later``."""
+    """Step that converts each token by itself: a stream's first token with ``first``, the others with ``later``."""
 
     def __init__(self, first: Callable[[str], str], later: Callable[[str], str]) -> None:
         self._next, self._later = first, later

@@ -42,7 +42,7 @@ def read_messages(text: str) -> list[Message]:
     """Read a chat: a JSON list of objects with ``role`` (system, user, assistant or tool) and ``content``, a text.
 
     Raises:
-        InputError: ``text`` is not such a list, or the list or a content is empty; the error has the message's index.
+        InputError: ``text`` is not such a list, or the list or a content is empty; the error has the message's number.
     """
     try:
         messages = json.loads(text)
@@ -81,8 +81,8 @@ def _find_fault(message: Any) -> str:
 def llama2(messages: Sequence[Message]) -> str:
     """Return a chat as one text, in the form that Llama 2 was trained on.
 
-    The roles are an optional system message, then user and assistant in turn. Spaces at the ends of messages are
-    removed, except from the first message of the user.
+    The roles are an optional system message, then user and assistant in turn. Spaces around messages are removed,
+    except around the system message and the first user message.
 
     Raises:
         InputError: the roles are not in this order.
@@ -109,8 +109,9 @@ class Prompts:
     """Checks requests with texts or chats, and converts them to an engine's inputs. Thread-safe.
 
     ``template`` turns a chat into one text; None if the model takes no chats. ``context`` is the greatest number of
-    tokens of a prompt and its answer together. ``max_tokens`` is the greatest number of new tokens for requests that
-    do not have their own; it is reduced to what fits the context, while a request's own number is refused then.
+    tokens of a prompt and its answer together. ``max_tokens`` is the greatest number of new tokens for a request
+    that does not set one; it is reduced to what fits the context. A request that sets a greater number than fits is
+    refused.
     """
 
     def __init__(
@@ -128,11 +129,13 @@ class Prompts:
         self._context, self._max_tokens, self._max_text_bytes = context, max_tokens, max_text_bytes
 
     def encode(self, text_input: str | None = None, messages: Sequence[Message] | None = None) -> list[int]:
-        """Return the token ids of a text, with the tokenizer's special tokens, or of a chat, with the template's.
+        """Return the token ids of a text, or of a chat.
+
+        In a text, the tokenizer adds special tokens; in a chat, the template does.
 
         Raises:
-            InputError: the text is empty, the model takes no chats or cannot render this one, or the ids and one new
-                token are more than the context has.
+            InputError: the text is empty, the model takes no chats, the template cannot render this chat, or the
+                context has no room for the ids and one new token.
         """
         if messages is not None:
             ids = self._ids(self._chat(messages))
@@ -143,7 +146,7 @@ class Prompts:
         if len(ids) >= self._context:
             raise InputError(
                 f"The prompt has {len(ids)} tokens; the model's context is {self._context}, with the answer.",
-                f"Shorten it to {self._context - 1} tokens or fewer: it is never cut.",
+                f"Shorten the prompt to {self._context - 1} tokens or fewer: it is never cut.",
             )
         return ids
 
@@ -151,7 +154,7 @@ class Prompts:
         if self._template is None:
             raise InputError(
                 "The model has no chat template, and the request has messages.",
-                f"Send text_input, or set the parameter template of the prompt model to {LLAMA2} if the model is one.",
+                f"Send text_input. For a Llama 2, set the parameter template of the prompt model to {LLAMA2}.",
             )
         text = self._template.render(messages) if isinstance(self._template, ChatTemplate) else self._template(messages)
         self._check_size(len(text.encode()), "The rendered chat")
@@ -165,17 +168,17 @@ class Prompts:
             )
 
     def check(self, names: Container[str]) -> None:
-        """Check the inputs of a request, by their names: a text or a chat, and not both.
+        """Check that a request with inputs of these ``names`` has a text or a chat, and not both.
 
         Raises:
-            InputError: it has neither, or both.
+            InputError: the request has neither, or both.
         """
         if ("text_input" in names) == ("messages" in names):
             given = "text_input and messages" if "messages" in names else "neither text_input nor messages"
             raise InputError(f"The request has {given}.", "Send exactly one of them.")
 
     def request(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return an engine's inputs for one request: lists and numbers by name, as ``stack`` takes them.
+        """Return an engine's inputs for one request by name: lists, numbers and arrays, as ``stack`` takes them.
 
         ``row`` has the inputs of the component ``prompt`` by name: numbers, ``bytes``, and lists of ``bytes`` for word
         lists. Inputs that are left out get their defaults.
@@ -216,7 +219,7 @@ class Prompts:
         return read_messages(self.decode(row["messages"], "messages")) if "messages" in row else None
 
     def decode(self, value: bytes, name: str) -> str:
-        """Return the text of the input ``name``.
+        """Decode the text ``value``, of the input ``name``, from UTF-8.
 
         Raises:
             InputError: the text is too long, or not UTF-8.
@@ -255,9 +258,10 @@ class Prompts:
         return wanted
 
     def _spell_stop(self, stop: str) -> list[int]:
-        """Return the ids that write a stop word after any text; empty if they would also write, say, a space.
+        """Return the ids that write a stop word after any text; empty if they would also write more, such as a space.
 
-        The engine ends an answer at these ids. The component ``completion`` ends it at the word, whatever ids write it.
+        The engine ends an answer at these ids. The component ``completion`` ends it at the stop word itself, even if
+        other ids write this word.
         """
         ids, before = self._ids(stop), self._ids("x")
         return ids if self._write(before + ids) == self._write(before) + stop else []
@@ -276,7 +280,7 @@ class Prompts:
 
     @classmethod
     def read(cls, parameters: Parameters) -> Prompts:
-        """Read the parameters ``model``, ``template``, ``max_tokens``, ``context``, ``max_text_bytes``, and the files.
+        """Read the parameters, and the tokenizer, the configuration and the chat template of the folder ``model``.
 
         Raises:
             ArtifactError: a parameter or a file cannot be used.
@@ -295,7 +299,7 @@ class Prompts:
             return cls(tokenizer, chosen, context=context, max_tokens=max_tokens, max_text_bytes=max_text_bytes)
 
     def close(self) -> None:
-        """End the process of the chat template."""
+        """End the process that renders the chat template, if there is one."""
         if isinstance(self._template, ChatTemplate):
             self._template.close()
 
@@ -344,16 +348,16 @@ _DTYPES = {
 
 
 def rows(inputs: Arrays) -> Iterator[dict[str, Any]]:
-    """Yield the rows of ``prompt``'s inputs, ``[rows, 1]`` or ``[rows, -1]`` (word lists), as Python values by name."""
+    """Yield each row of inputs, ``[rows, 1]`` or for word lists ``[rows, words]``, as Python values by name."""
     for index in range(next(array.shape[0] for array in inputs.values())):
         values = {name: [*array[index]] if name in _WORDS else array[index, 0] for name, array in inputs.items()}
         yield {name: as_python(value) for name, value in values.items()}
 
 
 def stack(requests: Sequence[Mapping[str, Any]]) -> dict[str, Array]:
-    """Stack what ``Prompts.request`` returned to arrays ``[rows, *dims]``, as wide as the widest row.
+    """Stack the results of ``Prompts.request`` to arrays ``[rows, *dims]``, as wide as the widest row.
 
-    Ids are padded with 0. Word lists are padded with the end -1.
+    Token ids are padded with 0, the ends of words in a word list with -1.
     """
     width = max(len(request["input_ids"]) for request in requests)
     ids = np.zeros((len(requests), width), np.int32)

@@ -1,8 +1,8 @@
 """Program that renders one chat template, with limits on time and memory; ``templates.ChatTemplate`` runs it.
 
 It reads JSON lines from standard input and answers each with a JSON line on standard output. The first line has the
-template and its limits, each later one messages. If a rendering exceeds a limit, the process ends: by SIGALRM, or with
-the exit code ``MEMORY``.
+template and its limits, each later line the messages of a chat. If a rendering exceeds a limit, the process ends: by
+SIGALRM (time), or with the exit code ``MEMORY``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MAX_REASON = 300  # characters of an error
 
 
 def main() -> None:
-    """Answer requests until the input ends, which it does when the parent process ends in any way."""
+    """Answer requests until standard input ends; it ends when the parent process ends, in any way."""
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the thread that started this process may have blocked some
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process, even within one call into C
@@ -59,7 +59,7 @@ def _limit_memory(num_bytes: int) -> None:
 
 
 def _answer(answers: BinaryIO, seconds: float, work: Callable[[], Any]) -> Any:
-    """Send the text that ``work`` returns ("" for anything else), or its error as one line.
+    """Send the text that ``work`` returns ("" if the result is not a text), or the error that it raises.
 
     Returns the result of ``work``; None after an error.
     """
@@ -84,13 +84,13 @@ def _answer(answers: BinaryIO, seconds: float, work: Callable[[], Any]) -> Any:
 
 
 def _compile(source: str) -> Any:
-    """Compile a template in the environment that transformers gives to chat templates."""
+    """Compile a template in a sandbox, with the extensions that transformers gives to chat templates."""
     import jinja2
     from jinja2.ext import Extension
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """Tag ``generation``, which marks the assistant's words for training; its content is rendered as it is."""
+        """Tag ``generation``, which marks the assistant's words for training; the marked text is rendered as it is."""
 
         tags = {"generation"}  # noqa: RUF012
 
@@ -115,7 +115,7 @@ def _compile(source: str) -> Any:
             raise jinja2.exceptions.SecurityError(f"a namespace cannot hold {name!r}")
 
     class Dict:
-        """``dict`` without the attributes of a class."""
+        """The function ``dict``, without the attributes that it has as a class."""
 
         def __call__(self, *args: Any, **names: Any) -> dict[Any, Any]:
             return dict(*args, **names)

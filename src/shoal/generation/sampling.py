@@ -19,8 +19,8 @@ class Sampling:
     With temperature 0 or ``top_k`` 1, decoding is greedy: the token with the greatest logit is taken. Other settings
     are then ignored and not refused, because many clients always send all settings. ``top_k`` 0 and ``top_p`` 1 keep
     every token. ``repetition_penalty`` divides positive logits, and multiplies negative ones, of tokens that are in the
-    prompt or the answer. With a ``seed``, the same request gets the same tokens again; without one, each request has
-    random numbers of its own. The end token is not drawn before there are ``min_tokens`` new tokens.
+    prompt or the answer. With a ``seed``, the same request gets the same tokens again; without a seed, each
+    request has different random numbers. The end token is not drawn before there are ``min_tokens`` new tokens.
     """
 
     temperature: float = 1.0

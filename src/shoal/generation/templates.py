@@ -1,8 +1,8 @@
-"""Chat templates in Jinja's language, rendered in a process of their own.
+"""Chat templates in Jinja's language, rendered in a separate process.
 
 A template comes with a model's weights, so it is code from outside. Jinja's sandbox denies it Python's objects, but
 does not limit its work: code in the same process cannot stop ``'x' * 10**9`` or nested loops. So templates are rendered
-in a process with limits on memory and time. A process that a limit ended is replaced.
+in a process with limits on memory and time. If a limit ended the process, a new one is started.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class ChatTemplate:
     """Chat template of a model. Thread-safe.
 
     ``source`` is the template in Jinja's language, with the extensions that transformers gives to chat templates.
-    ``special_tokens`` are variables in it, such as ``bos_token``. Each object has one process that renders; it ends
-    with ``close``, or when this process ends, even if this process is killed.
+    ``special_tokens`` are variables in it, such as ``bos_token``. Each object has one process that renders. That
+    process ends with ``close``, or when this process ends, even if this process is killed.
 
     Raises:
         InputError: the template is not valid.
-        SetupError: jinja2 3.1.6 or newer is not installed, or there is no Python to start.
+        SetupError: jinja2 3.1.6 or newer is not installed, or no Python interpreter is found.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
@@ -80,7 +80,7 @@ class ChatTemplate:
             return self._exchange(request, "cannot render these messages", _FIX)
 
     def close(self) -> None:
-        """End the process. A later ``render`` starts another one."""
+        """End the process that renders. A later ``render`` starts a new one."""
         with self._lock:
             self._stop()
 
@@ -131,10 +131,10 @@ class ChatTemplate:
 
 
 def find_python() -> str:
-    """Return the path of this Python's interpreter; in Triton's stub ``sys.executable`` may be empty or the stub.
+    """Return the path of a Python interpreter; in Triton's stub, ``sys.executable`` may be empty or the stub itself.
 
     Raises:
-        SetupError: there is none.
+        SetupError: no interpreter of this version is found.
     """
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     for folder in (sys.prefix, sys.base_prefix):

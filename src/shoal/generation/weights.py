@@ -20,9 +20,9 @@ _DOWNLOAD = "Download it whole: hf download OWNER/MODEL --local-dir FOLDER"
 class Weights:
     """A checked weights folder in the Hugging Face layout.
 
-    ``config`` is the object in ``config.json``. ``shards`` are the names of the safetensors files, or of the decoder in
-    ONNX if there are none. ``vocabulary`` is the number of the model's token ids, ``context`` the greatest number of
-    tokens of prompt and answer together. ``end_ids`` are the tokens that end an answer.
+    ``config`` is the object in ``config.json``. ``shards`` are the names of the safetensors files, or, without any, the
+    name of the decoder in ONNX. ``vocabulary`` is the number of the model's token ids, ``context`` the greatest number
+    of tokens of prompt and answer together. ``end_ids`` are the tokens that end an answer.
     """
 
     folder: Path
@@ -56,7 +56,7 @@ def read_context(folder: Path) -> int:
 
 
 def find_weights(folder: str | Path) -> Weights:
-    """Check that a weights folder has ``config.json``, ``tokenizer.json``, and safetensors or ``decoder.onnx``.
+    """Check that a weights folder has ``config.json``, ``tokenizer.json``, and ``*.safetensors`` or ``decoder.onnx``.
 
     Pickles are refused, because loading a pickle can run code.
 
@@ -113,7 +113,7 @@ def _find_shards(folder: Path) -> tuple[str, ...]:
 
 
 def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the part of a configuration about text: its ``text_config`` if the model also reads images, else all."""
+    """Return the part of ``config`` about text: ``text_config`` if the model also reads images, else ``config``."""
     part = config.get("text_config") or config
     return part if isinstance(part, dict) else {}
 
@@ -128,7 +128,7 @@ def _whole(folder: Path, config: Mapping[str, Any], name: str) -> int:
 
 
 def _check_tokenizer(folder: Path, vocabulary: int) -> dict[str, int]:
-    """Check that the model has all of the tokenizer's ids; return the ids of the added tokens, by text."""
+    """Check that the model has all of the tokenizer's ids; return the added tokens, text -> id."""
     tokenizer = read_json(folder / TOKENIZER, "tokenizer")
     try:
         added = {token["content"]: int(token["id"]) for token in tokenizer.get("added_tokens", [])}
@@ -151,7 +151,7 @@ def _check_tokenizer(folder: Path, vocabulary: int) -> dict[str, int]:
 def _check_specials(
     folder: Path, config: Mapping[str, Any], added: Mapping[str, int], end_ids: tuple[int, ...]
 ) -> None:
-    """Check that config.json and tokenizer_config.json have the same first and last token.
+    """Check that config.json and tokenizer_config.json have the same begin token (bos) and end token (eos).
 
     A chat model may end its answers with another token, which ``generation_config.json`` names.
     """
@@ -172,7 +172,7 @@ def _check_specials(
 
 
 def _end_ids(folder: Path, config: Mapping[str, Any], vocabulary: int) -> tuple[int, ...]:
-    """Return the end tokens that ``generation_config.json`` names, or else ``config.json``."""
+    """Return the ids of the end tokens, from ``generation_config.json`` or else from ``config.json``."""
     path = folder / "generation_config.json"
     own = read_json(path, "generation configuration") if path.is_file() else {}
     found = own.get("eos_token_id", config.get("eos_token_id"))

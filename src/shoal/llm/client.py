@@ -20,7 +20,7 @@ _LISTS = "stop_words", "bad_words"
 
 
 class Settings(TypedDict, total=False):
-    """Settings of one request; for those that are left out, the model's defaults apply.
+    """Settings of one request; for a setting that is left out, the model's default applies.
 
     ``max_tokens`` and ``min_tokens`` count new tokens; ``stop_words`` end the text, and are not part of it;
     ``bad_words`` do not occur in it. With a ``seed``, the same request gets the same text again.
@@ -38,7 +38,7 @@ class Settings(TypedDict, total=False):
 
 
 class Llm:
-    """Language model behind a ``Client``, or a ``Pipeline`` of ``shoal.load`` in this process::
+    """Language model on a server, through a ``Client``, or in this process, as a ``Pipeline`` of ``shoal.load``::
 
         with shoal.Client("127.0.0.1:8001") as client:
             print(Llm(client).generate("Once upon a time", max_tokens=20).text)
@@ -54,11 +54,11 @@ class Llm:
         self._model = model or (source.default_model() if isinstance(source, Client) else "")
 
     def generate(self, prompt: str | Messages, *, timeout: float | None = None, **settings: Unpack[Settings]) -> Piece:
-        """Return the whole text; ``timeout`` in seconds.
+        """Return the whole answer to ``prompt``; ``timeout`` is in seconds.
 
         Raises:
             InputError: the prompt or a setting is refused.
-            ServerError: no answer, or not in time.
+            ServerError: there was no complete answer, or not in time.
         """
         with closing(self._ask(to_inputs(prompt, settings, is_streaming=False), timeout, None)) as pieces:
             return join_pieces([*pieces])
@@ -71,12 +71,12 @@ class Llm:
         between: float | None = None,
         **settings: Unpack[Settings],
     ) -> Generator[Piece]:
-        """Yield the text in pieces; to stop the model before the end, close the generator.
+        """Yield the answer to ``prompt`` in pieces; to stop the model before the end, close the generator.
 
-        ``timeout`` is the number of seconds to the first piece, ``between`` from each piece to the next.
+        ``timeout`` is the greatest number of seconds to the first piece, ``between`` from each piece to the next.
 
         Raises:
-            InputError, ServerError: as in ``generate``; the latter also after some pieces.
+            InputError, ServerError: as in ``generate``; ``ServerError`` also after some pieces.
         """
         return self._ask(to_inputs(prompt, settings, is_streaming=True), timeout, between)
 
@@ -102,7 +102,7 @@ class AsyncLlm:
     async def generate(
         self, prompt: str | Messages, *, timeout: float | None = None, **settings: Unpack[Settings]
     ) -> Piece:
-        """Return the whole text; see ``Llm.generate``."""
+        """Return the whole answer; see ``Llm.generate``."""
         inputs = to_inputs(prompt, settings, is_streaming=False)
         return join_pieces([piece async for piece in self._ask(inputs, timeout, None)])
 
@@ -114,7 +114,7 @@ class AsyncLlm:
         between: float | None = None,
         **settings: Unpack[Settings],
     ) -> AsyncGenerator[Piece]:
-        """Yield the text in pieces; see ``Llm.stream``."""
+        """Yield the answer in pieces; see ``Llm.stream``."""
         return self._ask(to_inputs(prompt, settings, is_streaming=True), timeout, between)
 
     async def _ask(self, inputs: dict[str, Any], timeout: float | None, between: float | None) -> AsyncGenerator[Piece]:
@@ -128,7 +128,7 @@ class AsyncLlm:
 
 
 def to_inputs(prompt: str | Messages, settings: Mapping[str, Any], *, is_streaming: bool) -> dict[str, Any]:
-    """Return the inputs of one request, one row each; the client or the pipeline converts and checks their values.
+    """Return a pipeline's inputs for one request of one row. The client or the pipeline converts and checks values.
 
     Raises:
         InputError: a setting is unknown.

@@ -1,4 +1,4 @@
-"""First steps with a language model: make a tiny one, compose, serve, chat, stop. Nothing is downloaded."""
+"""First steps with a language model: make a tiny one, compose a repository, serve it, chat. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _STEPS = 150  # of training: the model then answers these questions
 def run(
     out: Path, *, questions: Sequence[str] = QUESTIONS, on_progress: OnProgress = lambda stage, done, total: None
 ) -> Generator[tuple[str, Piece]]:
-    """Write the folders ``weights`` and ``repository`` into ``out``, serve them, and ask the questions.
+    """Write the folders ``weights`` and ``repository`` into ``out``, serve the repository, and ask the questions.
 
     Yields each piece of an answer, with its question.
 

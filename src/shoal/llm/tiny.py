@@ -97,7 +97,7 @@ def _make_model(tokenizer: Any, hidden: int, layers: int, seed: int) -> Any:
 
 
 def _train(model: Any, tokenizer: Any, steps: int) -> None:
-    """Train on the questions and answers, in the chat template's form, all in one batch."""
+    """Train on the questions and answers, rendered as the chat template does, all in one batch."""
     import torch
 
     texts = [f"{BOS}{USER}{question}{ASSISTANT}{answer}{EOS}" for question, answer in _PAIRS]

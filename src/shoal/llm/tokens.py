@@ -1,4 +1,4 @@
-"""Client of engines: token ids in, token ids out, with the tensor names of NVIDIA's clients of GPT models."""
+"""Client of engines: token ids in, token ids out, with the tensor names that NVIDIA's clients of GPT models use."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def open_tokenizer(folder: Path) -> Tokenizer:
 
 
 def read_ids(query: str, tokenizer: Tokenizer | None) -> list[int]:
-    """Return the token ids of the text ``query``; without a tokenizer, the ids that it lists: 1,2,3 or 1 2 3.
+    """Return the token ids of the text ``query``; without a tokenizer, ``query`` is a list of ids: 1,2,3 or 1 2 3.
 
     Raises:
         InputError: the text or the list is empty, or ``query`` is not a list of ids.
@@ -49,7 +49,7 @@ def read_ids(query: str, tokenizer: Tokenizer | None) -> list[int]:
 
 
 def ask(client: Client, model: str, ids: Sequence[int], output_length: int) -> list[int]:
-    """Return at most ``output_length`` tokens that continue ``ids``, each the most probable one.
+    """Return at most ``output_length`` tokens that continue ``ids``; each is the most probable token at its place.
 
     Tensors get the dtypes that the server declares (INT32 or UINT32), and inputs that it does not declare are left out.
 

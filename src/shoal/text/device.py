@@ -1,13 +1,13 @@
-"""Tokens and word statistics of texts on a GPU, in array code; libcudf's own functions are called in ``gpu_text``.
+"""Tokens and word statistics of texts on a GPU, in array code; libcudf's functions are called in ``gpu_text.py``.
 
 A batch of texts is uploaded once, as one array of bytes, for the tokenizer and the features. libcudf's normalizer puts
 spaces around tokens, so most functions here take *normalised texts*: UTF-8 with spaces between tokens. The same code
 runs on a GPU and, in the tests, on NumPy and torch. The host waits for the device only to read the number of tokens; no
-other array shape depends on a value.
+other array shape depends on a value on the device.
 
 libcudf's normalizer and WordPiece may differ from Hugging Face's in three kinds of text: with a special token such as
-``[SEP]``, with a word of more than 100 bytes, or with a code point that the two Unicode tables treat differently
-(``exact_codepoints.json``). ``Routing`` finds these rows. The host tokenizes them: the *exact path*.
+``[SEP]``, with a word of more than 100 bytes, or with a code point that the Unicode tables of the two libraries treat
+differently (``exact_codepoints.json``). ``Routing`` finds these rows. The host tokenizes them: the *exact path*.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ class Ragged:
         return xp.searchsorted(self.offsets[1:], places, side="right")  # repeat() by counts would wait for the device
 
     def sum(self, values: Array) -> Array:
-        """Sum ``values``, one per value of this array, over each row: INT64 ``[rows]``."""
+        """Sum ``values``, which has the length of ``self.values``, over each row: INT64 ``[rows]``."""
         xp = namespace(values)
         # A row's sum is the difference of two prefix sums: no loop over rows, and no shape depends on a value.
         total = _from_zero(xp.cumulative_sum(xp.astype(values, xp.int64)))
         return xp.take(total, self.offsets[1:]) - xp.take(total, self.offsets[:-1])
 
     def pad(self, width: int, fill: int) -> Array:
-        """Return ``[rows, width]``: each row cut, or padded with ``fill``."""
+        """Return an array ``[rows, width]``, with each row cut or padded with ``fill``."""
         xp = namespace(self.values)
         columns = xp.arange(width, dtype=self.offsets.dtype, device=device_of(self.values))
         if self.values.shape[0] == 0:
@@ -83,7 +83,7 @@ def _from_zero(totals: Array) -> Array:
 
 
 def upload(strings: Sequence[str], device: Device, edge: str) -> Ragged:
-    """Return texts on ``device`` as UTF-8 bytes, UINT8 values; offsets and values are uploaded in one copy."""
+    """Copy texts to ``device`` as UTF-8 bytes (UINT8), with their offsets; this is one copy, counted at ``edge``."""
     texts = [string.encode() for string in strings]
     offsets = np.cumsum([0, *map(len, texts)], dtype=np.int64)
     both = device.put(np.frombuffer(offsets.tobytes() + b"".join(texts), np.uint8), edge)
@@ -91,14 +91,14 @@ def upload(strings: Sequence[str], device: Device, edge: str) -> Ragged:
 
 
 def round_up(longest: Array) -> Array:
-    """Return the width, in steps of 8, for ``longest`` pieces, ``[CLS]`` and ``[SEP]``."""
+    """Return how many steps of 8 tokens have room for ``longest`` tokens, ``[CLS]`` and ``[SEP]``."""
     return -(-(longest + 2) // WIDTH_MULTIPLE)
 
 
 def frame(pieces: Ragged, ids: SpecialIds, width: int) -> tuple[Array, Array]:
     """Put ``[CLS]`` and ``[SEP]`` around each row, cut or padded to ``width`` tokens.
 
-    ``pieces`` holds INT64 token ids. Returns ids and mask, INT64 ``[rows, width]``.
+    ``pieces`` has INT64 token ids. Returns ids and attention mask, INT64 ``[rows, width]``.
     """
     xp = namespace(pieces.values)
     lengths = xp.minimum(pieces.lengths, width - 2)
@@ -115,7 +115,7 @@ def frame(pieces: Ragged, ids: SpecialIds, width: int) -> tuple[Array, Array]:
 
 
 def count_begun(texts: Ragged) -> Array:
-    """Count the tokens that have begun up to and including each byte of normalised texts: INT64 ``[bytes]``."""
+    """For each byte of normalised texts, count the tokens that begin at it or before it: INT64 ``[bytes]``."""
     xp, inside, rows = namespace(texts.values), texts.values > _SPACE, texts.row_ids
     goes_on = inside[:-1] & (rows[1:] == rows[:-1])
     begins = inside & ~xp.concat([xp.zeros_like(inside[:1]), goes_on])
@@ -123,19 +123,19 @@ def count_begun(texts: Ragged) -> Array:
 
 
 def hash_factors(device: Device) -> Array:
-    """Return random odd factors for ``Words.hashes``, the same in every process: INT64 ``[100]``."""
+    """Return a random odd factor for each byte of a token, the same in every process: INT64 ``[100]``."""
     return device.put(np.random.default_rng(1).integers(-(2**62), 2**62, MAX_WORD_CHARS) * 2 + 1, SETUP)
 
 
 @dataclass(frozen=True)
 class CodePoints:
-    """A set of Unicode code points: BOOL ``[0x110000]``."""
+    """Set of Unicode code points; ``table`` says for each code point whether it is in the set: BOOL ``[0x110000]``."""
 
     table: Array
 
     @classmethod
     def words(cls, device: Device) -> CodePoints:
-        """Return the set that makes a token a word: letters (L*) and decimal digits (Nd)."""
+        """Return the letters (L*) and decimal digits (Nd): a token with one of them is a word."""
         characters = map(chr, range(sys.maxunicode + 1))
         table = np.fromiter((c.isalpha() or c.isdecimal() for c in characters), np.bool_, sys.maxunicode + 1)
         return cls(device.put(table, SETUP))
@@ -149,7 +149,7 @@ class CodePoints:
         return cls(device.put(table, SETUP))
 
     def find(self, texts: Ragged) -> Array:
-        """Mark the first byte of each character in the set: BOOL ``[len(texts.values)]``."""
+        """Mark the first byte of each character of ``texts`` that is in the set: BOOL ``[len(texts.values)]``."""
         xp = namespace(texts.values)
         return xp.take(self.table, code_points(texts.values)) & ((texts.values & 0xC0) != 0x80)
 
@@ -173,7 +173,7 @@ def code_points(values: Array) -> Array:
 
 @dataclass(frozen=True)
 class Words:
-    """Tokens of a batch of normalised texts; ``num_tokens`` is their number, which the host needs for array shapes."""
+    """Tokens of a batch of normalised texts. The host needs the number of tokens, ``num_tokens``, for array shapes."""
 
     texts: Ragged
     begun: Array  # INT64 [bytes]: how many tokens have begun up to and including each byte
@@ -181,7 +181,7 @@ class Words:
 
     @classmethod
     def find(cls, texts: Ragged, device: Device) -> Words:
-        """Find the tokens of ``texts``; their number, 8 bytes, is copied to the host."""
+        """Find the tokens of ``texts``; the number of tokens (8 bytes) is copied to the host."""
         begun = count_begun(texts)
         return cls(texts, begun, int(device.fetch(begun[-1:], CONTROL)[0]) if begun.shape[0] else 0)
 
@@ -191,7 +191,7 @@ class Words:
 
     @property
     def offsets(self) -> Array:
-        """Index of each row's first token: INT64 ``[rows + 1]``."""
+        """Index of each row's first token, then the number of tokens: INT64 ``[rows + 1]``."""
         xp = namespace(self.begun)
         begun = xp.concat([xp.zeros_like(self.texts.offsets[:1]), self.begun])
         return xp.take(begun, self.texts.offsets)
@@ -222,8 +222,8 @@ class Words:
     def hashes(self, factors: Array) -> Array:
         """Hash each token of at most 100 bytes to 64 bits: INT64 ``[num_tokens]``.
 
-        Multilinear over the bytes (Lemire and Kaser, 2014): with random odd ``factors``, two given words agree with a
-        probability of at most 2^-57.
+        The hash is multilinear over the bytes (Lemire and Kaser, 2014): with random odd ``factors``, two given tokens
+        have the same hash with a probability of at most 2^-57.
         """
         xp, values = namespace(self.texts.values), self.texts.values
         place = xp.minimum(xp.maximum(self._places, 0), MAX_WORD_CHARS - 1)
@@ -240,7 +240,7 @@ class Words:
 
 
 class WordList:
-    """Hash lookup of known tokens; an unknown word matches a given known one with a probability of 2^-57.
+    """List of known tokens, found by hash. An unknown token is taken for a given known one with probability 2^-57.
 
     libcudf's ``tokenize_with_vocabulary`` is not used: its kernel for long rows (26.10) loses or adds tokens at the
     edges of some rows.
@@ -268,10 +268,10 @@ class WordList:
 
 
 class DeviceCoder:
-    """Device counterpart of ``TokenCoder``.
+    """Encoder from tokens to integer codes on a GPU, as ``words.TokenCoder`` on the host.
 
-    The code of an unknown word comes from the rank of its hash in the batch. Two words of a batch have the same code
-    with a probability of about 2^-57.
+    The code of an unknown word comes from the rank of its hash among the hashes of the batch. Two words of a batch have
+    the same code with a probability of about 2^-57.
     """
 
     def __init__(self, lexicon: Lexicon, device: Device) -> None:
@@ -280,7 +280,7 @@ class DeviceCoder:
         self._word_characters = CodePoints.words(device)
 
     def __call__(self, words: Words) -> Ragged:
-        """Return INT64 codes, one row per text."""
+        """Return the codes of the tokens: INT64, one row per text."""
         hashes = self._word_list.hashes(words)
         xp, listed = namespace(hashes), self._word_list.find(hashes)
         own = self._num_known + _rank(hashes)
@@ -289,7 +289,7 @@ class DeviceCoder:
 
 
 def _rank(values: Array) -> Array:
-    """Return the dense rank of each value, from 0: INT64."""
+    """Return the rank of each value, from 0, without gaps; equal values have equal ranks: INT64."""
     xp = namespace(values)
     # In sorted order the rank grows by 1 wherever a value differs from the one before; then undo the sort.
     order = xp.argsort(values)
@@ -298,7 +298,7 @@ def _rank(values: Array) -> Array:
 
 
 def count_tokens(codes: Ragged, lexicon: Lexicon) -> tuple[Array, Array]:
-    """Return statistics and counts of the codes of texts, as ``words.TokenCounter`` does, on their device."""
+    """Return statistics and word counts of texts, given as token codes, as ``words.TokenCounter`` does on the host."""
     xp = namespace(codes.values)
     num_known, num_rows = lexicon.num_known, len(codes)
     rows = codes.row_ids
@@ -327,7 +327,7 @@ def count_tokens(codes: Ragged, lexicon: Lexicon) -> tuple[Array, Array]:
 
 
 def count_keys(keys: Array, num_keys: int) -> Array:
-    """Count the occurrences of each of 0 .. ``num_keys`` - 1 in ``keys``: INT64 ``[num_keys]``."""
+    """Count how often each number from 0 to ``num_keys`` - 1 occurs in ``keys``: INT64 ``[num_keys]``."""
     # bincount would wait for the device to read the greatest key. In sorted keys each key is one run.
     xp = namespace(keys)
     ends = xp.searchsorted(xp.sort(keys), xp.arange(num_keys, dtype=keys.dtype, device=device_of(keys)), side="right")
@@ -335,7 +335,10 @@ def count_keys(keys: Array, num_keys: int) -> Array:
 
 
 def _run_starts(is_end: Array, rows: Array) -> Array:
-    """Mark the first token of each run of sentence ends: the token before is not one, or is in another row."""
+    """Mark the first token of each run of sentence ends.
+
+    It is a sentence end whose previous token is not a sentence end or is in another row.
+    """
     xp = namespace(is_end)
     goes_on = is_end[:-1] & (rows[1:] == rows[:-1])
     return is_end & ~xp.concat([xp.zeros_like(is_end[:1]), goes_on])
@@ -358,12 +361,12 @@ def _distinct(codes: Ragged, is_word: Array, rows: Array) -> Array:
     # One sort of (row, word) keys puts equal words of a row side by side; each first occurrence differs from its left.
     words = xp.where(is_word, codes.values + 1, xp.zeros_like(codes.values[:1]))
     keys = xp.sort(rows * _MOST_CODES + words)  # sorted by row, so that sums over rows hold
-    has_others = codes.sum(~is_word) > 0  # they share one code, 0
+    has_others = codes.sum(~is_word) > 0  # all other tokens share one code, 0
     return xp.astype(codes.sum(_differs(keys)) - xp.astype(has_others, xp.int64), xp.float64)
 
 
 def _differs(values: Array) -> Array:
-    """Whether each value differs from the one before it."""
+    """Whether each value differs from the previous value; true for the first value."""
     xp = namespace(values)
     return xp.concat([xp.ones_like(values[:1], dtype=xp.bool), values[1:] != values[:-1]])
 
@@ -372,7 +375,7 @@ def _differs(values: Array) -> Array:
 
 
 def read_code_points() -> list[tuple[int, int]]:
-    """Read the ranges of code points, first and last included, that send a row to the exact path."""
+    """Read the ranges of code points, first and last included, with which a row is tokenized on the host."""
     ranges: list[tuple[int, int]] = [
         (first, last) for first, last in json.loads(CODE_POINTS.read_text(encoding="utf-8"))["ranges"]
     ]
@@ -380,20 +383,20 @@ def read_code_points() -> list[tuple[int, int]]:
 
 
 class Routing:
-    """Finder of the rows for the exact path, in array code that never waits for the device."""
+    """Finds the rows that the host must tokenize (the exact path), in array code that never waits for the device."""
 
     def __init__(self, device: Device) -> None:
         self._differing = CodePoints.ranges(read_code_points(), device)
 
     def find(self, texts: Ragged, words: Words) -> Array:
-        """Mark the rows that take the exact path, BOOL ``[rows]``; ``words`` are the tokens of the normalised texts."""
+        """Mark the rows for the host, BOOL ``[rows]``; ``words`` are the tokens of the texts after normalisation."""
         has_special = texts.sum(_begin_special(texts)) > 0
         has_differing = texts.sum(self._differing.find(texts)) > 0
         return has_special | has_differing | words.has_long
 
 
 def _begin_special(texts: Ragged) -> Array:
-    """Whether a special token, in its exact case, begins at each byte: BOOL ``[len(texts.values)]``."""
+    """Mark the bytes at which a special token begins, such as ``[SEP]`` in this case: BOOL ``[len(texts.values)]``."""
     xp, values, rows = namespace(texts.values), texts.values, texts.row_ids
     found = xp.zeros_like(values, dtype=xp.bool)
     for token in SPECIAL_TOKENS:

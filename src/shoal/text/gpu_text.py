@@ -15,7 +15,7 @@ from shoal.text.device import Ragged, upload
 
 
 class TextEngine(Protocol):
-    """Device tokenizer; ``Routing`` finds the rows that its rules would get wrong."""
+    """Tokenizer on a GPU. ``Routing`` finds the rows for which its result may differ from the host's tokenizer."""
 
     def normalise(self, texts: Ragged) -> Ragged:
         """Lower-case texts, strip accents, and put spaces around tokens and punctuation."""
@@ -33,10 +33,10 @@ _SENTINEL = "aaaa"
 
 
 class GpuText:
-    """pylibcudf's text functions with one vocabulary.
+    """BERT's tokenizer over a vocabulary, by pylibcudf.
 
-    It always converts to lower case. libcudf can also keep case and accents, but this was never compared with Hugging
-    Face's tokenizer.
+    It always converts to lower case. libcudf can also keep case and accents, but its result was never compared with
+    Hugging Face's tokenizer.
     """
 
     def __init__(self, vocabulary: Sequence[str], device: Device) -> None:
@@ -98,7 +98,7 @@ class GpuText:
         return self._device.xp.astype(self._array(column.data(), name)[: column.size()], self._device.xp.int64)
 
     def _array(self, memory: Any, dtype: str) -> Array:
-        """Return an array over a column's memory, without a copy."""
+        """Return an array that shares a column's memory."""
         xp = self._device.xp
         if memory is None or memory.size == 0:
             return xp.zeros(0, dtype=getattr(xp, dtype))

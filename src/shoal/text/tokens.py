@@ -1,4 +1,4 @@
-"""Tokenizers on the host: BERT's, from a ``vocab.txt``, or any of Hugging Face's, from a ``tokenizer.json``.
+"""Tokenizers on the host: BERT's, from a ``vocab.txt``, or any fast tokenizer, from a ``tokenizer.json``.
 
 BERT's normalizer and pre-tokenizer process each whitespace-separated word on its own. So the tokens of a text are the
 tokens of its words in order, and the tokens of each word can be cached: most words of a batch have been seen before.
@@ -75,7 +75,7 @@ def decode_texts(texts: Iterable[bytes]) -> list[str]:
 class WordCache(Generic[T]):
     """Cache of the results of ``find`` by whitespace-separated word; emptied when full. Thread-safe.
 
-    ``find`` takes a list of words and returns one result for each.
+    ``find`` takes a list of words and returns one result for each word.
     """
 
     def __init__(self, find: Callable[[list[str]], Sequence[T]]) -> None:
@@ -103,7 +103,7 @@ class WordCache(Generic[T]):
 
 
 def flatten(rows: Sequence[Sequence[Sequence[int]]]) -> list[list[int]]:
-    """Concatenate the integers of each row's words."""
+    """Concatenate the integers of all words of each row: one list per row."""
     return [[*chain.from_iterable(row)] for row in rows]
 
 
@@ -136,7 +136,7 @@ def read_vocabulary(path: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class SpecialIds:
-    """Ids of the special tokens that frame and pad a row."""
+    """Ids of the special tokens ``[CLS]`` and ``[SEP]``, which begin and end a row, and of ``[PAD]``."""
 
     cls: int
     sep: int
@@ -144,7 +144,7 @@ class SpecialIds:
 
 
 class WordPiece:
-    """BERT's basic tokenization and WordPiece over a vocabulary; ``max_length`` counts ``[CLS]`` and ``[SEP]``."""
+    """BERT's tokenizer over a vocabulary; ``max_length`` is the most tokens of a row, with ``[CLS]`` and ``[SEP]``."""
 
     def __init__(self, vocabulary: Sequence[str], *, is_lowercase: bool = True, max_length: int = 256) -> None:
         from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
@@ -165,22 +165,24 @@ class WordPiece:
         return [e.ids for e in self._tokenizer.encode_batch_fast(words, add_special_tokens=False)]
 
     def encode(self, texts: Sequence[str], width: int = 0) -> tuple[Array, Array]:
-        """Return token ids and attention mask: INT64 ``[len(texts), width]`` each.
+        """Return token ids and attention mask, INT64 ``[texts, tokens]`` each, padded on the right.
 
-        The width is that of the longest row, a multiple of 8 unless ``max_length`` is smaller; at least ``width``.
+        The number of tokens is the longest row's, rounded up to a multiple of 8, at most ``max_length``; but at least
+        ``width``.
         """
         return self.frame(flatten(self._words(texts)), width)
 
     def frame(self, rows: Sequence[Sequence[int]], width: int = 0) -> tuple[Array, Array]:
-        """Put ``[CLS]`` and ``[SEP]`` around rows of token ids, cut or padded to one width; see ``encode``."""
+        """Put ``[CLS]`` and ``[SEP]`` around rows of token ids; return ids and mask as ``encode`` does."""
         framed = [[self.ids.cls, *row[: self.max_length - 2], self.ids.sep] for row in rows]
         return pad(framed, self.ids.pad, self.max_length, width)
 
 
 def pad(rows: Sequence[Sequence[int]], fill: int, max_length: int, width: int = 0) -> tuple[Array, Array]:
-    """Return ids and mask of rows, INT64 ``[rows, width]`` each, padded on the right.
+    """Pad ``rows`` of token ids on the right with ``fill``; return ids and mask, INT64 ``[rows, tokens]`` each.
 
-    The width is the longest row's length rounded up to a multiple of 8, at most ``max_length``, at least ``width``.
+    The number of tokens is the longest row's, rounded up to a multiple of 8, at most ``max_length``; but at least
+    ``width``.
     """
     longest = max([1, *map(len, rows)])
     width = max(width, min(max_length, -(-longest // WIDTH_MULTIPLE) * WIDTH_MULTIPLE))
@@ -195,7 +197,7 @@ def pad(rows: Sequence[Sequence[int]], fill: int, max_length: int, width: int = 
 
 
 class FastTokenizer:
-    """Hugging Face tokenizer of a ``tokenizer.json``; its own settings for truncation and padding are not used."""
+    """Tokenizer from a ``tokenizer.json``. Of its truncation and padding settings, only the padding id is used."""
 
     def __init__(self, path: Path, *, max_length: int) -> None:
         self._tokenizer = read_tokenizer(path)
@@ -214,12 +216,12 @@ class FastTokenizer:
 
 
 def make_encoder(context: Context, parameters: Parameters, edge: str) -> Encode:
-    """Return a function from texts to ids and mask, INT64 ``[rows, width]`` each, on the component's device.
+    """Return a function that converts texts to token ids and attention mask, INT64 ``[texts, tokens]`` each.
 
     The tokenizer is read from ``vocab.txt`` or ``tokenizer.json``, whichever exists, and from the parameters
-    ``max_length`` and ``lowercase``. The width is the longest row's length rounded up to a multiple of 8, at most
-    ``max_length``. If the configuration declares the size ``t`` of the outputs, the width is always that size. On a
-    GPU, both arrays are uploaded in one copy, recorded in the ledger under ``edge``.
+    ``max_length`` and ``lowercase``. The number of tokens is the longest row's, rounded up to a multiple of 8, at most
+    ``max_length``; it is always ``t`` if the configuration declares this size of the outputs. The arrays are on the
+    component's device; on a GPU, both are uploaded in one copy, which its ledger counts at ``edge``.
 
     Raises:
         ArtifactError: a parameter or an artifact cannot be used, or neither artifact exists, or both do.

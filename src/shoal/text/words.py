@@ -1,8 +1,9 @@
-"""Words of texts: basic tokens, text statistics, and counts of listed words.
+"""Words of texts: basic tokens, text statistics, and counts of the words of a list.
 
 A *basic token* is a token of BERT's normalizer and pre-tokenizer: lower-cased, accents stripped, punctuation split off.
 A *word* is a basic token with a letter or a digit (Unicode L* or Nd); any other basic token is punctuation. A
-*sentence* ends at a maximal run of ``. ! ? …`` tokens; text after the last run, if it contains a word, is one more.
+*sentence* ends at a maximal run of ``. ! ? …`` tokens; text after the last run, if it contains a word, is one more
+sentence.
 
 ``TokenCoder`` converts texts to integer codes, one per basic token, and ``TokenCounter`` counts the codes. Both are
 plain Python: the texts of a request have too few tokens for array code to pay off.
@@ -27,7 +28,7 @@ from shoal.text.tokens import WordCache, flatten
 
 VALUES = ("count", "share", "presence")
 SENTENCE_ENDS = (".", "!", "?", "…")
-NUM_STATISTICS = 7  # words, distinct words, punctuation, sentences, words per sentence, stop words, those per sentence
+NUM_STATISTICS = 7  # of a text; TokenCounter lists them
 _KIND = "list of words"
 _ASCII_TOKEN = re.compile("[a-z0-9]+|[^a-z0-9 ]")
 _HASH = 2**62 - 1
@@ -54,11 +55,11 @@ class BasicTokenizer:
 
 @dataclass(frozen=True)
 class Lexicon:
-    """Table of token attributes: one row per code, one array per attribute.
+    """Table of token attributes: one array per attribute, with one element per token.
 
-    Codes 0 .. n-1 are the known tokens: sentence ends, stop words, and the words to count. Row n stands for every
-    other word, row n + 1 for every other punctuation token. ``column`` is the index of a token among the words to
-    count, or ``num_listed`` for tokens that are not counted.
+    Elements 0 .. n-1 are for the n known ``tokens``: sentence ends, stop words, and the words to count. Element n is
+    for every other word, element n + 1 for every other punctuation token. ``column`` is a token's index among the
+    ``num_listed`` words to count, or ``num_listed`` for a token that is not one of them.
     """
 
     tokens: tuple[str, ...]
@@ -75,7 +76,7 @@ class Lexicon:
 
     @classmethod
     def build(cls, stop_words: Sequence[str], listed: Sequence[str], device: Device) -> Lexicon:
-        """Build the lexicon; ``listed`` are the words to count, in the order of their columns."""
+        """Build the lexicon; ``listed`` are the words to count, in the order of the columns of the counts."""
         tokens = tuple(dict.fromkeys([*SENTENCE_ENDS, *stop_words, *listed]))
         columns, stops = {word: k for k, word in enumerate(listed)}, set(stop_words)
         put = partial(device.put, edge=SETUP)
@@ -90,9 +91,10 @@ class Lexicon:
 
 
 class TokenCodes:
-    """Map from tokens to codes: the index of a known token; n plus the hash of any other word; -1 for punctuation.
+    """Function that returns the integer codes of tokens.
 
-    Two unknown words have the same code with a probability of about 2^-62.
+    The code of a token in ``listed`` is its index there; of another word, the length of ``listed`` plus a hash of the
+    word; of other punctuation, -1. Two unknown words have the same code with a probability of about 2^-62.
     """
 
     def __init__(self, listed: Sequence[str]) -> None:
@@ -100,11 +102,11 @@ class TokenCodes:
         self._tokenize = BasicTokenizer()
 
     def __call__(self, words: list[str]) -> list[list[int]]:
-        """Return the codes of each word's tokens."""
+        """Return the codes of the basic tokens of each whitespace-separated word."""
         return [[self._code(token) for token in self.split(word)] for word in words]
 
     def split(self, word: str) -> list[str]:
-        """Split into basic tokens; for printable ASCII an equivalent regular expression is used, ten times as fast."""
+        """Split into basic tokens; a regular expression does the same for printable ASCII, ten times as fast."""
         if word.isascii() and word.isprintable():
             return _ASCII_TOKEN.findall(word.lower())
         return self._tokenize(word)
@@ -123,12 +125,12 @@ class TokenCoder:
         self._words = WordCache(TokenCodes(lexicon.tokens))
 
     def __call__(self, texts: Iterable[str]) -> list[list[int]]:
-        """Return the codes of each text."""
+        """Return the codes of each text's basic tokens, in order."""
         return flatten(self._words(texts))
 
 
 class TokenCounter:
-    """Counter of the codes of texts; ``lexicon`` is on the host."""
+    """Counter of words in texts that are given as token codes; the arrays of ``lexicon`` are on the host."""
 
     def __init__(self, lexicon: Lexicon) -> None:
         self._num_known, self._num_listed = lexicon.num_known, lexicon.num_listed
@@ -137,9 +139,10 @@ class TokenCounter:
         self._ends = frozenset(np.flatnonzero(lexicon.is_end).tolist())
 
     def __call__(self, rows: Sequence[Sequence[int]]) -> tuple[Array, Array]:
-        """Return the seven statistics, FP64 ``[rows, 7]``, and the counts of listed words, INT64 ``[rows, listed]``.
+        """Return 7 statistics of each row, FP64 ``[rows, 7]``, and counts of words, INT64 ``[rows, words to count]``.
 
-        ``NUM_STATISTICS`` names the statistics. In a row without a word, punctuation is still counted.
+        The statistics are the numbers of words, distinct words, punctuation tokens, sentences, words per sentence, stop
+        words, and stop words per sentence. Punctuation is counted even in a row without a word.
         """
         statistics = np.empty((len(rows), NUM_STATISTICS))
         counts = np.zeros((len(rows), self._num_listed + 1), np.int64)  # the last: tokens in no list
@@ -178,7 +181,11 @@ class TokenCounter:
 
 
 def make_features(statistics: Array, counts: Array) -> Array:
-    """Return the raw features, FP64 ``[rows, 7 + listed]``: statistics, then shares; all 0 in a row without a word."""
+    """Return the raw features, FP64 ``[rows, 7 + words in the list]``.
+
+    They are the 7 statistics, then the share of the row's words that is each word of the list. In a row without a word,
+    all are 0.
+    """
     xp, words = namespace(counts), statistics[:, :1]
     raw = xp.concat([statistics, counts / xp.maximum(words, 1.0)], axis=1)
     return xp.where(words > 0, raw, xp.zeros_like(raw))
@@ -199,16 +206,17 @@ def read_words(path: Path) -> tuple[str, ...]:
         if not word.strip():
             raise refusal(path, _KIND, f"line {number:,} is blank")
         if (tokens := tokenize(word)) != [word]:
-            raise refusal(path, _KIND, f"line {number:,} is {shorten(word)}, which texts hold as {shorten(tokens)}")
+            raise refusal(path, _KIND, f"line {number:,} is {shorten(word)}, which becomes {shorten(tokens)} in texts")
     if repeated := find_repeated(words):
         raise refusal(path, _KIND, f"it holds {shorten(repeated)} twice")
     return tuple(words)
 
 
 class WordCounts:
-    """Counter of listed words in texts; ``value`` is one of ``VALUES``.
+    """Counter of the words of a list in texts.
 
-    A *share* is the count divided by the text's number of words, 0 if it has none; *presence* is 1 or 0.
+    ``value`` is ``count``, ``share`` (the count divided by the text's number of words; 0 if the text has no word) or
+    ``presence`` (1 or 0). With ``has_statistics``, the 7 statistics of ``TokenCounter`` are counted, too.
     """
 
     def __init__(
@@ -220,7 +228,10 @@ class WordCounts:
         self.num_columns = len(words) + (NUM_STATISTICS if has_statistics else 0)
 
     def __call__(self, texts: Iterable[str]) -> Array:
-        """Return FP32 ``[rows, columns]`` on the host; statistics come first, all 0 in a text without a word."""
+        """Return FP32 ``[texts, columns]`` on the host: the statistics, if any, then one column per word of the list.
+
+        The statistics of a text without a word are all 0.
+        """
         statistics, counts = self._count(self._encode(texts))
         words = statistics[:, :1]
         if self._value == "share":

@@ -11,7 +11,7 @@ from shoal.generation.weights import DECODER, Weights, find_weights, read_folder
 
 
 class Engine(Protocol):
-    """Language model that answers many requests from threads of its own; they must be within ``limits``."""
+    """Language model that answers many requests from its own threads; the requests must be within ``limits``."""
 
     limits: Limits
 
@@ -25,16 +25,17 @@ class Engine(Protocol):
 class EngineComponent(StreamingComponent):
     """Component that continues token ids with the engine that ``make_engine`` returns.
 
-    All engines have the parameters ``model``, ``slots`` and ``context``. ``model`` is the weights folder. If it is
-    empty and the version folder contains a decoder, the version folder is the weights folder.
+    All engines have the parameters ``model`` (the weights folder), ``slots`` (the number of requests computed at the
+    same time) and ``context`` (the greatest number of tokens of a prompt and its answer). If ``model`` is empty and the
+    version folder contains ``decoder.onnx``, the version folder is the weights folder.
     """
 
     def make_engine(self, weights: Weights, limits: Limits, parameters: Parameters) -> Engine:
-        """Return the engine; its limits are these or narrower ones."""
+        """Return the engine; its own limits are ``limits`` or narrower."""
         raise NotImplementedError
 
     def setup(self, context: Context) -> None:
-        """Make the engine and have it answer one request, so that late initialization delays no client."""
+        """Make the engine, and let it answer one request, so that late initialization delays no client."""
         parameters = Parameters(context.spec)
         own = context.folder.absolute()
         weights = find_weights(read_folder(parameters, str(own) if (own / DECODER).is_file() else ""))

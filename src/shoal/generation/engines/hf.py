@@ -1,9 +1,9 @@
 """Engine on transformers' continuous batching: requests join and leave the running batch at every step.
 
-A request that the library cannot compute ends its batching thread, and so all other requests. Therefore requests are
-checked before they reach it, and a thread that died is replaced. The library gets only as many requests as its cache
-holds, because it accepts no more requests once it has evicted requests that were cancelled. A logits processor of ours
-chooses the tokens, because the library has neither seeds nor penalties per request.
+A request that the library cannot compute ends the library's batching thread, and so all other requests. Therefore
+requests are checked before they reach the library, and a thread that died is replaced. The library gets only as many
+requests as its cache holds, because it accepts no more requests once it has evicted requests that were cancelled. A
+logits processor in this module chooses the tokens, because the library has neither seeds nor penalties per request.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _log = logging.getLogger("shoal")
 
 
 class _Seat(Seat):
-    """Request in this engine; ``pages`` is the greatest number of cache pages that it needs."""
+    """Request in this engine, with a ``number``; ``pages`` is the greatest number of cache pages that it needs."""
 
     def __init__(self, number: int, request: TokenRequest, stream: Stream) -> None:
         super().__init__(request, stream)
@@ -46,14 +46,14 @@ class _Seat(Seat):
 
 
 def _pages(tokens: int) -> int:
-    """Return the number of cache pages for this many tokens, plus one in reserve."""
+    """Return the number of cache pages for this many tokens, plus one page in reserve."""
     return -(-tokens // _PAGE) + 1
 
 
 class _Choice(ContinuousBatchingLogitsProcessor):
     """Logits processor that chooses each row's token and makes its logit infinite, so that the library takes it.
 
-    The library passes one INT32 per row from the request to this processor: the number of the seat.
+    The library passes one INT32 per row from the request to this processor: the number of the ``_Seat``.
     """
 
     supported_kwargs = {"seat": int}  # noqa: RUF012
@@ -66,7 +66,7 @@ class _Choice(ContinuousBatchingLogitsProcessor):
         int32_tensor.fill_(-1)
 
     def prepare_tensor_args(self, requests_with_new_token: list[Any]) -> torch.Tensor:
-        """Return the seat number of each row of this step, then -1 for the rows whose prompts are not complete."""
+        """Return the numbers of the requests that get a token in this step, one per row, then -1 for other slots."""
         seats = [each.state.logit_processor_kwargs["seat"] for each in requests_with_new_token]
         return torch.tensor(seats + [-1] * (self._engine.limits.slots - len(seats)), dtype=torch.int32)
 
@@ -80,9 +80,10 @@ class _Choice(ContinuousBatchingLogitsProcessor):
 class HfEngine:
     """Continuous batching of a transformers model on the host.
 
-    ``limits.slots`` requests are computed at the same time, others wait in order. The cache has room for
-    ``cache_tokens`` tokens of prompts and answers together; if 0, for as many whole contexts, but at most for
-    ``CACHE_TOKENS``. A request has at most as many tokens as the cache holds.
+    ``limits.slots`` requests are computed at the same time, further requests wait in order. The cache has room for
+    ``cache_tokens`` tokens, of prompts and answers together. If ``cache_tokens`` is 0, it has room for ``limits.slots``
+    requests of ``limits.context`` tokens, but for at most ``CACHE_TOKENS`` tokens, or one such request. A request has
+    at most as many tokens as the cache holds.
     """
 
     def __init__(self, weights: Weights, limits: Limits, *, dtype: str, threads: int | None, cache_tokens: int) -> None:
@@ -104,11 +105,11 @@ class HfEngine:
         self._numbers = itertools.count()
         self._changing = threading.RLock()
         self._waiting: deque[_Seat] = deque()
-        self._seats: dict[int, _Seat] = {}  # those that the batching thread computes
+        self._seats: dict[int, _Seat] = {}  # requests that the batching thread computes
         self._manager: Any = None  # while its thread runs
-        self._fault: Exception | None = None  # of the first start
+        self._fault: Exception | None = None  # error of the first start
         self._is_ready, self._is_closing = threading.Event(), threading.Event()
-        # The batching thread inherits this one's being a daemon, so that it does not outlive a process that ends.
+        # The batching thread inherits the daemon flag of this thread, so it does not outlive a process that ends.
         self._keeper = threading.Thread(target=self._keep, name="shoal-batching", daemon=True)
         self._keeper.start()
         self._is_ready.wait()
@@ -149,7 +150,7 @@ class HfEngine:
                 eos_token_id=-1,
                 seat=seat.number,
             )
-            if added is None:  # the batching thread is dying: the next one takes it
+            if added is None:  # the batching thread is dying: the next thread takes the request
                 del self._seats[seat.number]
                 self._free += seat.pages
                 self._waiting.appendleft(seat)
@@ -167,9 +168,9 @@ class HfEngine:
             self._fill()
 
     def step(self, number: int, logits: torch.Tensor) -> int:
-        """Choose and send the next token of a seat. Called by the batching thread; ``logits`` is FP32 [vocabulary]."""
+        """Choose and send the next token of the request ``number``, from ``logits``. The batching thread calls this."""
         seat = self._seats.get(number)
-        if seat is None:  # it left during this step, or the row has none
+        if seat is None:  # the request left during this step, or the row has no request
             return 0
         token = seat.step(logits.float().numpy())
         if seat.is_done:

@@ -23,7 +23,7 @@ _STOP_SECONDS = 5.0
 
 
 class _Choice(LogitsProcessor):
-    """Logits processor that chooses and answers each row's token, and makes its logit infinite."""
+    """Logits processor that chooses and sends each row's token, and makes its logit infinite, so that it is taken."""
 
     def __init__(self, seats: list[Seat]) -> None:
         self._seats = seats
@@ -45,10 +45,10 @@ class _Ends(StoppingCriteria):
 
 
 class HfStaticEngine:
-    """Static batches of a transformers model on the host, to compare continuous batching with.
+    """Static batches of a transformers model on the host, for comparison with continuous batching.
 
-    At most ``limits.slots`` requests are computed together with ``generate``; those that come later wait for the end of
-    the longest one.
+    At most ``limits.slots`` requests are computed together with ``generate``. Requests that come later wait until all
+    of these have ended.
     """
 
     def __init__(self, weights: Weights, limits: Limits, *, dtype: str, threads: int | None) -> None:
@@ -82,7 +82,7 @@ class HfStaticEngine:
         self._end(seats, ShoalError("The model is being unloaded.", "Ask again later."))
 
     def _collect(self) -> list[Seat]:
-        """Return the next batch: the requests that wait, and those that come within 20 ms; empty if there are none."""
+        """Return the next batch: the first request, and requests until 20 ms later; empty if none comes for 100 ms."""
         seats: list[Seat] = []
         until = time.monotonic() + 0.1
         while len(seats) < self.limits.slots:

@@ -17,10 +17,10 @@ DTYPES = ("float32", "bfloat16", "float16")
 def load_model(weights: Weights, dtype: str, threads: int | None = None) -> Any:
     """Load a model on the host, without the sampling settings of its folder: each request has its own.
 
-    ``threads`` is the number of compute threads of this process; None keeps its setting.
+    ``threads`` is the number of compute threads of this process; None keeps the present number.
 
     Raises:
-        ArtifactError: transformers does not know the model, or its files do not fit each other.
+        ArtifactError: transformers does not know the model, or the files of the folder do not fit each other.
     """
     if threads is not None:
         torch.set_num_threads(threads)

@@ -34,8 +34,8 @@ class Decoder:
     """Decoder in ONNX, which returns ``logits``, and for each layer a cache of keys and a cache of values.
 
     Its inputs are ``input_ids``, ``attention_mask`` and ``position_ids``, INT64 [rows, tokens], and the caches so far,
-    FP32 [rows, heads, tokens, size]; its outputs ``logits``, FP32 [rows, vocabulary], and the caches with the new
-    tokens, in the same order.
+    FP32 [rows, heads, tokens, head size]. Its outputs are ``logits``, FP32 [rows, vocabulary], and the caches with the
+    new tokens, in the same order.
     """
 
     def __init__(self, weights: Weights, threads: int | None) -> None:
@@ -66,7 +66,7 @@ class Decoder:
         self._sizes = [(each.shape[1], each.shape[3]) for each in caches]
 
     def start(self, rows: int) -> list[NDArray[Any]]:
-        """Return empty caches for this many rows."""
+        """Return empty caches for ``rows`` rows."""
         return [np.zeros((rows, heads, 0, size), np.float32) for heads, size in self._sizes]
 
     def run(
@@ -74,8 +74,8 @@ class Decoder:
     ) -> tuple[NDArray[Any], list[NDArray[Any]]]:
         """Return the logits for the token that follows each row, and the caches with the new tokens.
 
-        ``ids`` is INT64 [rows, tokens]; ``lengths``, INT64 [rows], counts each row's tokens in cache and ``ids``
-        together: the columns before them are padding.
+        ``ids`` is INT64 [rows, tokens]; ``lengths``, INT64 [rows], counts each row's tokens in ``caches`` and
+        ``ids`` together; the columns before these tokens are padding.
         """
         width = caches[0].shape[2] + ids.shape[1]
         places = np.arange(width) - (width - lengths[:, None])  # of each token in its row; padding is negative
@@ -89,7 +89,7 @@ class Decoder:
 
 
 class _Rows:
-    """Requests that are computed together. Each has one row of the caches, with its tokens at the right end."""
+    """Requests that are computed together. Each request has one row of the caches, with its tokens at the right end."""
 
     def __init__(self, decoder: Decoder, seats: Sequence[Seat] = ()) -> None:
         self.seats = list(seats)
@@ -99,7 +99,7 @@ class _Rows:
         self._next: list[int] = []  # each row's last token, which is not in the cache
 
     def read_prompts(self) -> Iterator[None]:
-        """Compute the prompts piece by piece; after the last piece, choose the first new tokens."""
+        """Compute the prompts in pieces, yielding between two of them; then choose the first new tokens."""
         sizes = np.array([len(seat.request.ids) for seat in self.seats])
         widest = int(sizes.max())
         ids = np.zeros((len(sizes), widest), np.int64)
@@ -128,14 +128,14 @@ class _Rows:
             self._keep(kept)
 
     def _keep(self, kept: list[int]) -> None:
-        """Drop all rows but these, and the columns of the caches that are then padding in every row."""
+        """Drop all rows except ``kept``, and the columns of the caches that are padding in every remaining row."""
         self.seats, self._next = [self.seats[row] for row in kept], [self._next[row] for row in kept]
         self._lengths = self._lengths[kept]
         spare = self._caches[0].shape[2] - int(self._lengths.max(initial=0))
         self._caches = [np.ascontiguousarray(cache[kept, :, spare:]) for cache in self._caches]
 
     def join(self, others: _Rows) -> None:
-        """Take over the rows of ``others``."""
+        """Append the rows of ``others``."""
         width = max(self._caches[0].shape[2], others._caches[0].shape[2])
         self._caches = [
             np.concatenate([_widen(cache, width) for cache in pair])
@@ -152,8 +152,8 @@ def _widen(cache: NDArray[Any], width: int) -> NDArray[Any]:
 class OnnxEngine:
     """Continuous batching of an ONNX decoder on the host, with caches in FP32.
 
-    ``limits.slots`` requests are computed at the same time, others wait in order. Memory grows with the tokens of the
-    open requests.
+    ``limits.slots`` requests are computed at the same time, further requests wait in order. Memory grows with the
+    tokens of the open requests.
     """
 
     def __init__(self, weights: Weights, limits: Limits, threads: int | None) -> None:
@@ -198,7 +198,7 @@ class OnnxEngine:
             seat.stream.end(ShoalError("The model is being unloaded.", "Ask again later."))
 
     def _wait(self) -> bool:
-        """Wait for something to compute, and give free slots to requests; return False once the engine is closed."""
+        """Wait until there are requests, and give free slots to waiting ones; return False if the engine is closed."""
         with self._changing:
             while not (self._is_closing or self._waiting or self._arriving.seats or self._open.seats):
                 self._changing.wait()
@@ -209,7 +209,7 @@ class OnnxEngine:
             return not self._is_closing
 
     def _admit(self) -> list[Seat]:
-        """Take the next requests from the queue: as many as fit one piece with padded prompts, but at least one."""
+        """Take waiting requests for free slots: as many as fit into one piece with padding, but at least one."""
         seats: list[Seat] = []
         widest = 0
         while self._waiting and len(self._open.seats) + len(seats) < self.limits.slots:
@@ -220,7 +220,7 @@ class OnnxEngine:
         return seats
 
     def _read(self) -> None:
-        """Read the next piece of the arriving requests' prompts; after the last one they join the open ones."""
+        """Compute the next piece of the arriving requests' prompts; after the last, they join the open requests."""
         if any(seat.stream.is_open for seat in self._arriving.seats):
             if next(self._pieces, _END) is not _END:
                 return

@@ -1,6 +1,6 @@
 """Engine on vLLM. vLLM computes in its own processes, which end with this process and are replaced when they die.
 
-vLLM is imported only when an engine is made, because the host of components first sets the locale that vLLM needs.
+vLLM is imported only when an engine is made: by then, ``TritonModel.initialize`` has set the locale that vLLM needs.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def read_arguments(parameters: Parameters) -> dict[str, Any]:
     """Return the parameter ``engine_args``, a JSON object of vLLM's own arguments.
 
     Raises:
-        ArtifactError: the parameter is not an object, or has an argument that another parameter sets.
+        ArtifactError: the parameter is not an object, or has an argument that another parameter or this engine sets.
     """
     example = '{"gpu_memory_utilization": 0.8}'
     try:
@@ -66,14 +66,14 @@ def read_arguments(parameters: Parameters) -> dict[str, Any]:
 class VllmEngine:
     """Continuous batching by vLLM, on a GPU or the host.
 
-    ``limits.slots`` requests are computed at the same time, others wait in order. ``dtype`` ``auto`` is the one that
-    the weights' config.json names. ``arguments`` are vLLM's own, as `vllm serve` takes them, such as
+    ``limits.slots`` requests are computed at the same time, further requests wait in order. The ``dtype`` ``auto``
+    takes the dtype from the weights' config.json. ``arguments`` are vLLM's own, as `vllm serve` takes them, such as
     ``{"tensor_parallel_size": 2}``. ``threads`` is the number of compute threads on the host. With speculative decoding
-    (``{"speculative_config": ...}``), ``count`` gets the numbers of guessed and of confirmed tokens, as events
-    ``drafted_tokens`` and ``accepted_tokens``.
+    (``{"speculative_config": ...}``), ``count`` is called with ``drafted_tokens`` and the number of guessed tokens, and
+    with ``accepted_tokens`` and the number of confirmed tokens.
 
     Raises:
-        SetupError: vLLM is not installed, or does not start; it does not know one of ``arguments``, for example.
+        SetupError: vLLM is not installed, or does not start, for example because it does not know one of ``arguments``.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class VllmEngine:
         self._changing = threading.Lock()
         self._streams: set[Stream] = set()
         self._running: tuple[Any, asyncio.AbstractEventLoop] | None = None  # AsyncLLM, while it can be asked
-        self._fault: Exception | None = None  # of the first start
+        self._fault: Exception | None = None  # error of the first start
         self._is_ready, self._is_closing = threading.Event(), threading.Event()
         self._keeper = threading.Thread(target=self._keep, name="shoal-vllm", daemon=True)
         self._keeper.start()
@@ -133,7 +133,7 @@ class VllmEngine:
         stream.on_leave(leave)
 
     def close(self) -> None:
-        """End all streams with an error, and all processes."""
+        """End all streams with an error, and end all processes of vLLM."""
         self._is_closing.set()
         self._keeper.join(10 * _STOP_SECONDS)
 
@@ -200,7 +200,7 @@ def _in_one_line(error: Exception) -> str:
 
 
 def _unavailable(why: str) -> ServerError:
-    """Return an error after which shoal's clients retry; within a stream, they recognize it by its words."""
+    """Return an error after which shoal's clients retry; in a stream, they recognize it by its message."""
     return ServerError(f"The model is unavailable: {why}.", f"Try again in {_AGAIN_SECONDS} s.")
 
 
@@ -216,7 +216,7 @@ def _set_variables(threads: int | None) -> None:
 
 
 def _complete(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return vLLM's arguments, with a size of the cache if vLLM computes on the host."""
+    """Return vLLM's arguments; if vLLM computes on the host and none sets the size of its cache, add this size."""
     try:
         from vllm.platforms import current_platform
     except ModuleNotFoundError as error:
@@ -237,7 +237,7 @@ def _complete(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _counting(count: Callable[[str, int], None]) -> Any:
-    """Return a class of statistics loggers for vLLM; it counts guessed and confirmed tokens."""
+    """Return a class of vLLM statistics loggers that pass the numbers of guessed and confirmed tokens to ``count``."""
     from vllm.v1.metrics.loggers import StatLoggerBase
 
     class Counter(StatLoggerBase):  # type: ignore[misc]
@@ -309,11 +309,11 @@ shutil.rmtree(folder, ignore_errors=True)
 
 
 class _Reaper:
-    """Context manager that ends the processes started inside it, even if this process is killed.
+    """Context manager that ends the processes started in its ``with`` block, even if this process is killed.
 
-    A helper process finds them by an environment variable that they inherit, so only one reaper can be open in a
-    process. ``folder`` is for their files. It is created here, and removed after the processes, as is their shared
-    memory.
+    A helper process finds these processes by an environment variable that they inherit, so only one reaper can be open
+    in a process. ``folder`` is for the files of these processes. It is created at the start. After the processes have
+    ended, it and their shared memory are removed.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -331,7 +331,7 @@ class _Reaper:
         return self
 
     def note(self) -> None:
-        """Have the helper process note the shared memory of the processes now: later they may all die at once."""
+        """Have the helper process note the processes' shared memory now, because later they may all die at once."""
         with suppress(BrokenPipeError):
             assert self._process.stdin is not None
             self._process.stdin.write(b"\n")
