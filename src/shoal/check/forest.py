@@ -181,7 +181,7 @@ def _find_width(model: Model, path: Path, trees: Trees) -> Findings:
         return
     width = _width(model, "input", 0)
     if width is not None and width != trees.num_features:
-        what = f"{model.inputs[0].name} is {width} wide; {path.name} has {trees.num_features} features."
+        what = f"{model.inputs[0].name} has {width} values per row; {path.name} has {trees.num_features} features."
         yield FEATURES.at(model.at("input", 0, "dims"), what, f"Write dims: [ {trees.num_features} ].")
 
 
@@ -199,7 +199,7 @@ def _width(model: Model, kind: str, index: int) -> int | None:
 def _find_task(model: Model, path: Path, trees: Trees, target: Target | None) -> Findings:
     if trees.num_targets > 1:
         what = f"{path.name} predicts {trees.num_targets} targets; FIL supports one."
-        yield TASK.at(Place(path), what, "Train a forest for each.")
+        yield TASK.at(Place(path), what, "Train a forest for each target.")
         return
     given = model.parameters
     is_class = given.get("is_classifier", given.get("output_class")) == "true"
@@ -219,7 +219,7 @@ def _find_task(model: Model, path: Path, trees: Trees, target: Target | None) ->
             Task.REGRESSION: "one score",
         }
         kind = kinds[trees.task or Task.BINARY]
-        what = f"output__0 is {width} wide; {path.name} has {kind}, so the width is {widths[0]} with these settings."
+        what = f"output__0 has {width} values per row; {path.name} has {kind}, and gives {widths[0]} with these settings."
         yield TASK.at(model.at("output", index, "dims"), what, f"Write dims: [ {widths[0]} ].")
 
 

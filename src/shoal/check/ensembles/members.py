@@ -84,7 +84,7 @@ def _sizes(model: Model, index: int, step: Any, member: Model) -> Findings:
             model.at("ensemble_scheduling", "step", index, "model_name"),
             f"ensemble {model.name} allows maximum batch size {ours}, but it contains model {member.name} which only"
             f" allows maximum batch size to be {theirs}.",
-            f"Write max_batch_size: {theirs} in {model.name}, or raise that of {member.name}.",
+            f"Write max_batch_size: {theirs} in {model.name}, or increase it in {member.name}.",
         )
     version, served = step.model_version, member.served_versions
     is_unknown = bool(version) and (member.is_model_folder or not member.versions)  # no versions to compare

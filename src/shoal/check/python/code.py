@@ -189,7 +189,7 @@ def _check_opens(source: Source) -> Findings:
         is_text = mode is None or (isinstance(mode, ast.Constant) and "b" not in str(mode.value))
         starred = any(isinstance(arg, ast.Starred) for arg in call.args)
         if is_text and argument(call, 3, "encoding") is None and not starred:
-            yield ASCII.at(source.at(call), "This open reads or writes ASCII in Triton.", 'Add encoding="utf-8".')
+            yield ASCII.at(source.at(call), "In Triton, this open() reads or writes ASCII.", 'Add encoding="utf-8".')
 
 
 def _check_names(source: Source, model: Model) -> Findings:
