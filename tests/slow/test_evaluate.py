@@ -38,7 +38,7 @@ def test_rows_that_were_trained_on_are_refused(artifacts: Path, passages: Corpus
         evaluate(artifacts, shouted)
     with pytest.raises(InputError, match="trained on every text of the file: there is nothing left"):
         evaluate(artifacts, shouted, seen="skip")
-    with pytest.raises(InputError, match=r"seen is 'maybe'\. Say one of refuse, skip, include"):
+    with pytest.raises(InputError, match=r"seen is 'maybe'\. Use one of refuse, skip, include"):
         evaluate(artifacts, passages, seen="maybe")
 
 
@@ -70,7 +70,7 @@ def test_new_texts(artifacts: Path) -> None:
 
 def test_folders_that_are_none(artifacts: Path, passages: Corpus, tmp_path: Path) -> None:
     with pytest.raises(
-        ArtifactError, match=r"is not an artifact folder of this shoal: it holds no report\.json that says what"
+        ArtifactError, match=r"is not an artifact folder of this shoal version: it has no report\.json of a"
     ):
         evaluate(tmp_path, passages)
     copy = tmp_path / "copy"

@@ -84,7 +84,7 @@ def test_shoals_own_texts_fill_one_text_alone() -> None:
     assert (inputs.num_rows, inputs.source) == (100, "shoal passages")
     number = TensorSpec("N", "TYPE_INT64", (1,))
     for needed in ((TEXT, number), (number,)):
-        with pytest.raises(InputError, match=r"m needs .*; shoal's own texts fill one text input alone\. Give rows"):
+        with pytest.raises(InputError, match=r"m needs .*; shoal's own texts can only fill a single text input\. Give"):
             read_inputs(replace(SPEC, inputs=needed), sample_texts)
 
 
@@ -175,7 +175,7 @@ def check_record(record: Mapping[str, Any]) -> None:
         (["{forest}", "--inputs", "{other}/rows.csv"], r"rows\.csv has no column 'text'; it has 'X'"),
         (["{forest}", "{forest}"], "A repository is named twice"),
         (["{forest}", "{other}"], "both in .* takes different inputs from forest in"),
-        (["{other}"], "both needs 'X'; shoal's own texts fill one text input alone"),
+        (["{other}"], "both needs 'X'; shoal's own texts can only fill a single text input"),
     ],
 )
 def test_what_cannot_be_measured(forest: Path, tmp_path: Path, arguments: list[str], message: str) -> None:

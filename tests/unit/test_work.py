@@ -58,7 +58,7 @@ def test_other_settings_are_refused_unless_told(tmp_path: Path) -> None:
     leave_behind(out)
     message = (
         r"A training of .*out was interrupted that had other settings: other texts or targets; seed 0, now 1;"
-        r" num_folds 5, now 3\. Run the same command again"
+        r" num_folds 5, now 3\. Run the earlier command again"
     )
     with (
         pytest.raises(InputError, match=message),
@@ -126,7 +126,7 @@ def test_no_room_for_a_checkpoint(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
     try:
-        with pytest.raises(SetupError, match=r"cannot be saved in .*File too large.* It takes twice 0\.1 GiB there"):
+        with pytest.raises(SetupError, match=r"cannot be saved in .*File too large.* This needs twice 0\.1 GiB"):
             checkpoint.save({"w": torch.zeros(2**24)}, {"step": 2})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

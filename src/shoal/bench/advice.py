@@ -1,4 +1,4 @@
-"""Advice from a measurement: what would make a pipeline faster and what would not; each sentence gives its figures."""
+"""Advice from a measurement: what would make a pipeline faster and what would not, each with the measured figures."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ COMPUTING = 0.2  # share of a run on a core: a step below it waits for something
 
 @dataclass(frozen=True)
 class Advice:
-    """One proposal: ``what`` to do, ``why``, and the ``lines`` that replace those in config.pbtxt.
+    """One proposal: ``what`` to do, ``why``, and ``lines``, the changed settings for the model's config.pbtxt.
 
-    Unless it ``helps``, ``what`` says what is not worth trying. ``kind`` is stable, for machines.
+    If ``helps`` is False, ``what`` names a change that is not worth trying. ``kind`` is a fixed name for programs.
     """
 
     kind: str
@@ -37,7 +37,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Input of the rules: the median figures of each load, the models' configurations, and the cores of the machine."""
+    """Input of `advise`: the median figures of each load, the models' configurations, and the number of cores."""
 
     cells: Mapping[Cell, Figures]
     configs: Mapping[str, ModelConfig]
@@ -45,10 +45,11 @@ class Evidence:
 
 
 def advise(evidence: Evidence) -> list[Advice]:
-    """Return the proposals, helpful ones first. The bottleneck is always named.
+    """Return the proposals, those that help first. One of them names the bottleneck.
 
-    Uses the load with the best rate, single rows from the most callers (where requests can be batched), and one caller
-    alone for the time outside the steps.
+    Most rules look at two loads: the smallest requests from the most callers, which Triton can batch, and the load with
+    the most rows per second. The rule on queue delays looks at one caller with one row, the rule on request sizes at
+    all sizes.
     """
     found: list[Advice] = []
     for cell, figures in _crowded(evidence):
@@ -67,7 +68,7 @@ def advise(evidence: Evidence) -> list[Advice]:
 
 
 def _crowded(evidence: Evidence) -> list[tuple[Cell, Figures]]:
-    """Return the loads with concurrent requests: single rows from the most callers, and the best rate of all."""
+    """Return the load with the most callers and the smallest requests, and the load with the most rows per second."""
     several = _several(evidence)
     best = max(several, key=lambda cell: several[cell].rows_per_s)
     crowd = max(several, key=lambda cell: (cell.batch == min(c.batch for c in several), cell.callers))
@@ -75,7 +76,7 @@ def _crowded(evidence: Evidence) -> list[tuple[Cell, Figures]]:
 
 
 def _several(evidence: Evidence) -> dict[Cell, Figures]:
-    """Return the loads with several callers, or all loads if there are none."""
+    """Return the loads with more than one caller, or all loads if every load has one caller."""
     return {cell: figures for cell, figures in evidence.cells.items() if cell.callers > 1} or dict(evidence.cells)
 
 
@@ -93,7 +94,7 @@ def _bottleneck(cell: Cell, figures: Figures) -> Iterator[Advice]:
 
 
 def _waiting(evidence: Evidence, cell: Cell, figures: Figures) -> Iterator[Advice]:
-    """Advise on steps with a queue: batching, or more instances."""
+    """Advise to batch the requests to a busy step, or to give the step more instances."""
     for name, step in figures.steps.items():
         config = evidence.configs[name]
         is_one_by_one = cell.callers > 1 and step.requests_per_execution <= ALONE
@@ -117,7 +118,10 @@ def _can_batch(config: ModelConfig) -> bool:
 
 
 def _is_worth_batching(evidence: Evidence, figures: Figures) -> bool:
-    """Whether batching can help: on busy cores only if rows of larger requests are cheaper, as far as measured."""
+    """Whether batching can help. On saturated cores it can only if a row costs less in a larger request than alone.
+
+    The measured rates of the request sizes show this; if they are missing, the answer is True.
+    """
     if figures.cpu < SATURATED:
         return True
     rates = _rates(evidence)
@@ -156,16 +160,16 @@ def _instances(evidence: Evidence, cell: Cell, figures: Figures, name: str, step
 
 
 def _cores_of(step: StepFigures, instances: int) -> float:
-    """Estimate the cores that all instances of a step use together; 0 if unknown (a model without a stub).
+    """Estimate how many cores all instances of a step use together; 0 for a model without Python stub processes.
 
-    Computed from the step's own executions, since it may see more or fewer rows than the pipeline.
+    The estimate uses the step's own number of rows, since a step can get more or fewer rows than the pipeline.
     """
     of_a_run = (step.cpu_ms or 0) * step.rows_per_execution / step.execution_ms if step.execution_ms else 0.0
     return step.busy * instances * of_a_run
 
 
 def _computes(step: StepFigures) -> bool:
-    """Whether the instances spend their run time on the host CPU."""
+    """Whether the instances of a step use the host CPU for at least a fifth of their run time."""
     return (step.cpu_ms or 0) * step.rows_per_execution >= COMPUTING * step.execution_ms
 
 
@@ -174,7 +178,7 @@ def _is_on_gpu(evidence: Evidence, name: str) -> bool:
 
 
 def _processor(evidence: Evidence, cell: Cell, figures: Figures) -> Iterator[Advice]:
-    """Advise on saturated cores: more instances do not help, a cheaper step does."""
+    """If the cores are saturated, advise against more instances, and for a cheaper model in the most expensive step."""
     if figures.cpu < SATURATED:
         return
     computing = [name for name, step in figures.steps.items() if _computes(step)]
@@ -196,13 +200,16 @@ def _processor(evidence: Evidence, cell: Cell, figures: Figures) -> Iterator[Adv
     yield Advice(
         "cost",
         name,
-        f"A cheaper {name} would help, such as a smaller model in its place: an option, since answers change.",
+        f"A cheaper {name} would help, such as a smaller model in its place. This would change the answers.",
         f"A row takes {known[name]:.2f} ms of CPU there, {known[name] / sum(known.values()):.0%} of all steps'.",
     )
 
 
 def _idle(evidence: Evidence, improved: Set[str]) -> Iterator[Advice]:
-    """Name steps that are not bottlenecks, except those to improve under another load; and report too little load."""
+    """Name the steps that are not bottlenecks, except steps that other advice says to improve (``improved``).
+
+    Also report when the load was too low to tell.
+    """
     (cell, figures) = _crowded(evidence)[-1] if _crowded(evidence) else (None, None)
     if cell is None or figures is None:
         return
@@ -233,7 +240,7 @@ def _idle(evidence: Evidence, improved: Set[str]) -> Iterator[Advice]:
 
 
 def _rates(evidence: Evidence) -> dict[int, float]:
-    """Return the best rate at each batch size, over loads with several callers if there are any."""
+    """Return the highest rows/s by rows per request, over the loads with more than one caller if there are any."""
     rates: dict[int, float] = {}
     for cell, figures in sorted(_several(evidence).items()):
         rates[cell.batch] = max(rates.get(cell.batch, 0.0), figures.rows_per_s)
@@ -263,7 +270,7 @@ def _request_size(evidence: Evidence) -> Iterator[Advice]:
 
 
 def _alone(evidence: Evidence) -> Iterator[Advice]:
-    """Advise on a queue delay that a single caller's requests wait for in vain."""
+    """Advise to remove a queue delay in which a single caller's request waits, although no other request arrives."""
     alone = evidence.cells.get(Cell(1, 1))
     if alone is None:
         return
@@ -284,9 +291,9 @@ def _alone(evidence: Evidence) -> Iterator[Advice]:
 
 
 def _add_instances(config: ModelConfig, more: int) -> tuple[str, str]:
-    """Add at least ``more`` instances to the first group; return the new count in words, and the lines.
+    """Add at least ``more`` instances to the first group; return the new number in words, and the config.pbtxt lines.
 
-    A group's count is per GPU that the group names, or per GPU of the machine if the group names none.
+    The ``count`` of an instance group is per GPU in its ``gpus``, or per GPU of the machine if ``gpus`` is empty.
     """
     message = type(config.message)(instance_group=config.message.instance_group)
     group = message.instance_group[0] if message.instance_group else message.instance_group.add()
@@ -299,7 +306,7 @@ def _add_instances(config: ModelConfig, more: int) -> tuple[str, str]:
 
 
 def _drop_delay(config: ModelConfig) -> str:
-    """Return the dynamic batching settings without the queue delay."""
+    """Return the model's dynamic batching settings without the queue delay, as config.pbtxt lines."""
     message = type(config.message)(dynamic_batching=config.message.dynamic_batching)
     message.dynamic_batching.ClearField("max_queue_delay_microseconds")
     return _text(message)

@@ -38,7 +38,7 @@ _Loads = Sequence[Measured[TokenCell, TokenFigures]]
 
 
 def generates_text(outputs: Iterable[TensorSpec]) -> bool:
-    """Whether a model has the outputs of a model that generates text."""
+    """Whether ``outputs`` include all outputs of shoal's text-generating models, such as ``text_output``."""
     return {tensor.name for tensor in outputs} >= _OUTPUTS
 
 
@@ -50,12 +50,13 @@ def bench_tokens(
     model: str = "",
     on_progress: OnProgress = lambda stage, done, total: None,
 ) -> dict[str, Any]:
-    """Measure a model on the running server at ``url`` under each load, repeats in turn; return the record.
+    """Measure a language model on the running server at ``url`` under each load (``cells``); return the record.
 
-    Each answer has exactly the wanted number of tokens: ``min_tokens`` is ``max_tokens``.
+    All loads are measured once, then all again, ``settings.repeats`` times in all. Each request sets ``min_tokens`` and
+    ``max_tokens`` to the load's ``output_tokens``, so that every answer has this number of tokens.
 
     Raises:
-        InputError: the model does not generate text, or refuses a length.
+        InputError: the model does not generate text, or refuses the length of a prompt or an answer.
         ServerError: no server answers, or it refuses or loses a request.
     """
     with closing(Pool(url, settings.protocol)) as pool:
@@ -90,16 +91,17 @@ def _check(client: Client, model: str) -> None:
 
 
 def write_prompt(words: int, number: int) -> str:
-    """Write the ``number``-th prompt; its order of the words is its own, so that no engine has it in its cache."""
+    """Return a prompt of ``words`` words, in another order for each ``number``, so that no engine has cached it."""
     first, *rest = itertools.islice(itertools.cycle(_WORDS), words)
     random.Random(number).shuffle(rest)
     return " ".join([first, *rest])
 
 
 def fit_prompt(wanted: int, llm: Llm) -> int:
-    """Return the number of words whose prompts have about ``wanted`` tokens.
+    """Return how many words a prompt of about ``wanted`` tokens has.
 
-    The server counts the tokens of two prompts, which gives the tokens per word, and of the prompt that these suggest.
+    The server counts the tokens of three prompts. The first two give the tokens per word. The third has the number of
+    words that follows from this; its token count corrects the number.
     """
 
     def count(words: int) -> int:
@@ -138,7 +140,11 @@ def _load(pool: Pool, model: str, cell: TokenCell, prompts: Iterator[str], setti
 
 
 class Timeline(NamedTuple):
-    """Times of one answer, in clock seconds: of the request, of each arrival with the tokens so far, and of the end."""
+    """Times of one answer, in clock seconds, and the number of tokens in its prompt.
+
+    ``start`` is the time of the request. Each entry of ``arrivals`` is the time of a piece with new tokens, and the
+    number of tokens received until then. ``end`` is the time of the last piece.
+    """
 
     start: float
     arrivals: tuple[tuple[float, int], ...]
@@ -147,7 +153,7 @@ class Timeline(NamedTuple):
 
     @classmethod
     def read(cls, pieces: Iterable[Piece], clock: Callable[[], float] = time.perf_counter) -> Timeline:
-        """Read the pieces of an answer as they arrive; a piece without a new token only moves the end.
+        """Read the pieces of an answer as they arrive. A piece without a new token only changes ``end``.
 
         Raises:
             ServerError: the answer has no tokens, or ends before its last piece.
@@ -169,13 +175,16 @@ class Timeline(NamedTuple):
         return self.arrivals[-1][1]
 
     def between(self) -> Iterator[float]:
-        """Yield the seconds from token to token after the first piece; several in one piece get equal parts."""
+        """Yield, for each token after the first piece, the seconds since the token before it.
+
+        Tokens that arrive in one piece share the time since the previous piece equally.
+        """
         for (before, fewer), (now, more) in itertools.pairwise(self.arrivals):
             yield from itertools.repeat((now - before) / (more - fewer), more - fewer)
 
 
 def summarise(timelines: Sequence[Timeline], tokens_per_s: float, client_cores: float) -> TokenFigures:
-    """Summarise the answers of one load."""
+    """Compute the figures of one load from the times of its answers."""
     first = [line.arrivals[0][0] - line.start for line in timelines]
     between = [seconds for line in timelines for seconds in line.between()]
     p50, p90, p99 = _percentiles(between) if between else (None, None, None)
@@ -194,13 +203,13 @@ def summarise(timelines: Sequence[Timeline], tokens_per_s: float, client_cores: 
 
 
 def _percentiles(seconds: Sequence[float]) -> tuple[float, float, float]:
-    """Return p50, p90 and p99 in ms."""
+    """Return the 50th, 90th and 99th percentile in ms."""
     p50, p90, p99 = 1000 * np.percentile(seconds, (50, 90, 99))
     return float(p50), float(p90), float(p99)
 
 
 def make_record(url: str, settings: Settings, measured: _Loads) -> dict[str, Any]:
-    """Build the record: figures, machine, versions and settings, as JSON values."""
+    """Build the benchmark's record: figures, machine, versions and settings, as JSON values."""
     model = measured[0].label
     return {
         "unit": "tokens",
@@ -213,7 +222,7 @@ def make_record(url: str, settings: Settings, measured: _Loads) -> dict[str, Any
 
 
 def _compare(measured: _Loads) -> Iterator[str]:
-    """Yield, for each pair of lengths, the gain and the price of the most streams against the fewest."""
+    """Yield a sentence per pair of prompt and answer length: what the most streams gain and cost against the fewest."""
     by_length: dict[tuple[int, int], list[Measured[TokenCell, TokenFigures]]] = {}
     for entry in sorted(measured, key=lambda entry: entry.cell):
         by_length.setdefault((entry.cell.input_tokens, entry.cell.output_tokens), []).append(entry)
@@ -230,7 +239,7 @@ def _compare(measured: _Loads) -> Iterator[str]:
 
 
 def _notes(url: str, measured: _Loads) -> Iterator[str]:
-    """Yield what limits the figures."""
+    """Yield sentences on what limits the figures, such as a client that is near the limit of one process."""
     prompts = {entry.cell.input_tokens: entry.median.input_tokens for entry in measured}
     answers = {entry.cell.output_tokens: entry.median.output_tokens for entry in measured}
     for kind, lengths in (("Prompts", prompts), ("Answers", answers)):

@@ -1,4 +1,4 @@
-"""Rows to send in requests: real ones, from a file or a corpus."""
+"""Rows that a benchmark sends in requests: real rows, from a file or a corpus."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Texts = Callable[[], tuple[str, Sequence[str]]]  # the name of a corpus, and its
 
 @dataclass(frozen=True)
 class Inputs:
-    """Rows by input, ``[num_rows, *dims]`` each, and where they come from."""
+    """Rows to send: an array ``[num_rows, *dims]`` by input, and the name of the file or corpus (``source``)."""
 
     source: str
     arrays: Mapping[str, Array]
@@ -32,17 +32,20 @@ class Inputs:
 
     @property
     def num_rows(self) -> int:
-        """Number of different rows."""
+        """Number of rows; requests use them in turn, from the first again after the last."""
         return len(next(iter(self.arrays.values())))
 
     @property
     def text_bytes(self) -> dict[str, float]:
-        """Mean bytes of text per row, by input."""
+        """Mean bytes per row of each text input, by the input's name."""
         texts = {name: array for name, array in self.arrays.items() if array.dtype == np.object_}
         return {name: sum(map(len, array.ravel().tolist())) / len(array) for name, array in texts.items()}
 
     def take(self, start: int, number: int) -> dict[str, Array]:
-        """Return ``number`` rows from ``start``, cyclically; for a model without batching, the tensors of one row."""
+        """Return ``number`` rows from row ``start`` on, by input; the first row follows the last.
+
+        For a model without batching, return row ``start`` alone, without the batch dimension.
+        """
         rows = (start + np.arange(number)) % self.num_rows
         return {name: array[rows] if self.is_batched else array[rows[0]] for name, array in self.arrays.items()}
 
@@ -50,12 +53,13 @@ class Inputs:
 def read_inputs(spec: ModelSpec, rows: Path | Texts, text_column: str = "") -> Inputs:
     """Read rows from a file whose columns are named like the inputs, or take texts in a fixed random order.
 
-    The text input is read from ``text_column``, or by default from the column ``text`` or the one of its own name.
+    The text input is read from ``text_column``, or by default from the column ``text`` or the column with the input's
+    name.
 
     Raises:
-        InputError: the model takes more than one text, and no file is given; or the file fills no input, or a value is
-            not what it takes.
-        ArtifactError: the file cannot be read, or lacks a column.
+        InputError: there is no file, and the model needs other inputs than one text; or the file has no column for any
+            input, or a value that the input does not take.
+        ArtifactError: the file cannot be read, lacks a column, has an empty cell, or has no rows.
     """
     if isinstance(rows, Path):
         return _from_file(spec, rows, text_column)
@@ -63,8 +67,8 @@ def read_inputs(spec: ModelSpec, rows: Path | Texts, text_column: str = "") -> I
     if len(required) != 1 or required[0].dtype != STRING:
         wanted = shorten_all(tensor.name for tensor in required)
         raise InputError(
-            f"{spec.name} needs {wanted or 'no input'}; shoal's own texts fill one text input alone.",
-            "Give rows, in columns named like its inputs: --inputs FILE",
+            f"{spec.name} needs {wanted or 'no input'}; shoal's own texts can only fill a single text input.",
+            "Give a file with columns named like the model's inputs: --inputs FILE",
         )
     name, texts = rows()
     chosen = [texts[i] for i in np.random.default_rng(0).permutation(len(texts))[:MAX_ROWS]]
@@ -78,7 +82,7 @@ def _from_file(spec: ModelSpec, path: Path, text_column: str) -> Inputs:
             names = shorten_all(tensor.name for tensor in spec.inputs)
             raise InputError(
                 f"{path.name} has no column for any of {spec.name}'s inputs: {names}.",
-                "All are optional, but one is needed: name a column like it.",
+                "All inputs are optional, but one is needed: name a column like an input.",
             )
         rows = [(number, feed.inputs(row)) for number, row in islice(table.rows, MAX_ROWS)]
         for number, row in rows:
@@ -86,10 +90,10 @@ def _from_file(spec: ModelSpec, path: Path, text_column: str) -> Inputs:
             if empty:
                 raise ArtifactError(
                     f"{table.where(number)} has nothing in column {feed.columns[empty[0]]!r}.",
-                    "Fill it, or leave it out.",
+                    "Fill it, or remove the row.",
                 )
     if not rows:
-        raise ArtifactError(f"{path.name} has no rows.", "Give some.")
+        raise ArtifactError(f"{path.name} has no rows.", "Add rows to the file.")
     return _make(spec, path.name, {name: [row[name] for _, row in rows] for name in feed.columns})
 
 

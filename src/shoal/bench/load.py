@@ -18,7 +18,7 @@ Send = Callable[[int], int]  # performs the i-th request; returns its number of 
 
 
 class _Request(NamedTuple):
-    """Start and end of a request in clock seconds, and its rows."""
+    """Start and end of a request in clock seconds, and its number of rows."""
 
     start: float
     end: float
@@ -27,7 +27,7 @@ class _Request(NamedTuple):
 
 @dataclass(frozen=True)
 class Load:
-    """Result of a load: rows per second, and the seconds of each counted request."""
+    """Result of a load: rows per second, and the latency of each counted request in seconds."""
 
     rows_per_second: float
     latencies: NDArray[np.float64]
@@ -38,11 +38,12 @@ class Load:
 
 
 class _Window:
-    """Measurement window of a closed loop, from one answer to another.
+    """Measurement window of a closed loop, which opens at one answer and closes at a later one.
 
-    It opens after every caller has had an answer, since the first requests meet an empty server. A request that crosses
-    an edge counts with that share of its rows; otherwise few long requests, or answers in bursts, would make the rate
-    random. Callers continue until all requests in flight at its end are answered, so that these see the same load.
+    It opens after every caller has had an answer, since the first requests meet an empty server. If a request is only
+    partly inside the window, the same part of its rows counts; otherwise a few long requests, or answers in bursts,
+    would make the rate random. When the window closes, callers continue until all requests in flight at that time are
+    answered, so that these requests see the same load.
     """
 
     def __init__(self, callers: int, seconds: float, warm_seconds: float) -> None:
@@ -83,7 +84,7 @@ class _Window:
             return self.is_closed and not self._owed
 
     def load(self) -> Load:
-        """Return the counted load, once the window is closed."""
+        """Return the rows per second and latencies within the window. Call it after the window has closed."""
         opening, closing = self._opening, self._closing
         rows = sum(
             r.rows * (min(r.end, closing) - max(r.start, opening)) / (r.end - r.start)
@@ -103,13 +104,13 @@ def closed_loop(
     on_open: Callable[[], None] = lambda: None,
     on_close: Callable[[], None] = lambda: None,
 ) -> Load:
-    """Run ``callers`` threads that each send the next request when their last is answered.
+    """Run ``callers`` threads that each send the next request when their last is answered; return what was counted.
 
     Counting begins at the first answer after ``warm_seconds`` have passed and every caller has had an answer. It ends
-    at the first answer after ``seconds`` more by which at least two requests per caller were answered, so longer
-    requests extend it. A request that lies partly in that time counts with that share of its rows; latencies are those
-    of the requests answered in it. ``on_open`` and ``on_close`` are called in this thread when counting begins and
-    ends; callers continue meanwhile, and afterwards until the requests in flight are answered.
+    at the first answer after ``seconds`` more, but not before twice as many requests as callers were answered. If a
+    request is only partly inside this time, the same part of its rows counts. Latencies are those of the requests
+    answered in this time. ``on_open`` and ``on_close`` run in the thread of the call when counting begins and ends; the
+    callers continue meanwhile, and then until the requests in flight are answered.
 
     Raises:
         Exception: whatever ``send`` raises ends the load.

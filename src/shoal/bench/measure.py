@@ -41,7 +41,7 @@ class Pool:
         self.calls: defaultdict[str, list[_Call]] = defaultdict(list)  # by model
 
     def connect(self, number: int, models: Collection[str] = ()) -> None:
-        """Have at least ``number`` clients, with these models' descriptions cached, before there is load."""
+        """Create clients until there are ``number``, and cache these models' descriptions in each new client."""
         while len(self._made) < number:
             client = Client(self._url, protocol=self._protocol, timeout=TIMEOUT, concurrency=1, retries=0)
             self._made.append(client)
@@ -51,7 +51,7 @@ class Pool:
 
     @contextmanager
     def take(self) -> Iterator[Client]:
-        """Hold a client; wait until one is idle."""
+        """Lend an idle client inside the context; wait until one is idle."""
         client = self._idle.get()
         try:
             yield client
@@ -59,7 +59,7 @@ class Pool:
             self._idle.put(client)
 
     def infer(self, model: str, inputs: Mapping[str, Any] | None = None, /, **options: Any) -> Answer:
-        """Send a request with an idle client."""
+        """Send a request with an idle client, and record its begin and end in ``calls``."""
         with self.take() as client:
             begin = time.perf_counter()
             answer = client.infer(model, inputs, **options)
@@ -75,7 +75,7 @@ class Pool:
 class Running:
     """A measured pipeline (``target``) with its running server and clients.
 
-    In ``hybrid``, the Python components run in the caller's thread, as in a client of that placement.
+    With the placement ``hybrid``, the Python components run in the thread that sends the request, as in a real client.
     """
 
     def __init__(self, target: Target, inputs: Inputs, settings: Settings, held: ExitStack) -> None:
@@ -106,7 +106,7 @@ class Running:
         return rows
 
     def load(self, cell: Cell) -> Figures:
-        """Measure the pipeline under a closed loop."""
+        """Measure the pipeline under the closed loop ``cell``."""
         models = [model for level in self._levels for model in level]
         self._pool.connect(cell.callers * len(models), models)
         readings: list[Reading] = []
@@ -153,10 +153,10 @@ class Running:
         )
 
     def _local_ms(self, opened: float, closed: float) -> float | None:
-        """Return the mean ms per request spent in the client's steps between two times; None except in ``hybrid``.
+        """Return the mean ms per request of the steps in the client, between two times; None if it runs no steps.
 
-        Computed as the requests' time minus the time spent waiting for the server, since parallel steps run in threads
-        that do not know their request. Of models called in parallel, the slowest counts.
+        This is the time of the requests minus the time of their calls to the server, since parallel steps run in
+        threads that do not know their request. Of the models called in parallel, only the slowest is subtracted.
         """
         number = sum(opened <= end <= closed for _, end in self._calls)
         if self._pipeline is None or not number:
@@ -168,12 +168,12 @@ class Running:
 
 
 def _time_within(calls: Sequence[_Call], opened: float, closed: float) -> float:
-    """Sum the seconds that calls took between two times."""
+    """Return the sum of the calls' seconds that lie between the times ``opened`` and ``closed``."""
     return sum(max(0.0, min(end, closed) - max(begin, opened)) for begin, end in calls)
 
 
 def _remote_levels(pipeline: Pipeline) -> list[list[str]]:
-    """Return the models that a ``hybrid`` pipeline calls on the server; those in one list run in parallel."""
+    """Return the models that a ``hybrid`` pipeline calls on the server; the models of one list run in parallel."""
     graph = pipeline.graph
     found: dict[int, list[str]] = {}
     for step, level in zip(graph.steps, graph.levels(), strict=True):
@@ -187,8 +187,8 @@ def measure(
 ) -> list[Measured[Cell, Figures]]:
     """Measure every load on every target. Each target has its own server; only one server is under load at a time.
 
-    Repeats are interleaved: every load once on every target, then all of them again. A machine that gets slower, or a
-    temporary neighbour, thus affects all targets alike. The first target rotates.
+    Repeats are interleaved: every load once on every target, then all of them again. If the machine gets slower, or
+    another program runs for a while, all targets are thus affected alike. Each repeat begins with another target.
     """
     with ExitStack() as held:
         running = []

@@ -1,4 +1,4 @@
-"""Plots of a record: throughput and latency by request size."""
+"""Plots of a benchmark's record: throughput and latency by rows per request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WIDTH = 8.0  # inches
 
 
 def draw(record: Record, stem: Path) -> list[Path]:
-    """Write ``STEM-throughput.svg`` and ``STEM-latency.svg``.
+    """Draw the plots ``STEM-throughput.svg`` and ``STEM-latency.svg``, where STEM is ``stem``; return their paths.
 
     Raises:
         SetupError: matplotlib is not installed.
@@ -28,10 +28,10 @@ def draw(record: Record, stem: Path) -> list[Path]:
 
 
 def _draw(record: Record, path: Path, name: str) -> Path:
-    """Plot by request size, one line per repository.
+    """Plot throughput or latency (``name``) by rows per request, one line per repository; return ``path``.
 
-    Throughput is the best rate over the numbers of callers, with the range of the repeats. Latency is that with the
-    fewest callers: the median, and a band up to the 99th percentile.
+    Throughput is the highest rate of any number of callers, with the range of its repeats. Latency is measured with the
+    fewest callers: the median, the 90th percentile (dashed), and a band up to the 99th percentile.
     """
     from matplotlib.figure import Figure
 
@@ -63,7 +63,7 @@ def _draw(record: Record, path: Path, name: str) -> Path:
 
 
 def _finish(axis: Any, record: Record, what: str, unit: str) -> None:
-    """Set the axes, and a title that says what was measured, on what and in which precision."""
+    """Set the axes, and a title that says what was measured, on which machine and in which precision."""
     batches = sorted({load["batch"] for load in record["loads"]})
     axis.set_xscale("log", base=2)
     axis.set_xticks(batches, [str(batch) for batch in batches])

@@ -1,4 +1,4 @@
-"""Figures of loads: of one run, over its repeats, and in the record of a benchmark, with a comparison of pipelines."""
+"""Figures of loads, their medians over repeats, the record of a benchmark, and a comparison of pipelines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _EQUAL = 1.05  # rates within this ratio count as equal, even if the repeats var
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a measurement: ``seconds`` per load, after ``warm_seconds``."""
+    """Settings: each load is measured for ``seconds``, after ``warm_seconds``; all loads are run ``repeats`` times."""
 
     protocol: str = "grpc"
     seconds: float = 4.0
@@ -27,7 +27,7 @@ class Settings:
 
 
 class Cell(NamedTuple):
-    """Parameters of a closed loop: ``callers`` in parallel, each with requests of ``batch`` rows."""
+    """Parameters of a closed loop: ``callers`` in parallel, each of which sends requests of ``batch`` rows."""
 
     batch: int
     callers: int
@@ -38,7 +38,7 @@ class Cell(NamedTuple):
 
 
 class TokenCell(NamedTuple):
-    """Parameters of a load on a language model: tokens of each prompt and each answer, and streams at a time."""
+    """Parameters of a load on a language model: tokens per prompt, tokens per answer, and parallel streams."""
 
     input_tokens: int
     output_tokens: int
@@ -49,10 +49,10 @@ class TokenCell(NamedTuple):
 class Figures:
     """Results of one load on one pipeline.
 
-    ``server_cpu``, ``client_cpu`` and ``other_cpu`` are shares of all cores' time: of the server with its stubs, of
-    this process, and of all other programs. ``server_ms`` is Triton's time for a request of the whole pipeline,
-    ``local_ms`` the time of the steps that run in the client (``hybrid``). ``steps`` are the models that the server
-    ran, in the order of the pipeline.
+    ``server_cpu``, ``client_cpu`` and ``other_cpu`` are the shares of all cores' time that the server with its stub
+    processes, this process, and all other programs used. ``server_ms`` is Triton's mean time for a request of the whole
+    pipeline. ``local_ms`` is the mean time per request of the steps in the client, with the placement ``hybrid``; then
+    ``server_ms`` is None. ``steps`` has the models that the server ran, in the order of the pipeline.
     """
 
     rows_per_s: float
@@ -78,9 +78,10 @@ class Figures:
 class TokenFigures:
     """Results of one load on a language model.
 
-    ``first`` is the time from the request to the first token, ``between`` from one token to the next (None if answers
-    have one piece), ``whole`` from the request to the end. ``input_tokens`` and ``output_tokens`` are the medians of
-    what the server counted. ``client_cores`` is the number of cores that this process used.
+    ``first_*`` is the time from the request to the first token, ``between_*`` the time from one token to the next (None
+    if each answer has one piece), ``whole_*`` the time from the request to the end. ``input_tokens`` and
+    ``output_tokens`` are medians of the server's counts per answer. ``client_cores`` is the mean number of cores that
+    this process used.
     """
 
     tokens_per_s: float
@@ -107,7 +108,7 @@ F = TypeVar("F", Figures, TokenFigures)
 
 @dataclass(frozen=True)
 class Measured(Generic[C, F]):
-    """Results of one load on one pipeline or model, with repeats."""
+    """Results of all repeats of one load (``cell``) on one pipeline or model (``label``)."""
 
     label: str
     cell: C
@@ -115,17 +116,17 @@ class Measured(Generic[C, F]):
 
     @property
     def median(self) -> F:
-        """Median of each figure, taken separately."""
+        """Median over the repeats, of each figure separately."""
         middle: F = _take_median(self.repeats)
         return middle
 
     def spread(self, figure: str) -> tuple[float, float] | None:
-        """Return the minimum and the maximum over the repeats; None for a figure that is always None."""
+        """Return a figure's minimum and maximum over the repeats; None if the figure is None in all of them."""
         values = [value for each in self.repeats if (value := getattr(each, figure)) is not None]
         return (min(values), max(values)) if values else None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form for the record."""
+        """Return the results as JSON values for the record."""
         spreads = {name: self.spread(name) for name in _SPREADS[type(self.repeats[0])]}
         return {
             "repository": self.label,
@@ -137,7 +138,7 @@ class Measured(Generic[C, F]):
 
 
 def _take_median(values: Sequence[Any]) -> Any:
-    """Return the median of numbers, or of each field of figures, or of each entry that all mappings have."""
+    """Return the median of numbers, or the medians of each field of figures, or of each key that all mappings have."""
     first = values[0]
     if isinstance(first, Figures | TokenFigures | StepFigures):
         medians = {f.name: _take_median([getattr(value, f.name) for value in values]) for f in fields(first)}
@@ -161,7 +162,7 @@ def rounded(value: Any) -> Any:
 
 
 def start_record(settings: Settings, measured: Sequence[Measured[Any, Any]], *libraries: str) -> dict[str, Any]:
-    """Return what every record holds: date, machine, versions, settings and loads, as JSON values."""
+    """Return what the records of all benchmarks have: date, machine, versions, settings and loads, as JSON values."""
     return {
         "date": time.strftime("%Y-%m-%d"),
         "machine": describe_machine(),
@@ -172,10 +173,10 @@ def start_record(settings: Settings, measured: Sequence[Measured[Any, Any]], *li
 
 
 def compare(measured: Sequence[Measured[Cell, Figures]]) -> list[str]:
-    """Write one sentence per load and repository that compares the repository with the best one.
+    """Compare the repositories with the best one under each load, in one sentence for each other repository.
 
-    Repositories are compared by p50 with one caller and single rows, by rows/s under other loads. Two whose ranges
-    overlap, or whose medians differ by less than 5 %, count as equal.
+    The best has the lowest p50 latency with one caller and single rows, and the most rows/s under other loads. Two
+    repositories count as equal if the ranges of their repeats overlap, or their medians differ by less than 5 %.
     """
     cells = list(dict.fromkeys(entry.cell for entry in measured))
     labels = list(dict.fromkeys(entry.label for entry in measured))

@@ -36,13 +36,14 @@ def bench(
     usual: Sequence[int] = BATCHES,
     on_progress: OnProgress = lambda stage, done, total: None,
 ) -> dict[str, Any]:
-    """Measure the pipeline of each repository, interleaved, each on its own server; return the record.
+    """Measure the pipeline of each repository, interleaved, each on its own server; return the record as JSON values.
 
     ``rows`` is a file, or a function that returns the name and the texts of a corpus. ``batches``, ``callers`` and
     ``usual`` choose the loads, as in `find_cells`.
 
     Raises:
-        InputError: repositories do not belong together, or a size or the rows cannot be used.
+        InputError: the pipelines take different inputs, a repository is named twice, or a size or the rows cannot be
+            used.
         ArtifactError: a repository or the file of rows is missing or damaged.
         ServerError: a server does not start, or fails under load.
         SetupError: the embedded server cannot run here.
@@ -62,8 +63,8 @@ def find_cells(
 ) -> list[Cell]:
     """Choose the loads to measure; the first is one caller with one row.
 
-    Without ``batches``, the request sizes are those of ``usual`` that every target takes. Without ``callers``, there
-    are 1 and 16 callers with single rows, 2 with larger requests.
+    The request sizes are ``batches``, or else those sizes in ``usual`` that every target takes. The numbers of callers
+    are ``callers``, or else 1 and 16 with single rows, and 2 with larger requests.
 
     Raises:
         InputError: a size in ``batches`` exceeds the limit of a target.
@@ -86,7 +87,7 @@ def find_cells(
 def _make_record(
     targets: Sequence[Target], inputs: Inputs, settings: Settings, measured: Sequence[Measured[Cell, Figures]]
 ) -> dict[str, Any]:
-    """Build the record: figures, machine, versions, settings and advice, as JSON values."""
+    """Build the benchmark's record: figures, machine, versions, settings and advice, as JSON values."""
     record = start_record(settings, measured)
     evidence = {
         target.label: Evidence(
@@ -111,7 +112,7 @@ def _make_record(
 
 
 def _notes(measured: Iterable[Measured[Cell, Figures]]) -> Iterable[str]:
-    """Yield warnings about disturbed measurements."""
+    """Yield a warning if other programs used much CPU time during the measurements."""
     disturbed = [(entry, entry.median.other_cpu) for entry in measured if entry.median.other_cpu > NEIGHBOURS]
     if disturbed:
         most = max(share for _, share in disturbed)
@@ -125,7 +126,7 @@ def make_folder(folder: Path) -> None:
     """Create a folder and check that it is writable.
 
     Raises:
-        SetupError: it cannot be created, or is not writable.
+        SetupError: the folder cannot be created, or is not writable.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -140,7 +141,7 @@ def _unwritable(folder: Path, error: OSError) -> SetupError:
 
 
 def _free_stem(folder: Path, date: str) -> Path:
-    """Return ``bench-DATE``, with a number appended if needed to keep earlier runs of the same day."""
+    """Return the path ``bench-DATE`` without a suffix; append a number if an earlier run has written such files."""
     stems = (folder / f"bench-{date}{f'-{number}' if number > 1 else ''}" for number in count(1))
     return next(stem for stem in stems if not any(stem.with_suffix(end).exists() for end in (".json", ".md")))
 
@@ -148,7 +149,8 @@ def _free_stem(folder: Path, date: str) -> Path:
 def write(record: dict[str, Any], folder: Path) -> tuple[list[Path], str]:
     """Write ``bench-DATE.json``, ``bench-DATE.md`` and, if matplotlib is installed, two pictures.
 
-    A second run of the same day is ``bench-DATE-2``, and so on. Returns the files, and why there are no pictures.
+    The files of a second run on the same day are named ``bench-DATE-2``, and so on. Return the paths of the files, and
+    the reason if matplotlib is missing, else an empty string.
 
     Raises:
         SetupError: the folder cannot be written.

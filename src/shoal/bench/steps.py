@@ -23,10 +23,10 @@ _BUSY = (1, 2, 3, 6, 7, 8)  # fields of a core in /proc/stat: user, nice, system
 
 @dataclass(frozen=True)
 class Counters:
-    """Triton's counters of one model; subtract two readings for the time between them.
+    """Triton's counters of one model; subtract an earlier reading to get what was counted since.
 
-    Nanoseconds are summed over requests, each charged with the whole time of its batch; only ``busy_ns`` is summed over
-    executions.
+    Nanoseconds are summed over requests, and each request counts the whole time of its batch. Only ``busy_ns`` is
+    summed over executions, so that each batch counts once.
     """
 
     requests: int = 0
@@ -49,10 +49,11 @@ class Counters:
 
 @dataclass(frozen=True)
 class Reading:
-    """Clock time, CPU time and counters of a server and this process; subtract two for what happened between them.
+    """Clock time, CPU time and Triton's counters; subtract an earlier reading to get what was used since.
 
-    All times are in seconds. CPU time is that of the server with its stubs, of this process (``client``), of all
-    programs on the cores that this process may use (``cores``), and of each model with stubs (``models``).
+    All times are in seconds; ``at`` is the clock's. The CPU times are those of the server with its stub processes
+    (``server``), of this process (``client``), of all programs on the cores that this process may use (``cores``), and
+    of each model's stub processes (``models``).
     """
 
     at: float
@@ -74,7 +75,7 @@ class Reading:
 
 
 def read(server: Server) -> Reading:
-    """Take a reading of this server, a session leader.
+    """Take a reading of ``server``; its CPU time is that of all processes in the session that it leads.
 
     Raises:
         ServerError: the server does not answer.
@@ -91,14 +92,14 @@ def read(server: Server) -> Reading:
 
 
 def _read_cores() -> float:
-    """Return the busy seconds of the cores that this process may use, including time stolen by the hypervisor."""
+    """Return the busy seconds since boot of the cores that this process may use, with time stolen by the hypervisor."""
     mine = {f"cpu{core}" for core in os.sched_getaffinity(0)}
     lines = (line.split() for line in (_PROC / "stat").read_text(encoding="utf-8").splitlines())
     return sum(sum(int(fields[at]) for at in _BUSY) for fields in lines if fields[0] in mine) / _TICKS
 
 
 def _read_counters(server: Server) -> dict[str, Counters]:
-    """Read the counters of every model of a server, summed over versions."""
+    """Read the counters of every model of a server, each summed over the model's versions."""
     import grpc  # type: ignore[import-untyped]
     from tritonclient.grpc import service_pb2 as pb
     from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
@@ -136,8 +137,9 @@ def _counters(entry: Any) -> Counters:
 class StepFigures:
     """Figures of one step under one load.
 
-    ``queue_ms`` to ``output_ms`` are means per request. ``busy`` is the share of time in which its instances ran,
-    ``execution_ms`` the mean of an execution. ``cpu_ms`` is the CPU time per row, None for a model without a stub.
+    ``queue_ms`` to ``output_ms`` are means per request, and ``execution_ms`` is the mean per execution. ``busy`` is the
+    share of time in which the step's instances ran, averaged over the instances. ``cpu_ms`` is the CPU time per row,
+    None for a model without Python stub processes.
     """
 
     requests_per_execution: float

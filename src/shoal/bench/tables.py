@@ -1,4 +1,4 @@
-"""Tables of a record for the terminal, and its Markdown page."""
+"""Tables of a benchmark's record for the terminal, and a Markdown page of the whole record."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Sheet:
 
 
 def make_sheets(record: Record) -> list[Sheet]:
-    """Make all tables: repositories, latency, throughput, and steps; or the one of a record in tokens."""
+    """Make the tables: repositories, latency, throughput and steps; for a language model, one table of tokens."""
     if record.get("unit") == "tokens":
         return [_tokens(record)]
     return [_repositories(record), _latency(record), _throughput(record), *_steps(record)]
 
 
 def remarks(record: Record) -> list[str]:
-    """Return the sentences beside the tables: the rows, the comparison, and warnings."""
+    """Return the sentences to print with the tables: which rows were sent, how repositories compare, and warnings."""
     if "inputs" not in record:  # made by the benchmark itself
         return [*record["comparison"], *record["notes"]]
     inputs = record["inputs"]
@@ -89,7 +89,7 @@ def _tokens(record: Record) -> Sheet:
 
 
 def _shown_loads(record: Record, label: str) -> list[Mapping[str, Any]]:
-    """Choose the loads whose steps are shown: one caller alone, single rows from the most callers, the best rate."""
+    """Choose the loads whose steps are shown: single rows from the fewest and the most callers, and the best rate."""
     loads = [load for load in record["loads"] if load["repository"] == label]
     single = [load for load in loads if load["batch"] == 1]
     chosen = (
@@ -137,7 +137,7 @@ def _share(value: float) -> str:
 
 
 def write_page(record: Record, pictures: Sequence[Path] = ()) -> str:
-    """Write the page: conditions, tables, links to the pictures beside it, and the advice on each repository."""
+    """Return the Markdown page: conditions, tables, links to pictures in its folder, and advice for each repository."""
     names = ", ".join(entry["label"] for entry in record["repositories"])
     parts = [f"# {record['repositories'][0]['model']}: {names}", "\n".join(_list_conditions(record))]
     parts += map(_write_table, make_sheets(record))

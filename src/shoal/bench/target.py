@@ -43,7 +43,7 @@ class Target:
         return _leaves(self.graph.config, {config.name: config for config in configs})
 
     def describe(self) -> dict[str, Any]:
-        """Return the JSON form for the record."""
+        """Return the pipeline's label, plan and steps as JSON values for the record."""
         described = describe(self.graph)
         return {
             "label": self.label,
@@ -69,13 +69,13 @@ def _leaves(config: ModelConfig, models: Mapping[str, ModelConfig]) -> dict[str,
 
 
 def find_targets(places: Sequence[Path], model: str = "") -> list[Target]:
-    """Find the pipelines of these repositories (or model folders), which must all take the same inputs.
+    """Find the pipeline of each repository (or model folder) in ``places``; all pipelines must take the same inputs.
 
-    Each is labelled with its repository's folder name, or with the path if two names are the same.
+    A pipeline's label is the name of its repository's folder. If two names are the same, all labels are paths.
 
     Raises:
-        InputError: they take different inputs, one is named twice, or has no such model.
-        ArtifactError: one is not a repository.
+        InputError: the pipelines take different inputs, a repository is named twice, or has no model named ``model``.
+        ArtifactError: a place is not a repository.
     """
     targets = [_find(place, model) for place in places]
     first = targets[0]
@@ -83,7 +83,7 @@ def find_targets(places: Sequence[Path], model: str = "") -> list[Target]:
         if other.graph.config.spec.inputs != first.graph.config.spec.inputs:
             raise InputError(
                 f"{other.name} in {other.repository} takes different inputs from {first.name} in {first.repository}.",
-                "Compare repositories of one pipeline, or name it: --model NAME",
+                "Compare repositories of the same pipeline, or name the pipeline: --model NAME",
             )
     if len({target.repository for target in targets}) < len(targets):
         raise InputError("A repository is named twice.", "Name each once.")

@@ -1,4 +1,4 @@
-"""Content shared by all pictures of a graph, text or image: boxes and arrows, with their labels."""
+"""Boxes, arrows and labels of a pipeline's graph, for all pictures of it, text or image."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ LEGEND = "double, *: many per request"
 
 @dataclass(frozen=True)
 class Box:
-    """A step, a model that another model's code calls, the request, or the answer; ``kind`` is a constant above."""
+    """A step, a model that another model's code calls, the request, or the answer.
+
+    ``kind`` is one of ``ON_GPU``, ``ON_HOST``, ``NESTED`` (an ensemble), ``OPEN`` (unknown device) and ``END``.
+    """
 
     title: str
     subtitle: str
@@ -23,7 +26,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Joined:
-    """All tensors that go from one box to another, as one arrow; ``warning`` names a costly copy among them.
+    """One arrow for all tensors (``edges``) from one box to another; ``source`` and ``target`` are numbers of boxes.
 
     An arrow without tensors is a call: the code of one model sends requests to the other.
     """
@@ -34,18 +37,18 @@ class Joined:
 
     @property
     def warning(self) -> str:
-        """The costly copy of one of the tensors, a host round trip or a copy to another GPU; else empty."""
+        """Costly copy that a tensor needs: ``host round trip``, else ``to another GPU``; empty if none does."""
         crossings = {edge.crossing for edge in self.edges}
         return next((costly for costly in (ROUND_TRIP, TO_OTHER_GPU) if costly in crossings), "")
 
     @property
     def is_repeated(self) -> bool:
-        """Whether one of the tensors comes many times per request."""
+        """Whether one of the tensors is sent many times per request."""
         return any(edge.is_repeated for edge in self.edges)
 
     @property
     def lines(self) -> list[tuple[str, str]]:
-        """Name and type of each tensor; ``*`` marks a tensor that comes many times per request."""
+        """Name and type of each tensor; ``*`` marks a tensor that is sent many times per request."""
         return [(f"{edge.name} *" if edge.is_repeated else edge.name, edge.tensor.kind) for edge in self.edges]
 
 
@@ -68,7 +71,7 @@ def _called(graph: Graph) -> list[str]:
 
 
 def join_edges(graph: Graph) -> list[Joined]:
-    """Make one arrow of all tensors between the same two boxes, numbered as in `list_boxes`."""
+    """Make one arrow for all tensors from one box to another, and one per call; `list_boxes` numbers the boxes."""
     joined: dict[tuple[int, int], list[Edge]] = {}
     for edge in graph.edges():
         source = 0 if edge.source is None else edge.source + 1
@@ -81,7 +84,10 @@ def join_edges(graph: Graph) -> list[Joined]:
 
 
 def _join_calls(graph: Graph) -> list[Joined]:
-    """Make an arrow for each call, from every step of the calling model."""
+    """Make an arrow for each pair of calling and called model, from every step of the calling model.
+
+    If the calling model is not a step, the arrow begins at the model's own box.
+    """
     first = len(graph.steps) + 2
     called = {name: first + number for number, name in enumerate(_called(graph))}
     steps = [step.model for step in graph.steps]
@@ -100,5 +106,5 @@ def _kind(config: ModelConfig) -> str:
 
 
 def legible(text: str) -> str:
-    """Replace each character that is not printable, or that XML cannot hold."""
+    """Replace each character that is not printable by U+FFFD, since XML cannot contain some of these characters."""
     return "".join(character if character.isprintable() else "\ufffd" for character in text)

@@ -1,4 +1,4 @@
-"""Draw a graph as Mermaid text, which GitHub and most editors render."""
+"""Draw a pipeline's graph as Mermaid text, which GitHub and most editors render."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draw a graph as SVG or PNG: Graphviz places boxes and arrows; the colours are those of GitHub's pages (Primer)."""
+"""Draw a pipeline's graph as SVG or PNG. Graphviz places boxes and arrows; the colours are GitHub's (Primer)."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ _Words = tuple[str, str]  # a line of text, and its kind: a key of _SIZES
 
 
 def svg(graph: Graph) -> str:
-    """Draw the graph as SVG, from the request at the top to the answer at the bottom; the same bytes each time.
+    """Draw the graph as SVG, from the request at the top to the answer at the bottom.
 
-    The picture follows the reader's choice of a light or a dark page.
+    The same graph gives the same bytes. The colours follow the viewer's choice of light or dark mode.
 
     Raises:
         SetupError: matplotlib or pygraphviz is not installed.
@@ -86,10 +86,12 @@ def svg(graph: Graph) -> str:
 
 
 def png(graph: Graph, scale: int = 2) -> bytes:
-    """Draw the graph as PNG for a light page, ``scale`` times the SVG's size in pixels; the same bytes each time.
+    """Draw the graph as PNG for a light page, ``scale`` times the SVG's size in pixels.
+
+    The same graph gives the same bytes.
 
     Raises:
-        SetupError: as in `svg`.
+        SetupError: matplotlib or pygraphviz is not installed.
     """
     return _render(graph, "png", scale)
 
@@ -115,8 +117,8 @@ def _render(graph: Graph, form: str, scale: int = 1) -> bytes:
 def _fonts_in(folder: Path) -> Iterator[None]:
     """Make Graphviz use the fonts in ``folder``: many servers have no fonts, and other fonts change the picture.
 
-    Meanwhile nothing is written to standard error: the bundled fontconfig prints warnings about entries that it does
-    not know in the machine's own font configuration.
+    Inside the context nothing is written to standard error: the bundled fontconfig prints warnings about entries that
+    it does not know in the machine's own font configuration.
     """
     name = "FONTCONFIG_FILE"
     before = os.environ.get(name)
@@ -145,7 +147,7 @@ def _heading(graph: Graph) -> str:
 
 
 def _add_boxes(drawn: Any, graph: Graph) -> None:
-    """Add a node per box, numbered as in `list_boxes`; the request is at the top, the answer at the bottom."""
+    """Add a node per box, numbered as in `list_boxes`, with the request at the top and the answer at the bottom."""
     for number, box in enumerate(list_boxes(graph)):
         words = [(box.title, "title"), *([(box.subtitle, "detail")] if box.subtitle else [])]
         fill, outline = _BOXES[box.kind]
@@ -155,7 +157,7 @@ def _add_boxes(drawn: Any, graph: Graph) -> None:
 
 
 def _add_arrows(drawn: Any, graph: Graph) -> None:
-    """Add the arrows, each with a node for its label halfway: Graphviz's own labels of arrows lie beside them."""
+    """Add the arrows. Each label is a node in the middle of its arrow: Graphviz's own labels lie beside it."""
     for number, arrow in enumerate(join_edges(graph)):
         label = f"label {number}"
         drawn.add_node(label, **_label(_arrow_words(arrow)), fillcolor=_PAGE, style="filled", penwidth=0, margin=0)
@@ -177,7 +179,7 @@ def _arrow_words(arrow: Joined) -> list[_Words]:
 
 
 def _label(words: Sequence[_Words]) -> dict[str, str]:
-    """Return the attributes of a node's text, with the whole names as a tooltip where some are shortened."""
+    """Return the attributes of a node with these lines of text; a tooltip has the full text of shortened lines."""
     full = [legible(text) for text, _ in words if _shorten(text) != legible(text)]
     return {"label": _table(words), **({"tooltip": ", ".join(full)} if full else {})}
 
@@ -195,7 +197,7 @@ def _table(words: Sequence[_Words], align: str = "center") -> str:
 
 
 def _shorten(text: str) -> str:
-    """Leave out the middle of a long text."""
+    """Leave out the middle of a text of more than 32 characters."""
     text, half = legible(text), _LONGEST // 2
     return text if len(text) <= _LONGEST else f"{text[: half - 1]}…{text[-half:]}"
 

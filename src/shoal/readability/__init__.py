@@ -1,4 +1,4 @@
-"""Readability application: scores how hard a passage is to read, from corpus and training to serving."""
+"""Readability application: trains, evaluates and serves models that score how hard a passage is to read."""
 
 from typing import TYPE_CHECKING
 

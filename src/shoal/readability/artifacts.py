@@ -1,4 +1,4 @@
-"""Checks of an artifact folder before it is composed: each file is valid, and the files belong together."""
+"""Checks of an artifact folder before it is composed: files are valid, and ``vocab.txt`` fits ``preprocess.json``."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _READERS: Mapping[str, Callable[[Path], object]] = {
 
 
 def check_artifacts(ours: Mapping[str, Path]) -> None:
-    """Check the files of shoal's own model folders, given by name.
+    """Check the artifacts of shoal's own models, given as paths by file name.
 
     Raises:
-        ArtifactError: a file is damaged, or does not fit another.
+        ArtifactError: a file is damaged, or ``vocab.txt`` is not the vocabulary of ``preprocess.json``.
     """
     for name, path in ours.items():
         if name in _READERS:

@@ -29,7 +29,7 @@ def count_batches(num_rows: int, batch_size: int) -> int:
 
 
 def draw_batches(corpus: Corpus, batch_size: int, *, seed: int, epoch: int) -> list[Rows]:
-    """Draw the batches of an epoch, as row numbers: a new order per epoch, texts of similar length together."""
+    """Draw an epoch's batches, as row numbers. Each epoch has a new order; texts of similar length share a batch."""
     num_batches = count_batches(len(corpus), batch_size)
     generator = np.random.default_rng([seed, epoch])
     order = generator.permutation(len(corpus))
@@ -41,7 +41,7 @@ def draw_batches(corpus: Corpus, batch_size: int, *, seed: int, epoch: int) -> l
 
 
 def encode(tokenizer: WordPiece, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-    """Return ids and mask, INT64 ``[len(texts), width]``; the width is a multiple of 32, or ``max_length``."""
+    """Return token ids and mask, INT64 ``[len(texts), width]``; the width is a multiple of 32, or ``max_length``."""
     ids, mask = map(torch.from_numpy, tokenizer.encode(texts))
     missing = min(-ids.shape[1] % WIDTH_MULTIPLE, tokenizer.max_length - ids.shape[1])
     return torch.nn.functional.pad(ids, (0, missing)), torch.nn.functional.pad(mask, (0, missing))
@@ -55,7 +55,7 @@ def predict(
     autocast: Any = None,
     on_step: OnStep = lambda done, total: None,
 ) -> Scores:
-    """Return scores FP64 ``[len(texts), number of heads]``, in order; rows of similar length share a batch."""
+    """Return scores FP64 ``[len(texts), number of heads]``, in order of ``texts``; similar lengths share a batch."""
     device = next(model.parameters()).device
     order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
     batches = [order[start : start + PREDICTED] for start in range(0, len(order), PREDICTED)]

@@ -1,4 +1,4 @@
-"""Clock for the seconds of each training stage and peak memory, kept across interruptions."""
+"""Clock for the seconds of each training stage, and the peak memory; both continue after an interruption."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Clock:
 
     @property
     def peak_gib(self) -> float:
-        """Peak memory of this process, or of an interrupted one of the same training, in GiB."""
+        """Peak memory in GiB, of this process or, if higher, of an earlier process of the same interrupted training."""
         return max(self._peak_before, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[OnStep]:
-        """Measure the stage run inside the context; the yielded function reports its steps."""
+        """Measure the seconds of the stage that runs inside the context; it reports steps to the yielded function."""
         start, before = time.perf_counter(), self.seconds.get(name, 0.0)
 
         def account() -> None:

@@ -43,22 +43,22 @@ def train(
     text_column: TextColumn = None,
     target_column: TargetColumn = None,
     encoder: Encoder = SMALL_ENCODER,
-    revision: Annotated[str | None, typer.Option(help="The encoder's commit on the hub; else the pinned one.")] = None,
+    revision: Annotated[str | None, typer.Option(help="The encoder's commit on the hub; else a pinned one.")] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="The same seed gives the same artifacts.")] = 0,
     folds: Annotated[int | None, typer.Option(min=2, help="Folds of the cross-validation.")] = None,
     epochs: Annotated[float | None, typer.Option(min=0.01, help="Passes over the texts; may be a fraction.")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Texts of one optimizer step.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Texts per optimizer step.")] = None,
     learning_rate: Annotated[float | None, typer.Option(min=1e-12, help="The greatest learning rate.")] = None,
     dropout: Annotated[float | None, typer.Option(min=0.0, max=0.9, help="The encoder's; off unless given.")] = None,
-    accumulation: Annotated[int | None, typer.Option(min=1, help="Parts that a batch goes through in.")] = None,
+    accumulation: Annotated[int | None, typer.Option(min=1, help="Parts per batch, to save memory.")] = None,
     gradient_checkpointing: Annotated[
         bool, typer.Option("--gradient-checkpointing", help="Compute activations twice instead of keeping them.")
     ] = False,
     dtype: Annotated[Literal["auto", "fp32", "bf16"], typer.Option(help="The encoder's arithmetic.")] = "auto",
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start over, whatever was begun or finished there.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start over, even after a finished training.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Train encoder and forest, and write the artifact folder with a report; run it again to resume."""
+    """Train encoder and forest, and write the artifact folder with a report. Run the same command again to resume."""
     check_available(encoder)
     with needs("train"):
         from shoal.readability.corpus import find_corpus
@@ -196,10 +196,11 @@ def _print_rmse(rmse: dict[str, float], is_demonstration: bool) -> None:
 
 
 def check_available(name: str) -> None:
-    """Check that an encoder that comes as a package is installed or can be downloaded, before anything slow starts.
+    """Check, before anything slow starts, that an encoder available as a package is installed or can be downloaded.
 
     Raises:
-        InputError: it is not on this machine, and the hub cannot be reached; the message names what to install.
+        InputError: the encoder is not on this machine, and the hub cannot be reached; the message names what to
+            install.
     """
     if name not in PACKAGED or Path(name).exists() or importlib.util.find_spec(PACKAGED[name][0]):
         return

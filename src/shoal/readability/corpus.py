@@ -49,11 +49,11 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 @dataclass(frozen=True)
 class Corpus:
-    """Texts and their targets, FP64 ``[len(texts)]``; in the CLEAR corpus, higher is easier to read.
+    """Texts and their targets, FP64 ``[len(texts)]``; in the CLEAR corpus, a higher target means an easier text.
 
     ``sha256`` is the hash of texts and targets, independent of the file. ``is_demonstration`` marks data too small for
-    its scores to mean anything. ``formulas`` are published formulas' values by the formula's name, FP64
-    ``[len(texts)]`` each, and ``genres`` has one genre per text; both are empty if the file has none.
+    scores to mean anything. ``formulas`` has the values of published readability formulas by the formula's name, FP64
+    ``[len(texts)]`` each; ``genres`` has one genre per text. Both are empty if the file has none.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Corpus:
 
     @property
     def sha256(self) -> str:
-        """Hash of every text and target, in order."""
+        """SHA-256 of all texts and targets, in order."""
         lines = (json.dumps([text, target]) for text, target in zip(self.texts, self.targets.tolist(), strict=True))
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
@@ -88,7 +88,7 @@ class Corpus:
         return np.array([numbers.setdefault(_normalise(text), len(numbers)) for text in self.texts], np.int64)
 
     def take(self, rows: Sequence[int] | np.ndarray[Any, Any]) -> Corpus:
-        """Return the rows with these numbers, in the given order."""
+        """Return a corpus of the rows with these numbers, in the given order."""
         index = np.asarray(rows, np.int64)
         return Corpus(
             self.name,
@@ -101,9 +101,9 @@ class Corpus:
 
 
 def fingerprint(text: str) -> str:
-    """Return a text's fingerprint: 16 hex digits, the same for texts that share a group.
+    """Return a text's fingerprint: 16 hex digits, the same for texts that differ only in case and whitespace.
 
-    They are the first of the SHA-256 of the UTF-8 text, after NFKC, case folding and collapsing whitespace.
+    These are the first digits of the SHA-256 of the UTF-8 text, after NFKC, case folding and collapsing whitespace.
     """
     return hashlib.sha256(_normalise(text).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
@@ -124,14 +124,15 @@ def find_corpus(
     may_be_constant: bool = False,
     on_progress: OnProgress = lambda stage, done, total: None,
 ) -> Corpus:
-    """Read the corpus at ``path``; else the one in the folder SHOAL_DATA_DIR; else shoal's own passages.
+    """Read the corpus at ``path``, else the corpus in the folder SHOAL_DATA_DIR, else shoal's own passages.
 
-    The folder contains the CLEAR corpus, or Kaggle's ``train.csv``. ``clear`` in place of a path, and ``download`` in
-    place of the passages, select the CLEAR corpus, downloaded once. The rest is as in ``read_corpus``.
+    The folder contains the CLEAR corpus, or ``train.csv`` of Kaggle's CommonLit Readability Prize. If ``path`` is
+    ``clear``, the CLEAR corpus is downloaded once and read. If ``download`` is True, it takes the place of shoal's own
+    passages. The other parameters are those of `read_corpus`.
 
     Raises:
-        ArtifactError: ``path`` or the folder is given, but has no corpus, or a damaged one.
-        InputError: a column is named, but no file.
+        ArtifactError: there is no corpus at ``path`` or in the folder, or it is damaged.
+        InputError: a column is named, but there is no file.
         SetupError: a library is not installed, or the corpus cannot be downloaded.
     """
     if path is None and os.environ.get(DATA_DIR):
@@ -158,7 +159,7 @@ def _find_in(folder: Path) -> Path:
 
 
 def read_passages() -> Corpus:
-    """Read the hundred passages shipped with shoal, graded 3-12; a demonstration."""
+    """Read the hundred passages shipped with shoal, of school grades 3 to 12; they are only for demonstrations."""
     rows = [json.loads(line) for line in (ASSETS / "passages.jsonl").read_text(encoding="utf-8").splitlines()]
     grades = np.array([row["grade"] for row in rows], np.float64)
     targets = EASIEST_SCORE + SCORE_PER_GRADE * (grades - EASIEST_GRADE)
@@ -184,14 +185,14 @@ def read_corpus(
 ) -> Corpus:
     """Read the texts and targets of a CSV, JSON Lines, Parquet or Excel file, through ``shoal.tables``.
 
-    Columns that are not named are found: ``Excerpt`` and ``BT_easiness`` (the CLEAR corpus: Crossley et al., "A
-    large-scaled corpus for assessing text readability", Behavior Research Methods, 2022), ``excerpt`` and ``target``
-    (Kaggle's CommonLit Readability Prize), or ``text`` and ``target``. Columns named as in ``FORMULAS`` and ``GENRE``
-    are read as well; a column with a missing value or, among formulas, a value that is not finite, is left out.
+    If a column is not given, known names are tried: ``Excerpt`` and ``BT_easiness`` (the CLEAR corpus: Crossley et al.,
+    "A large-scaled corpus for assessing text readability", Behavior Research Methods, 2022), ``excerpt`` and ``target``
+    (Kaggle's CommonLit Readability Prize), or ``text`` and ``target``. The columns in ``FORMULAS`` and ``GENRE`` are
+    read too, except columns with a missing value and formulas with a value that is not finite.
 
     Raises:
-        ArtifactError: no such columns, no rows, a row without a text or a finite target, or targets that are all the
-            same; or the file cannot be read.
+        ArtifactError: the file cannot be read, lacks these columns, or has no rows; a row has no text or no finite
+            target; or all targets are the same, and ``may_be_constant`` is False.
         InputError: text and target are the same column.
         SetupError: the library for the file's kind is not installed.
     """
@@ -251,7 +252,7 @@ def _find_columns(
 
 
 def _hint(columns: Sequence[str]) -> str:
-    """Return advice for a file whose single column name contains another separator; empty otherwise."""
+    """Return advice for a file with one column, whose name contains another separator than a comma; empty otherwise."""
     found = [mark for mark in ";\t|" if len(columns) == 1 and mark in columns[0]]
     return f"It seems to be separated by {found[0]!r}: save it with commas." if found else ""
 
@@ -283,7 +284,7 @@ def _read_target(value: object, where: str) -> float:
 
 
 def _to_number(value: object) -> float | None:
-    """Convert a number, or a string that contains one as in CSV, to float; None for any other value."""
+    """Convert a number, or a string that contains a number as in CSV, to float; None for any other value."""
     if isinstance(value, bool) or not isinstance(value, Real | Decimal | str):
         return None
     if isinstance(value, str) and "_" in value:  # Python's own way to write a million

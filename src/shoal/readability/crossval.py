@@ -1,6 +1,6 @@
 """Cross-validation: every row is predicted by models that were trained neither on it nor on a duplicate of it.
 
-Word lists, z-scores, head and stopping are chosen from each fold's training rows alone.
+Each fold chooses word lists, z-scores, the encoder's head and the number of steps from its own training rows alone.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class TextPath:
     tokenizer: WordPiece
 
     def fit_bundle(self, corpus: Corpus) -> Bundle:
-        """Fit word lists and z-scores to these texts."""
+        """Compute word lists and z-scores from the corpus's texts; return them with the tokenizer settings."""
         return forest.fit_bundle(
             corpus.texts,
             vocabulary_sha256=self.vocabulary_sha256,
@@ -63,9 +63,11 @@ class TextPath:
 class CrossValidation:
     """Out-of-fold predictions, and the settings that the folds chose for the final models.
 
-    ``head`` and ``share`` are chosen on the folds' inner splits: the head with the lowest mean RMSE, and the median of
-    the best steps as a share of the planned ones. ``importances`` are means over the folds, by feature name. ``rows``
-    are the rows of the corpus that ``evaluation`` covers.
+    ``head`` and ``share`` are chosen on the folds' inner splits, which are held out of the folds' training rows.
+    ``head`` is the encoder's head with the lowest RMSE, averaged over the folds. ``share`` is the median, over the
+    folds, of the best step divided by the planned number of steps. ``weight`` is the encoder's weight in the blend.
+    ``importances`` are the features' permutation importances, averaged over the folds, by feature name. ``rows`` are
+    the numbers of the corpus's rows that ``evaluation`` covers.
     """
 
     evaluation: Evaluation
@@ -80,7 +82,7 @@ class CrossValidation:
 
 @dataclass
 class CrossValidator:
-    """Cross-validation run: trains and predicts fold by fold; finished stages are read from ``work``."""
+    """Cross-validation run: trains and predicts fold by fold; stages finished before are read from ``work``."""
 
     corpus: Corpus
     text_path: TextPath
@@ -169,7 +171,7 @@ class CrossValidator:
 def evaluate_rows(
     corpus: Corpus, folds: Rows, *, encoder: Scores, tree: Scores, mean: Scores, formulas: dict[str, Scores]
 ) -> Evaluation:
-    """Collect the predictions for the rows of ``corpus`` in an ``Evaluation``, with the cross-fitted blend."""
+    """Collect the predictions for the rows of ``corpus`` in an `Evaluation`; add the blend of encoder and forest."""
     blend = cross_fitted_blend(encoder, tree, corpus.targets, folds)
     models = dict(zip(OURS, (encoder, tree, blend), strict=True))
     kinds = {**dict.fromkeys(models, MODEL), **dict.fromkeys(formulas, FORMULA), MEAN: BASELINE}
@@ -184,7 +186,7 @@ def evaluate_rows(
 
 
 def _choose_head(histories: list[list[dict[str, Any]]]) -> str:
-    """Return the head whose best inner RMSE, averaged over the folds, is the lowest."""
+    """Return the head with the lowest RMSE on the inner splits: the best RMSE of each fold, averaged over the folds."""
     best = {
         head: np.mean([min(entry["inner_rmse"][head] for entry in history) for history in histories])
         for head in POOLINGS
@@ -193,7 +195,7 @@ def _choose_head(histories: list[list[dict[str, Any]]]) -> str:
 
 
 def _mean_by_name(folds: list[dict[str, float]]) -> dict[str, float]:
-    """Average importances over the folds; a word that a fold does not list counts 0 there."""
+    """Average the importances over the folds; a word counts 0 in a fold whose word lists lack it."""
     sums: dict[str, float] = defaultdict(float)
     for fold in folds:
         for name, value in fold.items():
@@ -202,5 +204,5 @@ def _mean_by_name(folds: list[dict[str, float]]) -> dict[str, float]:
 
 
 def sort_importances(importances: Mapping[str, float]) -> dict[str, float]:
-    """Sort importances, the greatest first, ties in alphabetical order."""
+    """Sort importances, the greatest first; equal importances are in alphabetical order of their names."""
     return dict(sorted(importances.items(), key=lambda item: (-item[1], item[0])))

@@ -97,7 +97,7 @@ class _Bar:
 
 
 def _reason(error: BaseException) -> str:
-    """Describe a failure in one line: the server's status, else the innermost cause."""
+    """Describe a failure in one line: the HTTP status, else the innermost exception."""
     response = getattr(error, "response", None)
     if response is not None:
         return f"HTTP {response.status_code} {response.reason}".strip()

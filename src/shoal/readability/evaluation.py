@@ -1,7 +1,7 @@
 """Evaluation metrics: RMSE and correlations with bootstrap intervals, baselines, and the blend's weight.
 
 Every interval is a 95 % percentile bootstrap (Efron & Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 13)
-over texts: the variation with other texts of the same kind, not with another training run.
+over texts. It shows the variation with other texts of the same kind, not the variation with another training run.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ INT64 = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Predictions for texts that no model saw in training, with their targets, folds and groups.
+    """Predictions for texts that no model saw in training, with the texts' targets, folds, lengths and genres.
 
-    ``targets`` and each of ``predictions`` are FP64 ``[n]``; ``folds`` INT64 ``[n]`` names the fold whose models made
-    the prediction (all 0 for one held-out set); ``num_words`` INT64 ``[n]``; ``genres`` has a name per text or none.
-    ``kinds`` gives each prediction's kind: "model", "formula" or "baseline". The order of ``predictions`` is kept; one
-    of them is "blend".
+    With n texts, ``targets`` and each of ``predictions`` are FP64 ``[n]``. ``folds`` INT64 ``[n]`` names the fold whose
+    models made the prediction (all 0 for one held-out set). ``num_words`` is INT64 ``[n]``; ``genres`` has one name per
+    text, or is empty. ``kinds`` gives each prediction's kind: "model", "formula" or "baseline". The order of
+    ``predictions`` is kept; one prediction must be named "blend".
 
     Raises:
-        InputError: a length, a kind or a value does not fit.
+        InputError: there are no texts, an array has another length, a value is not finite, a kind is unknown, or
+            "blend" is missing.
     """
 
     targets: FP64
@@ -78,9 +79,10 @@ def _check_finite(name: str, values: FP64) -> None:
 
 @dataclass(frozen=True)
 class Intervals:
-    """Intervals of one prediction: its RMSE, its Pearson correlation, and the blend's RMSE minus its own.
+    """95 % intervals (low, high) of a prediction's RMSE, its Pearson correlation, and its difference to the blend.
 
-    ``pearson`` is None if there is no correlation, ``difference`` is None for the blend itself.
+    ``pearson`` is None if the correlation is meaningless. ``difference`` is the blend's RMSE minus the prediction's
+    RMSE, None for the blend itself.
     """
 
     rmse: tuple[float, float]
@@ -94,7 +96,7 @@ def rmse(predictions: FP64, targets: FP64) -> float:
 
 
 def pearson(predictions: FP64, targets: FP64) -> float | None:
-    """Return Pearson's correlation, or None if either side is constant."""
+    """Return Pearson's correlation, or None if the predictions or the targets are constant."""
     if is_constant(predictions) or is_constant(targets):
         return None
     x, y = predictions - predictions.mean(), targets - targets.mean()
@@ -102,7 +104,7 @@ def pearson(predictions: FP64, targets: FP64) -> float | None:
 
 
 def spearman(predictions: FP64, targets: FP64) -> float | None:
-    """Return Spearman's rank correlation, ties at their mean rank, or None if either side is constant."""
+    """Return Spearman's rank correlation, with the mean rank for equal values; None if either side is constant."""
     if pearson(predictions, targets) is None:
         return None
     with needs("train"):
@@ -111,15 +113,16 @@ def spearman(predictions: FP64, targets: FP64) -> float | None:
 
 
 def is_constant(values: FP64) -> bool:
-    """Whether ``values`` differ only by rounding."""
+    """Whether ``values`` differ by no more than rounding errors."""
     return float(np.ptp(values)) <= 1e-12 * max(1.0, float(np.abs(values).max()))
 
 
 def _has_correlation(evaluation: Evaluation, name: str) -> bool:
     """Whether a correlation of prediction ``name`` is meaningful.
 
-    The mean of the training rows is lower when the fold's own targets are high: over all folds it correlates with them
-    negatively, without any skill.
+    It is not if predictions or targets are constant, or for the baseline, which predicts the mean of each fold's
+    training rows. This mean is lower when the fold's held-out targets are high: over all folds it correlates with the
+    targets negatively, without any skill.
     """
     values = evaluation.predictions[name]
     by_fold = (values[evaluation.folds == fold] for fold in np.unique(evaluation.folds))
@@ -128,7 +131,7 @@ def _has_correlation(evaluation: Evaluation, name: str) -> bool:
 
 
 def resample_counts(num_texts: int, num_resamples: int, seed: int) -> Iterator[FP64]:
-    """Yield each text's count in each resample, FP64 ``[up to 256, num_texts]`` each; rows sum to ``num_texts``."""
+    """Yield how often each resample contains each text, FP64 ``[up to 256, num_texts]``; rows sum to ``num_texts``."""
     random = np.random.default_rng(seed)
     for start in range(0, num_resamples, _CHUNK):
         size = min(_CHUNK, num_resamples - start)
@@ -175,11 +178,11 @@ def _rounded(value: Any) -> Any:
 
 
 def summarise(evaluation: Evaluation, *, num_resamples: int = NUM_RESAMPLES, seed: int = 0) -> list[dict[str, Any]]:
-    """Return one record per prediction, in order, ready for JSON, to four decimals.
+    """Return one record per prediction, in order, as JSON values rounded to four decimals.
 
     Keys: ``name``, ``kind``, ``rmse``, ``rmse_interval``, ``pearson``, ``pearson_interval``, ``spearman``,
-    ``rmse_by_fold`` (folds ascending), and ``difference`` with ``difference_interval``: the blend's RMSE minus this
-    one; negative if the blend is better. Undefined values are None.
+    ``rmse_by_fold`` (folds ascending), and ``difference`` with ``difference_interval``. The difference is the blend's
+    RMSE minus this prediction's RMSE; it is negative if the blend is better. Undefined values are None.
     """
     intervals = bootstrap(evaluation, num_resamples=num_resamples, seed=seed)
     targets, folds = evaluation.targets, [evaluation.folds == fold for fold in np.unique(evaluation.folds)]
@@ -205,7 +208,10 @@ def summarise(evaluation: Evaluation, *, num_resamples: int = NUM_RESAMPLES, see
 
 
 def length_groups(evaluation: Evaluation) -> dict[str, INT64]:
-    """Group row numbers by fifth of length, shortest first, named by word counts; fewer groups if lengths are equal."""
+    """Return the row numbers of each fifth of the texts by length, the shortest first, named like ``90–120 words``.
+
+    Texts with the same number of words share a group, so there can be fewer than five groups.
+    """
     edges = np.quantile(evaluation.num_words, (0.2, 0.4, 0.6, 0.8))
     fifths = np.searchsorted(edges, evaluation.num_words)  # texts of one length share a group
     groups = {}
@@ -217,7 +223,10 @@ def length_groups(evaluation: Evaluation) -> dict[str, INT64]:
 
 
 def genre_groups(evaluation: Evaluation) -> dict[str, INT64]:
-    """Group row numbers by genre, most texts first; genres after the fifteenth are one group; empty without genres."""
+    """Return the row numbers of each genre, the genre with the most texts first; empty if the texts have no genres.
+
+    All genres after the fifteenth form one group.
+    """
     if not evaluation.genres:
         return {}
     genres = np.asarray(evaluation.genres)
@@ -232,8 +241,8 @@ def genre_groups(evaluation: Evaluation) -> dict[str, INT64]:
 def by_group(evaluation: Evaluation) -> dict[str, list[dict[str, Any]]]:
     """Compute RMSE and mean residual of every model by ``genre`` and by ``length``, to four decimals, ready for JSON.
 
-    Each record has ``group``, ``num_texts`` and ``models``: name -> ``rmse`` and ``mean_residual``, target minus
-    prediction; positive if the texts are easier than predicted.
+    Each record has ``group``, ``num_texts`` and ``models``, which maps a model's name to ``rmse`` and
+    ``mean_residual``. A residual is target minus prediction; it is positive if the text is easier than predicted.
     """
 
     def describe(group: str, rows: INT64) -> dict[str, Any]:
@@ -251,10 +260,10 @@ def by_group(evaluation: Evaluation) -> dict[str, list[dict[str, Any]]]:
 def linear_baselines(
     columns: Mapping[str, FP64], targets: FP64, folds: Sequence[tuple[INT64, INT64]]
 ) -> dict[str, FP64]:
-    """Predict out-of-fold with a least-squares line on each of ``columns``, and with one on all of them.
+    """Predict out-of-fold by linear regression on each column alone and, if there are several, on all columns together.
 
-    ``columns`` and ``targets`` are FP64 ``[n]``, ``folds`` pairs of row numbers ``(train, test)``. Everything is fitted
-    on the training rows; rows in no test fold stay NaN.
+    Each of ``columns`` and ``targets`` is FP64 ``[n]``; ``folds`` are pairs of row numbers ``(train, test)``.
+    Everything is fitted on the training rows; rows that are in no test fold are NaN.
 
     Raises:
         InputError: a column contains a value that is not finite.
@@ -278,8 +287,8 @@ def linear_baselines(
 def blend_weight(encoder: FP64, forest: FP64, targets: FP64) -> float:
     """Return the weight w that minimises the RMSE of ``w * encoder + (1 - w) * forest``, in 0 to 1, to two decimals.
 
-    With e, f and t for the three, d(RMSE)/dw = 0 at w = sum((t - f)(e - f)) / sum((e - f)^2). It is 0.5 if both
-    predictions are the same.
+    With e, f and t for encoder, forest and targets, d(RMSE)/dw = 0 at w = sum((t - f)(e - f)) / sum((e - f)^2). The
+    weight is 0.5 if both predictions are the same.
     """
     apart = encoder - forest
     if not apart.any():

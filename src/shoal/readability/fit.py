@@ -1,8 +1,9 @@
 """Training of the encoder.
 
-The loss is the RMSE of a batch; AdamW, linear warm-up and decay, early stopping at the best evaluation on the inner
-split. Every step depends only on the seed and its number, so a training resumed from a checkpoint gives the same
-result as one without interruption.
+The loss is the RMSE of a batch, and the optimizer is AdamW with linear warm-up and decay of the learning rate. Training
+stops early when the RMSE on the inner split, texts held out of the training rows, no longer improves; the best step is
+kept. Every step depends only on the seed and the step's number, so a training resumed from a checkpoint gives the same
+result as an uninterrupted training.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ SMALLEST = 1e-12  # RMSE: at 0 its gradient has no bound
 class EncoderSettings:
     """Hyperparameters of encoder training.
 
-    ``max_epochs`` may be a fraction; ``max_steps`` limits it, if given. The inner split is scored ``evaluations`` times
-    per epoch; after ``patience`` evaluations in a row without improvement, training stops. A batch of ``batch_size``
-    texts is processed in ``accumulation`` parts, and with ``gradient_checkpointing`` activations are computed twice:
-    both save memory and give the same gradient. ``dtype`` is fp32, bf16, or auto: BF16 on a GPU or CPU that is fast at
-    it.
+    ``max_epochs`` may be a fraction; ``max_steps``, if given, limits the steps. The inner split, texts held out of the
+    training rows, is scored ``evaluations`` times per epoch; after ``patience`` evaluations in a row without
+    improvement, training stops. A batch of ``batch_size`` texts is processed in ``accumulation`` parts, and with
+    ``gradient_checkpointing`` activations are computed twice: both save memory and give the same gradient. ``dtype`` is
+    fp32, bf16, or auto, which is BF16 if the device computes it faster than FP32.
     """
 
     max_epochs: float = 1.0
@@ -56,14 +57,17 @@ class EncoderSettings:
     dtype: str = "auto"
 
     def count_steps(self, num_rows: int) -> int:
-        """Return the number of optimizer steps for this many rows."""
+        """Return the number of optimizer steps for this many training rows."""
         num_steps = max(1, round(self.max_epochs * count_batches(num_rows, self.batch_size)))
         return min(num_steps, self.max_steps or num_steps)
 
 
 @dataclass
 class Progress:
-    """Progress of a training, without its weights. RMSEs are of the inner split; ``best_step`` is 0 without it."""
+    """Progress of a training, without its weights; ``history`` has the RMSE on training rows and inner split.
+
+    ``best_rmse`` is the lowest RMSE on the inner split, reached at ``best_step``, which is 0 without an inner split.
+    """
 
     step: int = 0
     best_step: int = 0
@@ -116,10 +120,10 @@ class Training:
         checkpoint: Checkpoint | None = None,
         on_step: OnStep = lambda done, total: None,
     ) -> Encoder:
-        """Train on ``known``, choose head and step on ``inner``, and return the encoder.
+        """Train on ``known``; return the encoder with the head and at the step that have the lowest RMSE on ``inner``.
 
-        Without ``inner`` the head is ``progress.head`` and the step is the last: ``stop_at`` if given, of a schedule of
-        ``num_steps``.
+        Without ``inner``, the head is ``progress.head`` and the last step is kept. The learning rate follows a schedule
+        of ``num_steps``; training ends after ``stop_at`` steps, if given.
         """
         self.candidates.start_at(float(known.targets.mean()))
         if checkpoint:
@@ -143,7 +147,7 @@ class Training:
         return self.candidates.pick(progress.head).eval()
 
     def _draw(self, known: Corpus) -> Iterator[Rows]:
-        """Yield the rows of each batch, from the current step on, without end."""
+        """Yield the row numbers of each batch, from the current step on, epoch after epoch without end."""
         num_batches = count_batches(len(known), self.settings.batch_size)
         epoch, number = divmod(self.progress.step, num_batches)
         while True:
@@ -182,10 +186,10 @@ class Training:
             ) from None
 
     def accumulate(self, batch: Corpus) -> float:
-        """Add the gradient of the heads' RMSEs over ``batch``, summed; return their mean squared error.
+        """Add the gradient of the sum of the heads' RMSEs over ``batch``; return the mean of their mean squared errors.
 
-        The gradient of a root is that of the mean square divided by twice the root. With several parts the root is
-        known only after all of them, so a first pass computes it without gradients.
+        The gradient of an RMSE is the gradient of the mean squared error, divided by twice the RMSE. If the batch has
+        several parts, the RMSE is known only after all parts, so a first pass computes it without gradients.
         """
         rows = np.array_split(np.arange(len(batch)), min(self.settings.accumulation, len(batch)))
         parts = [batch.take(part) for part in rows]
@@ -201,7 +205,7 @@ class Training:
         return float(means.mean())
 
     def _squares(self, part: Corpus, number: int) -> Tensor:
-        """Return the sum of squared errors, FP32 ``[2]``, one per head."""
+        """Return each head's sum of squared errors over ``part``, the ``number``-th of the batch: FP32 ``[2]``."""
         ids, mask = encode(self.tokenizer, part.texts)
         targets = torch.from_numpy(part.targets).float().unsqueeze(1).to(self.device)
         torch.manual_seed(hash((self.seed, self.progress.step, number)))  # dropout's, if there is any
@@ -267,6 +271,6 @@ def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _rate(step: int, num_steps: int, warm_up: float) -> float:
-    """Return the share of the learning rate at a step: linear warm-up, then linear decay."""
+    """Return the factor of the learning rate at a step: a linear rise to 1 (warm-up), then a linear decay."""
     rising = max(1, round(warm_up * num_steps))
     return min((step + 1) / rising, (num_steps - step) / max(1, num_steps - rising))

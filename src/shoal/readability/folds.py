@@ -16,9 +16,9 @@ INNER_SHARE, MAX_INNER = 0.1, 300  # of the rows to train on; more rows would on
 def make_folds(corpus: Corpus, num_folds: int, *, seed: int) -> list[tuple[Rows, Rows]]:
     """Return each fold's rows to train on and rows to predict; every row is predicted once.
 
-    These are the folds of scikit-learn's ``KFold(num_folds, shuffle=True, random_state=seed)``: its permutation of the
-    rows, cut into parts. A duplicate is left out of the permutation and placed with the first copy of its text, so with
-    few duplicates only rows at the cuts are in another fold than scikit-learn's.
+    Without duplicates these are the folds of scikit-learn's ``KFold(num_folds, shuffle=True, random_state=seed)``,
+    which cuts a permutation of the rows into parts. A duplicate is left out of the permutation and placed with the
+    first copy of its text. With few duplicates, only rows near the cuts are in another fold than scikit-learn's.
 
     Raises:
         InputError: there are too few different texts.
@@ -28,7 +28,7 @@ def make_folds(corpus: Corpus, num_folds: int, *, seed: int) -> list[tuple[Rows,
     if len(firsts) < needed:
         raise InputError(
             f"{corpus.name} has {len(firsts)} different texts; {num_folds} folds need at least {needed}.",
-            "Give it more, or fewer --folds.",
+            "Add texts, or give fewer --folds.",
         )
     order = np.random.RandomState(seed).permutation(len(corpus))
     parts = np.array_split(groups[order[np.isin(order, firsts)]], num_folds)
@@ -36,7 +36,7 @@ def make_folds(corpus: Corpus, num_folds: int, *, seed: int) -> list[tuple[Rows,
 
 
 def hold_out(corpus: Corpus, num_rows: int, *, seed: int) -> tuple[Rows, Rows]:
-    """Split off at most ``num_rows`` rows, drawn with ``seed``; return kept and held-out rows, in drawn order.
+    """Hold out at most ``num_rows`` rows, drawn with ``seed``; return kept and held-out row numbers, in drawn order.
 
     Rows with the same text are kept together; each side has at least one text.
     """
@@ -56,6 +56,6 @@ def hold_out(corpus: Corpus, num_rows: int, *, seed: int) -> tuple[Rows, Rows]:
 
 
 def split_inner(corpus: Corpus, *, seed: int) -> tuple[Corpus, Corpus]:
-    """Split off the inner split, which chooses the head and when to stop; return training texts and inner split."""
+    """Return texts to train on, and the inner split: held-out texts that choose the encoder's head and when to stop."""
     kept, inner = hold_out(corpus, min(MAX_INNER, max(1, round(INNER_SHARE * len(corpus)))), seed=seed)
     return corpus.take(np.sort(kept)), corpus.take(np.sort(inner))

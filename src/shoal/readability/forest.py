@@ -1,4 +1,4 @@
-"""Fitting of the preprocessing bundle, and training, importances and export of the forest on its features."""
+"""Computation of the preprocessing settings, and training, feature importances and export of the forest."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TOLERANCE = 1e-5  # between the forest that was trained and the checkpoint that 
 
 
 def list_words(texts: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the 100 most and the 100 least frequent words of ``texts``, ties in alphabetical order.
+    """Return the 100 most and the 100 least frequent words of ``texts``, equally frequent words in alphabetical order.
 
     Raises:
         InputError: there are fewer than 200 different words.
@@ -53,7 +53,7 @@ def list_words(texts: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def fit_bundle(texts: Sequence[str], *, vocabulary_sha256: str, is_lowercase: bool, max_length: int) -> Bundle:
-    """Fit a bundle's word lists and z-scores to ``texts``."""
+    """Compute word lists and z-scores from ``texts``; return them with the tokenizer settings."""
     frequent, rare = list_words(texts)
     stop_words = read_stop_words()
     lexicon = Lexicon.build(stop_words, [*frequent, *rare], Device())
@@ -100,7 +100,7 @@ def train_forest(bundle: Bundle, texts: Sequence[str], targets: Array, *, seed: 
 
 
 def _train_on_gpu(features: Array, targets: Array, *, seed: int, num_trees: int) -> Any:
-    """Train cuML's forest on one stream, so that the same seed gives the same trees, and with a limited depth."""
+    """Train cuML's forest with limited depth, on one CUDA stream, so that the same seed gives the same trees."""
     from cuml.ensemble import RandomForestRegressor
 
     forest = RandomForestRegressor(
@@ -110,7 +110,7 @@ def _train_on_gpu(features: Array, targets: Array, *, seed: int, num_trees: int)
 
 
 def name_features(bundle: Bundle) -> tuple[str, ...]:
-    """Return a description of each of the 207 columns, in order."""
+    """Return a description of each of the 207 feature columns, in order."""
     shares = (f"share of “{word}”" for word in (*bundle.frequent, *bundle.rare))
     return (*STATISTICS, *shares)
 
@@ -118,10 +118,10 @@ def name_features(bundle: Bundle) -> tuple[str, ...]:
 def weigh_features(
     forest: Any, features: Array, targets: Array, *, seed: int, on_step: OnStep = lambda done, total: None
 ) -> Array:
-    """Compute permutation importance: the growth of the RMSE on these rows when a column is shuffled, FP64 ``[207]``.
+    """Return each column's permutation importance, FP64 ``[207]``: the growth of the RMSE when the column is shuffled.
 
     Breiman, "Random Forests", Machine Learning 45 (2001), section 10. On rows not seen in training it measures a
-    column's value for new texts, and it does not depend on the engine.
+    column's value for new texts. It does not depend on the library that trained the forest.
     """
     generator = np.random.default_rng(seed)
     num_columns = features.shape[1]
@@ -145,7 +145,7 @@ def _shuffle(features: Array, column: int, generator: np.random.Generator) -> Ar
 
 
 def _rmse(forest: Any, features: Sequence[Array], targets: Array) -> Array:
-    """Return the RMSE on each of these matrices of one shape, in one call, since each call costs milliseconds."""
+    """Return the RMSE on each matrix of the same shape, all in one prediction, since each call costs milliseconds."""
     predictions = forest.predict(np.concatenate(features)).reshape(len(features), -1)
     return np.sqrt(np.mean((predictions - targets) ** 2, axis=1))
 
@@ -157,12 +157,12 @@ def forest_inputs(bundle: Bundle, texts: Sequence[str]) -> Array:
 
 
 def export_forest(forest: Any, features: Array, path: Path, *, bundle_sha256: str) -> None:
-    """Write a Treelite checkpoint, tied to its bundle, and compare it with ``forest`` on ``features``.
+    """Write ``forest``, scikit-learn's or cuML's, as a Treelite checkpoint, and compare both on ``features``.
 
-    ``forest`` is scikit-learn's or cuML's.
+    The checkpoint contains ``bundle_sha256``, the hash of the ``preprocess.json`` that it must be served with.
 
     Raises:
-        ArtifactError: the checkpoint's scores differ by more than 1e-5.
+        ArtifactError: the checkpoint's scores differ from the forest's by more than 1e-5.
     """
     import treelite
 

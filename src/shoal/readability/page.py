@@ -46,7 +46,7 @@ def write_page(path: Path, report: Mapping[str, Any], evaluation: Evaluation) ->
 
 
 def _settings_used(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings, with what was done where a small corpus gave less than was asked for."""
+    """Return the settings by name. If less was used than a setting asked for, say both: ``80 (at most 200)``."""
     done = {
         "num_rows": report["num_trained_on"],
         "num_held_out": report["evaluation"]["num_texts"],
@@ -61,7 +61,7 @@ def _settings_used(report: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _draw(report: Mapping[str, Any], evaluation: Evaluation) -> dict[str, str]:
-    """Draw the page's pictures, by name, each a data URI; those without data are left out."""
+    """Draw the page's pictures, each a data URI by name; pictures without data are left out."""
     with plots.drawing():
         pictures = {
             "errors": plots.plot_errors(report["evaluation"]["predictions"]),
@@ -77,7 +77,7 @@ def _draw(report: Mapping[str, Any], evaluation: Evaluation) -> dict[str, str]:
 
 
 def summarise_in_words(predictions: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Put the results of ``summarise`` into two sentences: the blend's RMSE, and a comparison with the best model."""
+    """Put the results of ``summarise`` into two sentences: the blend's RMSE, and a comparison with the better model."""
     rows = {row["name"]: row for row in predictions}
     blend = rows[BLEND]
     parts = [f"The blend's RMSE is {fixed(blend['rmse'], 2)} (95 % interval {span(blend['rmse_interval'], 2)})"]
@@ -94,7 +94,7 @@ def summarise_in_words(predictions: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _compare(other: Mapping[str, Any]) -> str:
-    """Compare the blend with the best model in it, in a sentence."""
+    """Compare the blend with ``other``, one of the models in it, in a sentence."""
     low, high = other["difference_interval"]
     name = f"the {other['name']} alone"
     by = f"(difference {fixed(other['difference'])}, interval {span((low, high))})"

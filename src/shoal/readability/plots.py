@@ -73,7 +73,7 @@ def drawing() -> Iterator[None]:
 
 
 def _figure(height: float, columns: int = 1, **options: Any) -> tuple[Figure, list[Axes]]:
-    """Create a figure outside pyplot, and its axes side by side."""
+    """Create a figure ``height`` inches high, without pyplot, and its axes side by side."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(WIDTH, height), layout="compressed", facecolor="white")
@@ -140,7 +140,7 @@ def _density(axis: Axes, targets: FP64, values: FP64, limits: tuple[float, float
 
 
 def plot_residuals(evaluation: Evaluation) -> str:
-    """Plot the blend's residuals by fifth of length and, if genres are known, by genre."""
+    """Plot the blend's residuals by fifth of the texts' length and, if genres are known, by genre."""
     residuals = evaluation.targets - evaluation.predictions[BLEND]
     groupings = {"by length": length_groups(evaluation), "by genre": genre_groups(evaluation)}
     groupings = {title: groups for title, groups in groupings.items() if groups}
@@ -212,7 +212,7 @@ def plot_importances(importances: Mapping[str, float]) -> str:
 
 
 def plot_weights(evaluation: Evaluation, bert_weight: float) -> str:
-    """Plot the RMSE of ``w * encoder + (1 - w) * forest`` for every w, with the chosen one marked."""
+    """Plot the RMSE of ``w * encoder + (1 - w) * forest`` for w from 0 to 1, and mark the chosen ``bert_weight``."""
     encoder, forest = (evaluation.predictions[name] for name in (ENCODER, FOREST))
 
     def error(weight: float) -> float:
@@ -235,9 +235,10 @@ def plot_weights(evaluation: Evaluation, bert_weight: float) -> str:
 
 
 def plot_histories(histories: Sequence[Sequence[Mapping[str, Any]]], chosen: Sequence[Mapping[str, Any]] = ()) -> str:
-    """Plot the encoder's RMSE during training, one line per fold: on its training rows, and on its inner split.
+    """Plot the encoder's RMSE during training, one line per fold: on the training rows, and on the fold's inner split.
 
-    The inner split's RMSE is that of the head that the fold chose; a dot marks the step that was kept.
+    The inner split is held out of the training rows. Its RMSE is that of the head that the fold chose; a dot marks the
+    step that was kept.
     """
     figure, (train, inner) = _figure(3.0, 2, sharex=True, sharey=True)
     for index, history in enumerate(histories):

@@ -1,6 +1,6 @@
 """``preprocess.json``: all settings for converting a text to model inputs, as one artifact.
 
-The file's SHA-256 ties a forest to it: with another file, the forest's input columns would be meaningless.
+A forest records the SHA-256 of this file: with another file, the forest's input columns would be meaningless.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ _KIND, _SETTING = "preprocessing bundle", "postprocessing setting"
 
 @dataclass(frozen=True)
 class Bundle:
-    """Word lists, normaliser and tokenizer settings.
+    """Settings in ``preprocess.json``: word lists, means and standard deviations of the features, tokenizer settings.
 
-    ``frequent`` and ``rare`` are the 100 most and least frequent words of the training corpus, in the order of their
-    columns; ``mean`` and ``std`` are the training set's, one of each per feature (a zero ``std`` is stored as 1).
+    ``frequent`` and ``rare`` are the 100 most and 100 least frequent words of the training corpus, in the order of
+    their feature columns. ``mean`` and ``std`` have one value per feature, from the training texts (a zero ``std`` is
+    stored as 1).
 
     Raises:
         ArtifactError: a field is invalid; the error names it.
@@ -66,7 +67,7 @@ class Bundle:
         """Read ``preprocess.json``.
 
         Raises:
-            ArtifactError: it is not such a file, or a field is invalid.
+            ArtifactError: the file is not a ``preprocess.json``, or a field is invalid.
         """
         entries = read_object(path, _KIND, [field.name for field in fields(cls)])
         entries = {name: tuple(value) if isinstance(value, list) else value for name, value in entries.items()}
@@ -75,10 +76,10 @@ class Bundle:
         return cls(**entries)
 
     def check_vocabulary(self, path: Path) -> None:
-        """Check that ``path`` is the vocabulary this bundle was made with.
+        """Check that ``path`` is the vocabulary that this bundle was made with.
 
         Raises:
-            ArtifactError: it is another vocabulary.
+            ArtifactError: ``path`` is another vocabulary.
         """
         check_file(path, "vocabulary")
         if (found := sha256(path)) != self.vocabulary_sha256:
@@ -128,7 +129,7 @@ def _is_word(word: Any) -> bool:
 
 
 def read_weight(path: Path) -> float:
-    """Read the default weight, between 0 and 1, from ``postprocess.json``.
+    """Read the encoder's default weight in the blend, between 0 and 1, from ``postprocess.json``.
 
     Raises:
         ArtifactError: the file is not a valid ``postprocess.json``, or the weight is not a number from 0 to 1.

@@ -1,6 +1,6 @@
 """Conversion of texts to token ids, attention mask and features, on the host or on a GPU.
 
-The *exact path* is Hugging Face's tokenizer on the host. For a GPU, ``shoal.text.device`` says which rows need it.
+The *exact path* is Hugging Face's tokenizer on the host. On a GPU, ``shoal.text.device`` says which rows must take it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _SAMPLES = (
 class Reading(NamedTuple):
     """Model inputs of a batch of texts: ids and mask INT64 ``[rows, width]``, features FP32 ``[rows, 207]``.
 
-    ``width`` fits the longest row, a multiple of 8 unless the bundle's ``max_length`` is smaller.
+    ``width`` is the longest row's number of tokens rounded up to a multiple of 8, at most the ``max_length`` in
+    ``preprocess.json``.
     """
 
     ids: Array
@@ -48,7 +49,7 @@ Read: TypeAlias = Callable[[Sequence[str]], Reading]
 
 
 class Features:
-    """Converter from the codes of texts to the forest's input, with the word lists and z-scores of a bundle."""
+    """Converter from word codes of texts (see `TokenCodes`) to the forest's input, with the settings in a `Bundle`."""
 
     def __init__(self, bundle: Bundle) -> None:
         self.lexicon = Lexicon.build(bundle.stop_words, [*bundle.frequent, *bundle.rare], Device())
@@ -56,12 +57,12 @@ class Features:
         self._mean, self._std = np.array(bundle.mean), np.array(bundle.std)
 
     def __call__(self, rows: Sequence[Sequence[int]]) -> Array:
-        """Compute features: FP32 ``[rows, 207]``."""
+        """Compute features FP32 ``[rows, 207]`` from one list of word codes per text."""
         return normalise(make_features(*self._count(rows)), self._mean, self._std)
 
 
 class Reader:
-    """Host reader, the exact path; each word is looked up once, for token ids and feature codes."""
+    """Reader on the host, by Hugging Face's tokenizer; the token ids and feature codes of each word are cached."""
 
     def __init__(self, vocabulary: Sequence[str], bundle: Bundle) -> None:
         self.wordpiece = WordPiece(vocabulary, is_lowercase=bundle.is_lowercase, max_length=bundle.max_length)
@@ -80,9 +81,9 @@ class Reader:
 
 
 class DeviceReader:
-    """GPU reader; rows that the GPU's tokenizer would get wrong take the exact path and are merged in.
+    """Reader on a GPU. Rows that the GPU's tokenizer would get wrong are read on the host and merged into the batch.
 
-    The upload of the texts is recorded in the ledger under ``edge``.
+    The upload of the texts is recorded in the device's ledger (its record of copies) under ``edge``.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class DeviceReader:
         self._rehearse()
 
     def _rehearse(self) -> None:
-        """Read sample texts on GPU and host: this compiles kernels before the first request and finds wrong results."""
+        """Read sample texts on GPU and host, to compile kernels before the first request and to find wrong results."""
         for texts in (_SAMPLES, _SAMPLES[-1:]):
             here, there = self._host(texts), self(texts)
             for name, expected, array in zip(Reading._fields, here, there, strict=True):
@@ -115,7 +116,7 @@ class DeviceReader:
                     )
 
     def __call__(self, texts: Sequence[str]) -> Reading:
-        """Read a batch of texts that are on the host."""
+        """Return the model inputs, on the GPU, of a batch of texts that are on the host."""
         here = upload(texts, self._device, self._edge)
         clean = self._engine.normalise(here)
         pieces = self._engine.pieces(clean)
@@ -135,9 +136,9 @@ class DeviceReader:
         return Reading(*frame(pieces, self._host.wordpiece.ids, width), normalise(raw, self._mean, self._std))
 
     def _decide(self, pieces: Ragged, is_exact: Array) -> tuple[np.ndarray[tuple[int], np.dtype[np.intp]], int]:
-        """Return the rows to read on the host, and the width of the other rows in steps of 8.
+        """Return the numbers of the rows to read on the host, and the width of the other rows in units of 8 tokens.
 
-        Both are copied to the host at once: one byte per row, and one for the width.
+        Both come to the host in one copy: one byte per row, and one byte for the width.
         """
         xp = namespace(is_exact)
         lengths = xp.minimum(pieces.lengths, self._max_length - 2)
@@ -148,14 +149,14 @@ class DeviceReader:
 
 
 def upload_reading(reading: Reading, device: Device) -> Reading:
-    """Upload rows of the exact path to a GPU, in two copies, and count them in the ledger."""
+    """Upload rows that were read on the host to a GPU, in two copies, and count the rows in the device's ledger."""
     device.ledger.count(EXACT_ROWS, len(reading.ids))
     both = device.put(np.stack([reading.ids, reading.mask]), EXACT)
     return Reading(both[0], both[1], device.put(reading.features, EXACT))
 
 
 def _merge(fast: Reading, exact: Reading, is_exact: Array) -> Reading:
-    """Merge the device's and the host's rows in the order of the batch."""
+    """Merge the rows read on the GPU (``fast``) and on the host (``exact``) in the order of the batch."""
     # Stack the exact rows below the GPU's rows, then gather: the k-th exact row of the batch comes from row
     # num_rows - 1 + k of the stack, any other row i from row i.
     xp, num_rows = namespace(is_exact), fast.ids.shape[0]
@@ -167,10 +168,10 @@ def _merge(fast: Reading, exact: Reading, is_exact: Array) -> Reading:
 
 
 def make_reader(vocabulary: Sequence[str], bundle: Bundle, device: Device, edge: str) -> Read:
-    """Create the reader for a device.
+    """Create the reader of texts for a device.
 
-    If the encoder keeps case, texts for a GPU take the exact path too: libcudf's normalizer was only verified for lower
-    case.
+    If the encoder keeps upper case, texts for a GPU are read on the host, too, and then uploaded: libcudf's normalizer
+    was only verified for lower case.
     """
     if not device.is_host and bundle.is_lowercase:
         return DeviceReader(vocabulary, bundle, device, edge)

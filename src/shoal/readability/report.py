@@ -31,7 +31,7 @@ def describe(
     preset: dict[str, Any],
     seed: int,
 ) -> dict[str, Any]:
-    """Build the report, ready for JSON, except for seconds, memory and files."""
+    """Build the report as JSON values; the caller adds settings, seconds, memory and files."""
     evaluation = found.evaluation
     name = Path(pretrained.name).name if Path(pretrained.name).is_dir() else pretrained.name  # no path of this machine
     predictions = summarise(evaluation, seed=seed)

@@ -1,4 +1,4 @@
-"""Corpus to artifact folder: ``preprocess.json``, ``vocab.txt``, ``model.pt``, ``checkpoint.tl``, ``report.json``."""
+"""Training from a corpus to an artifact folder with preprocessing settings, both models and a report."""
 
 from __future__ import annotations
 
@@ -44,8 +44,9 @@ UNSEEN = "unseen.csv"  # targets and predictions of the texts that the models pr
 class Preset:
     """Preset for the amount of training.
 
-    With ``num_folds`` all rows are cross-validated, and the final models trained on all of them. Without, ``num_rows``
-    texts are trained on and ``num_held_out`` more are scored for the report; smaller corpora hold out a fifth.
+    If ``num_folds`` is not 0, all rows are cross-validated, and the final models are trained on all rows. If it is 0,
+    the models are trained on ``num_rows`` texts, and ``num_held_out`` other texts are scored for the report; a smaller
+    corpus holds out a fifth of its texts.
     """
 
     num_folds: int = 0
@@ -74,16 +75,16 @@ def train(
     save_every: float = SAVE_EVERY,
     on_progress: OnProgress = lambda stage, done, total: None,
 ) -> dict[str, Any]:
-    """Train encoder and forest, write the artifact folder ``out``, return its report.
+    """Train encoder and forest, write the artifact folder ``out``, return the report.
 
-    Every artifact is loaded again and compared with the trained model before the folder appears under its name. Called
-    again with the same arguments, an interrupted training resumes and a finished one is not repeated, unless
-    ``is_fresh``; the state is saved about every ``save_every`` seconds beside ``out``.
+    Both models are loaded again from their files and compared with the trained models before the folder appears under
+    its name. Called again with the same arguments, an interrupted training resumes and a finished training is not
+    repeated, unless ``is_fresh`` is True. The state is saved about every ``save_every`` seconds beside ``out``.
 
     Raises:
         InputError: the corpus is too small, the encoder unknown, or ``out`` holds something else, such as a training
             with other settings, finished or not.
-        SetupError: another process is training there.
+        SetupError: another process is training into ``out``.
     """
     preset, out = preset or PRESETS["quick"], Path(out).resolve()
     if not 0 <= seed < 2**32:
@@ -108,10 +109,10 @@ def train(
 
 
 def _find_finished(out: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the report at ``out`` if its files are intact and its settings are these, else None.
+    """Return the report at ``out`` if its files are intact and its training had these settings, else None.
 
     Raises:
-        InputError: a training with other settings was finished there.
+        InputError: the training that was finished there had other settings.
     """
     begun = work_folder(out) / SETTINGS
     if begun.is_file() and not describe_changes(json.loads(begun.read_text(encoding="utf-8")), settings):
@@ -128,7 +129,7 @@ def _find_finished(out: Path, settings: dict[str, Any]) -> dict[str, Any] | None
 
 
 def _check_divisible(corpus: Corpus, preset: Preset, seed: int) -> None:
-    """Check, before anything is loaded, that there are enough different texts."""
+    """Check, before anything is loaded, that the corpus has enough different texts for the preset."""
     if preset.num_folds:
         make_folds(corpus, preset.num_folds, seed=seed)
     else:
@@ -136,14 +137,14 @@ def _check_divisible(corpus: Corpus, preset: Preset, seed: int) -> None:
 
 
 def split(corpus: Corpus, preset: Preset, seed: int) -> tuple[Rows, Rows]:
-    """Return rows to train on and rows held out, drawn with ``seed``; duplicate texts are on one side.
+    """Return the numbers of rows to train on and of held-out rows, drawn with ``seed``; duplicates stay together.
 
     Raises:
         InputError: there are fewer than ten different texts.
     """
     num_different = len(np.unique(corpus.groups))
     if num_different < 10:
-        raise InputError(f"{corpus.name} has {num_different} different texts; training needs 10.", "Give it more.")
+        raise InputError(f"{corpus.name} has {num_different} different texts; training needs 10.", "Add texts.")
     known, held_out = hold_out(corpus, min(preset.num_held_out, num_different // 5), seed=seed)
     return known[: preset.num_rows], held_out
 
@@ -186,7 +187,7 @@ class _Run:
         return self._write_report(known, found, training)
 
     def _load(self) -> encoders.Pretrained:
-        """Load the published encoder again."""
+        """Load the published encoder again, with its original weights, for the next fold."""
         name, dropout = self.pretrained.name, self.preset.encoder.dropout
         return encoders.load_encoder(name, seed=self.seed, revision=self.revision, dropout=dropout)
 
@@ -225,7 +226,11 @@ class _Run:
     def _train_encoder(
         self, text_path: TextPath, known: Corpus, found: CrossValidation | None
     ) -> tuple[encoders.Encoder, Training]:
-        """Train on ``known``: with the folds' head and share of the steps, else the first head and all steps."""
+        """Train the final encoder on ``known``.
+
+        After a cross-validation (``found``), use the head and the share of the steps that it chose; otherwise use the
+        first head and all steps.
+        """
         settings = self.preset.encoder
         num_steps = settings.count_steps(len(known))
         training = Training(self.pretrained.candidates, text_path.tokenizer, settings, seed=self.seed)
@@ -242,7 +247,7 @@ class _Run:
         self, text_path: TextPath, rows: tuple[Rows, Rows], encoder: encoders.Encoder, trees: Any, bundle: Bundle,
         on_step: OnStep,
     ) -> CrossValidation:  # fmt: skip
-        """Evaluate on the held-out rows, in the form of a cross-validation with one fold."""
+        """Evaluate the final models on the held-out rows, in the form of a cross-validation with one fold."""
         known, unseen = rows
         held_out = self.corpus.take(unseen)
         inputs = forest.forest_inputs(bundle, held_out.texts)

@@ -1,7 +1,8 @@
 """Work folder of an unfinished training: results of finished stages, and the encoder's checkpoint.
 
-It is beside the artifact folder and is removed when that is written. A training interrupted at any moment resumes from
-it: results of finished stages are read, and the encoder continues from its last checkpoint.
+The folder is beside the artifact folder, and is removed when the artifact folder is written. A training interrupted at
+any moment resumes from the work folder: results of finished stages are read, and the encoder continues from its last
+checkpoint.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
     """Write a small file atomically: it exists whole or not at all.
 
     Raises:
-        SetupError: it cannot be written.
+        SetupError: the file cannot be written.
     """
     aside = path.with_name(f"{path.name}.new")
     try:
@@ -48,7 +49,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Flatten nested settings to ``outer.inner`` names."""
+    """Yield names and values of nested settings; the name of an inner setting is ``outer.inner``."""
     for name, value in settings.items():
         if isinstance(value, Mapping):
             yield from flatten(value, f"{prefix}{name}.")
@@ -71,7 +72,7 @@ def describe_changes(begun: Mapping[str, Any], wanted: Mapping[str, Any]) -> str
 
 @dataclass(frozen=True)
 class Result:
-    """Result of a stage: arrays, and values stored as JSON (``facts``)."""
+    """Result of a training stage: arrays, and values stored as JSON (``facts``)."""
 
     arrays: Arrays
     facts: dict[str, Any] = field(default_factory=dict)
@@ -105,7 +106,7 @@ class Checkpoint:
         """Replace the saved state.
 
         Raises:
-            SetupError: it cannot be written, such as on a full disk; the previous state is kept.
+            SetupError: the state cannot be written, for example because the disk is full; the previous state is kept.
         """
         from safetensors import SafetensorError
         from safetensors.torch import save_file
@@ -121,29 +122,29 @@ class Checkpoint:
             size = sum(tensor.nbytes for tensor in whole.values()) / 2**30
             raise SetupError(
                 f"The training cannot be saved in {self.path.parent}: {error}.",
-                f"It takes twice {size:.1f} GiB there. Make room, and run the same command again.",
+                f"This needs twice {size:.1f} GiB of free space there. Make room, and run the same command again.",
             ) from None
         self._saved_at = time.perf_counter()
         self._cost = self._saved_at - start
 
     def remove(self) -> None:
-        """Delete the checkpoint; the stage is finished and its result is stored elsewhere."""
+        """Delete the checkpoint, once the result of its stage is stored."""
         self.path.unlink(missing_ok=True)
 
 
 class Work:
-    """Store for the finished stages of one training."""
+    """Store in ``folder`` for the results and checkpoints of one training."""
 
     def __init__(self, folder: Path, save_every: float) -> None:
         self.folder, self._save_every = folder, save_every
         self.is_resumed = False
 
     def holds_something(self) -> bool:
-        """Whether a stage is finished or a checkpoint written."""
+        """Whether a stage is finished or a checkpoint has been written."""
         return any(path.suffix in (".npz", ".safetensors") for path in self.folder.iterdir())
 
     def once(self, stage: str, make: Callable[[], Result]) -> Result:
-        """Return the stage's result: read if the stage is finished, else computed and stored."""
+        """Return the stage's result: read it if the stage is finished, else compute it with ``make`` and store it."""
         path = self.folder / f"{stage}.npz"
         if path.is_file():
             with np.load(path, allow_pickle=False) as file:
@@ -157,25 +158,25 @@ class Work:
         return result
 
     def checkpoint(self, stage: str) -> Checkpoint:
-        """Return the checkpoint of this stage's encoder."""
+        """Return the checkpoint of the encoder that this stage trains."""
         return Checkpoint(self.folder / f"{stage}.safetensors", self._save_every)
 
 
 def work_folder(out: Path) -> Path:
-    """Return the work folder of a training of the artifact folder ``out``."""
+    """Return the work folder of the training that writes the artifact folder ``out``."""
     return out.with_name(f".{out.name}.training")
 
 
 @contextmanager
 def open_work(out: Path, settings: Mapping[str, Any], *, is_fresh: bool, save_every: float) -> Iterator[Work]:
-    """Open and lock the work folder of the artifact folder ``out``: a new one, or that of an interrupted training.
+    """Create and lock the work folder of the training that writes ``out``, or open that of an interrupted training.
 
-    ``settings`` are flat. The folder is removed at the end, and after an error before any stage or checkpoint was
-    saved.
+    ``settings`` are flat, as from `flatten`. The folder is removed when the training ends; after an error, it is
+    removed only if no stage is finished and no checkpoint saved.
 
     Raises:
-        InputError: a training with other settings is unfinished there.
-        SetupError: another process is using it.
+        InputError: an interrupted training of ``out`` had other settings, or the folder cannot be written.
+        SetupError: another process is using the folder.
     """
     folder = work_folder(out)
     try:
@@ -207,7 +208,7 @@ def _empty(folder: Path) -> None:
 
 
 def _settle(work: Work, out: Path, settings: Mapping[str, Any]) -> None:
-    """Save the settings, or check that they equal those of the interrupted training."""
+    """Save the settings of a new training, or check that an interrupted training had the same settings."""
     path = work.folder / SETTINGS
     work.is_resumed = path.is_file() and work.holds_something()
     if not work.is_resumed:
@@ -218,5 +219,5 @@ def _settle(work: Work, out: Path, settings: Mapping[str, Any]) -> None:
     if changes := describe_changes(begun, settings):
         raise InputError(
             f"A training of {out} was interrupted that had other settings: {changes}.",
-            f"Run the same command again to finish it, or add --fresh to start over; or remove {work.folder}.",
+            f"Run the earlier command again to finish it, or add --fresh to start over; or remove {work.folder}.",
         )
