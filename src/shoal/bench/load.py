@@ -109,7 +109,7 @@ def closed_loop(
     Counting begins at the first answer after ``warm_seconds`` have passed and every caller has had an answer. It ends
     at the first answer after ``seconds`` more, but not before twice as many requests as callers were answered. If a
     request is only partly inside this time, the same part of its rows counts. Latencies are those of the requests
-    answered in this time. ``on_open`` and ``on_close`` run in the thread of the call when counting begins and ends; the
+    answered in this time. ``on_open`` and ``on_close`` run in the calling thread when counting begins and ends; the
     callers continue meanwhile, and then until the requests in flight are answered.
 
     Raises:

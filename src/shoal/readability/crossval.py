@@ -50,7 +50,7 @@ class TextPath:
     tokenizer: WordPiece
 
     def fit_bundle(self, corpus: Corpus) -> Bundle:
-        """Compute word lists and z-scores from the corpus's texts; return them with the tokenizer settings."""
+        """Compute word lists, and the features' means and deviations, from the texts; add the tokenizer settings."""
         return forest.fit_bundle(
             corpus.texts,
             vocabulary_sha256=self.vocabulary_sha256,

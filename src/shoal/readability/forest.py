@@ -53,7 +53,7 @@ def list_words(texts: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def fit_bundle(texts: Sequence[str], *, vocabulary_sha256: str, is_lowercase: bool, max_length: int) -> Bundle:
-    """Compute word lists and z-scores from ``texts``; return them with the tokenizer settings."""
+    """Compute the word lists, and the features' means and deviations, from ``texts``; add the tokenizer settings."""
     frequent, rare = list_words(texts)
     stop_words = read_stop_words()
     lexicon = Lexicon.build(stop_words, [*frequent, *rare], Device())

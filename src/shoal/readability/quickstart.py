@@ -52,7 +52,7 @@ def run(
 ) -> Result:
     """Train on ``data`` (else the corpus of SHOAL_DATA_DIR, else shoal's own passages), serve, score a few passages.
 
-    The scored passages come from shoal's own, and the models were not trained on them.
+    The scored passages are shoal's own; the models were not trained on them.
     """
     check_path_supported(out.resolve())  # report what would stop the server before minutes of training
     find_runtime()

@@ -78,8 +78,8 @@ def train(
     """Train encoder and forest, write the artifact folder ``out``, return the report.
 
     Both models are loaded again from their files and compared with the trained models before the folder appears under
-    its name. Called again with the same arguments, an interrupted training resumes and a finished training is not
-    repeated, unless ``is_fresh`` is True. The state is saved about every ``save_every`` seconds beside ``out``.
+    its name. A second call with the same arguments resumes an interrupted training and does not repeat a finished
+    training, unless ``is_fresh`` is True. The state is saved about every ``save_every`` seconds beside ``out``.
 
     Raises:
         InputError: the corpus is too small, the encoder unknown, or ``out`` holds something else, such as a training
