@@ -219,7 +219,7 @@ def _find_task(model: Model, path: Path, trees: Trees, target: Target | None) ->
             Task.REGRESSION: "one score",
         }
         kind = kinds[trees.task or Task.BINARY]
-        what = f"output__0 has {width} values per row; {path.name} has {kind}, and gives {widths[0]} with these settings."
+        what = f"output__0 has {width} values per row; {path.name} has {kind}, and gives {widths[0]} as configured."
         yield TASK.at(model.at("output", index, "dims"), what, f"Write dims: [ {widths[0]} ].")
 
 
