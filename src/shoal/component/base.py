@@ -176,7 +176,7 @@ class Component:
 
 
 def join(spec: ModelSpec, requests: Sequence[Arrays], device: Device) -> tuple[Arrays, list[int]]:
-    """Join requests with the same set of inputs to one batch on ``device``; return it and the row count of each.
+    """Join requests with the same set of inputs to a batch on ``device``; return it and each request's row count.
 
     Inputs that allow ragged batches are padded with zeros to the width of the widest request. Host arrays are joined on
     the host and uploaded in one copy. A single request that is already on ``device`` is not copied.
@@ -317,7 +317,7 @@ def _threads(spec: ModelSpec) -> int:
 
 
 def _refuse_foreign_repository(parameters: Mapping[str, Any], spec: ModelSpec) -> None:
-    """Refuse a request if its client ran the first steps of the pipeline from another model repository."""
+    """Refuse a request if its client ran the pipeline's first steps from another repository than this server's."""
     wanted, own = parameters.get(REPOSITORY), spec.parameters.get(REPOSITORY, "")
     if wanted is not None and wanted != own:
         raise InputError(

@@ -47,16 +47,16 @@ STOP = "stop"  # optional input of a streaming model: a request with it ends the
 
 
 class Callees:
-    """Calls from a component to other models; the component has them as ``self.context.models``.
+    """Other models that a component can call, through ``self.context.models``.
 
-    ``known`` are the names of the models that it may call: the parameter ``calls`` in its ``config.pbtxt`` lists them.
+    ``known`` are their names, which the parameter ``calls`` in the component's ``config.pbtxt`` lists.
     """
 
     def __init__(self, known: Collection[str] = ()) -> None:
         self._known = known
 
     def infer(self, model: str, inputs: Arrays, *, outputs: Sequence[str] = ()) -> dict[str, Array]:
-        """Call a model that answers once, and return its answer; ``outputs`` names the wanted outputs; empty for all.
+        """Call a model that answers once, and return its answer. ``outputs`` names the wanted outputs; empty for all.
 
         Raises:
             InputError: the model refused the request.
@@ -178,7 +178,7 @@ class TritonCallees(Callees):
     def _stop(self, model: str, inputs: Arrays, request_id: str) -> None:
         """Send the request that stops the running request with this id.
 
-        A model without the input ``stop`` refuses it and goes on computing. Whether the model's tensors have a row
+        A model without the input ``stop`` refuses to stop and goes on computing. Whether the model's tensors have a row
         dimension is unknown here, so both shapes are tried.
         """
         for shape in ((1, 1), (1,)):
@@ -232,7 +232,7 @@ class Listener:
         self._socket.setblocking(False)
 
     def accept(self) -> Answers | None:
-        """Return the calling side of the connection if the called model has connected, else None."""
+        """Return the connection, to read the answers from, if the called model has connected, else None."""
         with suppress(BlockingIOError):
             connection, _ = self._socket.accept()
             connection.setblocking(True)

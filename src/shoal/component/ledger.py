@@ -1,6 +1,6 @@
 """Ledger of the copies between host and device in a model's process, its totals as Triton metrics, and a heartbeat.
 
-``Device.put`` and ``Device.fetch`` (in ``tensors.py``) record their copies in the ledger, by tensor (an *edge*).
+``Device.put`` and ``Device.fetch`` (in ``tensors.py``) record their copies in the ledger, by tensor name (an *edge*).
 Wrappers of libraries that copy a few bytes themselves, such as libcudf, record these copies, too.
 """
 
@@ -51,7 +51,7 @@ class Edge(NamedTuple):
 
 @dataclass(frozen=True)
 class Traffic:
-    """Totals of an edge's copies. ``seconds`` is the host's time in the calls; an upload may end after its call."""
+    """Totals of an edge's copies. ``seconds`` is the host's time in the calls; an upload may outlast its call."""
 
     copies: int = 0
     num_bytes: int = 0
@@ -105,7 +105,7 @@ class Ledger:
 
 
 class Metrics:
-    """Thread that publishes a ledger's totals as Triton metrics, once every ``seconds``.
+    """Thread that publishes a ledger's totals as Triton metrics, every ``seconds`` seconds.
 
     An increment of a metric is a round trip to the server of about 0.1 ms, so a thread makes it, not the request.
     Labels contain the process id: if instances had counters with equal labels, Triton would delete the counter of all

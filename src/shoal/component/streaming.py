@@ -325,7 +325,7 @@ class StreamingModel(TritonModel):
             self.component.begin(inputs, self._make_stream(request, connection, rows))
 
     def _make_stream(self, request: Any, connection: Connection | None, rows: int, *, has_id: bool = True) -> Stream:
-        """Register the stream of a request. With a ``connection``, the answers go there, and Triton's request ends."""
+        """Register the stream of a request. With a ``connection``, answers go to it, and Triton's request ends."""
         sender, request_id = request.get_response_sender(), request.request_id() if has_id else ""
         stream: Stream
         if connection is None:
@@ -350,7 +350,7 @@ class StreamingModel(TritonModel):
         return None
 
     def watch(self, stream: _DirectStream, *, wants_room: bool) -> None:
-        """Watch a stream's socket: whether its client leaves and, with ``wants_room``, whether it has room to send."""
+        """Watch whether the client at a stream's socket leaves and, with ``wants_room``, whether the socket is free."""
         self._room.modify(stream.fileno(), select.EPOLLOUT if wants_room else 0)
         self._note_move(None)
 

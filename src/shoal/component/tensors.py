@@ -113,8 +113,9 @@ class Device:
     def put(self, array: Array, edge: str) -> Array:
         """Return ``array`` itself if it is on this device, else a copy there, which the ledger counts at ``edge``.
 
-        ``array`` is a NumPy array or has ``__dlpack__``. Memory that is already on this device is shared without a
-        copy, and is read only after the work that its producer has queued. Arrays of ``bytes`` stay on the host.
+        ``array`` is a NumPy array or has ``__dlpack__``. Another library's array on this device is shared
+        without a copy, and is read only after the work that this library has queued. Arrays of ``bytes`` stay on the
+        host.
         """
         if self.owns(array) or (isinstance(array, np.ndarray) and array.dtype == np.object_):
             return array
@@ -295,7 +296,7 @@ def make_request(
 
 
 def read_response(response: Any, device: Device) -> dict[str, Array]:
-    """Return the outputs of another model's response: arrays on ``device`` if Triton has them on a GPU, else NumPy's.
+    """Return the outputs of another model's response: GPU tensors as arrays on ``device``, others as NumPy arrays.
 
     Raises:
         ShoalError: the response is an error. Triton 24.10 does not pass on the error's code.

@@ -1,6 +1,6 @@
 """Answers of an engine (a language model that continues token ids) to one request.
 
-Tokens are chosen and sent until a stop sequence or an end token comes, or ``max_tokens``, or the client leaves.
+Tokens are chosen and sent until a stop sequence or an end token, until ``max_tokens``, or until the client leaves.
 
 ``Answering`` takes new tokens and sends answers. ``Chooser`` chooses a token from a row of logits, in NumPy. ``Seat``
 holds both of them for one request, in engines that compute logits in this process.

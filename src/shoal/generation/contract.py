@@ -67,8 +67,8 @@ class TokenRequest:
     def read(cls, inputs: Arrays, limits: Limits) -> TokenRequest:
         """Read a request's tensors, each ``[1, *dims]``; ``pad_id`` is ignored.
 
-        Only the first ``input_lengths`` ids count: rows of a joined batch are padded. With an ``end_id`` of -1, no
-        token ends the answer.
+        Only the first ``input_lengths`` ids are used, because rows of a joined batch are padded. With an ``end_id`` of
+        -1, no token ends the answer.
 
         Raises:
             InputError: a value is out of range; the message has the value and the limit.

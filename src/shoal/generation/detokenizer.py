@@ -1,4 +1,4 @@
-"""Detokenizer for tokens that come one by one, in constant time per token; its text is that of decoding all at once.
+"""Detokenizer for tokens that come one by one, in constant time per token; the text is as if all were decoded at once.
 
 A decoder of Hugging Face's `tokenizers` is a sequence of steps over a list of tokens. Here each step is a function that
 takes new tokens, keeps the state that it needs, and returns the tokens that later ones cannot change. A kind of
@@ -190,7 +190,7 @@ def _to_bytes(token: str) -> bytes:
 
 
 class _AtEnd:
-    """Step for any other decoder: keeps all tokens, and decodes them together with the last ones."""
+    """Step for any other decoder: keeps all tokens, and decodes them together with the last tokens."""
 
     def __init__(self, decode: Callable[[list[str]], str]) -> None:
         self._decode = decode

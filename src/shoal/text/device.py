@@ -83,7 +83,7 @@ def _from_zero(totals: Array) -> Array:
 
 
 def upload(strings: Sequence[str], device: Device, edge: str) -> Ragged:
-    """Copy texts to ``device`` as UTF-8 bytes (UINT8), with their offsets; this is one copy, counted at ``edge``."""
+    """Copy texts to ``device`` as UTF-8 bytes (UINT8), with offsets, in one copy that the ledger counts at ``edge``."""
     texts = [string.encode() for string in strings]
     offsets = np.cumsum([0, *map(len, texts)], dtype=np.int64)
     both = device.put(np.frombuffer(offsets.tobytes() + b"".join(texts), np.uint8), edge)
@@ -135,7 +135,7 @@ class CodePoints:
 
     @classmethod
     def words(cls, device: Device) -> CodePoints:
-        """Return the letters (L*) and decimal digits (Nd): a token with one of them is a word."""
+        """Return the set of letters (L*) and decimal digits (Nd): a token with one of them is a word."""
         characters = map(chr, range(sys.maxunicode + 1))
         table = np.fromiter((c.isalpha() or c.isdecimal() for c in characters), np.bool_, sys.maxunicode + 1)
         return cls(device.put(table, SETUP))
@@ -375,7 +375,7 @@ def _differs(values: Array) -> Array:
 
 
 def read_code_points() -> list[tuple[int, int]]:
-    """Read the ranges of code points, first and last included, with which a row is tokenized on the host."""
+    """Read the ranges of code points, first and last included; the host tokenizes a row that contains one of them."""
     ranges: list[tuple[int, int]] = [
         (first, last) for first, last in json.loads(CODE_POINTS.read_text(encoding="utf-8"))["ranges"]
     ]
@@ -389,14 +389,17 @@ class Routing:
         self._differing = CodePoints.ranges(read_code_points(), device)
 
     def find(self, texts: Ragged, words: Words) -> Array:
-        """Mark the rows for the host, BOOL ``[rows]``; ``words`` are the tokens of the texts after normalisation."""
+        """Mark the rows that the host must tokenize: BOOL ``[rows]``.
+
+        ``texts`` are the texts before normalisation, ``words`` the tokens of the normalised texts.
+        """
         has_special = texts.sum(_begin_special(texts)) > 0
         has_differing = texts.sum(self._differing.find(texts)) > 0
         return has_special | has_differing | words.has_long
 
 
 def _begin_special(texts: Ragged) -> Array:
-    """Mark the bytes at which a special token begins, such as ``[SEP]`` in this case: BOOL ``[len(texts.values)]``."""
+    """Mark the bytes at which a special token such as ``[SEP]`` begins, in upper case: BOOL ``[len(texts.values)]``."""
     xp, values, rows = namespace(texts.values), texts.values, texts.row_ids
     found = xp.zeros_like(values, dtype=xp.bool)
     for token in SPECIAL_TOKENS:

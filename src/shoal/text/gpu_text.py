@@ -15,7 +15,7 @@ from shoal.text.device import Ragged, upload
 
 
 class TextEngine(Protocol):
-    """Tokenizer on a GPU. ``Routing`` finds the rows for which its result may differ from the host's tokenizer."""
+    """Tokenizer on a GPU. ``Routing`` finds the rows that it might tokenize differently from the host's tokenizer."""
 
     def normalise(self, texts: Ragged) -> Ragged:
         """Lower-case texts, strip accents, and put spaces around tokens and punctuation."""

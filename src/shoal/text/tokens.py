@@ -144,7 +144,7 @@ class SpecialIds:
 
 
 class WordPiece:
-    """BERT's tokenizer over a vocabulary; ``max_length`` is the most tokens of a row, with ``[CLS]`` and ``[SEP]``."""
+    """BERT's tokenizer over a vocabulary; a row has at most ``max_length`` tokens, with ``[CLS]`` and ``[SEP]``."""
 
     def __init__(self, vocabulary: Sequence[str], *, is_lowercase: bool = True, max_length: int = 256) -> None:
         from tokenizers import Tokenizer, models, normalizers, pre_tokenizers

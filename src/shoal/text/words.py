@@ -94,7 +94,8 @@ class TokenCodes:
     """Function that returns the integer codes of tokens.
 
     The code of a token in ``listed`` is its index there; of another word, the length of ``listed`` plus a hash of the
-    word; of other punctuation, -1. Two unknown words have the same code with a probability of about 2^-62.
+    word; of other punctuation, -1. Two words that are not in ``listed`` have the same code
+    with a probability of about 2^-62.
     """
 
     def __init__(self, listed: Sequence[str]) -> None:

@@ -1,1 +1,1 @@
-"""Engines: language models that continue token requests. Some of these modules import torch and transformers."""
+"""Engines: language models that continue token ids. Some of these modules import torch and transformers."""

@@ -1,4 +1,4 @@
-"""Base of the components that answer token requests with an engine; it imports neither torch nor transformers."""
+"""Base of the components that continue token ids with an engine; it imports neither torch nor transformers."""
 
 from __future__ import annotations
 

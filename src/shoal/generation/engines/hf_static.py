@@ -82,7 +82,7 @@ class HfStaticEngine:
         self._end(seats, ShoalError("The model is being unloaded.", "Ask again later."))
 
     def _collect(self) -> list[Seat]:
-        """Return the next batch: the first request, and requests until 20 ms later; empty if none comes for 100 ms."""
+        """Return the next batch: the first request and those of the next 20 ms; empty if none comes for 100 ms."""
         seats: list[Seat] = []
         until = time.monotonic() + 0.1
         while len(seats) < self.limits.slots:

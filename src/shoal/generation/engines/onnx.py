@@ -99,7 +99,7 @@ class _Rows:
         self._next: list[int] = []  # each row's last token, which is not in the cache
 
     def read_prompts(self) -> Iterator[None]:
-        """Compute the prompts in pieces, yielding between two of them; then choose the first new tokens."""
+        """Compute the prompts in pieces, and yield between two pieces; then choose the first new tokens."""
         sizes = np.array([len(seat.request.ids) for seat in self.seats])
         widest = int(sizes.max())
         ids = np.zeros((len(sizes), widest), np.int64)
@@ -209,7 +209,7 @@ class OnnxEngine:
             return not self._is_closing
 
     def _admit(self) -> list[Seat]:
-        """Take waiting requests for free slots: as many as fit into one piece with padding, but at least one."""
+        """Take waiting requests for free slots: as many as fit, padded, into one call of the decoder; at least one."""
         seats: list[Seat] = []
         widest = 0
         while self._waiting and len(self._open.seats) + len(seats) < self.limits.slots:
@@ -220,7 +220,7 @@ class OnnxEngine:
         return seats
 
     def _read(self) -> None:
-        """Compute the next piece of the arriving requests' prompts; after the last, they join the open requests."""
+        """Compute the next piece of the arriving requests' prompts; after the last piece, open these requests."""
         if any(seat.stream.is_open for seat in self._arriving.seats):
             if next(self._pieces, _END) is not _END:
                 return

@@ -216,7 +216,7 @@ def _set_variables(threads: int | None) -> None:
 
 
 def _complete(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return vLLM's arguments; if vLLM computes on the host and none sets the size of its cache, add this size."""
+    """Return vLLM's arguments; add a cache size if vLLM computes on the host and no argument sets this size."""
     try:
         from vllm.platforms import current_platform
     except ModuleNotFoundError as error:
@@ -312,8 +312,8 @@ class _Reaper:
     """Context manager that ends the processes started in its ``with`` block, even if this process is killed.
 
     A helper process finds these processes by an environment variable that they inherit, so only one reaper can be open
-    in a process. ``folder`` is for the files of these processes. It is created at the start. After the processes have
-    ended, it and their shared memory are removed.
+    in a process. ``folder`` is for the files of these processes. The folder is created at the start. After the
+    processes have ended, the folder and their shared memory are removed.
     """
 
     def __init__(self, folder: Path) -> None:
