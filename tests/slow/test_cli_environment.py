@@ -41,7 +41,7 @@ def test_fit(packed: Built) -> None:
     assert json.loads(shoal("env", "fit", packed.environment.parent, "--json")) == []
     printed = shoal("env", "fit", packed.environment, "--stub", packed.stub, "--target", "26.06", code=1)
     assert "does not fit The stub is of the wheel nvidia-pytriton" in printed
-    assert "Compile one: shoal env build --target 26.06" in printed
+    assert "Compile a stub: shoal env build --target 26.06" in printed
     reasons = json.loads(shoal("env", "fit", packed.environment.parent, "--target", "26.06", "--json", code=1))
     assert all(set(reason) == {"what", "fix"} for reason in reasons)
 

@@ -54,7 +54,7 @@ def test_without_a_stub_the_embedded_servers_own_must_fit(packed: Built) -> None
     assert find_misfits(environment, None, find_target("embedded")) == []
     other = replace(environment, python="3.13.1")
     (misfit, *_) = find_misfits(other, None, find_target("embedded"))
-    assert misfit.what == f"It is for Python 3.13 and the stub of embedded for Python {RUNNING}."
+    assert misfit.what == f"It is for Python 3.13, and the stub of embedded is for Python {RUNNING}."
 
 
 def test_a_python_that_the_source_does_not_bring(packed: Built, tmp_path: Path) -> None:

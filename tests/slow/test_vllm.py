@@ -316,7 +316,7 @@ def write_venv(folder: Path, *, python: str = RUNNING, numpy: str = "1.26.4", pa
     [
         ({"package": "vlm"}, "No module named 'vllm': venv does not contain it"),
         ({"numpy": "2.4.1"}, "It has NumPy 2.4.1, and the stub of embedded silently corrupts tensors"),
-        ({"python": "3.14"}, "It is for Python 3.14 and the stub of embedded for Python"),
+        ({"python": "3.14"}, "It is for Python 3.14, and the stub of embedded is for Python"),
     ],
 )
 def test_environments_that_do_not_fit(contents: dict[str, str], words: str, folder: Path, tmp_path: Path) -> None:

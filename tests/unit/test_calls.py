@@ -147,13 +147,16 @@ NUMBER = 'name: "NUMBER" data_type: TYPE_INT32 dims: [ 1 ]'
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (('"COUNT"', '"TOTAL"'), r"input COUNT of counts \(INT32 \[1\]\) is used, and other has none of that name"),
+        (('"COUNT"', '"TOTAL"'), r"input COUNT of counts \(INT32 \[1\]\) is used, and other has no such input"),
         (
             (NUMBER, NUMBER.replace("INT32", "INT64")),
-            r"output NUMBER of counts \(INT32 \[1\]\) is NUMBER of other \(INT64",
+            r"output NUMBER of counts \(INT32 \[1\]\) does not fit NUMBER of other \(INT64",
         ),
-        ((NUMBER, NUMBER.replace("1", "2", 2).replace("INT22", "INT32")), r"\(INT32 \[1\]\) is NUMBER of other"),
-        (('"stream_id"', '"id"'), r"output stream_id of counts \(INT64 \[1\]\) is used, and other has none"),
+        (
+            (NUMBER, NUMBER.replace("1", "2", 2).replace("INT22", "INT32")),
+            r"\(INT32 \[1\]\) does not fit NUMBER of other",
+        ),
+        (('"stream_id"', '"id"'), r"output stream_id of counts \(INT64 \[1\]\) is used, and other has no such output"),
         (
             (" optional: true", ""),
             r"other needs the input DELAY of other \(FP32 \[1\]\), which sums does not give counts",

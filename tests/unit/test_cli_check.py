@@ -77,7 +77,7 @@ def test_json(here: Path) -> None:
         (["nowhere"], "nowhere does not exist. Name a model repository"),
         (["empty"], "holds no model: no folder in it has a config.pbtxt or a version folder."),
         (["file"], "file is not a folder."),
-        (["r", "--target", "1.1"], "Unknown target '1.1'. Known: embedded, or a release from 23.01 on: 26.06."),
+        (["r", "--target", "1.1"], "Unknown target '1.1'. Known: embedded, or a release from 23.01 on, such as 26.06."),
         (["--explain", "tensor-dim"], "Unknown rule 'tensor-dim'. Do you mean tensor-dims"),
         ([], "Name a repository, or --explain RULE."),
     ],

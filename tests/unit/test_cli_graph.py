@@ -124,7 +124,7 @@ def test_a_repository_that_means_nothing(shoal: Shoal, tmp_path: Path) -> None:
         (tmp_path / "a" / "config.pbtxt").read_text(encoding="utf-8").replace('name: "a"', 'name: "b"'), "utf-8"
     )
     with pytest.raises(
-        InputError, match=r"has 2 ensembles that no other one calls: a, b\. Name one, such as --model a"
+        InputError, match=r"has 2 ensembles that no other ensemble calls: a, b\. Name one, such as --model a"
     ):
         shoal("describe", tmp_path)
     (tmp_path / "manifest.json").write_text('{"ensembles": ["b"]}', encoding="utf-8")
@@ -141,7 +141,7 @@ def test_repositories_without_an_ensemble(shoal: Shoal, tmp_path: Path) -> None:
 
 
 def test_a_leaf_finds_its_members_in_other_rooms(shoal: Shoal, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="2 ensembles that no other one calls: ensemble_all, llm"):
+    with pytest.raises(InputError, match="2 ensembles that no other ensemble calls: ensemble_all, llm"):
         shoal("graph", ROOT / "ensembles")
     for room in CATEGORIES:
         shutil.copytree(ROOT / room, tmp_path / room)

@@ -214,5 +214,7 @@ def test_several_ensembles_share_their_members(artifacts: Path, tmp_path: Path) 
     texts = ["The cat sat.", "Epistemology interrogates."]
     both = load(repository / "ensemble_all")(excerpt=texts), load(repository / "forest")(excerpt=texts)
     assert np.array_equal(both[0]["FOREST_SCORE"], both[1]["SCORE"])
-    with pytest.raises(InputError, match=r"has 2 ensembles that no other one calls: ensemble_all, forest\. Name one"):
+    with pytest.raises(
+        InputError, match=r"has 2 ensembles that no other ensemble calls: ensemble_all, forest\. Name one"
+    ):
         load(repository)

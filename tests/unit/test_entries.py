@@ -57,10 +57,10 @@ PYTHON = item("bin/python3.11", b"#!")  # without one, `inspect` would find no e
 
 # What a careless tar packs, or a part of an archive lacks: an entry's name, what the error says of it, the entries.
 ESCAPES: dict[str, tuple[str, str, bytes]] = {
-    "climbs": ("../x", "climbs out", item("../x")),
-    "climbs behind a name": ("a/../../b", "climbs out", item("a/../../b")),
-    "climbs as a folder": ("..", "climbs out", item("..", type=DIR)),
-    "climbs by pax": ("../x", "climbs out", pax(path="../x") + item("x")),
+    "climbs": ("../x", "leaves the folder", item("../x")),
+    "climbs behind a name": ("a/../../b", "leaves the folder", item("a/../../b")),
+    "climbs as a folder": ("..", "leaves the folder", item("..", type=DIR)),
+    "climbs by pax": ("../x", "leaves the folder", pax(path="../x") + item("x")),
     "absolute": ("/opt/env/x", "is absolute", item("/opt/env/x")),
     "symlink absolute": ("l", "links to /opt/x, outside", link("l", "/opt/x")),
     "symlink out": ("l", "links to ../canary, outside", link("l", "../canary")),

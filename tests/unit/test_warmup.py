@@ -54,7 +54,7 @@ def test_a_component_that_does_not_run_here_is_no_obstacle(artifacts: Path, tmp_
     repository = compose("ensemble_all", tmp_path / "repository", artifacts=artifacts, projects=[own])
     reasons = read_manifest(repository)["not_warmed_up"]
     assert reasons["preprocess"] == "it does not run here: ModuleNotFoundError: No module named 'nowhere'"
-    assert reasons["bert-large"] == "nothing is known to give it as INPUT__0, INPUT__1"
+    assert reasons["bert-large"] == "no value is known for its input INPUT__0, INPUT__1"
     assert sorted(reasons) == ["bert-large", "preprocess"]  # the forest's input has one shape: zeros
     assert not read_config(repository / "bert-large").message.model_warmup
     assert not list(repository.rglob("__pycache__"))

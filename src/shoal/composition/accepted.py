@@ -1,4 +1,4 @@
-"""Checks by ``shoal check`` of model folders that are about to be written."""
+"""Check model folders with the rules of ``shoal check``, before the folders are written."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from shoal.repository.model_folders import collect
 
 
 def check_accepted(config: ModelConfig, models: Mapping[str, ModelConfig]) -> None:
-    """Check an ensemble beside the models it calls as ``shoal check`` does.
+    """Check an ensemble together with the models that it calls, as ``shoal check`` does.
 
     Raises:
-        InputError: Triton would refuse it.
+        InputError: Triton would refuse the ensemble.
     """
     with tempfile.TemporaryDirectory() as folder:
-        categories = Path(folder) / "ensembles"  # as model folders, whose files come later
+        categories = Path(folder) / "ensembles"  # the files of the model folders are written later
         for each in collect(config.name, {**models, config.name: config}):
             (categories / each.name).mkdir(parents=True)
             write_config(each.message, categories / each.name / CONFIG, comment="")
@@ -30,10 +30,10 @@ def check_accepted(config: ModelConfig, models: Mapping[str, ModelConfig]) -> No
 
 
 def check_made(repository: Path, what: str, target: str | None = None) -> None:
-    """Check a repository in a temporary folder, before ``what`` is written from it.
+    """Check a repository that is still in a temporary folder; ``what`` names what will be written from it, in an error.
 
     Raises:
-        ArtifactError: Triton would refuse it.
+        ArtifactError: Triton would refuse a model of the repository.
     """
     errors = [finding for finding in check(repository, target=target) if finding.severity == Severity.ERROR]
     if errors:
@@ -41,6 +41,6 @@ def check_made(repository: Path, what: str, target: str | None = None) -> None:
         where = str(first.place).removeprefix(f"{repository.resolve()}/")
         more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
         raise ArtifactError(
-            f"{what} is not written, since {where} would be wrong{more}: {first.what.rstrip('.')} [{first.rule.id}].",
+            f"{what} is not written, since {where} has an error{more}: {first.what.rstrip('.')} [{first.rule.id}].",
             first.fix,
         )

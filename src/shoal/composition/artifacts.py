@@ -1,7 +1,7 @@
-"""Check artifacts before they are composed: each whole and of its kind, and all made together.
+"""Check artifacts before they are composed: each file is complete and of the right kind, and all were made together.
 
-Nothing here needs torch or Treelite. Artifacts of a user's own models are checked as far as Triton's own backends read
-them; the rest is left to the user's component.
+No check needs torch or Treelite. For a user's own models, only the files that Triton's own backends read are checked;
+all other files are left to the user's component.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from shoal.repository.config import ModelConfig
 from shoal.repository.placement import AUTO, Plan, Precision, choose_precision
 
 REPORT = "report.json"
-# Entry points: functions of applications that check what their model folders read, given its paths by file name.
+# Entry point group: functions of applications that check their own artifacts, given as paths by file name.
 APPLICATIONS = "shoal.artifacts"
 
 
 def check_artifacts(models: Sequence[ModelConfig], artifacts: Path | None, *, is_embedded: bool) -> None:
-    """Check every artifact of ``models``, alone and beside the others.
+    """Check every artifact of ``models``, alone and together with the other artifacts.
 
-    ``is_embedded``: shoal's own backends will serve them, which check more than the native ones.
+    ``is_embedded`` is True if shoal's own backends will serve the models; these check more than the native backends.
 
     Raises:
-        ArtifactError: one is missing, damaged, of another kind, or does not fit another; it says what was found.
+        ArtifactError: an artifact is missing, damaged, of the wrong kind, or was made with another version of a file.
     """
     found = [(model, path) for model in models for path in find_artifacts(model, artifacts)]
     ties = {path: _read(model, path, is_embedded=is_embedded) for model, path in found}
@@ -50,13 +50,14 @@ def check_artifacts(models: Sequence[ModelConfig], artifacts: Path | None, *, is
 def _places(model: ModelConfig, artifacts: Path | None) -> list[Path]:
     """Return the folders searched for a model's artifacts: its own version folder, then the artifact folder.
 
-    So a model folder that brings its ``model.pt`` keeps it even where another one's was trained.
+    A model folder with a ``model.pt`` of its own therefore keeps it, even if the artifact folder has a ``model.pt``,
+    too.
     """
     return [model.folder / "1", *([] if artifacts is None else [artifacts])]
 
 
 def find_artifacts(model: ModelConfig, artifacts: Path | None) -> Iterator[Path]:
-    """Yield the path of each artifact of a model that exists: in its model folder, else in the folder ``artifacts``."""
+    """Yield the path of each artifact that a model has: in its version folder, else in the folder ``artifacts``."""
     for artifact in model.artifacts:
         yield from artifact.find(_places(model, artifacts))
 
@@ -65,7 +66,7 @@ def check_present(models: Sequence[ModelConfig], artifacts: Path | None) -> None
     """Check that each required artifact exists.
 
     Raises:
-        ArtifactError: it names those that do not.
+        ArtifactError: required artifacts are missing; the error names them.
     """
     missing = {
         str(artifact): model
@@ -90,7 +91,7 @@ def _is_encoder(model: ModelConfig, path: Path) -> bool:
 
 
 def _read(model: ModelConfig, path: Path, *, is_embedded: bool) -> Mapping[str, str]:
-    """Read an artifact whole; returns its ties to others."""
+    """Check an artifact by reading all of it; returns the name and SHA-256 of each file that it was made with."""
     if _is_encoder(model, path):
         return read_archive(path)
     if path.suffix == ".onnx" and "onnxruntime" in (model.backend, model.platform.removesuffix("_onnx")):
@@ -106,10 +107,12 @@ def _read(model: ModelConfig, path: Path, *, is_embedded: bool) -> Mapping[str, 
 
 
 def read_onnx(path: Path) -> dict[str, str]:
-    """Return the ties of an ONNX model, file name -> sha256; empty without the package onnx, or if it has none.
+    """Return the name and SHA-256 of each file that an ONNX model was made with; empty if it does not list any.
+
+    The result is also empty if the package onnx is not installed.
 
     Raises:
-        ArtifactError: it is not an ONNX model, or its ties are damaged.
+        ArtifactError: the file is not an ONNX model, or its list of files is damaged.
     """
     kind = "valid ONNX model"
     begins = check_file(path, kind)
@@ -130,10 +133,10 @@ def read_onnx(path: Path) -> dict[str, str]:
 
 
 def choose_precisions(models: Sequence[ModelConfig], artifacts: Path | None, plan: Plan) -> dict[str, Precision]:
-    """Choose the dtype of each TorchScript encoder, by model.
+    """Choose the dtype of each TorchScript encoder, by model name.
 
     Raises:
-        InputError: the plan asks for a dtype, and there is no encoder that takes one.
+        InputError: the plan asks for BF16 or FP16, and there is no TorchScript encoder.
     """
     found = {}
     for model in models:
@@ -144,7 +147,7 @@ def choose_precisions(models: Sequence[ModelConfig], artifacts: Path | None, pla
                 )
     if plan.dtype not in (AUTO, "fp32") and not found:
         raise InputError(
-            f"No model runs in dtype {plan.dtype}: only shoal's pytorch backend takes one, and none here has it.",
+            f"No model can run in dtype {plan.dtype}: only models of shoal's pytorch backend can, and there is none.",
             "Leave the dtype out.",
         )
     return found
@@ -159,10 +162,10 @@ def _has_trunk(path: Path) -> bool:
 
 
 def read_contents(artifacts: Path | None) -> Mapping[str, str]:
-    """Read what the training report of an artifact folder says of each model's content; empty without a report.
+    """Read the description of each model's content from the training report in ``artifacts``; empty without a report.
 
     Raises:
-        ArtifactError: it is damaged.
+        ArtifactError: the report is damaged.
     """
     path = (artifacts or Path()) / REPORT
     report = read_json(path, "training report") if artifacts and os.path.lexists(path) else {}

@@ -1,4 +1,4 @@
-"""Model folders + artifacts + plan -> model repository + manifest."""
+"""Compose a model repository and its manifest from model folders, artifacts and a plan."""
 
 from __future__ import annotations
 
@@ -57,28 +57,29 @@ def compose(
     weights: str | Path | None = None,
     tuning: Mapping[str, Tuning] | None = None,
 ) -> Path:
-    """Write the model repository that serves an ensemble, or several, whose common members are written once.
+    """Write the model repository that serves one or more ensembles; returns its absolute path.
 
-    Returns its absolute path.
+    A model that several ensembles use is written once. The repository is built in a temporary folder and replaces the
+    old one atomically: after an interruption, the old one is unchanged. The same inputs give the same bytes.
 
-    It is built in a temporary folder and swapped in atomically: an interruption leaves the old one whole. The same
-    inputs give the same bytes. ``projects`` are folders with model folders of your own, in shoal's categories.
-    ``artifacts`` is a folder with files that models name in their parameter ``artifacts``, separated by spaces:
-    ``a.txt?`` is optional, and ``a.txt|b.json`` is either of the two files. Those in the version folder take
-    precedence. ``environments`` maps the names of Python models (``""`` for all) to execution environments: an archive,
-    a folder, or the output of `shoal env build`. ``stubs`` maps them to Python backend stubs, for environments without
-    a stub. With ``is_warmed_up`` each model gets a warm-up request, made by running the pipeline's components on one
-    text. ``swap`` replaces models by others, in each step and each parameter ``calls``: ``{"llm-hf": "llm-vllm"}``
-    replaces ``llm-hf`` by ``llm-vllm``. ``weights`` is the folder of a language model's weights, or
-    ``OWNER/NAME[@REVISION]`` on the Hugging Face hub. It is not copied: models with an empty parameter ``model`` get
-    its path. ``tuning`` maps names of models to their instances and their dynamic batching.
+    ``projects`` are folders with model folders of your own, in the categories ``preprocess``, ``postprocess``,
+    ``models`` and ``ensembles``. ``artifacts`` is a folder with files that models name in their parameter
+    ``artifacts``, separated by spaces: ``a.txt?`` is optional, and ``a.txt|b.json`` is either of the two files. Files
+    in a model's version folder take precedence. ``environments`` maps the names of Python models (``""`` for all) to
+    execution environments: an archive, a folder, or the output of `shoal env build`. ``stubs`` maps the same names to
+    Python backend stubs, for environments without a stub. With ``is_warmed_up``, models get a warm-up request, made by
+    running the pipeline's components on one text. ``swap`` replaces models in each step and each parameter ``calls``:
+    ``{"llm-hf": "llm-vllm"}`` replaces ``llm-hf`` by ``llm-vllm``. ``weights`` is the folder of a language model's
+    weights, or ``OWNER/NAME[@REVISION]`` on the Hugging Face hub. The weights are not copied: models with an empty
+    parameter ``model`` get the folder's path. ``tuning`` maps names of models to the settings of their instances and
+    their dynamic batching.
 
     Raises:
-        InputError: Triton does not support the path, there is something other than a composed repository at it, no
-            model takes the plan's dtype, the target lacks a backend, a model cannot take the place of another, or a
-            model cannot be tuned so.
-        ArtifactError: an artifact is missing, damaged or does not fit another; environment, stub and server do not
-            fit; a model folder of your own has a mistake that `check` finds.
+        InputError: Triton does not support the path, it holds something other than a composed repository, no model
+            takes the plan's dtype, the target lacks a backend, a model cannot replace another, or a setting in
+            ``tuning`` does not fit its model.
+        ArtifactError: an artifact is missing, damaged or does not fit another; environment, stub and server do not fit
+            together; or a model folder of your own has a mistake that `check` finds.
         SetupError: the disk is full, or the folder cannot be written.
     """
     plan = plan or Plan()
@@ -163,7 +164,7 @@ def _write_files(model: ModelConfig, folder: Path, artifacts: Path | None) -> No
 
 
 def version_files(model: Path) -> Iterator[Path]:
-    """Yield the files that Triton reads: those of the version folders and the warm-up, without scripts and caches."""
+    """Yield the files of a model folder that Triton reads: all in version folders and in ``warmup/``, except caches."""
     for path in sorted(path for folder in ("[0-9]*", FOLDER) for path in model.glob(f"{folder}/**/*")):
         if path.is_file() and "__pycache__" not in path.parts:
             yield path
@@ -180,7 +181,7 @@ def _check_backends(models: Iterable[ModelConfig], plan: Plan) -> None:
 
 
 def _find_load_seconds(models: Iterable[ModelConfig]) -> float:
-    """Return the longest time that a model says it may take to load, 0 where none does."""
+    """Return the longest load time, in seconds, that models declare in the parameter ``load_seconds``; 0 if none do."""
     longest = 0.0
     for model in models:
         text = model.spec.parameters.get("load_seconds", "0")
@@ -194,13 +195,13 @@ def _find_load_seconds(models: Iterable[ModelConfig]) -> float:
 
 
 def _hash_files(repository: Path, known: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the sha256 of each file, by path; those ``known`` are not read again."""
+    """Return the SHA-256 of each file in a repository, by path; a file with a hash in ``known`` is not read."""
     files = {str(path.relative_to(repository)): path for path in sorted(repository.rglob("*")) if path.is_file()}
     return {name: (known or {}).get(name) or sha256(path) for name, path in files.items()}
 
 
 def _identify(graphs: Sequence[Graph], files: Mapping[str, str]) -> str:
-    """Return a digest of what decides the answers: artifacts, code, and the wiring of the steps; not the placement."""
+    """Return a digest of what determines the answers: artifacts, code and the wiring of steps, not the placement."""
     steps: list[Any] = [[step.model, dict(step.inputs), dict(step.outputs)] for graph in graphs for step in graph.steps]
     steps += [call for graph in graphs for call in graph.calls()]
     read = {name: digest for name, digest in files.items() if not name.endswith(".gitkeep")}

@@ -1,4 +1,4 @@
-"""An ensemble defined in Python: models by name, typed tensors between them."""
+"""Define an ensemble in Python: models by name, and typed tensors between them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shoal.repository.config import CONFIG, ModelConfig, Step, as_config, read_c
 from shoal.repository.ensemble_config import Declared, make_ensemble, show
 from shoal.repository.model_folders import find_model_folders
 
-LATEST = -1  # a step's model_version
+LATEST = -1  # value of a step's model_version
 _COMMENT = "Written by shoal's Ensemble."
 _PASS_ON = "Let a component pass it on, under another name."
 
@@ -24,8 +24,8 @@ _PASS_ON = "Let a component pass it on, under another name."
 class Tensor:
     """A tensor of a pipeline: an input of the request, or an output of a step.
 
-    ``name`` is its name in the ensemble; ``declared`` holds dtype, shape, and the model that declares them. ``owner``
-    is the definition that it belongs to; ``is_requested``: it is an input of the request.
+    ``name`` is its name in the ensemble. ``declared`` holds dtype, shape, and the model that declares them. ``owner``
+    is the `Ensemble` that the tensor belongs to. ``is_requested`` is True for an input of the request.
     """
 
     name: str
@@ -35,17 +35,17 @@ class Tensor:
 
     @property
     def dtype(self) -> str:
-        """Data type in Triton's form: ``TYPE_FP32``."""
+        """Data type as in Triton's configurations, such as ``TYPE_FP32``."""
         return self.declared.tensor.dtype
 
     @property
     def dims(self) -> tuple[int, ...]:
-        """Dimensions without the rows; -1 is any size."""
+        """Dimensions without the batch dimension; -1 is any size."""
         return self.declared.tensor.dims
 
 
 class Outputs(dict[str, Tensor]):
-    """Outputs of a step, by its model's names for them."""
+    """Output tensors of a step, by the names that the step's model gives them."""
 
     def __init__(self, model: str, tensors: Mapping[str, Tensor]) -> None:
         super().__init__(tensors)
@@ -83,10 +83,12 @@ class Ensemble:
         self._outputs: dict[str, Tensor] = {}  # by their names in the answer
 
     def input(self, name: str, dtype: str, dims: Sequence[int], *, optional: bool = False) -> Tensor:
-        """Declare an input of the request; ``dtype`` in Triton's form (``FP32``, ``STRING``), ``dims`` without rows.
+        """Declare an input of the request.
+
+        ``dtype`` is Triton's name, such as ``FP32`` or ``STRING``. ``dims`` do not include the batch dimension.
 
         Raises:
-            InputError: there is such a tensor already, or no such dtype.
+            InputError: the name is taken, or ``dtype`` or ``dims`` is not valid.
         """
         known = "TYPE_" + dtype.removeprefix("TYPE_")
         if known not in DTYPES:
@@ -112,9 +114,10 @@ class Ensemble:
         names: Mapping[str, str] | None = None,
         **more: Tensor,
     ) -> Outputs:
-        """Call ``model`` on tensors by its names for them; returns its outputs, by its names.
+        """Add a step that runs ``model``; returns the model's output tensors, by the model's names for them.
 
-        ``names`` are the names of its outputs in the ensemble, where they matter. An optional input may be left out.
+        ``inputs`` and the keyword arguments map the model's input names to tensors; an optional input may be left out.
+        ``names`` maps the model's output names to names in the ensemble, for outputs whose names matter to you.
 
         Raises:
             InputError: there is no such model or tensor; or a tensor does not fit in dtype or shape, or is missing.
@@ -142,10 +145,11 @@ class Ensemble:
         return Outputs(model, made)
 
     def output(self, name: str, tensor: Tensor) -> None:
-        """Answer a request with ``tensor``, under ``name``.
+        """Make ``tensor`` an output of the ensemble, under ``name``.
 
         Raises:
-            InputError: no step writes it, a step reads it too, or there is such a tensor already.
+            InputError: the tensor is an input of the request, is read by a step, or is an output already; or the name
+                is taken.
         """
         self._check_own(tensor)
         if tensor.is_requested:
@@ -162,17 +166,17 @@ class Ensemble:
 
     @property
     def max_batch_size(self) -> int:
-        """Maximum rows per request; 0 if requests have no batch dimension."""
+        """Maximum number of rows per request; 0 if requests have no batch dimension."""
         if self._max_batch_size is not None:
             return self._max_batch_size
         sizes = [self._find(step.model).spec.max_batch_size for step in self._steps]
         return min((size for size in sizes if size), default=0)
 
     def config(self) -> ModelConfig:
-        """Make the configuration, with only those outputs of steps that are used.
+        """Return the configuration of the ensemble, with only those outputs of steps that a step or the answer uses.
 
         Raises:
-            InputError: an input or a step is not used, or there is no output.
+            InputError: an input or a step is not used, or the ensemble has no output.
         """
         used = {tensor for step in self._steps for tensor in step.inputs.values()}
         exported = {tensor.name: name for name, tensor in self._outputs.items()}
@@ -200,13 +204,13 @@ class Ensemble:
         return as_config(message, Path(self.name))
 
     def write(self, folder: Path | str) -> Path:
-        """Write ``config.pbtxt`` and an empty version folder into ``folder``; returns its path.
+        """Write ``config.pbtxt`` and an empty version folder into ``folder``; returns the path of ``folder``.
 
         ``shoal check FOLDER --target RELEASE`` lists what a given server does not support, such as several steps that
         read the request in parallel before Triton 26.05.
 
         Raises:
-            InputError: Triton would refuse it, or ``folder`` holds a model that is not an ensemble.
+            InputError: Triton would refuse the ensemble, or ``folder`` holds a model that is not an ensemble.
         """
         folder, config = Path(folder), self.config()
         if (folder / CONFIG).exists() and not read_config(folder).is_ensemble:
@@ -222,7 +226,7 @@ class Ensemble:
             known = ", ".join(sorted(self._models.keys() - {self.name}))
             raise InputError(
                 f"There is no model {model} for {self.name} to call.",
-                f"Known: {known}. Folders of others: projects=[...]",
+                f"Known: {known}. For models in other folders: projects=[...]",
             )
         return self._models[model]
 
@@ -242,7 +246,7 @@ class Ensemble:
         )
 
     def _name_outputs(self, config: ModelConfig, names: Mapping[str, str]) -> dict[str, str]:
-        """Choose the ensemble's name for each output of a model."""
+        """Choose a name in the ensemble for each output of a model; ``names`` are the names that the caller chose."""
         known = [spec.name for spec in config.spec.outputs]
         if unknown := sorted(names.keys() - set(known)):
             raise InputError(f"Model {config.name} has no output {unknown[0]}.", f"It has: {', '.join(known)}.")
@@ -258,17 +262,18 @@ class Ensemble:
 
     @property
     def _rows(self) -> tuple[bool, ...]:
-        """Whether a request has rows: both are possible until ``max_batch_size`` is known."""
+        """Possible values of "a request has a batch dimension": both until ``max_batch_size`` is known."""
         return (True, False) if self._max_batch_size is None else (self._max_batch_size > 0,)
 
 
 def check_fits(tensor: Tensor, config: ModelConfig, name: str, rows: tuple[bool, ...]) -> None:
     """Check that a model may read ``tensor`` as its input ``name``.
 
-    ``rows``: whether a request has rows, every possible value; for an output of a step, its model decides.
+    ``rows`` are the possible values of "a request has a batch dimension". They matter only if ``tensor`` is an input of
+    the request; for an output of a step, the step's model decides whether there is a batch dimension.
 
     Raises:
-        InputError: there is no such input, or dtype, shape, or leaving it out do not fit.
+        InputError: the model has no such input, dtype or shape do not fit, or only ``tensor`` may be left out.
     """
     specs = {spec.name: spec for spec in config.spec.inputs}
     if name not in specs:
@@ -283,18 +288,21 @@ def check_fits(tensor: Tensor, config: ModelConfig, name: str, rows: tuple[bool,
     ways = [replace(given, is_batched=has_rows) for has_rows in rows] if tensor.is_requested else [given]
     if not any(way.fits(wanted) for way in ways):
         raise InputError(
-            f"{what} has shape {show(wanted.full)}, and {tensor.name} of {given.who} {show(ways[0].full)}.",
+            f"{what} has shape {show(wanted.full)}, and {tensor.name} of {given.who} has {show(ways[0].full)}.",
             "Give them the same dims; -1 fits any.",
         )
     if given.tensor.is_optional and not specs[name].is_optional:
         raise InputError(
             f"{what} must be given, and {tensor.name} of {given.who} may be left out.",
-            f"Declare {name} optional in {config.name}, or {tensor.name} not.",
+            f"Declare {name} optional in {config.name}, or {tensor.name} required.",
         )
 
 
 def _dims_in(tensor: Tensor, *, has_rows: bool) -> tuple[int, ...]:
-    """Return the dims of a step's tensor as an ensemble's output: either may have rows where the other has none."""
+    """Return the dims that an ensemble declares for an output that is a step's tensor.
+
+    If only one of ensemble and model has a batch dimension, the model's dims are changed to include or exclude it.
+    """
     full = tensor.declared.full
     if has_rows == tensor.declared.is_batched:
         return tensor.dims

@@ -1,4 +1,4 @@
-"""The part of shoal that a model folder carries: what its code imports, what that imports, and so on."""
+"""Find the part of shoal that a model's code imports, directly or indirectly, and copy it into the model folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ROOT = Path(shoal.__file__).parent
 
 
 def copy_package(folder: Path) -> None:
-    """Put the part of shoal that the code in ``folder`` imports into ``folder/shoal``."""
+    """Copy the part of shoal that the code in ``folder`` imports to ``folder/shoal``."""
     for source in find_carried(sorted(folder.glob("**/*.py"))):
         copy = folder / "shoal" / source.relative_to(_ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -22,7 +22,7 @@ def copy_package(folder: Path) -> None:
 
 
 def find_carried(sources: Iterable[Path]) -> list[Path]:
-    """Return the files of shoal that ``sources`` need: modules, imported anywhere in a file, and their data."""
+    """Return the files of shoal that ``sources`` need: modules that they import, also indirectly, and data files."""
     found: set[Path] = set()
     waiting = list(sources)
     while waiting:
@@ -55,7 +55,7 @@ def _find_used(source: Path) -> Iterator[Path]:
 
 
 def _walk(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield every node, except those under ``if TYPE_CHECKING``."""
+    """Yield ``node`` and all nodes in it, except those under ``if TYPE_CHECKING``."""
     yield node
     if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
         return
@@ -64,7 +64,11 @@ def _walk(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _find_files(module: str, name: str = "") -> Iterator[Path]:
-    """Yield the files of a module and its packages; for a name that a package re-exports, those of its home module."""
+    """Yield the files of shoal that are loaded for ``import module`` or ``from module import name``.
+
+    These are the module, the ``__init__.py`` of its packages and, if the module only re-exports ``name``, the module
+    that defines it.
+    """
     parts = module.split(".")
     if parts[0] != "shoal":
         return

@@ -1,4 +1,4 @@
-"""Exchange of one model for another, in the steps of ensembles and in what code calls."""
+"""Replace one model by another, in the steps of ensembles and in the calls that models' code makes (BLS)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from shoal.repository.model_folders import collect
 def exchange_models(
     available: Mapping[str, ModelConfig], names: Iterable[str], swap: Mapping[str, str]
 ) -> Mapping[str, ModelConfig]:
-    """Return ``available`` with the models of ``swap`` exchanged: each step and each ``calls`` that names the first
-    names the second. A model does not change what it calls itself: it may stand before the one that it replaces.
+    """Return ``available`` with the keys of ``swap`` replaced by its values, in each step and each parameter ``calls``.
+
+    A replacement may itself call the model that it replaces: that call is not changed.
 
     Raises:
-        InputError: there is no such model, nothing that is composed as ``names`` uses it, or the second does not take
-            and give the same tensors.
-        ArtifactError: one of ``names`` is missing, or calls what is missing.
+        InputError: a model of ``swap`` does not exist, no model that is composed for ``names`` uses the replaced model,
+            or the tensors of the replacement do not fit.
+        ArtifactError: one of ``names``, or a model that it calls, is missing.
     """
     if not swap:
         return available
@@ -39,7 +40,11 @@ def exchange_models(
 
 
 def _check_user(user: ModelConfig, old: ModelConfig, new: ModelConfig) -> None:
-    """Check that ``user`` can use ``new`` in place of ``old``: what it maps of it, or all of it where code calls it."""
+    """Check that ``new`` has the tensors of ``old`` that ``user`` needs.
+
+    These are the tensors that the steps of ``user`` map. If the code of ``user`` calls ``old``, they are also all its
+    required inputs and its outputs.
+    """
     for step in user.steps:
         if step.model == old.name:
             _check_same(user, old, new, step.inputs, step.outputs)
@@ -72,10 +77,10 @@ def _check_same(
             what = f"{new.name} cannot take the place of {old.name} in {user.name}: {kind} {_describe(wanted)}"
             if tensor.name not in have:
                 known = ", ".join(have) or "none"
-                raise InputError(f"{what} is used, and {new.name} has none of that name.", f"Its {kind}s are: {known}.")
+                raise InputError(f"{what} is used, and {new.name} has no such {kind}.", f"Its {kind}s are: {known}.")
             found = Declared(new.name, have[tensor.name], new.spec.is_batched)
             if tensor.dtype != found.tensor.dtype or not wanted.fits(found):
-                raise InputError(f"{what} is {_describe(found)} there.", "Give both the same dtype and dims.")
+                raise InputError(f"{what} does not fit {_describe(found)}.", "Give both the same dtype and dims.")
     missing = [tensor for tensor in new.spec.inputs if not tensor.is_optional and tensor.name not in given]
     if missing:
         has = ", ".join(_describe(Declared(old.name, tensor, old.spec.is_batched)) for tensor in old.spec.inputs)
@@ -88,7 +93,7 @@ def _check_same(
 
 
 def _describe(declared: Declared) -> str:
-    """Format a declaration with its rows: ``ids of llm-hf (INT32 [-1,-1])``."""
+    """Format the declaration of a tensor, with the batch dimension: ``ids of llm-hf (INT32 [-1,-1])``."""
     tensor = declared.tensor
     return f"{tensor.name} of {declared.who} ({tensor.dtype.removeprefix('TYPE_')} {show(declared.full)})"
 

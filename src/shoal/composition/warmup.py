@@ -1,7 +1,8 @@
 """Warm-up requests, derived from one text, so that one-time work is done before the first user's request.
 
-Triton takes them model by model, and none for an ensemble. So the text goes through the pipeline here, as far as Python
-components can run it; their outputs become the warm-up inputs of the models that follow.
+Triton accepts warm-up requests only for single models, not for an ensemble. So the text goes through the pipeline here,
+as far as Python components can run it. The outputs of each component become the warm-up inputs of the models that
+follow.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from shoal.repository.graph import Graph
 from shoal.repository.loading import component_class
 
 FOLDER = "warmup"  # in a model's folder: where core looks for the data of its requests
-NUM_CALLS = 2  # TorchScript's executor settles after two
+NUM_CALLS = 2  # TorchScript optimizes a model during its first two calls
 # About the length of a passage that a user would send.
 TEXT = (
     "Before sunrise the harbour was so quiet that Mara could hear the ropes creak. She counted the boats twice: seven"
@@ -39,9 +40,9 @@ TEXT = (
 
 @dataclass
 class WarmUps:
-    """Warm-up ``requests``, the inputs of one row by model, and the ``reasons`` why other models have none.
+    """Warm-up ``requests``: the inputs of one row, by model name; and ``reasons`` why other models have no request.
 
-    A model that several steps call has the first request that it answers.
+    A model that several steps call gets the inputs of the first step for which a request could be made.
     """
 
     requests: dict[str, Arrays] = field(default_factory=dict)
@@ -49,10 +50,10 @@ class WarmUps:
 
 
 def derive(graphs: Iterable[Graph], repository: Path) -> WarmUps:
-    """Send one text through the Python components of each graph, whose files are in ``repository``.
+    """Make warm-up requests: run one text through the components of each graph, from their files in ``repository``.
 
     A component that fails here gets no warm-up request. A tensor that no component writes, such as the score of a
-    model, is zeros of its declared shape. A nested ensemble is run in the same way, step by step.
+    model, is all zeros in its declared shape. The steps of a nested ensemble are run in the same way.
     """
     found = WarmUps()
     for graph in graphs:
@@ -61,7 +62,7 @@ def derive(graphs: Iterable[Graph], repository: Path) -> WarmUps:
 
 
 def _walk(graph: Graph, repository: Path, tensors: dict[str, Any], found: WarmUps) -> None:
-    """Fill ``found`` and ``tensors``, the graph's by name, step by step."""
+    """Run the steps of a graph; add warm-up requests to ``found`` and the graph's tensors, by name, to ``tensors``."""
     levels = graph.levels()
     for index in sorted(range(len(levels)), key=levels.__getitem__):
         _warm(graph, index, repository, tensors, found)
@@ -76,14 +77,14 @@ def _warm(graph: Graph, index: int, repository: Path, tensors: dict[str, Any], f
     if config.is_ensemble:
         outputs = dict(inputs)
         _walk(Graph.build(config, graph.members), repository, outputs, found)
-    elif config.spec.is_decoupled:  # an engine would load its weights here
+    elif config.spec.is_decoupled:  # otherwise a language model would load its weights here
         found.reasons.setdefault(step.model, "it is decoupled, and is not started here; it can warm up in its setup")
     elif graph.repeats(index):  # it may keep state between the answers of a request
         found.reasons.setdefault(step.model, "it follows a decoupled model, whose answers are not known here")
     elif config.calls:
         found.reasons.setdefault(step.model, f"it calls {', '.join(config.calls)}, which may load after it")
     elif missing:
-        found.reasons.setdefault(step.model, f"nothing is known to give it as {', '.join(missing)}")
+        found.reasons.setdefault(step.model, f"no value is known for its input {', '.join(missing)}")
     else:
         try:
             outputs = _run(config, repository, inputs) if config.backend == "python" else {}
@@ -98,13 +99,16 @@ def _warm(graph: Graph, index: int, repository: Path, tensors: dict[str, Any], f
 
 
 def _describe(error: Exception, repository: Path) -> str:
-    """Return the error's class and first line; paths relative to the repository, which is made in another place."""
+    """Return an error's class and first line, with paths made relative to ``repository``, a temporary folder."""
     first = next(iter(str(error).splitlines()), "").replace(f"{repository}/", "")
     return f"{type(error).__name__}: {first}".removesuffix(": ")
 
 
 def requested(spec: ModelSpec) -> dict[str, Any]:
-    """Return the inputs of the warm-up request; optional tensors are left out, unless all are: then it is a text."""
+    """Return the inputs of a model's warm-up request: a text for text inputs, zeros for other inputs.
+
+    Optional inputs are left out. If all inputs are optional, the request has only the first text input.
+    """
     first = next((t for t in spec.inputs if t.dtype == STRING), None)
     if first is not None and all(t.is_optional for t in spec.inputs):
         return {first.name: _full(first, spec, TEXT.encode())}
@@ -114,7 +118,7 @@ def requested(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _nothing(tensor: TensorSpec, spec: ModelSpec) -> Any:
-    """Return zeros, or empty texts, where the shape is known; else None."""
+    """Return zeros, or empty texts, in the declared shape; None if that shape has a dimension of -1."""
     return None if -1 in tensor.dims else _full(tensor, spec, b"" if tensor.dtype == STRING else 0)
 
 
@@ -124,7 +128,7 @@ def _full(tensor: TensorSpec, spec: ModelSpec, value: Any) -> Any:
 
 
 def _run(config: ModelConfig, repository: Path, inputs: Arrays) -> Arrays:
-    """Run a component on one request; raises its own errors, which ``Component.process`` would log and hide."""
+    """Run a component on one request; raises the component's errors, which ``Component.process`` would log and hide."""
     folder, spec = repository / config.name / "1", config.spec
     with no_bytecode():
         component = component_class(folder / "model.py")(Context(spec=spec, folder=folder))
@@ -140,7 +144,7 @@ def _run(config: ModelConfig, repository: Path, inputs: Arrays) -> Arrays:
 
 @contextmanager
 def no_bytecode() -> Iterator[None]:
-    """Keep bytecode caches out of a model's folder."""
+    """Prevent Python from writing bytecode caches into a model's folder."""
     before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:
         yield
@@ -149,7 +153,10 @@ def no_bytecode() -> Iterator[None]:
 
 
 def write(message: Any, folder: Path, inputs: Arrays) -> None:
-    """Add a warm-up request to a configuration, its data to the model's ``folder``, unless it has one already."""
+    """Add a warm-up request to the configuration ``message``, and its data to the model's ``folder``.
+
+    A configuration that already has a warm-up request is not changed.
+    """
     if message.model_warmup:
         return
     is_batched = message.max_batch_size > 0
@@ -165,7 +172,7 @@ def write(message: Any, folder: Path, inputs: Arrays) -> None:
 
 
 def serialize(array: Any) -> bytes:
-    """Serialize a tensor in Triton's wire format: a text is its length, four bytes, and its bytes."""
+    """Serialize a tensor in Triton's binary format: a text is its length in four bytes, then its bytes."""
     from tritonclient.utils import serialize_byte_tensor
 
     if array.dtype == object:

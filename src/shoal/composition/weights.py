@@ -1,4 +1,4 @@
-"""Weights of language models, by reference: composing finds their folder, and models get its path as a parameter."""
+"""Weights of language models. They are not copied: a model gets the path of the weights folder in a parameter."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from shoal.errors import ArtifactError, SetupError
 from shoal.generation.weights import DECODER, TOKENIZER, find_weights
 from shoal.repository.config import ModelConfig, as_config
 
-PARAMETER = "model"  # of the models that need weights: the folder's absolute path; empty until it is composed
-_PATTERNS = ["*.json", "*.safetensors", "*.jinja"]  # of a hub's repository
+PARAMETER = "model"  # of models that need weights: the absolute path of their folder; empty before composing
+_PATTERNS = ["*.json", "*.safetensors", "*.jinja"]  # files to download from a repository of the hub
 _SMALL = ("*.json", "*.jinja")  # hashed; weights are too large for that at each start
 
 
 @dataclass(frozen=True)
 class Found:
-    """Weights: their absolute ``folder``, the ``revision`` that the hub gave, and digests of their small files."""
+    """Weights of a language model: their absolute ``folder``, their ``revision``, and digests of their small ``files``.
+
+    ``revision`` is the commit on the Hugging Face hub, empty for weights in a local folder.
+    """
 
     folder: Path
     revision: str
@@ -28,10 +31,10 @@ class Found:
 
 
 def find(weights: str) -> Found:
-    """Return a folder's weights, or those of ``OWNER/NAME[@REVISION]`` on the Hugging Face hub, downloaded.
+    """Find weights in a folder, or download ``OWNER/NAME[@REVISION]`` from the Hugging Face hub.
 
     Raises:
-        ArtifactError: they are incomplete, damaged or pickled, or there are none of this name.
+        ArtifactError: the weights are incomplete, damaged or pickled, or are not found.
         SetupError: huggingface_hub is not installed.
     """
     folder, revision = Path(weights), ""
@@ -62,16 +65,16 @@ def _download(weights: str) -> Path:
 
 
 def wants(model: ModelConfig) -> bool:
-    """Whether a model has the parameter for a weights folder, and no value for it."""
+    """Whether a model needs the path of a weights folder: it has the parameter ``model``, without a value."""
     return model.backend in ("python", "vllm") and model.spec.parameters.get(PARAMETER) == ""
 
 
 def give(models: Iterable[ModelConfig], found: Found | None) -> list[ModelConfig]:
-    """Return the models, with the folder in those that want one.
+    """Return the models; each model that needs weights gets the path of the weights folder.
 
     Raises:
-        ArtifactError: there is no ``found``, and a model wants one; or a model has a decoder of its own, whose
-            tokenizer is another one.
+        ArtifactError: a model needs weights, and ``found`` is None; or a model has its own decoder, with another
+            tokenizer than that of the weights.
     """
     given = []
     for model in models:
@@ -79,7 +82,7 @@ def give(models: Iterable[ModelConfig], found: Found | None) -> list[ModelConfig
         if found is not None and (own.parent / DECODER).is_file() and sha256(own) != found.files[TOKENIZER]:
             raise ArtifactError(
                 f"Model {model.name} has a decoder with another {TOKENIZER} than {found.folder}.",
-                f"Name its own: --weights {own.parent}",
+                f"Name the decoder's own weights: --weights {own.parent}",
             )
         if wants(model):
             if found is None:
@@ -96,7 +99,7 @@ def give(models: Iterable[ModelConfig], found: Found | None) -> list[ModelConfig
 
 
 def write_engine_args(model: ModelConfig, version: Path) -> None:
-    """Write the weights' folder into the engine arguments of the vLLM backend, which reads no parameter."""
+    """Write the path of the weights folder into the engine arguments of the vLLM backend, which reads no parameters."""
     path = version / FILE
     if model.backend == "vllm" and path.is_file() and model.spec.parameters.get(PARAMETER):
         arguments = {**json.loads(path.read_bytes()), PARAMETER: model.spec.parameters[PARAMETER]}

@@ -1,4 +1,4 @@
-"""Read an environment entry by entry, from a packed archive or a folder; and unpack an archive safely."""
+"""Read the entries of an environment, from a packed archive or a folder, and unpack an archive safely."""
 
 from __future__ import annotations
 
@@ -32,9 +32,11 @@ _CHUNK = 2**20
 
 @dataclass(frozen=True)
 class Entry:
-    """One file, folder or link. ``link`` is a link's target; ``chunks`` gives a file's content, from front to back.
+    """A file, folder, link or special file of an environment.
 
-    ``refusal`` is the reason why an archive's entry may not be unpacked; empty where it may.
+    ``link`` is the target of a link. ``chunks`` yields the content of a file, from beginning to end. ``file`` is the
+    entry's path on this machine, None in an archive. ``refusal`` is the reason why an entry of an archive must not be
+    unpacked, empty if it may be unpacked.
     """
 
     path: str
@@ -49,7 +51,7 @@ class Entry:
 
 
 class _Header(tarfile.TarInfo):
-    """Header of an entry; tarfile itself would take a missing or damaged one for the end of the archive."""
+    """Header of an archive's entry; raises an error if it is damaged, where tarfile would end the archive."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Header:
@@ -58,14 +60,16 @@ class _Header(tarfile.TarInfo):
         except tarfile.HeaderError as error:
             if len(buf) < tarfile.BLOCKSIZE or any(buf):
                 raise tarfile.ReadError(str(error)) from error
-            raise  # a block of zeros: the end
+            raise  # a block of zeros is the regular end of an archive
 
 
 def read_archive(path: Path) -> Iterator[Entry]:
-    """Yield the entries of a ``.tar.gz``, in order; each can be read until the next one is requested.
+    """Yield the entries of a ``.tar.gz`` file, in order.
+
+    The content of an entry can be read only until the next entry is requested.
 
     Raises:
-        ArtifactError: it is not a gzip tar, or is damaged or cut off.
+        ArtifactError: the file cannot be read, is not a gzip-compressed tar archive, or is damaged or cut off.
     """
     _check_format(path)
     with (
@@ -89,14 +93,17 @@ def read_archive(path: Path) -> Iterator[Entry]:
                 partial(_read_member, archive, member, path),
                 refusal=refusal,
             )
-            archive.members.clear()  # type: ignore[attr-defined]  # or it keeps a record of every entry
-        while file.read(_CHUNK):  # gzip ends with a checksum
+            archive.members.clear()  # type: ignore[attr-defined]  # otherwise tarfile keeps a record of every entry
+        while file.read(_CHUNK):  # read to the end, where gzip has a checksum
             pass
 
 
 @contextmanager
 def _damage(path: Path) -> Iterator[None]:
-    """Convert all that parsing a damaged archive may raise to one error: tarfile checks little of what it reads."""
+    """Convert every exception that reading a damaged archive can raise to ``ArtifactError``.
+
+    There are many such exceptions, since tarfile validates little of what it reads.
+    """
     try:
         yield
     except (tarfile.TarError, EOFError, zlib.error, OSError, ValueError, OverflowError) as error:
@@ -127,15 +134,16 @@ def _find_kind(member: tarfile.TarInfo) -> str:
 
 
 def _find_refusal(member: tarfile.TarInfo, kind: str, files: set[str]) -> str:
-    """Return the reason why an entry may not be unpacked, judged by its names; ``files`` come before it in the archive.
+    """Return the reason why an entry must not be unpacked; empty if it may be.
 
-    ``tarfile.data_filter`` is not used: Python has it from 3.11.4 on (Debian 12 has 3.11.2), and it would unpack an
-    absolute entry under another name.
+    The entry is judged by its type, its name and the target of its link. ``files`` are the names of the files and hard
+    links that precede the entry in the archive. ``tarfile.data_filter`` is not used: Python has it from 3.11.4 on
+    (Debian 12 has 3.11.2), and it would unpack an entry with an absolute name under another name.
     """
     if member.name.startswith("/"):
         return "its name is absolute"
     if ".." in member.name.split("/"):
-        return "its name climbs out of the folder"
+        return "its path leaves the folder"
     if kind == HARD_LINK and posixpath.normpath(member.linkname) not in files:
         return f"it is a hard link to {member.linkname}, which is not a file before it in the archive"
     if kind == SYMLINK:
@@ -156,10 +164,10 @@ def _read_member(archive: tarfile.TarFile, member: tarfile.TarInfo, path: Path) 
 
 
 def read_folder(folder: Path, paths: Iterable[Path] | None = None) -> Iterator[Entry]:
-    """Yield the entries of a folder, or only those at ``paths``, sorted; links are not followed.
+    """Yield the entries of a folder, or only the entries at ``paths``, sorted by path; links are not followed.
 
     Raises:
-        ArtifactError: there is no such folder.
+        ArtifactError: the folder does not exist.
     """
     if not folder.is_dir():
         raise ArtifactError(f"There is no environment at {folder}.", "Name a packed environment or its folder.")
@@ -179,20 +187,20 @@ def _chunks(path: Path) -> Iterator[bytes]:
             while chunk := file.read(_CHUNK):
                 yield chunk
     except PermissionError as error:
-        raise ArtifactError(f"{path} cannot be read: {error.strerror}.", "Read it as its owner.") from None
+        raise ArtifactError(f"{path} cannot be read: {error.strerror}.", "Run this as the owner of the file.") from None
 
 
 # --- unpack --------------------------------------------------------------------------------------------------------
 
 
 def unpack(archive: Path, folder: Path, *, on_progress: OnProgress = lambda stage, done, total: None) -> Path:
-    """Unpack a packed environment into ``folder``, which must not exist; returns its absolute path.
+    """Unpack a packed environment into ``folder``, which must not exist; returns the absolute path of ``folder``.
 
-    Triton uses a folder as it is, but unpacks an archive at each start, and releases before 26.06 do so to wherever the
-    archive says. Here an archive with an entry that would leave the folder is refused.
+    Triton uses a folder as it is, but unpacks an archive each time it loads a model. Triton before 26.06 does not check
+    whether an entry would be written outside the target folder. This function refuses an archive with such an entry.
 
     Raises:
-        ArtifactError: the archive is damaged, or holds such an entry.
+        ArtifactError: the archive is damaged, or has an entry that must not be unpacked.
         InputError: ``folder`` exists, or Triton does not support its path.
         SetupError: the disk is full, or the folder cannot be written.
     """
@@ -212,7 +220,7 @@ def unpack(archive: Path, folder: Path, *, on_progress: OnProgress = lambda stag
                     )
                 _write(entry, made)
             for parent, _, _ in os.walk(made):
-                Path(parent).chmod(0o755)  # whatever the umask, for a server under another user
+                Path(parent).chmod(0o755)  # a server may run as another user, whatever the umask
             on_progress("unpack", 1, 1)
             made.rename(target)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Build an environment, its archive and its stub, and put them in place only if they fit; and read what was built."""
+"""Build an environment, its archive and its stub, and replace the previous build only if they fit the server."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from shoal.paths import alone, aside, check_path_supported, check_replaceable, e
 from shoal.progress import OnProgress
 
 ARCHIVE, FOLDER, LOG = "custom_env.tar.gz", "environment", "build.log"
-_OLDEST_PYTHON = (3, 11)  # that shoal's components run on
-_OWN = {"llm-vllm": "-vllm"}  # models that need an environment of their own, and its file's name
-_COMPRESS_LEVEL = 4  # conda-pack's own; 9 takes three times as long for a few per cent
+_OLDEST_PYTHON = (3, 11)  # the oldest Python on which shoal's components run
+_OWN = {"llm-vllm": "-vllm"}  # models that need an environment of their own, and the ending of its file name
+_COMPRESS_LEVEL = 4  # conda-pack's default; 9 takes three times as long, for a few per cent less
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Built:
 
 
 def read_built(folder: Path) -> Built | None:
-    """Read the record of a build at ``folder``; None where there is none."""
+    """Return the build in ``folder``, from its record ``env.json``; None if there is no readable record."""
     try:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         environment, stub = folder / record["environment"], record["stub"]
@@ -55,25 +55,30 @@ def read_built(folder: Path) -> Built | None:
 
 
 def locate(place: Path) -> tuple[Path, Path | None]:
-    """Return environment and stub of the build at ``place``, else ``place`` itself and no stub."""
+    """Return the paths of the environment and the stub that are built at ``place``; the stub is None if there is none.
+
+    If ``place`` is not the output of a build, it is taken for the environment itself, without a stub.
+    """
     built = read_built(place)
     return (built.environment, built.stub) if built else (place.absolute(), None)
 
 
 def is_whole(out: Path, built: Built) -> bool:
-    """Whether the files of a build are unchanged, and a venv's Python is still there."""
+    """Whether the files of the build in ``out`` are unchanged and, for a venv, its Python interpreter still exists."""
     files: dict[str, str] = built.record["files"]
     environment = built.environment
     return not find_changed(out, files) and (environment.is_file() or (environment / "bin" / "python3").exists())
 
 
 def find_file(target: str, engine: str, *, is_for_gpu: bool, model: str = "") -> Path:
-    """Return the environment file of the readability components: for GPU, CPU, or the embedded server.
+    """Return the path of shoal's own ``environment.yml``, or ``requirements.txt`` for the engine ``venv``.
 
-    With ``model``, return that of a model that needs an environment of its own.
+    It lists the packages of the readability components: for a GPU, for the CPU, or for a server that does not support
+    NumPy 2. With ``model``, it lists the packages of that model, which needs an environment of its own.
 
     Raises:
-        InputError: the target's own stub cannot serve RAPIDS, or the model does not need one.
+        InputError: the stub of ``target`` does not support NumPy 2, which RAPIDS needs; or ``model`` does not need an
+            environment of its own.
     """
     is_old = parse_release(target) < FIRST_NUMPY_2
     if model:
@@ -92,23 +97,24 @@ def find_file(target: str, engine: str, *, is_for_gpu: bool, model: str = "") ->
 
 
 def find_overrides(target: str, model: str) -> tuple[str, ...]:
-    """Return the packages that are installed last for a model with an environment of its own.
+    """Return the packages that pip installs last into the environment of ``model``; empty for most models and servers.
 
-    Packages that vLLM needs ask for NumPy 2, but what vLLM uses of these packages works with NumPy 1.
+    For ``llm-vllm`` on a server that does not support NumPy 2, this is NumPy 1. Some packages that vLLM depends on
+    require NumPy 2, but the parts of them that vLLM uses also work with NumPy 1.
     """
     return ("numpy>=1.26,<2",) if model in _OWN and parse_release(target) < FIRST_NUMPY_2 else ()
 
 
 def build(request: Request, on_progress: OnProgress = lambda stage, done, total: None) -> Built:
-    """Build the requested environment, or return the existing one if it is up to date.
+    """Build the requested environment, or return the existing build if it is up to date.
 
-    Everything is built in a temporary folder and moved to ``request.out`` in one step, once environment, stub and
-    target are known to fit: a full disk or an interruption leaves ``request.out`` unchanged.
+    Everything is built in a temporary folder. It replaces ``request.out`` in one step, after a check that environment,
+    stub and target fit together. An error, a full disk or an interruption leaves ``request.out`` unchanged.
 
     Raises:
         InputError: the request cannot be fulfilled.
         SetupError: a tool is missing or failed, or the disk is full.
-        ArtifactError: environment, stub and target do not fit.
+        ArtifactError: environment, stub and target do not fit together.
     """
     target, out = find_target(request.target), request.out.resolve()
     check_path_supported(out)
@@ -120,7 +126,8 @@ def build(request: Request, on_progress: OnProgress = lambda stage, done, total:
     check_choice(request)
     inputs = _digest(request, wanted, python)
     log = out.with_name(f"{out.name}.{LOG}")
-    oldest = min(filter(None, (target.glibc, find_target(EMBEDDED).glibc)), default=())  # it must run here, too
+    # The environment must also run on this machine.
+    oldest = min(filter(None, (target.glibc, find_target(EMBEDDED).glibc)), default=())
     job = Job(python, request.channels or wanted.channels, log, show_version(oldest))
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -145,7 +152,7 @@ def build(request: Request, on_progress: OnProgress = lambda stage, done, total:
 def _make(
     request: Request, wanted: Wanted, target: Target, job: Job, folder: Path, on_progress: OnProgress
 ) -> dict[str, Any]:
-    """Fill ``folder``, which will be moved to ``request.out``; returns its record."""
+    """Build environment and stub in ``folder``, which ``build`` moves to ``request.out`` later; returns the record."""
     job.log.write_bytes(b"")
     prefix = wanted.folder or folder / FOLDER
     is_venv = request.engine == VENV and not wanted.folder
@@ -177,7 +184,7 @@ def _make(
     with _stage(on_progress, "verify"):
         environment = inspect(folder / (FOLDER if is_venv else ARCHIVE))
         stub = read_stub(folder / STUB) if made else None
-        if stub:  # a finished one may have a record beside it; the others are made for the target
+        if stub:  # a finished stub may have a record beside it; other stubs are made for the target
             release = read_stub(Path(request.stub)).release if made == GIVEN else target.version
             stub = replace(stub, release=release)
         check_fit(environment, stub, target, f"The environment of {request.source.name}")
@@ -205,21 +212,21 @@ def _make(
 
 
 def pack(prefix: Path, archive: Path, log: Path) -> None:
-    """Pack a conda environment with conda-pack.
+    """Pack the conda environment at ``prefix`` into ``archive`` with conda-pack.
 
     Raises:
-        InputError: it is not a conda environment.
-        SetupError: conda-pack refused it.
+        InputError: ``prefix`` is not a conda environment.
+        SetupError: conda-pack failed.
     """
     if not (prefix / "conda-meta").is_dir():
         is_venv = (prefix / "pyvenv.cfg").is_file()
         raise InputError(
             f"{prefix} is {'a venv, whose Python is outside of it' if is_venv else 'not a conda environment'}.",
-            "List its packages and build from that: pip freeze > requirements.txt",
+            "List its packages and build from that list: pip freeze > requirements.txt",
         )
     with needs("env"):
         import conda_pack  # noqa: F401  # a missing library is reported here, not in the log of the other process
-    # In a process of its own: its threads would print to our terminal, and its temporary file may stay behind.
+    # conda-pack gets a process: its threads would print to our terminal, and its temporary file may stay behind.
     command: list[str | Path] = [sys.executable, "-P", "-m", "conda_pack.cli", "--prefix", prefix, "--output", archive]
     options = ["--quiet", "--n-threads", "-1", "--compress-level", str(_COMPRESS_LEVEL), "--exclude", "CACHEDIR.TAG"]
     run([*command, *options], log=log, what="Packing by conda-pack", variables={"TMPDIR": str(archive.parent)})
@@ -227,13 +234,13 @@ def pack(prefix: Path, archive: Path, log: Path) -> None:
 
 
 def _default_python(target: Target) -> str:
-    """Return the target's own Python if shoal's components run on it, else the version of this process's Python."""
+    """Return the target's Python version if shoal's components support it, else this process's Python version."""
     running = f"{sys.version_info.major}.{sys.version_info.minor}"
     return target.python if parse_version(target.python) >= _OLDEST_PYTHON else running
 
 
 def _digest(request: Request, wanted: Wanted, python: str) -> str:
-    """Return the hash of everything that the result depends on, with the contents of the files that are named."""
+    """Return a hash of everything that a build depends on, including the contents of files that ``request`` names."""
     options = replace(request, source=Path(), out=Path(), python=python, builder=None)
     files = [sha256(path) for path in (Path(request.stub), request.builder) if path and path.is_file()]
     return hashlib.sha256(repr((shoal.__version__, wanted.digest, options, files)).encode()).hexdigest()

@@ -1,6 +1,7 @@
-"""Tools that make an environment: rattler, a user's conda, Python's own venv, and pip.
+"""Tools that make an environment: rattler, an installed conda, mamba or micromamba, Python's venv, and pip.
 
-Each tool runs in a process of its own. Its output goes to a log, and the reason of a failure into one line.
+Each tool runs in a process of its own and writes to a log. If it fails, the error quotes one line of the log as the
+reason.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ _LEAKS = (
     "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX", "PIP_USER", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT",
     "PIP_PYTHON", "PIP_REQUIRE_VIRTUALENV",
 )  # fmt: skip
-_LONG = 600  # characters of a reason
-_TAIL = 200  # lines in which a reason is looked for
+_LONG = 600  # maximum length of a reason, in characters
+_TAIL = 200  # number of last lines that are searched for a reason
 _REASONS = ("No space left on device", "ERROR:", "ensurepip is not", "fatal:", "CMake Error", "error:", "Error:")
 _DEFAULTS = ("https://repo.anaconda.com/pkgs/main", "https://repo.anaconda.com/pkgs/r")  # conda's own `defaults`
 
@@ -43,25 +44,25 @@ PLATFORMS: list[Platform] = ["linux-64", "noarch"]
 
 
 def check_engine(engine: str, target: Target) -> None:
-    """Refuse an engine that is not known, or whose environments the target could not run.
+    """Check that ``engine`` is a known tool, and that the target can run the environments that it makes.
 
     Raises:
-        InputError: it names the engines to use.
+        InputError: the engine is unknown, or the target cannot run its environments.
     """
     if engine not in ENGINES:
         raise InputError(f"Unknown engine {engine!r}.", f"Known: {', '.join(ENGINES)}.")
     if engine == VENV and not target.is_embedded:
         raise InputError(
             f"A venv's Python is outside of it, and {target.name} runs in a container without it.",
-            f"Use --engine {RATTLER}, which packs one that holds its Python.",
+            f"Use --engine {RATTLER}, which packs an environment with its Python.",
         )
 
 
 def make(engine: str, wanted: Wanted, prefix: Path, job: Job) -> None:
-    """Make the environment ``wanted`` at ``prefix``, which must not exist.
+    """Make an environment with the packages ``wanted`` at the path ``prefix``, which must not exist.
 
     Raises:
-        InputError: the engine cannot make it.
+        InputError: the engine cannot make this environment.
         SetupError: the engine is not installed, or failed.
     """
     if engine == VENV:
@@ -80,12 +81,13 @@ def make(engine: str, wanted: Wanted, prefix: Path, job: Job) -> None:
 def make_rattler(wanted: Wanted, prefix: Path, job: Job) -> None:
     """Make the environment ``wanted`` with rattler.
 
-    It runs in a process of its own: rattler's threads continue to write for a while after an error or Ctrl-C, end
-    only when their process does, and may crash an interpreter that is shutting down.
+    rattler runs in a process of its own. Its threads continue to write for a while after an error or Ctrl-C, end only
+    when their process ends, and may crash an interpreter that is shutting down.
 
     Raises:
         InputError: no channel is named.
-        SetupError: rattler failed: a channel or package is not available, or the specs exclude one another.
+        SetupError: rattler failed: a channel or package is not available, or the requested versions exclude one
+            another.
     """
     with needs("env"):
         import rattler  # noqa: F401  # a missing library is reported here, not in the log of the other process
@@ -103,11 +105,11 @@ def make_rattler(wanted: Wanted, prefix: Path, job: Job) -> None:
 
 
 def main(order: dict[str, Any]) -> None:
-    """Entry point of rattler's process."""
+    """Run rattler as ``order`` says, then exit: the main function of rattler's process."""
     code = 0
     try:
         asyncio.run(_run_rattler(order))
-    except Exception as error:  # rattler's have no common base class; the user reads the text
+    except Exception as error:  # rattler's exceptions have no common base class; the user reads the text
         code = 1
         sys.stdout.write(f"error: {without_secrets(' '.join(str(error).split()))}\n")
     sys.stdout.flush()
@@ -147,7 +149,7 @@ async def _run_rattler(order: dict[str, Any]) -> None:
 
 
 def make_conda(tool: str, wanted: Wanted, prefix: Path, job: Job) -> None:
-    """Make the environment ``wanted`` with ``tool``, which understands conda's command line."""
+    """Make the environment ``wanted`` with ``tool``: conda, or a program with the same command line."""
     program = shutil.which(tool)
     if program is None:
         raise SetupError(f"{tool} is not installed.", f"Install it, or use --engine {RATTLER}, which needs no conda.")
@@ -160,11 +162,11 @@ def make_conda(tool: str, wanted: Wanted, prefix: Path, job: Job) -> None:
 
 
 def make_venv(wanted: Wanted, prefix: Path, job: Job) -> None:
-    """Make a venv. Its Python stays outside of it: for servers on this machine only.
+    """Make a venv, for a server on this machine only: the Python interpreter of a venv is outside of it.
 
     Raises:
-        InputError: it holds conda packages.
-        SetupError: there is no such Python, or it has no shared library for the stub.
+        InputError: ``wanted`` lists conda packages.
+        SetupError: no interpreter of that Python version is installed, or it has no shared library for the stub.
     """
     if not wanted.is_pip_only:
         raise InputError(
@@ -177,10 +179,10 @@ def make_venv(wanted: Wanted, prefix: Path, job: Job) -> None:
 
 
 def find_python(version: str) -> Path:
-    """Find the interpreter of a version such as ``3.12``: this one, one on PATH, or one of pyenv's.
+    """Find the interpreter of a version such as ``3.12``: this process's, one that pyenv installed, or one on PATH.
 
     Raises:
-        SetupError: there is none.
+        SetupError: there is no such interpreter.
     """
     if version == f"{sys.version_info.major}.{sys.version_info.minor}":
         return Path(sys.base_prefix) / "bin" / f"python{version}"
@@ -196,10 +198,10 @@ def find_python(version: str) -> Path:
 
 
 def link_libpython(base: Path, prefix: Path) -> None:
-    """Put a Python's shared library where Triton's stub looks for it: into the environment's ``lib/``.
+    """Link the shared library of the interpreter ``base`` into an environment's ``lib/``, where stubs look for it.
 
     Raises:
-        SetupError: that Python has none.
+        SetupError: that Python has no shared library.
     """
     code = "import json, sysconfig as s; print(json.dumps([s.get_config_var(n) for n in ('LIBDIR', 'INSTSONAME')]))"
     answer = subprocess.run([base, "-c", code], capture_output=True, text=True, check=True).stdout
@@ -214,7 +216,7 @@ def link_libpython(base: Path, prefix: Path) -> None:
 
 
 def relocate(prefix: Path, target: Path) -> None:
-    """Rewrite the paths in a venv that is about to be moved from ``prefix`` to ``target``."""
+    """Rewrite the paths in the files of a venv that is about to be moved from ``prefix`` to ``target``."""
     for path in [prefix / "pyvenv.cfg", *(prefix / "bin").iterdir()]:
         if path.is_file() and not path.is_symlink():
             content = path.read_bytes()
@@ -223,9 +225,10 @@ def relocate(prefix: Path, target: Path) -> None:
 
 
 def install(prefix: Path, lines: Sequence[str], *, log: Path) -> None:
-    """Install packages by pip into the environment at ``prefix``, from the index of the user's own configuration.
+    """Install packages into the environment at ``prefix`` with pip, from the package index that the user configured.
 
-    This process's pip does it where it has one, else the environment's.
+    ``lines`` are lines of a requirements file. The pip of this process's Python is used if it has one, else the
+    environment's pip.
 
     Raises:
         SetupError: pip failed.
@@ -255,12 +258,13 @@ def run(
     variables: Mapping[str, str] | None = None,
     given: str = "",
 ) -> None:
-    """Run ``command`` without access to a user's own packages; ``what`` describes it in the error.
+    """Run ``command`` without access to packages in the user's home directory; its output is appended to ``log``.
 
-    ``given`` is its standard input. It runs in a session of its own: an interruption ends all that it started.
+    ``what`` describes the command in an error, and ``given`` is its standard input. The command runs in a session of
+    its own, so that an interruption ends it and all processes that it started.
 
     Raises:
-        SetupError: it failed, or does not exist.
+        SetupError: the command failed, or does not exist.
     """
     words = [str(word) for word in command]
     kept = {name: value for name, value in os.environ.items() if name not in _LEAKS}
@@ -301,7 +305,7 @@ def _reason(log: Path, start: int) -> str:
 
 
 def _shorten(line: str) -> str:
-    """Keep both ends of a long line: its beginning says what failed, its end says why."""
+    """Cut the middle out of a long error line: its beginning says what failed, its end says why."""
     return line if len(line) <= _LONG else f"{line[: _LONG // 2]} ... {line[-_LONG // 2 :]}"
 
 

@@ -16,16 +16,16 @@ _COMPILE = f"{_BUILD} --stub compile --stub-builder PROGRAM"
 
 @dataclass(frozen=True)
 class Misfit:
-    """One reason why a pair does not fit; ``fix`` is what to do or type."""
+    """One reason why environment, stub and server do not fit together; ``fix`` is what to do, or a command to type."""
 
     what: str
     fix: str
 
 
 def find_misfits(environment: Environment, stub: Stub | None, target: Target) -> list[Misfit]:
-    """List every reason why ``target`` could not run models in ``environment`` with ``stub``; none if they fit.
+    """List every reason why ``target`` cannot run models in ``environment`` with ``stub``; empty if they fit together.
 
-    Without a stub, the target's own is used.
+    If ``stub`` is None, the check is for the target's own stub.
     """
     return [
         *_damage(environment),
@@ -40,10 +40,12 @@ def find_misfits(environment: Environment, stub: Stub | None, target: Target) ->
 
 
 def check_fit(environment: Environment, stub: Stub | None, target: Target, name: str = "") -> None:
-    """Refuse what does not fit; ``name`` is the environment's name in the error, its path where empty.
+    """Check that environment, stub and target fit together.
+
+    ``name`` is what an error calls the environment, by default its path.
 
     Raises:
-        ArtifactError: the first reason, and how many more there are.
+        ArtifactError: they do not fit together. The error gives the first reason and the number of other reasons.
     """
     misfits = find_misfits(environment, stub, target)
     if misfits:
@@ -85,11 +87,13 @@ def _python(env: Environment, stub: Stub | None, target: Target) -> Iterator[Mis
     python = env.python_minor
     if python != (stub.python if stub else target.python):
         other = (
-            f"the stub for Python {stub.python}" if stub else f"the stub of {target.name} for Python {target.python}"
+            f"the stub is for Python {stub.python}"
+            if stub
+            else f"the stub of {target.name} is for Python {target.python}"
         )
-        fix = "Make both for one" if stub else "Make a stub for it"
+        fix = "Make both for one Python" if stub else "Make a stub for that Python"
         yield Misfit(
-            f"It is for Python {python} and {other}.", f"{fix}: {_BUILD.format(target=target.name, python=python)}"
+            f"It is for Python {python}, and {other}.", f"{fix}: {_BUILD.format(target=target.name, python=python)}"
         )
 
 
@@ -99,7 +103,7 @@ def _numpy(env: Environment, stub: Stub | None, target: Target) -> Iterator[Misf
         of = "this stub" if stub else f"the stub of {target.name}"
         yield Misfit(
             f"It has NumPy {env.numpy}, and {of} silently corrupts tensors under NumPy 2 (its pybind11 is too old).",
-            f"Use numpy<2, or a stub for it: {_COMPILE.format(target=target.name, python=env.python_minor)}",
+            f"Use numpy<2, or a stub for NumPy 2: {_COMPILE.format(target=target.name, python=env.python_minor)}",
         )
 
 
@@ -107,19 +111,19 @@ def _stub(env: Environment, stub: Stub | None, target: Target) -> Iterator[Misfi
     machines = {name for name in (env.machine, stub.machine if stub else "", target.machine) if name}
     if len(machines) > 1:
         parts = f"environment {env.machine or 'any'}, stub {stub.machine if stub else 'none'}, server {target.machine}"
-        yield Misfit(f"They are for different machines: {parts}.", "Make them on a machine like the server's.")
+        yield Misfit(f"Their machine types differ: {parts}.", "Make them on a machine like the server's.")
     if stub and stub.is_of_wheel and not target.is_embedded:
         yield Misfit(
             f"The stub is of the wheel nvidia-pytriton and needs its libraries, which {target.name} lacks.",
             "Leave the stub out: the target has its own for this Python."
             if target.python == env.python_minor
-            else f"Compile one: {_COMPILE.format(target=target.name, python=env.python_minor)}",
+            else f"Compile a stub: {_COMPILE.format(target=target.name, python=env.python_minor)}",
         )
     if stub and stub.release and stub.release != target.version:
         yield Misfit(
-            f"The stub is of release {stub.release}, the server of {target.version}:"
+            f"The stub is of release {stub.release}, and the server is of release {target.version}:"
             " they communicate through shared memory whose layout changes between releases.",
-            f"Make one for it: {_BUILD.format(target=target.name, python=env.python_minor)}",
+            f"Make a stub for that release: {_BUILD.format(target=target.name, python=env.python_minor)}",
         )
 
 
@@ -149,5 +153,5 @@ def _form(env: Environment, target: Target) -> Iterator[Misfit]:
     if env.kind == VENV and target.name != EMBEDDED:
         yield Misfit(
             f"It is a venv: its Python is outside of it, and {target.name} runs in a container without it.",
-            "Pack one that holds its Python: shoal env build --engine rattler",
+            "Pack an environment that holds its Python: shoal env build --engine rattler",
         )

@@ -20,7 +20,7 @@ from shoal.errors import ArtifactError, SetupError
 ARCHIVE, CONDA, VENV = "archive", "folder", "venv"
 _PROBLEMS = ("escapes", "editable", "leaks", "prefixes")  # Environment's fields that list problems
 _SPOOL = 64 * 2**20  # a binary larger than this is read from a temporary file
-_GLANCE = 96 * 2**20  # unpacked bytes of an archive that `glance` reads: a second at most
+_GLANCE = 96 * 2**20  # unpacked bytes of an archive that `glance` reads, which takes a second at most
 _SITE = re.compile(r"lib/python(\d+\.\d+)/site-packages/")
 _MODULE = re.compile(r"lib/python\d\.\d+/(?:site-packages/|lib-dynload/)?(\w+)")
 _KNOWN_PTH = re.compile(r"distutils-precedence|_virtualenv|.*-nspkg")  # others may add folders to sys.path
@@ -28,7 +28,7 @@ _KNOWN_PTH = re.compile(r"distutils-precedence|_virtualenv|.*-nspkg")  # others 
 
 @dataclass(frozen=True)
 class Package:
-    """A distribution in the environment; ``num_bytes`` is the total size of the files that it lists."""
+    """A package in the environment; ``num_bytes`` is the total size of the files that its record lists."""
 
     name: str
     version: str
@@ -37,7 +37,7 @@ class Package:
 
 @dataclass(frozen=True, order=True)
 class Need:
-    """The highest version of a symbol family that a file asks for, and the file."""
+    """The highest version of a library, such as glibc, that a binary of an environment needs, and the binary's path."""
 
     version: Version = ()
     path: str = ""
@@ -47,16 +47,20 @@ class Need:
 class Environment:
     """Contents of one environment.
 
-    ``python`` is ``3.12.1``, or ``3.12`` where the patch version is unknown. ``glibc`` and ``glibcxx`` are the highest
-    that any binary needs; ``own_glibcxx`` is that of its own libstdc++, empty where it has none. Each of ``escapes``,
-    ``editable``, ``leaks`` and ``prefixes`` is a list of sentences, empty in a good environment:
+    ``python`` is the version, such as ``3.12.1``, or ``3.12`` if the patch version is unknown. ``glibc`` and
+    ``glibcxx`` are the highest versions that any binary needs; ``own_glibcxx`` is the version that the environment's
+    own libstdc++ provides, empty if it has no libstdc++. Each of ``escapes``, ``editable``, ``leaks`` and ``prefixes``
+    is a list of sentences, empty in a good environment:
 
-    * ``escapes``: entries that would get out of the folder that they are unpacked into;
-    * ``editable``: packages that are links to source folders;
-    * ``leaks``: search paths to packages outside, such as a user's own site-packages;
-    * ``prefixes``: absolute paths that exist on the machine that made it.
+    * ``escapes``: entries of the archive that must not be unpacked, such as those that would be written outside the
+      folder;
+    * ``editable``: editable installs, that is, packages that are links to their source folders;
+    * ``leaks``: settings that let Python import packages from outside the environment, such as the user's
+      site-packages;
+    * ``prefixes``: paths and links that are valid only on the machine where the environment was made.
 
-    ``modules`` are the names that can be imported from it; with ``is_open`` other modules may be importable, too.
+    ``modules`` are the names of the modules that can be imported from the environment. If ``is_open`` is True, other
+    modules may be importable, too.
     """
 
     source: Path
@@ -83,16 +87,16 @@ class Environment:
 
     @property
     def python_minor(self) -> str:
-        """The version that a stub must be built for: ``3.12``."""
+        """Python version without the patch number, such as ``3.12``; the stub must be built for it."""
         return ".".join(self.python.split(".")[:2])
 
     @property
     def has_libpython(self) -> bool:
-        """Whether ``lib/`` holds the shared library that stubs load."""
+        """Whether ``lib/`` of the environment contains Python's shared library, which stubs load."""
         return f"libpython{self.python_minor}.so.1.0" in self.own_libraries
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all fields, ready for JSON."""
+        """Return the fields, ready for JSON, except ``own_libraries``, ``modules`` and ``is_open``."""
         fields = asdict(self)
         for name in ("own_libraries", "modules", "is_open"):
             del fields[name]
@@ -108,7 +112,7 @@ class Environment:
         }
 
     def summary(self) -> dict[str, str]:
-        """Return the main facts, one line each."""
+        """Return the main facts, one line each, by label."""
         needs = f"glibc {show_version(self.glibc.version) or 'of any version'} ({self.glibc.path})"
         if self.glibcxx.version:
             needs += f", GLIBCXX_{show_version(self.glibcxx.version)} ({self.glibcxx.path})"
@@ -131,12 +135,12 @@ class Environment:
 
 
 def inspect(source: Path, *, reads_binaries: bool = True) -> Environment:
-    """Read an environment: a packed ``.tar.gz``, an unpacked folder, or a venv.
+    """Read the contents of an environment: a packed ``.tar.gz``, an unpacked folder, or a venv.
 
-    Without ``reads_binaries`` the requirements of binaries, which take most of the time, are left out.
+    Without ``reads_binaries``, the library versions that binaries need are not read: they take most of the time.
 
     Raises:
-        ArtifactError: there is none, or it is damaged.
+        ArtifactError: there is no environment at ``source``, or it is damaged.
     """
     kind = _find_kind(source)
     reading = _Reading(Environment(source.absolute(), kind), reads_binaries)
@@ -146,13 +150,13 @@ def inspect(source: Path, *, reads_binaries: bool = True) -> Environment:
 
 
 def glance(source: Path) -> Environment:
-    """Read an environment as ``inspect`` does, but only what takes less than a second; ``packages`` are not complete.
+    """Read an environment as ``inspect`` does, but only what takes less than a second; ``packages`` is not complete.
 
-    It reads a folder's ``lib/`` without what is deeper in the packages, and the beginning of an archive. If the
-    archive is longer, the rest is assumed to be right. ``python`` is empty if the beginning does not show it.
+    Of a folder, only ``lib/`` and the first level of its packages are read; of an archive, only the beginning. A longer
+    archive is assumed to contain everything that models need. ``python`` is empty if the beginning does not show it.
 
     Raises:
-        ArtifactError: there is none, or it is damaged.
+        ArtifactError: there is no environment at ``source``, or it is damaged.
     """
     kind = _find_kind(source)
     reading = _Reading(Environment(source.absolute(), kind), reads_binaries=False)
@@ -177,7 +181,7 @@ def glance(source: Path) -> Environment:
 
 
 def _list_shallow(folder: Path) -> list[Path]:
-    """List the files of an environment that say what it is, and the names that can be imported from it."""
+    """List the paths in an environment's folder that show its Python, NumPy, libraries and importable modules."""
     # conda links lib/python3.1 to lib/python3.11
     libraries = [path for path in folder.glob("lib/python3.*") if path.is_dir() and not path.is_symlink()]
     found = [
@@ -196,18 +200,18 @@ def _list_shallow(folder: Path) -> list[Path]:
 
 
 class _Reading:
-    """One pass over the entries: an archive can be read from front to back only."""
+    """State of a single pass over an environment's entries, since an archive can be read only from beginning to end."""
 
     def __init__(self, environment: Environment, reads_binaries: bool) -> None:
         self.environment = environment
         self.reads_binaries = reads_binaries
         self.sizes: dict[str, int] = {}
         self.records: dict[str, list[str]] = {}  # folder of a distribution -> its files
-        self.metadata: dict[str, tuple[str, str]] = {}  # the same -> name and version
+        self.metadata: dict[str, tuple[str, str]] = {}  # folder of a distribution -> its name and version
         self.full_version = ""
 
     def take(self, entry: Entry) -> None:
-        """Record one entry."""
+        """Record what one entry shows about the environment."""
         env = self.environment
         env.num_entries += 1
         env.num_bytes += entry.size
@@ -242,7 +246,7 @@ class _Reading:
             env.prefixes.append(f"{path} links to {entry.link}")
 
     def _read(self, path: str, entry: Entry) -> None:
-        """Read a file that holds metadata: a binary's requirements, or a package's records."""
+        """Read a file if it is metadata of a package, or a binary, which shows the library versions that it needs."""
         readers = {
             "pyvenv.cfg": self._read_venv,
             "direct_url.json": self._read_origin,
@@ -253,7 +257,7 @@ class _Reading:
         is_in_site = bool(_SITE.fullmatch(f"{folder}/"))
         read = readers.get(name)
         if name == "pyvenv.cfg" and folder:
-            read = None  # a template, or a test's
+            read = None  # a template, or a file of a test
         elif is_in_site and name.endswith(".pth"):  # elsewhere torch saves weights as .pth
             read = self._read_links
         elif folder == "conda-meta" and name.endswith(".json"):
@@ -336,13 +340,13 @@ class _Reading:
         self.metadata.setdefault(path, (name, version))
 
     def finish(self) -> Environment:
-        """Return the environment, with the fields that need all entries."""
+        """Fill in the fields that depend on all entries, and return the environment."""
         env = self.environment
         if self.full_version.startswith(env.python or "3"):
             env.python = self.full_version
         seen: set[str] = set()
         for folder, (name, version) in sorted(self.metadata.items(), key=lambda item: item[0], reverse=True):
-            if normalise(name) not in seen:  # a conda package of Python's has both records
+            if normalise(name) not in seen:  # a Python package that conda installed has a record of each kind
                 seen.add(normalise(name))
                 size = sum(self.sizes.get(PurePosixPath(file).as_posix(), 0) for file in self.records.get(folder, ()))
                 env.packages.append(Package(name, version, size))
@@ -352,7 +356,9 @@ class _Reading:
         env.leaks.sort()
         env.prefixes.sort()
         if not env.python:
-            raise ArtifactError(f"{env.source} holds no Python environment.", "Name one that conda-pack or venv made.")
+            raise ArtifactError(
+                f"{env.source} holds no Python environment.", "Name an environment that conda-pack or venv made."
+            )
         return env
 
 
@@ -366,7 +372,7 @@ def normalise(name: str) -> str:
 
 
 def _spool(first: bytes, chunks: Iterator[bytes]) -> IO[bytes]:
-    """Return a seekable file with this content; a large one is in the temporary folder."""
+    """Return a seekable file with the given content, in memory or, if it is large, in the temporary folder."""
     file = tempfile.SpooledTemporaryFile(_SPOOL)  # noqa: SIM115  # the caller closes it
     try:
         file.write(first)

@@ -1,4 +1,7 @@
-"""Request for an environment, and its source: environment.yml, requirements.txt or an existing environment."""
+"""Request for an environment, and the packages that its source lists.
+
+The source is an environment.yml, a requirements.txt, or the folder of an existing environment.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,11 @@ from shoal.errors import InputError, needs
 class Request:
     """A build request: the source of an environment, the target server, and build options.
 
-    ``python`` is a version such as ``3.12``; where empty, the one that ``source`` pins, else the target's own, else
-    this process's. ``stub`` is ``auto``, ``wheel``, ``compile``, ``none`` or the path of a finished one; ``builder`` is
-    the program that compiles one (see ``stub_source``). ``channels`` replace those of ``source``. ``overrides`` are
-    lines for pip, installed last, whatever the other packages ask for.
+    ``python`` is a version such as ``3.12``. If it is empty, the version is the one that ``source`` pins, else the
+    target's version if shoal's components support it, else that of this process. ``stub`` is ``auto``, ``wheel``,
+    ``compile``, ``none`` or the path of a finished stub; ``builder`` is the program that compiles a stub (see
+    ``stub_source``). ``channels`` replace the conda channels that ``source`` names. ``overrides`` are requirement lines
+    that pip installs last, even if other packages require other versions.
     """
 
     source: Path
@@ -37,9 +41,9 @@ class Request:
 
 @dataclass(frozen=True)
 class Job:
-    """Settings for making an environment: Python version, channels and log file.
+    """Settings for making an environment: Python version, conda channels and log file.
 
-    ``glibc`` is the highest that packages may need, such as ``2.35``.
+    ``glibc`` is the highest glibc version that packages may need, such as ``2.35``.
     """
 
     python: str
@@ -50,10 +54,11 @@ class Job:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Packages that an environment shall hold.
+    """Packages that an environment shall contain.
 
-    ``conda`` are match specs, such as ``numpy <2``. ``pip`` are lines for pip; other requirement files that the source
-    names are read in. ``folder`` is an existing environment.
+    ``conda`` are conda's package specifications, such as ``numpy <2``. ``pip`` are lines of a requirements file,
+    including the lines of other requirements files that it names. ``folder`` is an existing environment, which needs no
+    packages.
     """
 
     source: Path
@@ -64,13 +69,13 @@ class Wanted:
 
     @property
     def digest(self) -> str:
-        """Hash of channels, packages, local files that the lines for pip name, and an existing environment.
+        """Hash of the channels, the packages, the local files that the lines for pip name, and an existing environment.
 
-        What channels and package indexes hold is not included.
+        It does not depend on which packages the channels and package indexes offer.
         """
         named = [Path(line.removeprefix("-c ").split(" ")[0]) for line in self.pip]
         files = [path for path in named if path.is_file()]
-        if self.folder:  # the records of its packages
+        if self.folder:  # the contents of an environment are represented by the records of its packages
             records = ("conda-meta/*.json", "lib/python3.*/site-packages/*.dist-info/RECORD")
             files += [path for pattern in records for path in sorted(self.folder.glob(pattern))]
         parts = (self.channels, self.conda, self.pip, str(self.folder or ""), *map(sha256, files))
@@ -78,17 +83,17 @@ class Wanted:
 
     @property
     def specs(self) -> tuple[str, ...]:
-        """Packages that conda installs: its own, and pip where pip installs others."""
+        """Package specifications for conda: ``conda``, and pip itself if pip installs other packages."""
         return (*self.conda, "pip") if self.pip and "pip" not in self.conda else self.conda
 
     @property
     def is_pip_only(self) -> bool:
-        """Whether a venv could hold it: no conda packages but Python and pip."""
+        """Whether a venv can hold these packages, that is, conda installs nothing but Python and pip."""
         return all(re.split(r"[\s=<>!~]", spec)[0] in ("python", "pip") for spec in self.conda)
 
     @property
     def python(self) -> str:
-        """Python version that the specs pin, such as ``3.12``; empty where they leave it open."""
+        """Python version that ``conda`` pins, such as ``3.12``; empty if it does not pin one version."""
         for spec in self.conda:
             found = re.fullmatch(r"python\s*={0,2}\s*(\d\.\d+)(?:\.[\d*]+)*", spec.strip())
             if found:
@@ -96,10 +101,10 @@ class Wanted:
         return ""
 
     def with_python(self, version: str) -> Wanted:
-        """Return a copy with Python pinned to ``version``, such as ``3.12``, in addition to its own specs.
+        """Return a copy in which ``conda`` also pins Python to ``version``, such as ``3.12``.
 
         Raises:
-            InputError: its specs pin another version.
+            InputError: ``conda`` already pins another version.
         """
         if self.python and self.python != version:
             raise InputError(
@@ -110,10 +115,13 @@ class Wanted:
 
 
 def read_wanted(source: Path) -> Wanted:
-    """Read the packages that ``source`` lists; the kind of file is detected from its content.
+    """Read the packages that ``source`` lists.
+
+    A folder is an existing environment, a ``.yml`` or ``.yaml`` file is read as conda's environment.yml, and any other
+    file as a requirements.txt.
 
     Raises:
-        InputError: it is not of a known kind, or asks for an editable install.
+        InputError: the file cannot be read, is not valid, or asks for an editable install.
     """
     if source.is_dir():
         return Wanted(source, folder=source.absolute())
@@ -150,7 +158,7 @@ def _read_yaml(source: Path, text: str) -> Wanted:
 
 
 def _pip_lines(lines: list[str], source: Path, seen: tuple[Path, ...] = ()) -> tuple[str, ...]:
-    """Return lines for pip, with the requirement files that they name read in, and paths made absolute."""
+    """Return lines for pip, with absolute paths; the lines of requirements files that they name are included."""
     found: list[str] = []
     for line in "\n".join(lines).replace("\\\n", " ").splitlines():  # a backslash joins a line to the next one
         try:
@@ -176,7 +184,7 @@ def _pip_lines(lines: list[str], source: Path, seen: tuple[Path, ...] = ()) -> t
             continue
         line = re.sub(r"(^|\s)#.*$", "", line).strip()
         for word in words[:2] if option in ("-f", "--find-links") else words[:1]:
-            if (source.parent / word).exists():  # pip will be given the lines in a file elsewhere
+            if (source.parent / word).exists():  # pip gets the lines in a file in another folder
                 line = line.replace(word, str((source.parent / word).absolute()), 1)
         found.append(line)
     return tuple(found)

@@ -1,4 +1,4 @@
-"""Python backend stubs, identified by the binary and not by its name; and what ELF files in general need.
+"""Read Python backend stubs, which are recognized by their content and not by their name, and ELF files in general.
 
 An ELF file lists the shared libraries that it loads and the versions of their symbols, such as ``GLIBC_2.34``.
 """
@@ -16,11 +16,11 @@ from typing import IO
 from shoal.component.artifact_files import sha256
 from shoal.errors import ArtifactError, needs
 
-STUB = "triton_python_backend_stub"  # the file name that Triton looks for, in the backend's folder or in the model's
+STUB = "triton_python_backend_stub"  # Triton looks for this name in the backend's and the model's folder
 RECORD = "env.json"  # what `shoal env build` writes beside a stub
 _WHEEL_LIBRARY, _WHEEL_RELEASE = "libcudart-", "24.10"  # auditwheel puts a hash into a library's name
 MAGIC = b"\x7fELF"
-Version = tuple[int, ...]  # (2, 34); empty where there is none
+Version = tuple[int, ...]  # such as (2, 34); empty if there is no version
 _MACHINES = {"x64": "x86_64", "AArch64": "aarch64"}  # pyelftools's names -> platform.machine()'s
 
 
@@ -29,8 +29,8 @@ class Stub:
     """A stub's version and requirements.
 
     ``python`` is the version whose shared library it is linked to, such as ``3.12``. ``supports_numpy_2`` is whether
-    its pybind11 knows NumPy 2's module names (2.12 and newer do; with an older one tensors are corrupted silently).
-    ``release`` is that of the server it was made for, such as ``24.10``; empty where unknown.
+    its pybind11 knows NumPy 2's module names (2.12 and newer do; with an older pybind11, tensors are corrupted
+    silently). ``release`` is the Triton release that the stub was made for, such as ``24.10``; empty if unknown.
     """
 
     path: Path
@@ -44,15 +44,16 @@ class Stub:
 
     @property
     def is_of_wheel(self) -> bool:
-        """Whether it is one of nvidia-pytriton's, linked to libraries that the wheel brings."""
+        """Whether the stub is from the wheel ``nvidia-pytriton``: it is linked to libraries of that wheel."""
         return any(name.startswith(_WHEEL_LIBRARY) for name in self.libraries)
 
 
 def served_model(arguments: Sequence[str]) -> str:
-    """Return the model that a process serves, from its command line; empty where it is not a stub.
+    """Return the name of the model that a stub process serves, from its command line; empty for other processes.
 
-    Triton starts it as STUB model.py REGION ... INSTANCE RUNTIME-FOLDER; an instance is MODEL_GROUP_NUMBER. A backend
-    written in Python is elsewhere than its model, so the path of ``model.py`` does not identify the model.
+    Triton starts a stub as STUB model.py REGION ... INSTANCE RUNTIME-FOLDER, where REGION names its shared memory, and
+    INSTANCE is MODEL_GROUP_NUMBER. The path of ``model.py`` does not identify the model: for a backend written in
+    Python, that file is in the backend's folder.
     """
     if len(arguments) < 3 or not arguments[0].endswith(STUB):
         return ""
@@ -60,10 +61,10 @@ def served_model(arguments: Sequence[str]) -> str:
 
 
 def read_stub(path: Path) -> Stub:
-    """Read a stub.
+    """Read the version and requirements of a stub.
 
     Raises:
-        ArtifactError: there is none, or the file is not a Python backend stub.
+        ArtifactError: the file cannot be read, or is not a Python backend stub.
     """
     try:
         content = path.read_bytes()
@@ -88,7 +89,7 @@ def read_stub(path: Path) -> Stub:
 
 
 def _recorded_release(path: Path) -> str:
-    """Return the release that the record beside a stub gives for it, unless the file is another one since."""
+    """Return the release of a stub from the file ``env.json`` beside it; empty if that file is about another stub."""
     try:
         record = json.loads((path.parent / RECORD).read_text(encoding="utf-8"))
         return str(record["stub"]["release"] or "") if record["files"][path.name] == sha256(path) else ""
@@ -101,10 +102,11 @@ def _recorded_release(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Binary:
-    """An ELF file's needs.
+    """Requirements of an ELF file.
 
-    ``requires`` maps a family of symbol versions, such as ``GLIBC`` or ``GLIBCXX``, to the highest that it needs;
-    ``provides`` to the highest that it defines itself.
+    ``needed`` are the shared libraries that it loads. ``requires`` maps each family of symbol versions, such as
+    ``GLIBC`` or ``GLIBCXX``, to the highest version that the file needs; ``provides`` maps each family to the highest
+    version that the file defines.
     """
 
     machine: str
@@ -114,10 +116,10 @@ class Binary:
 
 
 def read_binary(file: IO[bytes], name: str) -> Binary:
-    """Read the dynamic section of an ELF file; ``file`` must be seekable.
+    """Read the requirements of an ELF file; ``file`` must be seekable, and ``name`` is its name in an error.
 
     Raises:
-        ArtifactError: it is not a whole ELF file.
+        ArtifactError: the file is not a complete ELF file.
     """
     with needs("env"):
         from elftools.common.exceptions import ELFError
@@ -136,7 +138,7 @@ def read_binary(file: IO[bytes], name: str) -> Binary:
             elif isinstance(section, GNUVerDefSection):
                 provided += [next(names).name for _, names in section.iter_versions()]
         machine = elf.get_machine_arch()
-    # All that the parser raises on malformed bytes, of which it checks few itself.
+    # All exceptions that the parser raises on malformed bytes; it validates little itself.
     except (ELFError, AttributeError, AssertionError, LookupError, OSError, OverflowError, TypeError, ValueError) as e:
         raise ArtifactError(f"{name} is not a whole ELF file: {type(e).__name__} {e}".rstrip(), "Make it again.") from e
     return Binary(_MACHINES.get(machine, machine), needed, _highest(required), _highest(provided))
@@ -153,7 +155,7 @@ def _highest(names: list[str]) -> dict[str, Version]:
 
 
 def parse_version(text: str) -> Version:
-    """Parse ``3.4.30`` to numbers, up to the first part that is not one."""
+    """Return the numbers at the beginning of a version: (3, 4, 30) for ``3.4.30`` and for ``3.4.30rc1``."""
     numbers = re.match(r"\d+(?:\.\d+)*", text)
     return tuple(int(part) for part in numbers[0].split(".")) if numbers else ()
 
@@ -164,7 +166,7 @@ def show_version(version: Version) -> str:
 
 
 def soname_python(needed: tuple[str, ...]) -> str:
-    """Return the Python, such as ``3.12``, whose shared library a binary needs; empty if it needs none.
+    """Return the Python version, such as ``3.12``, whose shared library is in ``needed``; empty if there is none.
 
     In wheels, the name of that library contains a hash: ``libpython3-419a3a08.13.so.1.0``.
     """

@@ -1,8 +1,8 @@
 """Choose the stub that an environment needs, if any, and provide it.
 
-A stub comes from the PyPI wheel of the embedded server, or from the user's build program. NVIDIA documents the commands
-for such a program under "Building Custom Python Backend Stub" in python_backend's README; environment variables say
-what to build: docs/environments.md lists them.
+A stub comes from the PyPI wheel of the embedded server, or from a program of the user that builds it. NVIDIA documents
+the commands for such a program under "Building Custom Python Backend Stub" in python_backend's README. The program gets
+environment variables that say what to build; docs/environments.md lists them.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from shoal.environment.targets import Target
 from shoal.errors import ArtifactError, InputError, SetupError
 
 AUTO, WHEEL, COMPILE, NONE = STUBS = ("auto", "wheel", "compile", "none")
-GIVEN = "given"  # the record's name for a finished stub
+GIVEN = "given"  # how the record of a build names a finished stub
 DISTRIBUTION, VERSION = "nvidia-pytriton", "0.7.0"  # the wheel of the embedded server
 _README = "https://github.com/triton-inference-server/python_backend#building-custom-python-backend-stub"
-_FIRST_PYBIND11 = "2.12"  # that supports NumPy 2
+_FIRST_PYBIND11 = "2.12"  # the first pybind11 that supports NumPy 2
 
 
 def check_choice(request: Request) -> None:
-    """Refuse a choice of stub that could only fail, before anything is built.
+    """Check the requested stub before anything is built.
 
     Raises:
-        InputError: it is unknown, or ``compile`` without a program.
-        ArtifactError: the finished stub is not a stub.
+        InputError: the choice is unknown, or it is ``compile`` without a program that compiles a stub.
+        ArtifactError: the given file is not a stub.
     """
     choice = request.stub
     if choice == COMPILE:
@@ -51,8 +51,8 @@ def provide_stub(request: Request, environment: Environment, target: Target, stu
         How the stub was made; empty if none is needed.
 
     Raises:
-        InputError: no program can compile a stub.
-        ArtifactError: the compiled file is not a stub.
+        InputError: a stub must be compiled, and no program for it is named.
+        ArtifactError: the program did not write a stub that fits.
         SetupError: the wheel is not available, or the program failed.
     """
     choice, python = request.stub, environment.python_minor
@@ -74,10 +74,10 @@ def provide_stub(request: Request, environment: Environment, target: Target, stu
 
 
 def choose(target: Target, python: str, *, has_numpy_2: bool) -> str:
-    """Resolve ``auto``: none where the target's own stub fits, the wheel's for the embedded server, else compiled.
+    """Return the choice that ``auto`` stands for: a stub of the wheel, a compiled stub, or none if the target's fits.
 
-    For the embedded server the wheel's stub is always put beside the environment: its own choice follows the Python
-    that happens to start it.
+    The embedded server always gets a stub beside the environment. Without it, that server would choose the stub by the
+    Python version that starts the server, not by the environment's.
     """
     is_fit = target.supports_numpy_2 or not has_numpy_2
     if target.is_embedded:
@@ -89,16 +89,16 @@ def choose(target: Target, python: str, *, has_numpy_2: bool) -> str:
 
 
 def find_installed() -> Path | None:
-    """Return the folder of the embedded tritonserver in this Python; None where the wheel is not installed."""
+    """Return the folder of the embedded server in the installed wheel; None if the wheel is not installed."""
     spec = importlib.util.find_spec("pytriton")
     return Path(spec.origin).parent / "tritonserver" if spec and spec.origin else None
 
 
 def take_stub(python: str, stub: Path, *, log: Path) -> None:
-    """Copy the wheel's stub for a Python such as ``3.12``; the wheel is downloaded where it is not installed.
+    """Copy the stub for a Python version such as ``3.12`` from the wheel ``nvidia-pytriton``; download it if needed.
 
     Raises:
-        SetupError: it has none for that Python, or is not available.
+        SetupError: the wheel has no stub for that Python, or cannot be downloaded.
     """
     with tempfile.TemporaryDirectory(dir=stub.parent) as folder:
         stubs = (find_installed() or _download(Path(folder), log)) / "python_backend_stubs"
@@ -112,7 +112,7 @@ def take_stub(python: str, stub: Path, *, log: Path) -> None:
 
 
 def _download(folder: Path, log: Path) -> Path:
-    """Download the wheel into ``folder``, unpack its stubs, and return its tritonserver's folder."""
+    """Download the wheel into ``folder``, unpack its stubs, and return the folder of its server."""
     pip: list[str | Path] = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--no-input", "--dest", folder]
     run([*pip, f"{DISTRIBUTION}=={VERSION}"], log=log, what=f"Downloading {DISTRIBUTION}")
     (wheel,) = folder.glob("*.whl")
@@ -125,7 +125,7 @@ def _download(folder: Path, log: Path) -> Path:
 
 
 def _check_builder(builder: Path | None, what: str) -> Path:
-    """Return the build program's absolute path; ``what`` is the reason for compiling, for the error.
+    """Return the absolute path of the program that compiles a stub; an error says that ``what`` needs the program.
 
     Raises:
         InputError: no program is named.
@@ -134,7 +134,7 @@ def _check_builder(builder: Path | None, what: str) -> Path:
         raise InputError(
             f"{what} needs a program that compiles a stub, and none is named.",
             f"Put NVIDIA's commands ({_README}) into a program and name it, --stub-builder PROGRAM;"
-            " give a finished stub, --stub FILE; or use what needs none: see docs/environments.md.",
+            " give a finished stub, --stub FILE; or use versions that need no compiled stub: see docs/environments.md.",
         )
     return builder.absolute()
 
@@ -142,12 +142,14 @@ def _check_builder(builder: Path | None, what: str) -> Path:
 def _compile(
     request: Request, environment: Environment, target: Target, stub: Path, log: Path, *, pybind11: str
 ) -> None:
-    """Run the build program for the Python and NumPy of ``environment``; ``pybind11`` is the oldest version to use.
+    """Compile the stub for the Python and NumPy of ``environment`` with the user's program.
+
+    ``pybind11`` is the oldest version of pybind11 that the program may use; empty if any will do.
 
     Raises:
         InputError: no program is named.
         SetupError: the program failed.
-        ArtifactError: it did not write a stub.
+        ArtifactError: the program wrote no stub, or one with an older pybind11.
     """
     numpy = environment.numpy or "missing"
     what = f"Python {environment.python_minor} with NumPy {numpy} for target {target.name}"

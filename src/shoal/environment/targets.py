@@ -1,4 +1,4 @@
-"""Target servers of environments: the Python, C library and NumPy that each supports."""
+"""Servers that environments are built for: the Python, C library and NumPy that each server supports."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from shoal.environment.stub import Version, parse_version, read_binary
 from shoal.errors import InputError
 
 EMBEDDED = "embedded"
-EMBEDDED_RELEASE = (24, 10)  # of the wheel nvidia-pytriton 0.7.0
+EMBEDDED_RELEASE = (24, 10)  # release in the wheel nvidia-pytriton 0.7.0
 FIRST_NUMPY_2 = (24, 11)  # python_backend's pybind11 went from 2.10 to 2.12 (pull request 384)
-FIRST_SIDE_BY_SIDE = (26, 5)  # to survive the failure of one of several parallel ensemble steps; see the rule
+FIRST_SIDE_BY_SIDE = (26, 5)  # first release that survives a failure of one of several parallel ensemble steps
 FIRST_FOLDER = (23, 7)  # python_backend's pull request 266: EXECUTION_ENV_PATH may be a folder
 
 # NVIDIA's images by their first release: Ubuntu, its glibc, its libstdc++ and its Python. Taken from `build.py` of the
@@ -31,10 +31,11 @@ _LIBSTDCXX = ("/usr/lib/x86_64-linux-gnu/libstdc++.so.6", "/usr/lib64/libstdc++.
 
 @dataclass(frozen=True)
 class Target:
-    """A server: NVIDIA's container of a release, or the embedded one on this machine.
+    """A server: NVIDIA's container of a release, or the embedded server, which runs on this machine.
 
-    ``python`` is the version that its own stub is for: the embedded server picks, of its several stubs, the one for the
-    Python that starts it. ``glibc`` and ``glibcxx`` are those of its system libraries, empty where unknown.
+    ``python`` is the version that the server's own stub is for. The embedded server has several stubs, and uses the one
+    for the Python that starts the server. ``glibc`` and ``glibcxx`` are the versions of the server's system libraries,
+    empty if unknown.
     """
 
     name: str
@@ -47,45 +48,48 @@ class Target:
 
     @cached_property
     def glibcxx(self) -> Version:
-        """Known version, else that of this machine's library: reading it takes a second, and the extra `env`."""
+        """GLIBCXX version of the server's libstdc++; for the embedded server, it is read from this machine's library.
+
+        Reading takes a second, and needs ``pip install 'shoal[env]'``.
+        """
         return _system_glibcxx() if self.known_glibcxx is None else self.known_glibcxx
 
     @property
     def version(self) -> str:
-        """Release as text: ``24.10``."""
+        """Release as text, such as ``24.10``."""
         return f"{self.release[0]:02}.{self.release[1]:02}"
 
     @property
     def supports_numpy_2(self) -> bool:
-        """Whether its own stub handles tensors of NumPy 2 correctly."""
+        """Whether the server's own stub handles tensors of NumPy 2 correctly."""
         return self.release >= FIRST_NUMPY_2
 
     @property
     def is_embedded(self) -> bool:
-        """Whether the target is the embedded Triton of the wheel, on this machine."""
+        """Whether the server is the Triton of the wheel ``nvidia-pytriton``, on this machine."""
         return self.name == EMBEDDED
 
 
 def parse_release(name: str) -> tuple[int, int]:
-    """Parse the release of a target: ``26.06`` as (26, 6), ``embedded`` as its wheel's.
+    """Return the release of a target as numbers: (26, 6) for ``26.06``, (24, 10) for ``embedded``.
 
     Raises:
-        InputError: there is no such release.
+        InputError: the target is not known.
     """
     if name == EMBEDDED:
         return EMBEDDED_RELEASE
     found = re.fullmatch(r"([0-9]{2})\.([0-9]{2})", name)
     release = (int(found[1]), int(found[2])) if found else (0, 0)
     if release < min(_IMAGES) or not 1 <= release[1] <= 12:
-        raise InputError(f"Unknown target {name!r}.", f"Known: {EMBEDDED}, or a release from 23.01 on: 26.06.")
+        raise InputError(f"Unknown target {name!r}.", f"Known: {EMBEDDED}, or a release from 23.01 on, such as 26.06.")
     return release
 
 
 def find_target(name: str) -> Target:
-    """Return the target called ``embedded``, or the release ``YY.MM`` of NVIDIA's container.
+    """Return the server called ``name``: ``embedded``, or NVIDIA's container of a release ``YY.MM``.
 
     Raises:
-        InputError: there is no such release.
+        InputError: the target is not known.
     """
     release = parse_release(name)
     if name == EMBEDDED:

@@ -1,4 +1,4 @@
-"""A model repository as data: configurations, the graph, placement, sizes."""
+"""Data of a model repository: configurations, the graph of an ensemble, placement on CPU and GPUs, memory sizes."""
 
 from typing import TYPE_CHECKING
 

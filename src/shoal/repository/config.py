@@ -1,4 +1,4 @@
-"""``config.pbtxt`` <-> typed records, over Triton's own protobuf schema."""
+"""Read and write ``config.pbtxt`` with Triton's own protobuf schema, and convert it to typed records."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ CONFIG = "config.pbtxt"
 
 @dataclass(frozen=True)
 class Step:
-    """One step of an ensemble: a model, and the ensemble tensor that each of its tensors is mapped to.
+    """One step of an ensemble: a model, and the ensemble tensor that each of the model's tensors is mapped to.
 
-    ``inputs`` and ``outputs`` map the model's tensor names to the ensemble's.
+    ``inputs`` and ``outputs`` map the model's tensor names to the ensemble's tensor names.
     """
 
     model: str
@@ -29,7 +29,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Artifact:
-    """A file beside a model's code, or one of several: their names in its version folder."""
+    """A file that a model needs beside its code; ``names`` are its possible names in the version folder."""
 
     names: tuple[str, ...]
     is_required: bool
@@ -38,7 +38,7 @@ class Artifact:
         return " or ".join(self.names)
 
     def find(self, folders: Iterable[Path]) -> list[Path]:
-        """Return its files from the first of ``folders`` that has any."""
+        """Return the artifact's files in the first of ``folders`` that has any of them; empty if no folder does."""
         for folder in folders:
             found = [folder / name for name in self.names if os.path.lexists(folder / name)]
             if found:
@@ -48,7 +48,7 @@ class Artifact:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A model's configuration: the fields that shoal reads, and the whole message, which is written back."""
+    """A model's configuration: the fields that shoal reads, and the complete ModelConfig message."""
 
     spec: ModelSpec
     backend: str
@@ -64,30 +64,30 @@ class ModelConfig:
 
     @property
     def is_ensemble(self) -> bool:
-        """Whether this is a graph of other models."""
+        """Whether the model is an ensemble."""
         return self.platform == "ensemble"
 
     @property
     def calls(self) -> tuple[str, ...]:
-        """Models that this one's code calls (BLS): the parameter ``calls`` lists them, separated by spaces."""
+        """Names of the models that this model's code calls (BLS), from the parameter ``calls``, separated by spaces."""
         return tuple(self.spec.parameters.get("calls", "").split())
 
     @property
     def artifacts(self) -> tuple[Artifact, ...]:
-        """Files that belong in the version folder beside the code.
+        """Files that must be in the version folder, beside the code.
 
-        The parameter ``artifacts`` lists them, separated by spaces: ``?`` after a name marks an optional file, ``|``
-        separates alternatives of which one is enough.
+        The parameter ``artifacts`` lists their names, separated by spaces: ``?`` after a name marks an optional file,
+        and ``|`` separates alternatives, one of which is enough.
         """
         words = self.spec.parameters.get("artifacts", "").split()
         return tuple(Artifact(tuple(word.removesuffix("?").split("|")), not word.endswith("?")) for word in words)
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """Read ``folder/config.pbtxt``; a configuration without a name is named after its folder, as Triton does.
+    """Read ``folder/config.pbtxt``; a model without a name gets the name of its folder, as in Triton.
 
     Raises:
-        ArtifactError: there is none, or it is not a model configuration; the message names file and line.
+        ArtifactError: there is no such file, or it is not a model configuration; the error names the file and the line.
     """
     from google.protobuf import text_format
     from tritonclient.grpc import model_config_pb2
@@ -109,7 +109,7 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def as_config(message: Any, folder: Path) -> ModelConfig:
-    """Convert the ModelConfig message of ``folder`` to a ``ModelConfig``; one without a name gets the folder's."""
+    """Convert the ModelConfig message of a model folder to a ``ModelConfig``; the default name is the folder's."""
     from google.protobuf import json_format
 
     fields = json_format.MessageToDict(message, preserving_proto_field_name=True)

@@ -1,4 +1,4 @@
-"""Description of a graph in words and numbers: all that its picture shows, and what the picture has no room for."""
+"""Description of an ensemble's graph as data: all that the picture of `shoal graph` shows, and more."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ REQUEST, ANSWER = "request", "answer"
 def describe(graph: Graph) -> dict[str, Any]:
     """Return the steps and the tensors of a graph, ready for JSON.
 
-    A step's ``level`` counts the steps on the longest path to it: those of one level run in parallel. ``instances`` are
-    on each GPU where ``device`` is ``GPU``; ``calls`` are the models that the step's code calls. A tensor is listed
-    once for each step that reads it, as that one declares it; ``dims`` exclude the batch dimension; ``is_repeated``:
-    it comes any number of times per request.
+    A step's ``level`` is the number of steps on the longest path to it; steps of the same level run in parallel.
+    ``instances`` is the number of instances of the step's model: per GPU if ``device`` is ``GPU``, else in all.
+    ``calls`` are the models that the step's code calls. A tensor is listed once for each step that reads it, with the
+    dtype and dims that this step declares. ``dims`` do not include the batch dimension. ``is_repeated`` is True if a
+    decoupled model sends the tensor any number of times per request.
 
     Raises:
         ArtifactError: steps wait for one another in a circle, or for a tensor that no step writes.
@@ -54,7 +55,7 @@ def describe(graph: Graph) -> dict[str, Any]:
 
 
 def _step_names(graph: Graph) -> list[str]:
-    """Return each step's model name, with the step's number where several steps call the model."""
+    """Return a name for each step: its model's name, with the number of the step if several steps use that model."""
     calls = Counter(step.model for step in graph.steps)
     return [
         step.model if calls[step.model] == 1 else f"{step.model} #{number}"
@@ -74,7 +75,7 @@ def _describe_model(config: ModelConfig) -> dict[str, Any]:
 
 
 def _batching(config: ModelConfig) -> str:
-    """Return the batching scheduler: ``dynamic``, with its delay where it has one, ``sequence``, or ``none``."""
+    """Return a model's batching: ``dynamic``, with the queue delay if there is one; ``sequence``; or ``none``."""
     choice = config.message.WhichOneof("scheduling_choice")
     delay = config.message.dynamic_batching.max_queue_delay_microseconds
     if choice == "dynamic_batching":
@@ -83,7 +84,7 @@ def _batching(config: ModelConfig) -> str:
 
 
 def _describe_tensors(step: Step, config: ModelConfig) -> dict[str, Any]:
-    """Return the model's tensors, each with the ensemble tensor it is mapped to, None if it is not mapped."""
+    """Return the tensors of a step's model, each with the ensemble tensor that the step maps it to, if any."""
     return {
         kind: [{"name": t.name, **_type(t), "tensor": mapped.get(t.name)} for t in tensors]
         for kind, tensors, mapped in (

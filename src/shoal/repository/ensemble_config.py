@@ -1,4 +1,4 @@
-"""The configuration message of an ensemble, its first steps, and whether two declarations of a tensor fit."""
+"""Make the configuration message of an ensemble, find its first steps, and compare two declarations of a tensor."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def make_ensemble(
 
 
 def first_steps(message: Any) -> list[int]:
-    """Return the steps that an ensemble begins with, in parallel: those that read nothing but the request."""
+    """Return the indices of the steps that run first, in parallel: those that read only inputs of the request."""
     requested = {tensor.name for tensor in message.input}
     return [
         index
@@ -50,7 +50,7 @@ def first_steps(message: Any) -> list[int]:
 
 @dataclass(frozen=True)
 class Declared:
-    """One model's declaration of a tensor; ``is_batched``: a row dimension precedes its dims."""
+    """A tensor as the model ``who`` declares it; ``is_batched`` is True if a batch dimension precedes its dims."""
 
     who: str
     tensor: TensorSpec
@@ -58,11 +58,11 @@ class Declared:
 
     @property
     def full(self) -> tuple[int, ...]:
-        """Its shape with the row dimension."""
+        """Shape of the tensor, with the batch dimension if there is one."""
         return (-1, *self.tensor.dims) if self.is_batched else self.tensor.dims
 
     def fits(self, other: Declared) -> bool:
-        """Whether the shapes may match: -1 is any size, and a model without batches may declare the rows in its dims.
+        """Whether the two shapes can match: -1 fits any size, and without batching the dims may include the rows.
 
         See ValidateTensorConsistency in core, src/ensemble_scheduler/ensemble_utils.cc.
         """
@@ -74,5 +74,5 @@ def _fits(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
 
 
 def show(dims: tuple[int, ...]) -> str:
-    """Format a shape as core does: ``[-1,31]``."""
+    """Format a shape as Triton's core does: ``[-1,31]``."""
     return f"[{','.join(map(str, dims))}]"

@@ -1,4 +1,4 @@
-"""An ensemble as a graph: steps, the tensors between them, the device of each, and the copies between devices."""
+"""An ensemble as a graph: the steps and their devices, the tensors between steps, and the copies between devices."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ HOST, GPU, ENSEMBLE, AUTO = "CPU", "GPU", "ensemble", "auto"
 
 @dataclass(frozen=True)
 class Edge:
-    """A tensor between two steps: ``source`` and ``target`` are step indices, None is the request or the answer.
+    """A tensor between two steps.
 
-    ``name`` is the tensor's name in the ensemble, ``tensor`` its declaration where it is read. ``crossing`` is its copy
-    between devices, or empty: ``to GPU``, ``to host``, ``to another GPU``, or ``host round trip``, a copy to the host
-    of data that a later step needs on a GPU. ``is_repeated``: it comes any number of times per request.
+    ``source`` and ``target`` are the indices of the steps that write and read it; a ``source`` of None is the request,
+    and a ``target`` of None is the answer. ``name`` is the tensor's name in the ensemble, and ``tensor`` is the
+    reader's declaration of it. ``crossing`` names the copy of the tensor between devices, empty if there is none: ``to
+    GPU``, ``to host``, ``to another GPU``, or ``host round trip``, which is a copy to the host of data that a later
+    step needs on a GPU. ``is_repeated`` is True if a decoupled model sends the tensor any number of times per request.
     """
 
     name: str
@@ -35,9 +37,10 @@ class Edge:
 
 @dataclass(frozen=True)
 class Graph:
-    """A model and all that it calls. A model that is not an ensemble is a graph of one step.
+    """An ensemble and the models that it calls. A model that is not an ensemble is a graph of one step.
 
-    ``members`` are the models of the steps, and those that their code calls (`ModelConfig.calls`), if they are there.
+    ``members`` are, by name, the models of the steps and the models that their code calls (`ModelConfig.calls`). A
+    model that only code calls may be missing.
     """
 
     config: ModelConfig
@@ -46,10 +49,10 @@ class Graph:
 
     @classmethod
     def load(cls, folder: Path) -> Graph:
-        """Read the ensemble (or single model) in ``folder`` and its members from the folders beside it.
+        """Read the ensemble (or single model) in ``folder``, and its members from the folders beside it.
 
         Raises:
-            ArtifactError: a member is missing, or a step maps a tensor that its model does not have.
+            ArtifactError: the model of a step is missing, or a step maps a tensor that its model does not have.
         """
         config = read_config(folder)
         steps = {step.model for step in config.steps}
@@ -62,10 +65,10 @@ class Graph:
 
     @classmethod
     def build(cls, config: ModelConfig, members: Mapping[str, ModelConfig]) -> Graph:
-        """Build the graph of ``config`` over its members, by name.
+        """Build the graph of ``config``; ``members`` are the models that it may call, by name.
 
         Raises:
-            ArtifactError: a member is missing, or a step maps a tensor that its model does not have.
+            ArtifactError: the model of a step is missing, or a step maps a tensor that its model does not have.
         """
         if not config.is_ensemble:
             maps = ({t.name: t.name for t in tensors} for tensors in (config.spec.inputs, config.spec.outputs))
@@ -81,14 +84,14 @@ class Graph:
         return cls(config, config.steps, _mark_decoupled(members, members.get))
 
     def producer(self, tensor: str) -> int | None:
-        """Return the step that writes an ensemble tensor; None where it is an input of the request."""
+        """Return the index of the step that writes a tensor of the ensemble; None for an input of the request."""
         for index, step in enumerate(self.steps):
             if tensor in step.outputs.values():
                 return index
         return None
 
     def edges(self) -> list[Edge]:
-        """Return an edge from writer to reader for every tensor, in the order of the steps."""
+        """Return an edge for each tensor and step that reads it, in the order of steps, then edges to the answer."""
         edges, writers = [], {t: i for i, s in reversed([*enumerate(self.steps)]) for t in s.outputs.values()}
         for index, step in enumerate(self.steps):
             specs = {t.name: t for t in self.members[step.model].spec.inputs}
@@ -100,11 +103,11 @@ class Graph:
         ]
 
     def device(self, step: int) -> str:
-        """Name a step's device: ``GPU 0``, ``GPU 0, 1``, ``GPU`` (each one), ``CPU``, ``ensemble``, or ``auto``."""
+        """Name the devices of a step's model, such as ``GPU 0`` or ``CPU``, as ``name_device`` does."""
         return name_device(self._model(step))
 
     def repeats(self, step: int) -> bool:
-        """Whether a step answers a request any number of times: it is decoupled, or behind one that is."""
+        """Whether a step can answer any number of times per request: its model or one before it is decoupled."""
         return step in self._repeating
 
     @cached_property
@@ -121,20 +124,26 @@ class Graph:
         return frozenset(found)
 
     def calls(self) -> list[tuple[str, str]]:
-        """Return who calls whom beside the steps (BLS), from the steps' models on: each caller with each callee."""
+        """Return the calls that models' code makes (BLS), as pairs of caller and callee.
+
+        The callers are the steps' models and the models that they call in this way, directly or indirectly.
+        """
         callers = list(dict.fromkeys(step.model for step in self.steps))
         found: list[tuple[str, str]] = []
-        for caller in callers:  # which grows
+        for caller in callers:  # the list grows in the loop
             for called in self.members[caller].calls if caller in self.members else ():
                 found.append((caller, called))
                 callers += [called] if called not in callers else []
         return found
 
     def levels(self) -> list[int]:
-        """Return each step's level: the steps on the longest path to it, itself included. Equal levels run in parallel.
+        """Return each step's level: the number of steps on the longest path to it, including the step itself.
+
+        Steps of the same level run in parallel.
 
         Raises:
-            ArtifactError: a step or an output waits for a tensor that no step writes, or in a circle.
+            ArtifactError: steps wait for one another in a circle, or a step or output waits for a tensor that no step
+                writes.
         """
         # Kahn's topological sort, a whole level per round: the steps whose inputs are all known form the next level.
         known = {tensor.name for tensor in self.config.spec.inputs}
@@ -158,7 +167,7 @@ class Graph:
         return crossing
 
     def _check_written(self, known: set[str]) -> None:
-        """Check that every tensor that a step or the answer needs is ``known``: that its step can run."""
+        """Check that every tensor that a step or the answer reads is ``known``, that is, will be written."""
         needed = [tensor for step in self.steps for tensor in step.inputs.values()]
         needed += [tensor.name for tensor in self.config.spec.outputs]
         missing = [tensor for tensor in needed if tensor not in known]
@@ -174,9 +183,10 @@ class Graph:
 
 
 def find_members(config: ModelConfig, find: Callable[[str], ModelConfig | None]) -> dict[str, ModelConfig]:
-    """Find the models of an ensemble's steps and those that code calls, but not what is within nested ensembles.
+    """Find the models of an ensemble's steps and the models that code calls, but not the steps of nested ensembles.
 
-    The declaration of a nested ensemble gets ``is_decoupled``, which its configuration does not say itself.
+    ``find`` returns the model of a name, or None. A nested ensemble is marked as decoupled if one of its models is
+    decoupled, because the ensemble's own configuration does not say so.
     """
     found: dict[str, ModelConfig] = {}
     waiting = [*sorted({step.model for step in config.steps}), *config.calls]
@@ -199,8 +209,9 @@ def _mark_decoupled(
 
 
 def is_decoupled(config: ModelConfig, find: Callable[[str], ModelConfig | None], above: tuple[str, ...] = ()) -> bool:
-    """Whether a model, or a member of an ensemble, is decoupled, as far as the members are there."""
-    for name in {step.model for step in config.steps} - {*above}:  # names of folders: configurations may share one
+    """Whether a model is decoupled or, for an ensemble, a model in it is; models that are missing do not count."""
+    # Folder names are compared: two configurations may have the same name.
+    for name in {step.model for step in config.steps} - {*above}:
         with suppress(ArtifactError):
             member = find(name)
             if member is not None and is_decoupled(member, find, (*above, name)):
@@ -209,7 +220,7 @@ def is_decoupled(config: ModelConfig, find: Callable[[str], ModelConfig | None],
 
 
 def _steps_after(step: int, edges: list[Edge]) -> set[int]:
-    """Return all steps that depend on ``step``, directly or indirectly."""
+    """Return the indices of all steps that depend on ``step``, directly or indirectly."""
     found: set[int] = set()
     left = [step]
     while left:
@@ -221,7 +232,7 @@ def _steps_after(step: int, edges: list[Edge]) -> set[int]:
 
 
 def _check_names(ensemble: str, step: Step, spec: ModelSpec) -> None:
-    """Check the tensor names that a step maps."""
+    """Check that the model of a step has every tensor that the step maps."""
     for kind, mapped, tensors in (("input", step.inputs, spec.inputs), ("output", step.outputs, spec.outputs)):
         known = sorted(tensor.name for tensor in tensors)
         if unknown := sorted(mapped.keys() - set(known)):
@@ -235,9 +246,10 @@ def _check_names(ensemble: str, step: Step, spec: ModelSpec) -> None:
 
 
 def name_device(config: ModelConfig) -> str:
-    """Name the devices of a model's instances: ``CPU``, ``GPU 0, 1``, ``GPU`` (each one), ``ensemble``, or ``auto``.
+    """Name the devices of a model's instances: ``CPU``, ``GPU 0, 1``, ``GPU`` (every GPU), ``ensemble``, or ``auto``.
 
-    ``auto`` is Triton's own choice when it starts. Groups that differ are joined: ``GPU 0 + CPU``.
+    ``auto`` means that Triton chooses when it starts; ``by model`` means that the backend chooses (KIND_MODEL).
+    Different devices of instance groups are joined: ``GPU 0 + CPU``.
     """
     if config.is_ensemble:
         return ENSEMBLE
@@ -254,37 +266,38 @@ def _name_gpus(config: ModelConfig) -> str:
 
 
 def _gpus(config: ModelConfig) -> set[int]:
-    """Return the GPUs that a model is pinned to; none where a group of its instances is on each."""
+    """Return the GPUs that a model is pinned to; empty if one of its GPU instance groups runs on every GPU."""
     groups = [group for group in config.message.instance_group if group.kind == group.KIND_GPU]
     return set() if any(not group.gpus for group in groups) else {int(gpu) for group in groups for gpu in group.gpus}
 
 
 def is_on_gpu(config: ModelConfig) -> bool:
-    """Whether every instance is on a GPU, as far as the configuration alone shows."""
+    """Whether the configuration places every instance on a GPU; False if it leaves the device open."""
     groups = config.message.instance_group
     return not config.is_ensemble and bool(groups) and all(group.kind == group.KIND_GPU for group in groups)
 
 
 def is_on_host(config: ModelConfig) -> bool:
-    """Whether every instance is on the CPU, as far as the configuration alone shows."""
+    """Whether the configuration places every instance on the CPU; False if it leaves the device open."""
     return name_device(config) == HOST
 
 
 def gets_host_copies(config: ModelConfig) -> bool:
-    """Whether Triton gives the model its inputs on the host, wherever they are.
+    """Whether Triton gives the model all inputs on the host, even those that are on a GPU.
 
-    It is the Python backend's default, and that of the backends written in Python (python_be.cc:
-    ``FORCE_CPU_ONLY_INPUT_TENSORS``).
+    This is the default of the Python backend and of backends written in Python (see ``FORCE_CPU_ONLY_INPUT_TENSORS`` in
+    python_be.cc).
     """
     is_python = config.backend == "python" or config.message.runtime.endswith(".py")
     return is_python and config.spec.parameters.get("FORCE_CPU_ONLY_INPUT_TENSORS", "yes") != "no"
 
 
 def find_crossing(source: ModelConfig | None, target: ModelConfig | None, tensor: TensorSpec) -> str:
-    """Name the device copy of a tensor between two models; None is the request or the answer, which are on the host.
+    """Name the copy between devices of a tensor that the model ``source`` writes and the model ``target`` reads.
 
-    Texts never leave the host. The result is empty where a configuration leaves the device open, and from one of
-    several GPUs to one of the same.
+    A ``source`` of None is the request, and a ``target`` of None is the answer; both are on the host. The result is
+    empty if there is no copy, as for texts, which are always on the host. It is also empty if a configuration leaves
+    the device open, or if both models have a GPU in common.
     """
     if tensor.dtype == STRING:
         return ""

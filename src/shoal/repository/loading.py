@@ -1,4 +1,4 @@
-"""Load the component of a ``model.py`` into this process."""
+"""Load the component that a ``model.py`` defines into this process."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ _FIX = "Derive a class from shoal's Component, and end the file with TritonPytho
 def component_class(path: Path) -> type[Component]:
     """Return the component class that a ``model.py`` exports to Triton.
 
-    The file's first line puts its folder first on ``sys.path``, for stubs. This is undone here, or a copy of shoal
-    in that folder would win over this one.
+    The first line of the file puts the file's folder first on ``sys.path``, for the stub. This function undoes that:
+    otherwise this process would import the copy of shoal in that folder.
 
     Raises:
-        ArtifactError: it is not a Python file, needs a module that is not here, or exports no component of shoal's.
+        ArtifactError: the file is not Python code, imports a module that is not installed, or exports no shoal
+            component.
     """
     name = f"_shoal_model_{abs(hash(str(path.resolve())))}"
     spec = importlib.util.spec_from_file_location(name, path)
@@ -30,7 +31,7 @@ def component_class(path: Path) -> type[Component]:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except ImportError as error:  # a plain model of Triton's imports what is in its stubs alone
+    except ImportError as error:  # a Python model without shoal imports modules that only Triton's stubs provide
         raise ArtifactError(f"{short} is not a shoal component that loads in this process: {error}.", _FIX) from None
     finally:
         sys.path[:] = before

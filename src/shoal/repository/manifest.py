@@ -14,10 +14,10 @@ MANIFEST = "manifest.json"
 
 
 def check_manifest(repository: Path) -> None:
-    """Check every file of a composed repository against its manifest, before anything is loaded from it.
+    """Check the files of a composed repository against its manifest, before anything is loaded from them.
 
-    Model files and ``model.py`` are programs. Configurations may be tuned by hand, and a repository without a manifest
-    is its owner's own.
+    Model files and ``model.py`` are programs, so a changed file is refused. ``config.pbtxt`` is not checked, because it
+    may be tuned by hand. A repository without a manifest is not checked.
 
     Raises:
         ArtifactError: a file is missing or changed.
@@ -38,31 +38,31 @@ def check_manifest(repository: Path) -> None:
 
 
 def find_change(path: Path, digest: str) -> str:
-    """Compare a file with its digest in the manifest; return the difference as the end of a sentence, or ``""``."""
+    """Return the difference between a file and its digest in the manifest, as the end of a sentence; empty if none."""
     if not path.is_file():
         return f"is missing, and {MANIFEST} lists it"
     return "" if sha256(path) == digest else f"is not the file that {MANIFEST} lists"
 
 
 def launch_flags(repository: Path) -> list[str]:
-    """Return the tritonserver flags that a composed repository was sized for; none without a manifest."""
+    """Return the tritonserver flags, which set memory pools, from a repository's manifest; empty without a manifest."""
     return list(read_manifest(repository).get("launch", {}).get("flags", []))
 
 
 def read_composed(repository: Path) -> tuple[str, ...]:
-    """Return the names that a repository was composed for; none if it was not composed.
+    """Return the names of the ensembles or models that a repository was composed for; empty without a manifest.
 
     Raises:
-        ArtifactError: its manifest is damaged.
+        ArtifactError: the manifest is damaged.
     """
     return tuple(read_manifest(repository).get("ensembles", ()))
 
 
 def read_manifest(repository: Path) -> dict[str, Any]:
-    """Read the manifest of a composed repository; empty where there is none.
+    """Read the manifest of a composed repository; empty if there is none.
 
     Raises:
-        ArtifactError: it is damaged.
+        ArtifactError: the manifest is damaged.
     """
     path = repository / MANIFEST
     if not path.is_file():

@@ -1,4 +1,4 @@
-"""Find models: those that shoal ships, a user's own, the model that a path means, and a repository's default."""
+"""Find model folders, the model that a path refers to, and the default model of a repository."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ CATEGORIES = ("preprocess", "postprocess", "models", "ensembles")
 
 
 def find_model_folders(roots: Iterable[Path | str] = ()) -> Mapping[str, ModelConfig]:
-    """Find shoal's own model folders and those under ``roots``, by model name; ``roots`` take precedence."""
+    """Find shoal's own model folders and those under ``roots``, by model name.
+
+    If several folders have a model of the same name, the last of ``roots`` is used.
+    """
     available = {}
     for root in [shipped_root(), *map(Path, roots)]:
         for category in CATEGORIES:
@@ -26,10 +29,10 @@ def find_model_folders(roots: Iterable[Path | str] = ()) -> Mapping[str, ModelCo
 
 
 def collect(name: str, available: Mapping[str, ModelConfig]) -> list[ModelConfig]:
-    """Return the model folder called ``name`` and all that its steps and its code call, members before ensembles.
+    """Return the model called ``name`` and all models that its steps and its code call, each before its callers.
 
     Raises:
-        ArtifactError: there is no such model, or a model calls itself, directly or through others.
+        ArtifactError: there is no such model, or a model calls itself, directly or through other models.
     """
     found: dict[str, ModelConfig] = {}
 
@@ -60,14 +63,15 @@ def collect(name: str, available: Mapping[str, ModelConfig]) -> list[ModelConfig
 
 
 def find_graph(folder: Path, model: str = "") -> Graph:
-    """Return the graph of the model in ``folder``, or of ``model`` in a repository.
+    """Return the graph of the model in ``folder`` or, if ``folder`` is a repository, of its model called ``model``.
 
-    Without a name, a repository's is the ensemble that it was composed for, else the only ensemble that no other one
-    calls, else its only model. The members of a model folder are in other categories, and are found there.
+    Without ``model``, a repository's graph is that of its default model: the ensemble that it was composed for, else
+    the only ensemble that no other ensemble calls, else the only model. If ``folder`` is a model folder of a project,
+    the models that it calls are found in the project's other folders.
 
     Raises:
-        InputError: the repository has several such models, or none of that name.
-        ArtifactError: there is no model, or it does not fit its members.
+        InputError: the repository has several models to choose from, or no model of that name.
+        ArtifactError: there is no model, or it does not fit the models that it calls.
     """
     folder = folder.resolve()
     if not folder.exists():
@@ -83,7 +87,7 @@ def find_graph(folder: Path, model: str = "") -> Graph:
 
 
 def read_configs(repository: Path) -> dict[str, ModelConfig]:
-    """Every model of a repository, by its folder's name.
+    """Read the configuration of every model in a repository, by folder name.
 
     Raises:
         ArtifactError: a configuration cannot be read.
@@ -100,23 +104,25 @@ def _find_top(repository: Path) -> str:
     configs = read_configs(repository)
     if not configs:
         raise ArtifactError(
-            f"{repository} is neither a model's folder nor a repository: there is no {CONFIG} in it, nor one below.",
+            f"{repository} is neither a model's folder nor a repository: there is no {CONFIG} in it or in its folders.",
             "Name a repository, or the folder of a model in it.",
         )
     return find_top(read_calls(configs), str(repository), read_composed(repository))
 
 
 def read_calls(configs: Mapping[str, ModelConfig]) -> dict[str, list[str] | None]:
-    """Return the models that each ensemble calls; None for a model that is not an ensemble."""
+    """Return the models of each ensemble's steps, by the ensemble's name; None for a model that is not an ensemble."""
     return {name: [s.model for s in config.steps] if config.is_ensemble else None for name, config in configs.items()}
 
 
 def find_top(calls: Mapping[str, Iterable[str] | None], where: str, composed_for: Sequence[str] = ()) -> str:
-    """Choose the default model of a repository or a server: what it was composed for, if it is there, else the only
-    ensemble that no other one calls, else the only model. ``calls`` is what ``read_calls`` returns.
+    """Choose the default model of a repository or a server.
+
+    It is the ensemble that the repository was composed for, else the only ensemble that no other ensemble calls, else
+    the only model. ``calls`` is the result of ``read_calls``, and ``where`` names the repository or server in an error.
 
     Raises:
-        InputError: there are several, or none.
+        InputError: there are several such models, or none.
     """
     if len(composed_for) == 1 and composed_for[0] in calls:
         return composed_for[0]
@@ -126,7 +132,7 @@ def find_top(calls: Mapping[str, Iterable[str] | None], where: str, composed_for
     if not tops:
         raise InputError(f"{where} has no model that is ready.")
     if len(tops) > 1:
-        what = "ensembles that no other one calls" if ensembles else "models and no ensemble"
+        what = "ensembles that no other ensemble calls" if ensembles else "models and no ensemble"
         raise InputError(
             f"{where} has {len(tops)} {what}: {', '.join(tops)}.",
             f"Name one, such as --model {tops[0]}; in Python, its folder or its name.",

@@ -15,19 +15,19 @@ from shoal.repository.config import ModelConfig, as_config
 CPU, HYBRID, GPU = PLACEMENTS = ("cpu", "hybrid", "gpu")
 AUTO = "auto"
 DTYPES = (AUTO, "fp32", "bf16", "fp16")
-PYTHON_BASED_BACKENDS = ("fil", "onnxruntime", "pytorch")  # those of shoal.server.backends
+PYTHON_BASED_BACKENDS = ("fil", "onnxruntime", "pytorch")  # the backends in shoal.server.backends
 
 
 @dataclass(frozen=True)
 class Plan:
     """Settings for a whole repository: placement, target server, dtype, GPUs and concurrency.
 
-    ``placement`` is ``gpu`` (every model on a GPU), ``hybrid`` (the models there, pre- and post-processing in the
-    client) or ``cpu``. ``gpus`` are the indices that the models are pinned to, one instance on each: the first GPU
-    where it is None; with none at all, ``hybrid`` keeps its models on the host. ``target`` is ``embedded`` (Triton
-    24.10 of the PyPI wheel, with shoal's python-based backends) or a release of NVIDIA's container such as ``26.06``
-    (with its native backends). ``dtype`` is the encoders'; for ``auto`` see ``choose_precision``. ``concurrency`` is
-    the number of requests in flight that memory is sized for.
+    ``placement`` is ``gpu`` (every model runs on a GPU), ``hybrid`` (the models run on a GPU, pre- and post-processing
+    in the client) or ``cpu``. ``gpus`` are the indices of the GPUs to use. Each model has its instances, by default
+    one, on each of them. None means GPU 0; with an empty tuple, ``hybrid`` keeps its models on the host. ``target`` is
+    ``embedded`` (Triton 24.10 of the PyPI wheel, with shoal's python-based backends) or a release of NVIDIA's container
+    such as ``26.06`` (with its native backends). ``dtype`` is the dtype in which encoders compute; for ``auto`` see
+    ``choose_precision``. ``concurrency`` is the number of requests in flight that memory is sized for.
     """
 
     placement: str = CPU
@@ -61,7 +61,7 @@ class Plan:
             raise InputError("Placement gpu needs a GPU.", "Name one, --gpu 0, or say --placement cpu.")
 
     def gpus_of(self, config: ModelConfig) -> tuple[int, ...]:
-        """Return the GPUs that a model has an instance on; none if it runs on the host or is an ensemble."""
+        """Return the GPUs that a model has instances on; empty if it runs on the host or is an ensemble."""
         is_elsewhere = config.is_ensemble or (self.placement == HYBRID and config.backend == "python")
         return () if is_elsewhere else self.gpus or ()
 
@@ -75,10 +75,12 @@ class Precision:
 
 
 def choose_precision(plan: Plan, *, is_imported: bool, has_trunk: Callable[[], bool]) -> Precision:
-    """Choose the dtype of a TorchScript encoder: what the plan says, or for ``auto`` BF16 where that is faster.
+    """Choose the dtype of a TorchScript encoder: the plan's dtype or, for ``auto``, BF16 where possible, else FP32.
 
-    ``is_imported``: the model folder brings its file, which was compared with its library in FP32. Only the submodule
-    ``trunk`` of a file is converted, so one without it (``has_trunk``) stays as it is.
+    ``auto`` gives BF16 only on the embedded server, without a GPU, on a processor that computes in BF16.
+    ``is_imported`` is True if the file comes from the model folder: for ``auto``, such a model stays in FP32, in which
+    it was verified. ``has_trunk`` returns whether the file has a submodule ``trunk``; only that submodule can be
+    converted.
     """
     if plan.dtype != AUTO:
         return Precision(plan.dtype, f"--dtype {plan.dtype}")
@@ -96,14 +98,15 @@ def choose_precision(plan: Plan, *, is_imported: bool, has_trunk: Callable[[], b
 
 
 def place(config: ModelConfig, plan: Plan, dtype: str = "", *, keeps_gpus: bool = False) -> Any:
-    """Make the configuration message of one model under ``plan``; the model folder's own is not changed.
+    """Make the configuration message of one model under ``plan``; the model folder's configuration is not changed.
 
-    ``dtype`` is that of a TorchScript encoder, the plan's unless given. With ``keeps_gpus``, groups of instances that
-    list GPUs stay on these; otherwise they get the plan's.
+    ``dtype`` is the dtype of a TorchScript encoder, by default the plan's. With ``keeps_gpus``, instance groups that
+    list GPUs keep these GPUs; otherwise every group gets the plan's GPUs.
 
-    Between two targets only lines of the python-based backends differ: ``runtime``, and ``allow_ragged_batch``, since
-    shoal's backend pads requests of different widths to one batch, which the native one does not. Without a mask that
-    separates padding from data, an answer would depend on its neighbours: there the model folder's own value stays.
+    Configurations for different targets differ only for models of python-based backends, in ``runtime`` and
+    ``allow_ragged_batch``. shoal's backend pads requests of different widths to one batch, and the native backend does
+    not. A model without an attention mask could not tell padding from data, so that its answer would depend on the
+    other requests in the batch: for such a model, ``allow_ragged_batch`` is not changed.
     """
     message = type(config.message)()
     message.CopyFrom(config.message)
@@ -120,7 +123,7 @@ def place(config: ModelConfig, plan: Plan, dtype: str = "", *, keeps_gpus: bool 
         message.runtime = "model.py"
         for tensor in message.input if config.spec.parameters.get(ATTENTION_MASK) else ():
             tensor.allow_ragged_batch = tensor.allow_ragged_batch or -1 in tensor.dims
-    if config.backend in ("python", *PYTHON_BASED_BACKENDS):  # or Triton would bring them copies on the host
+    if config.backend in ("python", *PYTHON_BASED_BACKENDS):  # otherwise Triton would copy their inputs to the host
         message.parameters["FORCE_CPU_ONLY_INPUT_TENSORS"].string_value = "no"
     if config.backend == "pytorch" and (dtype or plan.dtype) not in (AUTO, "fp32"):
         message.parameters["dtype"].string_value = dtype or plan.dtype
@@ -132,7 +135,7 @@ def place(config: ModelConfig, plan: Plan, dtype: str = "", *, keeps_gpus: bool 
 
 @dataclass(frozen=True)
 class Instances:
-    """``count`` instances of a model: on each of ``gpus``, or where the plan has the model if none are listed."""
+    """``count`` instances of a model on each of ``gpus``; if that is empty, on each GPU of the plan or on the host."""
 
     count: int
     gpus: tuple[int, ...] = ()
@@ -140,10 +143,10 @@ class Instances:
 
 @dataclass(frozen=True)
 class Tuning:
-    """Settings of one model; what is left out stays as in its folder.
+    """Settings of one model; a setting that is left out stays as in the model's folder.
 
-    ``instances`` are groups of instances. With dynamic batching, Triton sends a batch of one of the
-    ``preferred_batch_sizes`` (in rows) at once, and waits up to ``queue_delay`` microseconds to form one.
+    ``instances`` are groups of instances. With dynamic batching, Triton runs a batch of one of the
+    ``preferred_batch_sizes`` (in rows) at once, and waits up to ``queue_delay`` microseconds for such a batch.
     """
 
     instances: tuple[Instances, ...] = ()
@@ -152,10 +155,10 @@ class Tuning:
 
 
 def tune(models: Iterable[ModelConfig], tuning: Mapping[str, Tuning], plan: Plan) -> list[ModelConfig]:
-    """Return the models, with these settings.
+    """Return the models, changed by the settings that ``tuning`` has for their names.
 
     Raises:
-        InputError: there is no such model, it is an ensemble, or a setting does not fit it or the plan.
+        InputError: there is no model of a name, it is an ensemble, or a setting does not fit the model or the plan.
     """
     tuned = {model.name: model for model in models}
     for name, wanted in tuning.items():
@@ -198,6 +201,6 @@ def _check_instances(model: ModelConfig, group: Instances, plan: Plan) -> None:
             f"{model.name} runs on the host with placement {plan.placement}, and GPU {group.gpus[0]} is listed for it.",
             f"Leave the GPUs out (--instances {model.name}={group.count}), or say --placement gpu.",
         )
-    for gpu in set(group.gpus) - set(gpus):  # memory is sized for those of the plan
+    for gpu in set(group.gpus) - set(gpus):  # memory is sized only for the GPUs of the plan
         listed = ",".join(map(str, sorted({*gpus, *group.gpus})))
-        raise InputError(f"GPU {gpu} is listed for {model.name}, and the plan does not have it.", f"Say --gpu {listed}")
+        raise InputError(f"GPU {gpu} is listed for {model.name}, and is not a GPU of the plan.", f"Say --gpu {listed}")

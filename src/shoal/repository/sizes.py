@@ -1,4 +1,4 @@
-"""Memory that a plan needs: CUDA pool, pinned pool and shared memory, with the arithmetic."""
+"""Memory that a plan needs: CUDA pool, pinned pool and shared memory, with the calculation."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from shoal.repository.graph import Edge, Graph
 from shoal.repository.placement import PYTHON_BASED_BACKENDS, Plan
 
 MIB = 2**20
-CUDA_POOL_MIB = 64  # default of Triton; sizes are rounded up to multiples of it
-PINNED_POOL_MIB = 256  # as CUDA_POOL_MIB
+CUDA_POOL_MIB = 64  # default of Triton; pool sizes are rounded up to multiples of it
+PINNED_POOL_MIB = 256  # default of Triton, used like CUDA_POOL_MIB
 HEADROOM = 2  # a pool gives out contiguous blocks, and is never filled to the last byte
-COPIES_IN_SHARED_MEMORY = 3  # per tensor, while a batch goes to a stub and the answer returns
-INSTANCE_MIB = 2  # per instance, for a region without tensors
+COPIES_IN_SHARED_MEMORY = 3  # of each tensor, while a batch goes to a stub and the answer returns
+INSTANCE_MIB = 2  # shared memory of an instance, without tensors
 
 
 @dataclass(frozen=True)
 class Largest:
-    """Largest request that memory is sized for."""
+    """Largest request that memory is sized for: its rows, the size of dimensions that are -1, the bytes per text."""
 
     rows: int
     width: int = 256  # size of a dimension that is -1
     text_bytes: int = 65_536  # per text; for a dimension of -1, such as labels, all texts of a row together
 
     def num_bytes(self, tensor: TensorSpec) -> int:
-        """Return the size of a tensor with ``rows`` rows."""
+        """Return the size in bytes of a tensor in the largest request."""
         if tensor.dtype == STRING:
             return self.rows * prod(size for size in tensor.dims if size > 0) * self.text_bytes
         elements = self.rows * prod(self.width if size < 0 else size for size in tensor.dims)
@@ -39,7 +39,7 @@ class Largest:
 
 @dataclass(frozen=True)
 class Line:
-    """Share of one tensor in one pool: ``num_bytes`` times ``factor``."""
+    """Memory for one tensor in one pool: ``num_bytes`` times ``factor``, a number of requests or of instances."""
 
     pool: str
     what: str
@@ -48,15 +48,15 @@ class Line:
 
     @property
     def total(self) -> int:
-        """Size in bytes."""
+        """Memory of this line, in bytes."""
         return self.num_bytes * self.factor
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Memory that a plan needs, in bytes: ``cuda_pool`` on each GPU, the others on the host.
+    """Memory that a plan needs, in bytes: ``cuda_pool`` on each GPU; ``pinned_pool`` and ``shared_memory`` on the host.
 
-    Without a GPU Triton keeps no pools.
+    Without a GPU, Triton has no pools.
     """
 
     gpus: tuple[int, ...]
@@ -83,7 +83,7 @@ class Sizes:
         return round_up(self._sum("shared"), 64)
 
     def explain(self) -> list[str]:
-        """Return the arithmetic, one line per tensor and one per pool."""
+        """Return the calculation as text: one line for each ``Line``, one for each pool, and one for shared memory."""
         told = [
             f"{line.pool:6} {line.what}: {line.num_bytes:,} x {line.factor} = {line.total:,}" for line in self.lines
         ]
@@ -95,13 +95,13 @@ class Sizes:
         return [*told, *(pools if self.gpus else []), shared]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the lines, pools and flags, ready for JSON."""
+        """Return the lines, the pool sizes and the launch flags, ready for JSON."""
         lines = [{**asdict(line), "total": line.total} for line in self.lines]
         pools = {name: getattr(self, name) for name in ("cuda_pool", "pinned_pool", "shared_memory")}
         return {"lines": lines, **pools, "flags": self.flags()}
 
     def flags(self) -> list[str]:
-        """Return tritonserver's launch flags; none without a GPU, since there are no pools."""
+        """Return the tritonserver flags that set the pool sizes; empty without a GPU, since there are no pools."""
         if not self.gpus:
             return []
         pools = [f"--cuda-memory-pool-byte-size={gpu}:{self.cuda_pool}" for gpu in self.gpus]
@@ -109,7 +109,7 @@ class Sizes:
 
 
 def round_up(num_bytes: int, step_mib: int) -> int:
-    """Round bytes up to a multiple of ``step_mib`` MiB, at least one step."""
+    """Round bytes up to a multiple of ``step_mib`` MiB that is not 0."""
     step = step_mib * MIB
     return max(1, -(-num_bytes // step)) * step
 
@@ -118,7 +118,7 @@ def find_sizes(graph: Graph, plan: Plan, largest: Largest | None = None) -> Size
     """Compute the memory that ``graph`` needs under ``plan``.
 
     A tensor is on the device of the step that writes it, and the request's tensors are on the host. Any request may use
-    any GPU, so each GPU's pool is sized for all of them.
+    any GPU, so each GPU's pool is sized for all requests.
     """
     largest = largest or Largest(graph.config.spec.max_batch_size)
     edges = graph.edges()
@@ -141,9 +141,10 @@ def find_sizes(graph: Graph, plan: Plan, largest: Largest | None = None) -> Size
 def find_pools(
     edges: Iterable[Edge], largest: Largest, is_on_gpu: Callable[[int], bool], concurrency: int = 1
 ) -> Iterator[Line]:
-    """Yield the tensors that steps write, in the pool of the step's device; ``is_on_gpu`` takes a step's index.
+    """Yield the memory of each tensor that a step writes, in the pool of that step's device.
 
-    A tensor that two steps read counts once. The request's tensors stay in the buffers they were received in.
+    ``is_on_gpu`` tells whether the step of an index is on a GPU. A tensor that two steps read counts once. The
+    request's tensors stay in the buffers that received them, and need no pool.
     """
     seen: set[str] = set()
     for edge in edges:
@@ -161,7 +162,7 @@ def find_shared(
     is_on_gpu: Callable[[int], bool],
     num_instances: int,
 ) -> Iterator[Line]:
-    """Yield the host tensors that a step's stubs exchange with Triton through shared memory, a region per instance."""
+    """Yield the shared memory for each host tensor that a step's model reads or writes, once per instance."""
     for edge in edges:
         if step in (edge.source, edge.target) and not (edge.source is not None and is_on_gpu(edge.source)):
             num_bytes = largest.num_bytes(edge.tensor) * COPIES_IN_SHARED_MEMORY
