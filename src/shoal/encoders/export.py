@@ -21,9 +21,10 @@ _ARITHMETIC = {f"aten::{name}" for name in ("add", "sub", "mul", "div", "floor_d
 
 
 def trace(encoder: Trunked) -> Any:
-    """Return the encoder as TorchScript for every batch size, width and device.
+    """Trace the encoder to TorchScript that runs with every batch size and width, and on every device.
 
-    The example is padded: with a mask of ones alone the attention would take a shortcut and the trace keep it.
+    The example has padding. If its mask had only ones, transformers' attention would take a shortcut, and the trace
+    would contain only that shortcut.
     """
     with torch.inference_mode(), quiet_transformers(), warnings.catch_warnings():
         # transformers branches on sizes that do not matter here; what matters is compared afterwards, at other shapes
@@ -34,12 +35,15 @@ def trace(encoder: Trunked) -> Any:
 
 
 def unbind(module: Any) -> None:
-    """Rewrite a traced module in place so that it runs on the device of its inputs, to the bit as before.
+    """Rewrite a traced module in place so that it runs on the device of its inputs, with bit-identical answers.
 
-    A trace keeps ``x.device`` as a constant, the device that it was made on, and ``torch.jit.load(map_location=...)``
-    does not change it: on a GPU the positions and masks that transformers makes would stay on the host. Each such
-    constant becomes the device of the method's first tensor. Python numbers that a trace keeps as tensors without
-    dimensions become numbers again: loaded to a GPU, one that is added to a width makes every call wait for the device.
+    A trace keeps ``x.device`` as a constant, the device of the trace's example, and
+    ``torch.jit.load(map_location=...)`` does not change the constant: on a GPU the positions and masks that
+    transformers makes would stay on the host. Each such constant is replaced by the device of the method's first
+    tensor.
+
+    A trace also keeps some Python numbers as tensors without dimensions. They become numbers again: on a GPU, adding
+    such a tensor to a width makes every call wait for the device.
     """
     for part in module.modules():
         for name in part._c._method_names():
@@ -53,7 +57,7 @@ def unbind(module: Any) -> None:
 
 
 def _unbound(graph: Any, node: Any, tensors: Sequence[Any]) -> Any:
-    """Return the value that replaces a constant; None if it can stay."""
+    """Return the value that replaces the constant ``node`` in ``graph``; None if the constant can stay."""
     graph.setInsertPoint(node)
     if node.output().type().kind() == "DeviceObjType" and tensors:
         device = graph.create("prim::device", [tensors[0]], 1).insertBefore(node)
@@ -66,7 +70,7 @@ def _unbound(graph: Any, node: Any, tensors: Sequence[Any]) -> Any:
 
 
 def _takes_numbers(use: Any) -> bool:
-    """Whether a number may replace a tensor here: as the second operand of arithmetic."""
+    """Whether a number may replace the tensor in this use, as the second operand of an arithmetic operator."""
     return use.offset == 1 and use.user.kind() in _ARITHMETIC
 
 
@@ -78,7 +82,7 @@ def _example(encoder: Trunked) -> tuple[Tensor, Tensor]:
 
 
 def _limits(encoder: Trunked) -> tuple[int, int]:
-    """Return the trunk's numbers of tokens and of positions."""
+    """Return the size of the trunk's vocabulary, and its number of positions, which is the maximum width."""
     config: Any = encoder.trunk.config
     return int(config.vocab_size), int(config.max_position_embeddings)
 
@@ -86,14 +90,17 @@ def _limits(encoder: Trunked) -> tuple[int, int]:
 def export_encoder(encoder: Trunked, path: Path, *, ties: Mapping[str, str]) -> None:
     """Write the encoder to ``path`` as TorchScript (``.pt``) or ONNX (``.onnx``), load it again and compare the two.
 
+    ``ties`` are the SHA-256 of the files that the encoder was made with, such as its vocabulary, by file name. They are
+    stored in the file, so that a server can refuse other files.
+
     Raises:
         InputError: ``path`` has another suffix.
-        ArtifactError: outputs differ by more than 1e-5 at some shape.
+        ArtifactError: the outputs of the two differ by more than 1e-5 for a batch.
     """
     if path.suffix not in (".pt", ".onnx"):
         raise InputError(f"No engine runs {path.name}.", "Name a file that ends in .pt or .onnx.")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript is deprecated, and what Triton serves
+        warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript is deprecated, but Triton serves it
         if path.suffix == ".onnx":
             _write_onnx(encoder, path, ties)
             served: Any = _read_onnx(path)
@@ -108,13 +115,13 @@ def export_encoder(encoder: Trunked, path: Path, *, ties: Mapping[str, str]) -> 
 
 
 def _write_onnx(encoder: Trunked, path: Path, ties: Mapping[str, str]) -> None:
-    """Write ONNX for Triton's ``onnxruntime`` backend, which matches tensors by name."""
+    """Write the encoder as ONNX with the tensor names of ``config.pbtxt``, by which Triton's backend finds tensors."""
     with needs("serve"):
         import onnx
 
     axes = {0: "rows", 1: "width"}
     with torch.inference_mode(), quiet_transformers(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # as of a trace
+        warnings.simplefilter("ignore")  # as in trace
         torch.onnx.export(
             encoder.eval(), _example(encoder), str(path), dynamo=False, opset_version=17,
             input_names=list(NAMES[0]), output_names=list(NAMES[1]),
@@ -139,7 +146,10 @@ def _read_onnx(path: Path) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def compare(served: Any, encoder: Trunked, shapes: Sequence[tuple[int, int]]) -> float:
-    """Return the greatest output difference over batches of these shapes, padded and unpadded; NaN if one is."""
+    """Return the greatest difference between the outputs of ``served`` and ``encoder``; NaN if any difference is NaN.
+
+    ``shapes`` are the (rows, width) of the batches; each batch is run once with padding and once without.
+    """
     differences = []
     num_tokens, num_positions = _limits(encoder)
     generator = torch.Generator().manual_seed(0)
@@ -151,4 +161,4 @@ def compare(served: Any, encoder: Trunked, shapes: Sequence[tuple[int, int]]) ->
         for mask in (torch.ones_like(ids), padded):
             with torch.inference_mode():
                 differences.append((served(ids, mask) - encoder(ids, mask)).abs().max())
-    return float(torch.stack(differences).max())  # NaN where one of them is
+    return float(torch.stack(differences).max())  # NaN if any difference is NaN

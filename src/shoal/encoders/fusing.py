@@ -1,9 +1,9 @@
-"""Operator fusion for TorchScript on the host: oneDNN runs each linear layer with packed weights, and GELU with it.
+"""Operator fusion for TorchScript on the host: oneDNN runs each linear layer and its GELU at once, with packed weights.
 
-A traced encoder calls one kernel for a matrix product and one for its activation, and converts every weight to oneDNN's
-memory layout again at each call. Here the weights are converted once ("packed"), and GELU is computed while the product
-is still in the cache. The operators are those that torch.compile emits for a CPU; they need no compiler on the serving
-machine, and take every batch size and width.
+A traced encoder calls one kernel for each matrix product and another for the activation, and converts every weight to
+oneDNN's memory layout again at each call. Here the weights are converted once ("packed"), and GELU is computed while
+the product is still in the cache. The fused operators are those that torch.compile emits for a CPU; they need no
+compiler on the serving machine, and take every batch size and width.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ Module = Callable[..., Any]
 def fuse(module: Module, dtype: str) -> Module:
     """Freeze and fuse a TorchScript module in evaluation mode on the host; return it unchanged if that is impossible.
 
-    ``dtype`` is its main arithmetic: ``fp32`` or ``bf16``. Answers are the same up to rounding.
+    ``dtype`` is the dtype that the module mainly computes in, ``fp32`` or ``bf16``. Answers are the same up to
+    rounding.
     """
     import torch
 
@@ -47,7 +48,10 @@ def fuse(module: Module, dtype: str) -> Module:
 
 
 def _fuse(graph: Any, linear: Any) -> bool:
-    """Replace ``linear`` and a GELU after it by a fused operator; False if its weights do not allow that."""
+    """Replace the node ``linear``, and a GELU that directly follows it, by one fused operator.
+
+    Return False, without a change, if the weights of ``linear`` do not allow this.
+    """
     import torch
 
     x, weight, bias = linear.inputs()

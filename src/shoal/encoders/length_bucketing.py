@@ -13,21 +13,22 @@ from shoal.component.tensors import Array, Arrays
 from shoal.errors import ArtifactError
 
 ATTENTION_MASK = "attention_mask"  # a model's parameter
-MAX_WASTE = 0.02  # share of padding in a group's tokens
-MIN_TOKENS = 512  # below that a call of its own costs more than the padding it saves
+MAX_WASTE = 0.02  # greatest share of padding in a group's tokens, padding included
+MIN_TOKENS = 512  # tokens per group: for fewer, another call costs more than the padding that it saves
 
 
 def lengths(mask: NDArray[Any]) -> NDArray[np.intp]:
-    """Return each row's number of tokens in ``mask`` [rows, columns], up to the last that is not 0."""
+    """Return the length of each row in tokens: up to the last column of ``mask`` [rows, columns] that is not 0."""
     is_token = mask != 0
     return np.where(is_token.any(axis=1), mask.shape[1] - np.argmax(is_token[:, ::-1], axis=1), 0)
 
 
 def group(num_tokens: NDArray[np.integer[Any]]) -> list[NDArray[np.intp]]:
-    """Group rows by length, the longest first; return each group's row indices.
+    """Group rows by length, the longest first; return the row indices of each group.
 
-    A group is padded to its longest row; ``num_tokens`` [rows] counts tokens. Padding is at most MAX_WASTE of a group's
-    padded tokens, except in groups of fewer than MIN_TOKENS and for the row that fills a group up to that number.
+    ``num_tokens`` [rows] is the number of tokens in each row. The rows of a group will be padded to its longest row.
+    The next row joins a group if padding then is at most the share MAX_WASTE of the group's padded size, or if the
+    group has fewer than MIN_TOKENS tokens.
     """
     # Greedy over rows sorted by length: open a new group when the next row would push the padding over MAX_WASTE.
     order = np.argsort(-num_tokens, kind="stable")
@@ -43,13 +44,13 @@ def group(num_tokens: NDArray[np.integer[Any]]) -> list[NDArray[np.intp]]:
 
 
 def find_mask(spec: ModelSpec) -> str:
-    """Return the name of the attention-mask input, from the parameter ``attention_mask``.
+    """Return the name of a model's attention-mask input, which is the value of its parameter ``attention_mask``.
 
-    Empty without the parameter, or if the model is not batched, since then no dimension counts rows.
+    The name is empty without the parameter, or if ``max_batch_size`` is 0, because then no dimension counts rows.
 
     Raises:
-        ArtifactError: it does not name a required input of one dimension, or an output's width is not declared: parts
-            of different widths cannot be joined.
+        ArtifactError: the parameter does not name a required input of one dimension; or an output has a dimension of
+            -1, so that the outputs of groups of different widths cannot be joined.
     """
     name = spec.parameters.get(ATTENTION_MASK, "")
     if not name or not spec.is_batched:
@@ -64,8 +65,8 @@ def find_mask(spec: ModelSpec) -> str:
     open_ones = [tensor.name for tensor in spec.outputs if -1 in tensor.dims]
     if open_ones:
         raise ArtifactError(
-            f"Output {open_ones[0]} of model {spec.name} has a dimension of -1; rows of like length that are computed"
-            f" together ({ATTENTION_MASK}) need outputs of one shape.",
+            f"Output {open_ones[0]} of model {spec.name} has a dimension of -1; rows are computed in"
+            f" groups of similar length ({ATTENTION_MASK}), and all groups need outputs of one shape.",
             f"Declare its dims, or leave {ATTENTION_MASK} out.",
         )
     return name
@@ -74,9 +75,10 @@ def find_mask(spec: ModelSpec) -> str:
 def run_by_length(
     spec: ModelSpec, batch: Arrays, call: Callable[[Sequence[Array]], Sequence[Array]], mask: str
 ) -> Arrays:
-    """Run ``call``, which takes and returns arrays in the order of ``spec``, on rows bucketed by length.
+    """Run a model's ``call`` on a batch, in groups of rows of similar length; return the outputs by name.
 
-    ``mask`` names the attention-mask input (``find_mask``); if it is empty, all rows are run at once.
+    ``call`` takes and returns arrays in the order of ``spec``. ``mask`` names the attention-mask input (``find_mask``);
+    if it is empty, all rows are run at once.
     """
     arrays = [batch[tensor.name] for tensor in spec.inputs]
     follows = [tensor.dims[:1] == (-1,) for tensor in spec.inputs]
@@ -90,10 +92,11 @@ def run_in_groups(
     mask: NDArray[Any],
     follows: Sequence[bool],
 ) -> list[NDArray[Any]]:
-    """Call ``run`` on ``arrays`` [rows, ...] group by group; return its outputs in the original row order.
+    """Call ``run`` once per group of rows of similar length; return its outputs with the rows in the original order.
 
-    ``mask`` [rows, columns] gives the rows' lengths. Arrays as wide as the mask whose width may vary (``follows``) are
-    cut to their group's longest row (at least one column).
+    ``arrays`` are the inputs, [rows, ...] each. ``mask`` [rows, columns] gives the rows' lengths. ``follows`` says for
+    each array whether its width may vary; such an array, if it is as wide as the mask, is cut to the longest row of the
+    group (at least one column).
     """
     num_tokens, width = lengths(mask), mask.shape[1]
     parts = group(num_tokens)

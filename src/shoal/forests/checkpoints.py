@@ -1,4 +1,4 @@
-"""Validating reader for Treelite checkpoints, without Treelite, which aborts the process on a damaged one.
+"""Validating reader for Treelite checkpoints. It works without Treelite, which aborts the process on a damaged one.
 
 The format: Treelite's documentation, "Treelite Serialization Format v4".
 """
@@ -46,8 +46,10 @@ class Task(IntEnum):
 class Forest:
     """Header of a Treelite checkpoint.
 
-    ``num_classes`` is the maximum over targets: 1 if a row gets one score, or the probability of the second of two
-    classes. ``postprocessor`` is Treelite's name of the function from a row's sums to its answer.
+    ``num_classes`` is the number of values per row and target (the maximum over targets). It is 1 if a row gets one
+    score, or only the probability of the second of two classes. ``postprocessor`` is Treelite's name of the function
+    that converts the sums of a row's leaves to its answer. ``ties`` are the SHA-256 of the files that the forest was
+    made with, by name.
     """
 
     num_features: int
@@ -55,19 +57,19 @@ class Forest:
     num_targets: int
     num_classes: int
     postprocessor: str
-    is_mean: bool  # of the trees' outputs, else their sum
+    is_mean: bool  # whether the answer is the mean of the trees' outputs, instead of their sum
     ties: Mapping[str, str]
 
     @property
     def is_classifier(self) -> bool:
-        """Whether it was trained for classification."""
+        """Whether the forest was trained for classification."""
         return self.task in (Task.BINARY, Task.MULTICLASS)
 
     def check(self, spec: ModelSpec, path: Path) -> None:
-        """Check the forest at ``path`` against a model's declared tensors, for shoal's own backend.
+        """Check that the forest at ``path`` fits the tensors and settings that a model of the ``fil`` backend declares.
 
         Raises:
-            ArtifactError: they do not fit, or a setting is invalid.
+            ArtifactError: the tensors do not fit, or a setting is invalid.
         """
         settings = Settings.read(spec)
         num_outputs = self.num_targets * self.num_classes
@@ -87,10 +89,10 @@ class Forest:
 
 
 def read_forest(path: Path) -> Forest:
-    """Read a whole Treelite checkpoint and check that every walk through its trees ends at a finite leaf.
+    """Read a Treelite checkpoint; check the whole file, and that each path through a tree ends at a finite leaf.
 
     Raises:
-        ArtifactError: it is not such a file, or is damaged.
+        ArtifactError: the file is not a Treelite checkpoint, or is damaged.
     """
     check_file(path, _FOREST)
     try:
@@ -100,10 +102,10 @@ def read_forest(path: Path) -> Forest:
 
 
 def parse_forest(content: bytes) -> Forest:
-    """Parse a whole Treelite checkpoint, as ``read_forest`` does.
+    """Parse the content of a Treelite checkpoint, with the checks of ``read_forest``.
 
     Raises:
-        ValueError: it is not a checkpoint, or is damaged; the text says what it is.
+        ValueError: the content is not a checkpoint, or is damaged; the message says what it is, or what is wrong.
     """
     try:
         return _read_forest(_Fields(content))
@@ -112,7 +114,7 @@ def parse_forest(content: bytes) -> Forest:
 
 
 class _Fields:
-    """Cursor over the fields of a checkpoint; raises ``ValueError`` when they do not fit the file."""
+    """Cursor over the fields of a checkpoint; raises ``ValueError`` if a field is cut off or invalid."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self._at = data, 0
@@ -141,12 +143,12 @@ class _Fields:
         return bytes(self.array("u1"))
 
     def check(self, is_met: bool | np.bool_, what: str) -> None:
-        """Refuse the field that was read last unless the condition is met; ``what`` names the fault."""
+        """Raise ``ValueError`` unless ``is_met``; ``what`` names the fault, in the field that was read last."""
         if not is_met:
             raise ValueError(f"it is damaged: {what} before byte {self._at:,}")
 
     def end(self) -> None:
-        """Check that no byte is left."""
+        """Check that no byte is left after the last field."""
         self.check(self._at == len(self._data), f"{len(self._data) - self._at:,} bytes too many")
 
 

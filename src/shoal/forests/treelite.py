@@ -1,6 +1,6 @@
-"""Treelite forests on the host: run by Treelite's own engine, and answers in the form that Triton's FIL backend gives.
+"""Treelite forests on the host. Treelite's engine runs them; the answers have the form of Triton's FIL backend.
 
-Also rounds thresholds to single precision.
+Also rounds thresholds to FP32.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _SIDES: Mapping[int, float] = {2: _UP, 3: _DOWN, 4: _DOWN, 5: _UP}
 
 
 def load_forest(path: Path) -> Predict:
-    """Load a forest as a function from features, FP32 ``[rows, features]``, to FP32 ``[rows, outputs]``; one thread.
+    """Load a forest as a function from features, FP32 ``[rows, features]``, to values, FP32 ``[rows, outputs]``.
 
-    A regressor gives one score, a classifier the probabilities of its classes; with two classes possibly only the
-    second's (see ``Forest.num_classes`` of `shoal.forests.checkpoints`).
+    A regressor gives one score, a classifier the probabilities of its classes. For two classes, this may be only the
+    probability of the second class (see ``num_classes`` of `shoal.forests.Forest`). The function uses one thread.
 
     Raises:
         SetupError: Treelite is not installed.
@@ -37,7 +37,7 @@ def load_forest(path: Path) -> Predict:
 
 
 def load_model(path: Path) -> Any:
-    """Load Treelite's model from a checkpoint that ``read_forest`` accepts: Treelite may crash on a damaged one.
+    """Load Treelite's model from a checkpoint. Call ``read_forest`` first: a damaged checkpoint may crash Treelite.
 
     Raises:
         SetupError: Treelite is not installed.
@@ -49,7 +49,7 @@ def load_model(path: Path) -> Any:
 
 
 def make_predict(model: Any) -> Predict:
-    """Make the function that ``load_forest`` returns, of Treelite's model."""
+    """Make the function that ``load_forest`` returns from Treelite's model."""
     from treelite import gtil
 
     header = model.get_header_accessor()
@@ -65,7 +65,7 @@ def make_predict(model: Any) -> Predict:
 
 
 def find_categories(model: Any) -> tuple[int, ...]:
-    """Return the features that the splits of Treelite's model take for category codes, in order."""
+    """Return the sorted indices of the features whose values are category codes in Treelite's model."""
     found: set[int] = set()
     for index in range(model.num_tree):
         tree = model.get_tree_accessor(index)
@@ -75,13 +75,13 @@ def find_categories(model: Any) -> tuple[int, ...]:
 
 
 def check_categories(rows: NDArray[np.float32], categories: Sequence[int], name: str) -> None:
-    """Check that category codes are whole numbers, or NaN where one is missing.
+    """Check that category codes are whole numbers, or NaN if a code is missing.
 
-    For other numbers each library has a rule of its own: LightGBM drops the fraction, scikit-learn treats the code as
-    unknown.
+    ``categories`` are the indices of the features that are category codes; ``name`` is the input's name. Libraries
+    treat other numbers differently: LightGBM drops the fraction, scikit-learn treats the code as unknown.
 
     Raises:
-        InputError: one is not; the message names row and feature.
+        InputError: a code is invalid; the message names the row and the feature.
     """
     for feature in categories:
         codes = rows[:, feature]
@@ -99,20 +99,21 @@ def check_categories(rows: NDArray[np.float32], categories: Sequence[int], name:
 
 @dataclass(frozen=True)
 class Settings:
-    """Parameters of a ``fil`` model that decide the form of its answers.
+    """Parameters of a model of Triton's ``fil`` backend that decide the form of its answers.
 
-    ``gives_class``: the number of the class (``output_class``, called ``is_classifier`` from 25.09 on), for two classes
-    by ``threshold``. ``gives_chances``: the probabilities of the classes instead (``predict_proba``).
+    ``gives_class``: the answer is the number of the predicted class (parameter ``output_class``, called
+    ``is_classifier`` from Triton 25.09 on); with two classes, ``threshold`` decides. ``gives_chances``: the answer is
+    the probabilities of the classes instead (parameter ``predict_proba``).
     """
 
     gives_class: bool = False
     gives_chances: bool = False
     threshold: float = 0.5
-    given: tuple[str, ...] = ()  # those that are true, as they were written
+    given: tuple[str, ...] = ()  # the settings that are true, as written in config.pbtxt
 
     @classmethod
     def read(cls, spec: ModelSpec) -> Settings:
-        """Read the settings of a model.
+        """Read the settings from a model's parameters.
 
         Raises:
             ArtifactError: a setting is neither true nor false, or the threshold is not a number.
@@ -138,9 +139,10 @@ class Settings:
         )
 
     def widths(self, num_outputs: int, *, is_classifier: bool) -> Collection[int]:
-        """Return the output widths that may be declared, for a forest with ``num_outputs`` values per row.
+        """Return the output widths that may be declared for a forest with ``num_outputs`` values per row.
 
-        Empty if a regressor has settings of a classifier: FIL would apply them, and answer 0 or 1 instead of values.
+        There is none for a regressor with settings of a classifier, because FIL would apply the settings, and answer 0
+        or 1 instead of the regressor's values.
         """
         if not is_classifier:
             return () if self.gives_class or self.gives_chances else (num_outputs,)
@@ -149,10 +151,11 @@ class Settings:
         return (1,) if self.gives_class else (num_outputs,)
 
     def answer(self, values: Array, width: int) -> Array:
-        """Compute answers, FP32 ``[rows, width]``, from the forest's values, FP32 ``[rows, outputs]``.
+        """Compute the answers of Triton's FIL backend, FP32 ``[rows, width]``, from the forest's values.
 
-        The arrays are of NumPy or CuPy. Of equally likely classes the first wins. Source: fil_backend, src/tl_model.h,
-        src/cpu_forest_model.h and src/detail/postprocess_cpu.cc.
+        The values are FP32 ``[rows, outputs]``, a NumPy or CuPy array. If several classes have the highest probability,
+        the first of them is the answer. Source: fil_backend, src/tl_model.h, src/cpu_forest_model.h and
+        src/detail/postprocess_cpu.cc.
         """
         xp = namespace(values)
         if self.gives_chances:
@@ -168,10 +171,10 @@ class Settings:
 
 
 def round_forest(model: Any) -> bool:
-    """Round every threshold of a Treelite model to single precision; return whether that changed any.
+    """Round every threshold of a Treelite model to FP32, in place; return whether a threshold changed.
 
-    Rows are FP32 and end in the same leaves as before. An engine that computes in single precision, such as nvForest on
-    a GPU, would otherwise round to the nearest value and send some of them the other way.
+    FP32 rows end in the same leaves as before. Otherwise an engine that computes in FP32, such as nvForest on a GPU,
+    would round each threshold to the nearest value, and send some rows to the other branch.
     """
     is_changed = False
     for index in range(model.num_tree):
@@ -186,10 +189,10 @@ def round_forest(model: Any) -> bool:
 
 
 def round_thresholds(thresholds: NDArray[Any], comparisons: NDArray[Any]) -> NDArray[np.float32]:
-    """Round thresholds to single precision so that every comparison with an FP32 number keeps its result.
+    """Round thresholds to FP32 so that every comparison of an FP32 number with a threshold keeps its result.
 
-    ``x <= t`` and ``x > t`` are unchanged if ``t`` is rounded down to FP32, ``x < t`` and ``x >= t`` if it is rounded
-    up.
+    ``comparisons`` are Treelite's codes of the operators. ``x <= t`` and ``x > t`` keep their results if ``t`` is
+    rounded down, ``x < t`` and ``x >= t`` if it is rounded up.
     """
     sides = np.array([_SIDES.get(code, _DOWN) for code in range(int(comparisons.max()) + 1)])
     side = sides[comparisons]

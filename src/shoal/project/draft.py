@@ -1,4 +1,4 @@
-"""New files of a user's project: listed before they are written, never overwriting existing ones."""
+"""New files of a user's project. They can be listed without being written, and never overwrite existing files."""
 
 from __future__ import annotations
 
@@ -14,16 +14,21 @@ from shoal.paths import check_path_supported
 
 @dataclass(frozen=True)
 class Draft:
-    """Files to write under ``root``, by relative path: text, bytes, or the path of a file to copy."""
+    """Files to write into the folder ``root``.
+
+    ``files`` maps each path in ``root`` to the content: text, bytes, or the path of a file to copy.
+    """
 
     root: Path
     files: Mapping[str, str | bytes | Path]
 
     def write(self, *, is_dry: bool = False) -> list[Path]:
-        """Write all files, or none if one fails; return their paths. ``is_dry``: only return the paths.
+        """Write all files and return their paths; if a file cannot be written, remove the files written before it.
+
+        ``is_dry``: check the paths and return them, without writing.
 
         Raises:
-            InputError: a file exists, or Triton does not support the folder's path.
+            InputError: a file already exists, or Triton does not support the path of ``root``.
             SetupError: a file cannot be written.
         """
         check_path_supported(self.root.resolve())

@@ -1,1 +1,1 @@
-"""Import of models as model folders, with a configuration derived from the model; nothing is guessed silently."""
+"""Import of models as model folders. The configuration is derived from the model; notes to the user say from what."""

@@ -19,12 +19,12 @@ from shoal.project.importing.imported import Imported, stage
 from shoal.project.scaffold.names import check_name, find_project_folders
 from shoal.repository.config import CONFIG, as_config, write_config
 
-_SCRATCH, _PROGRESS = _GIVEN = ("scratch", "on_progress")  # parameters of a draft function that add_model gives
+_SCRATCH, _PROGRESS = _GIVEN = ("scratch", "on_progress")  # parameters of draft functions that add_model sets itself
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """A kind of model, and the function that drafts a model folder from one."""
+    """A kind of model, and the function that drafts a model folder from a model of this kind."""
 
     what: str
     module: str
@@ -48,18 +48,18 @@ _KINDS = {
     ".skops": _FOREST,
 }  # fmt: skip
 _PICKLE = "A pickle runs code when it is read: read it yourself and give the object, or save it with skops."
-_TORCH_SAVE = "Save it with torch.jit.save, as .pt; or name the folder of a Hugging Face checkpoint, and its head."
+_TORCH_SAVE = "Save it with torch.jit.save, as .pt; or name the folder of a Hugging Face checkpoint and give its head."
 _XGBOOST = 'Save it as JSON or UBJSON: booster.save_model("model.ubj").'
 _TENSORFLOW = "Convert it to ONNX, with tf2onnx."
 _ADVICE = {
     ".pkl": _PICKLE, ".pickle": _PICKLE, ".joblib": _PICKLE, ".pth": _TORCH_SAVE, ".ckpt": _TORCH_SAVE,
-    ".bin": _TORCH_SAVE, ".safetensors": "Name the folder that holds it beside its config.json, and its head.",
+    ".bin": _TORCH_SAVE, ".safetensors": "Name the folder with this file and config.json, and give the head.",
     ".model": _XGBOOST, ".bst": _XGBOOST, ".h5": _TENSORFLOW, ".keras": _TENSORFLOW, ".pb": _TENSORFLOW,
 }  # fmt: skip
-# Kinds of objects, by the package that a class of theirs is defined in.
+# Kinds of objects, by the package that defines their class or a base class.
 _PACKAGES = {"sklearn": _FOREST, "xgboost": _FOREST, "lightgbm": _FOREST, "treelite": _FOREST, "torch": _TORCHSCRIPT}
 _SAVED_FIRST = {
-    "transformers": "Save it: model.save_pretrained(FOLDER), beside its tokenizer; then name the folder, and its head.",
+    "transformers": "Save it and its tokenizer with save_pretrained; then name their folder, and give the head.",
     "onnx": 'Save it: onnx.save(model, "model.onnx"); then name the file.',
 }
 
@@ -75,23 +75,25 @@ def add_model(
     on_progress: OnProgress = lambda stage, done, total: None,
     **options: Any,
 ) -> list[Path]:
-    """Write ``models/NAME`` of a project from a model; return the paths of its files.
+    """Import a model as the model folder ``models/NAME`` of a project; return the paths of the new files.
 
     ``source`` is a file (TorchScript ``.pt``, ONNX ``.onnx``, XGBoost ``.json`` or ``.ubj``, LightGBM ``.txt``,
-    Treelite ``.tl``, scikit-learn ``.skops``), an object (an estimator, a booster, a torch.jit.ScriptModule), or an
-    encoder's Hugging Face name or folder. ``options`` are those of its kind, which ``draft_torchscript``,
-    ``draft_graph``, ``draft_forest`` and ``draft_encoder`` describe; those that are None count as not given. With
-    ``is_decoder`` the folder or name is a language model's, which ``draft_decoder`` exports for ONNX Runtime.
+    Treelite ``.tl``, scikit-learn ``.skops``), an object (an estimator, a booster, a torch.jit.ScriptModule), or the
+    Hugging Face name or the folder of an encoder. With ``is_decoder``, it is the Hugging Face name or the folder of a
+    language model, which ``draft_decoder`` exports to ONNX. ``options`` are the keyword arguments of the function for
+    the kind of model: ``draft_torchscript``, ``draft_graph`` (ONNX), ``draft_forest`` or ``draft_encoder``. An option
+    that is None counts as not given.
 
     Nothing is written if ``shoal.check`` reports an error, and no file is overwritten. ``is_dry``: only return the
-    paths. ``tell`` receives notes for the user: what was derived, and from what; they are also the comment in
-    ``config.pbtxt``. ``on_progress`` is called with each stage's name and 0 of 1 at its start, 1 of 1 at its end.
+    paths. ``tell`` is called with each note for the user. The notes say what was derived, and from what; they are also
+    written into ``config.pbtxt`` as a comment. ``on_progress`` is called with a stage's name, 0 and 1 when the stage
+    starts, and with the name, 1 and 1 when it ends.
 
     Raises:
-        InputError: the name or an option is invalid, a file exists, or an option is missing that cannot be derived from
-            the model.
+        InputError: the kind of ``source`` is unknown, the name or an option is invalid, a file exists, or an option is
+            missing that cannot be derived from the model.
         ArtifactError: the model is damaged, or cannot be served.
-        SetupError: a library that reads it is not installed, or the project's folder cannot be written.
+        SetupError: a library that reads the model is not installed, or the project's folder cannot be written.
     """
     root = Path(project)
     available = find_project_folders(root)
@@ -130,7 +132,7 @@ def _find_kind(source: Any) -> _Kind:
         known = ", ".join(_KINDS)
         raise InputError(
             f"{path} is not a model that can be added. Known suffixes: {known}.",
-            _ADVICE.get(suffix, "Convert it to one of them."),
+            _ADVICE.get(suffix, "Convert it to a file with one of these suffixes."),
         )
     if not path.exists():
         raise InputError(f"There is no file {path}.", "Name the model's file.")
@@ -162,10 +164,10 @@ def _check_options(kind: _Kind, draft: Callable[..., Imported], options: Mapping
 
 
 def _files(imported: Imported, name: str, repository: Path) -> Mapping[str, str | bytes | Path]:
-    """Check the model folder in a temporary ``repository``; return its files by their paths in the project.
+    """Write the model folder to the temporary ``repository``, check it, and return its files by their project paths.
 
     Raises:
-        ArtifactError: Triton would refuse them.
+        ArtifactError: Triton would refuse the model folder.
     """
     folder = repository / name
     for path, file in imported.files.items():
@@ -180,7 +182,7 @@ def _files(imported: Imported, name: str, repository: Path) -> Mapping[str, str 
 
 
 def _put(path: Path, content: str | bytes | Path) -> None:
-    """Write a file, or a link to one, since it may be large."""
+    """Write text or bytes to ``path``; if ``content`` is the path of a file, link to the file, which may be large."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if isinstance(content, Path):
         path.symlink_to(content.resolve())

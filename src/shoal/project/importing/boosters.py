@@ -1,7 +1,8 @@
-"""Readers for XGBoost and LightGBM files: objective, features, and rejection of what Treelite would read wrongly.
+"""Readers for XGBoost and LightGBM files, which refuse a model that Treelite would read wrongly.
 
-Neither library is needed. Treelite ignores LightGBM's linear leaves and zeros that count as missing, and it keeps
-parsing after LightGBM's trees, where a feature's name may look like a field.
+XGBoost and LightGBM need not be installed. Treelite ignores two settings of LightGBM: leaves that are linear models,
+and zeros that count as missing values. It also parses the lines after LightGBM's trees, where a feature's name may look
+like a field of a tree.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ _SAVE = 'Save it again: booster.save_model("model.ubj").'
 
 
 def read_xgboost(content: bytes, name: str) -> Found:
-    """Read XGBoost's JSON or UBJSON.
+    """Read a forest in XGBoost's JSON or UBJSON format; ``name`` is used in errors.
 
     Raises:
-        ArtifactError: it is damaged, or its answers would differ from the library's.
+        ArtifactError: the file is damaged, or Treelite's answers would differ from XGBoost's.
     """
     try:
         document = parse_xgboost(content)
@@ -66,7 +67,10 @@ def read_xgboost(content: bytes, name: str) -> Found:
 
 
 def _describe_xgboost(document: Any, name: str) -> tuple[str, bool, tuple[str, ...], bool]:
-    """Describe a model; return also whether it is a classifier, notes for the user, and whether it predicts labels."""
+    """Check a model; return its description, whether it is a classifier, and notes for the user.
+
+    The last value is whether XGBoost's ``predict`` returns class numbers (``multi:softmax``) instead of probabilities.
+    """
     learner = document.get("Model", document)["learner"]  # "Model": of a snapshot
     booster = learner["gradient_booster"]["name"]
     if booster not in ("gbtree", "dart"):
@@ -90,7 +94,7 @@ def _describe_xgboost(document: Any, name: str) -> tuple[str, bool, tuple[str, .
         raise refuse(
             name,
             "it encodes the categories of a data frame, which a Treelite checkpoint cannot",
-            "Train on their codes, whole numbers from 0 on (column.cat.codes), and send the same ones.",
+            "Train on their codes, whole numbers from 0 on (column.cat.codes), and send the same codes.",
         )
     version = document.get("version")
     version = ".".join(map(str, version)) if isinstance(version, list | np.ndarray) else "of unknown version"
@@ -108,9 +112,9 @@ def _check_objective(objective: str, known: Mapping[str, bool], name: str) -> No
 
 
 def _keep_best(document: Any) -> tuple[bool, tuple[str, ...]]:
-    """Cut a model that stopped early after its best round, as ``XGBModel.predict`` does.
+    """Remove the trees after the best round of a model with early stopping, because ``XGBModel.predict`` ignores them.
 
-    Return whether trees were cut, and a note for the user.
+    Return whether trees were removed, and a note for the user if so.
     """
     learner = document.get("Model", document)["learner"]
     attributes = learner.get("attributes")
@@ -151,10 +155,10 @@ _SAVE_TEXT = 'Save it again: booster.save_model("model.txt").'
 
 
 def read_lightgbm(content: bytes, name: str) -> Found:
-    """Read LightGBM's text format.
+    """Read a forest in LightGBM's text format; ``name`` is used in errors.
 
     Raises:
-        ArtifactError: it is damaged, or its answers would differ from the library's.
+        ArtifactError: the file is damaged, or Treelite's answers would differ from LightGBM's.
     """
     text = content.decode("utf-8", "replace")
     if not text.startswith("tree"):
@@ -181,7 +185,7 @@ def read_lightgbm(content: bytes, name: str) -> Found:
 
 
 def _check_head(about: Mapping[str, str], name: str) -> str:
-    """Check the header; return the objective with its parameters."""
+    """Check the header of a LightGBM file; return its objective with parameters, such as ``binary sigmoid:1``."""
     for key in ("max_feature_idx", "num_class"):
         if not about.get(key, "").isdecimal():
             raise refuse(name, f"its line {key}= is missing, or not a number", _SAVE_TEXT)
@@ -197,7 +201,7 @@ def _check_head(about: Mapping[str, str], name: str) -> str:
 
 
 def _check_trees(trees: Iterable[Mapping[str, str]], name: str) -> list[int]:
-    """Check each tree; return the categorical features."""
+    """Check each tree of a LightGBM file; return the sorted indices of the categorical features."""
     categories = set()
     for tree in trees:
         if tree.get("is_linear", "0") != "0":

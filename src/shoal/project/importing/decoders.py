@@ -1,4 +1,4 @@
-"""Import of transformers' decoders: exported to ONNX with their cache, compared, for the engine on ONNX Runtime."""
+"""Import of decoders of transformers: export to ONNX, for shoal's language-model engine on ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ with needs("serve"):
 
 TOLERANCE = 1e-4  # between logits, relative to the greatest one
 _LEAF = "models/llm-onnx"  # shoal's model folder to copy
-_SMALL = ("tokenizer_config.json", "generation_config.json", "chat_template.jinja")  # copied if they are there
-_PROMPTS = (1, 3, 9, 24)  # tokens
+_SMALL = ("tokenizer_config.json", "generation_config.json", "chat_template.jinja")  # copied if they exist
+_PROMPTS = (1, 3, 9, 24)  # tokens per prompt
 _STEPS = 12
 _OPSET = 17
 
@@ -40,14 +40,17 @@ def draft_decoder(
     scratch: Path,
     on_progress: OnProgress = lambda stage, done, total: None,
 ) -> Imported:
-    """Draft a copy of ``llm-onnx`` with a decoder of its own: a folder of safetensors, or a hub's ``OWNER/NAME``.
+    """Draft a copy of shoal's model folder ``llm-onnx`` with another decoder.
 
-    Its version folder has ``decoder.onnx`` in FP32, ``config.json`` and ``tokenizer.json``, so it is a weights folder
-    too. Greedy tokens and logits of a padded batch are compared with the model's own.
+    ``source`` is a folder with safetensors files, or the name ``OWNER/NAME`` of a model on the Hugging Face hub. The
+    copy's version folder gets ``decoder.onnx`` in FP32, ``config.json`` and ``tokenizer.json``; the option
+    ``--weights`` of shoal accepts such a folder. The exported decoder must give the greedy tokens and the logits of the
+    original model.
 
     Raises:
-        InputError: it is not a decoder, or has no cache of keys and values.
-        ArtifactError: the folder is incomplete, damaged or pickled; the export fails, or its answers differ.
+        InputError: ``source`` is not a decoder, or the decoder has no cache of keys and values.
+        ArtifactError: the folder is incomplete or damaged, or its weights are pickled; the export fails; or the
+            exported decoder's answers differ.
     """
     with stage(on_progress, f"loading {source}"):
         weights = find_weights(find_weights_or_download(str(source)).folder)
@@ -88,7 +91,10 @@ def _check_is_decoder(weights: Weights) -> None:
 
 
 class _Exported(torch.nn.Module):
-    """A decoder as a function of tensors; ``past`` alternates the keys and values of each layer."""
+    """A decoder whose ``forward`` takes and returns only tensors, as the export needs it.
+
+    ``past`` are the cached keys of the first layer, its cached values, the keys of the second layer, and so on.
+    """
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -107,7 +113,11 @@ class _Exported(torch.nn.Module):
 
 
 def _export(model: Any, weights: Weights, path: Path) -> None:
-    """Write the decoder; its example has padding, a cache, and no size that is 0 or 1."""
+    """Export the decoder to the ONNX file ``path``.
+
+    The example input has padding and a cache. No dimension of it has size 0 or 1, because the trace may treat these
+    sizes as constants.
+    """
     decoder = _Exported(model)
     mask = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1], [1] * 8])
     positions = (mask.cumsum(1) - 1).clamp(min=0)
@@ -142,12 +152,14 @@ def _export(model: Any, weights: Weights, path: Path) -> None:
 
 
 def _compare(decoder: Decoder, model: Any, weights: Weights) -> float:
-    """Compare greedy steps of prompts in one padded batch with the model, each prompt alone and without a cache.
+    """Compare the exported decoder with ``model`` while both continue the same prompts greedily.
 
-    Returns the greatest difference of logits, relative to the greatest logit.
+    The decoder computes all prompts in one padded batch with a cache; ``model`` computes each prompt alone and without
+    a cache. Return the greatest difference between logits, relative to the greatest logit of its step.
 
     Raises:
-        ArtifactError: it is above the tolerance, or a token differs whose logit leads by more than that.
+        ArtifactError: the difference is above the tolerance; or the decoder chooses another token than ``model``, and
+            ``model`` prefers its own token by more than the tolerance.
     """
     random = np.random.default_rng(0)
     rows = [random.integers(0, weights.vocabulary, size).tolist() for size in _PROMPTS]

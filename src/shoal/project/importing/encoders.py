@@ -1,6 +1,6 @@
-"""Import of Hugging Face encoders by name or folder, as embeddings or with their own trained head.
+"""Import of Hugging Face encoders, by name or folder, to return embeddings or the answers of their own trained head.
 
-Also the modules that are exported for them.
+Also contains the PyTorch modules that are exported.
 """
 
 from __future__ import annotations
@@ -54,21 +54,24 @@ def draft_encoder(
     scratch: Path,
     on_progress: OnProgress = lambda stage, done, total: None,
 ) -> Imported:
-    """Draft a model folder that runs an encoder: token ids and mask, INT64 ``[-1]`` each, to FP32.
+    """Draft a model folder that runs an encoder. Its inputs are token ids and attention mask, INT64 ``[-1]`` each.
 
-    ``head`` chooses the output. ``embedding``: ``[hidden_size]``, the last hidden states pooled (``pooling``: ``mean``
-    of the tokens, or ``cls``, that of the first), of length 1 with ``normalise``; options not given are read from the
-    files of sentence-transformers, if it has any. ``classification``: ``[num_classes]``, the probabilities that the
-    checkpoint's own trained head gives, with its labels as the parameter ``labels``. ``regression``: ``[1]``, its
-    score. A checkpoint without a trained head is refused.
+    The output is FP32; ``head`` chooses it. ``embedding`` returns ``[hidden_size]``: the mean of the tokens' last
+    hidden states (``pooling`` is ``mean``) or the last hidden state of the first token (``cls``), scaled to length 1 if
+    ``normalise`` is true. The defaults of ``pooling`` and ``normalise`` are read from the encoder's files for
+    sentence-transformers; without these files ``pooling`` must be given, and ``normalise`` is false. ``classification``
+    returns ``[num_classes]``, the probabilities from the checkpoint's own trained head; the class names become the
+    parameter ``labels``. ``regression`` returns ``[1]``, the score from that head.
 
-    ``format`` is ``torchscript`` or ``onnx``. ``tokenizer`` names a second model, which makes the tokens
-    from texts, at most ``max_length`` per text: by default the encoder's maximum, unless its files set a lower one. A
-    hub name without a ``revision`` takes the one that shoal pins, if it pins one.
+    ``format`` is ``torchscript`` or ``onnx``. If ``tokenizer`` is given, a second model folder of that name is drafted,
+    which converts texts to at most ``max_length`` tokens each. The default of ``max_length`` is the encoder's maximum,
+    or a lower maximum in its files for sentence-transformers. ``revision`` is a commit on the Hugging Face hub; its
+    default is the commit that shoal has pinned for this name, if any.
 
     Raises:
-        InputError: it cannot be loaded, has no such head, or options do not go together.
-        ArtifactError: the exported model's answers differ by more than 1e-5.
+        InputError: the encoder cannot be loaded or has no trained head for ``head``, or an option is missing, unknown
+            or does not fit the others.
+        ArtifactError: the exported model's answers differ from the encoder's by more than 1e-5.
     """
     for option, value, known in (("head", head, KINDS), ("pooling", pooling, HEADS), ("format", format, FORMATS)):
         if value is not None and value not in known:
@@ -117,7 +120,7 @@ def draft_encoder(
 class _Encoder:
     """A loaded checkpoint; ``model`` and ``tokenizer`` are objects of transformers.
 
-    ``vocabulary`` is empty if the tokenizer is not a WordPiece. ``title`` is its name and revision.
+    ``title`` is the encoder's name and revision. ``vocabulary`` is empty if the tokenizer is not a WordPiece.
     """
 
     name: str
@@ -180,7 +183,10 @@ _MODES = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
 
 @dataclass(frozen=True)
 class _Sentences:
-    """Settings of an encoder. ``pooling`` is empty if unknown, ``why`` is the reason. ``max_length`` 0: not given."""
+    """Settings from an encoder's files for sentence-transformers.
+
+    If ``pooling`` is not known, it is empty, and ``why`` is the reason. ``max_length`` is in tokens, 0 if not given.
+    """
 
     pooling: str = ""
     why: str = f"it has no {_MODULES} of sentence-transformers"
@@ -189,7 +195,7 @@ class _Sentences:
 
 
 def _read_sentences(place: str, revision: str | None) -> _Sentences:
-    """Read the settings from a folder or a hub repository; every file is optional."""
+    """Read the settings for sentence-transformers from a folder or hub repository; any of the files may be missing."""
     modules = _read_published(place, _MODULES, revision)
     length = (_read_published(place, _LENGTH, revision) or {}).get("max_seq_length")
     max_length = length if isinstance(length, int) else 0
@@ -207,7 +213,7 @@ def _read_sentences(place: str, revision: str | None) -> _Sentences:
 
 
 def _read_published(place: str, name: str, revision: str | None) -> Any:
-    """Load a published JSON file; None if it is not available."""
+    """Load the JSON file ``name`` from a folder or a hub repository; return None if it is missing or invalid."""
     from transformers.utils.hub import cached_file
 
     try:
@@ -222,7 +228,10 @@ def _read_published(place: str, name: str, revision: str | None) -> Any:
 
 @dataclass(frozen=True)
 class _Made:
-    """A module to export, the ``width`` of its output, ``what`` that is, and notes and parameters of its config."""
+    """A module to export; its output has size ``width`` per row, and ``what`` describes the output.
+
+    ``notes`` are for the user, ``parameters`` for the module's ``config.pbtxt``.
+    """
 
     module: Trunked
     width: int
@@ -245,7 +254,7 @@ def _embed(encoder: _Encoder, pooling: str | None, normalise: bool | None) -> _M
         notes.append(f"{'' if sentences.is_normalised else 'not '}normalised: {whence}")
     pooling = pooling or sentences.pooling
     is_normalised = sentences.is_normalised if normalise is None else normalise
-    model.pooler = None  # its output is not used, and its weights would only add size
+    model.pooler = None  # the pooler's output is not used, and its weights would only add size
     what = f"the embedding, {HEADS[pooling]}{', of length 1' if is_normalised else ''}"
     module = Embedder(model, pooling, is_normalised=is_normalised)
     return _Made(module, int(model.config.hidden_size), what, tuple(notes))
@@ -279,7 +288,7 @@ def _classify(encoder: _Encoder, head: str) -> _Made:
 
 
 def _write_tokens(encoder: _Encoder, folder: Path) -> Path:
-    """Write the tokenizer's file: the vocabulary of a WordPiece, or the whole of any other tokenizer."""
+    """Write the tokenizer's file: ``vocab.txt`` for a WordPiece, else ``tokenizer.json``; return its path."""
     if not encoder.vocabulary:
         encoder.tokenizer.backend_tokenizer.save(str(folder / TOKENIZER))
         return folder / TOKENIZER
@@ -289,7 +298,7 @@ def _write_tokens(encoder: _Encoder, folder: Path) -> Path:
 
 
 def _find_length(encoder: _Encoder, wanted: int | None) -> int:
-    """Return the maximum number of tokens per text."""
+    """Return the maximum number of tokens per text: ``wanted`` if given, else the encoder's own maximum."""
     known = [int(encoder.model.config.max_position_embeddings), encoder.tokenizer.model_max_length]
     most = int(min(known))
     if wanted is None:
@@ -302,7 +311,10 @@ def _find_length(encoder: _Encoder, wanted: int | None) -> int:
 def _copy_tokenizer(
     name: str, encoder: _Encoder, tokens: Path, max_length: int, scratch: Path
 ) -> Mapping[str, str | bytes | Path]:
-    """Copy shoal's tokenizer folder under this name with this encoder's tokens; return its files by project path."""
+    """Draft a copy of shoal's model folder ``tokenizer``, called ``name``, with the encoder's token file ``tokens``.
+
+    Return the files by their paths in the project.
+    """
     settings = {"max_length": str(max_length)}
     if encoder.vocabulary:
         settings["lowercase"] = "true" if encoder.is_lowercase else "false"
@@ -314,24 +326,27 @@ def _copy_tokenizer(
 
 
 class Embedder(Trunked):
-    """Pooled last hidden states of a trunk; ``is_normalised``: each row is divided by its Euclidean length."""
+    """Embedding module: it pools the last hidden states of ``trunk``, a BERT-family model.
+
+    ``is_normalised``: each row is divided by its Euclidean length.
+    """
 
     def __init__(self, trunk: nn.Module, pooling: str, *, is_normalised: bool) -> None:
         super().__init__(trunk)
         self.pooling, self.is_normalised = pooling, is_normalised
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Return embeddings FP32 ``[rows, hidden_size]`` for token ids and mask, INT64 ``[rows, width]``."""
+        """Return embeddings, FP32 ``[rows, hidden_size]``, for ids and attention mask, INT64 ``[rows, width]`` each."""
         hidden = self.trunk(input_ids=ids, attention_mask=mask).last_hidden_state.float()
         pooled = pool(hidden, mask, self.pooling)
         return nn.functional.normalize(pooled, dim=1) if self.is_normalised else pooled
 
 
 class Headed(Trunked):
-    """Sequence classifier of transformers, split into its trunk and its head.
+    """Sequence classifier of transformers, split into its trunk, a BERT-family model, and the head on top of it.
 
-    The head computes in FP32, as published, whatever the trunk's dtype. ``activation`` turns its logits into
-    probabilities. ``model`` cannot be used afterwards.
+    The head computes in FP32, as it was published, whatever the trunk's dtype is. ``activation`` (softmax, sigmoid or
+    empty) is applied to the head's logits. The split changes ``model``, which cannot be used alone afterwards.
     """
 
     def __init__(self, model: Any, activation: str) -> None:
@@ -342,7 +357,7 @@ class Headed(Trunked):
         self.head, self.activation = model, activation
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Return probabilities or scores FP32 ``[rows, num_labels]`` for ids and mask, INT64 ``[rows, width]``."""
+        """Return answers, FP32 ``[rows, num_labels]``, for ids and attention mask, INT64 ``[rows, width]``."""
         self._given.box.outputs = _in_fp32(self.trunk(input_ids=ids, attention_mask=mask))
         logits: Tensor = self.head(input_ids=ids, attention_mask=mask).logits
         self._given.box.outputs = None
@@ -352,13 +367,13 @@ class Headed(Trunked):
 
 
 class _Box:
-    """Container that hides the trunk's outputs from the tracer."""
+    """Container for the trunk's outputs. PyTorch's tracer inspects a module's attributes, but not a plain object's."""
 
     outputs: Any = None
 
 
 class _Given(nn.Module):
-    """Stand-in for the trunk inside a published model: it returns the outputs that the trunk already computed."""
+    """Module that replaces the trunk in a published model and returns the outputs that the trunk already computed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -369,7 +384,7 @@ class _Given(nn.Module):
 
 
 def _in_fp32(outputs: Any) -> Any:
-    """Convert the tensors of a model's outputs to single precision, in place."""
+    """Convert the tensors among a model's outputs to FP32, in place."""
     for name, value in outputs.items():
         if isinstance(value, torch.Tensor):
             outputs[name] = value.float()

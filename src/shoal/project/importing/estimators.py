@@ -1,7 +1,8 @@
 """Import of scikit-learn, XGBoost and LightGBM objects, and of scikit-learn forests in skops files.
 
-Treelite's import of scikit-learn drops the direction of missing values in random forests, of unknown categories in
-histogram gradient boosting, and the link function of some losses; this module restores them.
+Treelite's import of scikit-learn models loses three things, which this module restores: the branch that missing values
+take in random forests, the branch that unknown categories take in histogram gradient boosting, and the link function of
+some losses.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ _KNOWN = (
     "HistGradientBoostingClassifier", "IsolationForest",
 )  # fmt: skip
 _OTHER_ESTIMATORS = (
-    "Convert it to ONNX, a Pipeline as a whole: skl2onnx.to_onnx(model, rows[:1]), for a classifier with"
-    " options={'zipmap': False}; then type: shoal add-model model.onnx NAME. Or write it as a component; one that is"
-    " linear begins with: shoal new model NAME."
+    "Convert it to ONNX (a Pipeline as a whole): skl2onnx.to_onnx(model, rows[:1]), with options={'zipmap': False} for"
+    " a classifier; then type: shoal add-model model.onnx NAME. Or write it as a component; for a linear model, begin"
+    " with: shoal new model NAME."
 )
 _MOST_CATEGORIES = 2**24  # FP32 represents every whole number up to here
-# Prefixes of types that such estimators contain and skops does not trust by default. The last two are in the encoder of
-# categories, which is read and never called: a partial of check_array.
+# Prefixes of types that these forests contain and that skops does not trust by default. The last two belong to the
+# encoder of categories, which contains a partial of check_array; the encoder is read, but never called.
 _TRUSTED = (
     "sklearn._loss.", "sklearn.ensemble._hist_gradient_boosting.", "sklearn.tree._tree.", "sklearn.utils._bunch.",
     "functools.partial", "sklearn.utils.validation.check_array",
@@ -45,8 +46,8 @@ def import_estimator(estimator: Any) -> Found:
     """Import a scikit-learn forest.
 
     Raises:
-        InputError: it is not a forest, or not trained.
-        ArtifactError: it uses something that Treelite or FIL does not support.
+        InputError: ``estimator`` is not a forest, or is not trained.
+        ArtifactError: the forest uses something that Treelite or FIL does not support.
     """
     import treelite
     from sklearn import ensemble
@@ -69,7 +70,7 @@ def import_estimator(estimator: Any) -> Found:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             model = treelite.sklearn.import_model(_settle(estimator))
-    except Exception as error:  # its own errors, and failed assertions about scikit-learn's internals
+    except Exception as error:  # Treelite's own errors, and failed assertions about scikit-learn's internals
         reason = next(iter(str(error).splitlines()), "") or type(error).__name__
         raise refuse(what, f"Treelite cannot take it: {reason.rstrip('.')}", "Train it another way.") from error
     _restore(model, estimator)
@@ -107,7 +108,7 @@ def _check_estimator(estimator: Any, what: str) -> None:
 
 
 def _categories(estimator: Any) -> dict[int, NDArray[Any]]:
-    """Return the category values of each categorical feature in histogram gradient boosting."""
+    """Return the known values of each categorical feature of histogram gradient boosting, by index of the feature."""
     encoder = getattr(estimator, "_preprocessor", None)
     if encoder is None:
         return {}
@@ -120,7 +121,10 @@ def _categories(estimator: Any) -> dict[int, NDArray[Any]]:
 
 
 def _settle(estimator: Any) -> Any:
-    """Set n_estimators to the number of trees, which early stopping may have reduced: Treelite relies on it."""
+    """Return the estimator with ``n_estimators`` equal to its number of boosting rounds, as Treelite expects.
+
+    After early stopping, ``n_estimators`` is too high; then the result is a copy.
+    """
     trees = getattr(estimator, "estimators_", None)
     if trees is None or len(trees) == estimator.n_estimators:
         return estimator
@@ -130,7 +134,7 @@ def _settle(estimator: Any) -> Any:
 
 
 def _restore(model: Any, estimator: Any) -> None:
-    """Restore in Treelite's model what its import of scikit-learn drops."""
+    """Restore in Treelite's ``model`` what Treelite's import of ``estimator`` lost: see the module's docstring."""
     header = model.get_header_accessor()
     loss = getattr(estimator, "loss", "")
     if loss in ("poisson", "gamma"):  # of HistGradientBoostingRegressor, whose trees sum to a logarithm
@@ -148,10 +152,10 @@ def _restore(model: Any, estimator: Any) -> None:
 
 
 def _restore_unknown_categories(tree: Any, known: Mapping[int, NDArray[Any]]) -> None:
-    """Send unknown categories the way of missing values, as scikit-learn does.
+    """Send unknown categories to the same branch as missing values, as scikit-learn does.
 
-    Treelite lists the categories that go left and sends all others right. Where missing values go left, replace the
-    list by its complement, the categories that go right.
+    A split in Treelite lists the categories that go left, and sends all others right, unknown categories too. Where
+    missing values go left, list the known categories that go right instead, so that all others go left.
     """
     names = ("category_list", "category_list_begin", "category_list_end", "category_list_right_child")
     listed, begins, ends, is_right = (tree.get_field(name).copy() for name in names)
@@ -169,10 +173,10 @@ def _restore_unknown_categories(tree: Any, known: Mapping[int, NDArray[Any]]) ->
 
 
 def load_skops(path: Path, name: str) -> Any:
-    """Load the estimator in a skops file, if all of its types belong to scikit-learn.
+    """Load the estimator in a skops file, if all types in the file are types that scikit-learn's forests use.
 
     Raises:
-        ArtifactError: it is damaged, or holds something else.
+        ArtifactError: the file is damaged, or contains other types.
         SetupError: skops is not installed.
     """
     with needs("skops"):
@@ -196,7 +200,7 @@ def read_xgboost_object(source: Any) -> Found:
     """Read a Booster or an XGBModel of XGBoost.
 
     Raises:
-        ArtifactError: it is not trained, or as in ``read_xgboost``.
+        ArtifactError: the model is not trained, or ``read_xgboost`` refuses it.
     """
     what = f"XGBoost's {type(source).__name__}"
     booster = source
@@ -211,7 +215,7 @@ def read_xgboost_object(source: Any) -> Found:
         booster = _call(source.get_booster, what)
     found = read_xgboost(bytes(_call(lambda: booster.save_raw("ubj"), what)), what)
     rounds = booster.num_boosted_rounds()
-    if booster.attr("best_iteration"):  # trees behind it are dropped
+    if booster.attr("best_iteration"):  # read_xgboost dropped the later trees
         rounds = min(rounds, int(booster.attr("best_iteration")) + 1)
 
     def ask(rows: Rows) -> Any:
@@ -224,7 +228,7 @@ def read_lightgbm_object(source: Any) -> Found:
     """Read a Booster or an LGBMModel of LightGBM, up to its best iteration.
 
     Raises:
-        ArtifactError: it is not trained, or as in ``read_lightgbm``.
+        ArtifactError: the model is not trained, or ``read_lightgbm`` refuses it.
     """
     what = f"LightGBM's {type(source).__name__}"
     booster = _call(lambda: source.booster_, what) if hasattr(type(source), "booster_") else source

@@ -33,7 +33,11 @@ def _read_skops(source: str, target: str, name: str) -> dict[str, Any]:
 
 
 def main(format_name: str, source: str, target: str, name: str) -> None:
-    """Read ``source``, write ``target``, and print the findings as JSON in the last line."""
+    """Convert the model file ``source`` to the Treelite checkpoint ``target``; ``name`` is used in errors.
+
+    The last line of the output is JSON: the description, notes and labels of a skops forest, ``{}`` for any other
+    format, or the error.
+    """
     try:
         is_skops = format_name == "skops"
         answer = _read_skops(source, target, name) if is_skops else _read_booster(format_name, source, target)

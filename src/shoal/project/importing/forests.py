@@ -27,21 +27,23 @@ def draft_forest(
     labels: Sequence[str] | None = None,
     max_batch_size: int = MAX_BATCH_SIZE,
 ) -> Imported:
-    """Draft a forest's model folder: ``input__0`` FP32 ``[features]`` -> ``output__0`` FP32 ``[1]`` or ``[classes]``.
+    """Draft the model folder of a forest, which takes ``input__0``, FP32 ``[features]``.
+
+    It returns ``output__0``, FP32: ``[1]`` for a regressor, which answers like its library's ``predict``, or
+    ``[classes]`` for a classifier, which answers like ``predict_proba``. The answers differ by at most 1e-5 (relative
+    for scores beyond 1) from the library's answers to the same rows in FP32. This is checked first if ``source`` is a
+    skops file or an object of scikit-learn, XGBoost or LightGBM.
 
     ``source`` is a file (XGBoost ``.json`` or ``.ubj``, LightGBM ``.txt``, Treelite ``.tl``, scikit-learn ``.skops``)
-    or an object of one of these libraries. A regressor answers as its ``predict`` does, a classifier as its
-    ``predict_proba``: within 1e-5 (relative for scores beyond 1) of the library's answer to the same rows in single
-    precision, which is what the server gets. An object is compared with its checkpoint before anything is written.
-
-    ``labels`` name the classes, in order, if the source does not: estimators do, files of XGBoost and LightGBM do not.
-    They become the parameter ``labels``, a JSON list.
+    or an object of one of these libraries. ``labels`` are the class names, in order; they become the parameter
+    ``labels``, a JSON list. Their default is the estimator's own class names; files of XGBoost and LightGBM have none.
 
     Raises:
         InputError: an option does not fit the model, or ``source`` is not a forest.
-        ArtifactError: it is damaged, lacks information needed to serve it, or its answers would differ from its
-            library's: unsupported objective, linear leaves, several targets, categories that are not whole numbers.
-        SetupError: a library that reads it is not installed.
+        ArtifactError: the forest is damaged or lacks information needed to serve it, or its answers would differ from
+            the library's because of its objective, linear leaves, several targets, or categories that are not whole
+            numbers.
+        SetupError: a library that reads the forest is not installed.
     """
     with needs("serve"):
         import treelite  # noqa: F401
@@ -72,7 +74,7 @@ def draft_forest(
 
 
 def _find_forest(source: Any) -> Found:
-    """Find the forest in a file or an object."""
+    """Read the forest from a file or an object."""
     if isinstance(source, str | Path):
         return _read_file(Path(source))
     packages = {parent.__module__.partition(".")[0] for parent in type(source).__mro__}
@@ -105,7 +107,7 @@ def _read_file(path: Path) -> Found:
 
 
 def _read_checkpoint(content: bytes, name: str) -> Found:
-    """Read a Treelite checkpoint. It names no objective: its task and postprocessor decide what its answer is."""
+    """Read a Treelite checkpoint. It has no objective; its task and postprocessor decide whether it is a classifier."""
     model, forest = load_checkpoint(content, name)
     is_chance = forest.postprocessor in ("sigmoid", "hinge") or forest.is_mean
     is_classifier = forest.task == Task.MULTICLASS or (forest.task == Task.BINARY and is_chance)

@@ -1,4 +1,4 @@
-"""Import of ONNX models: names, dtypes and shapes come from the graph, and ONNX Runtime must load it."""
+"""Import of ONNX models. Names, dtypes and shapes come from the graph, which ONNX Runtime must be able to load."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DYNAMIC = -1
 
 @dataclass(frozen=True)
 class _Value:
-    """An input or output of the graph; a size is a number, or the name of a symbol, which may be empty."""
+    """An input or output of the graph. Each size is a number, or the name of a symbol; the name may be empty."""
 
     name: str
     dtype: str
@@ -42,14 +42,16 @@ def draft_graph(
 ) -> Imported:
     """Draft a model folder for Triton's ``onnxruntime`` backend from an ONNX file.
 
-    A first dimension that is symbolic in all tensors is the batch: ``max_batch_size`` is 512 unless given. Without a
-    batch it is 0, and the dims are the whole shape. ``mask`` names the input that gives the length of each row; it is
-    detected if the inputs are exactly ``input_ids`` and ``attention_mask``. External weight files are copied too.
+    If the first dimension of every input and output is symbolic, with one symbol for all inputs, it is the batch
+    dimension, and the default of ``max_batch_size`` is 512. Otherwise ``max_batch_size`` is 0, and ``config.pbtxt``
+    declares whole shapes. ``mask`` names the attention mask, the input that gives the length of each row, so that rows
+    of similar length run together. Its default is ``attention_mask`` if the inputs are exactly ``input_ids`` and
+    ``attention_mask``. External weight files are copied too.
 
     Raises:
         InputError: an option does not fit the graph.
-        ArtifactError: the file is damaged, or lacks its weights; ONNX Runtime refuses it; a tensor has a dtype or a
-            shape that Triton does not support; or the rows of a batch are not independent.
+        ArtifactError: the file is damaged, or a weight file is missing; ONNX Runtime refuses the model; a tensor has a
+            dtype or a shape that Triton does not support; or the rows of a batch are not independent.
     """
     path = Path(source)
     with needs("serve"):
@@ -98,7 +100,7 @@ def _start(path: Path) -> Any:
     options.intra_op_num_threads = 1
     try:
         return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # its errors have no other common class
+    except Exception as error:  # ONNX Runtime's errors have no other common class
         reason = explain(error).rpartition(" failed:")[2]  # the text before it repeats the path
         raise ArtifactError(
             f"ONNX Runtime {onnxruntime.__version__} refuses {path}: {reason}.",
@@ -110,7 +112,7 @@ def _start(path: Path) -> Any:
 
 
 def _find_weights(model: Any, path: Path) -> Iterator[tuple[str, Path]]:
-    """Find the external weight files, by their paths relative to the model."""
+    """Yield each external weight file of the model as its path relative to the model's folder, and its full path."""
     from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
     external = filter(uses_external_data, _tensors(model.graph))
@@ -128,7 +130,7 @@ def _find_weights(model: Any, path: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _tensors(graph: Any) -> Iterator[Any]:
-    """Iterate over the constants of a graph and its subgraphs."""
+    """Yield the constant tensors of a graph and its subgraphs."""
     yield from graph.initializer
     for sparse in graph.sparse_initializer:
         yield from (sparse.values, sparse.indices)
@@ -177,9 +179,10 @@ def _describe(value: Any, kind: str, path: Path) -> _Value:
 
 
 def _find_rows(inputs: Sequence[_Value], outputs: Sequence[_Value]) -> tuple[str | None, str]:
-    """Find the symbol of the batch dimension, which may be unnamed; None, and the reason, if there is none.
+    """Return the name of the batch dimension's symbol, which may be empty; if there is no batch, None and the reason.
 
-    Exporters invent a name for each output's first dimension, so whether outputs follow the batch is tested by running.
+    Outputs may have another symbol, because exporters invent a name for each output's first dimension. Trial runs show
+    whether the size of this dimension is the number of rows.
     """
     for value in (*inputs, *outputs):
         if isinstance(value.shape[0], int):

@@ -18,9 +18,9 @@ MAX_BATCH_SIZE = 512  # default for a model whose file sets no limit
 class Imported:
     """An imported model, to be written as a model folder.
 
-    ``message`` is its ModelConfig; ``files`` lie beside its ``config.pbtxt``, by their paths there (``1/model.onnx``),
-    as bytes or as the path of a file to copy. ``said`` are notes for the user: what was derived, and from what.
-    ``beside`` are the files of further model folders that belong to it, by their paths in the project
+    ``message`` is its ModelConfig. ``files`` are its other files by their paths in the model folder (``1/model.onnx``):
+    bytes, or the path of a file to copy. ``said`` are notes for the user: what was derived, and from what. ``beside``
+    are the files of further model folders that the model needs, such as its tokenizer, by their paths in the project
     (``preprocess/tokens/config.pbtxt``).
     """
 
@@ -32,7 +32,7 @@ class Imported:
 
 @contextmanager
 def stage(on_progress: OnProgress, name: str) -> Iterator[None]:
-    """Report the start of a stage, and its end unless it fails."""
+    """Report the start and the end of the stage ``name`` to ``on_progress``; if the stage fails, only the start."""
     on_progress(name, 0, 1)
     yield
     on_progress(name, 1, 1)
@@ -50,7 +50,7 @@ def make_config(
 ) -> Any:
     """Build the ModelConfig message of a model on the CPU; ``artifact`` is the file in ``1/`` that its backend opens.
 
-    A tensor without dims holds one number per row, which Triton writes as dims [ 1 ] with an empty reshape.
+    A tensor with empty dims has one number per row. Triton's way to declare it is dims [ 1 ] with an empty reshape.
     """
     from tritonclient.grpc import model_config_pb2
 

@@ -1,4 +1,4 @@
-"""Reader of foreign model files. It runs in a subprocess, because their libraries may crash on a damaged file."""
+"""Reader of other libraries' model files. It runs in a subprocess, because a damaged file may crash a library."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ def refuse(name: str, why: str, fix: str = SAVE_AGAIN) -> ArtifactError:
 
 
 def read_apart(format_name: str, content: bytes, name: str) -> tuple[Any, dict[str, Any]]:
-    """Convert a model file to Treelite's model in a subprocess; return it and the reader's findings.
+    """Convert the content of a model file to a Treelite model in a subprocess; return the model and a dictionary.
 
-    ``format_name``: json or ubjson (XGBoost), lightgbm, skops. ``name`` is used in errors.
+    ``format_name`` is json or ubjson (XGBoost), lightgbm, or skops. The dictionary is empty, except for skops: it has
+    the forest's description (``what``), notes for the user (``said``) and ``labels``. ``name`` is used in errors.
 
     Raises:
-        ArtifactError: it cannot be read.
-        ShoalError: as raised by the reader.
+        ArtifactError: the file cannot be read.
+        ShoalError: any other error of shoal's that the subprocess reports.
     """
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
         source, target = Path(folder) / "model", Path(folder) / CHECKPOINT
@@ -54,9 +55,12 @@ def read_apart(format_name: str, content: bytes, name: str) -> tuple[Any, dict[s
 
 
 def load_checkpoint(content: bytes, name: str) -> tuple[Any, Forest]:
-    """Load a Treelite checkpoint, after shoal's own reader has accepted it.
+    """Load a Treelite checkpoint; return Treelite's model and the header.
 
-    Treelite may abort the process on a damaged checkpoint.
+    shoal's own reader checks it first, because Treelite may abort the process on a damaged checkpoint.
+
+    Raises:
+        ArtifactError: the checkpoint is damaged.
     """
     import treelite
 

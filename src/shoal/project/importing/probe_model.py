@@ -1,4 +1,4 @@
-"""Trial runs of a model on generated rows: output shapes, and independence of the rows of a batch."""
+"""Trial runs of a model on generated rows, to find its output shapes and to check that rows are independent."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from shoal.component.spec import STRING, ModelSpec, TensorSpec
 from shoal.encoders.length_bucketing import ATTENTION_MASK, find_mask
 from shoal.errors import ArtifactError, InputError, ShoalError
 
-ROWS, WIDTHS = (2, 3), (8, 13)  # two of each, to see which output sizes follow them
-_TOKENS = 5  # of the first width; the rest is padding
+ROWS, WIDTHS = (2, 3), (8, 13)  # two of each, to see which output sizes change with them
+_TOKENS = 5  # per row of the first width; the other columns are padding
 _TOLERANCE = 1e-3  # of the greatest value: another batch size may change only the last bits
 _TINY = 1e-6
 BERT_INPUTS = {"input_ids", "attention_mask"}  # of transformers' models
@@ -25,14 +25,15 @@ Call = Callable[[Arrays], Sequence[NDArray[Any]]]
 
 
 class TrialError(ValueError):
-    """A failed trial; its text is a sentence without the full stop."""
+    """Error of a trial run; the message is a clause such as "it fails on TEXT [2, 1]", without a full stop."""
 
 
 class Trial:
-    """Runs the model in the file ``path``, by ``call``, on generated arrays in the order of ``inputs``.
+    """Trial runs of a model: ``call`` runs it on generated arrays, in the order of ``inputs``.
 
-    The arrays are ``[rows, *dims]`` if ``is_batched``, else ``[*dims]``. The random generator is reseeded each time:
-    normal floats, and 0 or 1 for integers, the first of each row 1.
+    The arrays have shape ``[rows, *dims]`` if ``is_batched``, else ``dims``. Floats are normally distributed. Integers
+    are 0 or 1, and the first along the last dimension is always 1. The random generator is seeded again for each run.
+    ``path`` is the model's file, which errors name.
     """
 
     def __init__(self, path: Path, inputs: Sequence[TensorSpec], call: Call, *, is_batched: bool) -> None:
@@ -40,7 +41,9 @@ class Trial:
         self._is_zero = False
 
     def observe(self) -> list[tuple[np.dtype[Any], tuple[int, ...]]]:
-        """Return the dtype and dims of each output, without rows; -1 for dims that follow the width of the inputs.
+        """Run the model with several numbers of rows and widths; return dtype and dims of each output, without rows.
+
+        A width is the size of the inputs' dimensions of -1. A size that changes with the width becomes -1 in the dims.
 
         Raises:
             ArtifactError: the first dimension does not count rows, or a row's answer depends on other rows.
@@ -60,11 +63,13 @@ class Trial:
         return found
 
     def _settle(self) -> None:
-        """Find values that the model accepts: random ids, else zeros, since its vocabulary may have a single token.
+        """Find out whether the model accepts random integers, or only zeros: its vocabulary may have a single token.
+
+        All later runs use what it accepts.
 
         Raises:
-            ArtifactError: it accepts only a single row.
-            TrialError: it accepts neither random ids nor zeros.
+            ArtifactError: the model accepts only a single row.
+            TrialError: the model accepts neither random integers nor zeros.
         """
         reasons = []
         for self._is_zero, rows in ((False, ROWS[0]), (True, ROWS[0]), (False, 1)):
@@ -79,7 +84,10 @@ class Trial:
         raise reasons[0]
 
     def _join(self, shapes: dict[tuple[int, int], tuple[int, ...]], index: int) -> tuple[int, ...]:
-        """Merge the shapes of one output, by rows and width, into dims: -1 for sizes that follow the width."""
+        """Merge the shapes of output ``index`` into its dims; a size that changes with the width becomes -1.
+
+        ``shapes`` has the output's shape in each run, by number of rows and width.
+        """
         first = 1 if self.is_batched else 0
         for (rows, _), shape in shapes.items():
             if first and (not shape or shape[0] != rows):
@@ -110,10 +118,10 @@ class Trial:
         )
 
     def check_padding(self, mask: str) -> None:
-        """Check that columns where the input ``mask`` is 0 do not change the answer.
+        """Check that columns in which the input ``mask`` is 0 do not change the answer.
 
         Raises:
-            TrialError: they change it.
+            TrialError: they change the answer, or the model fails.
         """
         padded = self._make(ROWS[0], WIDTHS[0])
         cut = []
@@ -155,7 +163,7 @@ class Trial:
 
 
 def explain(error: Exception) -> str:
-    """Return the last line of another library's message, which is the most specific."""
+    """Return the last line of another library's error message, because it is the most specific one."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[-1] if lines else type(error).__name__)[:300].rstrip(".")
 
@@ -170,14 +178,15 @@ def _are_same(one: NDArray[Any], other: NDArray[Any]) -> bool:
 
 
 def choose_mask(spec: ModelSpec, wanted: str | None, trial: Trial | None) -> tuple[dict[str, str], list[str]]:
-    """Choose the parameter that turns on length bucketing, if applicable, and notes for the user about it.
+    """Choose the attention mask that length bucketing uses: rows of similar length are run together.
 
-    ``wanted`` is the input that the caller names. Without it, ``attention_mask`` is taken if the inputs are BERT's.
-    ``trial`` is None for a model that could not be tried.
+    Return the parameter for ``config.pbtxt``, empty if no input is chosen, and notes for the user. ``wanted`` is the
+    input that the caller names. If it is None, ``attention_mask`` is chosen if the inputs are exactly ``input_ids`` and
+    ``attention_mask`` and the mask passes the checks. ``trial`` is None for a model that failed in trial runs.
 
     Raises:
-        InputError: the input that the caller names does not give lengths.
-        ArtifactError: it is not an input of one dimension, or an output's width is not known.
+        InputError: ``wanted`` is given, but the model has no batches, or columns where it is 0 change the answer.
+        ArtifactError: ``wanted`` is not a required input of one dimension, or an output has a dimension of -1.
     """
     is_berts = spec.is_batched and {tensor.name for tensor in spec.inputs} == BERT_INPUTS
     mask = wanted or (ATTENTION_MASK if is_berts else "")

@@ -1,4 +1,4 @@
-"""Import of TorchScript models: inputs of forward are read from the archive, outputs observed by running it."""
+"""Import of TorchScript models: forward's arguments are read from the archive, its outputs observed by running it."""
 
 from __future__ import annotations
 
@@ -44,16 +44,17 @@ def draft_torchscript(
 ) -> Imported:
     """Draft a model folder for Triton's ``pytorch`` backend from a torch.jit.save file or a torch.jit.ScriptModule.
 
-    ``inputs`` adds what the file does not contain: ``DTYPE:DIMS`` for each of forward's arguments, without the rows, in
-    order (``INT64:-1``, ``FP32:3,224,224``; -1 is any size); or ``NAME:DTYPE:DIMS`` with names for the model's inputs,
-    instead of INPUT__0, INPUT__1, ... The outputs are called OUTPUT__0, OUTPUT__1, ...; their dtypes
-    and dims are observed by running forward on generated rows. ``mask`` names the input that gives the length of a
-    row, or forward's argument. ``max_batch_size`` 0 is for a module without a batch dimension.
+    ``inputs`` gives what the file does not contain, the dtype and dims of each argument of forward without the rows:
+    ``DTYPE:DIMS``, in the order of the arguments, such as ``INT64:-1`` or ``FP32:3,224,224``; -1 is any size. The
+    model's inputs are called INPUT__0, INPUT__1, ..., or like forward's arguments if each entry is ``NAME:DTYPE:DIMS``
+    with an argument's name. The outputs are called OUTPUT__0, OUTPUT__1, ...; their dtypes and dims are observed by
+    running forward on generated rows. ``mask`` names the attention mask, as an input or as an argument of forward, so
+    that rows of similar length run together. ``max_batch_size`` is 0 for a module without a batch dimension.
 
     Raises:
         InputError: ``inputs`` is missing, or does not fit forward.
-        ArtifactError: the file is not a TorchScript archive, or forward takes or returns something other than tensors,
-            fails, or its answer to a row depends on other rows.
+        ArtifactError: the file is not a TorchScript archive; or forward takes or returns something other than tensors,
+            fails, or gives an answer to a row that depends on other rows.
     """
     path = _save(source, scratch / FILE)
     module, path, notes = _load(path, scratch)
@@ -79,7 +80,7 @@ def draft_torchscript(
 
 
 def _save(source: Any, path: Path) -> Path:
-    """Return the path of a module's file; save it if it is an object."""
+    """Return the path of a TorchScript file; if ``source`` is a module, save it to ``path`` first."""
     import torch
 
     if isinstance(source, str | Path):
@@ -96,7 +97,10 @@ def _save(source: Any, path: Path) -> Path:
 
 
 def _load(path: Path, scratch: Path) -> tuple[Any, Path, list[str]]:
-    """Load the module in evaluation mode; return it with its file, which is rewritten if in training mode."""
+    """Load a TorchScript file in evaluation mode; return the module, the path of its file, and notes for the user.
+
+    If the module was saved in training mode, the file is a copy in ``scratch`` in evaluation mode.
+    """
     import torch
 
     try:
@@ -117,7 +121,7 @@ def _load(path: Path, scratch: Path) -> tuple[Any, Path, list[str]]:
 
 
 def _arguments(module: Any, path: Path) -> list[str]:
-    """Return the names of the arguments of forward."""
+    """Return the names of forward's arguments, which must all be tensors."""
     arguments = module.forward.schema.arguments[1:] if hasattr(module, "forward") else []
     if not arguments or any(str(argument.type) != "Tensor" for argument in arguments):
         shown = ", ".join(f"{argument.name}: {argument.type}" for argument in arguments)
@@ -154,7 +158,7 @@ def _declare(inputs: Sequence[str] | None, taken: list[str]) -> tuple[TensorSpec
 
 
 def _parse(text: str) -> TensorSpec:
-    """Parse an input as written on the command line."""
+    """Parse an input as given on the command line, ``DTYPE:DIMS`` (with an empty name) or ``NAME:DTYPE:DIMS``."""
     name = text.rpartition(":")[0].rpartition(":")[0]
     example = "For example INT64:-1 or FP32:3,224,224, without the rows; -1 is any size."
     dtype, dims = parse_type(text.removeprefix(f"{name}:"), f"The input {text!r}", example, _TYPES)

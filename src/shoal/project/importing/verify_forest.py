@@ -1,4 +1,4 @@
-"""Export of a forest as a Treelite checkpoint, and comparison with the library that it comes from."""
+"""Export of a forest as a Treelite checkpoint, and comparison of its answers with the training library's."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ Rows: TypeAlias = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Found:
-    """A forest found in a file or an object; ``name`` is used in errors.
+    """A forest that was read from a file or an object; ``name`` is used in errors.
 
-    ``model`` is Treelite's; ``what`` describes the forest. ``is_classifier``: it answers with class probabilities, else
-    with one score. ``labels`` are the class names, in order. ``ask`` returns the library's own answers for FP32
-    ``[rows, features]``; with ``gives_labels`` these are class indices. With ``has_missing`` the rows may hold NaN.
+    ``model`` is Treelite's model, ``what`` describes it, and ``said`` are notes for the user. ``is_classifier``: the
+    forest answers with class probabilities, otherwise with one score. ``labels`` are the class names, in order. ``ask``
+    returns the answers of the library that trained the forest, for rows FP32 ``[rows, features]``; they are class
+    indices if ``gives_labels``. ``has_missing``: these rows may contain NaN.
     """
 
     name: str
@@ -45,10 +46,11 @@ class Found:
 
 
 def write_proven(found: Found, path: Path) -> tuple[Forest, tuple[str, ...]]:
-    """Write ``path``, a Treelite checkpoint, and compare it with the library; return its header and notes for the user.
+    """Write a forest to ``path`` as a Treelite checkpoint, and compare its answers with ``found.ask``, if given.
 
-    Thresholds are rounded to FP32 so that FP32 rows take the same branches: single-precision engines such as Triton's
-    FIL would round them to the nearest value, and send some rows the other way.
+    Return the checkpoint's header and notes for the user. Thresholds are rounded to FP32 so that FP32 rows take the
+    same branches: single-precision engines such as Triton's FIL would round each threshold to the nearest value, and
+    send some rows to the other branch.
 
     Raises:
         ArtifactError: an answer differs by more than 1e-5, or the forest cannot be served.
@@ -65,7 +67,11 @@ def write_proven(found: Found, path: Path) -> tuple[Forest, tuple[str, ...]]:
 
 
 def _compare(found: Found, path: Path, rows: Rows) -> float:
-    """Return the greatest difference from the library, absolute or relative as in ``TOLERANCE``."""
+    """Return the greatest difference between the checkpoint's answers and the library's, relative for answers beyond 1.
+
+    Raises:
+        ArtifactError: the difference is above the tolerance.
+    """
     values = load_forest(path)(rows)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # such as missing feature names
@@ -87,7 +93,10 @@ def _compare(found: Found, path: Path, rows: Rows) -> float:
 
 
 def draw_rows(model: Any, *, has_missing: bool) -> Rows:
-    """Draw FP32 ``[256, features]`` at and near a forest's thresholds, where answers would differ first."""
+    """Draw rows, FP32 ``[256, features]``, at and near the forest's thresholds, where errors would show first.
+
+    ``has_missing``: about a tenth of the values are NaN.
+    """
     generator = np.random.default_rng(0)
     rows = generator.normal(size=(NUM_ROWS, model.num_feature)).astype(np.float32)
     thresholds, categories = _values(model)
@@ -112,7 +121,7 @@ def draw_rows(model: Any, *, has_missing: bool) -> Rows:
 
 
 def _values(model: Any) -> tuple[dict[int, NDArray[Any]], dict[int, set[int]]]:
-    """Collect the thresholds and the categories of a forest's splits, by feature."""
+    """Collect the thresholds of a forest's splits by feature, and the category codes by feature."""
     trees = [model.get_tree_accessor(index) for index in range(model.num_tree)]
     kinds, features, thresholds = (
         np.concatenate([tree.get_field(name) for tree in trees]) for name in ("node_type", "split_index", "threshold")

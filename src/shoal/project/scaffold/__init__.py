@@ -1,1 +1,1 @@
-"""Skeletons of components, models and pipelines: working, tested, and for the user to edit."""
+"""Skeletons of components, models and pipelines. They work, have a test, and are for the user to edit."""

@@ -27,11 +27,13 @@ def draft_like(
     outputs: Sequence[TensorSpec] = (),
     project: Path | str = ".",
 ) -> Skeleton:
-    """Draft a copy of the model folder of model ``like``, from shoal or the project.
+    """Draft a copy, called ``name``, of the model folder ``like`` of shoal or the project.
 
-    ``settings`` are parameters by name, ``artifacts`` files by their names in ``1/``. ``inputs`` and ``outputs`` are
-    declarations that replace those of the same names; if a model takes two or more inputs of one dtype and shape, as
-    ``blend`` does, a new name adds an input. The category is that of ``like`` unless given.
+    ``settings`` are new values of parameters, by name; ``artifacts`` are files for the version folder ``1/``, by their
+    names there. ``inputs`` and ``outputs`` replace the dtype and dims of the tensors with the same names. If ``like``
+    has two or more inputs, all of one dtype and shape, as ``blend`` does, a new name in ``inputs`` adds an input.
+    ``category`` is the project's folder for the copy, such as ``postprocess``; its default is the category of ``like``.
+    A pipeline that runs only the copy is drafted too, with a test.
 
     Raises:
         InputError: a name cannot be used; ``like`` has no such parameter, artifact or tensor; or a file does not exist.
@@ -105,7 +107,10 @@ def _edit(
     inputs: Sequence[TensorSpec],
     outputs: Sequence[TensorSpec],
 ) -> tuple[Any, str]:
-    """Build the new configuration, as a message and as text: without comments if it cannot be edited as text."""
+    """Build the copy's configuration; return it as a ModelConfig message and as the text of its ``config.pbtxt``.
+
+    The text keeps the comments of the source's ``config.pbtxt``, unless the edited text does not parse to the message.
+    """
     from google.protobuf import text_format
     from google.protobuf.text_encoding import CEscape
 
@@ -129,7 +134,13 @@ def _edit(
 
 
 def _edit_tensors(config: str, source: str, field: str, entries: Any, tensors: Sequence[TensorSpec]) -> str:
-    """Change the tensors of ``entries``, and of the text ``config``, which is returned."""
+    """Change the declarations of ``tensors`` in ``entries``, a field of the message, and in the text ``config``.
+
+    Return the text. ``field`` is ``input`` or ``output``; ``source`` is the model's name, for errors.
+
+    Raises:
+        InputError: the model has no such tensor, and cannot take another input.
+    """
     from tritonclient.grpc import model_config_pb2
 
     takes_more = field == "input" and len(entries) > 1 and len({(e.data_type, tuple(e.dims)) for e in entries}) == 1
@@ -152,6 +163,6 @@ def _edit_tensors(config: str, source: str, field: str, entries: Any, tensors: S
 
 
 def _replace(config: str, after: str, field: str, value: str) -> str:
-    """Replace the value of the first ``field`` behind the text ``after``."""
+    """Replace the value of the first ``field`` after the text ``after`` in the text ``config``."""
     pattern = rf"({re.escape(after)}.*?\b{field}\s*:\s*){_VALUE}"
     return re.sub(pattern, lambda found: f"{found[1]}{value}", config, count=1, flags=re.DOTALL)

@@ -62,16 +62,16 @@ def check_name(name: str, available: Mapping[str, ModelConfig]) -> None:
 
 
 def class_name(name: str) -> str:
-    """Convert a model's name for a Python class: ``word-length`` to ``WordLength``."""
+    """Return the Python class name of a component from its model's name: ``WordLength`` from ``word-length``."""
     made = "".join(part[:1].upper() + part[1:] for part in re.split("[_-]", name))
     return f"{made}Model" if made in _IMPORTED or keyword.iskeyword(made) else made
 
 
 def parse_tensor(text: str, option: str) -> TensorSpec:
-    """Parse a declaration such as ``TEXT:STRING:1``; ``option`` is the one it was given for, such as ``--input``.
+    """Parse a declaration such as ``TEXT:STRING:1``; ``option`` is its command-line option, such as ``--input``.
 
     Raises:
-        InputError: it is invalid; the message shows a valid one.
+        InputError: the declaration is invalid; the message shows a valid example.
     """
     example = _EXAMPLES.format(option)
     name, _, rest = text.partition(":")
@@ -85,10 +85,12 @@ def parse_tensor(text: str, option: str) -> TensorSpec:
 def parse_type(
     text: str, where: str, example: str, known: Collection[str] = tuple(DTYPES)
 ) -> tuple[str, tuple[int, ...]]:
-    """Parse ``DTYPE:DIMS`` such as ``FP32:3,-1``; ``where`` begins the messages, ``known`` are the allowed dtypes.
+    """Parse ``DTYPE:DIMS`` such as ``FP32:3,-1``; ``known`` are the allowed dtypes.
+
+    ``where`` begins the error messages; ``example`` is the advice for invalid dims.
 
     Raises:
-        InputError: it is invalid.
+        InputError: the dtype is unknown, or the dims are invalid.
     """
     dtype, _, dims = text.partition(":")
     full = f"TYPE_{dtype.upper().removeprefix('TYPE_')}"
@@ -101,7 +103,7 @@ def parse_type(
 
 
 def check_tensor_name(name: str, where: str) -> None:
-    """Check that a tensor may be called ``name``; ``where`` is the option it comes from.
+    """Check that a tensor may be called ``name``; ``where``, the option with the name, begins the error message.
 
     Raises:
         InputError: the name is invalid.
@@ -115,10 +117,10 @@ def check_tensor_name(name: str, where: str) -> None:
 
 
 def check_distinct(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
-    """Check that there are inputs and outputs, and that their names are distinct: a pipeline would merge them.
+    """Check that there are inputs and outputs, and that all their names differ: an ensemble would merge equal names.
 
     Raises:
-        InputError: there are none, or two have one name.
+        InputError: there are no inputs or no outputs, or two tensors have the same name.
     """
     for option, tensors in (("--input", inputs), ("--output", outputs)):
         if not tensors:

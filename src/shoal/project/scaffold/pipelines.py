@@ -1,4 +1,4 @@
-"""Pipelines of models by name, wired by the names, dtypes and shapes of their tensors."""
+"""Pipelines of named models. Inputs are connected to outputs by the names, dtypes and shapes of the tensors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ MASK = "attention_mask"  # the parameter of a model, and the name of the output 
 
 @dataclass(frozen=True)
 class Source:
-    """Source of an input: output ``name`` of the step ``model``, or tensor ``name`` of the request."""
+    """Source of an input: output ``name`` of the step ``model``, or a tensor of the request.
+
+    For the tensor ``name`` of the request, ``model`` is empty.
+    """
 
     model: str
     name: str
@@ -42,14 +45,16 @@ def draft_pipeline(
 ) -> Skeleton:
     """Draft a pipeline of the models ``steps``, from shoal and the project, in an order in which they can run.
 
-    An input reads the earlier output with its name, dtype and shape (an attention mask also one called so); else the
-    only one of its dtype and shape that no step reads yet, or the only one at all, unless it is optional; else the
-    request. ``maps`` override this: ``MODEL.INPUT`` to ``MODEL.OUTPUT``, or to a name in the request. Outputs that no
-    step reads become the answer. Without ``steps`` the pipeline gets a component of its own, ``NAME_preprocess``.
+    An input reads the earlier output that has its name, dtype and shape; an attention mask may also read an output
+    called ``attention_mask``. Without such an output, an optional input reads the request. A required input then reads
+    the only earlier output of its dtype and shape that no step reads yet; if there is none, the only one that another
+    step reads; if no output fits, the request. ``maps`` override this: they map ``MODEL.INPUT`` to ``MODEL.OUTPUT``, or
+    to a name in the request. Outputs that no step reads are the pipeline's outputs. Without ``steps``, the pipeline
+    gets a new component, ``NAME_preprocess``.
 
     Raises:
-        InputError: a name cannot be used; there is no such model or tensor; several outputs fit an input, or the output
-            with its name would skip a step whose output fits as well; or Triton would refuse the pipeline.
+        InputError: a name cannot be used; a model or tensor does not exist; several outputs fit an input; the output
+            with an input's name would skip a step whose output fits as well; or Triton would refuse the pipeline.
     """
     if not steps:
         for key in maps or ():
@@ -99,7 +104,7 @@ def _find_models(steps: Sequence[str], available: Mapping[str, ModelConfig]) -> 
 def _find_widths(
     models: Sequence[ModelConfig], sources: Mapping[str, Source], inputs: Sequence[TensorSpec]
 ) -> dict[str, int]:
-    """Choose the size of variable dimensions for each tensor of the request, by the first model that reads it."""
+    """Choose sizes for the variable dimensions of the request's tensors, by the first model that reads each tensor."""
     widths: dict[str, int] = {}
     for model in models:
         read = {sources[f"{model.name}.{tensor.name}"] for tensor in model.spec.inputs}
@@ -118,7 +123,7 @@ def _missing(model: ModelConfig) -> list[str]:
 def _define(
     name: str, models: Sequence[ModelConfig], sources: Mapping[str, Source], root: Path
 ) -> tuple[Ensemble, list[str]]:
-    """Define the pipeline; also return a line for each of its tensors."""
+    """Define the ensemble; also return notes for the user: what each input reads, and where each answer comes from."""
     definition, said = Ensemble(name, projects=[root]), []
     requested = _request(definition, models, sources)
     given: dict[Source, Tensor] = {}
@@ -143,7 +148,10 @@ def _define(
 
 
 def _request(definition: Ensemble, models: Sequence[ModelConfig], sources: Mapping[str, Source]) -> dict[str, Tensor]:
-    """Declare the request's tensors, by the inputs that read them; same name, dtype and shape are one tensor."""
+    """Declare the request's tensors; return them by the step's input that reads them, ``MODEL.INPUT``.
+
+    Inputs that read the same name of the request, with the same dtype and shape, read one tensor.
+    """
     readers: dict[str, list[tuple[str, TensorSpec]]] = {}
     for model in models:
         for tensor in model.spec.inputs:
@@ -168,11 +176,12 @@ def _request(definition: Ensemble, models: Sequence[ModelConfig], sources: Mappi
 
 
 class _Wiring:
-    """The sources of all inputs, found model by model in the order of the steps.
+    """Search for the source of each step's inputs, model by model in the order of the steps.
 
-    ``maps`` give the source of ``MODEL.INPUT``: ``MODEL.OUTPUT``, or a name in the request. ``found`` are the sources
-    so far. ``behind`` are the earlier steps whose outputs a step reads, directly or through other steps. ``ambiguous``
-    are inputs that several outputs fit; until the user maps them they have the source that is suggested.
+    ``maps`` are the user's: from ``MODEL.INPUT`` to ``MODEL.OUTPUT``, or to a name in the request. ``found`` are the
+    sources found so far, by ``MODEL.INPUT``. ``behind`` has for each step the earlier steps whose outputs it reads,
+    directly or through other steps. ``ambiguous`` describes each input that several outputs fit; the source of such an
+    input in ``found`` is only a suggestion.
     """
 
     def __init__(self, models: Sequence[ModelConfig], maps: Mapping[str, str]) -> None:
@@ -185,7 +194,7 @@ class _Wiring:
         """Return the source of each input, by ``MODEL.INPUT``.
 
         Raises:
-            InputError: an input is ambiguous, or ``maps`` has an unknown name.
+            InputError: several outputs fit an input, or ``maps`` has an unknown name.
         """
         known = [f"{model.name}.{tensor.name}" for model in self.models for tensor in model.spec.inputs]
         for key in self.maps:
@@ -233,14 +242,20 @@ class _Wiring:
         self._share(model, fits, skipping)
 
     def _skips(self, source: Source, fitting: Sequence[Source], named: Container[Source]) -> bool:
-        """Whether reading ``source`` skips a step behind it, whose output fits as well and is not read yet."""
+        """Whether an input that reads ``source`` would skip a step.
+
+        A step is skipped if it reads outputs of ``source.model``, directly or through other steps, and one of its
+        outputs is in ``fitting`` and has no reader yet.
+        """
         others = [other for other in self._unread(fitting) if other not in named]
         return any(source.model in self.behind[other.model] for other in others)
 
     def _share(self, model: ModelConfig, fits: Mapping[str, Sequence[Source]], skipping: Container[str]) -> None:
-        """Divide outputs among the inputs of ``model`` in ``fits``: an input takes the only one that it alone can.
+        """Choose a source for each input of ``model`` in ``fits``, which has the outputs that fit each input.
 
-        Inputs without a choice read the request; the others are ambiguous, as are those in ``skipping``.
+        If a single output is left for an input, and it is not the single output for another input too, the input reads
+        it. If no output is left, the input reads the request. All other inputs, and those in ``skipping``, are
+        ambiguous.
         """
         taken = set(self._sources(model))
         left = {name: [source for source in sources if source not in taken] for name, sources in fits.items()}
@@ -262,9 +277,11 @@ class _Wiring:
             self.found[key] = self._suggest(model, left[name], alike) or Source(REQUEST, name)
 
     def _suggest(self, model: ModelConfig, fitting: Sequence[Source], alike: int) -> Source | None:
-        """Suggest a source for an ambiguous input, the first of ``alike`` inputs that the same outputs fit.
+        """Suggest a source for an ambiguous input, out of the outputs ``fitting``; None if no output is left.
 
-        Outputs that no step reads come first, then those of later steps; of the first ``alike``, it is the earliest.
+        The same outputs fit ``alike`` inputs, this one and later ones, so the ``alike`` best outputs are for them, in
+        order: the best are outputs that no step reads, then outputs of the latest steps. The suggestion is the first of
+        them.
         """
         taken = set(self._sources(model))
         left = [source for source in fitting if source not in taken]
@@ -273,7 +290,7 @@ class _Wiring:
         return next((source for source in left if source in ranked), None)
 
     def _sources(self, model: ModelConfig) -> Iterable[Source]:
-        """Return the sources of the inputs of ``model`` that are found."""
+        """Return the sources that have been found for inputs of ``model``."""
         keys = [f"{model.name}.{tensor.name}" for tensor in model.spec.inputs]
         return [self.found[key] for key in keys if key in self.found]
 
@@ -285,7 +302,10 @@ class _Wiring:
         return self._unread(sources) or sources
 
     def _parse(self, value: str, earlier: Sequence[ModelConfig], where: str) -> Source:
-        """Parse ``MODEL.OUTPUT``, or a name in the request."""
+        """Parse the target of a map: ``MODEL.OUTPUT`` of a step in ``earlier``, or a name in the request.
+
+        ``where`` is the option, for errors.
+        """
         for model in self.models:
             output = value.removeprefix(f"{model.name}.")
             if output == value:

@@ -1,4 +1,4 @@
-"""Skeletons in a user's project: a component or a model, a pipeline that uses it, a test that serves it."""
+"""Skeletons in a user's project: a component or a model, a pipeline that uses it, and a test of the pipeline."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ OUTPUTS = (TensorSpec("LENGTH", "TYPE_FP32", (1,)),)
 STREAMED = (TensorSpec("WORD", STRING, (1,)),)  # outputs of a streaming component
 _STOP = TensorSpec("stop", "TYPE_BOOL", (1,), is_optional=True)
 MAX_BATCH_SIZE = 512  # as in shoal's own model folders; less if rows are large
-_MAX_BYTES, _MAX_TEXT = 16 * 2**20, 64 * 2**20  # per batch: a container's /dev/shm; a text in and out
-MAX_FEATURES = 10_000  # of a model that is fitted by least squares
+_MAX_BYTES, _MAX_TEXT = 16 * 2**20, 64 * 2**20  # bytes per batch: of numbers, in a container's /dev/shm; of texts
+MAX_FEATURES = 10_000  # greatest number that least squares can fit here
 _WEIGHTS = 'parameters {\n  key: "artifacts"\n  value: { string_value: "weights.json" }\n}\n'
 _COUNTS = ("TYPE_INT32", "TYPE_INT64", "TYPE_UINT32", "TYPE_UINT64", "TYPE_FP32", "TYPE_FP64")
 _LENGTHS = f"[{', '.join(f'[{len(each)}]' for each in text.TEXTS)}]"
@@ -30,10 +30,10 @@ _LENGTHS = f"[{', '.join(f'[{len(each)}]' for each in text.TEXTS)}]"
 
 @dataclass(frozen=True)
 class Skeleton:
-    """New files, not written yet.
+    """New files of a project, not written yet.
 
-    ``pipeline`` is the ensemble that uses the new model, ``test`` the path of its test in the project. ``said`` are
-    lines for the user; ``needs_artifacts``: the pipeline needs artifacts that no model folder contains.
+    ``pipeline`` is the name of the ensemble that uses the new model, ``test`` the path of its test in the project.
+    ``said`` are notes for the user. ``needs_artifacts``: the pipeline needs artifacts that no model folder contains.
     """
 
     draft: Draft
@@ -53,14 +53,15 @@ def draft_component(
     pipeline: str = "",
     is_streaming: bool = False,
 ) -> Skeleton:
-    """Draft a component with the declared tensors, whose ``run`` works without changes.
+    """Draft a component with the declared tensors, whose ``run`` works without changes, with a pipeline and a test.
 
-    With one text ``STRING [1]`` in and one number ``[1]`` out it counts characters, otherwise it returns zeros. The
-    pipeline is called ``NAME_alone`` and the test is named after the component; if ``pipeline`` is given, both have
-    its name. With ``is_streaming`` the component sends several answers: one per word of the text, or zeros twice.
+    The component counts characters if its input is one text, ``STRING [1]``, and its output one number, ``[1]``.
+    Otherwise it returns zeros or empty texts. With ``is_streaming`` it sends several answers per request: one per word
+    if its input and its output are one text each, otherwise two answers of zeros or empty texts. The pipeline is called
+    ``NAME_alone``, and the test is named after the component; if ``pipeline`` is given, both have that name.
 
     Raises:
-        InputError: a name or the category cannot be used, or two tensors have one name.
+        InputError: a name or the category cannot be used, or two tensors have the same name.
     """
     root = Path(project)
     available = find_project_folders(root)
@@ -93,7 +94,7 @@ def draft_component(
 def draft_model(name: str, num_features: int, *, project: Path | str = ".") -> Skeleton:
     """Draft a linear model in NumPy, ``FEATURES FP32 [num_features]`` to ``SCORE FP32 [1]``, and a script that fits it.
 
-    Until it is fitted, it returns the mean of the features.
+    Until the script has fitted the model, the score is the mean of the features.
 
     Raises:
         InputError: a name cannot be used, or the number of features is out of range.
@@ -131,15 +132,15 @@ def draft_model(name: str, num_features: int, *, project: Path | str = ".") -> S
 
 
 def alone(name: str) -> str:
-    """Name the pipeline that runs only one model."""
+    """Return the name of the pipeline that runs only the model ``name``."""
     return f"{name[:58]}_alone"  # a name has at most 64 characters
 
 
 def check_category(category: str) -> None:
-    """Check that ``category`` is one for components.
+    """Check that ``category`` is a category of components, ``preprocess`` or ``postprocess``.
 
     Raises:
-        InputError: it is not.
+        InputError: the category is another.
     """
     if category not in COMPONENT_CATEGORIES:
         known = ", ".join(COMPONENT_CATEGORIES)
@@ -157,9 +158,10 @@ def make_skeleton(
     *,
     needs_artifacts: bool = False,
 ) -> Skeleton:
-    """Add to ``files`` the pipeline with its ``config``, the test of ``tested``, and a ``.gitignore`` if there is none.
+    """Build a skeleton from ``files``, the pipeline's ``config.pbtxt``, the text of the test, and a ``.gitignore``.
 
-    The test's file is named after ``tested``, a model or a pipeline: ``word-length`` gives ``test_word_length.py``.
+    ``config`` is the text of ``config.pbtxt``. An existing ``.gitignore`` is kept. The test's file is named after
+    ``tested``, a model or a pipeline: ``word-length`` gives ``test_word_length.py``.
     """
     path = f"tests/test_{tested.replace('-', '_')}.py"
     made = {**files, f"ensembles/{pipeline}/{CONFIG}": config, f"ensembles/{pipeline}/1/.gitkeep": "", path: test}
@@ -189,7 +191,7 @@ def _write_config(
 
 
 def _batch_size(*sides: Sequence[TensorSpec]) -> int:
-    """Return the maximum batch size whose tensors fit into shared memory: a power of two, 2 or more."""
+    """Return a maximum batch size whose tensors fit into shared memory: a power of two, 2 or more."""
     rows = MAX_BATCH_SIZE
     for is_text, most in ((True, _MAX_TEXT), (False, _MAX_BYTES)):
         tensors = [tensor for side in sides for tensor in side if (tensor.dtype == STRING) == is_text]
@@ -204,7 +206,7 @@ def _is_countable(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -
 
 
 def _are_words(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> bool:
-    """Whether a streaming component can answer its text word by word."""
+    """Whether the input and the output are one text each, so that a streaming component can answer word by word."""
     return [(tensor.dtype, tensor.dims) for tensor in (*inputs, *outputs)] == [(STRING, (1,))] * 2
 
 
@@ -222,7 +224,7 @@ def _write_code(
     return text.fill(
         "pieces.py" if is_streaming else "zeros.py",
         **values,
-        nothing="Empty texts" if all(tensor.dtype == STRING for tensor in outputs) else "Zeros",
+        nothing="empty texts" if all(tensor.dtype == STRING for tensor in outputs) else "zeros",
         inputs="\n".join(f"        {line}"[:120] for line in comments),
         outputs=text.write_entries(entries, 16 if is_streaming else 12),
     )
@@ -231,7 +233,7 @@ def _write_code(
 def _write_expected(
     inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], *, is_streaming: bool
 ) -> tuple[str, str]:
-    """Write a test's request and its expected answer; of a streaming component all of them."""
+    """Write a test's request and its expected answer as Python source; for a streaming component, all answers."""
     if is_streaming:
         request = [(tensor.name, _write_ones(tensor, 1)) for tensor in inputs]
         zeros = [(tensor.name, text.write_nothing(tensor, 1)) for tensor in outputs]
@@ -247,7 +249,7 @@ def _write_expected(
 
 
 def _write_ones(tensor: TensorSpec, rows: int = text.ROWS) -> str:
-    """Write a request's array for a component that ignores its values."""
+    """Write an array for a request as Python source; the component in the test ignores its values."""
     if tensor.dtype == STRING:
         return text.write_sample(tensor) if rows > 1 else text.write_nothing(tensor, rows)
     return text.write_nothing(tensor, rows).replace("np.zeros(", "np.ones(", 1)

@@ -39,20 +39,20 @@ def fill(template: str, **values: object) -> str:
 
 
 def write_tensors(inputs: Iterable[TensorSpec], outputs: Iterable[TensorSpec]) -> str:
-    """Write the fields ``input`` and ``output``."""
+    """Write the fields ``input`` and ``output`` of a ``config.pbtxt``."""
     takes, gives = (",\n".join(map(write_tensor, tensors)) for tensors in (inputs, outputs))
     return f"input [\n{takes}\n]\noutput [\n{gives}\n]"
 
 
 def write_tensor(tensor: TensorSpec) -> str:
-    """Write an entry of ``input`` or ``output``."""
+    """Write an entry of ``input`` or ``output`` in a ``config.pbtxt``."""
     name = f'name: "{tensor.name}"{"  # UTF-8" if tensor.dtype == STRING else ""}'
     optional = "\n    optional: true" if tensor.is_optional else ""
     return f"  {{\n    {name}\n    data_type: {tensor.dtype}\n    dims: {write_dims(tensor)}{optional}\n  }}"
 
 
 def write_dims(tensor: TensorSpec) -> str:
-    """Write a tensor's dims: ``[ -1, 4 ]``."""
+    """Write a tensor's dims for ``config.pbtxt``, such as ``[ -1, 4 ]``."""
     return f"[ {', '.join(map(str, tensor.dims))} ]"
 
 
@@ -66,10 +66,10 @@ def write_ensemble(message: Any) -> str:
 
 
 def write_alone(name: str, model: str, size: int, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> str:
-    """Write the ``config.pbtxt`` of an ensemble of one model.
+    """Write the ``config.pbtxt`` of an ensemble that runs only ``model``; ``size`` is its ``max_batch_size``.
 
-    Tensors keep their names, except outputs that are called like an input, as ``carry`` of engines: tensors of an
-    ensemble share one namespace, so these begin with the model's name.
+    Tensors keep their names, except an output with the name of an input: its name in the ensemble is ``MODEL_OUTPUT``,
+    because the tensors of an ensemble share one namespace.
     """
     taken = {tensor.name for tensor in inputs}
     names = {t.name: f"{model}_{t.name}" if t.name in taken else t.name for t in outputs}
@@ -82,19 +82,19 @@ def write_alone(name: str, model: str, size: int, inputs: Sequence[TensorSpec], 
 
 
 def name_dtype(tensor: TensorSpec) -> str:
-    """Return a tensor's dtype as Python source: ``np.float32``."""
+    """Return a tensor's dtype as Python source, such as ``np.float32``."""
     odd = {"TYPE_BOOL": "np.bool_", STRING: "np.object_"}  # whose names differ between NumPy 1 and 2
     return odd.get(tensor.dtype) or f"np.{np.dtype(DTYPES[tensor.dtype]).name}"
 
 
 def describe(tensor: TensorSpec, rows: str = "rows") -> str:
-    """Describe dtype and shape: ``FP32 [rows, 4]``."""
+    """Describe a tensor's dtype and shape, such as ``FP32 [rows, 4]``; if ``rows`` is empty, only the dims."""
     sizes = [*([rows] if rows else []), *("any" if size == -1 else str(size) for size in tensor.dims)]
     return f"{tensor.dtype.removeprefix('TYPE_')} [{', '.join(sizes)}]"
 
 
 def write_nothing(tensor: TensorSpec, rows: str | int = ROWS) -> str:
-    """Write an array of zeros or empty texts; variable dimensions have size 1."""
+    """Write an array of zeros or empty texts as Python source; variable dimensions have size 1."""
     shape = _shape(tensor, rows, 1)
     if tensor.dtype == STRING:
         return f'np.full({shape}, b"", np.object_)'
@@ -102,7 +102,10 @@ def write_nothing(tensor: TensorSpec, rows: str | int = ROWS) -> str:
 
 
 def write_sample(tensor: TensorSpec, *, is_batched: bool = True, width: int = WIDTH) -> str:
-    """Write a sample array for a request: texts, floats in [0, 1), or integers 0 and 1."""
+    """Write a sample array for a request as Python source: texts, floats in [0, 1), or integers 0 and 1.
+
+    Variable dimensions have size ``width``.
+    """
     shape = _shape(tensor, ROWS if is_batched else "", width)
     if tensor.dtype == STRING and is_batched and tensor.dims == (1,):
         return "[" + ", ".join(f'"{text}"' for text in TEXTS) + "]"
@@ -114,9 +117,10 @@ def write_sample(tensor: TensorSpec, *, is_batched: bool = True, width: int = WI
 
 
 def find_width(parameters: Mapping[str, str], files: Iterable[Path]) -> int:
-    """Return a size of variable dimensions that a component may accept, for a sample request; 4 if nothing is known.
+    """Return a size for the variable dimensions of a component's sample request, one that the component may require.
 
-    It is the length of the first list in its parameters (such as labels) or JSON artifacts ``files`` (such as means).
+    It is the length of the first list in the parameters (such as labels) or in the JSON artifacts ``files`` (such as
+    means); 4 if there is no list.
     """
     small = (path for path in sorted(files) if path.stat().st_size < _MAX_BYTES)
     texts = (path.read_text(encoding="utf-8", errors="replace") for path in small)
@@ -137,7 +141,7 @@ def _shape(tensor: TensorSpec, rows: str | int, width: int) -> str:
 
 
 def write_entries(entries: Iterable[tuple[str, str]], indent: int) -> str:
-    """Write the lines of a dictionary, each a name and a call; break long lines as formatters do."""
+    """Write the lines of a dictionary from names and Python source of values; break long lines as formatters do."""
     lines = []
     for name, value in entries:
         line = f'{" " * indent}"{name}": {value},'
@@ -159,11 +163,11 @@ def write_test(
     widths: Mapping[str, int] | None = None,
     artifacts: Sequence[str] = (),
 ) -> str:
-    """Write the test ``name`` of ``pipeline``: the server must answer its ``inputs`` as this process does.
+    """Write a test of ``pipeline``: the server must give the same answer to a sample request as the test's own process.
 
-    ``widths`` are the sizes of variable dimensions, by input. ``artifacts`` are those that no model folder contains:
-    the test takes them from ``build/artifacts``. Answers must be equal to the last bit if all models are Python
-    components, else within 1e-5.
+    ``inputs`` are the request's tensors, and ``widths`` the sizes of their variable dimensions, by tensor name.
+    ``artifacts`` are the files that no model folder contains: the test takes them from ``build/artifacts``. Answers
+    must be equal to the last bit if all models are Python components; otherwise they may differ by 1e-5.
     """
     known = widths or {}
     entries = [
