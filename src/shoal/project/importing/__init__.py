@@ -1,1 +1,1 @@
-"""Import of models as model folders. The configuration is derived from the model; notes to the user say from what."""
+"""Import of models as model folders. The configuration is derived from the model; notes for the user say how."""

@@ -357,7 +357,7 @@ class Headed(Trunked):
         self.head, self.activation = model, activation
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Return answers, FP32 ``[rows, num_labels]``, for ids and attention mask, INT64 ``[rows, width]``."""
+        """Return scores or probabilities, FP32 ``[rows, num_labels]``, for ids and mask, INT64 ``[rows, width]``."""
         self._given.box.outputs = _in_fp32(self.trunk(input_ids=ids, attention_mask=mask))
         logits: Tensor = self.head(input_ids=ids, attention_mask=mask).logits
         self._given.box.outputs = None

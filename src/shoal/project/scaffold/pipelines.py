@@ -253,9 +253,8 @@ class _Wiring:
     def _share(self, model: ModelConfig, fits: Mapping[str, Sequence[Source]], skipping: Container[str]) -> None:
         """Choose a source for each input of ``model`` in ``fits``, which has the outputs that fit each input.
 
-        If a single output is left for an input, and it is not the single output for another input too, the input reads
-        it. If no output is left, the input reads the request. All other inputs, and those in ``skipping``, are
-        ambiguous.
+        An input reads the only output that is left for it, unless this is the only output for another input too. If no
+        output is left, the input reads the request. All other inputs, and those in ``skipping``, are ambiguous.
         """
         taken = set(self._sources(model))
         left = {name: [source for source in sources if source not in taken] for name, sources in fits.items()}

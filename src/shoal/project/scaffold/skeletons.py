@@ -53,7 +53,7 @@ def draft_component(
     pipeline: str = "",
     is_streaming: bool = False,
 ) -> Skeleton:
-    """Draft a component with the declared tensors, whose ``run`` works without changes, with a pipeline and a test.
+    """Draft a component with the declared tensors that works without changes, a pipeline that runs it, and a test.
 
     The component counts characters if its input is one text, ``STRING [1]``, and its output one number, ``[1]``.
     Otherwise it returns zeros or empty texts. With ``is_streaming`` it sends several answers per request: one per word
