@@ -111,7 +111,7 @@ def test_auto_is_not_bf16_for_an_engine_that_runs_fp32(
     assert read_onnx(own / "model.onnx") == {}
     repository = compose("ensemble_all", tmp_path / "made", artifacts=own, projects=[leaves])
     assert read_manifest(repository)["dtype"] == "fp32"
-    with pytest.raises(InputError, match=r"No model runs in dtype bf16: only shoal's pytorch backend takes one"):
+    with pytest.raises(InputError, match=r"No model can run in dtype bf16: only models of shoal's pytorch backend can"):
         compose("ensemble_all", tmp_path / "other", artifacts=own, projects=[leaves], plan=Plan(dtype="bf16"))
 
 

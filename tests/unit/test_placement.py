@@ -135,7 +135,7 @@ def test_bf16_may_be_said_for_the_machine(monkeypatch: pytest.MonkeyPatch, said:
 
 def test_a_dtype_that_no_model_takes_is_refused() -> None:
     forest = collect("cuml", find_model_folders())
-    with pytest.raises(InputError, match=r"No model runs in dtype bf16: only shoal's pytorch backend takes one"):
+    with pytest.raises(InputError, match=r"No model can run in dtype bf16: only models of shoal's pytorch backend can"):
         choose_precisions(forest, None, Plan(dtype="bf16"))
     assert choose_precisions(forest, None, Plan(dtype="fp32")) == {}
 
