@@ -212,8 +212,8 @@ def make_feed(
     input without a column; it is for commands that lack the options ``--column`` and ``--set``.
 
     Raises:
-        InputError: an input is unknown or given twice, or ``text_column`` is given for a model without a single text
-            input.
+        InputError: an input is unknown or given twice, or ``text_column`` is given for a model that does not have
+            exactly one text input.
         ArtifactError: the table lacks a column that was named, or has no column for a required input.
     """
     columns, constants = dict(columns or {}), dict(constants or {})

@@ -192,7 +192,7 @@ def merge(inputs: Mapping[str, Any] | None, named: Mapping[str, Any]) -> dict[st
 
 
 class Flows:
-    """Request flows for one server, with a cache of its model descriptions."""
+    """Flows (see the module) for each kind of request to one server, with a cache of its model descriptions."""
 
     def __init__(self) -> None:
         self._described: dict[str, ModelSpec] = {}

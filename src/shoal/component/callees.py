@@ -72,7 +72,7 @@ class Callees:
     ) -> Generator[dict[str, Array]]:
         """Yield a model's answers as they come. Close the generator to stop the model early.
 
-        The model is also stopped, and the answers end, as soon as the client that receives the stream ``until`` leaves.
+        ``until`` is the stream to a client. When this client leaves, the model is stopped too, and the answers end.
 
         Raises:
             InputError, SetupError, ServerError, ShoalError: as in ``infer``; also possible after some answers.

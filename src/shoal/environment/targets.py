@@ -48,7 +48,7 @@ class Target:
 
     @cached_property
     def glibcxx(self) -> Version:
-        """GLIBCXX version of the server's libstdc++; for the embedded server, it is read from this machine's library.
+        """GLIBCXX version of the server's libstdc++. For the server from the PyPI wheel, it is read from this machine.
 
         Reading takes a second, and needs ``pip install 'shoal[env]'``.
         """

@@ -91,7 +91,7 @@ class Bundle:
 
 
 def _find_faults(values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the faults of a bundle's fields. Use only the first fault: later checks rely on earlier ones."""
+    """Yield the faults of the fields of preprocess.json. Use only the first: later checks rely on earlier ones."""
     if type(values["format"]) is not int or values["format"] != FORMAT:
         yield f"it has format {shorten(values['format'])}; this shoal reads {FORMAT}"
     digest, is_lowercase, length = (values[name] for name in ("vocabulary_sha256", "is_lowercase", "max_length"))

@@ -83,7 +83,7 @@ class Reader:
 class DeviceReader:
     """Reader on a GPU. Rows that the GPU's tokenizer would get wrong are read on the host and merged into the batch.
 
-    The upload of the texts is recorded in the device's ledger (its record of copies) under ``edge``.
+    ``edge`` is the tensor's name under which the device's ledger, its record of copies, counts the upload of the texts.
     """
 
     def __init__(

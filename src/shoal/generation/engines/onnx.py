@@ -209,7 +209,10 @@ class OnnxEngine:
             return not self._is_closing
 
     def _admit(self) -> list[Seat]:
-        """Take waiting requests for free slots: as many as fit, padded, into one call of the decoder; at least one."""
+        """Take waiting requests for free slots, as many as fit, padded, into one call of the decoder.
+
+        The first request is taken even if it alone does not fit.
+        """
         seats: list[Seat] = []
         widest = 0
         while self._waiting and len(self._open.seats) + len(seats) < self.limits.slots:
