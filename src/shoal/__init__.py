@@ -31,7 +31,7 @@ _IMPORT = re.compile(r"^    from (\S+) import (\w+) as \2$", re.MULTILINE)
 
 
 def read_homes(file: str) -> dict[str, str]:
-    """Read a package's public names, each with the module that defines it. ``file`` is the package's ``__init__.py``."""
+    """Read from ``file``, a package's ``__init__.py``, its public names, each with the module that defines the name."""
     return {name: home for home, name in _IMPORT.findall(Path(file).read_text(encoding="utf-8"))}
 
 

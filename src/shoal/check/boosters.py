@@ -1,4 +1,4 @@
-"""Readers of XGBoost and LightGBM model headers, and of UBJSON files, which need neither library."""
+"""Read the headers of XGBoost and LightGBM models, and UBJSON files, without either library."""
 
 from __future__ import annotations
 

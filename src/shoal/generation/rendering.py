@@ -24,7 +24,7 @@ _MAX_REASON = 300  # characters of an error
 
 
 def main() -> None:
-    """Answer requests until standard input ends. It also ends when the parent process ends, however that happens."""
+    """Answer requests until standard input ends, which also happens when the parent process ends for any reason."""
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the thread that started this process may have blocked some
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process, even within one call into C

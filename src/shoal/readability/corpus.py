@@ -252,7 +252,7 @@ def _find_columns(
 
 
 def _hint(columns: Sequence[str]) -> str:
-    """Return advice for a file with one column, whose name contains another separator than a comma; empty otherwise."""
+    """Return advice if the file's only column has a name with a semicolon, tab or bar in it; empty otherwise."""
     found = [mark for mark in ";\t|" if len(columns) == 1 and mark in columns[0]]
     return f"It seems to be separated by {found[0]!r}: save it with commas." if found else ""
 

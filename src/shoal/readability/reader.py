@@ -83,7 +83,7 @@ class Reader:
 class DeviceReader:
     """Reader on a GPU. Rows that the GPU's tokenizer would get wrong are read on the host and merged into the batch.
 
-    ``edge`` is the tensor's name under which the device's ledger, its record of copies, counts the upload of the texts.
+    ``edge`` is the name of the text tensor. The device's ledger (its record of copies) counts the upload under it.
     """
 
     def __init__(

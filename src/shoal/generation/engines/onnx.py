@@ -209,7 +209,7 @@ class OnnxEngine:
             return not self._is_closing
 
     def _admit(self) -> list[Seat]:
-        """Take waiting requests for free slots, as many as fit, padded, into one call of the decoder.
+        """Give free slots to waiting requests: to as many as fit into one call of the decoder after padding.
 
         The first request is taken even if it alone does not fit.
         """
