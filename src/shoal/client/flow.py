@@ -192,7 +192,10 @@ def merge(inputs: Mapping[str, Any] | None, named: Mapping[str, Any]) -> dict[st
 
 
 class Flows:
-    """Flows (see the module) for each kind of request to one server, with a cache of its model descriptions."""
+    """Make the flow of each kind of request to one server. A flow is a generator of the calls that a request needs.
+
+    The models' descriptions are cached.
+    """
 
     def __init__(self) -> None:
         self._described: dict[str, ModelSpec] = {}

@@ -31,7 +31,7 @@ class Found:
     ``model`` is Treelite's model, ``what`` describes it, and ``said`` are notes for the user. ``is_classifier``: the
     forest answers with class probabilities, otherwise with one score. ``labels`` are the class names, in order. ``ask``
     returns the answers of the library that trained the forest, for rows FP32 ``[rows, features]``; they are class
-    indices if ``gives_labels``. ``has_missing``: these rows may contain NaN.
+    indices if ``gives_labels``. ``has_missing``: the rows for ``ask`` may contain NaN.
     """
 
     name: str
