@@ -19,7 +19,7 @@ from shoal.client.calls import to_numbers
 from shoal.component.spec import STRING, ModelSpec, TensorSpec
 from shoal.component.tensors import Array
 from shoal.errors import ArtifactError, InputError, suggest
-from shoal.tables import TEXT, Row, Source, Table, as_cell, shorten, shorten_all
+from shoal.tables import TEXT, Row, Source, Table, shorten, shorten_all
 
 
 def find_text_input(model: ModelSpec, given: Collection[str] = ()) -> str:
@@ -106,7 +106,7 @@ def make_table(arguments: Sequence[str], model: ModelSpec) -> Table[Row]:
             raise InputError(f"{texts[0]} is a file.", f"Did you mean --input {shlex.quote(texts[0])}?")
         if text_input in values:
             raise InputError(f"The input {text_input} is given twice.", "Give it once: as a text, or by its name.")
-        given[TEXT if text_input else _refuse_texts(texts[0], model)] = [as_cell(text) for text in texts]
+        given[TEXT if text_input else _refuse_texts(texts[0], model)] = list(texts)
     for path in requests:
         given |= read_request(path, specs)
     given |= {name: read_rows(specs[name], value) for name, value in values.items()}
