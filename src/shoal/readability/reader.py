@@ -83,7 +83,8 @@ class Reader:
 class DeviceReader:
     """Reader on a GPU. Rows that the GPU's tokenizer would get wrong are read on the host and merged into the batch.
 
-    ``edge`` is the name of the text tensor. The device's ledger (its record of copies) counts the upload under it.
+    ``edge`` is the name of the text tensor; under this name, the device's ledger (its record of copies) counts the
+    upload.
     """
 
     def __init__(
