@@ -102,6 +102,7 @@ def test_whatever_ends_a_tool_ends_what_it_started(tmp_path: Path) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     child = int((tmp_path / "child").read_text())
+    time.sleep(0.5)  # the tool may write before the call that starts it has returned
     process.send_signal(signal.SIGTERM)
     assert process.wait(10) != 0
     while Path(f"/proc/{child}/stat").exists() and Path(f"/proc/{child}/stat").read_text().split()[2] != "Z":

@@ -32,14 +32,23 @@ class Reader:
 
     def __init__(self, clone: Path) -> None:
         self.clone = clone
-        self.ports = dict(zip(("8000", "8001", "8002"), find_ports(0, 0, 0), strict=True))
+        self.ports: dict[str, int] = {}
+        self.find_ports()
         self.server: subprocess.Popen[str] | None = None
         hidden = ("SHOAL_DATA_DIR", "VIRTUAL_ENV", "MAKEFLAGS", "MAKELEVEL", "MFLAGS")
         self.environment = {name: value for name, value in os.environ.items() if name not in hidden}
         self.environment["PATH"] = f"{clone}/.venv/bin:{os.environ['PATH']}"
 
+    def find_ports(self) -> None:
+        """Find free ports, for the next server: what was free a minute ago another program may have by now."""
+        self.ports = dict(zip(("8000", "8001", "8002"), find_ports(0, 0, 0), strict=True))
+
     def type(self, language: str, block: str) -> str:
         """Run one block; its standard output."""
+        last = block.strip().split("\n")[-1]
+        is_serving = last.startswith("shoal serve") and "--print" not in last
+        if is_serving:
+            self.find_ports()
         for port, free in self.ports.items():
             block = block.replace(port, str(free))
         if language == "python":
@@ -48,7 +57,7 @@ class Reader:
         for command, (option, port) in {**options, "copies": ("--url", "8002")}.items():
             block = block.replace(f"shoal {command}", f"shoal {command} {option} 127.0.0.1:{self.ports[port]}")
         *before, last = block.strip().split("\n")
-        if not last.startswith("shoal serve") or "--print" in last:
+        if not is_serving:
             return self.run(["bash", "-ec", block])
         self.run(["bash", "-ec", "\n".join(before)])
         return self.serve(last)
